@@ -10,7 +10,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::check;
-use crate::jobs::{CompressedPush, Init, Push, PushRows};
+use crate::jobs::{CompressedPush, Init, Push, PushRows, join_shards};
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
 use crate::update::Update;
@@ -147,7 +147,18 @@ impl Backend for Allreduce {
     }
 
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        if self.replica.updates.are_shards() {
+            return Err(Error::argument(
+                "set_optimizer after a sharded optimizer: each rank has a part of the states".to_owned(),
+                "set it as sharded, or save the states and load them into a new store",
+            ));
+        }
         self.replica.updates.set_optimizer(optimizer);
+        Ok(())
+    }
+
+    fn set_sharded_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.replica.updates.set_sharded_optimizer(optimizer);
         Ok(())
     }
 
@@ -163,7 +174,20 @@ impl Backend for Allreduce {
 
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
-        self.replica.updates.states()
+        let (states, shards) = self.replica.updates.states()?;
+        if shards.is_empty() || self.num_workers() == 1 {
+            return Ok(states);
+        }
+        let slots = self.replica.slots.read();
+        let entries: Vec<Entry> = shards.iter().filter_map(|key| Some(slots.get(key)?.entry.clone())).collect();
+        drop(slots);
+        self.engine.collective("save_optimizer_states", Vec::new(), move |comm, _, number| {
+            join_shards(comm, number, &entries, states)
+        })
+    }
+
+    fn state_bytes(&self) -> u64 {
+        self.replica.updates.state_bytes()
     }
 
     fn set_states(&self, states: SavedStates) -> Result<()> {

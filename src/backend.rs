@@ -61,6 +61,11 @@ pub trait Backend: Send + Sync {
     }
     /// Pushes made from now on are applied by `optimizer`; state is kept where the rule stays the same.
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;
+    /// The same, each rank having the states of its parts of the keys alone. One process has them all, and
+    /// servers divide them anyway.
+    fn set_sharded_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.set_optimizer(optimizer)
+    }
     /// Pushes made from now on are applied by `updater`.
     fn set_updater(&self, updater: Updater) -> Result<()>;
     /// Dense `f32` gradients pushed from now on are compressed so, or not at all. `compression` has been
@@ -68,6 +73,10 @@ pub trait Backend: Send + Sync {
     fn set_compression(&self, compression: Option<&Compression>) -> Result<()>;
     /// The optimizer's states, after every push that this worker has made. Blocks.
     fn states(&self) -> Result<SavedStates>;
+    /// The bytes of the optimizer's states that this process holds in host memory.
+    fn state_bytes(&self) -> u64 {
+        0
+    }
     /// Replaces the optimizer's states.
     fn set_states(&self, states: SavedStates) -> Result<()>;
     /// Returns when every worker has called it.

@@ -7,9 +7,10 @@
 //! own arrays hold it) the sum is hashed instead. Hashes are of bits: two zeros of different sign differ.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::{Communicator, Parts};
+use ringpull_allreduce::communicator::{Communicator, PartUpdate, Parts};
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::{Error, Result};
 
@@ -45,6 +46,10 @@ impl Job for Checked {
         let hashes = comm.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(&own.to_ne_bytes()))?;
         let Some((ranks, others)) = odd_ones(bytemuck::cast_slice(hashes.bytes())) else { return Ok(()) };
         Err(Error::ReplicasDiffer { key: self.slot.entry.key.clone(), update: self.update, ranks, others })
+    }
+
+    fn part_update(&mut self, part: Range<usize>) -> Result<PartUpdate> {
+        self.job.part_update(part)
     }
 
     fn addend(&mut self) -> &mut [u8] {

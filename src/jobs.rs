@@ -1,17 +1,19 @@
 //! What `dist_sync_mpi` asks of its engine: init, dense pushes as they are and compressed, row-sparse pushes.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::Communicator;
-use ringpull_allreduce::communicator::Parts;
+use ringpull_allreduce::communicator::{Communicator, PartUpdate, Parts};
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
+use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut, unshare};
+use ringpull_kernels::optim::{Optimizer, slot_element_bytes};
 
 use crate::compressed::Coding;
 use crate::slot::Slot;
 use crate::update::{Update, Updates};
-use crate::{Contribution, Entry, MergedRows};
+use crate::{Contribution, Entry, MergedRows, SavedStates};
 
 /// Rank 0's value becomes everybody's.
 pub(super) struct Init {
@@ -27,6 +29,7 @@ impl Init {
 
 impl Job for Init {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        self.slot.begin();
         if comm.rank() == 0 {
             // It may be the caller's tensor, which is only read.
             // SAFETY: `fail` never frees the memory.
@@ -53,6 +56,8 @@ impl Job for Init {
 pub(super) struct Push {
     slot: Arc<Slot>,
     gradient: Option<Contribution>,
+    /// The value that a sharded update has begun with.
+    old: Option<Arc<Buffer>>,
     place: Place,
     outs: Vec<TensorMut>,
     update: Update,
@@ -87,7 +92,7 @@ impl Push {
         };
         let keeps = !matches!(update, Update::Overwrite) || output.is_none_or(|out| !out.is_unkept());
         let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        Push { slot, gradient, place: Place::Open, outs, update, updates, priority, keeps }
+        Push { slot, gradient, old: None, place: Place::Open, outs, update, updates, priority, keeps }
     }
 
     /// Whether the key has a value afterwards.
@@ -99,7 +104,7 @@ impl Push {
     fn put(&mut self) -> Place {
         // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
         // written in place.
-        let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
+        let old = if self.update.overwrites() { self.old.take().or_else(|| self.slot.take_value()) } else { None };
         match self.gradient.take() {
             Some(Contribution::InPlace(index)) => {
                 self.recycle(old, index);
@@ -156,11 +161,29 @@ impl Job for Push {
     fn transfer(&self) -> Transfer {
         let entry = &self.slot.entry;
         let (reduction, len_bytes) = (Reduction::Sum, entry.len_bytes());
-        Transfer::Sum { dtype: entry.dtype, reduction, len_bytes, priority: self.priority }
+        let is_divided = matches!(self.update, Update::Shard(_));
+        Transfer::Sum { dtype: entry.dtype, reduction, len_bytes, priority: self.priority, is_divided }
+    }
+
+    fn part_update(&mut self, part: Range<usize>) -> Result<PartUpdate> {
+        let Update::Shard(optimizer) = &self.update else { return Err(Error::bug("a whole update has no part")) };
+        let value = self.slot.begin_with_value()?;
+        let mut step = self.updates.begin_shard(optimizer, &self.slot.entry, part, value.bytes())?;
+        self.old = Some(value);
+        let key = self.slot.entry.key.clone();
+        Ok(Box::new(move |start, sums| {
+            let _span = timeline::span(Phase::Update, || &key).bytes(sums.len());
+            let weights = step.apply(start, sums);
+            sums.copy_from_slice(weights);
+            Ok(())
+        }))
     }
 
     fn addend(&mut self) -> &mut [u8] {
         if matches!(self.place, Place::Open) {
+            if !matches!(self.update, Update::Shard(_)) {
+                self.slot.begin();
+            }
             self.place = self.put();
         }
         match &mut self.place {
@@ -179,11 +202,11 @@ impl Job for Push {
     fn is_soon_finished(&self) -> bool {
         const SHORT_BYTES: usize = 64 << 10;
         let is_short = self.slot.entry.len_bytes() * self.outs.len().max(1) <= SHORT_BYTES;
-        is_short && matches!(self.update, Update::Overwrite) && self.outs.iter().all(TensorMut::is_simply_dropped)
+        is_short && self.update.overwrites() && self.outs.iter().all(TensorMut::is_simply_dropped)
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        let overwrites = matches!(self.update, Update::Overwrite);
+        let overwrites = self.update.overwrites();
         let value = match std::mem::replace(&mut self.place, Place::Open) {
             Place::Open => return Ok(()),
             Place::Output(index) if !self.keeps => {
@@ -227,13 +250,15 @@ impl Job for Push {
 pub(super) struct PushRows {
     slot: Arc<Slot>,
     gradient: MergedRows,
+    /// What a sharded optimizer has made of the value.
+    value: Option<Arc<Buffer>>,
     update: Update,
     updates: Arc<Updates>,
 }
 
 impl PushRows {
     pub(super) fn new(slot: &Arc<Slot>, gradient: MergedRows, update: Update, updates: &Arc<Updates>) -> Self {
-        PushRows { slot: Arc::clone(slot), gradient, update, updates: Arc::clone(updates) }
+        PushRows { slot: Arc::clone(slot), gradient, value: None, update, updates: Arc::clone(updates) }
     }
 }
 
@@ -270,13 +295,89 @@ pub(super) fn sum_rows(
     Ok(MergedRows::sum_of(entry, parts))
 }
 
+/// This rank's step of the rows of a key, and then those of all ranks. Collective.
+fn shard_rows(
+    comm: &mut Communicator,
+    launch: &Launch,
+    (updates, optimizer): (&Updates, &Arc<Optimizer>),
+    entry: &Entry,
+    gradient: &MergedRows,
+    value: &mut Arc<Buffer>,
+) -> Result<()> {
+    let (row_bytes, parts) = (entry.row_bytes(), parts_of(entry, comm.size()));
+    let part = |rank: usize| parts.range(rank..rank + 1);
+    // What a rank owns of the rows, each piece with its place in the key and its row among those of `gradient`.
+    let pieces = |rank: usize| {
+        let (part, ids) = (part(rank), gradient.ids.iter().enumerate());
+        ids.filter_map(move |(at, id)| {
+            let row = *id as usize * row_bytes;
+            let (start, end) = (row.max(part.start), (row + row_bytes).min(part.end));
+            (start < end).then(|| (start..end, at * row_bytes + start - row))
+        })
+    };
+    let mut step = updates.begin_shard(optimizer, entry, part(comm.rank()), value.bytes())?;
+    let lens = (0..comm.size()).map(|rank| pieces(rank).map(|(place, _)| place.len()).sum());
+    let own = comm.rank();
+    let all = comm.gather(Parts::of_lens(lens), launch.number, |mut rest| {
+        for (place, from) in pieces(own) {
+            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(place.len());
+            piece.copy_from_slice(step.apply(place.start, &gradient.rows.bytes()[from..from + place.len()]));
+            rest = behind;
+        }
+    })?;
+    let (mut rest, value) = (all.bytes(), unshare(value).bytes_mut());
+    for (place, _) in (0..comm.size()).flat_map(pieces) {
+        let (piece, behind) = rest.split_at(place.len());
+        value[place].copy_from_slice(piece);
+        rest = behind;
+    }
+    Ok(())
+}
+
+/// What each rank of a sharded optimizer owns of a key, in bytes.
+pub(super) fn parts_of(entry: &Entry, ranks: usize) -> Parts {
+    let (parts, element) = (Parts::even(entry.len(), ranks), entry.dtype.size_bytes());
+    Parts::of((0..=ranks).map(|rank| parts.range(0..rank).end * element).collect())
+}
+
+/// Every rank's part of the states of these keys, made whole in `states`. Collective.
+pub(super) fn join_shards(
+    comm: &mut Communicator,
+    stamp: u32,
+    entries: &[Entry],
+    mut states: SavedStates,
+) -> Result<SavedStates> {
+    for entry in entries {
+        let (parts, element) = (Parts::even(entry.len(), comm.size()), slot_element_bytes(entry.dtype));
+        let bounds: Vec<usize> = (0..=comm.size()).map(|rank| parts.range(0..rank).end * element).collect();
+        for slot in states.states.get_mut(&entry.key).into_iter().flat_map(|state| &mut state.slots) {
+            let whole = comm.gather(Parts::of(bounds.clone()), stamp, |part| part.copy_from_slice(slot))?;
+            *slot = whole.bytes().to_vec();
+        }
+    }
+    Ok(states)
+}
+
 impl Job for PushRows {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        let Update::Shard(optimizer) = &self.update else {
+            self.slot.begin();
+            self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
+            return Ok(());
+        };
+        let mut value = self.slot.begin_with_value()?;
         self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
+        let entry = &self.slot.entry;
+        shard_rows(comm, launch, (&self.updates, optimizer), entry, &self.gradient, &mut value)?;
+        self.value = Some(value);
         Ok(())
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
+        if let Some(value) = self.value {
+            self.slot.settle(value);
+            return Ok(());
+        }
         let entry = &self.slot.entry;
         let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(entry.len_bytes())));
         if let Err(fault) = self.updates.apply_rows(&self.update, entry, &self.gradient, &mut value) {
@@ -297,7 +398,9 @@ impl Job for PushRows {
 pub(super) struct CompressedPush {
     slot: Arc<Slot>,
     gradient: Option<Contribution>,
-    /// The sum.
+    /// Where the sum is made, if not in an output.
+    own: Option<Buffer>,
+    /// The sum, or what a sharded optimizer has made of it.
     sum: Option<Arc<Buffer>>,
     outs: Vec<TensorMut>,
     update: Update,
@@ -315,51 +418,60 @@ impl CompressedPush {
         coding: Coding,
     ) -> Self {
         let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        CompressedPush { slot, gradient, sum: None, outs, update, updates, coding }
+        CompressedPush { slot, gradient, own: None, sum: None, outs, update, updates, coding }
     }
 }
 
 impl Job for CompressedPush {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        let Some(gradient) = self.gradient.take() else { return Ok(()) };
+        let (entry, parts) = (&self.slot.entry, parts_of(&self.slot.entry, comm.size()));
+        let part = parts.range(comm.rank()..comm.rank() + 1);
         // An overwritten value is not needed any more: with it gone, memory that it shares with an output is
         // written in place.
-        let old = if matches!(self.update, Update::Overwrite) { self.slot.take_value() } else { None };
-        let Coding { compression, feedback } = &self.coding;
-        let mut feedback = feedback.lock();
-        let mut reduce = |gradient: Option<&[u8]>, out: &mut [u8]| {
-            let (gradient, out) = (gradient.map(bytemuck::cast_slice), bytemuck::cast_slice_mut(out));
-            comm.allreduce_compressed(compression, &mut feedback, gradient, out, launch.number)
+        let (old, step) = if let Update::Shard(optimizer) = &self.update {
+            let value = self.slot.begin_with_value()?;
+            let step = self.updates.begin_shard(optimizer, entry, part.clone(), value.bytes())?;
+            (Some(value), Some(step))
+        } else {
+            self.slot.begin();
+            (if self.update.overwrites() { self.slot.take_value() } else { None }, None)
         };
-        let sum = match self.gradient.take() {
-            Some(Contribution::InPlace(index)) => {
-                drop(old);
-                reduce(None, self.outs[index].bytes_mut())?;
-                self.outs[index].snapshot()
-            }
-            Some(Contribution::Held(value)) if !self.outs.is_empty() => {
-                drop(old);
-                reduce(Some(value.bytes()), self.outs[0].bytes_mut())?;
-                self.outs[0].snapshot()
-            }
-            Some(Contribution::Held(value)) => {
+        let (held, index) = match gradient {
+            Contribution::InPlace(index) => (None, Some(index)),
+            Contribution::Held(value) if !self.outs.is_empty() => (Some(value), Some(0)),
+            Contribution::Held(value) => {
                 let recycled = old.and_then(Arc::into_inner).filter(|buffer| !buffer.is_foreign());
-                let mut sum = recycled.unwrap_or_else(|| Buffer::zeroed(value.bytes().len()));
-                reduce(Some(value.bytes()), sum.bytes_mut())?;
-                Arc::new(sum)
+                self.own = Some(recycled.unwrap_or_else(|| Buffer::zeroed(value.bytes().len())));
+                (Some(value), None)
             }
-            Some(Contribution::Summed(mut sum)) => {
-                reduce(None, sum.bytes_mut())?;
-                Arc::new(sum)
+            Contribution::Summed(sum) => {
+                self.own = Some(sum);
+                (None, None)
             }
-            None => return Ok(()),
         };
-        self.sum = Some(sum);
+        let out = match (index, &mut self.own) {
+            (Some(index), _) => self.outs[index].bytes_mut(),
+            (None, Some(own)) => own.bytes_mut(),
+            (None, None) => return Err(Error::bug("a compressed sum has no place")),
+        };
+        let Coding { compression, feedback } = &self.coding;
+        let gradient = held.as_ref().map(|held| bytemuck::cast_slice(held.bytes()));
+        let sum = bytemuck::cast_slice_mut(out);
+        comm.allreduce_compressed(compression, &mut feedback.lock(), gradient, sum, launch.number)?;
+        if let Some(mut step) = step {
+            let weights = step.apply(part.start, &out[part.clone()]);
+            out[part].copy_from_slice(weights);
+            // SAFETY: `fail` never frees the memory.
+            unsafe { comm.allgather(parts, out, launch.number) }?;
+        }
+        self.sum = index.map(|index| self.outs[index].snapshot()).or_else(|| self.own.take().map(Arc::new));
         Ok(())
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let Some(sum) = self.sum.take() else { return Ok(()) };
-        if matches!(self.update, Update::Overwrite) {
+        if self.update.overwrites() {
             self.slot.settle_with(sum, self.outs);
             return Ok(());
         }
@@ -376,8 +488,10 @@ impl Job for CompressedPush {
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        // The transport has only ever seen codes: the outputs may be freed.
         self.slot.fail(fault);
-        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+        // Without a sharded optimizer the transport has only ever seen codes: the outputs may be freed.
+        let gives_up = if matches!(self.update, Update::Shard(_)) { TensorMut::abandon } else { TensorMut::fail };
+        self.outs.into_iter().for_each(|out| gives_up(out, fault.clone()));
+        std::mem::forget(self.own);
     }
 }

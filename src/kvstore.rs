@@ -82,6 +82,9 @@ pub struct Stats {
     pub received_bytes: u64,
     /// Messages that carried no payload.
     pub control_messages: u64,
+    /// What this process holds of the optimizer's states in host memory, in bytes; of kinds with servers
+    /// nothing.
+    pub state_bytes: u64,
 }
 
 /// A key-value store of tensors, shared by the workers of a job.
@@ -267,6 +270,24 @@ impl KvStore {
         })
     }
 
+    /// As [`set_optimizer`](Self::set_optimizer), with the states divided over the ranks of `dist_sync_mpi`: each
+    /// has those of its part of every key, and updates that part for all. The same bytes travel, and values are
+    /// the same bits as without it where sums are (`RINGPULL_ALGORITHM=ordered`). On several hosts of which some
+    /// have several ranks, sums go by messages between all ranks.
+    ///
+    /// A store that has had a sharded optimizer takes no other. [`save_optimizer_states`](Self::save_optimizer_states)
+    /// is collective then: every rank gets the states of all. The file is that of any optimizer, and can be loaded
+    /// by any number of ranks, with a sharded optimizer or another.
+    ///
+    /// Kinds of one process have all states anyway, and servers divide them anyway. It is an error if
+    /// `dist_sync_mpi` works on devices.
+    pub fn set_sharded_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.call(|| {
+            optimizer.check()?;
+            self.backend.set_sharded_optimizer(optimizer)
+        })
+    }
+
     /// Says how much of a batch each worker has: its number of rows, say. The same list on every worker. From
     /// now on floating-point values that this worker pushes are multiplied by its weight over
     /// the mean of all. So if each worker pushes the mean gradient of its part of the batch, sums are what
@@ -336,7 +357,7 @@ impl KvStore {
     }
 
     /// Writes the optimizer's states, and the optimizer too if `dump_optimizer`, to `path`, atomically.
-    /// Blocks until every push is applied.
+    /// Blocks until every push is applied. Collective with a sharded optimizer.
     pub fn save_optimizer_states(&self, path: &Path, dump_optimizer: bool) -> Result<()> {
         self.call(|| {
             let mut states = self.backend.states()?;
@@ -392,7 +413,8 @@ impl KvStore {
         }
         let (pushes, pulls) = self.table.counts();
         let (sent_bytes, received_bytes, control_messages) = self.backend.traffic();
-        Stats { pushes, pulls, sent_bytes, received_bytes, control_messages }
+        let state_bytes = self.backend.state_bytes();
+        Stats { pushes, pulls, sent_bytes, received_bytes, control_messages, state_bytes }
     }
 
     /// The devices that the store works on, for making tensors on them; none for kinds that work in host

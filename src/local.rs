@@ -87,7 +87,11 @@ impl Backend for Local {
     }
 
     fn states(&self) -> Result<SavedStates> {
-        self.updates.states()
+        Ok(self.updates.states()?.0)
+    }
+
+    fn state_bytes(&self) -> u64 {
+        self.updates.state_bytes()
     }
 
     fn set_states(&self, states: SavedStates) -> Result<()> {

@@ -50,9 +50,19 @@ impl Replica {
 
 /// What must be the same on every rank for a push.
 pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
-    let optimizer = if let Update::Optimize(optimizer) = update { Some(Optimizer::clone(optimizer)) } else { None };
+    let optimizer = match update {
+        Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Optimizer::clone(optimizer)),
+        Update::Overwrite | Update::Call(_) => None,
+    };
     let (value, has_updater) = (Some((entry.dtype, entry.shape.to_vec())), matches!(update, Update::Call(_)));
-    Terms { value, optimizer, has_updater, compression, ..Terms::default() }
+    Terms {
+        value,
+        optimizer,
+        is_sharded: matches!(update, Update::Shard(_)),
+        has_updater,
+        compression,
+        ..Terms::default()
+    }
 }
 
 impl StandIn for Replica {
@@ -65,6 +75,7 @@ impl StandIn for Replica {
         let slot =
             slot.ok_or_else(|| wrong("that rank has no such key".to_owned(), "init every key before any rank joins"))?;
         let update = match (&theirs.optimizer, self.updates.present()) {
+            (Some(optimizer), _) if theirs.is_sharded => Update::Shard(Arc::new(optimizer.clone())),
             (Some(optimizer), _) => Update::Optimize(Arc::new(optimizer.clone())),
             (None, Update::Call(updater)) => Update::Call(updater),
             (None, _) => Update::Overwrite,

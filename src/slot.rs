@@ -35,8 +35,9 @@ struct State {
     value: Option<Arc<Buffer>>,
     /// Memory of the key's length for the next sum that has no output to stand in.
     scratch: Option<Buffer>,
-    /// Operations called, and those of them that are done.
+    /// Operations called, those of them that the comm thread has begun, and those that are done.
     called: u64,
+    begun: u64,
     done: u64,
     /// Updates called, and those of them that are done.
     updates_called: u64,
@@ -149,6 +150,26 @@ impl Slot {
         state.updates_called = state.updates_called.saturating_sub(1);
         self.unfinished_bytes.fetch_sub(self.entry.len_bytes() as u64, Ordering::Relaxed);
         state.keeps = kept;
+    }
+
+    /// The comm thread begins the next operation.
+    pub(super) fn begin(&self) {
+        self.state.lock().begun += 1;
+    }
+
+    /// As [`begin`](Self::begin), of an operation that needs the value which those before it leave: takes it
+    /// out when they are done. They have left the comm thread.
+    pub(super) fn begin_with_value(&self) -> Result<Arc<Buffer>> {
+        let mut state = self.state.lock();
+        state.begun += 1;
+        while state.done + 1 < state.begun {
+            if let Some(fault) = &state.fault {
+                return Err(fault.clone());
+            }
+            self.changed.wait(&mut state);
+        }
+        let value = state.value.take();
+        value.ok_or_else(|| Error::bug(format!("key {} has no value to be updated", self.entry.key)))
     }
 
     /// An error if there will be no value for `operation` when everything called so far is done.

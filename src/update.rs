@@ -5,11 +5,13 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut, unshare};
+use ringpull_base::{Buffer, DType, Error, Key, Result, Tensor, TensorMut, unshare};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
@@ -22,16 +24,25 @@ pub(crate) enum Update {
     Overwrite,
     /// One step of this optimizer.
     Optimize(Arc<Optimizer>),
+    /// The same, of which each rank makes its part and gives that to the others, while the sum travels.
+    Shard(Arc<Optimizer>),
     /// One call of this updater.
     Call(Arc<Mutex<Updater>>),
 }
 
 impl Update {
+    /// Whether what stands in the place of the sum, when it has travelled, is the key's new value.
+    pub(crate) fn overwrites(&self) -> bool {
+        matches!(self, Update::Overwrite | Update::Shard(_))
+    }
+
     /// An error if the update cannot change this key's value at all. To be asked before a push has changed
     /// anything.
     pub(crate) fn check(&self, entry: &Entry) -> Result<()> {
         match self {
-            Update::Optimize(optimizer) => optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause)),
+            Update::Optimize(optimizer) | Update::Shard(optimizer) => {
+                optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause))
+            }
             Update::Overwrite | Update::Call(_) => Ok(()),
         }
     }
@@ -41,17 +52,39 @@ impl Update {
 struct KeyState {
     optimizer: Arc<Optimizer>,
     state: State,
+    /// Whether it is of this rank's part alone.
+    is_shard: bool,
+}
+
+/// A part of a key's value in bytes, and the step that an optimizer makes of it.
+pub(crate) struct ShardStep {
+    optimizer: Arc<Optimizer>,
+    kept: Arc<Mutex<KeyState>>,
+    dtype: DType,
+    part: Range<usize>,
+    weights: Vec<u8>,
+}
+
+impl ShardStep {
+    /// Applies the gradient that begins at byte `start` of the key, within the part; the weights there.
+    pub(crate) fn apply(&mut self, start: usize, gradient: &[u8]) -> &[u8] {
+        let at = start - self.part.start;
+        self.optimizer.apply_at(&mut self.kept.lock().state, self.dtype, &mut self.weights, at, gradient);
+        &self.weights[at..at + gradient.len()]
+    }
 }
 
 /// The present update and the optimizer's states.
 pub(crate) struct Updates {
     present: Mutex<Update>,
+    /// Whether an optimizer was sharded, so that states may be.
+    are_shards: AtomicBool,
     states: Mutex<BTreeMap<Key, Arc<Mutex<KeyState>>>>,
 }
 
 impl Default for Updates {
     fn default() -> Self {
-        Updates { present: Mutex::new(Update::Overwrite), states: Mutex::default() }
+        Updates { present: Mutex::new(Update::Overwrite), are_shards: AtomicBool::new(false), states: Mutex::default() }
     }
 }
 
@@ -65,6 +98,18 @@ impl Updates {
     /// stays the same, and starts from zero at the first update with another rule.
     pub(crate) fn set_optimizer(&self, optimizer: &Optimizer) {
         *self.present.lock() = Update::Optimize(Arc::new(optimizer.clone()));
+    }
+
+    /// As [`set_optimizer`](Self::set_optimizer), each rank having the states of its parts. From then on the
+    /// store's optimizers are sharded.
+    pub(crate) fn set_sharded_optimizer(&self, optimizer: &Optimizer) {
+        self.are_shards.store(true, Ordering::Relaxed);
+        *self.present.lock() = Update::Shard(Arc::new(optimizer.clone()));
+    }
+
+    /// Whether an optimizer was sharded.
+    pub(crate) fn are_shards(&self) -> bool {
+        self.are_shards.load(Ordering::Relaxed)
     }
 
     /// Gradients pushed from now on are given to `updater`.
@@ -85,6 +130,7 @@ impl Updates {
                 let received = Tensor::from_buffer(entry.dtype, &entry.shape, Buffer::copy_of(gradient));
                 return call(updater, entry, &received, value);
             }
+            Update::Shard(_) => return Err(applied_in_parts()),
         }
         Ok(())
     }
@@ -138,54 +184,93 @@ impl Updates {
                 let received = Tensor::from_buffer(entry.dtype, &entry.shape, dense(entry, gradient));
                 call(updater, entry, &received, value)
             }
+            Update::Shard(_) => Err(applied_in_parts()),
         }
     }
 
-    /// The states of every key that the present optimizer would carry on, and that optimizer.
-    pub(crate) fn states(&self) -> Result<SavedStates> {
+    /// Begins a step of this rank's `part` of a key, in bytes; `value` is the whole key's.
+    pub(crate) fn begin_shard(
+        &self,
+        optimizer: &Arc<Optimizer>,
+        entry: &Entry,
+        part: Range<usize>,
+        value: &[u8],
+    ) -> Result<ShardStep> {
+        let (kept, weights) = (self.kept(optimizer, entry), value[part.clone()].to_vec());
+        let mut locked = kept.lock();
+        if !std::mem::replace(&mut locked.is_shard, true) {
+            locked.state.keep(part.clone(), value.len());
+        }
+        let begun = optimizer.begin_step(&mut locked.state, entry.dtype, &weights);
+        drop(locked);
+        begun.map_err(|cause| of_key(entry, cause))?;
+        Ok(ShardStep { optimizer: Arc::clone(optimizer), kept, dtype: entry.dtype, part, weights })
+    }
+
+    /// The states of every key that the present optimizer would carry on, and that optimizer; the second has
+    /// the keys of which they are those of this rank's part.
+    pub(crate) fn states(&self) -> Result<(SavedStates, Vec<Key>)> {
         let optimizer = self.optimizer().ok_or_else(|| no_optimizer("save_optimizer_states"))?;
         let states = self.states.lock();
+        let mut shards = Vec::new();
         let carried = states.iter().filter_map(|(key, kept)| {
             let kept = kept.lock();
-            optimizer.keeps_states_of(&kept.optimizer).then(|| (key.clone(), kept.state.clone()))
+            let is_carried = optimizer.keeps_states_of(&kept.optimizer);
+            shards.extend((is_carried && kept.is_shard).then(|| key.clone()));
+            is_carried.then(|| (key.clone(), kept.state.clone()))
         });
-        Ok(SavedStates { states: carried.collect(), optimizer: Some((*optimizer).clone()) })
+        let states = carried.collect();
+        Ok((SavedStates { states, optimizer: Some((*optimizer).clone()) }, shards))
+    }
+
+    /// The bytes of all states.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        let of =
+            |kept: &Arc<Mutex<KeyState>>| kept.lock().state.slots.iter().map(|slot| slot.len() as u64).sum::<u64>();
+        self.states.lock().values().map(of).sum()
     }
 
     /// Replaces the states, and the optimizer too if `saved` holds one.
     pub(crate) fn set_states(&self, saved: SavedStates) -> Result<()> {
         if let Some(optimizer) = &saved.optimizer {
             optimizer.check()?;
-            self.set_optimizer(optimizer);
+            if self.are_shards() { self.set_sharded_optimizer(optimizer) } else { self.set_optimizer(optimizer) }
         }
         let optimizer = self.optimizer().ok_or_else(|| no_optimizer("load_optimizer_states"))?;
-        let kept = |state| Arc::new(Mutex::new(KeyState { optimizer: Arc::clone(&optimizer), state }));
+        let kept = |state| Arc::new(Mutex::new(KeyState { optimizer: Arc::clone(&optimizer), state, is_shard: false }));
         *self.states.lock() = saved.states.into_iter().map(|(key, state)| (key, kept(state))).collect();
         Ok(())
     }
 
     fn optimizer(&self) -> Option<Arc<Optimizer>> {
         match &*self.present.lock() {
-            Update::Optimize(optimizer) => Some(Arc::clone(optimizer)),
+            Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Arc::clone(optimizer)),
             Update::Overwrite | Update::Call(_) => None,
         }
     }
 
-    /// Runs `step` on the key's state, which starts from zero if another rule left it.
+    /// The key's state, which starts from zero if another rule left it.
+    fn kept(&self, optimizer: &Arc<Optimizer>, entry: &Entry) -> Arc<Mutex<KeyState>> {
+        let fresh = || KeyState { optimizer: Arc::clone(optimizer), state: State::default(), is_shard: false };
+        let mut states = self.states.lock();
+        let kept = states.entry(entry.key.clone()).or_insert_with(|| Arc::new(Mutex::new(fresh())));
+        let mut locked = kept.lock();
+        if !optimizer.keeps_states_of(&locked.optimizer) {
+            *locked = fresh();
+        }
+        locked.optimizer = Arc::clone(optimizer);
+        drop(locked);
+        Arc::clone(kept)
+    }
+
+    /// Runs `step` on the key's state.
     fn optimize(
         &self,
         optimizer: &Arc<Optimizer>,
         entry: &Entry,
         step: impl FnOnce(&mut State) -> Result<()>,
     ) -> Result<()> {
-        let fresh = || Arc::new(Mutex::new(KeyState { optimizer: Arc::clone(optimizer), state: State::default() }));
-        let kept = Arc::clone(self.states.lock().entry(entry.key.clone()).or_insert_with(fresh));
-        let mut kept = kept.lock();
-        if !optimizer.keeps_states_of(&kept.optimizer) {
-            kept.state = State::default();
-        }
-        kept.optimizer = Arc::clone(optimizer);
-        step(&mut kept.state).map_err(|cause| of_key(entry, cause))
+        step(&mut self.kept(optimizer, entry).lock().state).map_err(|cause| of_key(entry, cause))
     }
 }
 
@@ -250,6 +335,10 @@ fn call(updater: &Mutex<Updater>, entry: &Entry, received: &Tensor, value: &mut 
     updater.lock()(&entry.key, received, &lent.1)
 }
 
+fn applied_in_parts() -> Error {
+    Error::bug("a sharded optimizer's step is made while the sum travels")
+}
+
 fn of_key(entry: &Entry, cause: Error) -> Error {
     match cause {
         Error::InvalidArgument { what, remedy } => Error::argument(format!("key {}: {what}", entry.key), remedy),
@@ -267,7 +356,6 @@ pub(super) fn no_optimizer(operation: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringpull_base::DType;
 
     fn entry(shape: &[usize]) -> Entry {
         Entry { key: Key::from("w"), dtype: DType::F32, shape: shape.into() }
@@ -351,7 +439,7 @@ mod tests {
         let gradient = bytemuck::cast_slice(&[1f32, -2.0, 0.5]);
         updates.set_optimizer(&"adam,lr=0.1".parse().unwrap());
         updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
-        let (saved, mut copy) = (updates.states().unwrap(), Arc::clone(&value));
+        let (saved, mut copy) = (updates.states().unwrap().0, Arc::clone(&value));
         updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
         let restored = Updates::default();
         restored.set_states(saved).unwrap();

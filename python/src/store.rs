@@ -289,8 +289,12 @@ impl Store {
     }
 
     /// Sets an optimizer written as `sgd,lr=0.1,momentum=0.9`.
-    fn set_optimizer(&self, py: Python<'_>, text: &str) -> PyResult<()> {
-        self.with(py, |store| store.set_optimizer(&text.parse::<Optimizer>()?))
+    #[pyo3(signature = (text, sharded=false))]
+    fn set_optimizer(&self, py: Python<'_>, text: &str, sharded: bool) -> PyResult<()> {
+        self.with(py, |store| {
+            let optimizer = text.parse::<Optimizer>()?;
+            if sharded { store.set_sharded_optimizer(&optimizer) } else { store.set_optimizer(&optimizer) }
+        })
     }
 
     /// `updater(key, received, stored)` is called with two `Array`s on a thread of the store, and changes the
@@ -355,6 +359,7 @@ impl Store {
         dict.set_item("sent_bytes", stats.sent_bytes)?;
         dict.set_item("received_bytes", stats.received_bytes)?;
         dict.set_item("control_messages", stats.control_messages)?;
+        dict.set_item("state_bytes", stats.state_bytes)?;
         Ok(dict)
     }
 

@@ -102,6 +102,7 @@ impl Job for Reduce {
             reduction: self.arrival.reduction,
             len_bytes: self.tensor.len_bytes(),
             priority: self.site.priority,
+            is_divided: false,
         }
     }
 
@@ -527,7 +528,13 @@ impl Job for Nothing {
         if self.site.set.is_some() {
             return self.site.transfer();
         }
-        Transfer::Sum { dtype: DType::U8, reduction: Reduction::Sum, len_bytes: 1, priority: self.site.priority }
+        Transfer::Sum {
+            dtype: DType::U8,
+            reduction: Reduction::Sum,
+            len_bytes: 1,
+            priority: self.site.priority,
+            is_divided: false,
+        }
     }
 
     fn addend(&mut self) -> &mut [u8] {

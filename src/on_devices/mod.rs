@@ -124,7 +124,7 @@ impl OnDevices {
     fn optimizer(&self, operation: &str) -> Result<Arc<Optimizer>> {
         match self.updates.present() {
             Update::Optimize(optimizer) => Ok(optimizer),
-            Update::Overwrite | Update::Call(_) => Err(no_optimizer(operation)),
+            Update::Overwrite | Update::Call(_) | Update::Shard(_) => Err(no_optimizer(operation)),
         }
     }
 
@@ -219,6 +219,19 @@ impl Backend for OnDevices {
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         self.updates.set_optimizer(optimizer);
         Ok(())
+    }
+
+    fn set_sharded_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        if self.ranks.is_none() {
+            return self.set_optimizer(optimizer);
+        }
+        Err(Error::Unsupported {
+            kind: "dist_sync_mpi on devices".to_owned(),
+            operation: "a sharded optimizer".to_owned(),
+            reason:
+                "values on devices are updated whole on every rank; unset RINGPULL_DEVICES to shard it in host memory"
+                    .to_owned(),
+        })
     }
 
     fn set_updater(&self, updater: Updater) -> Result<()> {

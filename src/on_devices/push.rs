@@ -99,7 +99,7 @@ impl DevicePush {
                 let loaded = take_loaded(&self.loaded, &self.slot.entry.key, optimizer);
                 self.slot.optimize(content, optimizer, loaded, &self.devices, self.limit)
             }
-            Update::Call(_) => {
+            Update::Call(_) | Update::Shard(_) => {
                 let gradient = self.devices.fetch(&self.slot.layout, &content.sum, self.limit)?;
                 detour::on_host(&self.slot, content, &self.devices, self.limit, |value| {
                     self.updates.apply(&self.update, &self.slot.entry, gradient.bytes(), value)

@@ -176,7 +176,7 @@ pub(crate) fn be_one_process(promises_of: fn(&str) -> Vec<Promise>) {
         Err(Error::KindUnavailable { reason, .. }) => return println!("contract skipped: {reason}"),
         outcome => outcome.unwrap_or_else(|error| panic!("create({kind:?}): {error}")),
     };
-    let world = World::new(store, folder.into());
+    let world = World::new(store, folder.into(), group == "sharded");
     let rank = world.rank();
     for (name, promise) in promises_of(group) {
         if std::panic::catch_unwind(AssertUnwindSafe(|| promise(&world))).is_err() {

@@ -42,6 +42,7 @@ fn promises_of(group: &str) -> Vec<Promise> {
         "strings-device-async" => &[values::ANY, optimizers::ASYNC, devices::ASYNC],
         "compressed" => &[compressed::SYNC],
         "compressed-async" => &[compressed::ASYNC],
+        "sharded" => &[optimizers::SYNC],
         "integers" => &[errors::INTEGERS],
         _ => panic!("no group of promises is named {group:?}"),
     };
@@ -75,6 +76,16 @@ fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
     for group in ["strings", "integers"] {
         Job { kind: "dist_sync_mpi", workers: 3, group }.run_without_shared_memory();
     }
+}
+
+#[test]
+fn every_kind_keeps_the_promises_of_optimizers_with_states_divided_over_the_ranks() {
+    for workers in 1..5 {
+        Job { kind: "dist_sync_mpi", workers, group: "sharded" }.run();
+    }
+    Job { kind: "dist_sync_mpi", workers: 3, group: "sharded" }.run_without_shared_memory();
+    Job { kind: "local", workers: 1, group: "sharded" }.run();
+    Job { kind: "dist_sync", workers: 2, group: "sharded" }.run();
 }
 
 #[test]

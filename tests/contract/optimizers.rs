@@ -41,7 +41,7 @@ pub(crate) const ASYNC: &[Promise] = promises![
 ];
 
 fn set(world: &World, text: &str) {
-    world.store.set_optimizer(&text.parse().unwrap()).unwrap();
+    world.set_optimizer(&text.parse().unwrap()).unwrap();
 }
 
 fn states_of_a_store_without_an_optimizer_are_an_error(world: &World) {
@@ -85,7 +85,7 @@ fn adam_takes_the_step_of_one_process_with_the_summed_gradient(world: &World) {
     let len = 300;
     world.init("adam", DType::F32, &[len], 1.0);
     let optimizer: Optimizer = "adam,lr=0.01,wd=0.1,rescale_grad=0.3,clip_gradient=2".parse().unwrap();
-    world.store.set_optimizer(&optimizer).unwrap();
+    world.set_optimizer(&optimizer).unwrap();
     let (mut weight, mut state) = (vec![1f32; len], State::default());
     for round in 0..4 {
         let of = |scale: f64| -> Vec<f32> {
@@ -123,7 +123,7 @@ fn rows_that_nobody_pushed_stay_as_they_are(world: &World) {
 fn a_wrong_hyper_parameter_is_an_error_and_changes_nothing(world: &World) {
     world.vector("hyper", 1);
     set(world, "sgd,lr=1");
-    let error = world.store.set_optimizer(&Optimizer::sgd(f64::NAN)).unwrap_err().to_string();
+    let error = world.set_optimizer(&Optimizer::sgd(f64::NAN)).unwrap_err().to_string();
     assert!(error.contains("learning_rate") && error.contains("hint:"), "{error}");
     world.push("hyper", &[world.mine() as f32]);
     assert_eq!(world.pull_f32("hyper", 1), [-world.total() as f32]);

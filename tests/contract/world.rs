@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
 use ringpull::KvStore;
-use ringpull_base::{DType, Element, Tensor};
+use ringpull_base::{DType, Element, Result, Tensor};
+use ringpull_kernels::optim::Optimizer;
 
 /// A promise with its name.
 pub(crate) type Promise = (&'static str, fn(&World));
@@ -23,12 +24,18 @@ pub(crate) struct World {
     pub(crate) store: KvStore,
     /// A folder that all workers of the job see.
     pub(crate) folder: PathBuf,
+    /// Whether optimizers' states are divided over the workers.
+    is_sharded: bool,
     seen: RefCell<Xxh3>,
 }
 
 impl World {
-    pub(crate) fn new(store: KvStore, folder: PathBuf) -> Self {
-        World { store, folder, seen: RefCell::new(Xxh3::new()) }
+    pub(crate) fn new(store: KvStore, folder: PathBuf, is_sharded: bool) -> Self {
+        World { store, folder, is_sharded, seen: RefCell::new(Xxh3::new()) }
+    }
+
+    pub(crate) fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        if self.is_sharded { self.store.set_sharded_optimizer(optimizer) } else { self.store.set_optimizer(optimizer) }
     }
 
     pub(crate) fn rank(&self) -> usize {

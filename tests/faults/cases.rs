@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ringpull::{KvStore, create};
+use ringpull::{CallOptions, Communicator, KvStore, Reduction, communicator, create};
 use ringpull_base::{DType, Result, Tensor, config};
 use ringpull_kernels::optim::{Optimizer, Rule};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -41,6 +41,38 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             store.set_optimizer(&Optimizer::sgd(if odd { 0.2 } else { 0.1 }))?;
             store.push("weight", &[full(6)], 0)?;
             until_told(&store)
+        }
+        "sharded_by_one" => {
+            store.init("weight", &full(6))?;
+            let adam = "adam".parse()?;
+            if odd {
+                store.set_sharded_optimizer(&adam)?;
+            } else {
+                store.set_optimizer(&adam)?;
+            }
+            store.push("weight", &[full(6)], 0)?;
+            until_told(&store)
+        }
+        "saves_alone" => {
+            store.init("weight", &full(6))?;
+            store.set_sharded_optimizer(&"adam".parse()?)?;
+            push_and_read(&store, "weight", 6)?;
+            let folder = tempfile::tempdir().unwrap();
+            if !odd {
+                store.save_optimizer_states(&folder.path().join("states"), false)?;
+            }
+            until_told(&store)
+        }
+        "updates" => {
+            store.init("big", &full(1 << 20))?;
+            store.set_sharded_optimizer(&"adam".parse()?)?;
+            for round in 0.. {
+                push_and_read(&store, "big", 1 << 20)?;
+                if round % 4 == 3 {
+                    println!("moving");
+                }
+            }
+            Ok(())
         }
         "never_pushes" => {
             store.init("late", &full(1000))?;
@@ -94,8 +126,66 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             store.init("big", &full(1 << 20))?;
             transfers_of(&store, 1 << 20, store.num_workers())
         }
+        "collectives_differ" => collectives_differ(),
+        case if case.starts_with("missing ") => {
+            let (comm, which) = (communicator()?, case.trim_start_matches("missing "));
+            if !odd {
+                collective(&comm, which, 1000)?;
+            }
+            until_told(&store)
+        }
+        case if case.starts_with("moving ") => {
+            let (comm, which) = (communicator()?, case.trim_start_matches("moving "));
+            for round in 0.. {
+                collective(&comm, which, 1 << 18)?;
+                if round % 8 == 3 {
+                    println!("moving");
+                }
+            }
+            Ok(())
+        }
         other => panic!("no case is called {other}"),
     }
+}
+
+/// The collectives of a communicator that every rank takes part in.
+pub(crate) const COLLECTIVES: [&str; 5] = ["allreduce", "reduce_scatter", "allgather", "alltoall", "broadcast"];
+
+/// Calls one by the name `big`, with `len` elements for each rank, and waits for it.
+fn collective(comm: &Communicator, which: &str, len: usize) -> Result<()> {
+    let options = CallOptions { name: Some("big".into()), ..CallOptions::default() };
+    let (one, all) = (full(len), full(len * comm.size()));
+    match which {
+        "allreduce" => comm.allreduce(&one, Reduction::Sum, &options)?.wait().map(drop),
+        "reduce_scatter" => comm.reduce_scatter(&all, Reduction::Sum, None, &options)?.wait().map(drop),
+        "allgather" => comm.allgather(&one, None, &options)?.wait().map(drop),
+        "alltoall" => comm.alltoall(&all, None, None, &options)?.wait().map(drop),
+        "broadcast" => comm.broadcast(&one, 0, &options)?.wait().map(drop),
+        other => panic!("no collective is called {other}"),
+    }
+}
+
+/// Rank 1 calls each collective with another dtype: that call is an error on every rank, and the next is none.
+fn collectives_differ() -> Result<()> {
+    let comm = communicator()?;
+    let options = || CallOptions { name: Some("odd".into()), ..CallOptions::default() };
+    for which in COLLECTIVES {
+        let dtype = if comm.rank() == 1 { DType::F64 } else { DType::F32 };
+        let tensor = Tensor::zeros(dtype, &[comm.size()]);
+        let outcome = match which {
+            "allreduce" => comm.allreduce(&tensor, Reduction::Sum, &options())?.wait().map(drop),
+            "reduce_scatter" => comm.reduce_scatter(&tensor, Reduction::Sum, None, &options())?.wait().map(drop),
+            "allgather" => comm.allgather(&tensor, None, &options())?.wait().map(drop),
+            "alltoall" => comm.alltoall(&tensor, None, None, &options())?.wait().map(drop),
+            _ => comm.broadcast(&tensor, 0, &options())?.wait().map(drop),
+        };
+        let text = outcome.unwrap_err().to_string();
+        for part in [format!("on key \"odd\" in {which}"), format!("rank 1 has {which} of f64"), "of f32".to_owned()] {
+            assert!(text.contains(&part), "{which}: {part:?} is not in {text}");
+        }
+        collective(&comm, which, 10)?;
+    }
+    Ok(())
 }
 
 /// Rank 1 needs six seconds for step 20 of 40.
@@ -199,6 +289,13 @@ fn short_files(store: &KvStore) -> Result<()> {
         saved?;
     }
     store.barrier()
+}
+
+/// Reads what a push makes of a value.
+fn push_and_read(store: &KvStore, key: &str, len: usize) -> Result<()> {
+    let value = full(len);
+    store.push_pull(key, std::slice::from_ref(&value), std::slice::from_ref(&value), 0)?;
+    value.to_vec::<f32>().map(drop)
 }
 
 fn full(len: usize) -> Tensor {

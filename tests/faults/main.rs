@@ -73,6 +73,26 @@ fn optimizers_that_differ_are_an_error_that_names_the_key() {
 }
 
 #[test]
+fn an_optimizer_that_one_rank_alone_has_sharded_is_an_error_on_every_rank() {
+    Job::start("sharded_by_one", 3, None)
+        .fails(&[], &["\"weight\"", "push", "rank 1 has", "adam", "sharded over the ranks"]);
+}
+
+#[test]
+fn a_rank_that_does_not_save_its_part_of_the_states_is_named() {
+    Job::start("saves_alone", 3, Some(PATIENCE_S))
+        .fails(&[], &["save_optimizer_states", "rank(s) [1] have not called it"]);
+}
+
+#[test]
+fn a_rank_killed_while_each_updates_its_part_is_named_by_every_survivor() {
+    for rank in [1, 0] {
+        strike_job(Job::start("updates", 4, None), rank, Signal::KILL, LOSS);
+        strike_job(Job::start_by_messages("updates", 4), rank, Signal::KILL, LOSS);
+    }
+}
+
+#[test]
 fn a_rank_that_never_pushes_is_named_to_every_rank() {
     let words = ["\"late\"", "push", "rank(s) [1] have not called it"];
     Job::start("never_pushes", 3, Some(PATIENCE_S)).fails(&[], &words);
@@ -210,6 +230,29 @@ fn a_rank_killed_while_messages_move_is_named_by_every_survivor() {
 fn a_rank_killed_while_its_devices_sum_with_others_is_named_by_every_survivor() {
     for rank in [1, 0] {
         strike_job(Job::start_on_devices("transfers", 4), rank, Signal::KILL, LOSS);
+    }
+}
+
+#[test]
+fn a_collective_that_ranks_call_differently_is_an_error_on_every_rank_and_the_job_goes_on() {
+    Job::start("collectives_differ", 3, None).succeeds();
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_collective_is_named() {
+    let jobs = cases::COLLECTIVES.map(|which| (which, Job::start(&format!("missing {which}"), 3, Some(PATIENCE_S))));
+    for (which, job) in jobs {
+        job.fails(&[], &["\"big\"", which, "rank(s) [1] have not called it"]);
+    }
+}
+
+#[test]
+fn a_rank_killed_in_a_collective_is_named_by_every_survivor() {
+    for which in cases::COLLECTIVES {
+        strike_job(Job::start(&format!("moving {which}"), 4, None), 1, Signal::KILL, LOSS);
+    }
+    for which in ["reduce_scatter", "alltoall"] {
+        strike_job(Job::start_by_messages(&format!("moving {which}"), 4), 0, Signal::KILL, LOSS);
     }
 }
 

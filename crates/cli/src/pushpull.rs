@@ -10,6 +10,7 @@ use ringpull_base::config::{self, Dmlc};
 use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, Rule};
+use ringpull_workload::expected::Expected;
 use ringpull_workload::iterations::Iterations;
 use ringpull_workload::models::ModelKey;
 
@@ -30,6 +31,10 @@ pub(crate) struct StoreOptions {
     pub compression: Option<Compression>,
     /// The allreduce of `dist_sync_mpi`.
     pub algorithm: AlgorithmChoice,
+    /// What updates values by the sums, if anything does.
+    pub optimizer: Option<Optimizer>,
+    /// Whether its states are divided over the ranks.
+    pub is_sharded: bool,
 }
 
 /// Measures each list of `payloads` separately and gives rank 0 one record for each. Collective.
@@ -40,6 +45,10 @@ pub(crate) fn run(
     progress: Option<&Progress>,
 ) -> Result<Option<Vec<Record>>> {
     plan.prepare(store)?;
+    if let Some(optimizer) = &plan.optimizer {
+        optimizer.check()?;
+        plan.check_optimized(store)?;
+    }
     let mut records = Vec::with_capacity(payloads.len());
     let each = plan.warmup + plan.iters;
     for (index, keys) in payloads.iter().enumerate() {
@@ -50,6 +59,10 @@ pub(crate) fn run(
             }
         };
         let found = measure(store, keys, index, plan, begun)?;
+        if plan.optimizer.is_some() {
+            // What the ranks report is added up as it is.
+            plan.optimize(store, &adding())?;
+        }
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
         records.push(plan.record("pushpull", store, keys, &ranks)?);
     }
@@ -64,7 +77,13 @@ fn measure(
     plan: &StoreOptions,
     begun: impl Fn(usize),
 ) -> Result<RankReport> {
-    let mut iterations = Iterations::start(store, keys, &index.to_string(), plan.dtype, plan.compression)?;
+    let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
+    if let Some(optimizer) = &plan.optimizer {
+        plan.optimize(store, optimizer)?;
+        expected = expected.updated_by(optimizer);
+    }
+    let held_before = store.stats().state_bytes;
+    let mut iterations = Iterations::expecting(store, keys, &index.to_string(), plan.dtype, expected)?;
     let mut memory = Memory::watch();
     let mut found = RankReport::default();
     for iteration in 0..plan.warmup + plan.iters {
@@ -78,7 +97,8 @@ fn measure(
             found.spent.add(before, after);
         }
     }
-    Ok(RankReport { extra_rss_bytes: memory.grown_bytes(), ..found })
+    let state_bytes = plan.optimizer.is_some().then(|| store.stats().state_bytes - held_before);
+    Ok(RankReport { extra_rss_bytes: memory.grown_bytes(), state_bytes, ..found })
 }
 
 impl StoreOptions {
@@ -92,9 +112,24 @@ impl StoreOptions {
         }
         if store.kind() == Kind::DistAsync {
             // Without an optimizer an asynchronous server keeps the last push; with this one it adds them up.
-            store.set_optimizer(&Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) })?;
+            store.set_optimizer(&adding())?;
         }
         Ok(())
+    }
+
+    /// An error if what an optimizer makes of the values cannot be checked.
+    fn check_optimized(&self, store: &KvStore) -> Result<()> {
+        if store.kind() == Kind::DistAsync || self.dtype != DType::F32 {
+            return Err(Error::argument(
+                format!("--optimizer with {} and {}: weights cannot be checked", store.kind(), self.dtype),
+                "measure f32, and a kind that sums in rounds",
+            ));
+        }
+        Ok(())
+    }
+
+    fn optimize(&self, store: &KvStore, optimizer: &Optimizer) -> Result<()> {
+        if self.is_sharded { store.set_sharded_optimizer(optimizer) } else { store.set_optimizer(optimizer) }
     }
 
     /// The record of what the ranks found with `keys`.
@@ -108,9 +143,19 @@ impl StoreOptions {
             (None, _) => "servers".to_owned(),
             (Some(compression), _) => format!("servers {compression}"),
         };
+        let algorithm = match (&self.optimizer, self.is_sharded) {
+            (None, _) => algorithm,
+            (Some(optimizer), false) => format!("{algorithm} {optimizer}"),
+            (Some(optimizer), true) => format!("{algorithm} {optimizer} sharded"),
+        };
         let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
         let bytes = self.dtype.size_bytes() * keys.iter().map(ModelKey::len).sum::<usize>();
         let mode = store.kind().to_string();
         record_of(ranks, bytes, Record { mode, algorithm, servers, ..Record::blank(op, self.dtype) })
     }
+}
+
+/// Adds what is pushed to the value.
+fn adding() -> Optimizer {
+    Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) }
 }

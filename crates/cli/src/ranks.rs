@@ -28,6 +28,8 @@ pub(crate) struct RankReport {
     pub(crate) waiting_cpu: Option<f64>,
     /// How far its memory grew.
     pub(crate) extra_rss_bytes: Option<u64>,
+    /// The optimizer's states that it has, if there is one.
+    pub(crate) state_bytes: Option<u64>,
     /// Computing in a step.
     pub(crate) compute_s: f64,
 }
@@ -65,6 +67,7 @@ impl Default for RankReport {
             spent: Spent::default(),
             waiting_cpu: None,
             extra_rss_bytes: None,
+            state_bytes: None,
             compute_s: 0.0,
         }
     }
@@ -88,6 +91,7 @@ pub(crate) fn record_of(ranks: &[RankReport], bytes: usize, record: Record) -> R
             .map(|rank| rank.extra_rss_bytes)
             .collect::<Option<Vec<_>>>()
             .and_then(|all| all.into_iter().max()),
+        state_bytes: ranks.iter().filter_map(|rank| rank.state_bytes).max(),
     };
     Record {
         ranks: ranks.len(),
@@ -196,7 +200,7 @@ mod tests {
         let record = record_of(&ranks, 1_000_000_000, Record::blank("pushpull", DType::F32)).unwrap();
         assert_eq!((record.ranks, record.hosts, record.host_bytes), (3, 1, Some(15)));
         assert_eq!((&record.seconds[..], record.median_s), (&[2.0, 4.0][..], 3.0));
-        let usage = Usage { cpu_s_per_gb: Some(5.0 / 6.0), waiting_cpu: Some(0.5), extra_rss_bytes: None };
+        let usage = Usage { cpu_s_per_gb: Some(5.0 / 6.0), waiting_cpu: Some(0.5), ..Usage::default() };
         assert_eq!(record.usage, usage);
     }
 

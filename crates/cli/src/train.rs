@@ -149,7 +149,7 @@ impl<'a> Replay<'a> {
                 self.store.push_pull(self.network.keys[key].name.as_str(), tensor, tensor, priority)?;
             }
         }
-        self.expected.advance(number);
+        self.expected.advance(number)?;
         for layer in &self.network.layers {
             let asked = Instant::now();
             for key in layer.keys.clone() {
@@ -227,6 +227,8 @@ mod tests {
             warmup: 1,
             compression: None,
             algorithm: AlgorithmChoice::Auto,
+            optimizer: None,
+            is_sharded: false,
         };
         ReplayOptions { keys, compute_s: 0.002, burn: None, batch: Some(64) }
     }

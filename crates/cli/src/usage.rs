@@ -24,6 +24,9 @@ pub(crate) struct Usage {
     /// The most that the memory of any rank, without its neighbours', grew since before the first iteration:
     /// at any time of the warm-up, or at the end.
     pub extra_rss_bytes: Option<u64>,
+    /// The optimizer's states of the rank that has most of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<u64>,
 }
 
 impl Usage {
@@ -37,6 +40,7 @@ impl Usage {
             cpu_s_per_gb: median(|job| job.cpu_s_per_gb),
             waiting_cpu: median(|job| job.waiting_cpu),
             extra_rss_bytes: jobs.iter().filter_map(|job| job.extra_rss_bytes).max(),
+            state_bytes: jobs.iter().filter_map(|job| job.state_bytes).max(),
         }
     }
 }

@@ -37,6 +37,7 @@
 //! | allgather, ring | `n - 1` | `n - 1` | `S` less its receiver's part |
 //! | reduce-scatter, ring | `n - 1` | `n - 1` | `S` less its own part |
 //! | reduce-scatter, direct | 1 | `n - 1` | `S` less its own part |
+//! | reduce-scatter, ordered | `n`, the parts behind one another | `n`, from the last rank `n - 1` | `S`, from the last rank less its own part |
 //! | alltoall | 1 | `n - 1` | what it has for the others |
 
 mod alltoall;
@@ -197,6 +198,8 @@ pub enum ReduceScatter {
     Ring,
     /// From every rank to every rank.
     Direct,
+    /// Up the line of the ranks, each element added up in their order.
+    Ordered,
 }
 
 /// The plan of `rank` that gives rank `r` the sum of part `r`, for each `r`. Parts may differ in length.
@@ -209,6 +212,22 @@ pub fn reduce_scatter(way: ReduceScatter, rank: usize, size: usize, parts: Parts
     match way {
         ReduceScatter::Ring => ring::reduce_scatter(&mut plan, rank, size),
         ReduceScatter::Direct => direct::reduce_scatter(&mut plan, rank, size),
+        ReduceScatter::Ordered => ordered::reduce_scatter(&mut plan, rank, size),
+    }
+    plan
+}
+
+/// The plan of `rank` for the sum of all ranks' buffers in two halves. After the first, rank `r` holds the sum
+/// of part `r`, for each `r`, and may change it: it receives nothing more for that part. The second gives
+/// every rank all parts. Parts may differ in length.
+///
+/// # Panics
+/// If `rank` is not below `size`, or there is not one part per rank.
+pub fn allreduce_in_halves(way: ReduceScatter, rank: usize, size: usize, parts: Parts) -> Plan {
+    let mut plan = reduce_scatter(way, rank, size, parts);
+    match way {
+        ReduceScatter::Direct => direct::allgather(&mut plan, rank, size),
+        ReduceScatter::Ring | ReduceScatter::Ordered => ring::allgather(&mut plan, rank, size),
     }
     plan
 }

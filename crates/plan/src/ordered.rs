@@ -21,6 +21,9 @@
 //! the line move `2 S` bytes in each direction, where the ring moves `2(n-1)/n S`: 1.14 times as much on 8
 //! ranks, 1.33 on 4. Two ranks move `S`, as in a ring. A host's link carries what its ranks do, less what
 //! goes between ranks on it that follow each other.
+//!
+//! *A reduce-scatter* has one part for each rank. The parts run up the line, and the last rank gives each sum
+//! to its owner: `n` messages in a row and `S` bytes from each rank but the last.
 
 use super::plan::{Parts, Plan, Then};
 use super::{star, tree};
@@ -58,4 +61,22 @@ pub(super) fn allreduce(rank: usize, size: usize, len: usize) -> Plan {
         }
     }
     plan
+}
+
+/// Appends the first half: afterwards rank `r` holds the sum of part `r`.
+pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
+    let last = size - 1;
+    for part in 0..size {
+        if rank > 0 {
+            plan.recv(rank - 1, part..part + 1, Then::Reduce);
+        }
+        if rank < last {
+            plan.send(rank + 1, part..part + 1);
+        } else if part < last {
+            plan.send(part, part..part + 1);
+        }
+    }
+    if rank < last {
+        plan.recv(last, rank..rank + 1, Then::Copy);
+    }
 }

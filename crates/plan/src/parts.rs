@@ -11,7 +11,7 @@ use std::ops::Range;
 ///
 /// The parts tile the buffer: they are consecutive, they do not overlap, and together they hold every
 /// element.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Parts {
     bounds: Vec<usize>,
 }

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::check::{Fault, Goal, Traffic, check};
 use super::plan::Parts;
 use super::{
-    Algorithm, Move, Plan, ReduceScatter, Then, allgather, allreduce, allreduce_in_order, allreduce_in_turns, alltoall,
-    broadcast, reduce_scatter,
+    Algorithm, Move, Plan, ReduceScatter, Then, allgather, allreduce, allreduce_in_halves, allreduce_in_order,
+    allreduce_in_turns, alltoall, broadcast, reduce_scatter,
 };
 
 const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
@@ -416,6 +416,44 @@ proptest! {
         for (rank, buffer) in executed(&plans, buffers, |able| able - 1).into_iter().enumerate() {
             for i in parts.range(rank..rank + 1) {
                 prop_assert_eq!(buffer[i], (size * (i % 97) + size * (size - 1) / 2) as f32);
+            }
+        }
+    }
+}
+
+#[test]
+fn between_its_halves_an_allreduce_has_each_sum_on_its_owner_alone_and_ordered_adds_in_order() {
+    let value = |rank: usize, i: usize| 1.0 / (1 + (rank * 31 + i * 7) % 101) as f32;
+    for size in SIZES {
+        let uneven = Parts::of_lens((0..size).map(|rank| rank * 3 % 5));
+        for parts in [1, size, size + 1, 1000].map(|len| Parts::even(len, size)).into_iter().chain([uneven]) {
+            for way in [ReduceScatter::Ring, ReduceScatter::Direct, ReduceScatter::Ordered] {
+                let what = format!("{way:?} of {} elements on {size} ranks", parts.len());
+                let plans: Vec<Plan> =
+                    (0..size).map(|rank| allreduce_in_halves(way, rank, size, parts.clone())).collect();
+                proved(&plans, Goal::Allreduce, &what);
+                let first = reduce_scatters(way, &parts);
+                proved(&first, Goal::ReduceScatter, &what);
+                for (rank, (plan, half)) in plans.iter().zip(&first).enumerate() {
+                    assert_eq!(plan.moves[..half.moves.len()], half.moves, "{what}");
+                    let second = &plan.moves[half.moves.len()..];
+                    assert!(
+                        second.iter().all(|step| matches!(step, Move::Send { .. }) || !step.parts().contains(&rank)),
+                        "{what}: rank {rank} receives its own part in the second half"
+                    );
+                    if size > 1 && !parts.range(rank..rank + 1).is_empty() {
+                        assert!(second.iter().any(|step| step.parts() == (rank..rank + 1)), "{what}");
+                    }
+                }
+                if way == ReduceScatter::Ordered {
+                    let buffers: Vec<Vec<f32>> =
+                        (0..size).map(|rank| (0..parts.len()).map(|i| value(rank, i)).collect()).collect();
+                    let in_order = |i| buffers[1..].iter().fold(buffers[0][i], |sum: f32, other| sum + other[i]);
+                    let expected: Vec<u32> = (0..parts.len()).map(|i| in_order(i).to_bits()).collect();
+                    for of_rank in executed(&plans, buffers.clone(), |able| able - 1) {
+                        assert!(of_rank.iter().map(|sum| sum.to_bits()).eq(expected.iter().copied()), "{what}");
+                    }
+                }
             }
         }
     }

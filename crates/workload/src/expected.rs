@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 
 use ringpull_base::{DType, Error, Kind, Result, Tensor};
 use ringpull_kernels::compress::{Codec, Compression, Level};
+use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::pattern::Pattern;
 
@@ -22,6 +23,8 @@ pub struct Expected {
     residuals: Vec<Vec<f32>>,
     /// One period of the store's value.
     values: Vec<f64>,
+    /// What the store applies sums by, and one period of its state.
+    optimizer: Option<(Optimizer, State)>,
 }
 
 impl Expected {
@@ -48,7 +51,13 @@ impl Expected {
         let pattern = Pattern::sparse(ranks, dtype, stride)?;
         let values = vec![0.0; pattern.period()];
         let residuals = vec![vec![0.0; values.len()]; if codec.is_some() { ranks } else { 0 }];
-        Ok(Expected { pattern, codec, kind, ranks, residuals, values })
+        Ok(Expected { pattern, codec, kind, ranks, residuals, values, optimizer: None })
+    }
+
+    /// The same, for a store whose values, f32 and 0 at first, `optimizer` updates by the sums.
+    #[must_use]
+    pub fn updated_by(self, optimizer: &Optimizer) -> Self {
+        Expected { optimizer: Some((optimizer.clone(), State::default())), ..self }
     }
 
     /// Writes this rank's input of `iteration`.
@@ -57,15 +66,23 @@ impl Expected {
     }
 
     /// Goes on to what the store holds after `iteration`; to be called for each in turn, from 0.
-    pub fn advance(&mut self, iteration: usize) {
+    pub fn advance(&mut self, iteration: usize) -> Result<()> {
         let accumulates = self.kind == Kind::DistAsync;
         let sums: Vec<f64> = match self.codec {
             None => (0..self.values.len()).map(|phase| self.pattern.sum(phase, iteration)).collect(),
             Some(codec) => self.coded_sum(codec, iteration).into_iter().map(f64::from).collect(),
         };
+        if let Some((optimizer, state)) = &mut self.optimizer {
+            let single = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
+            let (mut weights, sums) = (single(&self.values), single(&sums));
+            optimizer.apply(state, DType::F32, bytemuck::cast_slice_mut(&mut weights), bytemuck::cast_slice(&sums))?;
+            self.values = weights.into_iter().map(f64::from).collect();
+            return Ok(());
+        }
         for (value, sum) in self.values.iter_mut().zip(sums) {
             *value = if accumulates { *value + sum } else { sum };
         }
+        Ok(())
     }
 
     /// Checks that `tensor` holds what it must after the iterations `begun`.
@@ -105,7 +122,7 @@ mod tests {
     #[test]
     fn two_bit_sums_of_the_pattern_are_multiples_of_the_threshold() {
         let mut expected = Expected::new(3, DType::F32, Kind::DistSyncMpi, Some("2bit:0.5".parse().unwrap())).unwrap();
-        expected.advance(0);
+        expected.advance(0).unwrap();
         // Elements 0, 1 and 2 of ranks 0, 1, 2 are e + r: only rank 0's first is below the threshold.
         assert_eq!(expected.values[..3], [1.0, 1.5, 1.5]);
     }

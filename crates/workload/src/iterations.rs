@@ -36,6 +36,17 @@ impl Iterations {
         compression: Option<Compression>,
     ) -> Result<Self> {
         let expected = Expected::new(store.num_workers(), dtype, store.kind(), compression)?;
+        Self::expecting(store, keys, prefix, dtype, expected)
+    }
+
+    /// For `keys`, named after `prefix`, of which is `expected` what it is. Collective.
+    pub fn expecting(
+        store: &KvStore,
+        keys: &[ModelKey],
+        prefix: &str,
+        dtype: DType,
+        expected: Expected,
+    ) -> Result<Self> {
         // Nobody pulls these keys again, as nobody pulls a gradient.
         let tensor = |key: &ModelKey| Tensor::zeros(dtype, &key.shape).unkept();
         let tensors: Vec<(String, Tensor)> =
@@ -77,7 +88,7 @@ impl Iterations {
             }
         }
         let first = if *accumulates { 0 } else { iteration };
-        expected.advance(iteration);
+        expected.advance(iteration)?;
         for (key, tensor) in tensors.iter() {
             expected.check(tensor, key, store.rank(), first..=iteration)?;
         }

@@ -1,4 +1,4 @@
-"""MXNet's optimizers as those that servers run."""
+"""MXNet's optimizers as those that stores run themselves: on servers, or each rank its part."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .. import optimizers
 from ..errors import UnsupportedError
 
 
-class ServerOptimizer:
-    """Stands where MXNet keeps an updater, for stores whose servers run the optimizer.
+class StoredOptimizer:
+    """Stands where MXNet keeps an updater, for stores that run the optimizer.
 
-    Learning rates, schedules and rescaling that change here reach the servers before the next push.
+    Learning rates, schedules and rescaling that change here reach the store before the next push.
     """
 
     def __init__(self, optimizer: Any, kind: str) -> None:
@@ -23,12 +23,15 @@ class ServerOptimizer:
     def spec(self, key: int | str) -> str:
         """The optimizer as it is for the next push of ``key``."""
         optimizer = self.optimizer
+        if isinstance(optimizer, optimizers.Optimizer):
+            return optimizer.spec()
         optimizer._update_count(key)
         own_rate, own_decay = optimizer._get_lr(key), optimizer._get_wd(key)
         if own_rate != optimizer.learning_rate or own_decay != optimizer.wd:
             raise UnsupportedError(
                 f"set_optimizer is not supported by {self._kind}: key {key!r} has a learning rate or weight decay of its own, and "
-                "servers have one for all keys\n  hint: use dist_sync_mpi, or set no lr_mult and wd_mult and no wd"
+                "an optimizer that the store runs has one for all keys\n"
+                "  hint: use dist_sync_mpi without sharded, or set no lr_mult and wd_mult and no wd"
             )
         return mapped(optimizer, self._kind).spec()
 
@@ -55,6 +58,7 @@ def mapped(optimizer: Any, kind: str) -> optimizers.Optimizer:
     if rule is mxnet.optimizer.Test:
         return optimizers.Test(**common)
     raise UnsupportedError(
-        f"set_optimizer is not supported by {kind}: its servers have sgd, nag, adam and test, and code such as "
-        f"{rule.__name__} is never sent to one\n  hint: use dist_sync_mpi, where any optimizer of MXNet runs on every rank"
+        f"set_optimizer is not supported by {kind}: servers and sharded stores have sgd, nag, adam and test, and "
+        f"cannot run code such as {rule.__name__}\n  hint: use dist_sync_mpi without sharded, where any optimizer of MXNet runs on "
+        "every rank"
     )

@@ -28,7 +28,7 @@ from ..arguments import pairs
 from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
 from ..place import waits_in
 from ..worker import Worker, close_stores, leave_at_exit
-from .optimizer import ServerOptimizer
+from .optimizer import StoredOptimizer
 from .slot import Slot, dtype_name
 
 __all__ = ["MXNetKVStore", "as_mxnet_error"]
@@ -129,6 +129,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         self._has_servers = self.kind.startswith("dist") and self.kind != "dist_sync_mpi"
         #: Whether the store itself runs the optimizer and holds the value.
         self._stored = self._has_servers
+        self._sharded = False
         self._closing = _Closing(self._native)
         leave_at_exit(self._closing)
 
@@ -203,10 +204,17 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
     # What a gradient does to a value.
 
     @_method
-    def set_optimizer(self, optimizer: Any) -> None:
-        """Lets an optimizer of MXNet's, or one of ``ringpull``, apply every push made from now on."""
-        if self._has_servers:
-            self._updater = ServerOptimizer(optimizer, self.kind)
+    def set_optimizer(self, optimizer: Any, sharded: bool | None = None) -> None:
+        """Lets an optimizer of MXNet's, or one of ``ringpull``, apply every push made from now on.
+
+        With ``sharded`` each rank of ``dist_sync_mpi`` has the states of its part of every key: see ``ringpull.KVStore``. The store
+        then runs the optimizer itself, so it has to be one that ``ringpull`` has: sgd, nag, adam or test. It stays sharded, so
+        ``gluon.Trainer`` may set its optimizer later.
+        """
+        self._sharded = self._sharded if sharded is None else sharded
+        if self._has_servers or self._sharded:
+            self._stored = True
+            self._updater = StoredOptimizer(optimizer, self.kind)
             if isinstance(optimizer, optimizers.Optimizer):
                 self._send(optimizer.spec())
             return
@@ -307,7 +315,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
     def _push(self, slot: Slot, values: list[Any], priority: int, what: str) -> None:
         if self._updater is not None and not self._stored:
             slot.keep_weight()
-        elif self._has_servers and self._updater is not None:
+        elif self._stored and self._updater is not None:
             self._send(self._updater.spec(slot.key))
         if any(value.stype != "default" for value in values):
             self._push_rows(slot, values, priority, what)
@@ -369,7 +377,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         """Makes the store's optimizer this one, for the pushes after those called so far."""
         if spec != self._last_spec:
             self._settle()
-            self._native.set_optimizer(spec)
+            self._native.set_optimizer(spec, self._sharded)
             self._last_spec = spec
 
     def _settle(self) -> None:

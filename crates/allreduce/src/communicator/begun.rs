@@ -39,7 +39,7 @@ pub struct Passage {
 
 impl Communicator {
     /// Returns when what was begun is finished, if it is not yet.
-    fn complete(&mut self, begun: Option<Ticket>) -> Result<()> {
+    pub(super) fn complete(&mut self, begun: Option<Ticket>) -> Result<()> {
         let Some(ticket) = begun else { return Ok(()) };
         while !self.executor.take_finished().any(|finished| finished == ticket) {
             if !self.executor.advance()? {

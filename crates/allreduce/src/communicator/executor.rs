@@ -1,6 +1,7 @@
 //! Runs schedules on memory: the transport of a job with the interpreter over it.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use bytemuck::Pod;
 use ringpull_base::{Buffer, DType, Error, Result};
 use ringpull_plan::{Parts, Plan, Schedule};
 
-use crate::interpreter::{Endpoint, Runner, Ticket};
+use crate::interpreter::{Endpoint, PartUpdate, Runner, Ticket};
 use crate::transport::observed::Observed;
 use crate::transport::{Stamp, Transport};
 
@@ -62,6 +63,22 @@ impl Executor {
     ) -> Ticket {
         // SAFETY: as the caller promises.
         unsafe { self.runner.begin(schedule, data, stamp, priority) }
+    }
+
+    /// Begins a schedule of two halves, as [`Runner::begin_updating`] does.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn begin_updating(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: *mut [u8],
+        halfway: (Range<usize>, PartUpdate),
+        stamp: Stamp,
+        priority: i32,
+    ) -> Ticket {
+        // SAFETY: as the caller promises.
+        unsafe { self.runner.begin_updating(schedule, data, halfway, stamp, priority) }
     }
 
     /// Begins a schedule with an end of this rank's own making.

@@ -1,7 +1,7 @@
 //! All ranks of a job as one object: the collectives of host memory. `sums` and `copies` run them as plans
 //! over a transport, or by the MPI library's own allreduce; `begun` begins those that run beside others, of
-//! all ranks or of some, with `two_buffers` for those whose input and output are different buffers;
-//! `executor` runs the schedules of plans.
+//! all ranks or of some, with `two_buffers` for those whose input and output are different buffers; `divided`
+//! begins sums that each rank updates a part of; `executor` runs the schedules of plans.
 //!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
 //!
@@ -13,6 +13,7 @@
 mod begun;
 mod compressed;
 mod copies;
+mod divided;
 mod ends;
 mod executor;
 mod hierarchy;
@@ -37,13 +38,14 @@ use ringpull_base::config::{Config, ModelSource};
 use ringpull_base::{AlgorithmChoice, Result};
 use ringpull_plan::Segments;
 
+use crate::communicator::divided::DividedSchedules;
 use crate::communicator::node::Node;
 use crate::communicator::placement::Placement;
 use crate::communicator::racks::Racks;
 use crate::communicator::schedules::Schedules;
 use crate::transport::Transport;
 
-pub use crate::interpreter::Ticket;
+pub use crate::interpreter::{PartUpdate, Ticket};
 pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
 pub use learn::Learned;
@@ -59,6 +61,7 @@ pub struct Communicator {
     /// How messages are cut.
     cuts: Segments,
     schedules: Schedules,
+    divided: DividedSchedules,
     placement: Placement,
     takes_device_memory: bool,
 }
@@ -82,6 +85,7 @@ impl Communicator {
             learned,
             cuts,
             schedules: Schedules::default(),
+            divided: DividedSchedules::default(),
             placement,
             takes_device_memory,
         })

@@ -32,6 +32,7 @@ use ringpull_base::{Error, Result};
 use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
+use crate::interpreter::PartUpdate;
 use crate::transport::Stamp;
 use crate::transport::window::{Absence, SHORT_BYTES, Window};
 
@@ -151,6 +152,28 @@ impl Node {
         let (len_bytes, to) = (data.len(), data[self.part_of(parts)].as_mut_ptr());
         let given = NodeInput { from: data.as_ptr(), len_bytes, to, is_in_place: true };
         self.reduce(arithmetic, &given, Keepers::Owners(parts), limits)
+    }
+
+    /// Part `s` of `data`, bounded in bytes, becomes what local rank `s` makes of its sum over all local ranks,
+    /// on every one of them.
+    pub(super) fn allreduce_updating(
+        &mut self,
+        arithmetic: Arithmetic,
+        data: &mut [u8],
+        parts: &Parts,
+        update: &mut PartUpdate,
+        limits: WaitLimits,
+    ) -> Result<()> {
+        self.reduce_scatter(arithmetic, data, parts, limits)?;
+        let own = self.part_of(parts);
+        if !own.is_empty() {
+            update(own.start, &mut data[own])?;
+        }
+        // The buffer counts once.
+        let moved_bytes = self.moved_bytes;
+        self.allgather(data, parts, limits)?;
+        self.moved_bytes = moved_bytes;
+        Ok(())
     }
 
     /// `out` becomes what the reduction makes of all local ranks' parts `s` at local rank `s`.

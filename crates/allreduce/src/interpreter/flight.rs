@@ -11,6 +11,7 @@ use ringpull_plan::{Action, Lane, Schedule};
 
 use crate::interpreter::ahead::Unasked;
 use crate::interpreter::endpoint::{Endpoint, Room};
+use crate::interpreter::halfway::Halfway;
 use crate::interpreter::scratch::Scratch;
 use crate::transport::Stamp;
 
@@ -43,8 +44,8 @@ impl LaneProgress {
 
 /// Where an operation's bytes are.
 pub(super) enum Memory {
-    /// In a buffer that begins here.
-    Host(*mut u8),
+    /// In a buffer that begins here. Sums of this rank's part may have to be updated before others get them.
+    Host(*mut u8, Option<Halfway>),
     /// Where the endpoint says.
     Endpoint(Box<dyn Endpoint>),
 }
@@ -102,7 +103,7 @@ impl Flight {
     pub(super) fn wire_bytes(&self, index: u32) -> usize {
         let message = &self.schedule.all[index as usize];
         match &self.memory {
-            Memory::Host(_) => message.len(),
+            Memory::Host(..) => message.len(),
             Memory::Endpoint(endpoint) => endpoint.wire_bytes(message),
         }
     }
@@ -110,7 +111,7 @@ impl Flight {
     /// The bytes of all messages on the wire.
     pub(super) fn traffic_bytes(&self) -> usize {
         match &self.memory {
-            Memory::Host(_) => self.schedule.traffic_bytes,
+            Memory::Host(..) => self.schedule.traffic_bytes,
             Memory::Endpoint(endpoint) => self.schedule.all.iter().map(|message| endpoint.wire_bytes(message)).sum(),
         }
     }
@@ -119,8 +120,18 @@ impl Flight {
     pub(super) fn outgoing(&mut self, index: u32, scratch: &mut Scratch) -> Result<*const u8> {
         let message = &self.schedule.all[index as usize];
         match &mut self.memory {
-            // SAFETY: `start` lies in the buffer.
-            Memory::Host(base) => Ok(unsafe { base.add(message.start) }.cast_const()),
+            Memory::Host(base, halfway) => {
+                // SAFETY: `start` lies in the buffer.
+                let start = unsafe { base.add(message.start) };
+                if let Some(halfway) = halfway
+                    && halfway.is_due(index, message)
+                {
+                    // SAFETY: the range lies in the data. Every earlier message that touches it is finished, and
+                    // later ones wait for this one, which has not been posted.
+                    halfway.update(message, unsafe { std::slice::from_raw_parts_mut(start, message.len()) })?;
+                }
+                Ok(start.cast_const())
+            }
             Memory::Endpoint(endpoint) => endpoint.outgoing(message, scratch),
         }
     }
@@ -130,7 +141,7 @@ impl Flight {
         let message = &self.schedule.all[index as usize];
         let is_copy = message.action == Action::Copy;
         let is_in_place = match &self.memory {
-            Memory::Host(_) => is_copy,
+            Memory::Host(..) => is_copy,
             Memory::Endpoint(endpoint) => is_copy && endpoint.copies_in_place(),
         };
         if is_in_place && self.waits(index) {
@@ -139,8 +150,8 @@ impl Flight {
         let peer = self.schedule.into[message.lane as usize].peer;
         let (start, room) = match &mut self.memory {
             // SAFETY: `start` lies in the buffer.
-            Memory::Host(base) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
-            Memory::Host(_) => {
+            Memory::Host(base, _) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
+            Memory::Host(..) => {
                 let mut room = scratch.take(message.len());
                 (room.bytes_mut().as_mut_ptr(), Room::Own(room))
             }
@@ -168,7 +179,7 @@ impl Flight {
     /// is done with it. Returns the copy's address, and the bytes of all that this finished; none if nothing
     /// waits, or the bytes are not in host memory.
     pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
-        let Memory::Host(base) = self.memory else { return Ok(None) };
+        let Memory::Host(base, _) = self.memory else { return Ok(None) };
         if self.schedule.dependents(index).is_empty() {
             return Ok(None);
         }
@@ -230,14 +241,14 @@ impl Flight {
     /// Adds or copies what has arrived.
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
-        if message.action == Action::Copy && matches!(self.memory, Memory::Host(_)) {
+        if message.action == Action::Copy && matches!(self.memory, Memory::Host(..)) {
             // It has come into its place.
             return Ok(());
         }
         let room = self.rooms.remove(&index).expect("what arrives has a room from when it is posted");
         let _span = timeline::span(Phase::Reduce, || "a segment").bytes(message.len());
         match (room, &mut self.memory) {
-            (Room::Own(room), Memory::Host(base)) => {
+            (Room::Own(room), Memory::Host(base, _)) => {
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
                 let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), message.len()) };
                 let Schedule { reduction, dtype, .. } = *self.schedule;

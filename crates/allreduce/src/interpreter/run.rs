@@ -14,6 +14,7 @@
 //! operations. A peer may have to buffer what is in flight to it (`ahead`).
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use ringpull_plan::{Plan, Schedule};
 use crate::interpreter::ahead::Ahead;
 use crate::interpreter::endpoint::Endpoint;
 use crate::interpreter::flight::{Flight, Memory, Ticket};
+use crate::interpreter::halfway::{Halfway, PartUpdate};
 use crate::interpreter::idle::Idle;
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{Given, Tokens};
@@ -112,7 +114,25 @@ impl Runner {
     /// error it stays so until the transport is gone.
     pub unsafe fn begin(&mut self, schedule: &Arc<Schedule>, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
-        self.board(schedule, Memory::Host(data.cast()), stamp, priority)
+        self.board(schedule, Memory::Host(data.cast(), None), stamp, priority)
+    }
+
+    /// As [`begin`](Self::begin), of a plan in two halves, between which `update` changes the sums of this
+    /// rank's part `own`, in bytes.
+    ///
+    /// # Safety
+    /// As for [`begin`](Self::begin).
+    pub unsafe fn begin_updating(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        data: *mut [u8],
+        (own, update): (Range<usize>, PartUpdate),
+        stamp: Stamp,
+        priority: i32,
+    ) -> Ticket {
+        assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
+        let halfway = Some(Halfway::new(schedule, own, update));
+        self.board(schedule, Memory::Host(data.cast(), halfway), stamp, priority)
     }
 
     /// As [`begin`](Self::begin), with an end of this rank's own making.

@@ -2,7 +2,8 @@
 //!
 //! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a
 //! job that wants the communicator to itself is run when nothing else of all ranks is under way. The sums of
-//! a bucket are copied into one buffer, and back. A job that sends messages of its own choice is asked again
+//! a bucket are copied into one buffer, and back (`layout`). A sum that is divided begins when no earlier
+//! operation of its topics is under way: the update of its part needs the value that those leave. A job that sends messages of its own choice is asked again
 //! when those are done. What is finished is handed on in the order in which it was begun, except that one may
 //! overtake those of lower priority; never one of its own topic.
 //!
@@ -11,6 +12,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -19,10 +21,11 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, waits};
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, PartUpdate, Passage};
 use crate::interpreter::Ticket;
 use crate::progress::frozen::Unit;
 use crate::progress::job::Job;
+use crate::progress::layout::Layout;
 use crate::progress::messages::{Launch, Topic, Transfer};
 use crate::progress::shared::{Command, Shared};
 
@@ -33,7 +36,7 @@ const MOST_RUNNING: usize = 32;
 /// An operation under way: of one job, or of several sums in a bucket.
 struct Running {
     jobs: Vec<(Topic, Box<dyn Job>)>,
-    bucket: Option<Buffer>,
+    bucket: Option<(Buffer, Layout)>,
     launch: Launch,
     /// Whether the job is asked what comes next.
     advances: bool,
@@ -171,23 +174,42 @@ impl Comm<'_> {
             return self.begin(jobs, launch, priority);
         }
         let sums = jobs.iter().map(|(_, job)| match job.transfer() {
-            Transfer::Sum { dtype, reduction, len_bytes, priority } => Some(((reduction, dtype), len_bytes, priority)),
+            Transfer::Sum { dtype, reduction, len_bytes, priority, is_divided } => {
+                Some(((reduction, dtype), len_bytes, priority, is_divided))
+            }
             Transfer::Alone | Transfer::Messages { .. } => None,
         });
         let Some(sums) = sums.collect::<Option<Vec<_>>>() else {
             return jobs.into_iter().for_each(|(_, job)| self.run_alone(job, &launch));
         };
+        let (arithmetic, _, priority, is_divided) =
+            sums.iter().copied().max_by_key(|sum| sum.2).expect("a unit has a member");
         if self.communicator.sums_block() {
             self.drain();
+        } else if is_divided {
+            self.finish_topics_of(&jobs);
         }
-        let (arithmetic, _, priority) = sums.iter().copied().max_by_key(|sum| sum.2).expect("a unit has a member");
+        if let Some(fault) = self.shared.fault.get() {
+            return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+        }
+        let owners = if is_divided { self.communicator.size() } else { 1 };
+        let layout = Layout::new(sums.iter().map(|sum| sum.1), arithmetic.1.size_bytes(), owners);
+        let update = if is_divided { Some(self.part_update(&mut jobs, &layout)) } else { None };
+        let update = match update.transpose() {
+            Ok(update) => update,
+            Err(cause) => {
+                self.fail(&cause, None);
+                return jobs.into_iter().for_each(|(_, job)| job.fail(&cause));
+            }
+        };
+        let parts = layout.parts();
         let span = timeline::span(Phase::Pack, || launch.topic.name());
         let mut bucket = None;
         let addend: *mut [u8] = if let [(_, job)] = &mut jobs[..] {
             job.addend()
         } else {
-            let filled = bucket.insert(self.fill(&mut jobs, sums.iter().map(|sum| sum.1).sum()));
-            filled.bytes_mut()
+            let filled = self.fill(&mut jobs, &layout);
+            bucket.insert((filled, layout)).0.bytes_mut()
         };
         drop(span);
         let since_ns = timeline::now_ns();
@@ -196,8 +218,16 @@ impl Comm<'_> {
         // SAFETY: the sum owns the bucket, or the job that owns the memory or its lock, and is kept until
         // its ticket is reported; after a fault buckets are kept for ever, and jobs are told to fail and then
         // keep what the transport may still use.
-        let begun =
-            unsafe { self.communicator.begin_allreduce(arithmetic, addend, launch.number, (priority, step_bytes)) };
+        let begun = unsafe {
+            let (comm, stamp) = (&mut self.communicator, launch.number);
+            match update {
+                None => comm.begin_allreduce(arithmetic, addend, stamp, (priority, step_bytes)),
+                Some(update) => {
+                    let passage = Passage { stamp, priority };
+                    comm.begin_divided((arithmetic.1, parts), addend, update, passage, step_bytes)
+                }
+            }
+        };
         let ticket = *begun.as_ref().unwrap_or(&None);
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
@@ -260,27 +290,58 @@ impl Comm<'_> {
         Ok(())
     }
 
+    /// Returns when no operation of these jobs' topics is under way.
+    fn finish_topics_of(&mut self, jobs: &[(Topic, Box<dyn Job>)]) {
+        let is_of = |running: &Running| running.jobs.iter().any(|(topic, _)| jobs.iter().any(|(own, _)| own == topic));
+        while self.running.iter().any(is_of) {
+            self.go_on();
+        }
+    }
+
+    /// What this rank makes of the sums of its part of what the jobs add.
+    fn part_update(&self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Result<PartUpdate, Error> {
+        let rank = self.communicator.rank();
+        let mut start = layout.parts().range(0..rank).len() * layout.element();
+        // Where each piece begins in the bucket, where in its job's memory, and its update.
+        let mut pieces: Vec<(Range<usize>, usize, PartUpdate)> = Vec::new();
+        for (job, piece) in layout.pieces_of(rank) {
+            let update = jobs[job].1.part_update(piece.clone())?;
+            pieces.push((start..start + piece.len(), piece.start, update));
+            start += piece.len();
+        }
+        Ok(Box::new(move |start, sums| {
+            let end = start + sums.len();
+            let first = pieces.partition_point(|(place, ..)| place.end <= start);
+            for (place, origin, update) in pieces[first..].iter_mut().take_while(|(place, ..)| place.start < end) {
+                let (from, to) = (place.start.max(start), place.end.min(end));
+                if from < to {
+                    update(*origin + from - place.start, &mut sums[from - start..to - start])?;
+                }
+            }
+            Ok(())
+        }))
+    }
+
     /// A bucket of what the jobs add.
-    fn fill(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], len_bytes: usize) -> Buffer {
+    fn fill(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Buffer {
+        let len_bytes = layout.len_bytes();
         let kept = self.buckets.iter().position(|bucket| bucket.bytes().len() == len_bytes);
         let mut bucket = kept.map_or_else(|| Buffer::zeroed(len_bytes), |at| self.buckets.swap_remove(at));
         let mut rest = bucket.bytes_mut();
-        for (_, job) in jobs {
-            let addend = job.addend();
-            let (place, behind) = rest.split_at_mut(addend.len());
-            place.copy_from_slice(addend);
+        for (job, piece) in layout.pieces() {
+            let (place, behind) = rest.split_at_mut(piece.len());
+            place.copy_from_slice(&jobs[job].1.addend()[piece]);
             rest = behind;
         }
         bucket
     }
 
     /// Gives the jobs of a bucket their sums.
-    fn empty(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], bucket: Buffer) {
+    fn empty(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], (bucket, layout): (Buffer, Layout)) {
         let mut rest = bucket.bytes();
-        for (_, job) in jobs {
-            let addend = job.addend();
-            let (sum, behind) = rest.split_at(addend.len());
-            addend.copy_from_slice(sum);
+        for (job, piece) in layout.pieces() {
+            let (sum, behind) = rest.split_at(piece.len());
+            jobs[job].1.addend()[piece].copy_from_slice(sum);
             rest = behind;
         }
         self.buckets.push(bucket);

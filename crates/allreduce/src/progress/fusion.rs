@@ -2,7 +2,7 @@
 //! their callers wait.
 //!
 //! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element
-//! type and one reduction that travel as one. Long sums are not copied into buckets, and do not end them: a
+//! type and one reduction that travel as one, and are all divided or none of them is. Long sums are not copied into buckets, and do not end them: a
 //! bucket collects the short sums between them.
 //!
 //! No unit has operations from both sides of a wait. If some rank waits for `a` before it calls `b`, the
@@ -40,7 +40,7 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
     let mut place = vec![0; steps.len()];
     order.iter().enumerate().for_each(|(at, index)| place[*index as usize] = at);
     let mut units: Vec<Vec<u32>> = Vec::new();
-    let mut open: BTreeMap<(DType, Reduction), Open> = BTreeMap::new();
+    let mut open: BTreeMap<(DType, Reduction, bool), Open> = BTreeMap::new();
     let mut phase = None;
     for index in order {
         let step = &steps[index as usize];
@@ -53,10 +53,10 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
                 units.extend(std::mem::take(&mut open).into_values().map(|bucket| bucket.members));
                 units.push(vec![index]);
             }
-            Transfer::Sum { dtype, reduction, len_bytes, .. }
+            Transfer::Sum { dtype, reduction, len_bytes, is_divided, .. }
                 if step.topic != Topic::Barrier && len_bytes <= bucket_bytes / SHORT_PART =>
             {
-                let bucket = open.entry((dtype, reduction)).or_default();
+                let bucket = open.entry((dtype, reduction, is_divided)).or_default();
                 let again = bucket.members.iter().any(|member| steps[*member as usize].topic == step.topic);
                 if again || bucket.bytes + len_bytes > bucket_bytes {
                     units.push(std::mem::take(bucket).members);
@@ -94,7 +94,13 @@ mod tests {
     }
 
     fn sums(lens: &[usize]) -> Vec<Step> {
-        let sum = |len_bytes| Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes, priority: 0 };
+        let sum = |len_bytes| Transfer::Sum {
+            dtype: DType::F32,
+            reduction: Reduction::Sum,
+            len_bytes,
+            priority: 0,
+            is_divided: false,
+        };
         lens.iter().enumerate().map(|(key, len)| step(key as i64, sum(*len))).collect()
     }
 
@@ -119,12 +125,30 @@ mod tests {
     }
 
     #[test]
-    fn element_types_and_reductions_do_not_mix() {
+    fn element_types_reductions_and_what_is_divided_do_not_mix() {
         let mut steps = sums(&[10, 10, 10, 10]);
-        steps[2].transfer = Transfer::Sum { dtype: DType::F16, reduction: Reduction::Sum, len_bytes: 10, priority: 0 };
+        steps[2].transfer = Transfer::Sum {
+            dtype: DType::F16,
+            reduction: Reduction::Sum,
+            len_bytes: 10,
+            priority: 0,
+            is_divided: false,
+        };
         assert_eq!(units(&steps, &[0; 4], 100), [vec![2], vec![0, 1, 3]]);
-        steps[2].transfer = Transfer::Sum { dtype: DType::F32, reduction: Reduction::Max, len_bytes: 10, priority: 0 };
+        steps[2].transfer = Transfer::Sum {
+            dtype: DType::F32,
+            reduction: Reduction::Max,
+            len_bytes: 10,
+            priority: 0,
+            is_divided: false,
+        };
         assert_eq!(units(&steps, &[0; 4], 100), [vec![2], vec![0, 1, 3]]);
+        let mut steps = sums(&[10, 10, 10, 10]);
+        for step in &mut steps[1..3] {
+            let Transfer::Sum { is_divided, .. } = &mut step.transfer else { unreachable!("all are sums") };
+            *is_divided = true;
+        }
+        assert_eq!(units(&steps, &[0; 4], 100), [vec![1, 2], vec![0, 3]]);
     }
 
     proptest! {

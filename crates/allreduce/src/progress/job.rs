@@ -1,10 +1,12 @@
 //! Jobs: operations between their call and their end.
 
+use std::ops::Range;
+
 use crossbeam_channel::{Receiver, Sender};
 
 use ringpull_base::{DType, Error, Key, Reduction, Result, Tensor};
 
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, PartUpdate};
 use crate::interpreter::Ticket;
 use crate::progress::messages::{Launch, Operation, Terms, Transfer};
 
@@ -36,6 +38,13 @@ pub trait Job: Send {
     /// the comm thread.
     fn addend(&mut self) -> &mut [u8] {
         &mut []
+    }
+
+    /// For a [`Transfer::Sum`] that is divided: what this rank makes of the sums of its part, a range of the
+    /// addend in bytes. Asked once, before the memory is. On the comm thread, when no earlier operation of the
+    /// same topic is under way.
+    fn part_update(&mut self, _part: Range<usize>) -> Result<PartUpdate> {
+        Err(Error::bug("an operation is divided and has no update"))
     }
 
     /// For [`Transfer::Messages`]: begins what the job has to send and receive, on the comm thread; asked
@@ -147,7 +156,13 @@ impl Barrier {
 
 impl Job for Barrier {
     fn transfer(&self) -> Transfer {
-        Transfer::Sum { dtype: DType::U8, reduction: Reduction::Sum, len_bytes: 1, priority: i32::MAX }
+        Transfer::Sum {
+            dtype: DType::U8,
+            reduction: Reduction::Sum,
+            len_bytes: 1,
+            priority: i32::MAX,
+            is_divided: false,
+        }
     }
 
     fn addend(&mut self) -> &mut [u8] {

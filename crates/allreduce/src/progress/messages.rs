@@ -91,6 +91,8 @@ pub enum Transfer {
         len_bytes: usize,
         /// A higher one goes first.
         priority: i32,
+        /// Whether each rank updates the sums of its part before all get them.
+        is_divided: bool,
     },
 }
 
@@ -166,6 +168,8 @@ pub struct Terms {
     pub value: Option<(DType, Vec<usize>)>,
     /// What applies the sum to the value.
     pub optimizer: Option<Optimizer>,
+    /// Whether each rank applies its part, and has the states of that alone.
+    pub is_sharded: bool,
     /// Whether an updater does; updaters cannot be compared.
     pub has_updater: bool,
     /// How gradients are compressed.
@@ -180,6 +184,7 @@ impl std::fmt::Display for Terms {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.value.iter().try_for_each(|(dtype, shape)| f.write_str(&dtype.of_shape(shape)))?;
         self.optimizer.iter().try_for_each(|optimizer| write!(f, " with {optimizer}"))?;
+        f.write_str(if self.is_sharded { " sharded over the ranks" } else { "" })?;
         f.write_str(if self.has_updater { " with an updater" } else { "" })?;
         self.compression.iter().try_for_each(|compression| write!(f, " compressed by {compression}"))?;
         f.write_str(&self.arguments)

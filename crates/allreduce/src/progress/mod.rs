@@ -7,6 +7,7 @@
 //!   what is left to begin when that order has been stopped;
 //! - [`messages`]: the messages of the control star;
 //! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
+//!   `layout` (pure): where the memory of several jobs stands in one bucket;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
 //!   the collectives; one applies updates, and whatever else takes its time when a sum is there; one
 //!   (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share,
@@ -26,6 +27,7 @@ pub mod fuzzing;
 mod handover;
 mod hang;
 pub mod job;
+mod layout;
 pub mod messages;
 mod period;
 mod phases;

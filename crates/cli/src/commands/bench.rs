@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result};
+use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::models::{self, ModelKey};
 
 use super::measured::{StoreArgs, progress};
@@ -14,6 +15,7 @@ use super::{Format, print, train};
 use super::{SUCCESS, Status};
 use crate::collectives::{self, Collective, CollectiveOptions, Way};
 use crate::link::LinkRate;
+use crate::pushpull::StoreOptions;
 use crate::record::Record;
 use crate::size::{elements, format_size, parse_sizes};
 use crate::statistics::{self, Summary};
@@ -125,6 +127,7 @@ pub(crate) struct CollectiveArgs {
     mpirun -n 4 ringpull bench pushpull --sizes 25MB\n  \
     mpirun -n 4 ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
     mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
+    mpirun -n 4 ringpull bench pushpull --model bert-large --scale 0.1 --optimizer adam --sharded\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub(crate) struct PushpullArgs {
     /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
@@ -140,6 +143,13 @@ pub(crate) struct PushpullArgs {
     /// Measured iterations of each payload.
     #[arg(long, default_value_t = 10)]
     iters: usize,
+    /// What updates the values by the sums, such as adam or sgd,momentum=0.9: then weights are read instead of
+    /// sums.
+    #[arg(long)]
+    optimizer: Option<Optimizer>,
+    /// Divide the optimizer's states over the ranks of `dist_sync_mpi`.
+    #[arg(long, requires = "optimizer")]
+    sharded: bool,
     #[command(flatten)]
     store: StoreArgs,
 }
@@ -215,7 +225,8 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
             })
             .collect::<Result<_>>()?,
     };
-    let plan = args.store.plan(args.iters)?;
+    let (optimizer, is_sharded) = (args.optimizer.clone(), args.sharded);
+    let plan = StoreOptions { optimizer, is_sharded, ..args.store.plan(args.iters)? };
     let progress = progress(args.store.format);
     pushpull::run(&super::store(args.store.kv_store)?, &payloads, &plan, progress.as_ref())
 }
@@ -226,7 +237,7 @@ const HEAD: &str =
 /// One line for each record, then warnings about its samples.
 fn table(records: &[Record]) -> String {
     let mut rows = Vec::new();
-    let mut doubts = Vec::new();
+    let (mut doubts, mut states) = (Vec::new(), Vec::new());
     for record in records {
         let Some(summary) = Summary::of(&record.seconds) else { continue };
         let ms = |seconds: f64| format!("{:.3} ms", seconds * 1e3);
@@ -234,6 +245,9 @@ fn table(records: &[Record]) -> String {
         let payload = format_size(record.bytes as f64);
         for doubt in statistics::warnings(&record.seconds) {
             doubts.push(format!("warning: {payload}: {doubt}\n"));
+        }
+        if let Some(bytes) = record.usage.state_bytes {
+            states.push(format!("{payload}: the optimizer's states take {} of a rank\n", format_size(bytes as f64)));
         }
         rows.push(vec![
             record.op.clone(),
@@ -256,8 +270,9 @@ fn table(records: &[Record]) -> String {
         ]);
     }
     format!(
-        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n, of reduce_scatter, allgather and alltoall half of it; waiting: part of a core, for a late rank; memory: beyond the payload\n{}",
+        "{}\nevery sum was checked; times are the slowest rank's; algbw: payload / time; busbw: algbw x 2(n-1)/n, of reduce_scatter, allgather and alltoall half of it; waiting: part of a core, for a late rank; memory: beyond the payload\n{}{}",
         grid(HEAD.split(','), rows, 3),
+        states.concat(),
         doubts.concat()
     )
 }

@@ -35,7 +35,15 @@ impl StoreArgs {
     pub(super) fn plan(&self, iters: usize) -> Result<pushpull::StoreOptions> {
         let compression = Compression::choice(&self.compression)?;
         let algorithm = Config::from_env()?.algorithm;
-        Ok(pushpull::StoreOptions { dtype: self.dtype, iters, warmup: self.warmup, compression, algorithm })
+        Ok(pushpull::StoreOptions {
+            dtype: self.dtype,
+            iters,
+            warmup: self.warmup,
+            compression,
+            algorithm,
+            optimizer: None,
+            is_sharded: false,
+        })
     }
 }
 

@@ -77,6 +77,7 @@ impl Runner for Fake {
                     cpu_s_per_gb: Some(self.jobs.len() as f64),
                     waiting_cpu: None,
                     extra_rss_bytes: Some(if self.jobs.len() == 2 { 70 } else { 30 }),
+                    state_bytes: None,
                 },
                 ..Record::blank("allreduce", DType::F32)
             }

@@ -275,7 +275,7 @@ mod tests {
         let second = Fake::SECONDS_A_BYTE * 4000.0;
         assert_eq!(record.seconds, [second; 6]);
         assert_eq!((record.mode.as_str(), record.hosts, record.bound_s), ("dist_sync_mpi", 4, Some(6.0)));
-        let whole = Usage { cpu_s_per_gb: Some(2.0), waiting_cpu: None, extra_rss_bytes: Some(70) };
+        let whole = Usage { cpu_s_per_gb: Some(2.0), extra_rss_bytes: Some(70), ..Usage::default() };
         assert_eq!((record.usage, record.host_bytes), (whole, Some(6100)));
         assert_eq!(found.done[0].stolen, Some(0.0625));
     }

@@ -6,7 +6,7 @@ use ringpull_base::{DType, Error, Result, check_row_ids, config};
 use super::adam::Adam;
 use super::element::{Real, Stored, elements, elements_mut};
 use super::sgd::Sgd;
-use super::{Optimizer, Rule, State};
+use super::{Optimizer, Rule, State, slot_element_bytes};
 
 /// Updates of more elements than this are shared out over threads. Elements are computed one by one, so bits
 /// do not depend on it.
@@ -25,6 +25,18 @@ impl Optimizer {
         self.prepare(state, dtype, weight)?;
         self.dispatch(state, dtype, weight, &[(0, gradient)]);
         Ok(())
+    }
+
+    /// Begins a step that [`apply_at`](Self::apply_at) makes in pieces: counts it. On an error nothing has
+    /// changed.
+    pub fn begin_step(&self, state: &mut State, dtype: DType, weight: &[u8]) -> Result<()> {
+        self.prepare(state, dtype, weight)
+    }
+
+    /// Changes what begins at byte `at` of `weight`, and is as long as `gradient`, in a step that was begun
+    /// with this state and a weight of this length.
+    pub fn apply_at(&self, state: &mut State, dtype: DType, weight: &mut [u8], at: usize, gradient: &[u8]) {
+        self.dispatch(state, dtype, weight, &[(at, gradient)]);
     }
 
     /// As [`apply`](Self::apply) for row-sparse gradients, as MXNet's lazy update does it: only the rows that
@@ -68,8 +80,7 @@ impl Optimizer {
     /// Checks that the state fits, gives it its slots before its first update, and counts the update.
     fn prepare(&self, state: &mut State, dtype: DType, weight: &[u8]) -> Result<()> {
         self.check_dtype(dtype)?;
-        let real_bytes = if dtype == DType::F64 { 8 } else { 4 };
-        let slot_bytes = weight.len() / dtype.size_bytes() * real_bytes;
+        let slot_bytes = weight.len() / dtype.size_bytes() * slot_element_bytes(dtype);
         let mastered = self.has_master(dtype);
         let count = self.slots(dtype);
         if state.updates == 0 && state.slots.is_empty() {

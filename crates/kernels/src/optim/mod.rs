@@ -13,9 +13,11 @@ mod parse;
 mod rule;
 mod sgd;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{DType, Error, Result};
 
 pub use self::rule::Rule;
 use self::rule::{ABOVE_0, AT_LEAST_0, FINITE};
@@ -54,6 +56,21 @@ pub struct State {
     /// Slots of one f32 (f64 for f64 weights) per weight element, little endian: momentum; mean and variance;
     /// the master copy last.
     pub slots: Vec<Vec<u8>>,
+}
+
+impl State {
+    /// Keeps what belongs to a part of the weight alone: a range of its bytes, of so many.
+    pub fn keep(&mut self, part: Range<usize>, of_bytes: usize) {
+        for slot in &mut self.slots {
+            let at = |byte: usize| (slot.len() as u64 * byte as u64).checked_div(of_bytes as u64).unwrap_or(0) as usize;
+            *slot = slot[at(part.start)..at(part.end)].to_vec();
+        }
+    }
+}
+
+/// The bytes of a slot for each element of a weight.
+pub fn slot_element_bytes(dtype: DType) -> usize {
+    if dtype == DType::F64 { 8 } else { 4 }
 }
 
 impl Optimizer {

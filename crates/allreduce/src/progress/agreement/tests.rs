@@ -12,7 +12,8 @@ fn of(dtype: DType) -> Terms {
 
 fn call(key: i64, ordinal: u64, dtype: DType) -> Call {
     let topic = Topic::Key { store: 0, key: key.into() };
-    let transfer = Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes: 100, priority: 0 };
+    let transfer =
+        Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes: 100, priority: 0, is_divided: false };
     Call { topic, ordinal, operation: Operation::Push, terms: of(dtype), transfer, waited: false }
 }
 

@@ -155,6 +155,51 @@ fn rows_that_are_absent_change_neither_weight_nor_state() {
 }
 
 #[test]
+fn a_step_in_pieces_of_parts_gives_the_bits_and_the_states_of_one_of_the_whole() {
+    for (text, dtype) in [
+        ("adam,lr=0.1,wd=0.1", DType::F32),
+        ("sgd,momentum=0.9", DType::F64),
+        ("adam,lr=0.1,multi_precision=1", DType::F16),
+        ("sgd,lr=0.5", DType::BF16),
+    ] {
+        let (optimizer, element, len) = (parsed(text), dtype.size_bytes(), 23);
+        let tensor = |scale: f64| {
+            ringpull_base::with_element!(dtype, T => {
+                let value = |at: usize| <T as ringpull_base::Element>::from_f64(scale * (at as f64 - 7.0));
+                bytemuck::cast_slice(&(0..len).map(value).collect::<Vec<T>>()).to_vec()
+            })
+        };
+        let (mut whole, mut state) = (tensor(0.25), State::default());
+        let (mut divided, mut states) = (whole.clone(), [State::default(), State::default()]);
+        for step in 1..4u8 {
+            let gradient: Vec<u8> = tensor(f64::from(step));
+            // States that were those of the whole go on as those of parts.
+            if step == 2 {
+                states = [0..9, 9..len].map(|part| {
+                    let mut cut = state.clone();
+                    cut.keep(part.start * element..part.end * element, whole.len());
+                    cut
+                });
+                divided.clone_from(&whole);
+            }
+            optimizer.apply(&mut state, dtype, &mut whole, &gradient).unwrap();
+            for (part, state) in [0..9, 9..len].into_iter().zip(&mut states) {
+                let part = part.start * element..part.end * element;
+                let weight = &mut divided[part.clone()];
+                optimizer.begin_step(state, dtype, weight).unwrap();
+                for piece in [4 * element..weight.len(), 0..4 * element] {
+                    optimizer.apply_at(state, dtype, weight, piece.start, &gradient[part.clone()][piece]);
+                }
+            }
+            assert_eq!(whole, divided, "{text}");
+            for (slot, whole) in state.slots.iter().enumerate() {
+                assert_eq!(*whole, [&states[0].slots[slot][..], &states[1].slots[slot]].concat(), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
 fn sharing_out_over_threads_does_not_change_the_bits() {
     let len = 2 * PARALLEL_LEN + 3;
     let gradient = |_, index: usize| (index % 1013) as f32 * 0.37 - 100.0;

@@ -183,7 +183,8 @@ impl World {
                 }
                 self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
                 let (dtype_of_sum, reduction) = (DType::F32, Reduction::Sum);
-                let sum = Transfer::Sum { dtype: dtype_of_sum, reduction, len_bytes: 100, priority: 0 };
+                let sum =
+                    Transfer::Sum { dtype: dtype_of_sum, reduction, len_bytes: 100, priority: 0, is_divided: false };
                 let transfer = if is_alone(&topic) { Transfer::Alone } else { sum };
                 let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
                 self.ranks[rank].call(topic, Operation::Push, terms, transfer)

@@ -1,0 +1,102 @@
+//! Sums that each rank updates for all: an allreduce in two halves, with the update of a rank's part between
+//! them.
+//!
+//! A reduce-scatter gives each rank the sums of its part, the rank makes of them what all are to get (new
+//! weights, in the same bytes), and an allgather gives every rank all parts. By messages the halves are one
+//! plan, and each segment is updated as it leaves (`interpreter::halfway`). In shared memory each rank updates
+//! its part where the sums of all ranks' buffers have been put. Both move what an allreduce moves. If some
+//! hosts have several ranks and there are several hosts, all messages go between ranks: along a ring, one
+//! rank of a host sends to the next host.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ringpull_base::{Algorithm, AlgorithmChoice, DType, Reduction, Result};
+use ringpull_plan::{Parts, ReduceScatter, Schedule, choose_reduce_scatter};
+
+use crate::communicator::Communicator;
+use crate::communicator::begun::Passage;
+use crate::communicator::node::WaitLimits;
+use crate::interpreter::{PartUpdate, Ticket};
+use crate::transport::Stamp;
+
+/// The schedules of such sums, by what they follow from: the element type, the parts and the length of the
+/// step.
+#[derive(Default)]
+pub(super) struct DividedSchedules(HashMap<(DType, Parts, usize), Arc<Schedule>>);
+
+impl Communicator {
+    /// Begins to give every rank what the owners of `parts` make of their sums: rank `r` calls its `update` for
+    /// the bytes of part `r`. Its ticket, or `None` if it had to be done at once and is, as in
+    /// [`begin_allreduce`](Self::begin_allreduce).
+    ///
+    /// # Safety
+    /// As for [`begin_allreduce`](Self::begin_allreduce).
+    pub unsafe fn begin_divided(
+        &mut self,
+        (dtype, parts): (DType, Parts),
+        data: *mut [u8],
+        mut update: PartUpdate,
+        Passage { stamp, priority }: Passage,
+        step_bytes: usize,
+    ) -> Result<Option<Ticket>> {
+        let bytes = bytes_of(&parts, dtype);
+        let own = bytes.range(self.rank()..self.rank() + 1);
+        if self.size() == 1 {
+            // SAFETY: the caller gives the memory away until this is done.
+            return update(0, unsafe { &mut *data }).map(|()| None);
+        }
+        if self.is_in_one_memory()
+            && let Some(node) = &mut self.placement.node
+        {
+            let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
+            let limits = WaitLimits { stamp, stop: &stop, limit };
+            // SAFETY: as above.
+            let data = unsafe { &mut *data };
+            return node.allreduce_updating((Reduction::Sum, dtype), data, &bytes, &mut update, limits).map(|()| None);
+        }
+        let schedule = self.divided_schedule(dtype, parts, step_bytes);
+        // SAFETY: as the caller promises.
+        Ok(Some(unsafe { self.executor.begin_updating(&schedule, data, (own, update), stamp, priority) }))
+    }
+
+    fn divided_schedule(&mut self, dtype: DType, parts: Parts, step_bytes: usize) -> Arc<Schedule> {
+        /// More than the buckets and keys of any step.
+        const MOST: usize = 1024;
+        let (rank, size, cuts) = (self.rank(), self.size(), self.cuts);
+        let (way, segment_bytes) = match self.choice {
+            AlgorithmChoice::Ordered => (ReduceScatter::Ordered, cuts.most_bytes),
+            AlgorithmChoice::Plan(Algorithm::Ring) => (ReduceScatter::Ring, cuts.most_bytes),
+            AlgorithmChoice::Plan(Algorithm::Direct) => (ReduceScatter::Direct, cuts.most_bytes),
+            _ => {
+                let model = self.learned.model.within(step_bytes);
+                choose_reduce_scatter(&model, parts.len() * dtype.size_bytes(), size, cuts)
+            }
+        };
+        let kept = &mut self.divided.0;
+        if kept.len() >= MOST {
+            kept.clear();
+        }
+        let made = kept.entry((dtype, parts.clone(), step_bytes)).or_insert_with(|| {
+            let plan = ringpull_plan::allreduce_in_halves(way, rank, size, parts);
+            Arc::new(Schedule::of(&plan, dtype, segment_bytes))
+        });
+        Arc::clone(made)
+    }
+
+    /// Every rank gets part `r` of `data`, bounded in bytes, from rank `r`.
+    ///
+    /// # Safety
+    /// As for [`allreduce`](Self::allreduce).
+    pub unsafe fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        // SAFETY: `data` is borrowed until it is done; for an error the caller promises the rest.
+        let begun = unsafe { self.begin_allgather(None, parts, data, Passage { stamp, priority: 0 }) }?;
+        self.complete(begun)
+    }
+}
+
+/// Parts of elements, in bytes.
+fn bytes_of(parts: &Parts, dtype: DType) -> Parts {
+    Parts::of((0..=parts.count()).map(|part| parts.range(0..part).end * dtype.size_bytes()).collect())
+}

@@ -1,0 +1,44 @@
+//! What a rank makes of the sums of its part between the two halves of an allreduce.
+//!
+//! In a plan of two halves (`ringpull_plan::allreduce_in_halves`) a rank holds the sums of its own part when
+//! the first half has brought the last contribution, and in the second half it sends that part and no other
+//! of its own. So a segment of it is updated just before it leaves for the first time: the segments behind it
+//! still arrive meanwhile, and the wire does not wait for the update of the whole part.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use ringpull_base::Result;
+use ringpull_plan::{Action, Message, Schedule};
+
+/// Makes of the sums that begin at a byte of the buffer what every rank is to get instead. Each byte of the
+/// rank's part is given to it once, in any order.
+pub type PartUpdate = Box<dyn FnMut(usize, &mut [u8]) -> Result<()> + Send>;
+
+/// The update of one operation.
+pub(super) struct Halfway {
+    own: Range<usize>,
+    /// The first message of the second half.
+    second: u32,
+    /// Where the segments begin that have been updated.
+    updated: HashSet<usize>,
+    update: PartUpdate,
+}
+
+impl Halfway {
+    /// Of this rank's part `own`, in bytes.
+    pub(super) fn new(schedule: &Schedule, own: Range<usize>, update: PartUpdate) -> Self {
+        let arrives = |message: &Message| message.action != Action::Send && own.contains(&message.start);
+        let second = schedule.all.iter().rposition(arrives).map_or(0, |last| last as u32 + 1);
+        Halfway { own, second, updated: HashSet::new(), update }
+    }
+
+    /// Whether a message that leaves now takes sums along that have to be updated before.
+    pub(super) fn is_due(&mut self, index: u32, message: &Message) -> bool {
+        index >= self.second && self.own.contains(&message.start) && self.updated.insert(message.start)
+    }
+
+    pub(super) fn update(&mut self, message: &Message, sums: &mut [u8]) -> Result<()> {
+        (self.update)(message.start, sums)
+    }
+}
