@@ -50,6 +50,9 @@ class OnDevice:
         self.array, self.said, self.truly, self.strides = array, (code, number), truly or (code, number), strides
         self.streams = []
 
+    def data(self):
+        return self.array.ctypes.data
+
     def __dlpack_device__(self):
         return self.said
 
@@ -58,7 +61,7 @@ class OnDevice:
         shape = (ctypes.c_int64 * self.array.ndim)(*self.array.shape)
         strides = self.strides and (ctypes.c_int64 * self.array.ndim)(*self.strides)
         tensor = DLTensor(
-            self.array.ctypes.data, self.truly, self.array.ndim, (2, 32, 1, 0), shape, strides and ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)), 0
+            self.data(), self.truly, self.array.ndim, (2, 32, 1, 0), shape, strides and ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)), 0
         )
         managed = Managed(tensor, None, ctypes.cast(delete, ctypes.c_void_p))
         alive[ctypes.addressof(managed)] = (managed, shape, strides, self.array)

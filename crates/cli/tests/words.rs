@@ -43,6 +43,14 @@ fn explain_takes_the_option_before_the_variable() {
 }
 
 #[test]
+fn buffers_of_gpu_check_are_whole_pieces() {
+    for wrong in ["0", "4097"] {
+        let (code, text) = said(None, &format!("gpu-check --devices sim:1 --bytes {wrong}"));
+        assert!(code == 1 && text.contains(&format!("invalid --bytes {wrong}: expected a multiple of 4096")), "{text}");
+    }
+}
+
+#[test]
 fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
     for (words, code, parts) in [
         ("--late -1", 1, ["invalid --late -1: expected non-negative seconds", "hint: give seconds"]),

@@ -38,6 +38,7 @@ fn one_process() {
     let outcome = match part.as_str() {
         "step" => step(),
         "ranks" => ranks(),
+        "alone" => alone(),
         other => panic!("{PART}={other:?}"),
     };
     match outcome {
@@ -272,6 +273,21 @@ fn one_rank(devices: &Arc<Devices>, meeting: &Meeting) -> Result<()> {
         expect(devices, &[tensor], 3.0)?;
     }
     Ok(())
+}
+
+/// One rank of two, whose other never comes.
+fn alone() -> Result<()> {
+    let devices = ringpull_device::open("cuda:0")?;
+    let meeting = Meeting { ids: vec![devices.platform().unique_id()?], rank: 0, size: 2 };
+    one_rank(&devices, &meeting)
+}
+
+#[test]
+fn a_rank_whose_peer_never_comes_stops_waiting_when_it_is_told() {
+    let Some(gpus) = FakeGpus::new("1") else { return };
+    let (out, findings) = process(&gpus, "alone", "");
+    assert!(out.contains("outcome: another rank is late"), "{out}");
+    assert_eq!(findings, "");
 }
 
 #[test]

@@ -8,7 +8,8 @@ use ringpull_base::{Error, Result};
 
 use super::{FAILURE, SUCCESS, Status};
 use super::{to_json, write};
-use crate::gpu_check::{Findings, rank_of_a_job};
+use crate::gpu_check::{Findings, UNIT, rank_of_a_job};
+use crate::size::parse_size;
 
 #[derive(Debug, Clone, Args)]
 #[command(
@@ -21,6 +22,10 @@ pub(crate) struct GpuCheckArgs {
     /// Run as one rank of an MPI job whose ranks share the devices, and check a store over all ranks.
     #[arg(long, conflicts_with = "out")]
     rank: bool,
+    /// Bytes of each buffer that is measured; by default far more than any cache holds. 4KiB or a multiple of
+    /// that.
+    #[arg(long, default_value = "256MiB")]
+    bytes: String,
     /// A folder for the findings as JSON and as a table.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -32,7 +37,12 @@ pub(crate) fn run(args: &GpuCheckArgs) -> Result<Status> {
         println!("{}", rank_of_a_job(&args.devices)?);
         return Ok(SUCCESS);
     }
-    let findings = Findings::gather(&args.devices)?;
+    let bytes = parse_size(&args.bytes)?;
+    if bytes == 0 || !bytes.is_multiple_of(UNIT) {
+        let what = format!("invalid --bytes {}: expected a multiple of {UNIT} bytes", args.bytes);
+        return Err(Error::argument(what, "give 256MiB, as by default, or 64KiB where speed does not matter"));
+    }
+    let findings = Findings::gather(&args.devices, bytes)?;
     let table = findings.table();
     print!("{table}");
     if let Some(out) = &args.out {

@@ -133,14 +133,17 @@ fn locked_memory(facts: &Facts) -> Vec<Found> {
 }
 
 fn gpu(facts: &Facts) -> Vec<Found> {
-    let (gpus, devices) = (facts.gpus, &facts.machine.devices);
+    let devices = &facts.machine.devices;
+    // Not every machine has a file in /dev for each that the driver has.
+    let gpus = facts.gpus.max(devices.devices.len());
     if gpus == 0 {
         return good(format!("there is none; CUDA driver: {}", devices.driver));
     }
-    let Some(driver) = &facts.driver else {
+    if facts.driver.is_none() && devices.devices.is_empty() {
         let fix = "install NVIDIA's driver; in a container request nvidia.com/gpu and use NVIDIA's runtime";
         return failure(format!("{gpus} GPUs, but no driver answers; CUDA driver: {}", devices.driver), fix);
-    };
+    }
+    let driver = facts.driver.as_deref().unwrap_or("unknown (no nvidia-smi)");
     let what = format!(
         "{gpus} GPUs ({}), driver {driver}, CUDA driver: {}, peer access: {}",
         devices.devices.join(", "),

@@ -9,18 +9,20 @@ use ringpull_kernels::optim::{Optimizer, Rule};
 
 use super::{Check, FIRST, LIMIT, check};
 
-/// Numbers of elements: one, some that are no multiple of a block, and, if it costs nothing, more than one
-/// wave of blocks.
-const LENGTHS: [usize; 4] = [1, 37, 1000, (1 << 20) + 3];
+/// Numbers of elements: one, and some that are no multiple of a block.
+const LENGTHS: [usize; 3] = [1, 37, 1000];
+/// More than one wave of blocks on any GPU.
+const LONG: usize = (1 << 20) + 3;
 
-fn lengths(devices: &Devices) -> &'static [usize] {
-    if devices.platform().name() == "sim" { &LENGTHS[..3] } else { &LENGTHS }
-}
-
-pub(super) fn checks(devices: &Arc<Devices>) -> Vec<Check> {
+/// Checks with up to as many elements as a buffer of `bytes` bytes has and some more, on simulated devices with few.
+pub(super) fn checks(devices: &Arc<Devices>, bytes: usize) -> Vec<Check> {
+    let mut lengths = LENGTHS.to_vec();
+    if devices.platform().name() != "sim" {
+        lengths.push(LONG.min(bytes / 4 + 3));
+    }
     let mut checks = Vec::new();
     for dtype in DType::ALL {
-        let outcome = lengths(devices).iter().try_for_each(|&len| {
+        let outcome = lengths.iter().try_for_each(|&len| {
             [1, 2, 3, 8, 11].into_iter().try_for_each(|count| {
                 let reads: Vec<Buffer> = (0..count).map(|seed| pattern(dtype, len, seed)).collect();
                 compare(devices, &Operation::Sum(dtype), &reads, &[len * dtype.size_bytes()])
@@ -30,7 +32,7 @@ pub(super) fn checks(devices: &Arc<Devices>) -> Vec<Check> {
     }
     checks.push(check("packing of a bucket", said(packing(devices))));
     for operation in [Operation::Quantise2 { threshold: 0.5 }, Operation::Quantise1 { threshold: 0.5 }] {
-        checks.push(check(format!("{operation:?}"), said(codec(devices, &operation))));
+        checks.push(check(format!("{operation:?}"), said(codec(devices, &operation, &lengths))));
     }
     for rule in Rule::EXAMPLES {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
@@ -58,8 +60,8 @@ fn packing(devices: &Arc<Devices>) -> Result<()> {
     compare(devices, &Operation::Copy, &reads, &lengths)
 }
 
-fn codec(devices: &Arc<Devices>, quantise: &Operation) -> Result<()> {
-    for &len in lengths(devices) {
+fn codec(devices: &Arc<Devices>, quantise: &Operation, lengths: &[usize]) -> Result<()> {
+    for &len in lengths {
         let (per_word, add) = match quantise {
             Operation::Quantise2 { threshold } => (16, Operation::AddDequantised2 { threshold: *threshold }),
             _ => (32, Operation::AddDequantised1),

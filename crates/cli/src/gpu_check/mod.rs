@@ -6,6 +6,7 @@ mod lent;
 mod speed;
 mod stores;
 
+pub(crate) use speed::UNIT;
 pub(crate) use stores::rank_of_a_job;
 
 use std::time::Duration;
@@ -48,13 +49,13 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Checks the devices of this name.
-    pub(crate) fn gather(name: &str) -> Result<Self> {
+    /// Checks the devices of this name, and measures them with buffers of `bytes` bytes.
+    pub(crate) fn gather(name: &str, bytes: usize) -> Result<Self> {
         let devices = ringpull_device::open(name)?;
-        let mut checks = kernels::checks(&devices);
+        let mut checks = kernels::checks(&devices, bytes);
         checks.extend(lent::checks(&devices));
         checks.extend(stores::checks(name, &devices));
-        let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices)? };
+        let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices, bytes)? };
         Ok(Findings {
             devices: (0..devices.count()).map(|device| devices.platform().describe(device)).collect(),
             survey: ringpull_device::survey(),
@@ -108,7 +109,7 @@ mod tests {
 
     #[test]
     fn everything_holds_on_simulated_devices() {
-        let findings = Findings::gather("sim:2").unwrap();
+        let findings = Findings::gather("sim:2", UNIT).unwrap();
         assert!(findings.passed(), "{}", findings.table());
         assert!(findings.checks.len() > 20 && findings.speeds.is_empty());
     }

@@ -15,17 +15,18 @@ use ringpull_kernels::optim::Optimizer;
 use super::{FIRST, LIMIT, Speed};
 use crate::statistics::Summary;
 
-/// Bytes of one buffer: far more than any cache holds.
-const BYTES: usize = 256 << 20;
+/// What bytes of a buffer are a multiple of: of all pieces that a buffer is cut into.
+pub(crate) const UNIT: usize = 4 << 10;
 /// Launches of one run, so that queueing hides behind them.
 const LAUNCHES: u32 = 10;
 /// Runs; the first is thrown away.
 const RUNS: usize = 8;
 
-pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> {
+/// Measures with buffers of `bytes` bytes.
+pub(super) fn measure(name: &str, devices: &Arc<Devices>, bytes: usize) -> Result<Vec<Speed>> {
     let bench = Bench(devices);
-    let buffers = (0..6).map(|_| bench.buffer(BYTES)).collect::<Result<Vec<_>>>()?;
-    let codes = bench.buffer(BYTES / 16)?;
+    let buffers = (0..6).map(|_| bench.buffer(bytes)).collect::<Result<Vec<_>>>()?;
+    let codes = bench.buffer(bytes / 16)?;
     let at = |index: usize| buffers[index].clone();
     let mut speeds = Vec::new();
     let copy = bench.kernel("copy on the device", &Work::copy(at(0), at(1)), 1.0)?;
@@ -41,7 +42,7 @@ pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> 
     }
     let pieces = 64;
     let cut = |index: usize| -> Vec<Slice> {
-        (0..pieces).map(|piece| at(index).part(piece * BYTES / pieces..(piece + 1) * BYTES / pieces)).collect()
+        (0..pieces).map(|piece| at(index).part(piece * bytes / pieces..(piece + 1) * bytes / pieces)).collect()
     };
     let pack = Work { operation: Operation::Copy, reads: cut(0), writes: cut(1) };
     speeds.push(bench.kernel("packing of 64 keys", &pack, limit)?);
@@ -67,7 +68,7 @@ pub(super) fn measure(name: &str, devices: &Arc<Devices>) -> Result<Vec<Speed>> 
     let link = bench.link(&buffers[0])?;
     let slower = link.iter().map(|speed| speed.bytes_per_s).fold(f64::INFINITY, f64::min);
     speeds.extend(link);
-    speeds.push(staging(name, BYTES / 4, slower)?);
+    speeds.push(staging(name, bytes / 4, slower)?);
     Ok(speeds)
 }
 
@@ -152,13 +153,14 @@ impl Bench<'_> {
 
     /// Copies to and from pinned memory, each alone.
     fn link(&self, buffer: &Slice) -> Result<Vec<Speed>> {
-        let pinned = || Ok(Slice::all(&Memory::pinned(self.0.platform(), BYTES)?));
+        let bytes = buffer.len_bytes();
+        let pinned = || Ok(Slice::all(&Memory::pinned(self.0.platform(), bytes)?));
         let (staging, other) = (pinned()?, pinned()?);
         let (down, up) = (self.0.down(FIRST), self.0.up(FIRST));
         let work = Work::copy(buffer.clone(), staging.clone());
-        let to_host = self.timed("copy to pinned memory", BYTES as u64, 1.0, down, &work)?;
+        let to_host = self.timed("copy to pinned memory", bytes as u64, 1.0, down, &work)?;
         let work = Work::copy(other, buffer.clone());
-        let to_device = self.timed("copy from pinned memory", BYTES as u64, 1.0, up, &work)?;
+        let to_device = self.timed("copy from pinned memory", bytes as u64, 1.0, up, &work)?;
         Ok(vec![Speed { share: 1.0, ..to_host }, Speed { share: 1.0, ..to_device }])
     }
 

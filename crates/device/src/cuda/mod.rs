@@ -111,17 +111,17 @@ impl Cuda {
         Ok(gpu)
     }
 
+    /// Whether any stream answers so when it is asked whether it is done.
+    fn any_stream(&self, answers: impl Fn(sys::CUresult) -> bool) -> bool {
+        self.streams.lock().iter().any(|(stream, device)| {
+            // SAFETY: the stream is not destroyed before the lock is given back.
+            self.current(*device).is_ok_and(|_| answers(unsafe { sys::cuStreamQuery(*stream as sys::CUstream) }))
+        })
+    }
+
     /// Whether nothing is under way on any stream, at the latest at `until`.
     fn is_idle_by(&self, until: Instant) -> bool {
-        let streams = self.streams.lock();
-        let is_busy = |(stream, device): (&u64, &usize)| {
-            self.current(*device).is_ok_and(|_| {
-                // SAFETY: the stream is not destroyed before the lock is given back.
-                let outcome = unsafe { sys::cuStreamQuery(*stream as sys::CUstream) };
-                outcome == sys::CUresult::CUDA_ERROR_NOT_READY
-            })
-        };
-        while streams.iter().any(is_busy) {
+        while self.any_stream(|outcome| outcome == sys::CUresult::CUDA_ERROR_NOT_READY) {
             if Instant::now() >= until {
                 return false;
             }
@@ -180,6 +180,18 @@ impl Platform for Cuda {
     }
 
     fn free(&self, device: usize, address: u64) {
+        // A collective waits for ever for the part of a device that has failed, and the driver for the collective.
+        let is_busy = |outcome| outcome == sys::CUresult::CUDA_ERROR_NOT_READY;
+        let is_failed = |outcome| outcome != sys::CUresult::CUDA_SUCCESS && !is_busy(outcome);
+        while self.group.as_ref().is_some_and(nccl::Group::is_whole) {
+            if self.any_stream(is_failed) {
+                self.abort();
+            } else if !self.any_stream(is_busy) {
+                break;
+            } else {
+                std::thread::sleep(nccl::LOOK);
+            }
+        }
         // The driver would wait for kernels that never end.
         if self.is_stuck.load(Ordering::Acquire) {
             return;

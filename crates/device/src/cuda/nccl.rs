@@ -29,7 +29,7 @@ const IN_PROGRESS: c_int = 7;
 const SUM: c_int = 0;
 
 /// How often a call that goes on by itself is asked whether it is done.
-const LOOK: Duration = Duration::from_micros(50);
+pub(super) const LOOK: Duration = Duration::from_micros(50);
 
 /// How long parting may take, and aborting what was joined.
 pub(super) const LONG: Duration = Duration::from_secs(3);
@@ -323,6 +323,11 @@ impl Group {
 
     fn unaborted(&self) -> Result<()> {
         if self.aborted.load(Ordering::Acquire) { Err(aborted()) } else { Ok(()) }
+    }
+
+    /// Whether nothing of it was aborted or has to be.
+    pub(super) fn is_whole(&self) -> bool {
+        self.unaborted().is_ok()
     }
 
     /// From now on what has ended counts as aborted. To be called before any communicator that shares devices

@@ -76,7 +76,7 @@ extern "C" __global__ void add_dequantised_2bit(float* sum, const u8* codes, flo
     }
 }
 
-extern "C" __global__ void add_dequantised_1bit(float* sum, const u8* codes, float threshold, u64 len) {
+extern "C" __global__ void add_dequantised_1bit(float* sum, const u8* codes, u64 len) {
     for (u64 i = first_index(); i * 8 < len; i += stride()) {
         __align__(16) float total[8];
         load<8>(total, sum, i * 8, len);

@@ -131,7 +131,7 @@ fn wrong<T>(code: c_int, text: &str) -> Outcome<T> {
 
 /// A call that waits for the end of its group.
 enum Pending {
-    Join { comm: Arc<Comm>, id: UniqueId },
+    Join { comm: Arc<Comm>, id: UniqueId, is_blocking: bool },
     Collective { comm: Arc<Comm>, stream: Arc<Stream>, call: Prepared, effect: Option<Effect> },
 }
 
@@ -171,7 +171,7 @@ fn launch(pending: Vec<Pending>) {
     let mut together: Vec<usize> = Vec::new();
     for one in pending {
         match one {
-            Pending::Join { comm, id } => {
+            Pending::Join { comm, id, .. } => {
                 thread::spawn(move || join(&comm, &id));
             }
             Pending::Collective { comm, stream, call, effect } => {
@@ -388,7 +388,7 @@ entries! {
         let is_blocking = settings.is_none_or(|one| one.blocking != 0);
         let comm = Comm::new(rank as usize, size as usize, device, IN_PROGRESS);
         write(made, register(Arc::clone(&comm)))?;
-        put(Pending::Join { comm: Arc::clone(&comm), id });
+        put(Pending::Join { comm: Arc::clone(&comm), id, is_blocking });
         let is_in_group = GROUP.with_borrow(|group| group.depth > 0);
         while is_blocking && !is_in_group && comm.state.load(Ordering::Acquire) == IN_PROGRESS {
             thread::sleep(LOOK);
@@ -465,9 +465,17 @@ entries! {
             // None of a group that holds a wrong call is done.
             return Err(code);
         }
-        let joins = pending.iter().any(|one| matches!(one, Pending::Join { .. }));
+        let joining = |one: &Pending| match one {
+            Pending::Join { comm, is_blocking, .. } => Some((Arc::clone(comm), *is_blocking)),
+            Pending::Collective { .. } => None,
+        };
+        let joining: Vec<(Arc<Comm>, bool)> = pending.iter().filter_map(joining).collect();
         launch(pending);
-        if joins { Err(IN_PROGRESS) } else { Ok(()) }
+        let waits = |(comm, is_blocking): &(Arc<Comm>, bool)| *is_blocking && comm.state.load(Ordering::Acquire) == IN_PROGRESS;
+        while joining.iter().any(waits) {
+            thread::sleep(LOOK);
+        }
+        if joining.iter().any(|(_, is_blocking)| !is_blocking) { Err(IN_PROGRESS) } else { Ok(()) }
     }
 
     fn ncclReduceScatter(send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, comm: usize, stream: usize) {

@@ -1,0 +1,81 @@
+"""Tensors in the memory of GPUs that compute without one, by hand-made capsules: no framework knows these GPUs.
+
+The owner of each works on a stream of its own, and orders that against the stream that it is given as DLPack has it.
+The driver finds an access that nothing orders.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from test_devices import CUDA, OnDevice
+
+import ringpull
+
+driver = ctypes.CDLL("libcuda.so.1")
+LEN = 5
+
+
+def call(name, *arguments):
+    code = getattr(driver, name)(*arguments)
+    assert code == 0, f"{name}: {code}"
+
+
+def made(name, kind, *arguments):
+    result = kind()
+    call(name, ctypes.byref(result), *arguments)
+    return result
+
+
+call("cuInit", 0)
+contexts = [made("cuDevicePrimaryCtxRetain", ctypes.c_void_p, number) for number in range(2)]
+
+
+class OnGpu(OnDevice):
+    """A tensor of float32 on a GPU, written on its owner's stream."""
+
+    def __init__(self, value, number=0):
+        super().__init__(np.full(LEN, value, np.float32), number, code=CUDA)
+        call("cuCtxSetCurrent", contexts[number])
+        self.context, self.content = contexts[number], self.array
+        self.owners = made("cuStreamCreate", ctypes.c_void_p, 1)
+        self.address = made("cuMemAlloc_v2", ctypes.c_uint64, self.array.nbytes)
+        call("cuMemcpyHtoDAsync_v2", self.address, ctypes.c_uint64(self.array.ctypes.data), ctypes.c_size_t(self.array.nbytes), self.owners)
+
+    def data(self):
+        return self.address.value
+
+    def __dlpack__(self, *, stream=None):
+        assert stream not in (None, 0, -1), stream
+        call("cuCtxSetCurrent", self.context)
+        event = made("cuEventCreate", ctypes.c_void_p, 2)
+        call("cuEventRecord", event, self.owners)
+        call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
+        call("cuEventDestroy_v2", event)
+        return super().__dlpack__(stream=stream)
+
+    def seen(self):
+        call("cuCtxSetCurrent", self.context)
+        found = np.empty(LEN, np.float32)
+        call("cuMemcpyDtoHAsync_v2", ctypes.c_uint64(found.ctypes.data), self.address, ctypes.c_size_t(found.nbytes), self.owners)
+        return found.tolist()
+
+
+with ringpull.create("device") as store:
+    store.init("w", OnGpu(0))
+    for step in range(1, 4):
+        values = [OnGpu(step), OnGpu(10 * step, 1)]
+        outs = [OnGpu(0), OnGpu(0, 1), np.zeros(LEN, np.float32)]
+        store.pushpull("w", values, outs)
+        assert outs[0].seen() == outs[1].seen() == outs[2].tolist() == [11 * step] * LEN
+        store.pushpull("w", values)
+        assert values[0].seen() == values[1].seen() == [11 * step] * LEN
+        store.push("w", OnGpu(step))
+        out = OnGpu(0, 1)
+        store.pull("w", out)
+        assert out.seen() == [step] * LEN
+print("the sums are right")
