@@ -117,6 +117,39 @@ if kind != "ringpull_local":
         said += code
         holds(out, RATE * ranks * said)
 
+# An optimizer of MXNet's whose states the ranks divide gives what each rank's own would, also to a trainer.
+if kind == "dist_sync_mpi":
+    divided, whole = mx.kv.create(kind), mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.1))
+    divided.set_optimizer(mx.optimizer.Adam(learning_rate=0.1), sharded=True)
+    expected = mx.nd.ones((5, 7))
+    divided.init("divided", expected)
+    for step in range(1, 4):
+        divided.push("divided", mx.nd.ones((5, 7)) * (rank + 1) * step)
+        whole("divided", mx.nd.ones((5, 7)) * total * step, expected)
+        out = mx.nd.empty((5, 7))
+        divided.pull("divided", out=out)
+        assert np.allclose(out.asnumpy(), expected.asnumpy(), rtol=1e-5), (out, expected)
+    trained = mx.kv.create(kind)
+    trained.set_optimizer(mx.optimizer.Adam(learning_rate=0.1), sharded=True)
+    dense = mx.gluon.nn.Dense(1, in_units=4)
+    dense.initialize()
+    trainer = mx.gluon.Trainer(dense.collect_params(), "adam", {"learning_rate": 0.1}, kvstore=trained, update_on_kvstore=True)
+    before = dense.weight.data().asnumpy()
+    with mx.autograd.record():
+        loss = dense(mx.nd.ones((2, 4))).sum()
+    loss.backward()
+    trainer.step(2 * ranks)
+    assert np.allclose(dense.weight.data().asnumpy(), before - 0.1, atol=1e-4), (dense.weight.data(), before)
+    refusing = mx.kv.create(kind)
+    refusing.init("norms", mx.nd.ones(3))
+    try:
+        refusing.set_optimizer(mx.optimizer.LAMB(), sharded=True)
+        refusing.push("norms", mx.nd.ones(3))
+    except ringpull.UnsupportedError as error:
+        assert "LAMB" in str(error), error
+    else:
+        raise AssertionError("LAMB needs norms of whole keys, and was taken")
+
 # A trainer: equal weights from unequal beginnings, and a distributed store is not reset.
 if kind == "dist_sync_mpi":
     mx.random.seed(rank)

@@ -1,6 +1,7 @@
 """Promises that hold on any number of ranks; every rank checks them."""
 
 import sys
+import tempfile
 
 import numpy as np
 
@@ -94,6 +95,31 @@ sgd.learning_rate = 0.5
 store.set_optimizer(sgd)
 store.pushpull("w", np.full(4, rank + 1, np.float32), out)
 assert (out == -1.5 * total).all(), out
+
+# The same optimizer with its states divided over the ranks, and saved by all.
+if kind == "dist_sync_mpi":
+    with ringpull.create(kind) as divided:
+        divided.init("parts", np.zeros(1000, np.float32))
+        divided.set_optimizer(ringpull.Adam(learning_rate=0.5), sharded=True)
+        weights = np.full(1000, rank + 1, np.float32)
+        divided.pushpull("parts", weights)
+        assert np.allclose(weights, -0.5), weights
+        parts = divided.stats()["state_bytes"]
+        assert abs(parts - 8000 / ranks) <= 8, parts
+        with tempfile.TemporaryDirectory() as folder:
+            divided.save_optimizer_states(folder + "/states")
+            first = weights.copy()
+            divided.pushpull("parts", np.ones(1000, np.float32), weights)
+            second = weights - first
+            divided.load_optimizer_states(folder + "/states")
+            divided.pushpull("parts", np.ones(1000, np.float32), weights)
+            assert np.allclose(weights - first, 2 * second), (first, second, weights)
+        try:
+            divided.set_optimizer("sgd")
+        except ringpull.ArgumentError as error:
+            assert "sharded" in str(error)
+        else:
+            raise AssertionError("a store with divided states took an optimizer of whole ones")
 
 if kind == "dist_sync_mpi":
 
