@@ -1,6 +1,5 @@
 //! One call of a worker on one key, and what is left to do for it.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,27 +10,6 @@ use crate::message::{Place, Request, Want};
 use crate::shard::Layout;
 use crate::worker::{Answer, Bytes, Task};
 use crate::worker_loop::answer;
-
-/// A segment of an operation in the queue of its server: higher priorities first, then earlier calls.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Queued {
-    pub(crate) priority: i32,
-    pub(crate) operation: u64,
-    pub(crate) segment: usize,
-}
-
-impl Ord for Queued {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let order = |item: &Queued| (item.priority, std::cmp::Reverse((item.operation, item.segment)));
-        order(self).cmp(&order(other))
-    }
-}
-
-impl PartialOrd for Queued {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
 
 /// A call on its way.
 pub(crate) struct Operation {
@@ -94,6 +72,17 @@ impl Operation {
             Task::Push { outs, .. } => !outs.is_empty(),
             Task::Pull { .. } | Task::SetState { .. } => true,
         }
+    }
+
+    /// The bytes of a segment, the pushed ones or those of the answer; `None` if it is not answered.
+    pub(crate) fn answered_bytes(&self, segment: usize) -> Option<usize> {
+        let whole = self.layout.bytes_of(segment).len();
+        let bytes = match &self.task {
+            Task::Pull { want: Want::Word, .. } => 0,
+            Task::Pull { want: Want::Rows, .. } => self.positions(segment).len() * self.layout.unit_bytes,
+            _ => whole,
+        };
+        self.is_answered().then_some(bytes)
     }
 
     /// The message for a segment; `reply` names its answer.

@@ -19,10 +19,11 @@ use ringpull_base::Key;
 const SEGMENT_BYTES: (usize, usize) = (32 << 10, MAX_SEGMENT_BYTES);
 
 /// No segment is longer, in bytes.
-pub const MAX_SEGMENT_BYTES: usize = 1 << 20;
+pub const MAX_SEGMENT_BYTES: usize = 128 << 10;
 
-/// A shard has about this many segments, so that filling and draining the pipeline costs little.
-const SEGMENTS_PER_SHARD: usize = 32;
+/// A shard has about this many segments, so that filling and draining the pipeline costs little, and a few
+/// segments of each worker under way are not more than a switch can hold.
+const SEGMENTS_PER_SHARD: usize = 256;
 
 /// The longest unit, in bytes.
 const UNIT_BYTES: usize = 32 << 10;
@@ -162,7 +163,7 @@ mod tests {
         let layout = Layout::new(&Key::Int(3), &[6_250_000], 4, 8, 1_000_000);
         for server in 0..8 {
             let count = layout.segments.iter().filter(|segment| segment.server == server).count();
-            assert!((30..=34).contains(&count), "{count} segments on server {server}");
+            assert!((94..=98).contains(&count), "{count} segments on server {server}");
         }
         let first: std::collections::BTreeSet<_> = layout.segments[..8].iter().map(|segment| segment.server).collect();
         assert_eq!(first.len(), 8, "the servers take turns");

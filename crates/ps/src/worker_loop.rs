@@ -1,16 +1,17 @@
 //! The thread that owns a worker's sockets: commands in, segments out and back, and the link to the
 //! scheduler.
 //!
-//! Each server has a queue of segments, ordered by priority and then by the order of the calls. A segment
-//! becomes a message when there is room for it, so that a late call of high priority overtakes what has not
-//! left. An operation ends when all of its segments have left and the last answer is in; then its guards are
-//! dropped. `patience` has the limits of waiting for answers.
+//! Each server has a `queue` of segments, ordered by priority and then by the order of the calls, with a limit
+//! on what is not answered. A segment becomes a message when there is room for it, so that a late call of
+//! high priority overtakes what has not left. An operation ends when all of its segments have left and the
+//! last answer is in; then its guards are dropped. `patience` has the limits of waiting for answers.
 
 mod patience;
+mod queue;
 
 pub(super) use patience::Patience;
 
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -22,9 +23,10 @@ use ringpull_kernels::optim::Optimizer;
 
 use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
-use crate::operation::{Operation, Queued};
+use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
 use crate::worker::{self, Command, Worker, WorkerState};
+use crate::worker_loop::queue::{Queue, Queued};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
@@ -36,14 +38,13 @@ const SEND_LIMIT: usize = 16;
 struct ServerConnection {
     connection: Connection,
     optimizers: Vec<(u64, Optimizer)>,
-    queue: BinaryHeap<Queued>,
+    queue: Queue,
     broken: Option<Instant>,
 }
 
 /// A request that a server has not answered.
 struct Waiting {
-    operation: u64,
-    segment: usize,
+    item: Queued,
     server: usize,
     since: Instant,
     /// The same by the timeline's clock.
@@ -100,7 +101,7 @@ impl WorkerLoop {
         let servers = servers.into_iter().map(|connection| ServerConnection {
             connection,
             optimizers: Vec::new(),
-            queue: BinaryHeap::new(),
+            queue: Queue::default(),
             broken: None,
         });
         WorkerLoop {
@@ -237,9 +238,10 @@ impl WorkerLoop {
                     // A pull of no rows sends no request, and its caller does not wait for an answer.
                     return Ok(());
                 }
+                let priority = operation.priority(priority);
                 for (segment, server) in unsent {
-                    let priority = operation.priority(priority);
-                    self.servers[server].queue.push(Queued { priority, operation: id, segment });
+                    let answered_bytes = operation.answered_bytes(segment);
+                    self.servers[server].queue.push(priority, Queued { operation: id, segment, answered_bytes });
                 }
                 self.operations.insert(id, operation);
             }
@@ -270,7 +272,7 @@ impl WorkerLoop {
         while !self.servers[index].optimizers.is_empty() && has_room(&self.servers[index]) {
             let server = &mut self.servers[index];
             let (version, optimizer) = server.optimizers.remove(0);
-            let named = server.queue.iter().filter_map(|item| self.operations.get(&item.operation)?.optimizer());
+            let named = server.queue.operations().filter_map(|id| self.operations.get(&id)?.optimizer());
             let oldest = named.min().unwrap_or(version).min(version);
             let header = encode(&Request::SetOptimizer { version, oldest, optimizer });
             server.connection.send(header);
@@ -281,7 +283,7 @@ impl WorkerLoop {
             && has_room(&self.servers[index])
         {
             let server = &mut self.servers[index];
-            let Some(item) = server.queue.pop() else { break };
+            let Some(item) = server.queue.next() else { break };
             let Some(operation) = self.operations.get_mut(&item.operation) else { continue };
             self.next += 1;
             let reply = self.next;
@@ -291,9 +293,8 @@ impl WorkerLoop {
             server.connection.send(Frame { header: encode(&request), payload });
             self.progress = Instant::now();
             if operation.is_answered() {
-                let (operation, segment, since) = (item.operation, item.segment, self.progress);
-                let waiting =
-                    Waiting { operation, segment, server: index, since, since_ns, sent_bytes, vouched: false };
+                let since = self.progress;
+                let waiting = Waiting { item, server: index, since, since_ns, sent_bytes, vouched: false };
                 self.waiting.insert(reply, waiting);
             }
             if operation.sent_one() {
@@ -324,17 +325,18 @@ impl WorkerLoop {
     fn finish(&mut self, reply: u64, payload: Vec<u8>, state: Option<ringpull_kernels::optim::State>) -> Result<()> {
         let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
         self.has_come_on()?;
+        self.servers[waiting.server].queue.answered(waiting.item);
         count(&self.shared.received, payload.len() as u64);
-        let Some(operation) = self.operations.get_mut(&waiting.operation) else { return Ok(()) };
+        let Some(operation) = self.operations.get_mut(&waiting.item.operation) else { return Ok(()) };
         let moved = waiting.sent_bytes + payload.len() as u64;
         timeline::record(Phase::Request, || operation.key(), waiting.since_ns, moved);
-        let fits = operation.receive(waiting.segment, payload, state);
+        let fits = operation.receive(waiting.item.segment, payload, state);
         if !fits {
             let what = format!("a value of key {} with a wrong length", operation.key());
             return Err(self.broken_protocol(waiting.server, what));
         }
         if operation.is_done() {
-            self.operations.remove(&waiting.operation);
+            self.operations.remove(&waiting.item.operation);
         }
         Ok(())
     }

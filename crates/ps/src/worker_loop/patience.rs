@@ -82,9 +82,9 @@ impl WorkerLoop {
             }
             Some(_) => Ok(()),
             None => {
-                let Some(operation) = self.operations.get(&waiting.operation) else { return Ok(()) };
+                let Some(operation) = self.operations.get(&waiting.item.operation) else { return Ok(()) };
                 self.asked = Some(Instant::now());
-                let request = operation.who_is_missing(waiting.segment, *reply);
+                let request = operation.who_is_missing(waiting.item.segment, *reply);
                 count(&self.shared.control, 1);
                 self.servers[waiting.server].connection.send(encode(&request));
                 Ok(())
@@ -104,7 +104,7 @@ impl WorkerLoop {
 
     pub(super) fn claim(&mut self, reply: u64, operation: String, missing: Vec<usize>) -> Result<()> {
         let Some(waiting) = self.waiting.get_mut(&reply) else { return Ok(()) };
-        let key = self.operations.get(&waiting.operation).map_or(Key::Int(0), |operation| operation.key().clone());
+        let key = self.operations.get(&waiting.item.operation).map_or(Key::Int(0), |operation| operation.key().clone());
         let since = waiting.since;
         let waited_s = since.elapsed().as_secs();
         self.claimed = Some(Instant::now());

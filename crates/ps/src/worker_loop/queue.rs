@@ -1,0 +1,151 @@
+//! The segments that wait to be sent to one server, and how many may be on their way.
+//!
+//! Higher priorities leave first, then earlier calls, then lower segments. So that all workers stay together,
+//! what a worker has sent and is not answered yet is limited (the *window*): a server answers a segment when
+//! the last worker's push of it is there. Without the limit the workers share the server's link as TCP
+//! happens to divide it. The fastest is a whole key ahead of the slowest, and the link of the answers stays
+//! idle until the slowest has caught up.
+//!
+//! Each call may have one segment under way beyond the window. So every call moves on, whatever the order in
+//! which the workers make their calls: a server can answer the first segment of a call that all workers have
+//! made. Messages that are not answered do not count.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, VecDeque};
+
+/// What may be under way to one server and back, in messages and in bytes, whichever is more: as little as
+/// keeps the links busy in both directions. That of eight workers together is about what waits in a switch or
+/// a shaper without loss.
+const WINDOW: usize = 4;
+const WINDOW_BYTES: usize = 128 << 10;
+
+/// A call's position among those that wait: its priority, and its number.
+type Position = (Reverse<i32>, u64);
+
+/// A segment of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Queued {
+    /// The number of its call.
+    pub(super) operation: u64,
+    pub(super) segment: usize,
+    /// The longer of what is sent and what is answered; `None` if it is not answered.
+    pub(super) answered_bytes: Option<usize>,
+}
+
+/// The queue of one server.
+#[derive(Default)]
+pub(super) struct Queue {
+    waiting: BTreeMap<Position, VecDeque<Queued>>,
+    /// The messages under way, by call.
+    open: BTreeMap<u64, usize>,
+    open_messages: usize,
+    open_bytes: usize,
+}
+
+impl Queue {
+    /// Puts a segment behind the earlier ones of its call, all of one priority.
+    pub(super) fn push(&mut self, priority: i32, item: Queued) {
+        self.waiting.entry((Reverse(priority), item.operation)).or_default().push_back(item);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The calls that have segments here.
+    pub(super) fn operations(&self) -> impl Iterator<Item = u64> {
+        self.waiting.keys().map(|(_, operation)| *operation)
+    }
+
+    /// Takes the segment that may be sent next, if any may.
+    pub(super) fn next(&mut self) -> Option<Queued> {
+        let is_open = self.open_bytes < WINDOW_BYTES || self.open_messages < WINDOW;
+        let may_leave = |(_, operation): &Position, items: &VecDeque<Queued>| {
+            is_open || items[0].answered_bytes.is_none() || !self.open.contains_key(operation)
+        };
+        let position = self.waiting.iter().find(|(position, items)| may_leave(position, items)).map(|(at, _)| *at)?;
+        let items = self.waiting.get_mut(&position)?;
+        let item = items.pop_front()?;
+        if items.is_empty() {
+            self.waiting.remove(&position);
+        }
+        if let Some(bytes) = item.answered_bytes {
+            *self.open.entry(item.operation).or_default() += 1;
+            self.open_messages += 1;
+            self.open_bytes += bytes;
+        }
+        Some(item)
+    }
+
+    /// A segment that was taken has been answered.
+    pub(super) fn answered(&mut self, item: Queued) {
+        let Some(bytes) = item.answered_bytes else { return };
+        self.open_messages -= 1;
+        self.open_bytes -= bytes;
+        if let Some(count) = self.open.get_mut(&item.operation) {
+            *count -= 1;
+            if *count == 0 {
+                self.open.remove(&item.operation);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(operation: u64, segment: usize, answered_bytes: Option<usize>) -> Queued {
+        Queued { operation, segment, answered_bytes }
+    }
+
+    /// All that may leave now.
+    fn taken(queue: &mut Queue) -> Vec<(u64, usize)> {
+        std::iter::from_fn(|| queue.next()).map(|item| (item.operation, item.segment)).collect()
+    }
+
+    #[test]
+    fn higher_priorities_leave_first_then_earlier_calls_then_lower_segments() {
+        let mut queue = Queue::default();
+        for (priority, operation, segment) in [(0, 1, 0), (0, 1, 1), (5, 2, 0), (0, 3, 0), (5, 2, 1)] {
+            queue.push(priority, item(operation, segment, Some(1)));
+        }
+        assert_eq!(queue.operations().collect::<Vec<_>>(), [2, 1, 3]);
+        assert_eq!(taken(&mut queue), [(2, 0), (2, 1), (1, 0), (1, 1), (3, 0)]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_window_of_unanswered_segments_leaves_and_an_answer_lets_another_go() {
+        let long = Some(WINDOW_BYTES);
+        for (answered_bytes, count) in [(Some(WINDOW_BYTES / 8), 8), (long, WINDOW)] {
+            let mut queue = Queue::default();
+            (0..9).for_each(|segment| queue.push(0, item(1, segment, answered_bytes)));
+            assert_eq!(taken(&mut queue), (0..count).map(|segment| (1, segment)).collect::<Vec<_>>());
+            queue.answered(item(1, 0, answered_bytes));
+            assert_eq!(taken(&mut queue), [(1, count)]);
+        }
+    }
+
+    #[test]
+    fn each_call_has_a_segment_under_way_however_full_the_window_is() {
+        let mut queue = Queue::default();
+        let whole = Some(WINDOW_BYTES);
+        for (operation, segment) in (0..6).map(|segment| (1, segment)).chain([(2, 0), (2, 1), (3, 0)]) {
+            queue.push(0, item(operation, segment, whole));
+        }
+        assert_eq!(taken(&mut queue), [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (3, 0)]);
+        // The first call waits for a worker that waits for the second.
+        queue.answered(item(2, 0, whole));
+        assert_eq!(taken(&mut queue), [(2, 1)]);
+    }
+
+    #[test]
+    fn what_is_not_answered_needs_no_room() {
+        let mut queue = Queue::default();
+        (0..=WINDOW).for_each(|segment| queue.push(0, item(1, segment, Some(WINDOW_BYTES))));
+        queue.push(-1, item(2, 0, None));
+        queue.push(-1, item(2, 1, None));
+        assert_eq!(taken(&mut queue), [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1)]);
+    }
+}
