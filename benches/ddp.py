@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """DistributedDataParallel over the backend `ringpull` beside gloo: the same model in the same processes, step by step in turn.
 
-    mpirun -n 2 --oversubscribe .venv-torch/bin/python benches/ddp.py [--layers 8] [--width 1024] [--batch 8] [--rounds 20]
+    mpirun -n 2 --oversubscribe .venv-torch/bin/python benches/ddp.py [--layers 8] [--width 2048] [--batch 2] [--rounds 20]
     ringpull lab up 8 200mbit; ringpull launch -n 8 --launcher lab -- .venv-torch/bin/python benches/ddp.py --width 256; ringpull lab down
 
 Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend, now the one first and now the other; rounds of warm-up
@@ -27,8 +27,8 @@ import ringpull.torch_distributed  # noqa: E402
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--layers", type=int, default=8)
-parser.add_argument("--width", type=int, default=1024)
-parser.add_argument("--batch", type=int, default=8)
+parser.add_argument("--width", type=int, default=2048)
+parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--rounds", type=int, default=20)
 parser.add_argument("--warmup", type=int, default=5)
 options = parser.parse_args()

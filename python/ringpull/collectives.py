@@ -53,6 +53,23 @@ class Operation(Generic[T]):
         """Whether :meth:`wait` would return or raise at once."""
         return bool(self._result) or self._raised is not None or self._called.done()
 
+    def _take(self) -> bool:
+        """Whether the result is there; then :meth:`wait` has it. Who asks does not wait, which would end what goes on without messages."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._result or self._raised is not None:
+                return True
+            given = self._called.take()
+            if given is not None:
+                self._result.append(self._finish(*given))
+            return given is not None
+        except RuntimeError as error:
+            self._raised = error
+            return True
+        finally:
+            self._lock.release()
+
 
 class _Group(Operation[list[T]]):
     """Several operations as one."""

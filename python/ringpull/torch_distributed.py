@@ -14,11 +14,13 @@ beside each other. A tensor that is contiguous and of a type that we sum is used
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import importlib
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -62,6 +64,11 @@ _BITWISE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 #: The reductions of truth values, as those of bytes that are 0 or 1.
 _OF_TRUTH = {"SUM": "max", "MAX": "max", "BOR": "max", "PRODUCT": "min", "MIN": "min", "BAND": "min"}
+
+#: How much work of a group is kept for C++.
+_KEPT = 256
+#: The references to work that a group has alone: its own, and that of who counts.
+_HELD_HERE = 2
 
 _classes: dict[type[KVStoreError], type[Any]] = {}
 
@@ -140,6 +147,17 @@ class Work(_c10d.Work):  # type: ignore[misc]
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return or raise at once."""
         return self._error is not None or all(operation.done() for operation in self._operations or ())
+
+    def _is_over(self) -> bool:
+        """Whether it is done, and settled if it is. Who asks does not wait: what repeats itself goes on without messages."""
+        if self._operations is None or self._error is not None:
+            return True
+        if not all([operation._take() for operation in self._operations]):
+            return False
+        with contextlib.suppress(KVStoreError):
+            # It has what it waits for.
+            self._settle(None)
+        return True
 
     def is_success(self) -> bool:
         """Whether it was done without an error."""
@@ -316,8 +334,10 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def __init__(self, comm: Communicator, limit: float | None) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm, self._limit = comm, limit
-        #: Work that nobody has waited for: C++ holds it without its Python half, which is what waits.
-        self._begun: collections.deque[Work] = collections.deque(maxlen=1024)
+        #: C++ may hold work without its Python half, which is what waits. So that is kept: with its tensors as long as it is under way or
+        #: somebody in Python has it, and without them for some time after.
+        self._begun: collections.deque[Work] = collections.deque()
+        self._over: collections.deque[Work] = collections.deque(maxlen=_KEPT)
         #: What is called between `_start_coalescing` and `_end_coalescing`.
         self._together: list[Work] | None = None
         self._waiter: _Waiter | None = None
@@ -342,12 +362,23 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         except KVStoreError as error:
             raise _raised(error) from None
         work = Work(self, name, operations, results, deliver, _limit(options) or self._limit, source)
-        while self._begun and self._begun[0].is_completed():
-            self._begun.popleft().exception()
+        self._let_go()
         self._begun.append(work)
         if self._together is not None:
             self._together.append(work)
         return work
+
+    def _let_go(self) -> None:
+        """Lets go of the tensors of what is over."""
+        while self._begun:
+            if len(self._begun) > _KEPT:
+                self._begun.popleft()
+            elif self._begun[0]._is_over() and sys.getrefcount(self._begun[0]) <= _HELD_HERE:
+                work = self._begun.popleft()
+                work._results = []
+                self._over.append(work)
+            else:
+                return
 
     # What PyTorch asks of a group.
 

@@ -96,6 +96,28 @@ impl Called {
         Ok(found)
     }
 
+    /// As `wait`, if the result is there; else None. Who asks does not wait: what was called before goes on as
+    /// it would.
+    fn take(&self, py: Python<'_>) -> PyResult<Option<Given>> {
+        let found = py.detach(|| {
+            let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = match place.as_ref() {
+                None => None,
+                Some(Under::Tensor(handle)) => handle.take()?.map(|tensor| (Some(tensor), None)),
+                Some(Under::Blocks(handle)) => handle.take()?.map(|(tensor, taken)| (Some(tensor), Some(taken))),
+                Some(Under::Sent(handle)) => handle.take()?.map(|()| (None, None)),
+            };
+            let Some((tensor, taken)) = found else { return Ok(None) };
+            place.take();
+            tensor.map_or(Ok((None, None)), |tensor| self.given(tensor, taken)).map(Some)
+        });
+        let found = found.map_err(|error| raise(py, &error))?;
+        if found.is_some() {
+            self.tensors.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        Ok(found)
+    }
+
     /// Whether `wait` would return or raise at once.
     fn done(&self, py: Python<'_>) -> bool {
         py.detach(|| match self.under.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {

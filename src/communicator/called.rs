@@ -83,6 +83,13 @@ impl<T> Handle<T> {
         self.engine.wait_within(&self.answer, limit)
     }
 
+    /// The result, once, if it is there. Who asks does not wait: what was called before goes on as it would.
+    #[doc(hidden)]
+    pub fn take(&self) -> Result<Option<T>> {
+        self.engine.process().check("this handle")?;
+        self.engine.take(&self.answer)
+    }
+
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_done(&self) -> bool {
         if !self.answer.is_there() && self.answer.process().is_here() {

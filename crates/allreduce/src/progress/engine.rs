@@ -343,6 +343,11 @@ impl Engine {
         waits::in_pieces(Some(limit), |limit| self.answer(&answer.0, limit))
     }
 
+    /// What a job answers, if it is done. Who asks does not wait: what was called before goes on as it would.
+    pub fn take<T>(&self, answer: &Answer<T>) -> Result<Option<T>> {
+        self.answer(&answer.0, Some(Duration::ZERO))
+    }
+
     fn answered<T>(&self, answer: &Receiver<Result<T>>) -> Result<T> {
         let _wait = waits::wait();
         waits::until(|limit| self.answer(answer, limit))
