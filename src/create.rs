@@ -275,6 +275,7 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
     if engine.rank() == 0 {
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
+        crate::status::serve(&engine)?;
     }
     Ok(match devices {
         None => Box::new(crate::allreduce::Allreduce::new(engine)),

@@ -46,6 +46,8 @@ mod shares;
 #[cfg(feature = "allreduce")]
 mod slot;
 mod states;
+#[cfg(feature = "mpi")]
+mod status;
 mod table;
 mod update;
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable
 from types import FrameType
 
 #: Packages whose lines are not the program's own.
 _LIBRARIES = {"mxnet", "numpy", "ringpull", "ringpull_torch", "torch"}
+#: Where files lie that are no program's own: Python's, and what is installed.
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 #: Whether a thread in a function of that name waits for what a store owes the framework, by the framework's
 #: package.
 _waits: dict[str, Callable[[str], bool]] = {}
@@ -35,6 +38,14 @@ def _place_of(frame: FrameType | None) -> tuple[FrameType | None, bool]:
     return frame, is_wait
 
 
+def _caller_of(frame: FrameType) -> FrameType:
+    """The program's line that has called into a frame of Python's own or of an installed package; that frame, if there is none."""
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(("<frozen ", *_INSTALLED)):
+        caller = caller.f_back
+    return caller or frame
+
+
 def place() -> tuple[str | None, bool, list[int]]:
     """The main thread's own line, such as ``train.py:41 in evaluate``; whether it waits there for what a store owes its framework; and the
     numbers of the threads that are in Python and do not wait so, 0 for one whose number Python does not know.
@@ -48,4 +59,5 @@ def place() -> tuple[str | None, bool, list[int]]:
     busy = [numbers.get(thread) or 0 for thread, (_, waits) in places.items() if not waits]
     if frame is None:
         return None, is_wait, busy
+    frame = _caller_of(frame)
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}", is_wait, busy

@@ -199,6 +199,7 @@ impl Config {
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
         wants_quiet()?;
+        metrics()?;
         refuse_encryption()?;
         if SEGMENTS.contains(&self.segment_bytes) {
             return Ok(());
@@ -394,6 +395,15 @@ pub fn is_quiet() -> bool {
 
 fn wants_quiet() -> Result<bool> {
     text(QUIET).map_or(Ok(false), |given| switch(QUIET, &given))
+}
+
+/// `RINGPULL_METRICS`: where rank 0 serves metrics; a port alone is loopback's.
+pub fn metrics() -> Result<Option<SocketAddr>> {
+    const NAME: &str = "RINGPULL_METRICS";
+    let Some(given) = text(NAME) else { return Ok(None) };
+    let port = given.parse::<u16>().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    let address = port.ok().or_else(|| given.parse().ok());
+    address.map(Some).ok_or_else(|| bad(NAME, "a port, or an address such as 0.0.0.0:9400 or [::]:9400"))
 }
 
 /// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above

@@ -35,6 +35,7 @@ pub mod secret;
 pub mod shares;
 mod sparse;
 mod spelling;
+pub mod status;
 pub mod strangers;
 mod tensor;
 pub mod timeline;

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -21,7 +21,14 @@ static CALLERS: List<Caller> = List::new();
 struct Caller {
     /// Linux's number of the thread; [`FREE`] when it has ended.
     id: AtomicU32,
-    is_waiting: AtomicBool,
+    /// Since when it waits, by [`since_start_ns`]; 0 if it does not.
+    since_ns: AtomicU64,
+}
+
+impl Caller {
+    fn is_waiting(&self) -> bool {
+        self.since_ns.load(Ordering::Relaxed) != 0
+    }
 }
 
 const FREE: u32 = 0;
@@ -42,16 +49,13 @@ impl Known {
         let takes =
             |caller: &&Caller| caller.id.compare_exchange(FREE, id, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let place = CALLERS.iter().find(takes);
-        Known(
-            place
-                .unwrap_or_else(|| CALLERS.push(Caller { id: AtomicU32::new(id), is_waiting: AtomicBool::new(false) })),
-        )
+        Known(place.unwrap_or_else(|| CALLERS.push(Caller { id: AtomicU32::new(id), since_ns: AtomicU64::new(0) })))
     }
 }
 
 impl Drop for Known {
     fn drop(&mut self) {
-        self.0.is_waiting.store(false, Ordering::Relaxed);
+        self.0.since_ns.store(0, Ordering::Relaxed);
         self.0.id.store(FREE, Ordering::Release);
     }
 }
@@ -104,6 +108,19 @@ static WAITED_NS: AtomicU64 = AtomicU64::new(0);
 /// For how long threads that call stores have waited since the process began, all together.
 pub fn waited() -> Duration {
     Duration::from_nanos(WAITED_NS.load(Ordering::Relaxed))
+}
+
+/// How long the thread has waited that has waited longest of those that wait now, if any does.
+pub fn longest() -> Option<Duration> {
+    let callers = CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
+    let since_ns = callers.map(|caller| caller.since_ns.load(Ordering::Relaxed)).filter(|since_ns| *since_ns > 0).min();
+    since_ns.map(|since_ns| Duration::from_nanos(since_start_ns(Instant::now()).saturating_sub(since_ns)))
+}
+
+/// Nanoseconds, at least 1, since this was first asked.
+fn since_start_ns(now: Instant) -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    now.saturating_duration_since(*START.get_or_init(|| now)).as_nanos() as u64 + 1
 }
 
 /// How long a wait that may be interrupted lasts before it looks.
@@ -169,9 +186,13 @@ pub fn call() {
 /// This thread begins to wait for what other threads or other ranks have to do.
 #[must_use = "the wait ends when it is dropped"]
 pub fn wait() -> Wait {
-    let begins =
-        |caller: &OnceCell<Known>| caller.get().is_some_and(|known| !known.0.is_waiting.swap(true, Ordering::Relaxed));
-    Wait { since: CALLER.try_with(begins).unwrap_or(false).then(Instant::now) }
+    let begins = |caller: &OnceCell<Known>| {
+        let known = caller.get().filter(|known| !known.0.is_waiting())?;
+        let now = Instant::now();
+        known.0.since_ns.store(since_start_ns(now), Ordering::Relaxed);
+        Some(now)
+    };
+    Wait { since: CALLER.try_with(begins).ok().flatten() }
 }
 
 impl Drop for Wait {
@@ -180,7 +201,7 @@ impl Drop for Wait {
             WAITED_NS.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
             let ends = |caller: &OnceCell<Known>| {
                 if let Some(known) = caller.get() {
-                    known.0.is_waiting.store(false, Ordering::Relaxed);
+                    known.0.since_ns.store(0, Ordering::Relaxed);
                 }
             };
             CALLER.try_with(ends).ok();
@@ -192,10 +213,9 @@ impl Drop for Wait {
 /// the program, for what its framework is owed, or is the framework's own and has nothing to do.
 pub fn is_only_waiting(place: Option<&Place>) -> bool {
     let callers = || CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
-    let is_waiting = |caller: &Caller| caller.is_waiting.load(Ordering::Relaxed);
-    let somebody_waits = place.is_some_and(|place| place.is_wait) || callers().any(is_waiting);
+    let somebody_waits = place.is_some_and(|place| place.is_wait) || callers().any(Caller::is_waiting);
     let cannot_call = |caller: &Caller| {
-        is_waiting(caller) || place.is_some_and(|place| !place.is_busy(caller.id.load(Ordering::Acquire)))
+        caller.is_waiting() || place.is_some_and(|place| !place.is_busy(caller.id.load(Ordering::Acquire)))
     };
     somebody_waits && callers().all(cannot_call)
 }

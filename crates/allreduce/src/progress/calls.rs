@@ -73,6 +73,8 @@ pub struct Calls {
     ordinals: BTreeMap<Topic, u64>,
     /// Calls made, and those of them that have not begun.
     made: u64,
+    /// How often the key was pushed, or the named collective called, that was so most often.
+    steps: u64,
     open: BTreeMap<u64, Call>,
     /// Whether a caller has waited since the last call.
     waited: bool,
@@ -94,6 +96,7 @@ impl Calls {
             sums_block,
             ordinals: BTreeMap::new(),
             made: 0,
+            steps: 0,
             open: BTreeMap::new(),
             waited: false,
             data: Data::Left,
@@ -109,6 +112,11 @@ impl Calls {
         self.made
     }
 
+    /// How often the key was pushed, or the named collective called, that was so most often.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
     /// How many calls on `topic` have been made.
     pub fn ordinal(&self, topic: &Topic) -> u64 {
         self.ordinals.get(topic).copied().unwrap_or(0)
@@ -119,6 +127,12 @@ impl Calls {
         let next = self.ordinals.entry(topic.clone()).or_default();
         let ordinal = *next;
         *next += 1;
+        match (&topic, &operation) {
+            // The first call on a key is its init.
+            (Topic::Key { .. }, Operation::Push | Operation::PushRows) => self.steps = self.steps.max(ordinal),
+            (Topic::Collective { name: Some(_), .. }, _) => self.steps = self.steps.max(ordinal + 1),
+            _ => {}
+        }
         if topic.set().is_some() {
             // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
             self.made += 1;

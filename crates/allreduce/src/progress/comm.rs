@@ -214,7 +214,7 @@ impl Comm<'_> {
         drop(span);
         let since_ns = timeline::now_ns();
         // A way of summing that blocks is at it from here on.
-        self.shared.running.lock().push((launch.number, launch.topic.clone()));
+        self.shared.running.lock().begin(launch.number, launch.topic.clone());
         // SAFETY: the sum owns the bucket, or the job that owns the memory or its lock, and is kept until
         // its ticket is reported; after a fault buckets are kept for ever, and jobs are told to fail and then
         // keep what the transport may still use.
@@ -248,7 +248,7 @@ impl Comm<'_> {
             }
         }
         // What blocks is at it from here on.
-        self.shared.running.lock().push((launch.number, launch.topic.clone()));
+        self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let since_ns = timeline::now_ns();
         self.running.push(Running { jobs, bucket: None, launch, advances: true, priority, ticket: None, since_ns });
         match self.advance(self.running.len() - 1) {
@@ -279,7 +279,7 @@ impl Comm<'_> {
                 return Err(fault.clone());
             }
             self.note();
-            self.shared.running.lock().push((launch.number, topic.clone()));
+            self.shared.running.lock().begin(launch.number, topic.clone());
             if let Err(cause) = job.check(&mut self.communicator, launch) {
                 self.fail(&cause, None);
                 return Err(self.shared.fault.get().unwrap_or(&cause).clone());
@@ -356,7 +356,7 @@ impl Comm<'_> {
         if let Some(fault) = self.shared.fault.get() {
             return job.fail(fault);
         }
-        self.shared.running.lock().push((launch.number, launch.topic.clone()));
+        self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let span = timeline::span(Phase::Collective, || launch.topic.name());
         let outcome = job.run(&mut self.communicator, launch);
         drop(span);
@@ -465,7 +465,7 @@ impl Comm<'_> {
 
     fn note(&self) {
         let under_way = self.running.iter().map(|running| (running.launch.number, running.jobs[0].0.clone()));
-        *self.shared.running.lock() = under_way.collect();
+        self.shared.running.lock().replace(under_way);
     }
 }
 

@@ -7,6 +7,7 @@
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -17,10 +18,12 @@ use parking_lot::Mutex;
 
 use ringpull_base::config::Config;
 use ringpull_base::forked::Process;
+use ringpull_base::status::JobStatus;
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Tensor, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
+use crate::progress::answers::Answers;
 use crate::progress::calls::Calls;
 use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::fusion::BUCKET_BYTES;
@@ -28,6 +31,7 @@ use crate::progress::handover::Handover;
 use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::shared::{Command, Shared};
+use crate::progress::status;
 use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
 use crate::transport::{Transport, inproc};
@@ -47,6 +51,7 @@ pub struct Engine {
     stores: AtomicU64,
     sets: Mutex<BTreeMap<Vec<usize>, u32>>,
     process: Process,
+    files: Mutex<Vec<PathBuf>>,
 }
 
 /// How a transport and its control star come to be; called on the comm thread.
@@ -130,6 +135,8 @@ impl Engine {
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
             control_messages: AtomicU64::new(0),
+            started: Instant::now(),
+            answers: Answers::default(),
         });
         handle.send(Arc::clone(&shared)).map_err(|_| lost_thread(Some(shared.rank)))?;
         let mut threads = vec![comm];
@@ -145,8 +152,8 @@ impl Engine {
         let sums = Sums::from(config);
         let stores = AtomicU64::new(0);
         let (threads, process) = (Mutex::new(threads), Process::this());
-        let sets = Mutex::default();
-        Ok(Arc::new(Engine { shared, threads, limit, library, placement, sums, stores, sets, process }))
+        let (sets, files) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(Engine { shared, threads, limit, library, placement, sums, stores, sets, process, files }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -231,6 +238,30 @@ impl Engine {
         let counters = [&self.shared.sent_bytes, &self.shared.received_bytes, &self.shared.control_messages];
         let [sent, received, control] = counters.map(|counter| counter.load(Ordering::Relaxed));
         (sent, received, control)
+    }
+
+    /// What every rank is doing: on rank 0, which asks them. Blocks for at most 300 ms; a rank that has not
+    /// answered by then is left out.
+    pub fn status(&self) -> JobStatus {
+        JobStatus {
+            placement: self.placement.clone(),
+            library: self.library.clone(),
+            ..status::ask_everybody(&self.shared)
+        }
+    }
+
+    /// Prints what the ranks are doing: on rank 0 at once, on another when rank 0 has answered.
+    pub(super) fn describe(&self) {
+        if self.shared.rank == 0 {
+            notice(&(status::heading(0) + &self.status().lines()));
+        } else {
+            self.shared.tell(0, &ControlMessage::Describe);
+        }
+    }
+
+    /// Removes a file when this rank ends in order.
+    pub fn remove_at_end(&self, file: PathBuf) {
+        self.files.lock().push(file);
     }
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
@@ -405,6 +436,7 @@ impl Engine {
         if !self.process.is_here() || shared.leaving.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.files.lock().drain(..).for_each(|file| drop(std::fs::remove_file(file)));
         // A thread that is given the fault from now on may have no time to say so.
         let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
         // Whether something that this rank has called was not done when it last looked before a fault.

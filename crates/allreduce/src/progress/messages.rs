@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::config::Config;
+use ringpull_base::status::RankStatus;
 use ringpull_base::timeline::Name;
 use ringpull_base::topology::Peer;
 use ringpull_base::{AlgorithmChoice, DType, Error, Key, Reduction};
@@ -368,6 +369,12 @@ pub(super) enum ControlMessage {
     Where,
     /// There.
     At(String),
+    /// From rank 0, or to it from a rank that was asked by SIGUSR1: what are you doing?
+    Describe,
+    /// To rank 0: this.
+    Described(Box<RankStatus>),
+    /// From rank 0: what all ranks are doing, in lines.
+    Everybody(String),
     /// What time is it? With the asker's own.
     Asked(u64),
     /// The asker's time, and rank 0's.

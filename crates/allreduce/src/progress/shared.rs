@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use ringpull_base::{Error, Result, Waiter};
 
+use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Job, StandIn};
 use crate::progress::messages::{Call, ControlMessage, Launch, Order, Refusal, Topic};
+use crate::progress::under_way::UnderWay;
 use crate::transport::control::Control;
 use crate::transport::messages;
 
@@ -54,7 +57,7 @@ pub(super) struct Shared {
     /// order.
     pub(super) calls: Mutex<Calls>,
     /// What the comm thread is at, in the order in which it began: the number, and one topic of it.
-    pub(super) running: Mutex<Vec<(u32, Topic)>>,
+    pub(super) running: Mutex<UnderWay>,
     /// What it was at before.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
@@ -69,6 +72,8 @@ pub(super) struct Shared {
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) control_messages: AtomicU64,
+    pub(super) started: Instant,
+    pub(super) answers: Answers,
 }
 
 impl Shared {
@@ -216,7 +221,7 @@ impl Shared {
 impl Shared {
     /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
     pub(super) fn doing(&self) -> Option<String> {
-        let running = self.running.lock().first().map(|(_, topic)| topic.clone());
+        let running = self.running.lock().iter().next().map(|(_, topic)| topic.clone());
         let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()));
         topic.map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
     }

@@ -1,10 +1,11 @@
 //! What a rank says when its launcher ends it: a launcher that has lost a rank sends SIGTERM to the others.
+//! And what it says when somebody asks by SIGUSR1: what every rank is doing.
 //!
 //! If a program left SIGTERM alone, its process ends by it as ever, but a moment later: until the fault that
 //! is the reason has come, and the caller, or else this file, has reported it. A program that handles
 //! SIGTERM, or ignores it, keeps it, whether it said so before `create` or after: it may need all of its
 //! grace to write a checkpoint. A handler that was installed later and calls the one that it found calls
-//! nothing here.
+//! nothing here. The same holds for SIGUSR1, whose default would end the process.
 #![allow(unsafe_code)]
 
 use std::io::Read;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use libc::{SIGTERM, c_int, sighandler_t};
+use libc::{SIGTERM, SIGUSR1, c_int, sighandler_t};
 
 use ringpull_base::forked::{self, Hooks};
 use ringpull_base::{Error, Result, last_words, notice, timeline};
@@ -32,10 +33,14 @@ const REPORT: Duration = Duration::from_millis(400);
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 static PID: AtomicI32 = AtomicI32::new(0);
 
-/// Explains the end of this process by SIGTERM from now on, unless somebody handles or ignores that signal.
+/// The signals that are handled.
+const SIGNALS: [c_int; 2] = [SIGTERM, SIGUSR1];
+
+/// Explains the end of this process by SIGTERM from now on, and answers SIGUSR1, unless somebody handles or
+/// ignores that signal.
 pub(super) fn explain(engine: &Arc<Engine>) -> Result<()> {
-    let failed = |cause: std::io::Error| Error::io("watch", "SIGTERM", &cause);
-    if present() != libc::SIG_DFL {
+    let failed = |cause: std::io::Error| Error::io("watch", "signals", &cause);
+    if SIGNALS.iter().all(|signal| present(*signal) != libc::SIG_DFL) {
         return Ok(());
     }
     let (wake, woken) = UnixStream::pair().map_err(failed)?;
@@ -50,27 +55,29 @@ pub(super) fn explain(engine: &Arc<Engine>) -> Result<()> {
     WAKE.store(wake.into_raw_fd(), Ordering::Release);
     forked::around_forks(Hooks { child: let_go, ..Hooks::NONE });
     let handler: extern "C" fn(c_int) = on_signal;
-    let replaced = set(handler as sighandler_t);
-    if replaced.sa_sigaction != libc::SIG_DFL {
-        // Somebody was quicker.
-        // SAFETY: puts back what was just replaced.
-        unsafe { libc::sigaction(SIGTERM, &raw const replaced, ptr::null_mut()) };
+    for signal in SIGNALS.into_iter().filter(|signal| present(*signal) == libc::SIG_DFL) {
+        let replaced = set(signal, handler as sighandler_t);
+        if replaced.sa_sigaction != libc::SIG_DFL {
+            // Somebody was quicker.
+            // SAFETY: puts back what was just replaced.
+            unsafe { libc::sigaction(signal, &raw const replaced, ptr::null_mut()) };
+        }
     }
     Ok(())
 }
 
 /// The present handler. Safe in a signal's handler.
-fn present() -> sighandler_t {
+fn present(signal: c_int) -> sighandler_t {
     let mut found = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: only asks; all zeros is a valid `sigaction`, which the call fills.
     unsafe {
-        libc::sigaction(SIGTERM, ptr::null(), found.as_mut_ptr());
+        libc::sigaction(signal, ptr::null(), found.as_mut_ptr());
         found.assume_init().sa_sigaction
     }
 }
 
 /// Replaces the handler. Safe in a signal's handler.
-fn set(handler: sighandler_t) -> libc::sigaction {
+fn set(signal: c_int, handler: sighandler_t) -> libc::sigaction {
     let mut replaced = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: the handler is one of the system's or `on_signal`, which is a plain function; all zeros is a
     // valid `sigaction`.
@@ -79,29 +86,30 @@ fn set(handler: sighandler_t) -> libc::sigaction {
         action.sa_sigaction = handler;
         action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
         libc::sigemptyset(&raw mut action.sa_mask);
-        libc::sigaction(SIGTERM, &raw const action, replaced.as_mut_ptr());
+        libc::sigaction(signal, &raw const action, replaced.as_mut_ptr());
         replaced.assume_init()
     }
 }
 
-fn is_ours() -> bool {
+fn is_ours(signal: c_int) -> bool {
     let handler: extern "C" fn(c_int) = on_signal;
-    present() == handler as sighandler_t
+    present(signal) == handler as sighandler_t
 }
 
 /// The handler: only system calls.
 extern "C" fn on_signal(signal: c_int) {
     // SAFETY: the thread's own error number, which its interrupted code may be about to read.
     let error = unsafe { *libc::__errno_location() };
-    if is_ours() {
+    if is_ours(signal) {
         // SAFETY: asks, writes a byte that is there to a descriptor that is never closed, and raises a signal
         // that is held back until this returns.
         unsafe {
             if libc::getpid() == PID.load(Ordering::Acquire) {
-                libc::write(WAKE.load(Ordering::Acquire), ptr::from_ref(&1u8).cast(), 1);
+                let byte = u8::try_from(signal).unwrap_or(0);
+                libc::write(WAKE.load(Ordering::Acquire), ptr::from_ref(&byte).cast(), 1);
             } else {
                 // A child that was forked this moment.
-                set(libc::SIG_DFL);
+                set(signal, libc::SIG_DFL);
                 libc::raise(signal);
             }
         }
@@ -110,18 +118,27 @@ extern "C" fn on_signal(signal: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
-/// In a forked child, which has no thread that waits: SIGTERM ends it.
+/// In a forked child, which has no thread that waits: the signals do what they do by default.
 fn let_go() {
-    if is_ours() {
-        set(libc::SIG_DFL);
+    for signal in SIGNALS.into_iter().filter(|signal| is_ours(*signal)) {
+        set(signal, libc::SIG_DFL);
     }
 }
 
 /// Waits for the signal, then for the fault that is the reason; lets the caller report it, reports it
 /// otherwise, and ends.
 fn wait(mut woken: UnixStream, engine: &Weak<Engine>) {
-    if woken.read_exact(&mut [0]).is_err() {
-        return;
+    let mut signal = [0];
+    loop {
+        if woken.read_exact(&mut signal).is_err() {
+            return;
+        }
+        if c_int::from(signal[0]) == SIGTERM {
+            break;
+        }
+        if let Some(engine) = engine.upgrade() {
+            engine.describe();
+        }
     }
     if let Some(engine) = engine.upgrade() {
         let told = Instant::now();
@@ -138,7 +155,7 @@ fn wait(mut woken: UnixStream, engine: &Weak<Engine>) {
         }
     }
     timeline::flush();
-    set(libc::SIG_DFL);
+    set(SIGTERM, libc::SIG_DFL);
     // SAFETY: ends the process by the signal, which this thread lets in; should that be impossible, at once
     // all the same. MPI is not finalised, since peers are lost.
     unsafe {

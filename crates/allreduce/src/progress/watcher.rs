@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use ringpull_base::config::{Config, DEADLOCK, NEVER, Role};
+use ringpull_base::status::LateRanks;
 use ringpull_base::timeline::clock::Offset;
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, after_error, notice, timeline, waits};
@@ -20,6 +21,7 @@ use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
 use crate::progress::shared::Shared;
 use crate::progress::standstill::Standstill;
+use crate::progress::status;
 use crate::transport::control::Event;
 
 /// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer
@@ -151,7 +153,7 @@ impl Watcher {
             match arrived {
                 Ok((from, note)) => {
                     self.heard_s[from] = self.clock.now_s();
-                    self.take(&shared, from, note);
+                    self.take(&shared, weak, from, note);
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.say_where(&shared);
@@ -178,7 +180,7 @@ impl Watcher {
         if self.asked.is_some() || self.asked_s.is_some() { rest.min(SHORT) } else { rest }
     }
 
-    fn take(&mut self, shared: &Shared, from: usize, note: ControlMessage) {
+    fn take(&mut self, shared: &Shared, weak: &Weak<Shared>, from: usize, note: ControlMessage) {
         let outcome = match note {
             ControlMessage::Here(peer) => {
                 self.peers.insert(from, peer);
@@ -222,6 +224,23 @@ impl Watcher {
                 } else {
                     shared.tell(from, &ControlMessage::At(String::new()));
                 }
+                Ok(())
+            }
+            ControlMessage::Describe if shared.rank == 0 && from > 0 => {
+                status::answer(shared, weak, from);
+                Ok(())
+            }
+            ControlMessage::Describe => {
+                let late = self.agreement.late().map(|late| in_status(late, self.clock.now_s()));
+                status::describe(shared, late);
+                Ok(())
+            }
+            ControlMessage::Described(status) => {
+                shared.answers.take(*status);
+                Ok(())
+            }
+            ControlMessage::Everybody(lines) => {
+                notice(&lines);
                 Ok(())
             }
             ControlMessage::At(site) => {
@@ -478,6 +497,12 @@ fn see(shared: &Shared) -> Option<CycleSnapshot> {
     let running = shared.running.lock().iter().filter_map(|(number, _)| calls.unit(*number)).min();
     let unit = running.into_iter().chain(open).min()?;
     Some(CycleSnapshot { epoch, unit, has_begun: running == Some(unit), moved: shared.moved() })
+}
+
+fn in_status(late: Late, now_s: f64) -> LateRanks {
+    let Late { operation, key, rank, missing, since_s } = late;
+    let operation = format!("{operation} of key {key}");
+    LateRanks { ranks: missing, operation, waiting: rank, waited_s: now_s - since_s }
 }
 
 fn decode(from: usize, bytes: &[u8]) -> ControlMessage {

@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 34] = [
+pub const VARIABLES: [Variable; 35] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -118,6 +118,12 @@ pub const VARIABLES: [Variable; 34] = [
         "RINGPULL_TIMELINE",
         "",
         "the file to which each process writes what it did when, as a Chrome trace; its folder is created",
+    ),
+    variable(
+        "RINGPULL_METRICS",
+        "",
+        "the port, or address and port, at which rank 0 of `dist_sync_mpi` serves `/metrics` for Prometheus, \
+         `/status`, `/health` and `/ready`, all for reading alone; a port alone is loopback's",
     ),
     variable(
         "RINGPULL_MPIRUN",

@@ -17,6 +17,7 @@ mod page;
 mod shell;
 mod sweep;
 mod timeline;
+mod top;
 mod train;
 
 use std::error::Error as _;
@@ -55,6 +56,8 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Merge the timelines of a run's ranks, and show where a step's time went.
     Timeline(timeline::TimelineArgs),
+    /// Show what the ranks of a running job are doing, and which one is late.
+    Top(top::TopArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
     Manifest(Box<manifest::ManifestArgs>),
     /// Find what would stop a job from running, and how to fix it.
@@ -208,6 +211,7 @@ impl Command {
             Command::Launch(args) => launch::run(args),
             Command::GpuCheck(args) => gpu_check::run(&args),
             Command::Timeline(args) => timeline::run(&args),
+            Command::Top(args) => top::run(&args),
             Command::Manifest(args) => manifest::run(*args),
             Command::Doctor(args) => doctor::run(&args),
             Command::Info(args) => info::run(args),

@@ -1,0 +1,31 @@
+//! The answers of ranks that rank 0 has asked what they are doing.
+
+use parking_lot::{Condvar, Mutex};
+
+use ringpull_base::status::{LateRanks, RankStatus};
+
+/// On rank 0: the answers that have come.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// Held while somebody asks.
+    pub(super) asking: Mutex<()>,
+    pub(super) come: Mutex<Come>,
+    pub(super) changed: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct Come {
+    pub(super) ranks: Vec<Option<RankStatus>>,
+    pub(super) late: Option<LateRanks>,
+}
+
+impl Answers {
+    pub(super) fn take(&self, status: RankStatus) {
+        let mut come = self.come.lock();
+        let rank = status.peer.rank;
+        if let Some(place) = come.ranks.get_mut(rank) {
+            *place = Some(status);
+        }
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,95 @@
+//! What every rank is doing, when somebody asks: rank 0 asks all ranks over the control star, and waits a
+//! moment for the answers. While nobody asks nothing is sent.
+
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ringpull_base::status::{JobStatus, LateRanks, RankStatus, resident_bytes};
+use ringpull_base::topology::Peer;
+use ringpull_base::waits;
+
+use crate::progress::answers::Come;
+use crate::progress::messages::ControlMessage;
+use crate::progress::shared::Shared;
+
+/// How long rank 0 waits for answers.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// How old a look at the program may be.
+const RECENT: Duration = Duration::from_millis(1500);
+
+/// On rank 0: the answers of all ranks, those that come in time. Blocks.
+pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
+    let answers = &shared.answers;
+    let _one = answers.asking.lock();
+    *answers.come.lock() = Come { ranks: vec![None; shared.size], late: None };
+    let fault = shared.fault.get().map(ToString::to_string);
+    if fault.is_none() && !shared.leaving.load(Ordering::Acquire) {
+        (1..shared.size).for_each(|peer| shared.tell(peer, &ControlMessage::Describe));
+    }
+    drop(shared.own_notes.send(ControlMessage::Describe));
+    let deadline = Instant::now() + PATIENCE;
+    let mut come = answers.come.lock();
+    while come.ranks.iter().any(Option::is_none) {
+        if answers.changed.wait_until(&mut come, deadline).timed_out() {
+            break;
+        }
+    }
+    let Come { ranks, late } = std::mem::take(&mut *come);
+    let mut status = JobStatus { placement: String::new(), library: String::new(), fault, ranks, late };
+    status.find_late();
+    status
+}
+
+/// On rank 0: sends a rank the lines about everybody. Returns at once.
+pub(super) fn answer(shared: &Shared, weak: &Weak<Shared>, rank: usize) {
+    let weak = weak.clone();
+    let answer = move || {
+        if let Some(shared) = weak.upgrade() {
+            let lines = heading(rank) + &ask_everybody(&shared).lines();
+            shared.tell(rank, &ControlMessage::Everybody(lines));
+        }
+    };
+    if std::thread::Builder::new().name("ringpull-status".to_owned()).spawn(answer).is_err() {
+        shared.tell(rank, &ControlMessage::Everybody(heading(rank) + "  rank 0 could not start a thread\n"));
+    }
+}
+
+pub(super) fn heading(rank: usize) -> String {
+    format!("ringpull: rank {rank} was asked what the ranks are doing (SIGUSR1):\n")
+}
+
+/// Answers rank 0, and has somebody look where the program is, for the next time.
+pub(super) fn describe(shared: &Shared, late: Option<LateRanks>) {
+    let recent = Instant::now().checked_sub(RECENT);
+    let site = recent.and_then(waits::seen).and_then(|place| place.site);
+    if waits::has_looker() {
+        waits::look();
+    }
+    let (calls, steps) = {
+        let calls = shared.calls.lock();
+        (calls.made(), calls.steps())
+    };
+    let moving_s = shared.running.lock().moving().as_secs_f64();
+    let status = RankStatus {
+        peer: Peer::this(shared.rank),
+        seconds: shared.started.elapsed().as_secs_f64(),
+        steps,
+        calls,
+        waited_s: (waits::waited() + waits::longest().unwrap_or_default()).as_secs_f64(),
+        moving_s,
+        sent_bytes: shared.sent_bytes.load(Ordering::Relaxed),
+        received_bytes: shared.received_bytes.load(Ordering::Relaxed),
+        control_messages: shared.control_messages.load(Ordering::Relaxed),
+        memory_bytes: resident_bytes(),
+        doing: shared.doing(),
+        waits_s: waits::longest().map(|wait| wait.as_secs_f64()),
+        site,
+    };
+    if shared.rank == 0 {
+        shared.answers.come.lock().late = late;
+        shared.answers.take(status);
+    } else {
+        shared.tell(0, &ControlMessage::Described(Box::new(status)));
+    }
+}

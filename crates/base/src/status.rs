@@ -1,0 +1,294 @@
+//! What the ranks of a job are doing: what `ringpull top` shows, a scrape of metrics gets and SIGUSR1 prints.
+//!
+//! Rank 0 asks every rank when somebody wants to know, so a job that nobody watches does nothing for this.
+//! Counters only grow; a watcher that wants rates takes two statuses.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::topology::Peer;
+
+/// A job, as its rank 0 sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// How many ranks there are, and where: `4 ranks on 1 host, shared memory`.
+    pub placement: String,
+    /// The MPI library.
+    pub library: String,
+    /// The first fault, if the job has failed.
+    pub fault: Option<String>,
+    /// Each rank, in order; `None` for one that did not answer in time.
+    pub ranks: Vec<Option<RankStatus>>,
+    /// Whom others wait for, if they do.
+    pub late: Option<LateRanks>,
+}
+
+/// What a rank has done since it started, and what it does now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankStatus {
+    /// Its rank, host and process.
+    pub peer: Peer,
+    /// Seconds since it created its first store.
+    pub seconds: f64,
+    /// How often it has pushed the key that it has pushed most often.
+    pub steps: u64,
+    /// Operations called.
+    pub calls: u64,
+    /// Seconds in which its program waited in a call of ours, over all of its threads.
+    pub waited_s: f64,
+    /// Seconds in which some operation was under way, whether or not the program waited for it.
+    pub moving_s: f64,
+    /// Payload sent to other ranks.
+    pub sent_bytes: u64,
+    /// Payload received from them.
+    pub received_bytes: u64,
+    /// Control messages about operations that it has sent.
+    pub control_messages: u64,
+    /// Resident memory of its process.
+    pub memory_bytes: u64,
+    /// The operation that is under way, or that it has called and others have not.
+    pub doing: Option<String>,
+    /// For how many seconds its program has been waiting in a call, if it does.
+    pub waits_s: Option<f64>,
+    /// The line of its program, if its language's package can tell.
+    pub site: Option<String>,
+}
+
+/// Ranks that others wait for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LateRanks {
+    /// Which.
+    pub ranks: Vec<usize>,
+    /// What they have not called, with its key.
+    pub operation: String,
+    /// A rank that waits.
+    pub waiting: usize,
+    /// For how many seconds it has waited.
+    pub waited_s: f64,
+}
+
+impl JobStatus {
+    /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
+    /// cycle ranks do not announce their calls.
+    pub fn find_late(&mut self) {
+        if self.late.is_some() || self.fault.is_some() {
+            return;
+        }
+        let answers = || self.ranks.iter().flatten();
+        let most = answers().map(|rank| rank.calls).max().unwrap_or(0);
+        // A rank that waits has called what it waits for, and one that is behind has not.
+        let behind = answers().filter(|rank| rank.calls < most && rank.waits_s.is_none());
+        let ranks: Vec<usize> = behind.map(|rank| rank.peer.rank).collect();
+        let waiting = answers().filter(|rank| rank.calls == most && rank.doing.is_some());
+        let waiting = waiting.filter_map(|rank| Some((rank, rank.waits_s?)));
+        let waiting = waiting.max_by(|a, b| a.1.total_cmp(&b.1));
+        if let Some((rank, waited_s)) = waiting.filter(|_| !ranks.is_empty()) {
+            let operation = rank.doing.clone().unwrap_or_default();
+            self.late = Some(LateRanks { ranks, operation, waiting: rank.peer.rank, waited_s });
+        }
+    }
+
+    /// The sentence about late ranks, if there are any. At most eight are named, the others counted.
+    pub fn late_line(&self) -> Option<String> {
+        const NAMED: usize = 8;
+        let late = self.late.as_ref()?;
+        let name = |rank: &usize| match self.ranks.get(*rank).and_then(Option::as_ref) {
+            None => format!("rank {rank}, which does not answer"),
+            Some(RankStatus { peer, site, .. }) => {
+                site.as_ref().map_or_else(|| peer.to_string(), |site| format!("{peer} at {site}"))
+            }
+        };
+        let named: Vec<String> = late.ranks.iter().take(NAMED).map(name).collect();
+        let more = match late.ranks.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let LateRanks { operation, waiting, waited_s, .. } = late;
+        Some(format!(
+            "rank {waiting} has waited {waited_s:.1} s for {operation}, which {}{more} has not called",
+            named.join(", ")
+        ))
+    }
+
+    /// As JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).expect("a status is plain data")
+    }
+
+    /// One line for each rank, then who is late: for a log.
+    pub fn lines(&self) -> String {
+        let mut text = String::new();
+        for (rank, status) in self.ranks.iter().enumerate() {
+            let line = match status {
+                None => format!("rank {rank} does not answer"),
+                Some(status) => status.line(),
+            };
+            let _ = writeln!(text, "  {line}");
+        }
+        for line in self.late_line().into_iter().chain(self.fault.clone()) {
+            let _ = writeln!(text, "  {line}");
+        }
+        text
+    }
+
+    /// The status in Prometheus' text format (version 0.0.4), a sample of each metric for each rank.
+    pub fn metrics(&self) -> String {
+        type Metric = (&'static str, &'static str, &'static str, fn(&RankStatus) -> f64);
+        const METRICS: [Metric; 10] = [
+            ("steps_total", "counter", "Pushes of the key that the rank has pushed most often.", |r| r.steps as f64),
+            ("calls_total", "counter", "Operations called.", |r| r.calls as f64),
+            ("running_seconds_total", "counter", "Seconds since the rank created its first store.", |r| r.seconds),
+            ("waited_seconds_total", "counter", "Seconds in which the program waited in a call.", |r| r.waited_s),
+            ("moving_seconds_total", "counter", "Seconds in which an operation was under way.", |r| r.moving_s),
+            ("sent_bytes_total", "counter", "Payload sent to other ranks.", |r| r.sent_bytes as f64),
+            ("received_bytes_total", "counter", "Payload received from other ranks.", |r| r.received_bytes as f64),
+            ("control_messages_total", "counter", "Control messages about operations.", |r| r.control_messages as f64),
+            ("memory_bytes", "gauge", "Resident memory of the process.", |r| r.memory_bytes as f64),
+            ("waiting_seconds", "gauge", "How long the program has been waiting in a call; 0 if it does not.", |r| {
+                r.waits_s.unwrap_or(0.0)
+            }),
+        ];
+        let mut text = String::new();
+        for (name, kind, help, value) in METRICS {
+            let _ = writeln!(text, "# HELP ringpull_{name} {help}\n# TYPE ringpull_{name} {kind}");
+            for rank in self.ranks.iter().flatten() {
+                let Peer { rank: number, host, .. } = &rank.peer;
+                let host = host.replace('\\', "\\\\").replace('"', "\\\"");
+                let _ = writeln!(text, "ringpull_{name}{{rank=\"{number}\",host=\"{host}\"}} {}", value(rank));
+            }
+        }
+        let is_late = |rank: &usize| self.late.as_ref().is_some_and(|late| late.ranks.contains(rank));
+        let up: Vec<bool> = self.ranks.iter().map(Option::is_some).collect();
+        let late: Vec<bool> = (0..self.ranks.len()).map(|rank| is_late(&rank)).collect();
+        for (name, help, holds) in
+            [("up", "Whether the rank answers.", up), ("late", "Whether other ranks wait for this one.", late)]
+        {
+            let _ = writeln!(text, "# HELP ringpull_{name} {help}\n# TYPE ringpull_{name} gauge");
+            for (rank, holds) in holds.into_iter().enumerate() {
+                let _ = writeln!(text, "ringpull_{name}{{rank=\"{rank}\"}} {}", u8::from(holds));
+            }
+        }
+        text
+    }
+}
+
+impl RankStatus {
+    /// What it does now, in a few words.
+    pub fn now(&self) -> String {
+        let doing = self.doing.as_deref();
+        match (self.waits_s, doing) {
+            (Some(waits_s), Some(doing)) => format!("waits {waits_s:.1} s for {doing}"),
+            (Some(waits_s), None) => format!("waits {waits_s:.1} s"),
+            (None, _) => self.site.as_ref().map_or_else(|| "computes".to_owned(), |site| format!("at {site}")),
+        }
+    }
+
+    fn line(&self) -> String {
+        let site = self.site.as_ref().filter(|_| self.waits_s.is_some());
+        let site = site.map_or_else(String::new, |site| format!(" at {site}"));
+        let RankStatus { peer, steps, calls, .. } = self;
+        format!("{peer}: step {steps}, {calls} calls, {}{site}", self.now())
+    }
+}
+
+/// The folder of the sockets by which jobs of this host's user can be asked: one for each rank 0, named by its
+/// process. `XDG_RUNTIME_DIR` has it if that is set.
+pub fn folder() -> PathBuf {
+    crate::config::text("XDG_RUNTIME_DIR").filter(|folder| std::path::Path::new(folder).is_dir()).map_or_else(
+        || std::env::temp_dir().join(format!("ringpull-{}", rustix::process::getuid().as_raw())),
+        |folder| PathBuf::from(folder).join("ringpull"),
+    )
+}
+
+/// The resident memory of this process.
+pub fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: Option<u64> = statm.split_whitespace().nth(1).and_then(|pages| pages.parse().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: usize, calls: u64, waits_s: Option<f64>) -> RankStatus {
+        let doing = waits_s.map(|_| "push of key w7".to_owned());
+        let site = waits_s.is_none().then(|| "train.py:41 in evaluate".to_owned());
+        RankStatus {
+            peer: Peer { rank, host: "h\"1".to_owned(), pid: 10 + rank as u32 },
+            seconds: 9.0,
+            steps: calls / 2,
+            calls,
+            waited_s: 1.5,
+            moving_s: 2.0,
+            sent_bytes: 100,
+            received_bytes: 200,
+            control_messages: 3,
+            memory_bytes: 4096,
+            doing,
+            waits_s,
+            site,
+        }
+    }
+
+    fn all(ranks: impl IntoIterator<Item = RankStatus>) -> Vec<Option<RankStatus>> {
+        ranks.into_iter().map(Some).collect()
+    }
+
+    fn job(ranks: Vec<Option<RankStatus>>) -> JobStatus {
+        JobStatus { placement: "3 ranks".to_owned(), library: "MPI".to_owned(), fault: None, ranks, late: None }
+    }
+
+    #[test]
+    fn the_rank_that_has_called_less_and_does_not_wait_is_late() {
+        let mut job_of_three = job(all([rank(0, 8, Some(0.4)), rank(1, 7, None), rank(2, 8, Some(1.25))]));
+        job_of_three.find_late();
+        let late = job_of_three.late.clone().unwrap();
+        assert_eq!((late.ranks, late.waiting), (vec![1], 2));
+        let line = job_of_three.late_line().unwrap();
+        assert_eq!(
+            line,
+            "rank 2 has waited 1.2 s for push of key w7, which rank 1 (pid 11 on h\"1) at train.py:41 in evaluate has not called"
+        );
+        assert!(
+            job_of_three.lines().contains("rank 0 (pid 10 on h\"1): step 4, 8 calls, waits 0.4 s for push of key w7")
+        );
+        // All compute, or all wait for what moves.
+        for ranks in [[rank(0, 8, None), rank(1, 7, None)], [rank(0, 8, Some(0.1)), rank(1, 8, Some(0.1))]] {
+            let mut job = job(all(ranks));
+            job.find_late();
+            assert_eq!(job.late, None);
+        }
+    }
+
+    #[test]
+    fn many_late_ranks_are_counted_and_a_silent_one_is_called_so() {
+        let mut large = job(all(std::iter::once(rank(0, 2, Some(3.0))).chain((1..20).map(|r| rank(r, 1, None)))));
+        large.ranks[1] = None;
+        large.late =
+            Some(LateRanks { ranks: (1..20).collect(), operation: "barrier".to_owned(), waiting: 0, waited_s: 3.0 });
+        let line = large.late_line().unwrap();
+        assert!(line.contains("rank 1, which does not answer") && line.contains(" and 11 more"), "{line}");
+        assert!(large.lines().contains("rank 1 does not answer"));
+    }
+
+    #[test]
+    fn metrics_have_a_type_and_a_sample_for_each_rank() {
+        let mut job = job(vec![Some(rank(0, 8, Some(0.4))), Some(rank(1, 7, None)), None]);
+        job.find_late();
+        let text = job.metrics();
+        for line in [
+            "# TYPE ringpull_steps_total counter",
+            "ringpull_steps_total{rank=\"0\",host=\"h\\\"1\"} 4",
+            "ringpull_waiting_seconds{rank=\"0\",host=\"h\\\"1\"} 0.4",
+            "ringpull_up{rank=\"2\"} 0",
+            "ringpull_late{rank=\"1\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+        let samples = text.lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(samples, 10 * 2 + 2 * 3);
+    }
+}
