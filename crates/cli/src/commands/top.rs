@@ -94,10 +94,10 @@ pub(crate) fn run(args: &TopArgs) -> Result<Status> {
     Ok(SUCCESS)
 }
 
-type Asked = (Place, JobStatus);
+type SeenJob = (Place, JobStatus);
 
 /// The jobs that are meant, each asked; an error if there is none.
-fn find(job: Option<&str>) -> Result<Vec<Asked>> {
+fn find(job: Option<&str>) -> Result<Vec<SeenJob>> {
     if let Some(address) = job.filter(|job| job.contains(':')) {
         let place = Place::Port(address.to_owned());
         let status = ask(&place)?;
@@ -115,7 +115,7 @@ fn find(job: Option<&str>) -> Result<Vec<Asked>> {
     let folder = status::folder();
     let sockets = std::fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| Place::Socket(entry.path()));
     let answers = sockets.filter_map(|place| Some((ask(&place).ok()?, place)));
-    let mut found: Vec<Asked> = answers.map(|(status, place)| (place, status)).collect();
+    let mut found: Vec<SeenJob> = answers.map(|(status, place)| (place, status)).collect();
     let host = ringpull_base::topology::host_name();
     if let Some(pid) = pid {
         found.retain(|(place, status)| {
