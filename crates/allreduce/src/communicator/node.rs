@@ -137,7 +137,8 @@ impl Node {
             return self.allreduce_short(arithmetic, data, limits);
         }
         let (from, len_bytes, to) = (data.as_ptr(), data.len(), data.as_mut_ptr());
-        self.reduce(arithmetic, &NodeInput { from, len_bytes, to, is_in_place: true }, Keepers::All, limits)
+        let given = NodeInput { from, len_bytes, to, is_in_place: true };
+        self.reduce(arithmetic, &given, Keepers::All, None, limits).map(drop)
     }
 
     /// Part `s` of `data`, bounded in bytes, becomes its sum over all local ranks at local rank `s`. The rest
@@ -149,9 +150,20 @@ impl Node {
         parts: &Parts,
         limits: WaitLimits,
     ) -> Result<()> {
+        self.reduce_for_owners(arithmetic, data, parts, None, limits).map(drop)
+    }
+
+    fn reduce_for_owners(
+        &mut self,
+        arithmetic: Arithmetic,
+        data: &mut [u8],
+        parts: &Parts,
+        update: Option<&mut PartUpdate>,
+        limits: WaitLimits,
+    ) -> Result<bool> {
         let (len_bytes, to) = (data.len(), data[self.part_of(parts)].as_mut_ptr());
         let given = NodeInput { from: data.as_ptr(), len_bytes, to, is_in_place: true };
-        self.reduce(arithmetic, &given, Keepers::Owners(parts), limits)
+        self.reduce(arithmetic, &given, Keepers::Owners(parts), update, limits)
     }
 
     /// Part `s` of `data`, bounded in bytes, becomes what local rank `s` makes of its sum over all local ranks,
@@ -164,7 +176,9 @@ impl Node {
         update: &mut PartUpdate,
         limits: WaitLimits,
     ) -> Result<()> {
-        self.reduce_scatter(arithmetic, data, parts, limits)?;
+        if self.reduce_for_owners(arithmetic, data, parts, Some(update), limits)? {
+            return Ok(());
+        }
         let own = self.part_of(parts);
         if !own.is_empty() {
             update(own.start, &mut data[own])?;
@@ -196,7 +210,7 @@ impl Node {
         }
         let given =
             NodeInput { from: input.as_ptr(), len_bytes: input.len(), to: out.as_mut_ptr(), is_in_place: false };
-        self.reduce(arithmetic, &given, Keepers::Owners(parts), limits)
+        self.reduce(arithmetic, &given, Keepers::Owners(parts), None, limits).map(drop)
     }
 
     /// Block `s` of `out` becomes block `l` of the local rank `s`, where `l` is this one. `input` and `out`
@@ -338,16 +352,19 @@ impl Node {
         self.show_short(data, data.len(), sum, limits)
     }
 
+    /// Whether every local rank has what the owners have made of their sums by `update`: that is so if all
+    /// buffers are in arenas.
     fn reduce(
         &mut self,
         arithmetic: Arithmetic,
         given: &NodeInput,
         keepers: Keepers,
+        update: Option<&mut PartUpdate>,
         limits: WaitLimits,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let (from, len_bytes) = (given.from, given.len_bytes);
         if len_bytes == 0 {
-            return Ok(());
+            return Ok(true);
         }
         self.begin(len_bytes, limits.stamp);
         let is_shared = if given.is_in_place {
@@ -365,8 +382,17 @@ impl Node {
         let buffers = self.buffers(from.cast_mut(), len_bytes);
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         if buffers.all_shared() {
-            self.sum_where_they_are(arithmetic, &buffers, keepers);
-            return self.meet(limits);
+            let is_updated = match (keepers, update) {
+                (Keepers::Owners(parts), Some(update)) => {
+                    self.update_where_they_are(arithmetic, &buffers, parts, update)?;
+                    true
+                }
+                (keepers, _) => {
+                    self.sum_where_they_are(arithmetic, &buffers, keepers);
+                    false
+                }
+            };
+            return self.meet(limits).map(|()| is_updated);
         }
         let kept = match keepers {
             Keepers::All => 0..buffers.len_bytes,
@@ -395,6 +421,34 @@ impl Node {
             }
             if round <= count {
                 self.meet(limits)?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Sums this rank's part of buffers that lie in arenas, updates it, and gives it to all: nobody else touches
+    /// the part.
+    fn update_where_they_are(
+        &self,
+        arithmetic: Arithmetic,
+        buffers: &Buffers,
+        parts: &Parts,
+        update: &mut PartUpdate,
+    ) -> Result<()> {
+        let own = self.part_of(parts);
+        for start in own.clone().step_by(TAKEN_BYTES) {
+            let piece = start..(start + TAKEN_BYTES).min(own.end);
+            self.sum(arithmetic, buffers, piece.clone(), None, Keepers::Owners(parts));
+            // SAFETY: the piece lies in the own buffer, which the caller has borrowed; between two meetings this
+            // local rank alone touches its part of any buffer.
+            let sums = unsafe { std::slice::from_raw_parts_mut(buffers.own.add(start), piece.len()) };
+            update(start, sums)?;
+            for (local_rank, place) in buffers.places.iter().enumerate() {
+                let place = place.expect("every buffer is shared");
+                if local_rank != self.local_rank() {
+                    // SAFETY: as above; the piece lies in every buffer.
+                    unsafe { copy(sums.as_ptr(), place.add(start), piece.len()) };
+                }
             }
         }
         Ok(())
