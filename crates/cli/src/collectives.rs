@@ -93,7 +93,7 @@ pub(crate) fn run(
             let record = Record { mode: mode.to_owned(), algorithm: algorithm.to_owned(), ..blank };
             let record = record_of(ranks, len * element, record)?;
             let rate = options.link.bytes_per_s();
-            records.push(if let Some(rate) = rate { record.with_link(rate, None, None) } else { record });
+            records.push(if let Some(rate) = rate { record.with_links(rate, None, None) } else { record });
         }
     }
     Ok((engine.rank() == 0).then_some(records))

@@ -1,14 +1,67 @@
 //! The bytes that a mode must move through the busiest host, in closed form, and the least time for them.
 //!
-//! A link carries its rate in both directions at the same time, so the larger direction counts.
-//! `n` workers hold `bytes` each; a server holds 1/k of every key.
+//! `n` workers hold `S` bytes each, and each of `k` servers holds 1/k of every key.
+//!
+//! A link carries its rate in both directions at the same time: pushes go one way and answers the other, so
+//! the larger direction counts. What a worker and a server of one host exchange does not cross the link.
+//!
+//! *Dedicated.* A server receives its share of each worker, `n/k S`, and sends as much. A worker sends and
+//! receives `S`. So the larger of the two counts, `max(n/k, 1) S`.
+//!
+//! *Shared, k <= n.* The host of a server receives the shares of the other workers, `(n-1)/k S`, and for its
+//! own worker what the other servers hold, `(k-1)/k S`: together `(n+k-2)/k S`, and it sends as much. A host
+//! without a server sends and receives `S`, which is never more. With `h` servers on the busiest host it is
+//! `(h (n-1) + k - h)/k S`.
+//!
+//! *When the answers begin.* A server can answer a segment once the last worker's push of it is there. With
+//! `m` segments of a share, which all workers send in one order and equally fast, that is after `1/m` of the
+//! pushes; the last answer leaves as long after the last push. So the two directions overlap but for `1/m`,
+//! and these bounds are what many short segments come close to. A worker that is ahead of the others does not
+//! shorten it.
 
+use crate::lab::HostRate;
 use crate::mode::{Mode, Placement};
 
-/// The least time of an allreduce: every rank sends and receives 2(n-1)/n of the payload (Patarasuk and Yuan
-/// 2009).
-pub(crate) fn allreduce_bound_s(ranks: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
-    bus_factor(ranks) * bytes / link_bytes_per_s
+/// The links of the workers' hosts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Links<'a> {
+    pub bytes_per_s: f64,
+    /// The hosts whose links have other rates.
+    pub own: &'a [HostRate],
+}
+
+impl From<f64> for Links<'_> {
+    fn from(bytes_per_s: f64) -> Self {
+        Links { bytes_per_s, own: &[] }
+    }
+}
+
+impl Links<'_> {
+    /// The rates at which the host of `worker`, counted from 0, sends and receives.
+    fn of(&self, worker: usize) -> (f64, f64) {
+        let own = self.own.iter().find(|own| own.host == worker + 1);
+        let rate = |own: Option<f64>| own.unwrap_or(self.bytes_per_s);
+        own.map_or((self.bytes_per_s, self.bytes_per_s), |own| {
+            (rate(own.sends.bytes_per_s()), rate(own.receives.bytes_per_s()))
+        })
+    }
+}
+
+/// The least time of an allreduce. Every rank sends and receives 2(n-1)/n of the payload on links that are
+/// alike (Patarasuk and Yuan 2009). Otherwise each rank sends and receives the payload at least, and all
+/// ranks together 2(n-1) times that.
+pub(crate) fn allreduce_bound_s<'a>(ranks: usize, bytes: f64, links: impl Into<Links<'a>>) -> f64 {
+    let links = links.into();
+    let (mut slowest, mut sent, mut received) = (f64::INFINITY, 0.0, 0.0);
+    for (sends, receives) in (0..ranks).map(|rank| links.of(rank)) {
+        slowest = slowest.min(sends).min(receives);
+        sent += sends;
+        received += receives;
+    }
+    if ranks < 2 || links.own.is_empty() {
+        return bus_factor(ranks) * bytes / links.bytes_per_s;
+    }
+    bytes * (1.0 / slowest).max(2.0 * (ranks as f64 - 1.0) / sent.min(received))
 }
 
 /// From the payload of an operation to what every rank must send at least: (n-1)/n for a reduce-scatter, an
@@ -31,17 +84,34 @@ pub(crate) fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 
         Mode::Allreduce => bus_factor(workers) * bytes,
         Mode::Servers { servers, placement: Placement::Dedicated, .. } => bytes * (n / servers as f64).max(1.0),
         Mode::Servers { servers, placement: Placement::Shared, .. } => {
-            // The busiest host has `here` servers beside its worker. The worker's own share does not touch
-            // the network.
-            let (k, here) = (servers as f64, servers.div_ceil(workers.max(1)) as f64);
-            bytes * ((k - here) + here * (n - 1.0)) / k
+            bytes * host_share(workers, servers, servers.div_ceil(workers.max(1)))
         }
     }
 }
 
-/// The least time of one push and pull in this mode: the busiest host's bytes over its link.
-pub(crate) fn mode_bound_s(mode: Mode, workers: usize, bytes: f64, link_bytes_per_s: f64) -> f64 {
-    busiest_host_bytes(mode, workers, bytes) / link_bytes_per_s
+/// The least time of one push and pull in this mode: that of the host whose bytes take longest over its link,
+/// in the slower direction, as it sends as much as it receives.
+pub(crate) fn mode_bound_s<'a>(mode: Mode, workers: usize, bytes: f64, links: impl Into<Links<'a>>) -> f64 {
+    let links = links.into();
+    let Mode::Servers { servers, placement, .. } = mode else { return allreduce_bound_s(workers, bytes, links) };
+    let of_worker = |worker: usize| {
+        let here = match placement {
+            Placement::Dedicated => 0,
+            Placement::Shared => servers / workers + usize::from(worker < servers % workers),
+        };
+        let (sends, receives) = links.of(worker);
+        bytes * host_share(workers, servers, here) / sends.min(receives)
+    };
+    let busiest = busiest_host_bytes(mode, workers, bytes) / links.bytes_per_s;
+    let of_servers = if placement == Placement::Dedicated { busiest } else { 0.0 };
+    (0..workers).map(of_worker).fold(of_servers, f64::max)
+}
+
+/// What the host of a worker sends, or receives, with `here` of the servers beside its worker, over the
+/// payload. The worker's own share of these does not touch the network.
+fn host_share(workers: usize, servers: usize, here: usize) -> f64 {
+    let (n, k, here) = (workers as f64, servers as f64, here as f64);
+    ((k - here) + here * (n - 1.0)) / k
 }
 
 #[cfg(test)]
@@ -69,6 +139,21 @@ mod tests {
         assert_eq!(bound("dist_sync:8shared"), 0.56);
         assert_eq!(bound("dist_sync:1shared"), 2.24);
         assert_eq!(allreduce_bound_s(8, 400e6, 1.25e9), 0.56);
+    }
+
+    #[test]
+    fn links_that_are_not_alike_bound_each_mode_by_the_host_that_takes_longest() {
+        let own = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<HostRate>>();
+        let bound =
+            |text: &str, own: &[HostRate]| mode_bound_s(mode(text), 8, 125e6, Links { bytes_per_s: 125e6, own });
+        let slow = own(&["3=500mbit"]);
+        assert_eq!(bound("dist_sync_mpi", &slow), 2.0);
+        assert_eq!(bound("dist_sync_mpi", &own(&["3=500mbit/1gbit"])), 2.0);
+        let half = own(&["1=500mbit", "2=500mbit", "3=500mbit", "4=500mbit"]);
+        assert!((bound("dist_sync_mpi", &half) - 14.0 / 6.0).abs() < 1e-12);
+        assert_eq!([bound("dist_sync:1shared", &slow), bound("dist_sync:1shared", &half)], [7.0, 14.0]);
+        assert_eq!([bound("dist_sync:8shared", &slow), bound("dist_sync:8", &slow)], [3.5, 2.0]);
+        assert_eq!(bound("dist_sync:2", &slow), 4.0, "of the servers");
     }
 
     #[test]

@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::{DType, Error, Result};
 
-use crate::cost;
+use crate::cost::{self, Links};
 use crate::machine::Hosts;
 use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;
 
 /// What the figures of a record mean; every record contains it.
-pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, and with two racks at least bytes / uplink; mode_bound_s: bytes through this mode's busiest host / link; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; state_bytes: what the rank with most of the optimizer's states has of them";
+pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; state_bytes: what the rank with most of the optimizer's states has of them";
 
 /// What the figures of a record of training mean.
 pub(crate) const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
@@ -44,6 +44,8 @@ pub(crate) struct Record {
     /// The least time of this mode, on links that carry their rate in both directions at the same time.
     #[serde(default)]
     pub mode_bound_s: Option<f64>,
+    #[serde(default)]
+    pub ratio_to_mode_bound: Option<f64>,
     #[serde(rename = "algbw_Bps")]
     pub algbw_bytes_per_s: f64,
     #[serde(rename = "busbw_Bps")]
@@ -93,6 +95,7 @@ impl Record {
             bound_s: None,
             ratio_to_bound: None,
             mode_bound_s: None,
+            ratio_to_mode_bound: None,
             algbw_bytes_per_s: 0.0,
             busbw_bytes_per_s: 0.0,
             verified: false,
@@ -134,22 +137,25 @@ impl Record {
         self
     }
 
-    /// Fills the bounds for links of `link_bytes_per_s`, with that of `mode`. A link between two racks may
-    /// raise the bound of an allreduce, since each rack must receive the other's sum.
+    /// Fills the bounds for `links`, with that of `mode`. A link between two racks may raise the bound of an
+    /// allreduce, since each rack must receive the other's sum.
     #[must_use]
-    pub(crate) fn with_link(
+    pub(crate) fn with_links<'a>(
         mut self,
-        link_bytes_per_s: f64,
+        links: impl Into<Links<'a>>,
         uplink_bytes_per_s: Option<f64>,
         mode: Option<Mode>,
     ) -> Self {
-        let bytes = self.bytes as f64;
-        let bound = cost::factor_of(&self.op, self.ranks) * bytes / link_bytes_per_s;
+        let (bytes, links) = (self.bytes as f64, links.into());
+        let part = cost::factor_of(&self.op, self.ranks) / cost::bus_factor(self.ranks).max(f64::MIN_POSITIVE);
+        let bound = part * cost::allreduce_bound_s(self.ranks, bytes, links);
         let bound = Some(bound).filter(|bound| *bound > 0.0);
         let across = uplink_bytes_per_s.map_or(0.0, |rate| bytes / rate);
         self.bound_s = bound.map(|bound| bound.max(across));
         self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
-        self.mode_bound_s = mode.map(|mode| cost::mode_bound_s(mode, self.ranks, bytes, link_bytes_per_s));
+        self.mode_bound_s = mode.map(|mode| cost::mode_bound_s(mode, self.ranks, bytes, links));
+        let own = self.mode_bound_s.filter(|bound| *bound > 0.0);
+        self.ratio_to_mode_bound = own.map(|bound| self.median_s / bound);
         self
     }
 
@@ -208,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_record_prints_every_field_of_the_design_and_reads_itself_back() {
-        let record = record().with_link(1.25e9, None, "dist_sync:2shared".parse().ok());
+        let record = record().with_links(1.25e9, None, "dist_sync:2shared".parse().ok());
         let json = serde_json::to_string(&vec![record.clone()]).unwrap();
         let fields = "op mode algorithm ranks hosts servers bytes dtype seconds median_s bound_s ratio_to_bound algbw_Bps busbw_Bps verified unit_notes";
         for field in fields.split(' ') {
@@ -219,19 +225,19 @@ mod tests {
 
     #[test]
     fn figures_follow_from_the_samples() {
-        let record = record().with_link(1.25e9, None, "dist_sync:2shared".parse().ok());
+        let record = record().with_links(1.25e9, None, "dist_sync:2shared".parse().ok());
         assert_eq!((record.median_s, record.algbw_bytes_per_s), (1.0, 4e8));
         assert_eq!(record.busbw_bytes_per_s, 7e8);
         assert_eq!((record.bound_s, record.mode_bound_s), (Some(0.56), Some(1.28)));
-        assert_eq!(record.ratio_to_bound, Some(1.0 / 0.56));
+        assert_eq!((record.ratio_to_bound, record.ratio_to_mode_bound), (Some(1.0 / 0.56), Some(1.0 / 1.28)));
     }
 
     #[test]
     fn a_narrow_link_between_racks_raises_the_bound_and_a_wide_one_does_not() {
-        let bound = |uplink| record().with_link(1.25e9, uplink, None).bound_s;
+        let bound = |uplink| record().with_links(1.25e9, uplink, None).bound_s;
         assert_eq!(bound(None), Some(0.56));
         assert_eq!(bound(Some(1.25e9)), Some(0.56));
-        let narrow = record().with_link(1.25e9, Some(0.4e9), None);
+        let narrow = record().with_links(1.25e9, Some(0.4e9), None);
         assert_eq!((narrow.bound_s, narrow.ratio_to_bound), (Some(1.0), Some(1.0)));
     }
 
@@ -256,7 +262,7 @@ mod tests {
     fn records_are_found_among_whatever_libraries_print() {
         const OTHER: &str =
             "[1764.25] [h1:4711:0]  parser.c:2036 UCX  WARN  unused environment variable: UCX_HOME [maybe: UCX_NUMA?]";
-        let records = [record().with_link(1.25e9, None, "dist_sync:2shared".parse().ok()), record()];
+        let records = [record().with_links(1.25e9, None, "dist_sync:2shared".parse().ok()), record()];
         let line = serde_json::to_string(&records).unwrap();
         let indented = serde_json::to_string_pretty(&records).unwrap();
         let between: Vec<&str> = indented.lines().flat_map(|line| [line, OTHER]).collect();

@@ -26,17 +26,17 @@ fn turn() -> Option<MutexGuard<'static, ()>> {
 }
 
 fn up(hosts: usize, rate: &str) -> Lab {
-    up_as(Shape { hosts, rate: rate.parse().unwrap(), racks: None })
+    up_as(&Shape { hosts, rate: rate.parse().unwrap(), own: Vec::new(), racks: None })
 }
 
 fn up_in_racks(hosts: usize, rate: &str, racks: Racks) -> Lab {
-    up_as(Shape { hosts, rate: rate.parse().unwrap(), racks: Some(racks) })
+    up_as(&Shape { hosts, rate: rate.parse().unwrap(), own: Vec::new(), racks: Some(racks) })
 }
 
-fn up_as(shape: Shape) -> Lab {
+fn up_as(shape: &Shape) -> Lab {
     let start = Instant::now();
     loop {
-        match Lab::up(shape) {
+        match Lab::up(shape.clone()) {
             Err(error) if error.to_string().contains("in use") && start.elapsed() < Duration::from_secs(300) => {
                 std::thread::park_timeout(Duration::from_millis(200));
             }

@@ -14,7 +14,7 @@ use super::{Format, MpichArgs, print, to_json, write};
 use crate::compare::results::Scaled;
 use crate::compare::rows::{measurements, rows};
 use crate::compare::{Comparison, Environment, Setup, published, report, results, sheet, table, training, verdict};
-use crate::lab::{Racks, Shape};
+use crate::lab::{HostRate, Racks, Shape};
 use crate::launch::host::quote;
 use crate::layers;
 use crate::link::LinkRate;
@@ -32,6 +32,7 @@ use crate::variant::{Peer, Variant};
     ringpull compare --hosts 8 --link 200mbit --scaling 2,4 --save report.pdf --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
+    ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
     Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts),\n\
@@ -52,6 +53,10 @@ pub(crate) struct CompareArgs {
     /// the bound.
     #[arg(long, default_value = "none")]
     link: LinkRate,
+    /// A worker's host whose link has a rate of its own: 3=500mbit, or 3=SENDS/RECEIVES. May be repeated.
+    /// --hosts shapes that link; -H uses it for the bound.
+    #[arg(long, value_name = "HOST=RATE", value_delimiter = ',')]
+    slow_host: Vec<HostRate>,
     #[command(flatten)]
     racks: RackArgs,
     /// Run on the hosts of this file, one per line.
@@ -144,12 +149,13 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
     let testbed = match (args.hosts, &args.hostfile) {
-        (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, racks }),
+        (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
         (None, Some(file)) => Testbed::Hostfile(file.clone()),
         (None, None) => Testbed::Local(args.local.unwrap_or(4)),
     };
     let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
+    check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
     let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
     let job = Job { ranks, work: payload.work(args, train.clone())?, iters: args.iters, warmup: args.warmup };
@@ -158,6 +164,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         own_hosts: runner.has_own_hosts(),
         workers: ranks,
         link: args.link,
+        slow_hosts: args.slow_host.clone(),
         racks,
         payload: words,
         bytes,
@@ -258,6 +265,18 @@ fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
         ));
     }
     Ok(racks)
+}
+
+/// An error if a host of --slow-host is no worker's, or the bound of its link has no other to compare with.
+fn check_slow_hosts(args: &CompareArgs, workers: usize) -> Result<()> {
+    let has_hosts = args.hosts.is_some() || args.hostfile.is_some();
+    let Some(slow) = args.slow_host.iter().find(|slow| !has_hosts || !(1..=workers).contains(&slow.host)) else {
+        return Ok(());
+    };
+    Err(Error::argument(
+        format!("invalid --slow-host {slow}: expected a host from 1 to {workers}, of --hosts or -H"),
+        "name a worker's host, and give --link for the others",
+    ))
 }
 
 /// What every variant pushes and pulls.

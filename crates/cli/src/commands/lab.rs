@@ -9,19 +9,20 @@ use clap::{Args, Subcommand};
 use ringpull_base::{Error, Result};
 
 use super::{SUCCESS, Status};
-use crate::lab::{self, Lab, Racks, Shape};
+use crate::lab::{self, HostRate, Lab, Racks, Shape, own_words};
 use crate::link::LinkRate;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ringpull lab up 8 200mbit
   ringpull lab up 8 1gbit --uplink 250mbit
+  ringpull lab up 8 1gbit --rate h3=500mbit
   ringpull lab exec h1 ping -c 3 h2
   ringpull lab exec h3 hostname
   ringpull lab down
 
 The hosts are network namespaces h1..hN on one bridge, with the addresses 10.55.0.1 to 10.55.0.N.
-Every link is limited to RATE in both directions. Needs Linux and root.")]
+Every link is limited to RATE in both directions, except those of --rate. Needs Linux and root.")]
 pub(crate) struct LabArgs {
     #[command(subcommand)]
     action: Action,
@@ -38,12 +39,17 @@ enum Action {
   ringpull lab up 8 1gbit --uplink 250mbit         two racks of four
   ringpull lab up 8 1gbit --uplink 250mbit --alternate
                                                    neighbours in different racks
+  ringpull lab up 8 1gbit --rate h3=500mbit        h3 has a slower link
+  ringpull lab up 8 1gbit --rate h3=500mbit/1gbit  h3 sends at 500 Mbit/s and receives at 1 Gbit/s
   ringpull lab up 4 none                           links without a limit")]
     Up {
         /// The number of hosts, 1 to 100.
         hosts: usize,
         /// The rate of every link, such as 200mbit or 1gbit; none for no limit.
         rate: LinkRate,
+        /// A host whose link has a rate of its own, such as h3=500mbit, or h3=SENDS/RECEIVES. May be repeated.
+        #[arg(long = "rate", value_name = "HOST=RATE", value_delimiter = ',')]
+        own: Vec<HostRate>,
         #[command(flatten)]
         racks: RackArgs,
     },
@@ -80,11 +86,13 @@ impl RackArgs {
 /// Creates, removes or enters emulated hosts.
 pub(crate) fn run(args: LabArgs) -> Result<Status> {
     match args.action {
-        Action::Up { hosts, rate, racks } => {
-            let racks = racks.racks();
-            Lab::up(Shape { hosts, rate, racks })?.leave_up();
+        Action::Up { hosts, rate, own, racks } => {
+            let (racks, own_words) = (racks.racks(), own_words(&own));
+            Lab::up(Shape { hosts, rate, own, racks })?.leave_up();
             let racks = racks.map_or(String::new(), |racks| format!(" {racks}"));
-            eprintln!("h1 to h{hosts} are up with links of {rate}{racks}; remove them with `ringpull lab down`");
+            eprintln!(
+                "h1 to h{hosts} are up with links of {rate}{own_words}{racks}; remove them with `ringpull lab down`"
+            );
         }
         Action::Down => Lab::remove()?,
         Action::Exec { host, command } => {

@@ -108,7 +108,7 @@ fn measure(args: &SweepArgs) -> Result<(Sweep, Option<i32>)> {
                 "give --hosts at least the largest of --ranks: each rank has its own host",
             ));
         }
-        Some(hosts) => Testbed::Lab(Shape { hosts, rate: args.link, racks: None }),
+        Some(hosts) => Testbed::Lab(Shape { hosts, rate: args.link, own: Vec::new(), racks: None }),
         None => Testbed::Local(most),
     };
     let mut launched = Launched::start(testbed, 0, args.mpich.find()?)?;

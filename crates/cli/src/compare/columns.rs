@@ -10,8 +10,6 @@ pub(super) struct Column {
     pub(super) heading: &'static str,
     /// The heading on the page.
     pub(super) title: &'static str,
-    /// Whether it is on the page alone.
-    pub(super) is_extra: bool,
     /// The cell of a row, if it has one.
     pub(super) cell: Cell,
 }
@@ -19,11 +17,7 @@ pub(super) struct Column {
 type Cell = fn(&Measured<'_>, &Comparison) -> Option<String>;
 
 const fn column(heading: &'static str, title: &'static str, cell: Cell) -> Column {
-    Column { heading, title, is_extra: false, cell }
-}
-
-const fn extra(heading: &'static str, title: &'static str, cell: Cell) -> Column {
-    Column { heading, title, is_extra: true, cell }
+    Column { heading, title, cell }
 }
 
 const MACHINES: Column =
@@ -42,7 +36,7 @@ const PUSH_PULL: [Column; 8] = [
         results.any_needs_more().then(|| it.row.per_machine_s(results.setup.workers).map(format_seconds))?
     }),
     column("/ bound", "of the allreduce bound", |it, _| Some(ratio(it.record.ratio_to_bound?))),
-    extra("own bound", "of its own bound", |it, _| Some(ratio(it.summary.median / it.record.mode_bound_s?))),
+    column("own bound", "of its own bound", |it, _| Some(ratio(it.record.ratio_to_mode_bound?))),
     column("busiest host", "through the busiest host", |it, results| it.row.host_bytes_words(results.setup.own_hosts)),
 ];
 

@@ -82,6 +82,7 @@ pub(crate) fn render(results: &Comparison) -> Result<String> {
         context! {
             headline => headline(results),
             has_uplink => setup.uplink().bytes_per_s().is_some(),
+            has_slow_hosts => !setup.slow_hosts.is_empty(),
             results => Serde(results),
             has_link => setup.link.bytes_per_s().is_some(),
             machines => results.environment.machines(setup),
@@ -142,8 +143,8 @@ fn scaling(results: &Comparison) -> Option<Curves> {
         })
         .filter(|curve| curve.points.len() > 1)
         .collect();
-    if let Some(rate) = results.setup.link.bytes_per_s().filter(|_| !is_training) {
-        let bound = |workers: usize| cost::allreduce_bound_s(workers, results.setup.bytes as f64, rate);
+    if let Some(links) = results.setup.links().filter(|_| !is_training) {
+        let bound = |workers: usize| cost::allreduce_bound_s(workers, results.setup.bytes as f64, links);
         let points = counts.iter().map(|(workers, _)| (*workers, bound(*workers))).collect();
         of_variants.push(Curve { name: "allreduce bound".to_owned(), family: None, points });
     }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::compare::Environment;
 use crate::compare::published::{self, Training};
-use crate::lab::Racks;
+use crate::cost::Links;
+use crate::lab::{HostRate, Racks};
 use crate::link::LinkRate;
 use crate::record::{Record, Train};
 use crate::rounds::TrainSetup;
@@ -39,6 +40,9 @@ pub(crate) struct Setup {
     pub own_hosts: bool,
     pub workers: usize,
     pub link: LinkRate,
+    /// The workers' hosts whose links have other rates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slow_hosts: Vec<HostRate>,
     /// The racks that the hosts stand in, if there are two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub racks: Option<Racks>,
@@ -119,6 +123,11 @@ pub(crate) struct JobSamples {
 }
 
 impl Setup {
+    /// The workers' links, if their rates are known.
+    pub(crate) fn links(&self) -> Option<Links<'_>> {
+        Some(Links { bytes_per_s: self.link.bytes_per_s()?, own: &self.slow_hosts })
+    }
+
     /// The rate of the link between the racks; without racks it is unlimited.
     pub(crate) fn uplink(&self) -> LinkRate {
         self.racks.map(|racks| racks.uplink).unwrap_or_default()

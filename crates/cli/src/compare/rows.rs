@@ -70,7 +70,7 @@ fn measured(
     job: &Job,
     setup: &Setup,
 ) -> Result<Outcome> {
-    let record = merged(variant, done, setup.own_hosts, setup.link, setup.uplink())?;
+    let record = merged(variant, done, setup.own_hosts, setup.links(), setup.uplink())?;
     let record = match &job.work {
         Work::Steps { train, .. } => {
             // The median of the rounds' computing, which differs only on the processor.

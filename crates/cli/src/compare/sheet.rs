@@ -190,7 +190,7 @@ impl Sheet {
 
     fn table(&mut self, results: &Comparison) {
         const SIZE: f32 = 8.0;
-        let columns: Vec<_> = columns(results).into_iter().filter(|column| !column.is_extra).collect();
+        let columns = columns(results);
         let ranking = results.ranking();
         let widest = |column: &&Column| {
             let cells = ranking.iter().filter_map(|it| (column.cell)(it, results));

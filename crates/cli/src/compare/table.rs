@@ -35,7 +35,7 @@ pub(crate) fn render(results: &Comparison) -> String {
 }
 
 fn rows(results: &Comparison) -> String {
-    let columns: Vec<_> = columns(results).into_iter().filter(|column| !column.is_extra).collect();
+    let columns = columns(results);
     let head = std::iter::once("method").chain(columns.iter().map(|column| column.heading));
     let rows = results.sorted_rows().into_iter().map(|row| {
         let cells = columns.iter().enumerate().map(|(at, column)| match row.measured() {
@@ -87,10 +87,13 @@ fn below(results: &Comparison) -> Vec<String> {
     ];
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         let uplink = if setup.uplink().bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
-        lines.push(format!(
-            "bound: {} for an uncompressed allreduce, 2(n-1)/n x payload / link{uplink}.",
-            format_seconds(bound)
-        ));
+        let least = if setup.slow_hosts.is_empty() {
+            "2(n-1)/n x payload / link"
+        } else {
+            "the larger of payload / slowest link and 2(n-1) x payload / all links"
+        };
+        lines.push(format!("bound: {} for an uncompressed allreduce, {least}{uplink}.", format_seconds(bound)));
+        lines.push("own bound: the least time of the method itself.".to_owned());
     }
     if !setup.own_hosts {
         return lines;

@@ -22,6 +22,7 @@ fn results() -> Comparison {
         own_hosts: true,
         workers: 8,
         link: "200mbit".parse().unwrap(),
+        slow_hosts: Vec::new(),
         racks: None,
         payload: "25 MB".to_owned(),
         bytes: 25_000_000,

@@ -14,7 +14,7 @@ pub(crate) fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: 
 fn ratio_words(results: &Comparison) -> Option<String> {
     let setup = &results.setup;
     let train = setup.train.as_ref()?;
-    let bound = cost::allreduce_bound_s(setup.workers, setup.bytes as f64, setup.link.bytes_per_s()?);
+    let bound = cost::allreduce_bound_s(setup.workers, setup.bytes as f64, setup.links()?);
     let (here, there) = (train.compute_s / bound, published::COMPUTE_S / published::TRAINING_BOUND_S);
     let same = (here / there - 1.0).abs() < 0.02;
     let judged =

@@ -26,7 +26,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use self::lock::LabLock;
-pub use self::shape::{Racks, Shape};
+pub use self::shape::{HostRate, Racks, Shape, own_words};
 use crate::progress::Progress;
 use ringpull_base::{Error, Result};
 
@@ -51,28 +51,33 @@ impl Lab {
         shape.check()?;
         need_root()?;
         let lock = LabLock::take()?;
-        if read_shape() == Some(shape) {
+        if read_shape().as_ref() == Some(&shape) {
             sessions::level(Path::new(sessions::SWITCH), &file("sessions"))?;
             return Ok(Lab { shape, made_here: false, _lock: lock });
         }
         clear()?;
         // From here on a drop removes what exists, also when a later step fails.
-        let lab = Lab { shape, made_here: true, _lock: lock };
+        let lab = Lab { shape: shape.clone(), made_here: true, _lock: lock };
         sessions::level(Path::new(sessions::SWITCH), &file("sessions"))?;
         network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
         let progress = Progress::start("making emulated hosts");
         for host in 1..=shape.hosts {
             progress.part(host - 1, shape.hosts, format!("making host h{host}"));
             mark(host)?;
-            network::add_host(host, shape.hosts, shape.rate, shape.rack(host))?;
+            network::add_host(host, shape.hosts, shape.link(host), shape.rack(host))?;
         }
-        write_shape(shape)?;
+        write_shape(&shape)?;
         Ok(lab)
     }
 
     /// The two racks, if the hosts stand in any.
     pub fn racks(&self) -> Option<Racks> {
         self.shape.racks
+    }
+
+    /// The hosts whose links have rates of their own.
+    pub fn own_links(&self) -> &[HostRate] {
+        &self.shape.own
     }
 
     /// Leaves the hosts up when this process ends.
@@ -169,9 +174,9 @@ fn read_shape() -> Option<Shape> {
     serde_json::from_slice(&fs::read(file("shape.json")).ok()?).ok()
 }
 
-fn write_shape(shape: Shape) -> Result<()> {
+fn write_shape(shape: &Shape) -> Result<()> {
     let path = file("shape.json");
-    let text = serde_json::to_string(&shape).expect("a shape is plain data");
+    let text = serde_json::to_string(shape).expect("a shape is plain data");
     fs::write(&path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
 

@@ -48,9 +48,9 @@ fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }
 
-/// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, and the files that
-/// name its peers.
-pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate, rack: usize) -> Result<()> {
+/// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, over which it sends
+/// and receives at these rates, and the files that name its peers.
+pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, LinkRate), rack: usize) -> Result<()> {
     let name = host_name(host);
     let name = name.as_str();
     if Path::new("/run/netns").join(name).exists() {
@@ -71,8 +71,10 @@ pub(super) fn add_host(host: usize, hosts: usize, rate: LinkRate, rack: usize) -
     call("ip", &["-n", name, "link", "set", "eth0", "up"])?;
     call("ip", &["-n", name, "link", "set", "lo", "up"])?;
     use_usual_congestion_control(name);
-    if let Some(shape) = shaping(rate) {
+    if let Some(shape) = shaping(receives) {
         call("tc", &[&["qdisc", "add", "dev", outer], words(&shape).as_slice()].concat())?;
+    }
+    if let Some(shape) = shaping(sends) {
         call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], words(&shape).as_slice()].concat())?;
     }
     Ok(())

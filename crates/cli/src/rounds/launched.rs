@@ -13,7 +13,7 @@ use ringpull_base::{Error, Result};
 
 use crate::child::{self, Childless};
 use crate::interrupt::Interrupt;
-use crate::lab::{Lab, Shape};
+use crate::lab::{Lab, Shape, own_words};
 use crate::launch::{Host, Launch, Port, Sink, Variables, claim_port, hostfile};
 use crate::machine::ProcessorTime;
 use crate::mode::{Mode, Placement};
@@ -62,9 +62,9 @@ impl Launched {
         let interrupt = Interrupt::watch()?;
         let (workers, hosts, lab) = match testbed {
             Testbed::Lab(shape) => {
-                let all = shape.hosts + extra;
+                let (workers, all) = (shape.hosts, shape.hosts + extra);
                 let lab = Lab::up(Shape { hosts: all, ..shape })?;
-                (shape.hosts, (1..=all).map(Host::Lab).collect(), Some(lab))
+                (workers, (1..=all).map(Host::Lab).collect(), Some(lab))
             }
             Testbed::Local(workers) => (workers, vec![Host::Local; workers + extra], None),
             Testbed::Hostfile(file) => {
@@ -95,7 +95,7 @@ impl Launched {
         match (&self.lab, &self.hosts[0]) {
             (Some(lab), _) => {
                 let racks = lab.racks().map_or(String::new(), |racks| format!(" {racks}"));
-                hosts.replacen(' ', " emulated ", 1) + &racks
+                hosts.replacen(' ', " emulated ", 1) + &own_words(lab.own_links()) + &racks
             }
             (None, Host::Local) => "processes of one machine".to_owned(),
             (None, _) => hosts,

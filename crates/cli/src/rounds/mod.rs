@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use ringpull_base::{Error, Result};
 
 pub(crate) use self::job::{Job, TrainSetup, Work};
+use crate::cost::Links;
 use crate::link::LinkRate;
 use crate::machine::{Hosts, ProcessorTime};
 use crate::record::Record;
@@ -178,12 +179,12 @@ impl RoundsOutcome {
     }
 }
 
-/// One record with all samples of a variant for one payload. `link` joins the hosts, `uplink` the racks.
+/// One record with all samples of a variant for one payload. `links` join the hosts, `uplink` the racks.
 pub(crate) fn merged(
     variant: Variant,
     done: &[&Measurement],
     own_hosts: bool,
-    link: LinkRate,
+    links: Option<Links<'_>>,
     uplink: LinkRate,
 ) -> Result<Record> {
     let records = || done.iter().map(|done| &done.record);
@@ -201,8 +202,8 @@ pub(crate) fn merged(
     .with_figures()?;
     // The bytes that a mode must send are known only without compression.
     let own = variant.compression.is_none().then_some(variant.mode);
-    Ok(match link.bytes_per_s() {
-        Some(rate) => record.with_link(rate, uplink.bytes_per_s(), own),
+    Ok(match links {
+        Some(links) => record.with_links(links, uplink.bytes_per_s(), own),
         None => record,
     })
 }
@@ -270,8 +271,8 @@ mod tests {
         let job = Job { ranks: 4, work: Work::Buffers(vec![4000]), iters: 2, warmup: 1 };
         let (mut fake, variant) = (Fake::default(), "dist_sync_mpi".parse().unwrap());
         let found = run(&mut fake, &[variant], &vec![vec![job]; 3], Vec::new(), &mut |_| ());
-        let record =
-            merged(variant, &found.of(variant, 4, 4000), true, "8kbit".parse().unwrap(), LinkRate::default()).unwrap();
+        let links = Some(Links::from(1000.0));
+        let record = merged(variant, &found.of(variant, 4, 4000), true, links, LinkRate::default()).unwrap();
         let second = Fake::SECONDS_A_BYTE * 4000.0;
         assert_eq!(record.seconds, [second; 6]);
         assert_eq!((record.mode.as_str(), record.hosts, record.bound_s), ("dist_sync_mpi", 4, Some(6.0)));

@@ -12,6 +12,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Environment;
+use crate::cost::Links;
 use crate::link::LinkRate;
 use crate::record::Record;
 use crate::rounds::{self, Job, NextJob, Runner, Work};
@@ -96,11 +97,12 @@ pub(crate) fn run(
     let rounds: Vec<Vec<Job>> = (0..count).map(|round| plan.jobs(round)).collect();
     let found = rounds::run(runner, contenders, &rounds, Vec::new(), progress);
     let mut records = Vec::new();
+    let links = plan.link.bytes_per_s().map(Links::from);
     for variant in contenders {
         for ranks in &plan.ranks {
             let of = |bytes: &usize| found.of(*variant, *ranks, *bytes as u64);
             // A contender that failed at once has no record.
-            let merged = |bytes| rounds::merged(*variant, &of(bytes), own_hosts, plan.link, LinkRate::default()).ok();
+            let merged = |bytes| rounds::merged(*variant, &of(bytes), own_hosts, links, LinkRate::default()).ok();
             records.extend(plan.sizes.iter().filter_map(merged));
         }
     }
