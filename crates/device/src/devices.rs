@@ -255,8 +255,8 @@ impl Devices {
     }
 }
 
-/// Gives `staging` back if the copies that use it are `done`; otherwise a device may still use it, and it is kept
-/// until the process ends.
+/// Gives `staging` back if the copies that use it are `done`; otherwise a device may still use it, and it
+/// is kept until the process ends.
 fn kept_until(staging: Slice, done: Result<()>) -> Result<()> {
     if done.is_err() {
         std::mem::forget(staging);

@@ -69,7 +69,8 @@ fn step() -> Result<()> {
         }
         Ok(())
     };
-    // By collectives, as there is a tensor on each device, and by copies and kernels, as there are two on one.
+    // By collectives, as there is a tensor on each device, and by copies and kernels, as there are two on
+    // one.
     follow()?;
     devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut Scratch::default())?;
     devices.join()?;

@@ -17,7 +17,8 @@ pub(crate) fn report(kind: &str, text: &str) {
         }
     }
     for output in &mut outputs {
-        // One write, so that lines of several processes stay whole. A stderr that is closed is no reason to end.
+        // One write, so that lines of several processes stay whole. A stderr that is closed is no reason
+        // to end.
         drop(output.write_all(line.as_bytes()));
     }
 }

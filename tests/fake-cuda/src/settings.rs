@@ -2,7 +2,7 @@
 //!
 //! | variable | default | meaning |
 //! | --- | --- | --- |
-//! | `FAKE_CUDA_DEVICES` | `1` | how many devices, and the MiB of each: `4`, `2x64` |
+//! | `FAKE_CUDA_DEVICES` | `1` | number of devices, MiB of each: `4`, `2x64` |
 //! | `CUDA_VISIBLE_DEVICES` | all | which of them this process sees, in its order |
 //! | `FAKE_CUDA_PEERS` | `1` | `0`: no device reaches another's memory |
 //! | `FAKE_CUDA_HOST_REACHES` | `0` | `1`: the host may touch memory of devices, as where hardware allows it |

@@ -14,7 +14,8 @@ const LENGTHS: [usize; 3] = [1, 37, 1000];
 /// More than one wave of blocks on any GPU.
 const LONG: usize = (1 << 20) + 3;
 
-/// Checks with up to as many elements as a buffer of `bytes` bytes has and some more, on simulated devices with few.
+/// Checks with up to as many elements as a buffer of `bytes` bytes has and some more, on simulated
+/// devices with few.
 pub(super) fn checks(devices: &Arc<Devices>, bytes: usize) -> Vec<Check> {
     let mut lengths = LENGTHS.to_vec();
     if devices.platform().name() != "sim" {

@@ -177,7 +177,8 @@ impl Builder {
             }
             _ => {}
         }
-        // Two kinds for a conversion, one for all else; what stands between is part of the name or changes nothing.
+        // Two kinds for a conversion, one for all else; what stands between is part of the name or
+        // changes nothing.
         let kinds = if parts[0] == "cvt" { 2 } else { 1 };
         let (words, kinds) = parts.split_at(parts.len().saturating_sub(kinds));
         let harmless = |word: &&&str| !matches!(**word, "rn" | "to" | "global" | "local");
