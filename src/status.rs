@@ -10,13 +10,16 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once, Weak};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::{Result, config, forked, notice, status};
 
-/// How long whoever asks may take for each piece of a request, and for the answer.
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
+/// How long whoever asks may take for a request, and for each piece of the answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// So many are answered at once; who comes then is turned away.
+const MOST: usize = 8;
 /// A longer request is refused.
 const LONGEST: usize = 8192;
 
@@ -69,52 +72,65 @@ fn listen_in(folder: &Path) -> io::Result<(UnixListener, PathBuf)> {
     Ok((UnixListener::bind(&path)?, path))
 }
 
-/// Answers those who ask, one after another, on a thread of its own.
-fn answer<C: Connection>(
+/// Answers those who ask on a thread of its own, each on another, so that none keeps a probe waiting.
+fn answer<C: Connection + Send + 'static>(
     engine: &Arc<Engine>,
     mut accept: impl FnMut() -> io::Result<C> + Send + 'static,
 ) -> io::Result<()> {
     let engine = Arc::downgrade(engine);
+    let converse = |connection, engine: Weak<Engine>, _place| {
+        if let Err(cause) = converse(connection, &engine) {
+            tracing::debug!(%cause, "a request for the status");
+        }
+    };
     let serve = move || {
+        let places = Arc::new(());
         loop {
             match accept() {
+                Ok(_) if engine.strong_count() > 0 && Arc::strong_count(&places) > MOST => {}
                 Ok(connection) if engine.strong_count() > 0 => {
-                    if let Err(cause) = converse(connection, &engine) {
-                        tracing::debug!(%cause, "a request for the status");
-                    }
+                    let (engine, place) = (Weak::clone(&engine), Arc::clone(&places));
+                    let name = "ringpull-answer".to_owned();
+                    let answering = thread::Builder::new().name(name);
+                    drop(answering.spawn(move || converse(connection, engine, place)));
                 }
                 Ok(_) => return,
                 // Descriptors may be short for a while.
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                Err(_) => thread::sleep(Duration::from_millis(100)),
             }
         }
     };
-    std::thread::Builder::new().name("ringpull-status".to_owned()).spawn(serve).map(drop)
+    thread::Builder::new().name("ringpull-status".to_owned()).spawn(serve).map(drop)
 }
 
 /// A stream whose pieces have a time limit.
 trait Connection: Read + Write {
-    fn limit(&self) -> io::Result<()>;
+    fn limit(&self, each: Duration) -> io::Result<()>;
 }
 
 impl Connection for UnixStream {
-    fn limit(&self) -> io::Result<()> {
-        self.set_read_timeout(PATIENCE).and_then(|()| self.set_write_timeout(PATIENCE))
+    fn limit(&self, each: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(each)).and_then(|()| self.set_write_timeout(Some(each)))
     }
 }
 
 impl Connection for TcpStream {
-    fn limit(&self) -> io::Result<()> {
-        self.set_read_timeout(PATIENCE).and_then(|()| self.set_write_timeout(PATIENCE))
+    fn limit(&self, each: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(each)).and_then(|()| self.set_write_timeout(Some(each)))
     }
 }
 
 /// Reads a request and answers it, which ends the connection.
 fn converse(mut connection: impl Connection, engine: &Weak<Engine>) -> io::Result<()> {
-    connection.limit()?;
+    let deadline = Instant::now() + PATIENCE;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        connection.limit(left)?;
         match connection.read(&mut piece)? {
             0 => return Ok(()),
             _ if request.len() > LONGEST => return Ok(()),
@@ -125,6 +141,7 @@ fn converse(mut connection: impl Connection, engine: &Weak<Engine>) -> io::Resul
     let mut words = line.split_whitespace();
     let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
     let path = path.split('?').next().unwrap_or("");
+    connection.limit(PATIENCE)?;
     let Some(engine) = engine.upgrade() else { return Ok(()) };
     let Reply { status, kind, text } = reply(method, path, &engine);
     let body = if method == "HEAD" { "" } else { &text };

@@ -82,6 +82,9 @@ pub fn communicator_with(config: &Config) -> Result<Communicator> {
     {
         let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
         last_words::introduce(engine.rank(), engine.size());
+        if engine.rank() == 0 {
+            crate::status::serve(&engine)?;
+        }
         Communicator::over(engine, config)
     }
     #[cfg(not(feature = "mpi"))]
@@ -224,6 +227,14 @@ impl Communicator {
     /// Waits until those of `set`, or all of the job, make the process set of `ranks`.
     fn agree_on(&self, set: Option<&Arc<[usize]>>, ranks: &[usize]) -> Result<()> {
         let terms = Terms { arguments: format!("ranks {ranks:?}"), ..Terms::default() };
+        // In one order on every rank, so that lists in different orders are compared.
+        let set = set.map(|set| {
+            let mut sorted = set.to_vec();
+            sorted.sort_unstable();
+            sorted
+        });
+        let set = set.filter(|sorted| !self.is_job(sorted)).map(Arc::from);
+        let set = set.as_ref();
         let job = |site, reply| -> Result<(Terms, Box<dyn Job>)> { Ok((terms, Box::new(Nothing::new(site, reply)))) };
         // Calls on a set are known by its ranks and a number: this one has a name of its own.
         let name = set.map(|_| Key::from("process set"));

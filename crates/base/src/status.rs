@@ -34,7 +34,7 @@ pub struct RankStatus {
     pub seconds: f64,
     /// How often it has pushed the key that it has pushed most often.
     pub steps: u64,
-    /// Operations called.
+    /// Operations called, but for those of process sets.
     pub calls: u64,
     /// Seconds in which its program waited in a call of ours, over all of its threads.
     pub waited_s: f64,
@@ -50,6 +50,8 @@ pub struct RankStatus {
     pub memory_bytes: u64,
     /// The operation that is under way, or that it has called and others have not.
     pub doing: Option<String>,
+    /// Whether that is an operation of a process set.
+    pub is_of_set: bool,
     /// For how many seconds its program has been waiting in a call, if it does.
     pub waits_s: Option<f64>,
     /// The line of its program, if its language's package can tell.
@@ -73,16 +75,18 @@ impl JobStatus {
     /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
     /// cycle ranks do not announce their calls.
     pub fn find_late(&mut self) {
+        /// A shorter wait is no sign of anything: sums do not end at the same time on all ranks.
+        const SHORTEST_S: f64 = 0.1;
         if self.late.is_some() || self.fault.is_some() {
             return;
         }
         let answers = || self.ranks.iter().flatten();
         let most = answers().map(|rank| rank.calls).max().unwrap_or(0);
-        // A rank that waits has called what it waits for, and one that is behind has not.
-        let behind = answers().filter(|rank| rank.calls < most && rank.waits_s.is_none());
+        // A rank that is behind, and has nothing under way, has not called what the others wait for.
+        let behind = answers().filter(|rank| rank.calls < most && rank.waits_s.is_none() && rank.doing.is_none());
         let ranks: Vec<usize> = behind.map(|rank| rank.peer.rank).collect();
-        let waiting = answers().filter(|rank| rank.calls == most && rank.doing.is_some());
-        let waiting = waiting.filter_map(|rank| Some((rank, rank.waits_s?)));
+        let waiting = answers().filter(|rank| rank.calls == most && rank.doing.is_some() && !rank.is_of_set);
+        let waiting = waiting.filter_map(|rank| Some((rank, rank.waits_s.filter(|waits_s| *waits_s >= SHORTEST_S)?)));
         let waiting = waiting.max_by(|a, b| a.1.total_cmp(&b.1));
         if let Some((rank, waited_s)) = waiting.filter(|_| !ranks.is_empty()) {
             let operation = rank.doing.clone().unwrap_or_default();
@@ -228,6 +232,7 @@ mod tests {
             control_messages: 3,
             memory_bytes: 4096,
             doing,
+            is_of_set: false,
             waits_s,
             site,
         }
@@ -255,8 +260,16 @@ mod tests {
         assert!(
             job_of_three.lines().contains("rank 0 (pid 10 on h\"1): step 4, 8 calls, waits 0.4 s for push of key w7")
         );
-        // All compute, or all wait for what moves.
-        for ranks in [[rank(0, 8, None), rank(1, 7, None)], [rank(0, 8, Some(0.1)), rank(1, 8, Some(0.1))]] {
+        // All compute, all wait for what moves, a wait is short, the other's sum is under way too, or it is not in the set.
+        let busy = RankStatus { doing: Some("push of key w6".to_owned()), ..rank(1, 7, None) };
+        let of_set = RankStatus { is_of_set: true, ..rank(0, 8, Some(3.0)) };
+        for ranks in [
+            [rank(0, 8, None), rank(1, 7, None)],
+            [rank(0, 8, Some(0.2)), rank(1, 8, Some(0.2))],
+            [rank(0, 8, Some(0.05)), rank(1, 7, None)],
+            [rank(0, 8, Some(3.0)), busy],
+            [of_set, rank(1, 7, None)],
+        ] {
             let mut job = job(all(ranks));
             job.find_late();
             assert_eq!(job.late, None);

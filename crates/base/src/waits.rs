@@ -110,6 +110,17 @@ pub fn waited() -> Duration {
     Duration::from_nanos(WAITED_NS.load(Ordering::Relaxed))
 }
 
+/// As [`waited`], with waits that have not ended. Never less than before.
+pub fn waited_so_far() -> Duration {
+    static MOST_NS: AtomicU64 = AtomicU64::new(0);
+    let now_ns = since_start_ns(Instant::now());
+    let callers = CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
+    let open = callers.map(|caller| caller.since_ns.load(Ordering::Relaxed)).filter(|since_ns| *since_ns > 0);
+    let open_ns: u64 = open.map(|since_ns| now_ns.saturating_sub(since_ns)).sum();
+    let total_ns = open_ns + WAITED_NS.load(Ordering::Relaxed);
+    Duration::from_nanos(MOST_NS.fetch_max(total_ns, Ordering::Relaxed).max(total_ns))
+}
+
 /// How long the thread has waited that has waited longest of those that wait now, if any does.
 pub fn longest() -> Option<Duration> {
     let callers = CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);

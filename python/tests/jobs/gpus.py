@@ -69,9 +69,9 @@ with ringpull.create("device") as store:
     store.init("w", OnGpu(0))
     for step in range(1, 4):
         values = [OnGpu(step), OnGpu(10 * step, 1)]
-        outs = [OnGpu(0), OnGpu(0, 1), np.zeros(LEN, np.float32)]
-        store.pushpull("w", values, outs)
-        assert outs[0].seen() == outs[1].seen() == outs[2].tolist() == [11 * step] * LEN
+        outs, on_host = [OnGpu(0), OnGpu(0, 1)], np.zeros(LEN, np.float32)
+        store.pushpull("w", values, [*outs, on_host])
+        assert outs[0].seen() == outs[1].seen() == on_host.tolist() == [11 * step] * LEN
         store.pushpull("w", values)
         assert values[0].seen() == values[1].seen() == [11 * step] * LEN
         store.push("w", OnGpu(step))

@@ -15,15 +15,19 @@ pub(super) struct Answers {
 
 #[derive(Default)]
 pub(super) struct Come {
+    /// The number of the last question: what answers an earlier one is dropped.
+    pub(super) question: u32,
     pub(super) ranks: Vec<Option<RankStatus>>,
     pub(super) late: Option<LateRanks>,
 }
 
 impl Answers {
-    pub(super) fn take(&self, status: RankStatus) {
+    pub(super) fn take(&self, question: u32, status: RankStatus) {
         let mut come = self.come.lock();
         let rank = status.peer.rank;
-        if let Some(place) = come.ranks.get_mut(rank) {
+        if come.question == question
+            && let Some(place) = come.ranks.get_mut(rank)
+        {
             *place = Some(status);
         }
         self.changed.notify_all();

@@ -73,6 +73,8 @@ pub struct Calls {
     ordinals: BTreeMap<Topic, u64>,
     /// Calls made, and those of them that have not begun.
     made: u64,
+    /// Those of them that are of process sets.
+    of_sets: u64,
     /// How often the key was pushed, or the named collective called, that was so most often.
     steps: u64,
     open: BTreeMap<u64, Call>,
@@ -96,6 +98,7 @@ impl Calls {
             sums_block,
             ordinals: BTreeMap::new(),
             made: 0,
+            of_sets: 0,
             steps: 0,
             open: BTreeMap::new(),
             waited: false,
@@ -110,6 +113,11 @@ impl Calls {
     /// How many calls were made.
     pub fn made(&self) -> u64 {
         self.made
+    }
+
+    /// How many calls were made that are not of a process set.
+    pub fn made_of_all(&self) -> u64 {
+        self.made - self.of_sets
     }
 
     /// How often the key was pushed, or the named collective called, that was so most often.
@@ -136,6 +144,7 @@ impl Calls {
         if topic.set().is_some() {
             // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
             self.made += 1;
+            self.of_sets += 1;
             return vec![Act::Announce(Call { topic, ordinal, operation, terms, transfer, waited: false })];
         }
         let waited = std::mem::take(&mut self.waited);
@@ -217,7 +226,7 @@ impl Calls {
         };
         // A barrier that is launched waits for nobody.
         if matches!(self.mode, RankPhase::Pending(_)) && launch.topic != Topic::Barrier {
-            self.rest.push(Due::Launch(launch), transfer == Transfer::Alone || self.sums_block);
+            self.rest.push(Due::Launch(launch), transfer.blocks() || self.sums_block);
             acts.extend(self.begin());
         } else {
             acts.push(Act::Run(launch));

@@ -255,7 +255,7 @@ impl Engine {
         if self.shared.rank == 0 {
             notice(&(status::heading(0) + &self.status().lines()));
         } else {
-            self.shared.tell(0, &ControlMessage::Describe);
+            self.shared.tell(0, &ControlMessage::Describe(0));
         }
     }
 

@@ -97,6 +97,14 @@ pub enum Transfer {
     },
 }
 
+impl Transfer {
+    /// Whether the comm thread begins nothing behind it until something earlier is done: an operation that
+    /// runs alone, and a sum that is divided, which waits for earlier sums of its keys.
+    pub(super) fn blocks(&self) -> bool {
+        matches!(self, Transfer::Alone | Transfer::Sum { is_divided: true, .. })
+    }
+}
+
 /// What is called.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
@@ -370,9 +378,10 @@ pub(super) enum ControlMessage {
     /// There.
     At(String),
     /// From rank 0, or to it from a rank that was asked by SIGUSR1: what are you doing?
-    Describe,
+    /// The question's number comes back with the answer.
+    Describe(u32),
     /// To rank 0: this.
-    Described(Box<RankStatus>),
+    Described(u32, Box<RankStatus>),
     /// From rank 0: what all ranks are doing, in lines.
     Everybody(String),
     /// What time is it? With the asker's own.

@@ -219,11 +219,19 @@ impl Shared {
 }
 
 impl Shared {
+    fn present(&self) -> Option<Topic> {
+        let running = self.running.lock().iter().next().map(|(_, topic)| topic.clone());
+        running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))
+    }
+
+    /// Whether what this rank is at is an operation of a process set.
+    pub(super) fn is_at_a_set(&self) -> bool {
+        self.present().is_some_and(|topic| topic.set().is_some())
+    }
+
     /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
     pub(super) fn doing(&self) -> Option<String> {
-        let running = self.running.lock().iter().next().map(|(_, topic)| topic.clone());
-        let topic = running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()));
-        topic.map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
+        self.present().map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
     }
 
     /// Whether this rank waits for calls of its peers, and not only for what is on its way.

@@ -22,12 +22,16 @@ const RECENT: Duration = Duration::from_millis(1500);
 pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
     let answers = &shared.answers;
     let _one = answers.asking.lock();
-    *answers.come.lock() = Come { ranks: vec![None; shared.size], late: None };
+    let question = {
+        let mut come = answers.come.lock();
+        *come = Come { question: come.question.wrapping_add(1), ranks: vec![None; shared.size], late: None };
+        come.question
+    };
     let fault = shared.fault.get().map(ToString::to_string);
     if fault.is_none() && !shared.leaving.load(Ordering::Acquire) {
-        (1..shared.size).for_each(|peer| shared.tell(peer, &ControlMessage::Describe));
+        (1..shared.size).for_each(|peer| shared.tell(peer, &ControlMessage::Describe(question)));
     }
-    drop(shared.own_notes.send(ControlMessage::Describe));
+    drop(shared.own_notes.send(ControlMessage::Describe(question)));
     let deadline = Instant::now() + PATIENCE;
     let mut come = answers.come.lock();
     while come.ranks.iter().any(Option::is_none) {
@@ -35,7 +39,7 @@ pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
             break;
         }
     }
-    let Come { ranks, late } = std::mem::take(&mut *come);
+    let (ranks, late) = (std::mem::take(&mut come.ranks), come.late.take());
     let mut status = JobStatus { placement: String::new(), library: String::new(), fault, ranks, late };
     status.find_late();
     status
@@ -60,7 +64,7 @@ pub(super) fn heading(rank: usize) -> String {
 }
 
 /// Answers rank 0, and has somebody look where the program is, for the next time.
-pub(super) fn describe(shared: &Shared, late: Option<LateRanks>) {
+pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) {
     let recent = Instant::now().checked_sub(RECENT);
     let site = recent.and_then(waits::seen).and_then(|place| place.site);
     if waits::has_looker() {
@@ -68,7 +72,7 @@ pub(super) fn describe(shared: &Shared, late: Option<LateRanks>) {
     }
     let (calls, steps) = {
         let calls = shared.calls.lock();
-        (calls.made(), calls.steps())
+        (calls.made_of_all(), calls.steps())
     };
     let moving_s = shared.running.lock().moving().as_secs_f64();
     let status = RankStatus {
@@ -76,20 +80,21 @@ pub(super) fn describe(shared: &Shared, late: Option<LateRanks>) {
         seconds: shared.started.elapsed().as_secs_f64(),
         steps,
         calls,
-        waited_s: (waits::waited() + waits::longest().unwrap_or_default()).as_secs_f64(),
+        waited_s: waits::waited_so_far().as_secs_f64(),
         moving_s,
         sent_bytes: shared.sent_bytes.load(Ordering::Relaxed),
         received_bytes: shared.received_bytes.load(Ordering::Relaxed),
         control_messages: shared.control_messages.load(Ordering::Relaxed),
         memory_bytes: resident_bytes(),
         doing: shared.doing(),
+        is_of_set: shared.is_at_a_set(),
         waits_s: waits::longest().map(|wait| wait.as_secs_f64()),
         site,
     };
     if shared.rank == 0 {
         shared.answers.come.lock().late = late;
-        shared.answers.take(status);
+        shared.answers.take(question, status);
     } else {
-        shared.tell(0, &ControlMessage::Described(Box::new(status)));
+        shared.tell(0, &ControlMessage::Described(question, Box::new(status)));
     }
 }

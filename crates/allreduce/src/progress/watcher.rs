@@ -226,17 +226,17 @@ impl Watcher {
                 }
                 Ok(())
             }
-            ControlMessage::Describe if shared.rank == 0 && from > 0 => {
+            ControlMessage::Describe(_) if shared.rank == 0 && from > 0 => {
                 status::answer(shared, weak, from);
                 Ok(())
             }
-            ControlMessage::Describe => {
+            ControlMessage::Describe(question) => {
                 let late = self.agreement.late().map(|late| in_status(late, self.clock.now_s()));
-                status::describe(shared, late);
+                status::describe(shared, question, late);
                 Ok(())
             }
-            ControlMessage::Described(status) => {
-                shared.answers.take(*status);
+            ControlMessage::Described(question, status) => {
+                shared.answers.take(question, *status);
                 Ok(())
             }
             ControlMessage::Everybody(lines) => {

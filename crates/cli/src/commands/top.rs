@@ -1,7 +1,7 @@
 //! `ringpull top`: what the ranks of a running job are doing, asked of its rank 0.
 
 use std::io::{IsTerminal, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -70,8 +70,8 @@ pub(crate) fn run(args: &TopArgs) -> Result<Status> {
         let now = match find(args.job.as_deref()) {
             Ok(now) => now,
             // It was there: it has ended.
-            Err(_) if is_live || look > 0 => {
-                println!("the job has ended");
+            Err(cause) if is_live || look > 0 => {
+                eprintln!("the job has ended, or cannot be reached: {cause}");
                 break;
             }
             Err(cause) => return Err(cause),
@@ -150,7 +150,9 @@ fn ask(place: &Place) -> Result<JobStatus> {
             converse(stream)
         }
         Place::Port(address) => {
-            let stream = TcpStream::connect(address).map_err(failed)?;
+            let mut addresses = address.to_socket_addrs().map_err(failed)?;
+            let address = addresses.next().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;
+            let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(failed)?;
             stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
             converse(stream)
         }
@@ -268,6 +270,7 @@ mod tests {
             control_messages: 0,
             memory_bytes: 2_000_000,
             doing: None,
+            is_of_set: false,
             waits_s: None,
             site: None,
         }

@@ -33,7 +33,7 @@ const OPTIONS: [(&[&str], bool, Meaning); 28] = [
     (&["--timeline-filename"], true, Variable("RINGPULL_TIMELINE", same)),
     (&["--stall-check-warning-time-seconds"], true, Variable("RINGPULL_WARN", same)),
     (&["--stall-check-shutdown-time-seconds"], true, Variable("RINGPULL_TIMEOUT", same)),
-    (&["--no-stall-check"], false, Variable("RINGPULL_WARN", never)),
+    (&["--no-stall-check"], false, Variable("RINGPULL_TIMEOUT", never)),
     (&["--log-level"], true, Variable("RINGPULL_LOG", level)),
     (&["--verbose"], false, Variable("RINGPULL_LOG", verbose)),
     (&["--mpi"], false, Nothing("MPI ranks are started by mpirun anyway")),
@@ -75,7 +75,7 @@ fn mib(value: &str) -> Option<String> {
 
 /// As long as it may be.
 fn never(value: &str) -> Option<String> {
-    value.is_empty().then(|| "1000000000".to_owned())
+    value.is_empty().then(|| "0".to_owned())
 }
 
 fn verbose(_value: &str) -> Option<String> {
@@ -187,7 +187,7 @@ mod tests {
             ),
             (
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
-                "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --env RINGPULL_WARN=1000000000 x",
+                "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --env RINGPULL_TIMEOUT=0 x",
             ),
             ("ringpull bench -np 4", "ringpull bench -np 4"),
         ] {

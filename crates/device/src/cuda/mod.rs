@@ -119,6 +119,34 @@ impl Cuda {
         })
     }
 
+    /// Waits for what is on the device's streams now, as the driver does when memory is given back. A
+    /// collective waits for ever for the part of a device that has failed, so that it is ended here.
+    fn drain(&self, device: usize) {
+        let Some(group) = self.group.as_ref().filter(|group| group.is_alive()) else { return };
+        let mark = |stream: &u64| -> Option<sys::CUevent> {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).ok()?;
+            // SAFETY: the stream is not destroyed before the lock is given back, and both are of this device.
+            unsafe { result::event::record(event, *stream as sys::CUstream) }.is_ok().then_some(event)
+        };
+        if self.current(device).is_err() {
+            return;
+        }
+        let own = |(stream, of): (&u64, &usize)| (*of == device).then_some(*stream);
+        let marks: Vec<sys::CUevent> =
+            self.streams.lock().iter().filter_map(own).filter_map(|stream| mark(&stream)).collect();
+        let not_ready = sys::CUresult::CUDA_ERROR_NOT_READY;
+        // SAFETY: the events were made above.
+        let is_busy = |event: &sys::CUevent| unsafe { sys::cuEventQuery(*event) } == not_ready;
+        while self.current(device).is_ok() && marks.iter().any(is_busy) {
+            if group.is_condemned() || self.any_stream(|it| it != sys::CUresult::CUDA_SUCCESS && it != not_ready) {
+                self.abort();
+                break;
+            }
+            std::thread::sleep(nccl::LOOK);
+        }
+        marks.into_iter().for_each(|event| self.destroy_event(device, event as u64));
+    }
+
     /// Whether nothing is under way on any stream, at the latest at `until`.
     fn is_idle_by(&self, until: Instant) -> bool {
         while self.any_stream(|outcome| outcome == sys::CUresult::CUDA_ERROR_NOT_READY) {
@@ -180,18 +208,7 @@ impl Platform for Cuda {
     }
 
     fn free(&self, device: usize, address: u64) {
-        // A collective waits for ever for the part of a device that has failed, and the driver for the collective.
-        let is_busy = |outcome| outcome == sys::CUresult::CUDA_ERROR_NOT_READY;
-        let is_failed = |outcome| outcome != sys::CUresult::CUDA_SUCCESS && !is_busy(outcome);
-        while self.group.as_ref().is_some_and(nccl::Group::is_whole) {
-            if self.any_stream(is_failed) {
-                self.abort();
-            } else if !self.any_stream(is_busy) {
-                break;
-            } else {
-                std::thread::sleep(nccl::LOOK);
-            }
-        }
+        self.drain(device);
         // The driver would wait for kernels that never end.
         if self.is_stuck.load(Ordering::Acquire) {
             return;

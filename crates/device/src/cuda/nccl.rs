@@ -325,9 +325,14 @@ impl Group {
         if self.aborted.load(Ordering::Acquire) { Err(aborted()) } else { Ok(()) }
     }
 
-    /// Whether nothing of it was aborted or has to be.
-    pub(super) fn is_whole(&self) -> bool {
-        self.unaborted().is_ok()
+    /// Whether there are communicators that may have to be aborted.
+    pub(super) fn is_alive(&self) -> bool {
+        !self.comms.lock().is_empty()
+    }
+
+    /// Whether what has ended counts as aborted.
+    pub(super) fn is_condemned(&self) -> bool {
+        self.unaborted().is_err()
     }
 
     /// From now on what has ended counts as aborted. To be called before any communicator that shares devices
