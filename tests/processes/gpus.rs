@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use ringpull_base::config;
 use tempfile::NamedTempFile;
@@ -96,6 +97,9 @@ fn is_loadable(name: &str) -> bool {
 
 /// Makes `to` lead to `library`, whoever else does so now.
 fn link(library: &Path, to: &Path) {
+    /// Tests are threads of one process.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock();
     fs::create_dir_all(to.parent().unwrap_or(to)).unwrap();
     if fs::read_link(to).is_ok_and(|known| known == library) {
         return;
