@@ -138,7 +138,9 @@ def mpi(ranks, *command, **more):
 
 @functools.cache
 def is_open_mpi():
-    return "Open MPI" in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, check=False).stdout
+    # Its version 4 calls itself so under another name than `mpirun`.
+    version = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, check=False).stdout
+    return "Open MPI" in version or "OpenRTE" in version
 
 
 def job(ranks, name, *arguments, **more):
