@@ -148,6 +148,7 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
     }
     warn_of_separate_models(kind, job);
     warn_of_variables(job);
+    warn_of_metrics(kind, job)?;
     let limit = config.timeout;
     let backend: Box<dyn Backend> = match (kind, devices) {
         (Kind::Device, Some(devices)) => {
@@ -191,6 +192,17 @@ fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
     if let Some(told) = told {
         ONCE.call_once(|| notice(&separate_models(kind, told.0, told.1)));
     }
+}
+
+/// Warns once in a job that there are no metrics of this kind.
+fn warn_of_metrics(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
+    static ONCE: Once = Once::new();
+    if kind != Kind::DistSyncMpi && config::metrics()?.is_some() && config::speaks_for_the_job(job) {
+        ONCE.call_once(|| {
+            notice(&format!("warning: RINGPULL_METRICS has no effect: only dist_sync_mpi has metrics, not {kind}"));
+        });
+    }
+    Ok(())
 }
 
 /// Says once in a job which variables were hardly meant as they are spelled.

@@ -75,7 +75,7 @@ impl JobStatus {
     /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
     /// cycle ranks do not announce their calls.
     pub fn find_late(&mut self) {
-        /// A shorter wait is no sign of anything: sums do not end at the same time on all ranks.
+        /// Ranks end the same sum at slightly different times, so a shorter wait says nothing.
         const SHORTEST_S: f64 = 0.1;
         if self.late.is_some() || self.fault.is_some() {
             return;
@@ -260,7 +260,8 @@ mod tests {
         assert!(
             job_of_three.lines().contains("rank 0 (pid 10 on h\"1): step 4, 8 calls, waits 0.4 s for push of key w7")
         );
-        // All compute, all wait for what moves, a wait is short, the other's sum is under way too, or it is not in the set.
+        // All compute; all wait for what moves; a wait is short; the other has an operation under way too; it is
+        // not in the process set.
         let busy = RankStatus { doing: Some("push of key w6".to_owned()), ..rank(1, 7, None) };
         let of_set = RankStatus { is_of_set: true, ..rank(0, 8, Some(3.0)) };
         for ranks in [
@@ -301,6 +302,17 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
+        let dashboard = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/how-to/grafana.json");
+        let dashboard = std::fs::read_to_string(dashboard).unwrap();
+        let shown: Vec<&str> = dashboard
+            .split("ringpull_")
+            .skip(1)
+            .map(|rest| &rest[..rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap()])
+            .collect();
+        assert!(
+            shown.len() > 6 && shown.iter().all(|name| text.contains(&format!("# TYPE ringpull_{name} "))),
+            "{shown:?}"
+        );
         let samples = text.lines().filter(|line| !line.starts_with('#')).count();
         assert_eq!(samples, 10 * 2 + 2 * 3);
     }

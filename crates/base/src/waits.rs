@@ -102,30 +102,30 @@ pub struct Wait {
     since: Option<Instant>,
 }
 
-/// Nanoseconds for which threads have waited, all together.
+/// Nanoseconds of waits that have ended, of all threads.
 static WAITED_NS: AtomicU64 = AtomicU64::new(0);
 
-/// For how long threads that call stores have waited since the process began, all together.
+/// For how long threads that call stores have waited since the process began, all together, with waits that
+/// have not ended. Never less than before.
 pub fn waited() -> Duration {
-    Duration::from_nanos(WAITED_NS.load(Ordering::Relaxed))
-}
-
-/// As [`waited`], with waits that have not ended. Never less than before.
-pub fn waited_so_far() -> Duration {
     static MOST_NS: AtomicU64 = AtomicU64::new(0);
+    // In this order a wait that ends meanwhile is missed, and never counted twice.
+    let ended_ns = WAITED_NS.load(Ordering::Acquire);
     let now_ns = since_start_ns(Instant::now());
-    let callers = CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
-    let open = callers.map(|caller| caller.since_ns.load(Ordering::Relaxed)).filter(|since_ns| *since_ns > 0);
-    let open_ns: u64 = open.map(|since_ns| now_ns.saturating_sub(since_ns)).sum();
-    let total_ns = open_ns + WAITED_NS.load(Ordering::Relaxed);
+    let total_ns = ended_ns + open_waits().map(|since_ns| now_ns.saturating_sub(since_ns)).sum::<u64>();
     Duration::from_nanos(MOST_NS.fetch_max(total_ns, Ordering::Relaxed).max(total_ns))
 }
 
 /// How long the thread has waited that has waited longest of those that wait now, if any does.
 pub fn longest() -> Option<Duration> {
+    let now_ns = since_start_ns(Instant::now());
+    open_waits().min().map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)))
+}
+
+/// Since when each thread waits that does, by [`since_start_ns`].
+fn open_waits() -> impl Iterator<Item = u64> {
     let callers = CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
-    let since_ns = callers.map(|caller| caller.since_ns.load(Ordering::Relaxed)).filter(|since_ns| *since_ns > 0).min();
-    since_ns.map(|since_ns| Duration::from_nanos(since_start_ns(Instant::now()).saturating_sub(since_ns)))
+    callers.map(|caller| caller.since_ns.load(Ordering::Acquire)).filter(|since_ns| *since_ns > 0)
 }
 
 /// Nanoseconds, at least 1, since this was first asked.
@@ -209,13 +209,13 @@ pub fn wait() -> Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(since) = self.since {
-            WAITED_NS.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
             let ends = |caller: &OnceCell<Known>| {
                 if let Some(known) = caller.get() {
-                    known.0.since_ns.store(0, Ordering::Relaxed);
+                    known.0.since_ns.store(0, Ordering::Release);
                 }
             };
             CALLER.try_with(ends).ok();
+            WAITED_NS.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Release);
         }
     }
 }
@@ -355,9 +355,12 @@ mod tests {
         drop(of_a_stranger);
         call();
         call();
+        let waited_before = waited();
         let outer = wait();
         drop(wait());
         assert!(is_all());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(longest() >= Some(Duration::from_millis(20)) && waited() >= waited_before + Duration::from_millis(20));
         let place = |busy: &[u32]| Place { busy: busy.to_vec(), ..Place::default() };
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
@@ -373,8 +376,9 @@ mod tests {
             other.join().unwrap();
         });
         assert!(is_all(), "a thread that has ended calls no more");
+        let while_open = waited();
         drop(outer);
-        assert!(!is_all());
+        assert!(!is_all() && longest().is_none() && waited() >= while_open);
         let in_framework = Place { is_wait: true, ..place(&[]) };
         assert!(is_only_waiting(Some(&in_framework)) && !is_only_waiting(Some(&place(&[]))));
         let and_busy = Place { is_wait: true, ..place(&[this_thread()]) };

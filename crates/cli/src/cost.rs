@@ -52,14 +52,14 @@ impl Links<'_> {
 /// ranks together 2(n-1) times that.
 pub(crate) fn allreduce_bound_s<'a>(ranks: usize, bytes: f64, links: impl Into<Links<'a>>) -> f64 {
     let links = links.into();
+    if ranks < 2 || links.own.is_empty() {
+        return bus_factor(ranks) * bytes / links.bytes_per_s;
+    }
     let (mut slowest, mut sent, mut received) = (f64::INFINITY, 0.0, 0.0);
     for (sends, receives) in (0..ranks).map(|rank| links.of(rank)) {
         slowest = slowest.min(sends).min(receives);
         sent += sends;
         received += receives;
-    }
-    if ranks < 2 || links.own.is_empty() {
-        return bus_factor(ranks) * bytes / links.bytes_per_s;
     }
     bytes * (1.0 / slowest).max(2.0 * (ranks as f64 - 1.0) / sent.min(received))
 }

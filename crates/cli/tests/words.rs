@@ -4,9 +4,14 @@ use std::process::Command;
 
 /// The exit code and standard error, of a command with this value of `RINGPULL_ALGORITHM`.
 fn said(algorithm: Option<&str>, words: &str) -> (i32, String) {
+    said_with("RINGPULL_ALGORITHM", algorithm, words)
+}
+
+/// The same with this value of a variable.
+fn said_with(variable: &str, value: Option<&str>, words: &str) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
-    command.args(words.split(' ')).env_remove("RINGPULL_ALGORITHM");
-    algorithm.map(|name| command.env("RINGPULL_ALGORITHM", name));
+    command.args(words.split(' ')).env_remove(variable);
+    value.map(|value| command.env(variable, value));
     let output = command.output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
 }
@@ -18,6 +23,18 @@ fn an_invalid_algorithm_in_the_environment_is_an_error_that_lists_the_names() {
     for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"] {
         assert!(text.contains(part), "{part} in {text}");
     }
+}
+
+#[test]
+fn an_address_of_metrics_is_checked_and_without_effect_for_kinds_that_have_none() {
+    let words = "bench pushpull --kv-store local --sizes 4 --iters 1";
+    let (code, text) = said_with("RINGPULL_METRICS", Some("here"), words);
+    assert!(code == 1 && text.contains("RINGPULL_METRICS=\"here\"") && text.contains("0.0.0.0:9400"), "{text}");
+    let (code, text) = said_with("RINGPULL_METRICS", Some("9400"), words);
+    assert!(
+        code == 0 && text.contains("RINGPULL_METRICS has no effect: only dist_sync_mpi has metrics, not local"),
+        "{text}"
+    );
 }
 
 #[test]

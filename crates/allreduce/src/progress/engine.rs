@@ -45,8 +45,6 @@ pub struct Engine {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     limit: Duration,
-    library: String,
-    placement: String,
     sums: Sums,
     stores: AtomicU64,
     sets: Mutex<BTreeMap<Vec<usize>, u32>>,
@@ -112,6 +110,8 @@ impl Engine {
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
+            library,
+            placement,
             // A check comes before a sum when nothing else is under way, so it must come in one order too.
             calls: Mutex::new(Calls::new(control.rank(), sums_block || config.check_replicas > 0)),
             control,
@@ -153,7 +153,7 @@ impl Engine {
         let stores = AtomicU64::new(0);
         let (threads, process) = (Mutex::new(threads), Process::this());
         let (sets, files) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Engine { shared, threads, limit, library, placement, sums, stores, sets, process, files }))
+        Ok(Arc::new(Engine { shared, threads, limit, sums, stores, sets, process, files }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -190,12 +190,12 @@ impl Engine {
 
     /// The name of the library under the transport.
     pub fn library(&self) -> &str {
-        &self.library
+        &self.shared.library
     }
 
     /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub fn placement(&self) -> &str {
-        &self.placement
+        &self.shared.placement
     }
 
     /// The number of the next store on this engine: the same on every rank, if every rank creates its stores
@@ -243,11 +243,7 @@ impl Engine {
     /// What every rank is doing: on rank 0, which asks them. Blocks for at most 300 ms; a rank that has not
     /// answered by then is left out.
     pub fn status(&self) -> JobStatus {
-        JobStatus {
-            placement: self.placement.clone(),
-            library: self.library.clone(),
-            ..status::ask_everybody(&self.shared)
-        }
+        status::ask_everybody(&self.shared)
     }
 
     /// Prints what the ranks are doing: on rank 0 at once, on another when rank 0 has answered.
@@ -480,7 +476,9 @@ impl Engine {
             // The log may be gone when a process exits.
             notice(&format!(
                 "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: the results are complete, but mpirun may report a failed job; this happens with MPICH 4.0 over TCP, not with Open MPI",
-                shared.rank, self.library, self.limit
+                shared.rank,
+                self.library(),
+                self.limit
             ));
         }
         if let Some(fault) = shared.fault.get().filter(|_| shared.size > 1) {

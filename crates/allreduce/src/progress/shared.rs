@@ -35,6 +35,10 @@ pub(super) enum Command {
 pub(super) struct Shared {
     pub(super) rank: usize,
     pub(super) size: usize,
+    /// The library under the transport.
+    pub(super) library: String,
+    /// Where the ranks are, in words.
+    pub(super) placement: String,
     pub(super) control: Control,
     /// Set with the first fault; the collectives watch it.
     pub(super) stop: Arc<AtomicBool>,

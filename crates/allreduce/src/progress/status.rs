@@ -40,7 +40,8 @@ pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
         }
     }
     let (ranks, late) = (std::mem::take(&mut come.ranks), come.late.take());
-    let mut status = JobStatus { placement: String::new(), library: String::new(), fault, ranks, late };
+    let (placement, library) = (shared.placement.clone(), shared.library.clone());
+    let mut status = JobStatus { placement, library, fault, ranks, late };
     status.find_late();
     status
 }
@@ -80,7 +81,7 @@ pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) 
         seconds: shared.started.elapsed().as_secs_f64(),
         steps,
         calls,
-        waited_s: waits::waited_so_far().as_secs_f64(),
+        waited_s: waits::waited().as_secs_f64(),
         moving_s,
         sent_bytes: shared.sent_bytes.load(Ordering::Relaxed),
         received_bytes: shared.received_bytes.load(Ordering::Relaxed),

@@ -122,8 +122,9 @@ pub const VARIABLES: [Variable; 35] = [
     variable(
         "RINGPULL_METRICS",
         "",
-        "the port, or address and port, at which rank 0 of `dist_sync_mpi` serves `/metrics` for Prometheus, \
-         `/status`, `/health` and `/ready`, all for reading alone; a port alone is loopback's",
+        "a port, or ADDRESS:PORT, at which rank 0 of `dist_sync_mpi` serves `/metrics` (Prometheus), `/status`, \
+         `/health` and `/ready`, all read-only. Unset: nothing is served. A port without an address is opened \
+         at 127.0.0.1 only",
     ),
     variable(
         "RINGPULL_MPIRUN",

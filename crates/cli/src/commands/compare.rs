@@ -267,7 +267,7 @@ fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
     Ok(racks)
 }
 
-/// An error if a host of --slow-host is no worker's, or the bound of its link has no other to compare with.
+/// An error if a host of --slow-host is not a worker's, or if neither --hosts nor -H gives hosts.
 fn check_slow_hosts(args: &CompareArgs, workers: usize) -> Result<()> {
     let has_hosts = args.hosts.is_some() || args.hostfile.is_some();
     let Some(slow) = args.slow_host.iter().find(|slow| !has_hosts || !(1..=workers).contains(&slow.host)) else {

@@ -179,7 +179,7 @@ fn warn_about_unused_options(args: &LaunchArgs, launcher: Launcher) {
         eprintln!("warning: --sync-dst-dir has no effect: there are no hosts to copy the folder to");
     }
     if args.ssh_port.is_some() && args.hostfile.is_none() {
-        eprintln!("warning: --ssh-port has no effect: there are no hosts to reach by ssh");
+        eprintln!("warning: --ssh-port has no effect without hosts: name them with -H");
     }
     if args.sge_pe.is_some() && launcher != Launcher::Sge {
         eprintln!("warning: --sge-pe has no effect without --launcher sge");

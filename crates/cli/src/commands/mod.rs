@@ -25,7 +25,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{Args as _, Parser, Subcommand, ValueEnum};
 
 use ringpull::KvStore;
 use ringpull_base::config;
@@ -175,12 +175,15 @@ pub fn run() -> Status {
         print!("{FIRST_SCREEN}");
         return SUCCESS;
     }
-    let command = Cli::command();
-    let launch = command.find_subcommand("launch").unwrap_or(&command);
-    match horovodrun::translated(std::env::args_os().collect(), launch) {
-        Ok((words, warnings)) => {
+    let mut words: Vec<_> = std::env::args_os().collect();
+    if words[1] != "launch" {
+        return Cli::parse_from(words).run();
+    }
+    let rest = words.split_off(2);
+    match horovodrun::translated(rest, &launch::LaunchArgs::augment_args(clap::Command::new("launch"))) {
+        Ok((rest, warnings)) => {
             warnings.iter().for_each(|warning| eprintln!("{warning}"));
-            Cli::parse_from(words).run()
+            Cli::parse_from(words.into_iter().chain(rest)).run()
         }
         Err(error) => {
             report(&error);

@@ -38,7 +38,7 @@ pub(crate) struct TopArgs {
     /// Look that many times; without a terminal: once.
     #[arg(long)]
     count: Option<u64>,
-    /// A table for people or JSON for programs: a list of jobs, each as at `/status`.
+    /// A table for people or JSON for programs: a list of jobs, each with what `/status` returns.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
@@ -159,7 +159,8 @@ fn ask(place: &Place) -> Result<JobStatus> {
     };
     let answer = answer.map_err(failed)?;
     let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    serde_json::from_str(body).map_err(|cause| failed(std::io::Error::other(format!("it is no ringpull job: {cause}"))))
+    serde_json::from_str(body)
+        .map_err(|cause| failed(std::io::Error::other(format!("no ringpull job answered: {cause}"))))
 }
 
 fn converse(mut stream: impl Read + Write) -> std::io::Result<String> {

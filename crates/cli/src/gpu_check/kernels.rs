@@ -9,7 +9,7 @@ use ringpull_kernels::optim::{Optimizer, Rule};
 
 use super::{Check, FIRST, LIMIT, check};
 
-/// Numbers of elements: one, and some that are no multiple of a block.
+/// Numbers of elements: one, and some that are not a multiple of a block.
 const LENGTHS: [usize; 3] = [1, 37, 1000];
 /// More than one wave of blocks on any GPU.
 const LONG: usize = (1 << 20) + 3;

@@ -10,7 +10,7 @@ use clap::Command;
 
 use ringpull_base::{Error, Result};
 
-/// What an option of `horovodrun` is here.
+/// What an option of `horovodrun` becomes here.
 enum Meaning {
     /// This option of ours.
     Option(&'static str),
@@ -41,14 +41,14 @@ const OPTIONS: [(&[&str], bool, Meaning); 28] = [
     (&["--tcp"], false, Nothing("the MPI library chooses the network")),
     (&["--cycle-time-ms"], true, Nothing("nothing waits for a cycle: what is summed together follows from the calls")),
     (&["--cache-capacity"], true, Nothing("steps that repeat themselves are recognised without a limit")),
-    (&["--disable-cache"], false, Nothing("there is no cache of checks before the job")),
+    (&["--disable-cache"], false, Nothing("no checks before the job are cached")),
     (&["--hierarchical-allreduce", "--no-hierarchical-allreduce"], false, Nothing("`auto` decides by the hosts")),
     (&["--hierarchical-allgather", "--no-hierarchical-allgather"], false, Nothing("`auto` decides by the hosts")),
     (&["--autotune", "--no-autotune"], false, Nothing("`auto` measures the network at the start of a job")),
-    (&["--timeline-mark-cycles"], false, Nothing("there are no cycles to be marked")),
+    (&["--timeline-mark-cycles"], false, Nothing("operations do not run in cycles here")),
     (&["--start-timeout"], true, Nothing("a rank that does not come is reported after RINGPULL_TIMEOUT seconds")),
     (&["--gloo-timeout-seconds"], true, Nothing("ranks exchange messages by MPI")),
-    (&["--num-nccl-streams", "--thread-affinity"], true, Nothing("there is no such setting")),
+    (&["--num-nccl-streams", "--thread-affinity"], true, Nothing("ringpull has no such setting")),
     (&["-i", "--ssh-identity-file"], true, Refused("set RINGPULL_SSH='ssh -i FILE'")),
     (
         &["--network-interface", "--network-interfaces"],
@@ -92,15 +92,10 @@ fn level(value: &str) -> Option<String> {
     Some(format!("ringpull={level}"))
 }
 
-/// `words` of a command line, the program's name first, in the options of `launch`, if it is one of `launch`;
-/// and what has to be warned about.
+/// `words` of a command line, behind `ringpull launch`, in the options of `launch`; and the warnings.
 pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<OsString>, Vec<String>)> {
-    let mut warnings = Vec::new();
-    if words.get(1).is_none_or(|word| word != "launch") {
-        return Ok((words, warnings));
-    }
+    let (mut ours, mut warnings) = (Vec::new(), Vec::new());
     let mut rest = words.into_iter();
-    let mut ours: Vec<OsString> = rest.by_ref().take(2).collect();
     while let Some(word) = rest.next() {
         let Some(text) = word.to_str().filter(|text| text.starts_with('-') && *text != "--") else {
             // The command.
@@ -168,7 +163,7 @@ mod tests {
     fn of(text: &str) -> Result<(Vec<String>, Vec<String>)> {
         let command = crate::commands::Cli::command();
         let launch = command.find_subcommand("launch").unwrap();
-        let words = text.split(' ').map(OsString::from).collect();
+        let words = text.split(' ').skip(2).map(OsString::from).collect();
         let (words, warnings) = translated(words, launch)?;
         Ok((words.into_iter().map(|word| word.into_string().unwrap()).collect(), warnings))
     }
@@ -189,10 +184,9 @@ mod tests {
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --env RINGPULL_TIMEOUT=0 x",
             ),
-            ("ringpull bench -np 4", "ringpull bench -np 4"),
         ] {
             let (words, warnings) = of(theirs).unwrap();
-            assert_eq!(words.join(" "), ours);
+            assert_eq!(format!("ringpull launch {}", words.join(" ")), ours);
             assert!(warnings.is_empty(), "{warnings:?}");
         }
     }
@@ -200,7 +194,7 @@ mod tests {
     #[test]
     fn what_has_no_meaning_here_is_a_warning_or_an_error_that_names_another_way() {
         let (words, warnings) = of("ringpull launch --gloo --cycle-time-ms 5 -np 2 x").unwrap();
-        assert_eq!(words.join(" "), "ringpull launch --num-workers 2 x");
+        assert_eq!(words.join(" "), "--num-workers 2 x");
         assert!(warnings.len() == 2 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
         for (text, part) in [
             ("ringpull launch -np 2 --min-np 1 x", "fixed"),
