@@ -23,7 +23,8 @@ FAULTS = {
     "late in a set": ("half.allreduce(ones).wait() if comm.rank == 0 else busy(60)", [0], "StalledError", "collective of ranks [0, 1]"),
     "gone": ("os._exit(3) if comm.rank == 0 else comm.allgather(ones).wait()", [1, 2], "PeerLostError", "rank 0"),
     "gone from a set": (
-        "os._exit(3) if comm.rank == 0 else half.allgather(ones).wait() if comm.rank == 1 else busy(60)",
+        # A second, so that rank 1 waits when rank 0 goes.
+        "(busy(1), os._exit(3)) if comm.rank == 0 else half.allgather(ones).wait() if comm.rank == 1 else busy(60)",
         [1],
         "PeerLostError",
         "collective of ranks [0, 1]",
