@@ -4,7 +4,7 @@ import importlib.util
 import re
 
 import pytest
-from ranks import FOUR, HERE, job, mpi
+from ranks import FOUR, HAS_IMAGES, HERE, ROOT, job, mpi
 
 
 @pytest.mark.parametrize("ranks", [2, FOUR])
@@ -52,3 +52,35 @@ def test_what_horovod_has_and_we_have_not_is_said(tmp_path):
     program.write_text("import horovod.spark")
     done = mpi(1, "-m", "ringpull.horovod", program)
     assert done.status != 0 and "ringpull.horovod has no horovod.spark" in done.ranks[0].err, f"{done}"
+
+
+EXAMPLES = ROOT / "examples/horovod"
+SHORT = ["--limit-train", 1000, "--limit-test", 200]
+
+
+@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
+def test_the_example_of_torch_ends_with_equal_weights_and_goes_on_from_its_checkpoint(tmp_path):
+    pytest.importorskip("torch")
+    whole = hashes_of("torch_mnist.py", "--epochs", 2)
+    checkpoint = ["--checkpoint", tmp_path / "checkpoint.pt"]
+    hashes_of("torch_mnist.py", "--epochs", 1, *checkpoint)
+    assert hashes_of("torch_mnist.py", "--epochs", 2, *checkpoint) == whole
+    assert hashes_of("torch_mnist.py", "--epochs", 1, "--fp16-allreduce") != whole
+
+
+@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
+def test_the_example_of_keras_ends_with_equal_weights(tmp_path):
+    pytest.importorskip("jax")
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("could not import 'keras'")
+    checkpoint = tmp_path / "model.keras"
+    hashes_of("keras_mnist.py", "--epochs", 1, "--checkpoint", checkpoint, KERAS_BACKEND="jax")
+    assert checkpoint.exists()
+
+
+def hashes_of(script, *more, **environment):
+    """The hash of the weights with which both ranks of the example end."""
+    done = mpi(2, "-m", "ringpull.horovod", EXAMPLES / script, *SHORT, *more, **environment)
+    found = [re.findall(rf"^rank {rank} of 2 weights (\w+)$", printed.out, re.MULTILINE) for rank, printed in enumerate(done.ranks)]
+    assert done.status == 0 and len(found[0]) == 1 and found[0] == found[1], f"{done}"
+    return found[0]

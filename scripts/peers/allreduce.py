@@ -1,4 +1,5 @@
-"""Measures the allreduce of Gloo, as PyTorch ships it, or of Horovod over MPI; rank 0 prints one JSON array of records.
+"""Measures the allreduce of Gloo, as PyTorch ships it, of Horovod over MPI, or ours behind the API of either; rank 0 prints one JSON array
+of records.
 
 Run under mpirun. It only starts Gloo's ranks, which find each other through a TCP store on rank 0's host. All keys of
 --lens are one payload that is summed together; with --apart each is measured on its own; with --layers they are a model's, whose
@@ -15,7 +16,7 @@ import time
 from datetime import timedelta
 
 arguments = argparse.ArgumentParser()
-arguments.add_argument("--peer", required=True, choices=["gloo", "horovod"])
+arguments.add_argument("--peer", required=True, choices=["gloo", "horovod", "ringpull-horovod", "ringpull-torch"])
 arguments.add_argument("--lens", required=True, help="elements of each key, separated by commas")
 arguments.add_argument("--apart", action="store_true", help="a record for each key instead of one for all")
 arguments.add_argument("--iters", type=int, default=3)
@@ -71,6 +72,24 @@ class Gloo:
         return value
 
 
+class RingpullTorch(Gloo):
+    """torch.distributed with the backend ringpull."""
+
+    name = "ringpull-torch"
+
+    def __init__(self):
+        import torch
+        import torch.distributed as dist
+
+        import ringpull
+        import ringpull.torch_distributed  # noqa: F401
+
+        self.dist = dist
+        dist.init_process_group("ringpull")
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.notes = f"ringpull {ringpull.__version__} as the backend of PyTorch {torch.__version__}"
+
+
 class Horovod:
     """horovod.torch over MPI."""
 
@@ -98,7 +117,22 @@ class Horovod:
         return self.hvd.allreduce(value, op=self.hvd.Max, name="slowest")
 
 
-peer = {"gloo": Gloo, "horovod": Horovod}[options.peer]()
+class RingpullHorovod(Horovod):
+    """ringpull.horovod.torch."""
+
+    name = "ringpull-horovod"
+
+    def __init__(self):
+        import ringpull
+        import ringpull.horovod.torch as hvd
+
+        self.hvd = hvd
+        hvd.init()
+        self.rank, self.ranks = hvd.rank(), hvd.size()
+        self.notes = f"ringpull.horovod of ringpull {ringpull.__version__}"
+
+
+peer = {kind.name: kind for kind in (Gloo, Horovod, RingpullHorovod, RingpullTorch)}[options.peer]()
 import torch  # noqa: E402
 
 rank, ranks = peer.rank, peer.ranks

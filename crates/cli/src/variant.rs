@@ -44,6 +44,10 @@ pub(crate) enum Peer {
     Horovod,
     /// Gloo's allreduce, as PyTorch ships it.
     Gloo,
+    /// Ours through the API of Horovod for PyTorch.
+    RingpullHorovod,
+    /// Ours as the backend of torch.distributed.
+    RingpullTorch,
 }
 
 impl Peer {
@@ -61,12 +65,19 @@ impl Peer {
             Peer::Mxnet => "MXNet dist_sync",
             Peer::Horovod => "Horovod allreduce",
             Peer::Gloo => "gloo allreduce",
+            Peer::RingpullHorovod => "ours by ringpull.horovod",
+            Peer::RingpullTorch => "ours by torch.distributed",
         }
     }
 
     /// Whether it is a call of the MPI library, which needs no program but ours.
     pub(crate) fn is_mpi(self) -> bool {
-        !matches!(self, Peer::Mxnet | Peer::Horovod | Peer::Gloo)
+        !matches!(self, Peer::Mxnet | Peer::Horovod | Peer::Gloo | Peer::RingpullHorovod | Peer::RingpullTorch)
+    }
+
+    /// Whether it is our own allreduce behind the API of another library.
+    fn is_front_end(self) -> bool {
+        matches!(self, Peer::RingpullHorovod | Peer::RingpullTorch)
     }
 }
 
@@ -153,9 +164,9 @@ impl Variant {
         list
     }
 
-    /// Every allreduce, ours and those of peers.
+    /// Every allreduce, ours and those of peers, without the front ends of ours.
     pub(crate) fn allreduces() -> Vec<Variant> {
-        let peers = Peer::value_variants().iter().filter(|peer| **peer != Peer::Mxnet);
+        let peers = Peer::value_variants().iter().filter(|peer| **peer != Peer::Mxnet && !peer.is_front_end());
         let ours = [Variant::ours(Mode::Allreduce), Variant::ours_on_mpich()];
         ours.into_iter().chain(peers.map(|peer| Variant::theirs(*peer, Mode::Allreduce))).collect()
     }
@@ -171,6 +182,7 @@ impl Variant {
 
     pub(crate) fn family(self) -> Family {
         match (self.peer, self.mode) {
+            (Some(peer), _) if peer.is_front_end() => Family::Allreduce,
             (Some(_), _) => Family::Peer,
             (None, _) if self.compression.is_some() => Family::Compressed,
             (None, Mode::Allreduce) => Family::Allreduce,
@@ -241,7 +253,14 @@ mod tests {
 
     #[test]
     fn every_variant_is_printed_as_it_is_read_and_has_its_own_words() {
-        let named = ["dist_sync_mpi", "dist_sync:8shared+fp16", "dist_sync_mpi+2bit:0.5", "mxnet:dist_sync:8"];
+        let named = [
+            "dist_sync_mpi",
+            "dist_sync:8shared+fp16",
+            "dist_sync_mpi+2bit:0.5",
+            "mxnet:dist_sync:8",
+            "ringpull-horovod",
+            "ringpull-torch",
+        ];
         let all: Vec<Variant> =
             named.map(variant).into_iter().chain(Variant::allreduces().into_iter().skip(1)).collect();
         for variant in &all {

@@ -327,7 +327,7 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
     if args.train && peers.clone().any(Peer::is_mpi) {
         return Err(Error::argument(
             "--train excludes MPI_Allreduce: it blocks, so nothing is computed meanwhile",
-            "compare it without --train; the peers that replay training are mxnet, horovod and gloo",
+            "compare it without --train; the peers that replay training are mxnet, horovod, gloo, ringpull-horovod and ringpull-torch",
         ));
     }
     if args.burn.is_some() && peers.next().is_some() {

@@ -29,6 +29,10 @@ fn package(peer: Peer) -> Option<Package> {
         Peer::Mxnet => ("mxnet", "scripts/peers/setup", mxnet_pushpull, &[]),
         Peer::Gloo => ("torch", "scripts/peers/setup --gloo", allreduce, &["--peer", "gloo"]),
         Peer::Horovod => ("horovod", "scripts/peers/setup --horovod", allreduce, &["--peer", "horovod"]),
+        Peer::RingpullHorovod => {
+            ("ringpull", "scripts/peers/setup --ringpull", allreduce, &["--peer", "ringpull-horovod"])
+        }
+        Peer::RingpullTorch => ("ringpull", "scripts/peers/setup --ringpull", allreduce, &["--peer", "ringpull-torch"]),
         _ => return None,
     };
     Some(Package { module, install, script, arguments })
