@@ -68,6 +68,7 @@ const UNSAFE: &[&str] = &[
     "src/on_devices/direct.rs",
     "src/on_devices/tests.rs",
     // Functions that C calls, and memory that it is given.
+    "tests/fake-cuda/src/cubin.rs",
     "tests/fake-cuda/src/driver.rs",
     "tests/fake-cuda/src/machine.rs",
     "tests/fake-cuda/src/memory.rs",

@@ -7,8 +7,8 @@ use ringpull_base::DType;
 /// host's bits.
 pub const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 
-/// The architectures that the tests compile for.
-pub const ARCHITECTURES: [&str; 3] = ["compute_75", "compute_80", "compute_90"];
+/// Compute capabilities, ascending: what the tests compile for, and what a GPU gets that NVRTC does not know.
+pub const ARCHITECTURES: [u32; 3] = [75, 80, 90];
 
 /// What is put before each source.
 const ELEMENTS: &str = include_str!("kernels/elements.cu");

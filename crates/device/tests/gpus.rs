@@ -36,6 +36,7 @@ fn process(gpus: &FakeGpus, part: &str, fault: &str) -> (String, String) {
 fn one_process() {
     let part = ringpull_base::config::text(PART).unwrap_or_default();
     let outcome = match part.as_str() {
+        "open" => ringpull_device::open("cuda").map(drop),
         "step" => step(),
         "ranks" => ranks(),
         "alone" => alone(),
@@ -155,6 +156,7 @@ const FAILING: &[(&str, u64, i32, &str)] = &[
     ("cuDeviceGetCount", 1, 3, "cuDeviceGetCount"),
     ("cuDeviceGet", 2, 101, "cuDeviceGet"),
     ("cuDeviceGetName", 1, 1, "cuDeviceGetName"),
+    ("cuDriverGetVersion", 1, 1, "cuDriverGetVersion"),
     ("cuDeviceGetAttribute", 3, 1, "cuDeviceGetAttribute"),
     ("cuDevicePrimaryCtxRetain", 2, 2, "cuDevicePrimaryCtxRetain"),
     ("cuCtxSetCurrent", 1, 201, "cuCtxSetCurrent"),
@@ -234,6 +236,20 @@ fn what_cannot_be_given_back_changes_nothing() {
         let Some(gpus) = FakeGpus::new("1") else { return };
         let (out, findings) = process(&gpus, "step", &format!("{entry}@1=999"));
         assert!(out.contains("outcome: all is right") && findings.is_empty(), "{entry}: {out}{findings}");
+    }
+}
+
+#[test]
+fn a_driver_older_than_nvrtc_gets_code_that_it_runs_or_one_error_with_a_remedy() {
+    for (driver, part, named, finding) in [
+        ("13000", "open", "outcome: all is right", ""),
+        ("13000", "step", "operation not supported", "as a GPU's own code"),
+        ("12040", "open", "this driver is of CUDA 12.4   hint: install a driver of CUDA 13", ""),
+    ] {
+        let Some(gpus) = FakeGpus::new("1") else { return };
+        let (out, findings) = process(&gpus.with("FAKE_CUDA_DRIVER", driver), part, "");
+        assert!(out.contains(named), "{driver} {part}: {out}");
+        assert!(findings.contains(finding) && findings.is_empty() == finding.is_empty(), "{driver} {part}: {findings}");
     }
 }
 

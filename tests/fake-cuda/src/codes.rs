@@ -19,8 +19,10 @@ pub(crate) const NOT_READY: c_int = 600;
 pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
 pub(crate) const MISALIGNED_ADDRESS: c_int = 716;
+pub(crate) const NO_BINARY_FOR_GPU: c_int = 209;
 pub(crate) const PEER_ACCESS_UNSUPPORTED: c_int = 217;
 pub(crate) const LAUNCH_FAILED: c_int = 719;
+pub(crate) const NOT_SUPPORTED: c_int = 801;
 
 /// The driver's words for a code, for those that tests read.
 pub(crate) fn text(code: c_int) -> Option<&'static CStr> {
@@ -41,6 +43,8 @@ pub(crate) fn text(code: c_int) -> Option<&'static CStr> {
         ILLEGAL_ADDRESS => c"an illegal memory access was encountered",
         PEER_ACCESS_ALREADY_ENABLED => c"peer access is already enabled",
         MISALIGNED_ADDRESS => c"misaligned address",
+        NO_BINARY_FOR_GPU => c"no kernel image is available for execution on the device",
+        NOT_SUPPORTED => c"operation not supported",
         LAUNCH_FAILED => c"unspecified launch failure",
         _ => return None,
     })

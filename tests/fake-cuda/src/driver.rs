@@ -12,9 +12,10 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use crate::calls::entries;
 use crate::codes::{
-    INVALID_DEVICE, INVALID_PTX, INVALID_VALUE, NO_DEVICE, NOT_FOUND, NOT_READY, Outcome, PEER_ACCESS_ALREADY_ENABLED,
-    PEER_ACCESS_UNSUPPORTED, UNSUPPORTED_PTX_VERSION, text,
+    INVALID_DEVICE, INVALID_PTX, INVALID_VALUE, NO_DEVICE, NOT_FOUND, NOT_READY, NOT_SUPPORTED, Outcome,
+    PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED, UNSUPPORTED_PTX_VERSION, text,
 };
+use crate::cubin;
 use crate::findings::report;
 use crate::machine;
 use crate::memory::{self, Home};
@@ -24,7 +25,7 @@ use crate::streams;
 use crate::work::{self, Place};
 
 /// Compute capability 8.0, two multiprocessors.
-const CAPABILITY: [c_int; 2] = [8, 0];
+pub(crate) const CAPABILITY: [c_int; 2] = [8, 0];
 const PROCESSORS: c_int = 2;
 
 /// A kernel, and the device whose context it was loaded in.
@@ -55,6 +56,31 @@ fn known(call: &str, address: u64, len: usize) -> Outcome<memory::Region> {
 fn of_device(call: &str, address: u64, len: usize) -> Outcome<usize> {
     let (Home::Device(device) | Home::Host(device)) = known(call, address, len)?.home;
     Ok(device)
+}
+
+/// The kernels of PTX that this driver and its devices take.
+///
+/// # Safety
+/// The image ends with a zero.
+unsafe fn ptx_kernels(image: *const c_char) -> Outcome<Kernels> {
+    // SAFETY: the caller's.
+    let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
+    let after = |word: &str| text.split(word).nth(1)?.split_whitespace().next().map(str::to_owned);
+    let (major, minor) = (SETTINGS.driver_version / 1000, SETTINGS.driver_version % 1000 / 10);
+    // PTX 9.0 came with CUDA 13.0, 8.0 with 12.0, and so on.
+    let newest = f64::from(major - 4) + f64::from(minor) / 10.0;
+    if after(".version").and_then(|version| version.parse::<f64>().ok()).is_none_or(|version| version > newest) {
+        return Err(UNSUPPORTED_PTX_VERSION);
+    }
+    let of_target = after(".target").and_then(|target| target.strip_prefix("sm_")?.parse::<c_int>().ok());
+    if of_target.is_none_or(|target| target > CAPABILITY[0] * 10 + CAPABILITY[1]) {
+        report("invalid PTX", &format!("for sm_{of_target:?} on a device of {CAPABILITY:?}"));
+        return Err(INVALID_PTX);
+    }
+    ptx::module(&text).map_err(|cause| {
+        report("not in the double", &cause);
+        INVALID_PTX
+    })
 }
 
 entries! {
@@ -180,24 +206,8 @@ entries! {
 
     fn cuModuleLoadData(module: *mut usize, image: *const c_char) {
         let device = machine::current("cuModuleLoadData")?;
-        // SAFETY: an image is PTX that ends with a zero: the double takes no other.
-        let text = unsafe { CStr::from_ptr(image) }.to_string_lossy();
-        let after = |word: &str| text.split(word).nth(1)?.split_whitespace().next().map(str::to_owned);
-        let (major, minor) = (SETTINGS.driver_version / 1000, SETTINGS.driver_version % 1000 / 10);
-        // PTX 9.0 came with CUDA 13.0, 8.0 with 12.0, and so on.
-        let newest = f64::from(major - 4) + f64::from(minor) / 10.0;
-        if after(".version").and_then(|version| version.parse::<f64>().ok()).is_none_or(|version| version > newest) {
-            return Err(UNSUPPORTED_PTX_VERSION);
-        }
-        let of_target = after(".target").and_then(|target| target.strip_prefix("sm_")?.parse::<c_int>().ok());
-        if of_target.is_none_or(|target| target > CAPABILITY[0] * 10 + CAPABILITY[1]) {
-            report("invalid PTX", &format!("for sm_{of_target:?} on a device of {CAPABILITY:?}"));
-            return Err(INVALID_PTX);
-        }
-        let kernels = ptx::module(&text).map_err(|cause| {
-            report("not in the double", &cause);
-            INVALID_PTX
-        })?;
+        // SAFETY: an image is a cubin, or PTX that ends with a zero.
+        let kernels = unsafe { if cubin::is_cubin(image) { cubin::kernels(image) } else { ptx_kernels(image) } }?;
         let id = streams::fresh();
         MODULES.lock().unwrap_or_else(PoisonError::into_inner).insert(id, (device, kernels));
         put(module, id)
@@ -232,6 +242,10 @@ entries! {
             let text = format!("{} of GPU {device} on a stream of GPU {}", kernel.name, stream.device);
             report("wrong context", &text);
             return Err(crate::codes::INVALID_CONTEXT);
+        }
+        if !kernel.can_run() {
+            report("not in the double", &format!("{} as a GPU's own code", kernel.name));
+            return Err(NOT_SUPPORTED);
         }
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let threads = block.iter().map(|axis| u64::from(*axis)).product::<u64>();

@@ -9,12 +9,13 @@
 //! - `settings`: what the environment says; `calls`: entry points are counted, and fail if they are to
 //! - `driver`: the driver's entry points; `machine`: devices and contexts; `codes`: its errors
 //! - `memory`: allocations; `streams`: streams and events; `work`: what runs on them; `order`: who may
-//! - `ptx`: kernels; `nccl`: NCCL; `findings`: what is reported
+//! - `ptx`: kernels, `cubin`: those that cannot run here; `nccl`: NCCL; `findings`: what is reported
 //!
 //! `folder` in `ringpull-processes` makes the folder that a process finds both libraries in.
 
 mod calls;
 mod codes;
+mod cubin;
 pub mod driver;
 mod findings;
 mod machine;

@@ -89,6 +89,7 @@ const CASES: &[Case] = &[
     case("a stream that was destroyed", destroyed, "wrong handle: cuStreamSynchronize"),
     case("a launch of no threads", empty_launch, "invalid launch: fill with grid [1, 1, 1] and block [0, 1, 1]"),
     case("PTX that the double does not know", unknown_ptx, "not in the double: fill: bar.sync 0"),
+    case("a cubin of another GPU", foreign_cubin, "wrong cubin: for sm_90 on a device of [8, 0]"),
     case("copies of pinned and of pageable memory", copies, ""),
     case("the default streams", default_streams, ""),
     case("all memory of a device", exhausted, ""),
@@ -396,6 +397,14 @@ fn unknown_ptx() {
     start();
     let text = CString::new(FILL.replace("ret;", "bar.sync 0; ret;")).unwrap();
     assert_eq!(cuModuleLoadData(&mut 0, text.as_ptr()), 218);
+}
+
+fn foreign_cubin() {
+    start();
+    let mut header = [0u8; 64];
+    header[..9].copy_from_slice(b"\x7fELF\x02\x01\x01\x41\x08");
+    header[49] = 90;
+    assert_eq!(cuModuleLoadData(&mut 0, header.as_ptr().cast()), 209);
 }
 
 fn copies() {

@@ -1,9 +1,9 @@
-//! Kernels from source to PTX by NVRTC, and the cache of what was compiled.
+//! Kernels from source to what the driver loads, by NVRTC, and the cache of what was compiled.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CString, c_int};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
 use xxhash_rust::xxh3::xxh3_64;
@@ -12,27 +12,63 @@ use ringpull_base::{Error, Result, config, file_limit};
 
 use super::super::failed;
 use super::super::kernels::{ARCHITECTURES, OPTIONS, Unit};
+use super::Version;
 
 /// Whether NVRTC is here. Nothing else of this file may be called before this was asked.
 pub(super) fn is_present() -> bool {
     super::is_present(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"])
 }
 
-/// NVRTC's version.
-pub(super) fn version() -> Option<String> {
+/// NVRTC's version, major and minor.
+fn version_numbers() -> Option<Version> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the library is present, and writes two ints.
     (is_present() && unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) } == sys::nvrtcResult::NVRTC_SUCCESS)
-        .then(|| format!("{major}.{minor}"))
+        .then_some((major, minor))
 }
 
-/// The unit's PTX for `architecture`, such as `compute_80`.
-pub(super) fn compile(unit: &Unit, architecture: &str) -> Result<CString> {
+/// NVRTC's version, in words.
+pub(super) fn version() -> Option<String> {
+    version_numbers().map(|(major, minor)| format!("{major}.{minor}"))
+}
+
+fn missing() -> Error {
+    Error::argument(
+        "NVRTC, which compiles the kernels, was not found: looked for libnvrtc.so and its versions",
+        "install the CUDA toolkit or Python's nvidia-cuda-nvrtc, and put its folder into LD_LIBRARY_PATH",
+    )
+}
+
+/// What NVRTC is to compile for on a GPU of compute capability `major`.`minor`: `compute_80`, which is PTX,
+/// or `sm_80`, which is that GPU's own code.
+pub(super) fn architecture((major, minor): (c_int, c_int), driver: Version) -> Result<String> {
+    let nvrtc = version_numbers().ok_or_else(missing)?;
+    Ok(format!("{}_{major}{minor}", form(nvrtc, driver)?))
+}
+
+/// A driver compiles the PTX of its own version and of older ones. Within one CUDA major version it runs the
+/// GPU code of newer toolkits too ("Minor Version Compatibility" in NVIDIA's CUDA Compatibility).
+fn form(nvrtc: Version, driver: Version) -> Result<&'static str> {
+    if nvrtc <= driver {
+        return Ok("compute");
+    }
+    if nvrtc.0 == driver.0 {
+        return Ok("sm");
+    }
+    let ((major, minor), (old, old_minor)) = (nvrtc, driver);
+    Err(Error::argument(
+        format!("NVRTC {major}.{minor} compiles for drivers of CUDA {major}; this driver is of CUDA {old}.{old_minor}"),
+        format!(
+            "install a driver of CUDA {major}, or in place of this NVRTC put the folder of Python's \
+             nvidia-cuda-nvrtc-cu{old} into LD_LIBRARY_PATH"
+        ),
+    ))
+}
+
+/// What the driver loads for `architecture`: PTX, or a cubin for one that begins with `sm_`.
+pub(super) fn compile(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
     if !is_present() {
-        return Err(Error::argument(
-            "NVRTC, which compiles the kernels, was not found: looked for libnvrtc.so and its versions",
-            "install the CUDA toolkit or Python's nvidia-cuda-nvrtc, and put its folder into LD_LIBRARY_PATH",
-        ));
+        return Err(missing());
     }
     let source = CString::new(unit.source()).expect("sources hold no zero");
     let name = CString::new(unit.name).expect("names hold no zero");
@@ -41,62 +77,88 @@ pub(super) fn compile(unit: &Unit, architecture: &str) -> Result<CString> {
     let mut options: Vec<String> = OPTIONS.map(str::to_owned).to_vec();
     options.push(format!("--gpu-architecture={architecture}"));
     // SAFETY: the program was just made, and is destroyed once, below.
-    let outcome = unsafe {
+    unsafe {
         let compiled = result::compile_program(program, &options);
         let log = result::get_program_log(program).map(|log| text(&log)).unwrap_or_default();
         let outcome = match compiled {
-            Ok(()) => result::get_ptx(program).map_err(|cause| wrong("nvrtcGetPTX", cause)),
+            Ok(()) if is_cubin(architecture) => cubin(program).map_err(|cause| wrong("nvrtcGetCUBIN", cause)),
+            Ok(()) => {
+                let ptx = result::get_ptx(program).map_err(|cause| wrong("nvrtcGetPTX", cause));
+                ptx.map(|ptx| text(&ptx).into_bytes())
+            }
             Err(cause) => {
                 let words = format!("{} for {architecture}: {:?} {log}", unit.name, cause.0);
                 Err(failed("NVRTC", "nvrtcCompileProgram", cause.0 as i64, words))
             }
         };
         let destroyed = result::destroy_program(program).map_err(|cause| wrong("nvrtcDestroyProgram", cause));
-        outcome.and_then(|ptx| destroyed.map(|()| ptx))
-    }?;
-    Ok(CString::new(text(&outcome)).expect("the text ends before its first zero"))
+        outcome.and_then(|image| destroyed.map(|()| image))
+    }
 }
 
-/// As [`compile`], from the cache if it has it. A device newer than NVRTC knows runs what was made for an
-/// older one.
-pub(super) fn cached(unit: &Unit, architecture: &str) -> Result<CString> {
+fn is_cubin(architecture: &str) -> bool {
+    architecture.starts_with("sm_")
+}
+
+/// # Safety
+/// The program was compiled for a GPU, and is not destroyed.
+unsafe fn cubin(program: sys::nvrtcProgram) -> std::result::Result<Vec<u8>, result::NvrtcError> {
+    let mut len = 0;
+    // SAFETY: the caller's; NVRTC writes the length, and then as many bytes.
+    unsafe {
+        sys::nvrtcGetCUBINSize(program, &raw mut len).result()?;
+        let mut image = vec![0u8; len];
+        sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()).result()?;
+        Ok(image)
+    }
+}
+
+/// As [`compile`], from the cache if it has it, and ended by a zero, as the driver wants PTX. A device newer
+/// than NVRTC knows runs what was made for an older one.
+pub(super) fn cached(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
     let place = cache_file(unit, architecture);
-    if let Some(kept) = place.as_ref().and_then(|place| fs::read(place).ok()).and_then(|bytes| CString::new(bytes).ok())
-    {
-        return Ok(kept);
-    }
-    let known = ARCHITECTURES.iter().rev().copied().filter(|older| is_older(older, architecture));
-    let mut first = None;
-    for candidate in std::iter::once(architecture).chain(known) {
-        match compile(unit, candidate) {
-            Ok(ptx) => {
-                if let Some(place) = place {
-                    keep(&place, &ptx);
-                }
-                return Ok(ptx);
+    let kept = place.as_ref().and_then(|place| fs::read(place).ok());
+    let mut image = match kept {
+        Some(kept) => kept,
+        None => compile_for(unit, architecture).inspect(|made| {
+            if let Some(place) = &place {
+                keep(place, made);
             }
-            Err(cause) => drop(first.get_or_insert(cause)),
-        }
-    }
-    Err(first.unwrap_or_else(|| failed("NVRTC", "compile", -1, "no architecture was tried")))
+        })?,
+    };
+    image.push(0);
+    Ok(image)
 }
 
-fn is_older(older: &str, than: &str) -> bool {
-    let number = |name: &str| name.trim_start_matches("compute_").parse::<u32>().unwrap_or(0);
-    number(older) < number(than)
+/// Compiles for `architecture`, or for the newest older one that NVRTC knows and whose image runs there too.
+fn compile_for(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
+    compile(unit, architecture).or_else(|cause| {
+        let older = older(architecture);
+        older.iter().rev().find_map(|older| compile(unit, older).ok()).ok_or(cause)
+    })
+}
+
+/// Older architectures than this whose PTX, or whose code, runs on it.
+fn older(than: &str) -> Vec<String> {
+    let (form, number) = than.split_once('_').unwrap_or_default();
+    let number: u32 = number.parse().unwrap_or(0);
+    // GPUs of one major version run each other's code, if it is not newer.
+    let runs = |known: &u32| *known < number && (form == "compute" || *known / 10 == number / 10);
+    ARCHITECTURES.into_iter().filter(runs).map(|known| format!("{form}_{known}")).collect()
 }
 
 fn cache_file(unit: &Unit, architecture: &str) -> Option<PathBuf> {
     let content = format!("{} {OPTIONS:?} {}", unit.source(), version().unwrap_or_default());
-    let name = format!("{}-{architecture}-{:016x}.ptx", unit.name, xxh3_64(content.as_bytes()));
+    let end = if is_cubin(architecture) { "cubin" } else { "ptx" };
+    let name = format!("{}-{architecture}-{:016x}.{end}", unit.name, xxh3_64(content.as_bytes()));
     Some(config::cache_folder()?.join("ringpull").join(name))
 }
 
 /// A cache that cannot be written costs time and nothing else.
-fn keep(place: &PathBuf, ptx: &CStr) {
+fn keep(place: &Path, image: &[u8]) {
     let written = place.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
         let part = place.with_extension(format!("{}.part", std::process::id()));
-        file_limit::without_signal(|| fs::write(&part, ptx.to_bytes())).and_then(|()| fs::rename(&part, place))
+        file_limit::without_signal(|| fs::write(&part, image)).and_then(|()| fs::rename(&part, place))
     });
     if let Err(cause) = written {
         tracing::debug!(%cause, place = %place.display(), "kernel not cached");
@@ -121,13 +183,15 @@ mod tests {
             return;
         }
         for unit in &UNITS {
-            for architecture in ARCHITECTURES {
-                let ptx = compile(unit, architecture).unwrap_or_else(|error| panic!("{error}"));
-                let ptx = ptx.to_string_lossy();
+            let code = compile(unit, "sm_80").unwrap_or_else(|error| panic!("{error}"));
+            assert!(code.starts_with(b"\x7fELF"), "{}", unit.name);
+            for number in ARCHITECTURES {
+                let ptx = compile(unit, &format!("compute_{number}")).unwrap_or_else(|error| panic!("{error}"));
+                let ptx = String::from_utf8_lossy(&ptx);
                 for kernel in unit.kernels {
-                    assert!(ptx.contains(&format!(".entry {kernel}(")), "{kernel} for {architecture}");
+                    assert!(ptx.contains(&format!(".entry {kernel}(")), "{kernel} for {number}");
                 }
-                assert!(!ptx.contains("fma.rn.f32"), "{} for {architecture} has a fused multiply-add", unit.name);
+                assert!(!ptx.contains("fma.rn.f32"), "{} for {number} has a fused multiply-add", unit.name);
             }
         }
     }
@@ -140,5 +204,21 @@ mod tests {
         }
         let error = compile(&UNITS[0], "compute_10").unwrap_err().to_string();
         assert!(error.contains("NVRTC") && error.contains("compute_10"), "{error}");
+    }
+
+    #[test]
+    fn the_driver_gets_what_it_can_load() {
+        assert_eq!(form((12, 4), (12, 4)), Ok("compute"));
+        assert_eq!(form((12, 9), (13, 0)), Ok("compute"));
+        assert_eq!(form((13, 5), (13, 0)), Ok("sm"));
+        let error = form((13, 0), (12, 9)).unwrap_err().to_string();
+        assert!(error.contains("NVRTC 13.0") && error.contains("CUDA 12.9") && error.contains("nvrtc-cu12"), "{error}");
+    }
+
+    #[test]
+    fn an_older_architecture_serves_if_its_image_runs() {
+        assert_eq!(older("compute_130"), ["compute_75", "compute_80", "compute_90"]);
+        assert_eq!(older("sm_89"), ["sm_80"]);
+        assert_eq!(older("sm_120"), [""; 0]);
     }
 }

@@ -8,7 +8,7 @@ use cudarc::driver::{result, sys};
 
 use ringpull_base::Result;
 
-use super::{checked, compile};
+use super::{checked, compile, driver_version};
 use crate::kernels::UNITS;
 
 /// One GPU, and the kernels that were loaded for it.
@@ -36,11 +36,12 @@ impl Gpu {
         let context = checked("cuDevicePrimaryCtxRetain", unsafe { result::primary_ctx::retain(device) })?;
         // SAFETY: the context was just retained.
         checked("cuCtxSetCurrent", unsafe { result::ctx::set_current(context) })?;
+        let architecture = compile::architecture((major, minor), driver_version()?)?;
         let mut kernels = HashMap::new();
         for unit in &UNITS {
-            let ptx = compile::cached(unit, &format!("compute_{major}{minor}"))?;
+            let image = compile::cached(unit, &architecture)?;
             // SAFETY: PTX ends with a zero, and the module is kept until the process ends.
-            let module = checked("cuModuleLoadData", unsafe { result::module::load_data(ptx.as_ptr().cast()) })?;
+            let module = checked("cuModuleLoadData", unsafe { result::module::load_data(image.as_ptr().cast()) })?;
             for kernel in unit.kernels {
                 let symbol = CString::new(*kernel).expect("names hold no zero");
                 // SAFETY: the module was just loaded.

@@ -79,6 +79,17 @@ fn start_driver() -> Result<()> {
     checked("cuInit", result::init())
 }
 
+/// A version of CUDA, major and minor.
+type Version = (c_int, c_int);
+
+/// The newest CUDA that the driver serves.
+fn driver_version() -> Result<Version> {
+    let mut version = 0;
+    // SAFETY: writes one int.
+    checked("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&raw mut version) }.result())?;
+    Ok((version / 1000, version % 1000 / 10))
+}
+
 impl Cuda {
     /// The GPUs with these ordinals, or all. One that is named twice is two devices, which is slower than one
     /// and good for tests.

@@ -3,10 +3,10 @@
 
 use std::ffi::c_int;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result;
 
 use super::gpu::can_reach;
-use super::{DRIVER, checked, compile, is_present, nccl, start_driver};
+use super::{DRIVER, checked, compile, driver_version, is_present, nccl, start_driver};
 use crate::survey::{Library, Survey};
 
 /// What this machine has, in words. Nothing is left open.
@@ -24,10 +24,8 @@ pub(crate) fn survey() -> Survey {
     if !is_present(&DRIVER) {
         return survey;
     }
-    let mut version = 0;
-    // SAFETY: writes one int.
-    if unsafe { sys::cuDriverGetVersion(&raw mut version) } == sys::CUresult::CUDA_SUCCESS {
-        survey.driver = Library::Version(format!("CUDA {}.{}", version / 1000, version % 1000 / 10));
+    if let Ok((major, minor)) = driver_version() {
+        survey.driver = Library::Version(format!("CUDA {major}.{minor}"));
     }
     let count = match start_driver().and_then(|()| checked("cuDeviceGetCount", result::device::get_count())) {
         Ok(count) => count,

@@ -47,6 +47,24 @@ pub(crate) struct Kernel {
     code: Vec<Instruction>,
 }
 
+impl Kernel {
+    /// A kernel whose name alone is known.
+    pub(crate) fn named(name: String) -> Self {
+        Kernel {
+            name,
+            parameters: Vec::new(),
+            registers: Vec::new(),
+            special: Vec::new(),
+            local_len: 0,
+            code: Vec::new(),
+        }
+    }
+
+    pub(crate) fn can_run(&self) -> bool {
+        !self.code.is_empty()
+    }
+}
+
 /// A special register: which of the four, and x, y or z.
 type Special = (usize, usize);
 
