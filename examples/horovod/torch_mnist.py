@@ -1,7 +1,7 @@
 """Trains a small network on Fashion-MNIST with PyTorch and Horovod's API. The script names Horovod alone.
 
     horovodrun -np 4 python examples/horovod/torch_mnist.py                                # Horovod
-    mpirun -n 4 --oversubscribe python -m ringpull.horovod examples/horovod/torch_mnist.py   # ringpull
+    ringpull launch -n 4 -- python -m ringpull.horovod examples/horovod/torch_mnist.py   # ringpull
 """
 
 import argparse
