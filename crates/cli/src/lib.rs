@@ -12,6 +12,7 @@
 //! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
 //!   allreduce over all sizes, against others; `quiet`: the wait between jobs;
+//! - `rehearse`: jobs that meet faults;
 //! - `timeline`: merges the ranks' timelines, and accounts for each step's time;
 //! - `size`, `text`: the formats of sizes, times, counts and tables.
 
@@ -41,6 +42,7 @@ mod pushpull;
 mod quiet;
 mod ranks;
 mod record;
+mod rehearse;
 mod rounds;
 mod size;
 mod statistics;

@@ -14,6 +14,7 @@ mod manifest;
 mod measured;
 #[cfg(test)]
 mod page;
+mod rehearse;
 mod shell;
 mod sweep;
 mod timeline;
@@ -31,6 +32,7 @@ use ringpull::KvStore;
 use ringpull_base::config;
 use ringpull_base::{DType, Error, Kind, Result, notice};
 
+pub(crate) use self::top::step_of;
 use crate::launch::horovodrun;
 use crate::mpirun::Mpirun;
 use crate::variant::{Peer, Variant};
@@ -58,6 +60,8 @@ enum Command {
     Timeline(timeline::TimelineArgs),
     /// Show what the ranks of a running job are doing, and which one is late.
     Top(top::TopArgs),
+    /// Run a command as a job that meets faults, and say what becomes of it.
+    Rehearse(rehearse::RehearseArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
     Manifest(Box<manifest::ManifestArgs>),
     /// Find what would stop a job from running, and how to fix it.
@@ -215,6 +219,7 @@ impl Command {
             Command::GpuCheck(args) => gpu_check::run(&args),
             Command::Timeline(args) => timeline::run(&args),
             Command::Top(args) => top::run(&args),
+            Command::Rehearse(args) => rehearse::run(&args),
             Command::Manifest(args) => manifest::run(*args),
             Command::Doctor(args) => doctor::run(&args),
             Command::Info(args) => info::run(args),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::Pid;
 
 use ringpull_base::status::{self, JobStatus, RankStatus};
 use ringpull_base::{Error, Result};
@@ -168,6 +169,13 @@ fn converse(mut stream: impl Read + Write) -> std::io::Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+/// The step of the process, if it is rank 0 of a job of `dist_sync_mpi` on this machine.
+pub(crate) fn step_of(pid: Pid) -> Option<u64> {
+    let socket = status::folder().join(pid.as_raw_nonzero().to_string());
+    let status = ask(&Place::Socket(socket)).ok()?;
+    Some(status.ranks.first()?.as_ref()?.steps)
 }
 
 /// A job's page: rates are those since `before`.

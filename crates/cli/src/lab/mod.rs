@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 use self::lock::LabLock;
 pub use self::shape::{HostRate, Racks, Shape, own_words};
+use crate::link::LinkRate;
 use crate::progress::Progress;
 use ringpull_base::{Error, Result};
 
@@ -78,6 +79,17 @@ impl Lab {
     /// The hosts whose links have rates of their own.
     pub fn own_links(&self) -> &[HostRate] {
         &self.shape.own
+    }
+
+    /// Switches the link of host `host` on or off.
+    #[allow(clippy::unused_self, reason = "only the process that holds the lab may change it")]
+    pub(crate) fn switch_link(&self, host: usize, is_up: bool) -> Result<()> {
+        network::switch_link(host, is_up)
+    }
+
+    /// Gives the link of host `host` this rate in both directions; without one, that of the lab's shape.
+    pub(crate) fn reshape(&self, host: usize, rate: Option<LinkRate>) -> Result<()> {
+        network::reshape(host, rate.map_or_else(|| self.shape.link(host), |rate| (rate, rate)))
     }
 
     /// Leaves the hosts up when this process ends.

@@ -80,6 +80,31 @@ pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, 
     Ok(())
 }
 
+/// Switches the link of host `host` on or off at the bridge. The host keeps its address.
+pub(super) fn switch_link(host: usize, is_up: bool) -> Result<()> {
+    call("ip", &["link", "set", &bridge_end(host), if is_up { "up" } else { "down" }])
+}
+
+/// Gives the link of host `host` these rates.
+pub(super) fn reshape(host: usize, (sends, receives): (LinkRate, LinkRate)) -> Result<()> {
+    let (name, outer) = (host_name(host), bridge_end(host));
+    for (rate, place) in [(receives, vec!["qdisc"]), (sends, vec!["-n", &name, "qdisc"])] {
+        let end = if place.len() == 1 { outer.as_str() } else { "eth0" };
+        match shaping(rate) {
+            Some(shape) => {
+                call("tc", &[&place[..], &["replace", "dev", end], words(&shape).as_slice()].concat())?;
+            }
+            // There is none if it was not shaped.
+            None => {
+                if let Err(cause) = call("tc", &[&place[..], &["del", "dev", end, "root"]].concat()) {
+                    tracing::debug!(%cause, "a link without a shaper stays so");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Linux's default for TCP, whatever this machine uses: BBR, for one, paces by a timer for every few packets,
 /// which costs the cores of one machine more than what is measured on them. Reno, which no machine refuses,
 /// where namespaces may not have the default.

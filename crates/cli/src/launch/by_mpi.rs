@@ -5,9 +5,15 @@
 //! written in pieces.
 
 use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{IpAddr, Ipv4Addr};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use ringpull_base::config::{self, Role};
+use ringpull_base::config::{self, Config, Role};
 use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 
@@ -36,19 +42,55 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let (parts, _port) = parts(spec, hosts, sink)?;
     let mut ready = Mpirun::find()?.command_of_parts(hosts, &parts)?;
+    ready.command.stderr(Stdio::piped());
     let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
+    let aborts = Arc::new(AtomicBool::new(false));
+    let stderr = child.stderr.take().map(|from| {
+        let aborts = Arc::clone(&aborts);
+        std::thread::spawn(move || pass_on(from, &aborts))
+    });
     let (mut forward, mut childless) =
         (interrupt.forward_to(Pid::from_child(&child)), Childless::watch(child.id(), hosts));
+    // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
+    let patience = Config::from_env()?.silence() * 3 / 2 + PATIENCE;
+    let (mut aborts_since, mut hangs) = (None, false);
     let (status, killed) = child::wait(&mut child, "mpirun", || {
         forward();
-        childless.is_stuck() && output_is_read()
+        if sink == Sink::Tagged && aborts.load(Ordering::Relaxed) {
+            hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
+        }
+        (hangs || childless.is_stuck()) && output_is_read()
     })?;
     if killed {
-        return status.code().ok_or_else(outlived);
+        return status.code().ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() });
+    }
+    if let Some(Err(_)) = stderr.map(JoinHandle::join) {
+        tracing::debug!("mpirun's last lines are lost");
     }
     let code = code_of(status);
     // MPICH's mpiexec exits with 0 after a signal.
     Ok(interrupt.signal().filter(|_| code == 0).map_or(code, |signal| 128 + signal))
+}
+
+/// How `mpirun` says that it ends a job because a process has failed: Open MPI 4, 5, and MPICH.
+const ABORTS: [&str; 4] =
+    ["the job has been aborted", "the job to be terminated", "exited on signal", "BAD TERMINATION OF ONE"];
+
+/// Prints what `mpirun` and its processes write to stderr, and notes when `mpirun` begins to end the job. Lines
+/// of processes begin with their name.
+fn pass_on(from: impl Read, aborts: &AtomicBool) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while matches!(from.read_until(b'\n', &mut line), Ok(1..)) {
+        let text = String::from_utf8_lossy(&line);
+        if !text.starts_with('[') && ABORTS.iter().any(|words| text.contains(words)) {
+            aborts.store(true, Ordering::Relaxed);
+        }
+        if let Err(cause) = std::io::stderr().lock().write_all(&line) {
+            tracing::debug!(%cause, "a line of mpirun's is lost");
+        }
+        line.clear();
+    }
 }
 
 /// What the ranks run, and the scheduler's port, which is claimed until the job has ended.
@@ -85,6 +127,16 @@ fn outlived() -> Error {
         "its processes ended and it did not within {} s, so it was killed and their exit codes are lost: see their \
          own output (Open MPI 4.1 sometimes hangs after ranks fail)",
         PATIENCE.as_secs()
+    );
+    Error::io("wait for", "mpirun", &std::io::Error::other(what))
+}
+
+/// The error of an `mpirun` that waits for a host for ever.
+fn aborts_for_ever(patience: Duration) -> Error {
+    let what = format!(
+        "a process failed, and it did not end within {:.0} s after that, so it was killed: it waits for a host that \
+         cannot be reached, where processes may be left (see the ranks' own errors)",
+        patience.as_secs_f64()
     );
     Error::io("wait for", "mpirun", &std::io::Error::other(what))
 }

@@ -327,6 +327,28 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_reported() {
     assert!(begun.elapsed() < DEADLINE);
 }
 
+#[test]
+fn an_mpirun_that_waits_for_a_lost_host_for_ever_is_ended_and_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    for said in ["with non-zero status, thus causing\nthe job to be terminated.", "=   BAD TERMINATION OF ONE OF YOUR"]
+    {
+        // Answers as Open MPI, and says that it ends the job; its child stays.
+        let answer = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }";
+        let lines = format!("{answer}\nprintf '{said}\\n' >&2\nsleep 40 &\nexec sleep 40");
+        let program = script(folder.path(), "mpirun", &lines);
+        let begun = Instant::now();
+        let mut command = launch(&["-n", "2", "-s", "0", "--launcher", "mpi", "--", "true"]);
+        command.stdout(Stdio::null()).env("RINGPULL_SILENCE", "0.2").env("RINGPULL_MPIRUN", &program);
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(1) && text.contains("it waits for a host that cannot be reached"),
+            "{text}"
+        );
+        assert!(begun.elapsed() < DEADLINE);
+    }
+}
+
 /// MPI ranks are what a command gets that names no kind with servers; every line has its rank, also one that
 /// was written in pieces; the exit code is theirs.
 #[test]

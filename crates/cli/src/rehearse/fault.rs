@@ -1,0 +1,299 @@
+//! A fault and its moment, as a line of the command or an entry of a file says them.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::config::Role;
+use ringpull_base::{Error, Result};
+
+use crate::link::LinkRate;
+
+/// A fault that a job meets.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Fault {
+    pub(crate) what: FaultKind,
+    pub(crate) at: Moment,
+    /// How it has to end. Without it any end but a hang will do.
+    pub(crate) expect: Option<Expected>,
+}
+
+/// What happens.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum FaultKind {
+    /// SIGKILL of a process.
+    Kill(Member),
+    /// SIGSTOP of a process, and SIGCONT after the time.
+    Stop(Member, Duration),
+    /// SIGTERM of a process, and SIGKILL after the grace.
+    Terminate(Member, Duration),
+    /// The link of an emulated host is down, to the end or for the time.
+    Cut(usize, Option<Duration>),
+    /// The link of an emulated host has another rate, to the end or for the time.
+    Slow(usize, LinkRate, Option<Duration>),
+    /// The file system of this folder is full for the time.
+    Fill(PathBuf, Duration),
+}
+
+/// A process of the job: `rank 2`, which is worker 2 of a job with servers, `server 0` or `scheduler`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) role: Role,
+    pub(crate) index: usize,
+}
+
+/// When it happens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Moment {
+    /// At the second step of a job of `dist_sync_mpi`; [`USUAL`] after another has started.
+    Usual,
+    /// So long after the processes have started.
+    After(Duration),
+    /// When the rank, or rank 0, has pushed its most pushed key so often.
+    Step(u64),
+}
+
+/// How a job may have to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Expected {
+    /// With exit code 0.
+    GoesOn,
+    /// With an error.
+    Ends,
+}
+
+/// An entry of a file of faults.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    kill: Option<String>,
+    stop: Option<String>,
+    terminate: Option<String>,
+    cut: Option<String>,
+    slow: Option<String>,
+    fill: Option<PathBuf>,
+    at: Option<String>,
+    r#for: Option<String>,
+    to: Option<LinkRate>,
+    expect: Option<Expected>,
+}
+
+/// When a fault comes if nobody says when and there are no steps to count.
+pub(crate) const USUAL: Duration = Duration::from_secs(3);
+/// What Kubernetes grants a pod between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(10);
+
+/// Reads a file of faults: a YAML list.
+pub(crate) fn read(text: &str) -> Result<Vec<Fault>> {
+    let wrong = |what: String| Error::argument(what, "see the examples of `ringpull rehearse --help`");
+    let entries: Vec<Entry> =
+        serde_saphyr::from_str(text).map_err(|cause| wrong(format!("the faults cannot be read: {cause}")))?;
+    if entries.is_empty() {
+        return Err(wrong("the list of faults is empty".to_owned()));
+    }
+    let numbered = entries.into_iter().enumerate();
+    numbered.map(|(at, entry)| fault(entry).map_err(|cause| wrong(format!("fault {}: {cause}", at + 1)))).collect()
+}
+
+fn fault(entry: Entry) -> std::result::Result<Fault, String> {
+    let Entry { kill, stop, terminate, cut, slow, fill, at, r#for: time, to, expect } = entry;
+    let time = time.as_deref().map(seconds).transpose()?;
+    let (is_timed, has_rate) = (time.is_some(), to.is_some());
+    let what = match (kill, stop, terminate, cut, slow, fill) {
+        (Some(who), None, None, None, None, None) if !is_timed => FaultKind::Kill(who.parse()?),
+        (None, Some(who), None, None, None, None) => FaultKind::Stop(who.parse()?, time.unwrap_or(LONG)),
+        (None, None, Some(who), None, None, None) => FaultKind::Terminate(who.parse()?, time.unwrap_or(GRACE)),
+        (None, None, None, Some(host), None, None) => FaultKind::Cut(number(&host)?, time),
+        (None, None, None, None, Some(host), None) => {
+            FaultKind::Slow(number(&host)?, to.ok_or("slow needs the rate of the link, such as `to: 10mbit`")?, time)
+        }
+        (None, None, None, None, None, Some(folder)) => FaultKind::Fill(folder, time.unwrap_or(LONG)),
+        (Some(_), None, None, None, None, None) => return Err("kill takes no `for`".to_owned()),
+        _ => return Err("give one of kill, stop, terminate, cut, slow and fill".to_owned()),
+    };
+    if has_rate && !matches!(what, FaultKind::Slow(..)) {
+        return Err("`to` is for slow".to_owned());
+    }
+    let at = at.as_deref().map_or(Ok(Moment::Usual), str::parse)?;
+    Ok(Fault { what, at, expect })
+}
+
+/// Faults that every job should survive or report, for ranks on one host or on emulated hosts.
+pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize) -> Vec<Fault> {
+    let last = Member { role: Role::Worker, index: ranks - 1 };
+    let first = Member { role: Role::Worker, index: 0 };
+    let goes_on = Some(Expected::GoesOn);
+    let fault = |what, expect| Fault { what, at: Moment::Usual, expect };
+    let mut faults = vec![
+        fault(FaultKind::Kill(last), Some(Expected::Ends)),
+        fault(FaultKind::Kill(first), Some(Expected::Ends)),
+        fault(FaultKind::Stop(last, Duration::from_secs(8)), goes_on),
+        fault(FaultKind::Terminate(last, GRACE), None),
+    ];
+    if servers > 0 {
+        faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), Some(Expected::Ends)));
+    }
+    if hosts > 1 {
+        faults.push(fault(FaultKind::Cut(hosts, Some(Duration::from_secs(5))), goes_on));
+        faults.push(fault(FaultKind::Cut(hosts, None), Some(Expected::Ends)));
+    }
+    faults
+}
+
+impl Fault {
+    /// How much longer than an undisturbed one a job may take because of it.
+    pub(crate) fn delay(&self) -> Duration {
+        match self.what {
+            FaultKind::Kill(_) => Duration::ZERO,
+            FaultKind::Stop(_, time) | FaultKind::Terminate(_, time) | FaultKind::Fill(_, time) => time,
+            FaultKind::Cut(_, time) | FaultKind::Slow(_, _, time) => time.unwrap_or_default(),
+        }
+    }
+
+    /// The emulated host that it needs, counted from 1.
+    pub(crate) fn host(&self) -> Option<usize> {
+        match self.what {
+            FaultKind::Cut(host, _) | FaultKind::Slow(host, ..) => Some(host),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let for_time =
+            |time: Option<Duration>| time.map_or_else(String::new, |time| format!(" for {} s", time.as_secs_f64()));
+        match &self.what {
+            FaultKind::Kill(who) => write!(out, "kill {who}")?,
+            FaultKind::Stop(who, time) => write!(out, "stop {who}{}", for_time(Some(*time)))?,
+            FaultKind::Terminate(who, grace) => write!(out, "terminate {who}, {} s of grace", grace.as_secs_f64())?,
+            FaultKind::Cut(host, time) => write!(out, "cut h{host}{}", for_time(*time))?,
+            FaultKind::Slow(host, rate, time) => write!(out, "slow h{host} to {rate}{}", for_time(*time))?,
+            FaultKind::Fill(folder, time) => write!(out, "fill {}{}", folder.display(), for_time(Some(*time)))?,
+        }
+        match self.at {
+            Moment::Usual => Ok(()),
+            Moment::After(time) => write!(out, ", after {} s", time.as_secs_f64()),
+            Moment::Step(step) => write!(out, ", at step {step}"),
+        }
+    }
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.role {
+            Role::Worker => write!(out, "rank {}", self.index),
+            Role::Server => write!(out, "server {}", self.index),
+            Role::Scheduler => out.write_str("scheduler"),
+        }
+    }
+}
+
+impl FromStr for Member {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (role, index) = text.split_once(' ').unwrap_or((text, ""));
+        let role = match role {
+            "rank" | "worker" => Role::Worker,
+            "server" => Role::Server,
+            "scheduler" if index.is_empty() => return Ok(Member { role: Role::Scheduler, index: 0 }),
+            _ => return Err(format!("unknown process {text:?}: give rank N, server N or scheduler")),
+        };
+        let index = index.trim().parse().map_err(|_| format!("{text:?} has no number: give rank N"))?;
+        Ok(Member { role, index })
+    }
+}
+
+impl FromStr for Moment {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.strip_prefix("step ") {
+            Some(step) => {
+                let step = step.trim().parse().map_err(|_| format!("{text:?} has no number: give step N"))?;
+                Ok(Moment::Step(step))
+            }
+            None => seconds(text).map(Moment::After),
+        }
+    }
+}
+
+/// Reads a time: `3s`, `500ms`, `2min`, or seconds alone.
+fn seconds(text: &str) -> std::result::Result<Duration, String> {
+    let text = text.trim();
+    let (digits, unit_s) = [("ms", 1e-3), ("min", 60.0), ("s", 1.0)]
+        .into_iter()
+        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))
+        .unwrap_or((text, 1.0));
+    let value: f64 = digits.trim().parse().map_err(|_| format!("{text:?} is not a time: give one such as 3s"))?;
+    Duration::try_from_secs_f64(value * unit_s).map_err(|_| format!("{text:?} is not a time: give one such as 3s"))
+}
+
+/// The number of an emulated host: `h3`, or `3`.
+fn number(text: &str) -> std::result::Result<usize, String> {
+    let number = text.strip_prefix('h').unwrap_or(text).parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| format!("{text:?} is not a host: give h1 or another"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_faults_is_read_as_it_is_printed() {
+        let text = "
+- kill: rank 2
+  at: step 5
+  expect: ends
+- {stop: rank 1, at: 500ms, for: 14s, expect: goes-on}
+- terminate: rank 0
+- {cut: h3, for: 20s}
+- {slow: 4, to: 10mbit}
+- {fill: /tmp/checkpoints, at: 1min, for: 45}
+- kill: server 1
+";
+        let faults = read(text).unwrap();
+        let words: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            words,
+            [
+                "kill rank 2, at step 5",
+                "stop rank 1 for 14 s, after 0.5 s",
+                "terminate rank 0, 30 s of grace",
+                "cut h3 for 20 s",
+                "slow h4 to 10mbit",
+                "fill /tmp/checkpoints for 45 s, after 60 s",
+                "kill server 1",
+            ]
+        );
+        assert_eq!((faults[0].expect, faults[1].expect), (Some(Expected::Ends), Some(Expected::GoesOn)));
+    }
+
+    #[test]
+    fn a_wrong_fault_is_an_error_that_names_it() {
+        for (text, part) in [
+            ("[]", "empty"),
+            ("- kil: rank 2", "kil"),
+            ("- kill: rank", "no number"),
+            ("- kill: node 2", "rank N"),
+            ("- {kill: rank 2, for: 3s}", "no `for`"),
+            ("- {kill: rank 2, stop: rank 1}", "one of kill"),
+            ("- at: 3s", "one of kill"),
+            ("- {kill: rank 2}\n- {slow: h2}", "fault 2: slow needs"),
+            ("- {stop: rank 2, to: 10mbit}", "`to` is for slow"),
+            ("- {stop: rank 2, at: soon}", "not a time"),
+            ("- {stop: rank 2, for: -3s}", "not a time"),
+            ("- {cut: h0}", "not a host"),
+            ("- {kill: rank 2, expect: maybe}", "maybe"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

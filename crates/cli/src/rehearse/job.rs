@@ -1,0 +1,311 @@
+//! One job that meets at most one fault: it is started, disturbed, watched to its end and judged.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+use serde::Serialize;
+
+use ringpull_base::config::Role;
+use ringpull_base::{Error, Result};
+
+use super::fault::{Fault, FaultKind, Member, Moment, USUAL};
+use super::processes;
+use super::said::Said;
+use crate::child::code_of;
+use crate::commands::step_of;
+use crate::interrupt::Interrupt;
+use crate::lab::Lab;
+
+/// What every job runs, and where.
+#[derive(Debug)]
+pub(crate) struct Rehearsal<'a> {
+    /// The words of `ringpull launch`.
+    pub(crate) launch: Vec<std::ffi::OsString>,
+    /// The emulated hosts, if the job runs on some.
+    pub(crate) lab: Option<&'a Lab>,
+    /// The folder of the jobs' output.
+    pub(crate) out: &'a Path,
+    /// How many workers it has.
+    pub(crate) ranks: usize,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum End {
+    /// With exit code 0.
+    WentOn,
+    /// With another exit code.
+    Ended(i32),
+    /// Not within its time: it was killed.
+    Hung,
+    /// Before the fault came.
+    Early(i32),
+    /// With an interrupt of this command.
+    Interrupted,
+}
+
+/// What became of a job.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct JobOutcome {
+    pub(crate) end: End,
+    /// Seconds from its start to its end.
+    pub(crate) seconds: f64,
+    /// Seconds from the fault to its end.
+    pub(crate) after_fault_s: Option<f64>,
+    /// The step of rank 0 at the fault, if it has a store of `dist_sync_mpi`.
+    pub(crate) step: Option<u64>,
+    /// Processes that were left when the job had ended.
+    pub(crate) left: usize,
+    pub(crate) said: Said,
+    /// The file of its output.
+    pub(crate) log: PathBuf,
+}
+
+const LOOK: Duration = Duration::from_millis(20);
+/// How long processes may take to vanish behind the launcher.
+const VANISH: Duration = Duration::from_secs(5);
+
+impl Rehearsal<'_> {
+    /// Runs the job number `number`, for at most `limit`.
+    pub(crate) fn run(
+        &self,
+        number: usize,
+        fault: Option<&Fault>,
+        limit: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<JobOutcome> {
+        let log = self.out.join(format!("job{number}.log"));
+        let mark = format!("{}-{number}", std::process::id());
+        let disk = match fault.map(|fault| &fault.what) {
+            Some(FaultKind::Fill(folder, _)) => Some(SmallDisk::mount(folder)?),
+            _ => None,
+        };
+        let begun = Instant::now();
+        let mut child = self.start(&mark, &log)?;
+        let mut course =
+            Course { mark: &mark, fault, lab: self.lab, disk: disk.as_ref(), started: None, state: FaultState::Before };
+        let (mut hung, waited) =
+            (false, |child: &mut Child| child.try_wait().map_err(|cause| Error::io("wait for", "the job", &cause)));
+        let status = loop {
+            if let Some(status) = waited(&mut child)? {
+                break status;
+            }
+            hung = begun.elapsed() > limit;
+            if hung || interrupt.count() > 0 {
+                break end(&mut child, &mark)?;
+            }
+            course.look()?;
+            std::thread::sleep(LOOK);
+        };
+        let ended = Instant::now();
+        let (at, step) = match course.state {
+            FaultState::Before => (None, None),
+            FaultState::Under { at, step, .. } | FaultState::Over { at, step } => (Some(at), step),
+        };
+        course.undo()?;
+        let left = Self::wait_for_nobody(&mark);
+        processes::kill_all(&mark);
+        let code = code_of(status);
+        let end = match (interrupt.count() > 0, hung, code) {
+            (true, ..) => End::Interrupted,
+            (_, true, _) => End::Hung,
+            (.., code) if fault.is_some() && at.is_none() => End::Early(code),
+            (.., 0) => End::WentOn,
+            (.., code) => End::Ended(code),
+        };
+        let text = std::fs::read(&log).map_err(|cause| Error::io("read", log.display(), &cause))?;
+        let said = Said::of(&String::from_utf8_lossy(&text));
+        let seconds = |from: Instant| (ended - from).as_secs_f64();
+        Ok(JobOutcome { end, seconds: seconds(begun), after_fault_s: at.map(seconds), step, left, said, log })
+    }
+
+    fn start(&self, mark: &str, log: &Path) -> Result<Child> {
+        let failed = |cause: std::io::Error| Error::io("write", log.display(), &cause);
+        let out = File::create(log).map_err(failed)?;
+        let err = out.try_clone().map_err(failed)?;
+        let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
+        let mut command = Command::new(program);
+        command.arg("launch").arg("--env").arg(format!("{}={mark}", processes::MARK)).args(&self.launch);
+        command.env(processes::MARK, mark).stdin(Stdio::null()).stdout(out).stderr(err);
+        command.spawn().map_err(|cause| Error::io("run", "ringpull launch", &cause))
+    }
+
+    /// Waits for the job's processes to vanish; how many have not.
+    fn wait_for_nobody(mark: &str) -> usize {
+        let begun = Instant::now();
+        loop {
+            let left = processes::count(mark);
+            if left == 0 || begun.elapsed() > VANISH {
+                return left;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Ends a job that does not end by itself.
+fn end(child: &mut Child, mark: &str) -> Result<std::process::ExitStatus> {
+    processes::signal(Pid::from_child(child), Signal::TERM);
+    let (begun, failed) = (Instant::now(), |cause: std::io::Error| Error::io("wait for", "the job", &cause));
+    loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Ok(status);
+        }
+        if begun.elapsed() > VANISH {
+            processes::kill_all(mark);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// How far the fault of a job is.
+struct Course<'a> {
+    mark: &'a str,
+    fault: Option<&'a Fault>,
+    lab: Option<&'a Lab>,
+    disk: Option<&'a SmallDisk>,
+    /// When rank 0's process was first seen.
+    started: Option<Instant>,
+    state: FaultState,
+}
+
+enum FaultState {
+    Before,
+    Under { at: Instant, step: Option<u64>, pid: Option<Pid> },
+    Over { at: Instant, step: Option<u64> },
+}
+
+impl Course<'_> {
+    /// Lets the fault begin or end, if it is time.
+    fn look(&mut self) -> Result<()> {
+        let Some(fault) = self.fault else { return Ok(()) };
+        match self.state {
+            FaultState::Before => {
+                let first = processes::find(self.mark, Member { role: Role::Worker, index: 0 });
+                let Some(first) = first else { return Ok(()) };
+                let started = *self.started.get_or_insert_with(Instant::now);
+                let step = |fault: Option<u64>| fault.or_else(|| step_of(first));
+                let after = |time| (started.elapsed() >= time).then_some(None);
+                let at_step = |wanted| step_of(first).filter(|step| *step >= wanted).map(Some);
+                let is_time = match fault.at {
+                    Moment::Usual if processes::is_of_mpi(first) => at_step(2),
+                    Moment::Usual => after(USUAL),
+                    Moment::After(time) => after(time),
+                    Moment::Step(wanted) => at_step(wanted),
+                };
+                let Some(seen) = is_time else { return Ok(()) };
+                let who = match fault.what {
+                    FaultKind::Kill(who) | FaultKind::Stop(who, _) | FaultKind::Terminate(who, _) => Some(who),
+                    _ => None,
+                };
+                let pid = who.and_then(|who| processes::find(self.mark, who));
+                if who.is_some() && pid.is_none() {
+                    return Ok(());
+                }
+                let step = step(seen);
+                self.begin(&fault.what, pid)?;
+                self.state = FaultState::Under { at: Instant::now(), step, pid };
+            }
+            FaultState::Under { at, .. } if at.elapsed() >= fault.delay() && fault.delay() > Duration::ZERO => {
+                self.undo()?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn begin(&self, what: &FaultKind, pid: Option<Pid>) -> Result<()> {
+        let send = |signal| pid.map_or((), |pid| processes::signal(pid, signal));
+        match (what, self.lab) {
+            (FaultKind::Kill(_), _) => send(Signal::KILL),
+            (FaultKind::Stop(..), _) => send(Signal::STOP),
+            (FaultKind::Terminate(..), _) => send(Signal::TERM),
+            (FaultKind::Cut(host, _), Some(lab)) => lab.switch_link(*host, false)?,
+            (FaultKind::Slow(host, rate, _), Some(lab)) => lab.reshape(*host, Some(*rate))?,
+            // The command line was refused.
+            (FaultKind::Cut(..) | FaultKind::Slow(..), None) => {}
+            (FaultKind::Fill(..), _) => self.disk.map_or(Ok(()), SmallDisk::fill)?,
+        }
+        Ok(())
+    }
+
+    /// Ends the fault, if it is under way.
+    fn undo(&mut self) -> Result<()> {
+        let FaultState::Under { at, step, pid } = self.state else { return Ok(()) };
+        self.state = FaultState::Over { at, step };
+        let send = |signal| pid.map_or((), |pid| processes::signal(pid, signal));
+        match (self.fault.map(|fault| &fault.what), self.lab) {
+            (Some(FaultKind::Stop(..)), _) => send(Signal::CONT),
+            (Some(FaultKind::Terminate(_, grace)), _) if at.elapsed() >= *grace => send(Signal::KILL),
+            (Some(FaultKind::Cut(host, _)), Some(lab)) => lab.switch_link(*host, true)?,
+            (Some(FaultKind::Slow(host, ..)), Some(lab)) => lab.reshape(*host, None)?,
+            (Some(FaultKind::Fill(..)), _) => self.disk.map_or(Ok(()), SmallDisk::empty)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A small file system in memory in the place of a folder, while this value lives.
+struct SmallDisk {
+    folder: PathBuf,
+}
+
+impl SmallDisk {
+    fn mount(folder: &Path) -> Result<Self> {
+        call("mount", &["-t", "tmpfs", "-o", "size=64m", "tmpfs"], folder)?;
+        Ok(SmallDisk { folder: folder.to_owned() })
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join("fills-this-file-system")
+    }
+
+    fn fill(&self) -> Result<()> {
+        use std::io::Write as _;
+        let path = self.file();
+        let mut file = File::create(&path).map_err(|cause| Error::io("create", path.display(), &cause))?;
+        let block = vec![0_u8; 1 << 16];
+        loop {
+            match file.write_all(&block) {
+                Ok(()) => {}
+                Err(cause) if cause.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
+                Err(cause) => return Err(Error::io("write", path.display(), &cause)),
+            }
+        }
+    }
+
+    fn empty(&self) -> Result<()> {
+        let path = self.file();
+        std::fs::remove_file(&path).map_err(|cause| Error::io("remove", path.display(), &cause))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        if let Err(cause) = call("umount", &["-l"], &self.folder) {
+            eprintln!("warning: {cause}");
+        }
+    }
+}
+
+fn call(program: &str, words: &[&str], folder: &Path) -> Result<()> {
+    let output = Command::new(program).args(words).arg(folder).stdin(Stdio::null()).output();
+    let output = output.map_err(|cause| Error::io("run", program, &cause))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::argument(
+        format!(
+            "`{program} {} {}` failed: {}",
+            words.join(" "),
+            folder.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        ),
+        "a full disk is rehearsed in a folder that exists, as root",
+    ))
+}

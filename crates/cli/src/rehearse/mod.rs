@@ -1,0 +1,139 @@
+//! `ringpull rehearse`: a command as a job, once undisturbed and once for each fault, and what became of it.
+//!
+//! [`fault`]: what happens, and when; [`job`]: one job and its fault; `processes`: which process is which;
+//! `said`: what the job said of it.
+
+pub(crate) mod fault;
+pub(crate) mod job;
+mod processes;
+mod said;
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use ringpull_base::config::Role;
+use ringpull_base::{Error, Result};
+
+use self::fault::{Expected, Fault, FaultKind};
+use self::job::{End, JobOutcome, Rehearsal};
+use crate::interrupt::Interrupt;
+use crate::progress::Progress;
+use crate::text::{format_seconds, grid};
+
+/// Jobs that were run, with the fault of each; the first has none.
+#[derive(Debug, Serialize)]
+pub(crate) struct Rehearsed {
+    jobs: Vec<FaultRow>,
+    #[serde(skip)]
+    pub(crate) is_interrupted: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct FaultRow {
+    /// The fault in words, or `nothing`.
+    fault: String,
+    /// What is wrong with its end, if anything is.
+    wrong: Option<String>,
+    #[serde(flatten)]
+    outcome: JobOutcome,
+}
+
+/// Longer than any end of a job needs: the limits of silence, the grace of processes.
+const SLACK: Duration = Duration::from_secs(60);
+
+/// Runs the job without a fault, and then once for each. A job that takes longer than `limit` has hung;
+/// without a limit, three times as long as the undisturbed job, its fault and a minute.
+pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], limit: Option<Duration>) -> Result<Rehearsed> {
+    let interrupt = Interrupt::watch()?;
+    let progress = Progress::start("the job without a fault");
+    let first = rehearsal.run(0, None, limit.unwrap_or(Duration::from_secs(3600)), &interrupt)?;
+    if !matches!(first.end, End::WentOn | End::Interrupted) {
+        return Err(Error::argument(
+            format!("without any fault the job {}: {}", words(&first.end), first.said.error.unwrap_or_default()),
+            format!("make it run to its end first; its output is in {}", first.log.display()),
+        ));
+    }
+    let usual = Duration::from_secs_f64(first.seconds);
+    let mut rehearsed = Rehearsed { is_interrupted: first.end == End::Interrupted, jobs: Vec::new() };
+    rehearsed.jobs.push(FaultRow { fault: "nothing".to_owned(), wrong: None, outcome: first });
+    for (at, fault) in faults.iter().enumerate() {
+        if rehearsed.is_interrupted {
+            break;
+        }
+        progress.part(at, faults.len(), fault.to_string());
+        let limit = limit.unwrap_or(3 * usual + fault.delay() + SLACK);
+        let outcome = rehearsal.run(at + 1, Some(fault), limit, &interrupt)?;
+        rehearsed.is_interrupted = outcome.end == End::Interrupted;
+        let wrong = wrong(fault, rehearsal.ranks, &outcome);
+        rehearsed.jobs.push(FaultRow { fault: fault.to_string(), wrong, outcome });
+    }
+    Ok(rehearsed)
+}
+
+/// What is wrong with the end of a job that met a fault.
+fn wrong(fault: &Fault, ranks: usize, outcome: &JobOutcome) -> Option<String> {
+    let ends_a_rank =
+        matches!(fault.what, FaultKind::Kill(who) | FaultKind::Terminate(who, _) if who.role == Role::Worker);
+    let has_survivors = ranks > 1 || !ends_a_rank;
+    let unexpected = |text: &str| Some(format!("expected that it {text}"));
+    match (&outcome.end, fault.expect) {
+        (End::Hung, _) => Some("it did not end in its time".to_owned()),
+        (End::Early(_), _) => Some("it ended before the fault: let it come earlier".to_owned()),
+        (End::WentOn, Some(Expected::Ends)) => unexpected("ends with an error"),
+        (End::Ended(_), Some(Expected::GoesOn)) => unexpected("goes on"),
+        (End::Ended(_), _) if outcome.said.ranks == 0 && has_survivors => Some("no rank said why".to_owned()),
+        _ => match outcome.left {
+            0 => None,
+            1 => Some("1 process is left".to_owned()),
+            left => Some(format!("{left} processes are left")),
+        },
+    }
+}
+
+fn words(end: &End) -> String {
+    match end {
+        End::WentOn => "went on".to_owned(),
+        End::Ended(code) => format!("ended with {code}"),
+        End::Hung => "hung".to_owned(),
+        End::Early(code) => format!("ended early with {code}"),
+        End::Interrupted => "was interrupted".to_owned(),
+    }
+}
+
+impl Rehearsed {
+    /// Whether every job ended as it may.
+    pub(crate) fn is_well(&self) -> bool {
+        self.jobs.iter().all(|row| row.wrong.is_none())
+    }
+
+    /// The table for a terminal, and under it what is wrong and what each failed job said.
+    pub(crate) fn table(&self, ranks: usize) -> String {
+        let usual = self.jobs.first().map_or(0.0, |row| row.outcome.seconds);
+        let cells = self.jobs.iter().map(|row| {
+            let JobOutcome { end, seconds, after_fault_s, step, said, .. } = &row.outcome;
+            let longer =
+                if row.fault == "nothing" { "-".to_owned() } else { format_seconds((seconds - usual).max(0.0)) };
+            let went_on = *end == End::WentOn;
+            vec![
+                row.fault.clone(),
+                words(end),
+                step.map_or("-".to_owned(), |step| step.to_string()),
+                after_fault_s.filter(|_| !went_on).map_or("-".to_owned(), format_seconds),
+                if went_on { longer } else { "-".to_owned() },
+                if went_on { "-".to_owned() } else { format!("{} of {ranks}", said.ranks) },
+            ]
+        });
+        let head = ["fault", "the job", "at step", "ended after", "longer by", "ranks with an error"];
+        let mut text = grid(head, cells.collect(), 2) + "\n";
+        for row in self.jobs.iter().filter(|row| row.wrong.is_some() || row.outcome.end != End::WentOn) {
+            let said = row.outcome.said.error.as_deref().unwrap_or("it said nothing");
+            let mut lines = vec![String::new(), format!("{}: {said}", row.fault)];
+            lines.extend(row.outcome.said.hint.as_ref().map(|hint| format!("  hint: {hint}")));
+            lines.extend(row.wrong.as_ref().map(|wrong| format!("  WRONG: {wrong}")));
+            lines.push(format!("  output: {}\n", row.outcome.log.display()));
+            text += &lines.join("\n");
+        }
+        text
+    }
+}

@@ -1,0 +1,91 @@
+//! The processes of a rehearsed job, by the mark in their environment.
+
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use ringpull_base::config::Role;
+
+use super::fault::Member;
+
+/// The variable that every process of the job inherits.
+pub(crate) const MARK: &str = "REHEARSED_JOB";
+
+/// What brings a process's output to the terminal, or watches over it: never the process that is meant.
+const HELPERS: [&str; 6] = ["sh", "bash", "sed", "cat", "nsenter", "ip"];
+
+/// A process of the job, as the kernel shows it.
+struct Seen {
+    pid: Pid,
+    name: String,
+    /// Ticks since the machine's start.
+    begun: u64,
+    environment: String,
+}
+
+/// Every process with this mark that has not ended.
+fn all(mark: &str) -> Vec<Seen> {
+    let wanted = format!("{MARK}={mark}");
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    let seen = pids.filter_map(|pid| {
+        let folder = format!("/proc/{}", pid.as_raw_nonzero());
+        // A process that has ended and was not waited for has no environment.
+        let environment = String::from_utf8_lossy(&fs::read(format!("{folder}/environ")).ok()?).into_owned();
+        let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
+        let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+        // The 22nd field; the name is the second.
+        let begun = rest.split_whitespace().nth(19)?.parse().ok()?;
+        Some(Seen { pid, name: name.to_owned(), begun, environment })
+    });
+    seen.filter(|seen| seen.has(&wanted)).collect()
+}
+
+impl Seen {
+    fn has(&self, variable: &str) -> bool {
+        self.environment.split('\0').any(|other| other == variable)
+    }
+
+    fn is(&self, member: Member) -> bool {
+        let role = format!("DMLC_ROLE={}", member.role);
+        let numbered = |name: &str| self.has(&format!("{name}={}", member.index));
+        match member.role {
+            Role::Scheduler => self.has(&role),
+            Role::Server => self.has(&role) && numbered("DMLC_SERVER_ID"),
+            Role::Worker if self.has(&role) => numbered("DMLC_WORKER_ID"),
+            Role::Worker => ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(numbered),
+        }
+    }
+}
+
+/// The process that runs the program as `member`: the oldest one that is not a helper's.
+pub(crate) fn find(mark: &str, member: Member) -> Option<Pid> {
+    let mut found = all(mark);
+    found.retain(|seen| seen.is(member) && !HELPERS.contains(&seen.name.as_str()));
+    found.iter().min_by_key(|seen| seen.begun).map(|seen| seen.pid)
+}
+
+/// Whether it is a rank of MPI, not a process of a job with servers.
+pub(crate) fn is_of_mpi(pid: Pid) -> bool {
+    let path = format!("/proc/{}/environ", pid.as_raw_nonzero());
+    fs::read(path).is_ok_and(|all| !all.split(|byte| *byte == 0).any(|one| one.starts_with(b"DMLC_ROLE=")))
+}
+
+/// How many processes of the job there are, but for helpers.
+pub(crate) fn count(mark: &str) -> usize {
+    all(mark).iter().filter(|seen| !HELPERS.contains(&seen.name.as_str())).count()
+}
+
+/// Ends every process of the job.
+pub(crate) fn kill_all(mark: &str) {
+    for seen in all(mark) {
+        signal(seen.pid, Signal::KILL);
+    }
+}
+
+/// Sends a signal. The process may have ended.
+pub(crate) fn signal(pid: Pid, signal: Signal) {
+    if let Err(cause) = kill_process(pid, signal) {
+        tracing::debug!(?pid, ?signal, %cause, "a signal was not sent");
+    }
+}

@@ -1,0 +1,130 @@
+//! `ringpull rehearse`: each fault on real jobs, and what the command says of them.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+const TRAIN: &str = "bench train --model resnet50 --scale 0.001 --compute 0.05 --iters 40";
+
+/// Rehearses `program` with faults; the output and the jobs.
+fn rehearse(options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value>) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("faults.yaml");
+    std::fs::write(&file, faults).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.arg("rehearse").args(options.split(' ')).arg("--faults").arg(&file).arg("--out").arg(folder.path());
+    command.args(["--format", "json", "--"]).args(program).env("RINGPULL_SILENCE", "2").stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let jobs = serde_json::from_slice::<Value>(&output.stdout)
+        .map_or(Vec::new(), |mut all| all["jobs"].as_array_mut().map(std::mem::take).unwrap_or_default());
+    (output, jobs)
+}
+
+/// A job of ours that trains for two seconds, with these words behind.
+fn train(more: &str) -> Vec<&str> {
+    let words = std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(TRAIN.split(' '));
+    words.chain(more.split(' ').filter(|word| !word.is_empty())).collect()
+}
+
+/// How each job ended.
+fn ends(jobs: &[Value]) -> Vec<&str> {
+    // Of an end with an exit code the name is a key.
+    let name = |end: &'static str, job: &Value| (!job["end"][end].is_null()).then_some(end);
+    let with_code = |job| name("ended", job).or(name("early", job)).unwrap_or("unknown");
+    jobs.iter().map(|job| job["end"].as_str().unwrap_or_else(|| with_code(job))).collect()
+}
+
+#[test]
+fn a_job_goes_on_or_ends_with_an_error_and_what_was_not_expected_is_said() {
+    let faults = "
+- {kill: rank 1, at: step 5, expect: ends}
+- {stop: rank 1, at: step 5, for: 1s, expect: goes-on}
+- {terminate: rank 0, at: 500ms, expect: goes-on}
+";
+    let (output, jobs) = rehearse("-n 2", faults, &train(""));
+    assert_eq!(ends(&jobs), ["went-on", "ended", "went-on", "ended"], "{output:?}");
+    assert!(jobs[1]["step"].as_u64() >= Some(5) && jobs[1]["said"]["ranks"] == 1, "{}", jobs[1]);
+    let error = jobs[1]["said"]["error"].as_str().unwrap();
+    assert!(error.contains("rank 1 (pid") && error.contains("is lost"), "{error}");
+    assert!(jobs[1]["wrong"].is_null() && jobs[2]["wrong"].is_null(), "{jobs:?}");
+    assert_eq!((jobs[3]["wrong"].as_str(), output.status.code()), (Some("expected that it goes on"), Some(1)));
+    assert!(jobs.iter().all(|job| job["left"] == 0), "{jobs:?}");
+}
+
+#[test]
+#[ignore = "takes half a minute: scripts/test --all"]
+fn servers_and_their_scheduler_are_lost_and_stopped_too() {
+    let faults = "
+- {kill: server 1, at: 1s, expect: ends}
+- {kill: rank 0, at: 1s, expect: ends}
+- {kill: scheduler, at: 1s, expect: ends}
+- {stop: server 0, at: 1s, for: 1s, expect: goes-on}
+- {stop: rank 1, at: 1s, for: 1s, expect: goes-on}
+";
+    let (output, jobs) = rehearse("-n 2 -s 2", faults, &train("--kv-store dist_sync"));
+    assert_eq!(ends(&jobs), ["went-on", "ended", "ended", "ended", "went-on", "went-on"], "{output:?}");
+    assert_eq!(output.status.code(), Some(0), "{jobs:?}");
+}
+
+#[test]
+#[ignore = "takes a minute, and needs root: scripts/test --all"]
+fn links_of_emulated_hosts_are_cut_and_slow() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: emulated hosts need root");
+        return;
+    }
+    let faults = "
+- {cut: h2, at: step 3, for: 1s, expect: goes-on}
+- {slow: h2, at: step 3, to: 10mbit, expect: goes-on}
+- {cut: h2, at: step 3, expect: ends}
+";
+    for (options, more) in [("-n 2 --hosts 2", ""), ("-n 2 -s 1 --hosts 3", "--kv-store dist_sync")] {
+        let faults = if more.is_empty() { faults.to_owned() } else { faults.replace("step 3", "1s") };
+        let (output, jobs) = rehearse(options, &faults, &train(more));
+        assert_eq!(ends(&jobs), ["went-on", "went-on", "went-on", "ended"], "{options}: {output:?}");
+        assert!(jobs[3]["said"]["error"].as_str().unwrap().contains("is lost"), "{}", jobs[3]);
+        assert_eq!(output.status.code(), Some(0), "{options}: {jobs:?}");
+    }
+    assert!(Path::new("/run/netns/h1").symlink_metadata().is_err(), "a host is left");
+}
+
+#[test]
+fn a_full_disk_comes_and_goes() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: a full disk needs root");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = "
+import sys, time
+full = 0
+for step in range(40):
+    try:
+        with open(sys.argv[1] + f'/checkpoint{step}', 'w') as file:
+            file.write('x' * 5000)
+        last = 'written'
+    except OSError as error:
+        full, last = full + 1, 'full'
+    time.sleep(0.05)
+print('rank full', full, last, flush=True)
+";
+    let faults = format!("[{{fill: {}, at: 500ms, for: 500ms, expect: goes-on}}]", folder.path().display());
+    let path = folder.path().to_str().unwrap();
+    let (output, jobs) = rehearse("-n 1", &faults, &["python3", "-c", program, path]);
+    assert_eq!((ends(&jobs), output.status.code()), (vec!["went-on", "went-on"], Some(0)), "{output:?}");
+    let said = jobs[1]["said"]["error"].as_str().unwrap();
+    assert!(said.starts_with("rank full") && !said.contains(" 0 ") && said.ends_with("written"), "{said}");
+}
+
+#[test]
+fn a_command_that_fails_by_itself_and_faults_that_cannot_come_are_errors() {
+    let (output, _) = rehearse("-n 2", "- kill: rank 0", &["false"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("without any fault the job ended with 1"), "{text}");
+    let (output, _) = rehearse("-n 2", "- cut: h2", &["true"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("names h2, but the job runs on this host") && text.contains("--hosts 2"), "{text}");
+    let (output, jobs) = rehearse("-n 1", "- {kill: rank 0, at: 1min}", &["python3", "-c", "pass"]);
+    assert_eq!((ends(&jobs), output.status.code()), (vec!["went-on", "early"], Some(1)), "{output:?}");
+}
