@@ -61,6 +61,14 @@ def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
 _raised: list[BaseException] = []
 uncaught.knows(lambda: _raised[-1] if _raised else None)
 
+
+def give_up(future: torch.futures.Future[Any], error: Exception) -> None:
+    """Gives a future what kept its result from coming, without the frames that it has passed, and their tensors."""
+    error = error.with_traceback(None)
+    _raised[:] = [error]
+    future.set_exception(error)
+
+
 #: How long the end of a program waits for a thread that has stores' results to pass on: none can come any
 #: more.
 _LAST_RESULT_S = 5.0
@@ -99,6 +107,10 @@ class _Waiter:
         self._since = _native.timeline_ns()
         self.last = future
 
+    def is_pending(self) -> bool:
+        """Whether the last result of a backward pass is not there."""
+        return self.last is not None and not self.last.done()
+
     def _run(self) -> None:
         while True:
             item = self._queue.get()
@@ -113,17 +125,16 @@ class _Waiter:
                 if since is not None:
                     _native.record_wait(since)
             except Exception as error:
-                _raised[:] = [error]
-                future.set_exception(error)
+                give_up(future, error)
 
 
-#: One for each hook.
-_waiters: list[_Waiter] = []
+#: Whether the last result of a backward pass is not there: for each hook, and for process groups.
+pending: list[Callable[[], bool]] = []
 
 
 def _waits(function: str) -> bool:
-    """Whether a thread in that function of PyTorch's waits for a hook's results: the backward pass has computed everything."""
-    return function == "backward" and any(waiter.last is not None and not waiter.last.done() for waiter in _waiters)
+    """Whether a thread in that function of PyTorch's waits for results: the backward pass has computed everything."""
+    return function == "backward" and any(is_pending() for is_pending in pending)
 
 
 waits_in("torch", _waits)
@@ -166,7 +177,7 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
     """
     opened = _opened(store)
     waiter = _Waiter()
-    _waiters.append(waiter)
+    pending.append(waiter.is_pending)
     known: set[str] = set()
 
     # DistributedDataParallel compares annotations, if there are any, with its own classes.

@@ -1,21 +1,29 @@
 """Lets ``import torch`` know the backend ``ringpull`` of ``torch.distributed``: the entry point of the group ``torch.backends``.
 
-Every program that imports PyTorch imports this. So it loads nothing of ours: that happens when a process group is made. Without entry points,
-as with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and before PyTorch 2.5, ``import ringpull.torch_distributed`` does the same.
+Every program that imports PyTorch imports this. So it loads nothing of ours, which happens when a process group is
+made, and changes nothing for other backends. Without entry points, as with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and
+before PyTorch 2.5, ``import ringpull.torch_distributed`` does the same.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import sys
+import warnings
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-__all__ = ["register"]
+__all__ = ["load", "register"]
 
 #: The variables in which launchers of MPI say a process's rank and how many there are.
-_LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
 
 
 def _launched() -> tuple[str, str] | None:
@@ -24,6 +32,14 @@ def _launched() -> tuple[str, str] | None:
         if rank in os.environ and size in os.environ:
             return os.environ[rank], os.environ[size]
     return None
+
+
+def _is_for_ours() -> bool:
+    """Whether ``init_process_group``, which this is called by, was given the backend ``ringpull``. A rendezvous is not told."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "init_process_group":
+        frame = frame.f_back
+    return frame is not None and "ringpull" in str(frame.f_locals.get("backend")).lower()
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
@@ -37,6 +53,14 @@ def _meet(url: str, **more: Any) -> Iterator[Any]:
     from ringpull import torch_distributed
 
     yield torch_distributed.meet(more.get("timeout"))
+
+
+def load() -> None:
+    """:func:`register`, where an error would end ``import torch`` of a program that may not want the backend."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(f"PyTorch does not know the backend ringpull: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def register() -> None:
@@ -60,7 +84,7 @@ def register() -> None:
     def of_environment(url: str, **more: Any) -> Iterator[Any]:
         # What MPI's launchers say takes the place of what they do not set.
         launched = _launched()
-        if launched is None:
+        if launched is None or not _is_for_ours():
             return by_environment(url, **more)  # type: ignore[no-any-return]
         if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
             return _meet(url, **more)

@@ -90,6 +90,32 @@ def test_torchrun_without_mpi_is_one_error():
     assert status == 1 and "torchrun starts no ranks of MPI: start it with mpirun" in output, output
 
 
+def test_other_backends_meet_as_they_do_without_ours():
+    code = """if True:
+        import torch.distributed as dist
+        import ringpull_torch
+        ringpull_torch.register()
+        try:
+            dist.init_process_group("gloo")
+        except ValueError as error:
+            print(error)"""
+    status, output = run([sys.executable, "-c", code], OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=1)
+    assert status == 0 and "environment variable RANK expected" in output, output
+
+
+def test_an_error_of_ours_is_a_warning_of_import_torch():
+    code = """if True:
+        import torch.distributed as dist
+        import ringpull_torch
+        del dist.Backend.register_backend
+        getattr(dist.Backend, "_plugins").pop("RINGPULL", None)
+        ringpull_torch.load()
+        print("goes on")"""
+    status, output = run([sys.executable, "-c", code], PYTHONWARNINGS="default")
+    assert status == 0 and output.endswith("goes on\n"), output
+    assert "PyTorch does not know the backend ringpull: AttributeError" in output, output
+
+
 @pytest.mark.skipif(not KNOWS_BACKENDS, reason="PyTorch before 2.5 has no entry points of backends: scripts/setup --torch-distributed")
 @pytest.mark.long
 def test_pytorch_knows_the_backend_by_itself_and_loads_nothing_of_ours():

@@ -82,7 +82,8 @@ def test_pyright_accepts_the_package(tmp_path):
     pytest.importorskip("pyright")
     package = os.path.relpath(ROOT / "python" / "ringpull", tmp_path)
     # Frameworks are optional; without its own, a file of that name is taken for it.
-    untyped = [] if importlib.util.find_spec("torch") else [f"{package}/{name}" for name in ("torch.py", "torch_distributed.py", "backward.py", "horovod/torch")]
+    of_torch = [f"{package}/{name}" for name in ("torch.py", "torch_distributed", "backward.py", "horovod/torch")]
+    untyped = [] if importlib.util.find_spec("torch") else of_torch
     settings = {"include": [package], "exclude": untyped, "reportMissingImports": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     text = said(tmp_path, [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable])

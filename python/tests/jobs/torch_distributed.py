@@ -1,7 +1,11 @@
 """What the backend `ringpull` of torch.distributed promises, on any number of ranks."""
 
+import gc
 import os
 import tempfile
+import threading
+import time
+import weakref
 from datetime import timedelta
 
 import torch
@@ -195,6 +199,86 @@ def operations_go_on_by_themselves():
         together.wait()
 
 
+def a_callback_may_wait_for_a_future():
+    def again(done):
+        return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()
+
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(5)]
+    for future in [work.get_future().then(again) for work in works]:
+        (found,) = future.wait()
+        assert torch.equal(found, torch.full((3,), float(size**2)))
+
+
+def threads_may_wait_for_one_operation():
+    tensor = torch.ones(2, 3).t()
+    work = dist.all_reduce(tensor, async_op=True)
+    waits = [work.wait, work.get_future().wait, work.result, work.exception]
+    waiting = [threading.Thread(target=wait) for wait in waits]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join()
+    assert work.wait() and torch.equal(tensor, torch.full((3, 2), float(size)))
+
+
+def an_error_is_that_of_its_operation_alone():
+    assert "was expanded" in raises(ValueError, dist.all_reduce, torch.zeros(1).expand(4))
+    with torch.inference_mode():
+        columns = torch.ones(2, 3).t()
+    for _ in range(2):
+        work = dist.all_reduce(columns, async_op=True)
+        assert "nference" in raises(RuntimeError, work.wait) and "nference" in raises(RuntimeError, work.wait)
+        assert "nference" in raises(RuntimeError, dist.all_reduce(columns, async_op=True).get_future().wait)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+    group = dist.group.WORLD
+    whole = [torch.ones(2, dtype=torch.complex64) for _ in range(size)]
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    found = torch.zeros(2, dtype=torch.complex64)
+    assert "torch.complex64 by MAX" in raises(NotImplementedError, group.reduce_scatter, [found], [whole], options)
+    mixed = [torch.ones(2, dtype=torch.float64), *[torch.ones(2)] * size][:size]
+    assert "torch.float64 and torch.float32" in raises(ValueError, group.reduce_scatter, [torch.zeros(2)], [mixed])
+    assert "torch.float64 and torch.float32" in raises(ValueError, group.alltoall, [torch.zeros(2)] * size, mixed)
+    dist.reduce_scatter(found, [one * 1j for one in whole])
+    assert torch.equal(found, torch.full((2,), size * 1j))
+    conjugate = torch.zeros(2, dtype=torch.complex64).conj()
+    group.allgather([[conjugate, *whole[1:]]], [torch.full((2,), 1 + 1j)]).wait()
+    assert torch.equal(conjugate, torch.full((2,), 1 + 1j))
+
+
+def results_are_held_by_who_has_a_use_for_them():
+    first = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+    unwaited = dist.all_reduce(torch.ones(2), async_op=True)
+    gc.disable()
+    tensors = []
+
+    def sum_of(count):
+        tensors.append(torch.ones(count))
+        return dist.all_reduce(tensors[-1], async_op=True)
+
+    for count in range(100):
+        sum_of(count).wait()
+        sum_of(count).get_future().wait()
+    # Nobody waits for these.
+    for count in range(300):
+        sum_of(count)
+    held = [weakref.ref(tensor) for tensor in tensors]
+    tensors.clear()
+    # Calls that follow let go of what is done.
+    for _ in range(200):
+        dist.barrier()
+        dist.all_reduce(torch.ones(1), async_op=True)
+    end = time.monotonic() + 20
+    while any(tensor() is not None for tensor in held) and time.monotonic() < end:
+        # The threads of futures are not far behind.
+        time.sleep(0.01)
+    gc.enable()
+    left = [at for at, tensor in enumerate(held) if tensor() is not None]
+    assert not left, left
+    assert first.wait()[0].tolist() == unwaited.result()[0].tolist() == [size, size]
+
+
 def groups_work_beside_each_other():
     evens, odds = dist.new_group(list(range(0, size, 2))), dist.new_group(list(range(1, size, 2)) or [0])
     own = evens if rank % 2 == 0 else odds
@@ -208,7 +292,10 @@ def groups_work_beside_each_other():
     for work in reversed(works):
         work.wait()
     assert total.item() == size
-    dist.destroy_process_group(evens) if rank % 2 == 0 else None
+    if rank % 2 == 0:
+        dist.destroy_process_group(evens)
+    whole.shutdown()
+    assert "was shut down" in raises(ValueError, whole.barrier)
 
 
 def objects_travel():
@@ -253,6 +340,24 @@ def data_parallel_training_is_that_of_the_whole_batch():
     uneven = DistributedDataParallel(a_model())
     with uneven.join(throw_on_early_termination=False):
         trained(uneven, mine, steps=2 + rank)
+    # Hooks whose callbacks wait for futures.
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook, quantization_hooks
+
+    compressed = DistributedDataParallel(a_model())
+    options = {"matrix_approximation_rank": 1, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+    state = powerSGD_hook.PowerSGDState(None, **options)
+    compressed.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    models = [compressed]
+    if NEW:
+        # That of 1.13 wants a GPU.
+        models.append(DistributedDataParallel(a_model()))
+        models[-1].register_comm_hook(dist.group.WORLD, quantization_hooks.quantization_pertensor_hook)
+    for model in models:
+        trained(model, mine)
+        for parameter in model.parameters():
+            ranks = [torch.zeros_like(parameter) for _ in range(size)]
+            dist.all_gather(ranks, parameter.detach())
+            assert all(torch.allclose(one, ranks[0], atol=1e-6) for one in ranks)
     half = DistributedDataParallel(a_model().to(torch.bfloat16))
     trained(half, mine.to(torch.bfloat16))
     hashes = [torch.zeros(1, dtype=torch.float64) for _ in range(size)]
@@ -304,6 +409,10 @@ for check in (
     tensors_of_every_type_and_layout_travel,
     collectives_of_parts,
     operations_go_on_by_themselves,
+    a_callback_may_wait_for_a_future,
+    threads_may_wait_for_one_operation,
+    an_error_is_that_of_its_operation_alone,
+    results_are_held_by_who_has_a_use_for_them,
     groups_work_beside_each_other,
     objects_travel,
     data_parallel_training_is_that_of_the_whole_batch,

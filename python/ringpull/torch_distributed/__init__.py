@@ -1,0 +1,29 @@
+"""The backend ``ringpull`` of ``torch.distributed``: its collectives on ours, in host memory.
+
+    # mpirun -n 4 python train.py
+    torch.distributed.init_process_group("ringpull")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+
+Where the package is installed, PyTorch 2.5 and later know the backend by themselves;
+``import ringpull.torch_distributed`` registers it, too.
+
+- ``group``: the process group, a communicator of ours: that of the job, or a process set. Calls go together in
+  their order in each group; groups work beside each other.
+- ``work``: an operation under way; who owns its results, and who completes its future.
+- ``threads``: the threads that futures are completed on.
+- ``tensors``: the memory of tensors as it travels.
+- ``reductions``: how tensors are reduced.
+- ``faults``: errors that are both ours and ``torch.distributed.DistBackendError``.
+- ``meeting``: how PyTorch makes a group, and where ranks meet.
+"""
+
+from __future__ import annotations
+
+from ringpull_torch import register
+
+from .group import ProcessGroup
+from .meeting import create, meet
+
+__all__ = ["ProcessGroup", "create", "meet"]
+
+register()

@@ -1,0 +1,419 @@
+"""A process group of PyTorch's whose collectives are those of a communicator."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ..collectives import Communicator, Operation
+from ..errors import ArgumentError, KVStoreError, UnsupportedError
+from .faults import raised
+from .reductions import BITWISE, Sum, op_of, refused
+from .tensors import (
+    apart,
+    back,
+    check_outputs,
+    check_types,
+    flat_of,
+    joined,
+    lengths_of,
+    moved,
+    one_list_of,
+    one_of,
+    outputs_of,
+    share_memory,
+    whole_of,
+)
+from .work import Begun, Work, nothing
+
+__all__ = ["ProcessGroup"]
+
+_c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+
+
+def _limit(options: Any) -> float | None:
+    """The timeout of a call, if it has one."""
+    timeout = getattr(options, "timeout", None)
+    return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
+
+
+class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
+    """A process group on a communicator. Made by ``init_process_group`` and ``new_group``.
+
+    A tensor that is contiguous and of a type that we sum is used where it is, others through a copy. Errors are
+    :class:`ringpull.KVStoreError` and ``torch.distributed.DistBackendError`` at once, on every rank.
+    """
+
+    def __init__(self, comm: Communicator, limit: float | None) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm, self._limit = comm, limit
+        #: The works that nobody has waited for.
+        self.begun = Begun()
+        self._is_down = False
+        #: What is called between `_start_coalescing` and `_end_coalescing`.
+        self._together: list[Work] | None = None
+
+    def _work(
+        self,
+        name: str,
+        call: Callable[[], Sequence[Operation[Any]]],
+        results: list[torch.Tensor],
+        deliver: Callable[[], None] = nothing,
+        options: Any = None,
+        source: int = -1,
+    ) -> Work:
+        check_outputs(name, results)
+        if self._is_down:
+            raise ArgumentError(f"{name} of {self!r}, which was shut down\n  hint: call destroy_process_group last")
+        try:
+            operations = call()
+        except KVStoreError as error:
+            raise raised(error) from None
+        work = Work(self, name, operations, results, deliver, _limit(options) or self._limit, source)
+        self.begun.add(work)
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    # What PyTorch asks of a group.
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """``ringpull``."""
+        return "ringpull"
+
+    #: PyTorch keeps a group's name and description with what it has for each device: this has nothing there.
+    _name, _desc = "", "undefined"
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """PyTorch's name of the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """PyTorch's name of the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """What the group is for."""
+        self._desc = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group is for."""
+        return self._desc
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        return self
+
+    #: `batch_isend_irecv` asks; our messages go beside each other as they are.
+    supports_coalescing = False
+    supports_splitting = False
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._limit = timeout.total_seconds()
+
+    set_timeout = _set_default_timeout
+
+    def shutdown(self) -> None:
+        """Later calls are errors. What is under way goes on; the process leaves its job when it ends."""
+        self._is_down = True
+        self.begun.clear()
+
+    #: A fault ends the operations of every rank by itself.
+    abort = shutdown
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: Any = None) -> Work:
+        together, self._together = self._together or [], None
+        return self._all("coalesced operations", together)
+
+    start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
+
+    def _all(self, name: str, works: Sequence[Work]) -> Work:
+        """Several works as one."""
+
+        def deliver() -> None:
+            for work in works:
+                work.wait()
+
+        operations = [operation for work in works for operation in work._operations or ()]
+        return self._work(name, lambda: operations, [result for work in works for result in work._results], deliver)
+
+    # Collectives.
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Work:
+        """The reduction of all ranks' tensors, in place."""
+        tensor = one_of(tensors)
+        if tensor.layout == torch.sparse_coo:
+            return self._sparse_allreduce(tensor, opts)
+        return self._allreduce("all_reduce", tensor, opts, is_result=True)
+
+    def _allreduce(self, name: str, tensor: torch.Tensor, opts: Any, is_result: bool) -> Work:
+        op, _ = op_of(opts)
+        if op in BITWISE and tensor.dtype != torch.bool or op == "BXOR":
+            return self._bitwise(name, tensor, opts, is_result)
+        how = Sum(tensor, opts)
+        if is_result:
+            flat, deliver = how.flat, lambda: how.back(tensor, how.flat)
+        else:
+            flat, deliver = torch.empty_like(how.flat), nothing
+        return self._work(
+            name,
+            lambda: [self._comm.allreduce(how.flat, how.reduction, out=flat, prescale=how.prescale)],
+            [tensor],
+            deliver,
+            opts,
+        )
+
+    def _bitwise(self, name: str, tensor: torch.Tensor, opts: Any, is_result: bool) -> Work:
+        """Every rank's elements on every rank, which are then combined in the order of the ranks."""
+        op, _ = op_of(opts)
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise refused(op, tensor.dtype, "SUM, AVG, PRODUCT, MIN and MAX")
+        flat = moved(tensor)
+        rows = flat.new_empty(self._comm.size, flat.numel())
+
+        def deliver() -> None:
+            combined = rows[0]
+            for row in rows[1:]:
+                combined = BITWISE[op](combined, row)
+            if is_result:
+                back(tensor, combined)
+
+        return self._gathered(name, flat, rows.view(-1), [flat.numel()] * self._comm.size, [tensor], deliver, opts)
+
+    def _sparse_allreduce(self, tensor: torch.Tensor, opts: Any) -> Work:
+        """The sum of sparse tensors: every rank's indices and values on every rank."""
+        op, _ = op_of(opts)
+        if op not in ("SUM", "AVG"):
+            raise refused(op, tensor.dtype, "SUM and AVG, as it is sparse")
+        own = tensor.detach().coalesce()
+        indices, values = own.indices().t().contiguous(), own.values().contiguous()
+
+        called: list[Operation[Any]] = []
+
+        def begin() -> list[Operation[Any]]:
+            called.extend([self._comm.allgather(indices), self._comm.allgather(values)])
+            return called
+
+        def deliver() -> None:
+            places, parts = (operation.wait() for operation in called)
+            found = torch.sparse_coo_tensor(places.t(), parts, tensor.shape).coalesce()
+            tensor.copy_(found / self._comm.size if op == "AVG" else found)
+
+        return self._work("all_reduce", begin, [tensor], deliver, opts)
+
+    allreduce_sparse = allreduce
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        """:meth:`allreduce` of each."""
+        return self._all("all_reduce", [self.allreduce([tensor], opts) for tensor in tensors])
+
+    def reduce(self, tensors: Any, opts: Any) -> Work:
+        """As :meth:`allreduce`, for rank ``opts.rootRank``; the tensors of others stay as they are."""
+        return self._allreduce("reduce", one_of(tensors), opts, is_result=opts.rootRank == self._comm.rank)
+
+    def broadcast(self, tensors: Any, opts: Any) -> Work:
+        """The tensor of rank ``opts.rootRank`` on every rank."""
+        tensor = one_of(tensors)
+        flat = moved(tensor)
+        root = opts if isinstance(opts, int) else opts.rootRank
+        deliver = nothing if root == self._comm.rank else lambda: back(tensor, flat)
+        return self._work("broadcast", lambda: [self._comm.broadcast(flat, root, out=flat)], [tensor], deliver, opts)
+
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Work:
+        """Every rank's tensor on every rank; shapes may differ as the outputs' do."""
+        outputs, tensor = list(one_list_of(output_lists)), one_of(inputs)
+        check_types("all_gather", outputs, tensor)
+        row, deliver = outputs_of(outputs)
+        return self._gathered("all_gather", moved(tensor), row, lengths_of(outputs), outputs, deliver, opts)
+
+    def _gathered(self, name: str, flat: torch.Tensor, out: torch.Tensor, lengths: list[int], *more: Any) -> Work:
+        flat, (results, deliver, opts) = apart(flat, out), more
+        return self._work(name, lambda: [self._comm.allgather(flat, lengths=lengths, out=out)], results, deliver, opts)
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """:meth:`allgather` of several tensors; ``output_lists`` has a list for each rank."""
+        works = [
+            self.allgather([[outputs[at] for outputs in output_lists]], [tensor], opts)
+            for at, tensor in enumerate(inputs)
+        ]
+        return self._all("all_gather", works)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        """Every rank's tensor on every rank, one behind the other in ``output``."""
+        name = "all_gather_into_tensor"
+        check_types(name, [output], tensor)
+        flat, out = moved(tensor), moved(output)
+        lengths = [flat.numel()] * self._comm.size
+        return self._gathered(name, flat, out, lengths, [output], lambda: back(output, out), opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """:meth:`all_gather_single` of each."""
+        works = [self.all_gather_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
+        return self._all("all_gather_into_tensor", works)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Work:
+        """This rank's tensor of the reduction of all ranks' lists; shapes may differ."""
+        inputs, output = list(one_list_of(input_lists)), one_of(outputs)
+        check_types("reduce_scatter", inputs, output)
+        return self._scattered("reduce_scatter", output, whole_of(inputs), [tensor.numel() for tensor in inputs], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        """This rank's part, of equal ones, of the reduction of all ranks' tensors."""
+        return self._scattered("reduce_scatter_tensor", output, tensor, [output.numel()] * self._comm.size, opts)
+
+    def _scattered(self, name: str, output: torch.Tensor, whole: torch.Tensor, counts: list[int], opts: Any) -> Work:
+        check_types(name, [output], whole)
+        how = Sum(whole, opts)
+        lengths = [count * (2 if output.is_complex() else 1) for count in counts]
+        # The output itself if the sum can be written there.
+        mine = flat_of(output)
+        if mine.dtype == torch.bool:
+            mine = mine.view(torch.uint8)
+        if mine.dtype != how.flat.dtype or share_memory(mine, how.flat):
+            mine = torch.empty_like(mine, dtype=how.flat.dtype)
+        return self._work(
+            name,
+            lambda: [self._comm.reduce_scatter(how.flat, how.reduction, lengths, out=mine, prescale=how.prescale)],
+            [output],
+            lambda: how.back(output, mine),
+            opts,
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """:meth:`reduce_scatter_single` of each."""
+        works = [
+            self.reduce_scatter_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)
+        ]
+        return self._all("reduce_scatter_tensor", works)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _exchanged(
+        self, name: str, row: torch.Tensor, given: list[int], out: torch.Tensor, taken: list[int], *more: Any
+    ) -> Work:
+        row, (results, deliver, opts) = apart(row, out), more
+        return self._work(
+            name, lambda: [self._comm.alltoall(row, given, received_splits=taken, out=out)], results, deliver, opts
+        )
+
+    def gather(self, output_lists: Any, inputs: Any, opts: Any) -> Work:
+        """Every rank's tensor on rank ``opts.rootRank``."""
+        tensor, root, size = one_of(inputs), opts.rootRank, self._comm.size
+        flat = moved(tensor)
+        given = [flat.numel() if rank == root else 0 for rank in range(size)]
+        if root != self._comm.rank:
+            return self._exchanged("gather", flat, given, flat.new_empty(0), [0] * size, [], nothing, opts)
+        outputs = list(one_list_of(output_lists))
+        check_types("gather", outputs, tensor)
+        out, deliver = outputs_of(outputs)
+        return self._exchanged("gather", flat, given, out, lengths_of(outputs), outputs, deliver, opts)
+
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
+        """Every rank's tensor on rank ``opts.rootRank``, one behind the other in ``output``."""
+        is_root = opts.rootRank == self._comm.rank
+        return self.gather([list(output.chunk(self._comm.size))] if is_root else [], [tensor], opts)
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> Work:
+        """Rank ``opts.rootRank``'s tensor for each rank."""
+        output, root, size = one_of(outputs), opts.rootRank, self._comm.size
+        out = moved(output)
+        taken = [out.numel() if rank == root else 0 for rank in range(size)]
+        if root == self._comm.rank:
+            inputs = list(one_list_of(input_lists))
+            check_types("scatter", inputs, output)
+            row, given = joined(inputs), lengths_of(inputs)
+        else:
+            row, given = out.new_empty(0), [0] * size
+        return self._exchanged("scatter", row, given, out, taken, [output], lambda: back(output, out), opts)
+
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
+        """A tensor for each rank, and one from each."""
+        outputs, inputs = list(outputs), list(inputs)
+        check_types("all_to_all", [*outputs, *inputs], outputs[0])
+        (out, deliver), row = outputs_of(outputs), joined(inputs)
+        given, taken = lengths_of(inputs), lengths_of(outputs)
+        return self._exchanged("all_to_all", row, given, out, taken, outputs, deliver, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        opts: Any = None,
+    ) -> Work:
+        """So many rows for each rank, and from each: as many if nothing is said."""
+        check_types("all_to_all_single", [output], tensor)
+        row, out = moved(tensor), moved(output)
+        given, taken = self._rows(tensor, row, input_splits), self._rows(output, out, output_splits)
+        return self._exchanged("all_to_all_single", row, given, out, taken, [output], lambda: back(output, out), opts)
+
+    alltoall_base = all_to_all_single
+
+    def _rows(self, tensor: torch.Tensor, flat: torch.Tensor, splits: Sequence[int] | None) -> list[int]:
+        """The elements for each rank."""
+        count, size = (tensor.size(0) if tensor.dim() else 1), self._comm.size
+        if not splits:
+            if count % size:
+                raise ArgumentError(
+                    f"all_to_all_single of {count} rows between {size} ranks\n"
+                    "  hint: give split sizes, or as many rows for each"
+                )
+            splits = [count // size] * size
+        elif sum(splits) != count or len(splits) != size:
+            raise ArgumentError(
+                f"all_to_all_single of {count} rows in parts of {list(splits)} between {size} ranks\n"
+                "  hint: give all rows, to every rank"
+            )
+        width = flat.numel() // count if count else 0
+        return [rows * width for rows in splits]
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Done when every rank of the group has called it."""
+        return self._work("barrier", lambda: [self._comm.barrier_async()], [], options=opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """:meth:`barrier` that returns when every rank has called it, or raises after ``timeout``."""
+        self.barrier().wait(timeout or timedelta(0))
+
+    # Between two ranks.
+
+    def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
+        """Sends a tensor to a rank, which receives it."""
+        flat = moved(one_of(tensors))
+        return self._work("send", lambda: [self._comm.send(flat, to, tag)], [])
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
+        """Receives a tensor from a rank."""
+        tensor = one_of(tensors)
+        flat = moved(tensor)
+        return self._work(
+            "recv", lambda: [self._comm.recv(flat, source, tag)], [tensor], lambda: back(tensor, flat), source=source
+        )
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Not to be had: whose message it is, is agreed on before it travels."""
+        raise UnsupportedError("recv from any rank\n  hint: name the rank: recv(tensor, src=RANK)")
+
+    recvAnysource = recv_anysource  # noqa: N815
+
+    def __repr__(self) -> str:
+        return f"<ringpull.torch_distributed.ProcessGroup rank {self._comm.rank} of ranks {self._comm.ranks}>"

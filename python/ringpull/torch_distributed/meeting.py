@@ -1,0 +1,114 @@
+"""How PyTorch makes a process group of ours, and where ranks meet that MPI's launcher has started."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy
+import torch.distributed
+
+from ..collectives import Communicator, communicator
+from ..errors import ArgumentError, KVStoreError
+from .faults import raised
+from .group import ProcessGroup
+
+__all__ = ["create", "meet"]
+
+#: What it has differs from version to version.
+_distributed: Any = torch.distributed
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    """A timeout that takes the place of ``RINGPULL_TIMEOUT``, unless that is set."""
+    return None if timeout is None or os.environ.get("RINGPULL_TIMEOUT") else timeout.total_seconds()
+
+
+#: The communicator of all ranks, and how long the job waits for a live rank.
+_job: Communicator | None = None
+_job_limit = 0.0
+
+
+def create(options: Any) -> ProcessGroup:
+    """The process group that PyTorch asks for."""
+    global _job, _job_limit
+    ranks, seconds = list(options.global_ranks_in_group), options.timeout.total_seconds()
+    try:
+        if _job is None:
+            _job_limit = float(os.environ.get("RINGPULL_TIMEOUT") or seconds)
+        if not ranks or _job is None or len(ranks) == _job.size:
+            comm = communicator(timeout=_seconds(options.timeout))
+            _job = comm
+        else:
+            comm = _job.subset(ranks)
+    except KVStoreError as error:
+        raise raised(error) from None
+    if (comm.rank, comm.size) != (options.group_rank, options.group_size):
+        raise ArgumentError(
+            f"a process group of {options.group_size} ranks with this as rank {options.group_rank}, "
+            f"which is rank {comm.rank} of {comm.size} by MPI\n"
+            "  hint: give init_process_group no rank and world_size, and start the program by mpirun"
+        )
+    return ProcessGroup(comm, seconds if _job_limit == 0 or seconds < _job_limit else None)
+
+
+def _addresses() -> Iterator[str]:
+    """The IPv4 addresses of this host's interfaces."""
+    siocgifaddr = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                # It has none.
+                continue
+            yield socket.inet_ntoa(found[20:24])
+
+
+#: The longest address of a store that goes through MPI.
+_ADDRESS_BYTES = 1024
+#: How long an address may take to answer.
+_ANSWER_S = 2.0
+
+
+def _answering(addresses: Sequence[str], port: int) -> str:
+    """The first address at which the port answers."""
+    for address in addresses:
+        try:
+            socket.create_connection((address, port), timeout=_ANSWER_S).close()
+        except OSError:
+            continue
+        return address
+    raise KVStoreError(
+        f"the store of rank 0 cannot be reached at port {port} of {', '.join(addresses)}\n"
+        "  hint: open the ports between the hosts, or set MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def meet(timeout: timedelta | None = None) -> tuple[Any, int, int]:
+    """A store on rank 0 that every rank can use, this rank, and how many there are."""
+    timeout = timeout or _distributed.distributed_c10d.default_pg_timeout
+    try:
+        comm = communicator(timeout=_seconds(timeout))
+        is_local = comm.local_size == comm.size
+        text, store = b"", None
+        if comm.rank == 0:
+            store = _distributed.TCPStore("127.0.0.1", 0, comm.size, True, timeout, wait_for_workers=False)
+            hosts = (
+                ["127.0.0.1"] if is_local else [address for address in _addresses() if not address.startswith("127.")]
+            )
+            text = " ".join([str(store.port), *hosts]).encode()[:_ADDRESS_BYTES]
+        shared = numpy.zeros(_ADDRESS_BYTES, numpy.uint8)
+        shared[: len(text)] = numpy.frombuffer(text, numpy.uint8)
+        port, *addresses = comm.broadcast(shared, 0, out=shared).wait().tobytes().rstrip(b"\0").decode().split()
+        if store is None:
+            host = _answering(addresses, int(port))
+            store = _distributed.TCPStore(host, int(port), comm.size, False, timeout, wait_for_workers=False)
+    except KVStoreError as error:
+        raise raised(error) from None
+    return store, comm.rank, comm.size

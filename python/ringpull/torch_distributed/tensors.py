@@ -1,0 +1,183 @@
+"""The memory of tensors as it travels: used where it is if it is contiguous and of a type that communicators have,
+otherwise through a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from ..errors import ArgumentError, UnsupportedError
+from .work import nothing
+
+__all__ = [
+    "NATIVE",
+    "apart",
+    "back",
+    "check_outputs",
+    "check_types",
+    "flat_of",
+    "joined",
+    "lengths_of",
+    "moved",
+    "one_list_of",
+    "one_of",
+    "outputs_of",
+    "share_memory",
+    "whole_of",
+]
+
+#: The types that communicators have; others travel as bytes, and are reduced as another type.
+NATIVE = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}
+
+
+def flat_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in a row: the tensor's own memory if it is contiguous, else a copy."""
+    if tensor.device.type != "cpu":
+        raise ArgumentError(
+            f'a tensor on {tensor.device} for the backend "ringpull", which works in host memory\n'
+            "  hint: give tensors on the CPU, or another backend for that device"
+        )
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(
+            f"a tensor of layout {tensor.layout}\n"
+            "  hint: give a dense one; of sparse ones there is all_reduce by SUM and AVG"
+        )
+    tensor = tensor.detach().resolve_neg()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    flat: torch.Tensor = tensor.contiguous().view(-1)
+    return flat
+
+
+def moved(tensor: torch.Tensor) -> torch.Tensor:
+    """As :func:`flat_of`, of a type that travels."""
+    flat = flat_of(tensor)
+    return flat if flat.dtype in NATIVE else flat.view(torch.uint8)
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the tensors are parts of one memory."""
+
+    def memory(tensor: torch.Tensor) -> int:
+        return int(getattr(tensor, "untyped_storage", tensor.storage)().data_ptr())
+
+    return memory(one) == memory(other)
+
+
+def back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
+    """Brings elements where they belong, unless they are there."""
+    if flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous() or not flat.numel():
+        return
+    if tensor.is_complex():
+        # The tensor may be a conjugate, whose real and imaginary parts cannot be viewed.
+        flat = torch.view_as_complex(flat.view(-1, 2))
+    elif flat.dtype == torch.uint8 and tensor.dtype not in NATIVE:
+        flat = flat.view(tensor.dtype)
+    tensor.copy_(flat.view(tensor.shape))
+
+
+def _row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Tensors that lie one behind the other in one memory, as one; None if they do not."""
+    if any(tensor.layout != torch.strided or tensor.is_complex() or tensor.is_neg() for tensor in tensors):
+        return None
+    first = tensors[0]
+    start = first.data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != start or tensor.dtype != first.dtype:
+            return None
+        if not tensor.is_contiguous() or not share_memory(tensor, first):
+            return None
+        start += tensor.numel() * tensor.element_size()
+    count = sum(tensor.numel() for tensor in tensors)
+    row: torch.Tensor = first.detach().as_strided((count,), (1,), first.storage_offset())
+    return row
+
+
+def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of all tensors, which are of one type, in a row: in place if they lie so."""
+    found = _row(tensors)
+    return found if found is not None else torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The elements of all tensors in a row, of a type that travels: in place if they lie so."""
+    found = _row(tensors)
+    return moved(found) if found is not None else torch.cat([moved(tensor) for tensor in tensors])
+
+
+def apart(flat: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The elements, which lie in other memory than ``other``: a copy, if need be."""
+    return flat.clone() if flat.numel() and share_memory(flat, other) else flat
+
+
+def outputs_of(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Memory for what the outputs receive, one behind the other, and what brings it there."""
+    found = _row(outputs)
+    if found is not None:
+        return moved(found), nothing
+    lengths = lengths_of(outputs)
+    row = moved(outputs[0]).new_empty(sum(lengths))
+
+    def deliver() -> None:
+        for output, part in zip(outputs, row.split(lengths)):
+            back(output, part)
+
+    return row, deliver
+
+
+def lengths_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How many elements of each travel."""
+
+    def width(tensor: torch.Tensor) -> int:
+        if tensor.is_complex():
+            return 2
+        return 1 if tensor.dtype in NATIVE else tensor.element_size()
+
+    return [tensor.numel() * width(tensor) for tensor in tensors]
+
+
+def one_of(tensors: Any) -> torch.Tensor:
+    """The one tensor of a call: PyTorch gives lists, of one for each device."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ArgumentError(f"{len(tensors)} tensors where one belongs\n  hint: give one tensor on each rank")
+    return cast("torch.Tensor", tensors[0])
+
+
+def one_list_of(lists: Any) -> Sequence[torch.Tensor]:
+    """The list of tensors of a call: PyTorch gives one for each device."""
+    if len(lists) != 1:
+        raise ArgumentError(f"{len(lists)} lists of tensors where one belongs\n  hint: give one list on each rank")
+    return cast("Sequence[torch.Tensor]", lists[0])
+
+
+def check_types(name: str, tensors: Sequence[torch.Tensor], like: torch.Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype != like.dtype:
+            raise ArgumentError(
+                f"{name} with tensors of {tensor.dtype} and {like.dtype}\n  hint: give tensors of one dtype"
+            )
+
+
+def check_outputs(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises if several elements of a tensor that is to be written are one in memory."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided or not tensor.numel():
+            continue
+        if any(length > 1 and step == 0 for length, step in zip(tensor.shape, tensor.stride())):
+            raise ArgumentError(
+                f"{name} into a tensor of shape {list(tensor.shape)} that was expanded: its elements share memory\n"
+                "  hint: give tensor.contiguous()"
+            )

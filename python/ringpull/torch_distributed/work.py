@@ -1,0 +1,239 @@
+"""An operation of a process group under way.
+
+- Its results belong to the work, and to its future once that is done. Nothing else keeps them.
+- The first thread that waits for it brings the results where they belong; others that wait stand behind it.
+  An error is kept, and raised by each wait for this work, and by nothing else.
+- A future, which only who asks for one gets, is completed once, on a thread of its own.
+- C++ may hold work without its Python half, which is what waits. So :class:`Begun` holds every work until
+  somebody has waited for it.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import torch as hooks
+from ..collectives import Operation
+from ..errors import KVStoreError, StalledError
+from ..place import waits_in
+from . import threads
+from .faults import raised, same
+
+if TYPE_CHECKING:
+    from .group import ProcessGroup
+
+__all__ = ["Begun", "Work", "nothing"]
+
+_c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+
+
+def nothing() -> None:
+    """Brings nothing anywhere: the results are where they belong."""
+
+
+class Work(_c10d.Work):  # type: ignore[misc]
+    """Operations under way, and what is left to be done when they are there. What
+    :func:`torch.distributed.all_reduce` returns with ``async_op``."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        name: str,
+        operations: Sequence[Operation[Any]],
+        results: list[torch.Tensor],
+        deliver: Callable[[], None] = nothing,
+        limit: float | None = None,
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._group, self._name, self._limit, self._source = group, name, limit, source
+        self._results = results
+        #: None when it is settled: the results are where they belong, or `_error` says why not.
+        self._operations: Sequence[Operation[Any]] | None = operations
+        self._deliver = deliver
+        self._error: Exception | None = None
+        self._future: Any = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: B008
+        """Waits for the results. Raises what kept them from coming, also a timeout: this one, or else the call's or
+        the group's."""
+        limit = timeout.total_seconds()
+        self._settle(limit if limit > 0 else self._limit)
+        if self._error is not None:
+            raise same(self._error) from None
+        return True
+
+    synchronize = wait
+
+    def _settle(self, limit: float | None) -> None:
+        """Returns when it is settled. Raises only what leaves it under way, for another call to wait for."""
+        if self._operations is None:
+            return
+        end = None if limit is None else time.monotonic() + limit
+        try:
+            if not self._turn(-1 if limit is None else limit):
+                raise TimeoutError
+            try:
+                self._settle_here(end)
+            finally:
+                self._lock.release()
+        except TimeoutError:
+            who = f"{self._name} of {self._group!r}"
+            raise raised(
+                StalledError(
+                    f"{who} was not done within its timeout of {limit:g} s\n"
+                    "  hint: find out what the other ranks do meanwhile, "
+                    "or give init_process_group, new_group or the call a longer timeout"
+                )
+            ) from None
+
+    def _turn(self, limit: float) -> bool:
+        """Waits for another thread that waits for the same."""
+        return self._lock.acquire(timeout=limit)
+
+    def _settle_here(self, end: float | None) -> None:
+        if self._operations is None:
+            return
+        error: Exception | None = None
+        try:
+            for operation in self._operations:
+                operation.wait(None if end is None else max(0.0, end - time.monotonic()))
+            with torch.no_grad():
+                self._deliver()
+        except KVStoreError as fault:
+            error = same(raised(fault))
+        except TimeoutError:
+            raise
+        except Exception as fault:
+            error = same(fault)
+        self._error = error
+        self._operations, self._deliver = None, nothing
+        self._group.begun.discard(self)
+
+    def is_completed(self) -> bool:
+        """Whether :meth:`wait` would return or raise at once."""
+        return all(operation.done() for operation in self._operations or ())
+
+    def settle_if_done(self) -> bool:
+        """Whether it is settled. Who asks does not wait: what repeats itself goes on without messages."""
+        if self._operations is not None and self._lock.acquire(blocking=False):
+            try:
+                if all([operation._take() for operation in self._operations or ()]):
+                    self._settle_here(None)
+            finally:
+                self._lock.release()
+        return self._operations is None
+
+    def forget(self) -> None:
+        """Lets go of the results, which nobody can ask for."""
+        self._results, self._future = [], None
+
+    def is_success(self) -> bool:
+        """Whether it was done without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What kept it from being done."""
+        if self.is_completed():
+            self._settle(None)
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the results, when they are there."""
+        self.wait()
+        return self._results
+
+    def source_rank(self) -> int:
+        """The rank whose message was received."""
+        self.wait()
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A future of the results, which DistributedDataParallel and functional collectives wait for."""
+        with _making:
+            if self._future is not None:
+                return self._future
+            given: Any = torch.futures.Future()
+            # An exception that Python sets is a value to C++; what a callback raises is an error there.
+            self._future = given.then(lambda done: done.value())
+            _last[:] = [weakref.ref(given)]
+        # Whoever asks for a future waits for it. That the ranks know now, and not when a thread comes to it.
+        self.is_completed()
+        threads.run(lambda: self._complete(given))
+        return self._future
+
+    def _complete(self, given: Any) -> None:
+        try:
+            self.wait()
+        except Exception as error:
+            hooks.give_up(given, error)
+            return
+        given.set_result(self._results)
+
+
+_making = threading.Lock()
+#: The last future that was asked for, until it is done: once DistributedDataParallel has asked for all of a backward
+#: pass, it waits there for them.
+_last: list[weakref.ref[Any]] = []
+
+
+def _is_pending() -> bool:
+    return any(found is not None and not found.done() for found in [last() for last in _last])
+
+
+hooks.pending.append(_is_pending)
+#: Where a thread waits in this package, but not in an operation.
+waits_in("ringpull", {threads.IDLE, Work._turn.__name__}.__contains__)
+
+
+#: As many works that nobody waits for have their results held.
+_UNWAITED = 64
+#: As many more are held without results.
+_FORGOTTEN = 10_000
+#: The references to a work that only :class:`Begun` has: its own, two of the loop over them, that of who counts.
+_HELD_HERE = 4
+
+
+class Begun:
+    """The works of a group that nobody has waited for."""
+
+    def __init__(self) -> None:
+        self._works: dict[int, Work] = {}
+        self._forgotten: collections.deque[Work] = collections.deque(maxlen=_FORGOTTEN)
+        self._room = _UNWAITED
+
+    def add(self, work: Work) -> None:
+        """Holds a work until it is settled."""
+        self._works[id(work)] = work
+        if len(self._works) > self._room:
+            self._forget()
+            self._room = max(_UNWAITED, 2 * len(self._works))
+
+    def discard(self, work: Work) -> None:
+        """Lets go of a work that is settled."""
+        self._works.pop(id(work), None)
+
+    def clear(self) -> None:
+        """Lets go of all."""
+        self._works.clear()
+        self._forgotten.clear()
+
+    def _forget(self) -> None:
+        """Settles what is done and nobody in Python has, and lets go of its results: C++ asks for none later."""
+        for work in list(self._works.values()):
+            if sys.getrefcount(work) <= _HELD_HERE and work.settle_if_done():
+                work.forget()
+                self._forgotten.append(work)
