@@ -226,7 +226,8 @@ impl Calls {
         };
         // A barrier that is launched waits for nobody.
         if matches!(self.mode, RankPhase::Pending(_)) && launch.topic != Topic::Barrier {
-            self.rest.push(Due::Launch(launch), transfer.blocks() || self.sums_block);
+            let is_alone = transfer == Transfer::Alone || self.sums_block;
+            self.rest.push(Due::Launch(launch.clone()), vec![launch.topic], is_alone);
             acts.extend(self.begin());
         } else {
             acts.push(Act::Run(launch));
@@ -276,7 +277,7 @@ impl Calls {
         let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.epoch() == end.epoch) else { return Vec::new() };
         self.is_behind = frozen.begun() < end.until;
         for unit in frozen.begun()..end.until {
-            self.rest.push(Due::Unit(unit), frozen.is_alone(unit) || self.sums_block);
+            self.rest.push(Due::Unit(unit), frozen.topics(unit), frozen.is_alone(unit) || self.sums_block);
         }
         self.mode = RankPhase::Pending(end);
         let open: Vec<u64> = self.open.keys().copied().collect();

@@ -124,11 +124,20 @@ impl Frozen {
         Some(complete)
     }
 
-    /// Whether a unit runs alone or waits as if it did: it waits for what was begun before it, and what is begun after it waits for
+    /// Whether a unit runs alone: it waits for what was begun before it, and what is begun after it waits for
     /// it.
     pub(super) fn is_alone(&self, number: u64) -> bool {
+        self.members(number).any(|step| step.transfer == Transfer::Alone)
+    }
+
+    /// What a unit is about.
+    pub(super) fn topics(&self, number: u64) -> Vec<Topic> {
+        self.members(number).map(|step| step.topic.clone()).collect()
+    }
+
+    fn members(&self, number: u64) -> impl Iterator<Item = &Step> {
         let members = &self.freeze.units[(number % self.freeze.units.len() as u64) as usize];
-        members.iter().any(|step| self.freeze.steps[*step as usize].transfer.blocks())
+        members.iter().map(|step| &self.freeze.steps[*step as usize])
     }
 
     /// A unit, if all its members have been called, with the indices of their calls.

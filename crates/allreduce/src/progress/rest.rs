@@ -3,11 +3,12 @@
 //!
 //! Sums that move beside others may begin in any order, so some go ahead of one that this rank has not called
 //! yet. What runs alone stays in its place: another rank that runs it begins nothing later, and waits for
-//! what it began before. So nothing passes it, and it passes nothing.
+//! what it began before. So nothing passes it, and it passes nothing. Nor does an operation pass an earlier
+//! one of its key, whose value would replace that of the later one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
-use crate::progress::messages::Launch;
+use crate::progress::messages::{Launch, Topic};
 
 /// This many may go ahead of the first that cannot begin: fewer than can be under way, so that there is room
 /// for that one.
@@ -23,43 +24,61 @@ pub(super) enum Due {
     Launch(Launch),
 }
 
+/// What is left to begin.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+struct Entry {
+    due: Due,
+    topics: Vec<Topic>,
+    is_alone: bool,
+}
+
 /// A queue whose first entry is one that cannot begin yet; an entry that has begun leaves a gap.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Rest {
-    due: VecDeque<Option<(Due, bool)>>,
+    due: VecDeque<Option<Entry>>,
 }
 
 impl Rest {
-    /// Adds an entry at the end. `is_alone` if it runs alone.
-    pub(super) fn push(&mut self, due: Due, is_alone: bool) {
-        self.due.push_back(Some((due, is_alone)));
+    /// Adds an entry at the end, of these topics. `is_alone` if it runs alone.
+    pub(super) fn push(&mut self, due: Due, topics: Vec<Topic>, is_alone: bool) {
+        self.due.push_back(Some(Entry { due, topics, is_alone }));
     }
 
     /// Takes out an entry that may begin. `is_called` says of a unit whether this rank has called all of it.
     pub(super) fn pop(&mut self, is_called: impl Fn(u64) -> bool) -> Option<Due> {
+        let place = self.first(is_called)?;
+        let taken = self.due[place].take();
+        while matches!(self.due.front(), Some(None)) {
+            self.due.pop_front();
+        }
+        taken.map(|entry| entry.due)
+    }
+
+    /// The first entry that may begin.
+    fn first(&self, is_called: impl Fn(u64) -> bool) -> Option<usize> {
+        let mut passed: BTreeSet<&Topic> = BTreeSet::new();
         for place in 0..self.due.len().min(AHEAD) {
-            let Some((due, is_alone)) = &self.due[place] else { continue };
+            let Some(Entry { due, topics, is_alone }) = &self.due[place] else { continue };
             if *is_alone && place > 0 {
-                break;
+                return None;
             }
-            if matches!(due, Due::Launch(_)) || matches!(due, Due::Unit(unit) if is_called(*unit)) {
-                let taken = self.due[place].take();
-                while matches!(self.due.front(), Some(None)) {
-                    self.due.pop_front();
-                }
-                return taken.map(|(due, _)| due);
+            let is_next = !topics.iter().any(|topic| passed.contains(topic));
+            if is_next && (matches!(due, Due::Launch(_)) || matches!(due, Due::Unit(unit) if is_called(*unit))) {
+                return Some(place);
             }
             if *is_alone {
-                break;
+                return None;
             }
+            passed.extend(topics);
         }
         None
     }
 
     /// The units that have not begun, in their order.
     pub(super) fn units(&self) -> impl Iterator<Item = u64> {
-        self.due.iter().flatten().filter_map(|(due, _)| if let Due::Unit(unit) = due { Some(*unit) } else { None })
+        let unit = |entry: &Entry| if let Due::Unit(unit) = entry.due { Some(unit) } else { None };
+        self.due.iter().flatten().filter_map(unit)
     }
 
     /// Whether everything has begun.
@@ -72,30 +91,44 @@ impl Rest {
 mod tests {
     use super::*;
 
-    /// What begins of units 0, 1, ..., of which `alone` run alone, when `called` have been called, in that
-    /// order.
-    fn begun(count: u64, alone: &[u64], called: &[u64]) -> Vec<u64> {
+    /// What begins of units 0, 1, ..., of which `alone` run alone and `same` are of one key, when `called` have
+    /// been called, in that order.
+    fn begin_of(count: u64, alone: &[u64], same: &[u64], called: &[u64]) -> Vec<u64> {
         let mut rest = Rest::default();
-        (0..count).for_each(|unit| rest.push(Due::Unit(unit), alone.contains(&unit)));
+        for unit in 0..count {
+            let key = if same.contains(&unit) { -1 } else { unit as i64 };
+            let topic = Topic::Key { store: 0, key: key.into() };
+            rest.push(Due::Unit(unit), vec![topic], alone.contains(&unit));
+        }
         let begun = std::iter::from_fn(|| rest.pop(|unit| called.contains(&unit)));
         begun.map(|due| if let Due::Unit(unit) = due { unit } else { panic!("only units were added") }).collect()
     }
 
+    fn begin(count: u64, alone: &[u64], called: &[u64]) -> Vec<u64> {
+        begin_of(count, alone, &[], called)
+    }
+
+    #[test]
+    fn nothing_goes_ahead_of_an_earlier_one_of_its_key() {
+        assert_eq!(begin_of(5, &[], &[0, 2], &[1, 2, 3]), [1, 3]);
+        assert_eq!(begin_of(5, &[], &[1, 2, 4], &[0, 1, 2, 3, 4]), [0, 1, 2, 3, 4]);
+    }
+
     #[test]
     fn what_moves_beside_others_goes_ahead_of_what_was_not_called() {
-        assert_eq!(begun(4, &[], &[0, 2, 3]), [0, 2, 3]);
+        assert_eq!(begin(4, &[], &[0, 2, 3]), [0, 2, 3]);
     }
 
     #[test]
     fn what_runs_alone_passes_nothing_and_nothing_passes_it() {
-        assert_eq!(begun(4, &[2], &[1, 2, 3]), [1]);
-        assert_eq!(begun(4, &[1], &[0, 2, 3]), [0]);
-        assert_eq!(begun(4, &[1], &[0, 1, 2, 3]), [0, 1, 2, 3]);
+        assert_eq!(begin(4, &[2], &[1, 2, 3]), [1]);
+        assert_eq!(begin(4, &[1], &[0, 2, 3]), [0]);
+        assert_eq!(begin(4, &[1], &[0, 1, 2, 3]), [0, 1, 2, 3]);
     }
 
     #[test]
     fn a_limited_number_goes_ahead() {
         let called: Vec<u64> = (1..40).collect();
-        assert_eq!(begun(40, &[], &called).len(), AHEAD - 1);
+        assert_eq!(begin(40, &[], &called).len(), AHEAD - 1);
     }
 }
