@@ -5,11 +5,13 @@ mod ranks;
 
 use std::path::Path;
 use std::slice::from_ref;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ringpull::KvStore;
+use ringpull::internal::{Allreduce, store_over};
+use ringpull::{CallOptions, Communicator, KvStore, Reduction};
 use ringpull_base::config::Config;
-use ringpull_base::{Algorithm, AlgorithmChoice, DType, Error, Result, RowSparse, Tensor};
+use ringpull_base::{Algorithm, AlgorithmChoice, DType, Error, Kind, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::Optimizer;
 
 fn by(algorithm: AlgorithmChoice) -> Config {
@@ -332,5 +334,55 @@ fn a_store_with_a_sharded_optimizer_takes_no_other_and_a_replicated_one_may_be_s
     for error in errors {
         let text = error.to_string();
         assert!(matches!(error, Error::InvalidArgument { .. }) && text.contains("sharded"), "{text}");
+    }
+}
+
+/// Rank 0 pushes a key twice in steps that send no message, and then meets rank 1 in a process set. Rank 1 meets
+/// rank 0 first. Rank 0's second push waits for the first one, which waits for rank 1.
+#[test]
+fn a_divided_sum_that_waits_for_an_earlier_one_keeps_no_process_set_waiting() {
+    // The ranks of a whole job do not make their set by themselves.
+    for (size, is_first) in [(2, false), (3, false), (3, true)] {
+        let config = by(AlgorithmChoice::Ordered);
+        let messages = ranks::on_engines(size, &config, |engine| {
+            let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), &config);
+            let comm = Communicator::over(Arc::clone(engine), &config).unwrap();
+            // In this order they are a set even if they are all.
+            let make = || comm.subset(&[1, 0]).unwrap();
+            let made = (!is_first && comm.rank() < 2).then(make);
+            let meet = || {
+                let one = Tensor::full(DType::F32, &[1], 1.0);
+                let sum = |pair: &Communicator| pair.allreduce(&one, Reduction::Sum, &CallOptions::default()).unwrap();
+                let sum = made.as_ref().map_or_else(|| sum(&make()), sum);
+                assert_eq!(sum.wait().unwrap().to_vec::<f32>().unwrap(), [2.0]);
+            };
+            set(&store, "test", true).unwrap();
+            store.init("w", &Tensor::zeros(DType::F32, &[9])).unwrap();
+            let (one, out) = (Tensor::full(DType::F32, &[9], 1.0), Tensor::zeros(DType::F32, &[9]));
+            let step = || {
+                store.push("w", from_ref(&one), 0).unwrap();
+                store.pull("w", from_ref(&out), 0).unwrap();
+            };
+            (0..30).for_each(|_| step());
+            let before = store.stats().control_messages;
+            (0..8).for_each(|_| step());
+            let messages = store.stats().control_messages - before;
+            // No rank is more than one step ahead.
+            (0..2).for_each(|_| step());
+            for turn in 0..2 {
+                if comm.rank() == 1 {
+                    meet();
+                }
+                (0..2).for_each(|_| store.push("w", from_ref(&one), 0).unwrap());
+                if comm.rank() == 0 {
+                    meet();
+                }
+                store.pull("w", from_ref(&out), 0).unwrap();
+                let steps = 40 + 2 * (turn + 1);
+                assert_eq!(out.to_vec::<f32>().unwrap(), [(steps * size) as f32; 9], "{size} ranks, {is_first}");
+            }
+            messages
+        });
+        assert!(messages.iter().all(|messages| *messages == 0), "{messages:?}");
     }
 }

@@ -2,13 +2,17 @@
 //!
 //! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a
 //! job that wants the communicator to itself is run when nothing else of all ranks is under way. The sums of
-//! a bucket are copied into one buffer, and back (`layout`). A sum that is divided begins when no earlier
-//! operation of its topics is under way: the update of its part needs the value that those leave. A job that sends messages of its own choice is asked again
-//! when those are done. What is finished is handed on in the order in which it was begun, except that one may
-//! overtake those of lower priority; never one of its own topic.
+//! a bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice is
+//! asked again when those are done. What is finished is handed on in the order in which it was begun, except
+//! that one may overtake those of lower priority, and one that another waits for may overtake all; never one of
+//! its own topic.
 //!
-//! What is of a process set begins at once and is waited for by nothing: its ranks begin it between other
-//! operations of all ranks, each where it hears of it.
+//! A sum that is divided begins when no earlier operation of its topics is under way, because the update of its
+//! part needs the value that those leave. Until then it is held. It keeps back nothing but later operations of
+//! its topics and what runs alone.
+//!
+//! What is of a process set begins at once and is waited for by nothing, whatever is held: its ranks begin it
+//! between other operations of all ranks, each where it hears of it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -52,7 +56,7 @@ struct Comm<'a> {
     communicator: Communicator,
     /// In the order in which they were begun.
     running: Vec<Running>,
-    /// What is of all ranks and has no room yet, in order.
+    /// What is of all ranks and may not begin yet, in order.
     held: VecDeque<Command>,
     finishing: &'a Sender<Box<dyn Job>>,
     /// Memory of buckets, for the next ones of the same length.
@@ -110,19 +114,45 @@ impl Comm<'_> {
         self.running.iter().filter(|running| !running.is_of_a_set()).count()
     }
 
-    /// Whether a command has to wait for room, behind those that do. What is of a process set never does: its
-    /// ranks may wait for it before they come to what is under way.
+    /// Whether a command has to be held, or there are others that it may not pass. What is of a process set never
+    /// is: its ranks may wait for it before they come to what is under way.
     fn holds(&self, command: &Command) -> bool {
         let is_of_all = match command {
             Command::Run(_, launch) => launch.topic.set().is_none(),
             Command::Unit(..) | Command::Stop => true,
             Command::Go => false,
         };
-        is_of_all && (!self.held.is_empty() || self.running_of_all() >= MOST_RUNNING)
+        let may_begin = || self.running_of_all() < MOST_RUNNING && !self.waits(command, 0);
+        is_of_all && (!self.held.is_empty() || !may_begin())
     }
 
+    /// The first of those held that may begin. What it passes has its room.
     fn take_held(&mut self) -> Option<Command> {
-        if self.held.is_empty() || self.running_of_all() >= MOST_RUNNING { None } else { self.held.pop_front() }
+        let room = MOST_RUNNING.saturating_sub(self.running_of_all());
+        let may_pass = |at: &usize| *at == 0 || !self.keeps_place(&self.held[*at]);
+        let mut all = (0..self.held.len().min(room)).take_while(may_pass);
+        let at = all.find(|at| !self.waits(&self.held[*at], *at))?;
+        self.held.remove(at)
+    }
+
+    /// Whether a command waits for operations of its topics: a divided sum for those under way, and any for those
+    /// that are held before it.
+    fn waits(&self, command: &Command, place: usize) -> bool {
+        let is_of = |topic: &Topic| command.is_of(topic);
+        (command.is_divided() && self.running.iter().flat_map(Running::topics).any(is_of))
+            || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
+    }
+
+    /// Whether a command passes none of those held: another rank that has begun it begins nothing else until it
+    /// is done.
+    fn keeps_place(&self, command: &Command) -> bool {
+        let runs_alone = |job: &dyn Job| job.transfer() == Transfer::Alone || job.checks();
+        self.communicator.sums_block()
+            || match command {
+                Command::Run(job, _) => runs_alone(&**job),
+                Command::Unit(jobs, _) => jobs.iter().any(|job| runs_alone(&**job)),
+                Command::Go | Command::Stop => true,
+            }
     }
 
     /// The next command, while nothing is under way. A caller that waited for what is just done may have one
@@ -186,8 +216,6 @@ impl Comm<'_> {
             sums.iter().copied().max_by_key(|sum| sum.2).expect("a unit has a member");
         if self.communicator.sums_block() {
             self.drain();
-        } else if is_divided {
-            self.finish_topics_of(&jobs);
         }
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
@@ -288,14 +316,6 @@ impl Comm<'_> {
         self.count_traffic();
         self.note();
         Ok(())
-    }
-
-    /// Returns when no operation of these jobs' topics is under way.
-    fn finish_topics_of(&mut self, jobs: &[(Topic, Box<dyn Job>)]) {
-        let is_of = |running: &Running| running.jobs.iter().any(|(topic, _)| jobs.iter().any(|(own, _)| own == topic));
-        while self.running.iter().any(is_of) {
-            self.go_on();
-        }
     }
 
     /// What this rank makes of the sums of its part of what the jobs add.
@@ -431,10 +451,12 @@ impl Comm<'_> {
 
     fn may_go(&self, at: usize) -> bool {
         let sum = &self.running[at];
-        let shares =
-            |earlier: &Running| earlier.jobs.iter().any(|(topic, _)| sum.jobs.iter().any(|(own, _)| own == topic));
+        let shares = |earlier: &Running| earlier.topics().any(|topic| sum.topics().any(|own| own == topic));
+        let is_awaited = self.held.iter().any(|command| sum.topics().any(|topic| command.is_of(topic)));
         let is_apart = |earlier: &Running| !earlier.launch.topic.shares_ranks(&sum.launch.topic);
-        let gives_way = |earlier: &Running| is_apart(earlier) || (earlier.priority < sum.priority && !shares(earlier));
+        let gives_way = |earlier: &Running| {
+            is_apart(earlier) || ((is_awaited || earlier.priority < sum.priority) && !shares(earlier))
+        };
         sum.ticket.is_none() && self.running[..at].iter().all(gives_way)
     }
 
@@ -470,6 +492,10 @@ impl Comm<'_> {
 }
 
 impl Running {
+    fn topics(&self) -> impl Iterator<Item = &Topic> {
+        self.jobs.iter().map(|(topic, _)| topic)
+    }
+
     fn is_of_a_set(&self) -> bool {
         self.launch.topic.set().is_some()
     }

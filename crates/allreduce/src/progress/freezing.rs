@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::progress::fusion::units;
-use crate::progress::messages::{Call, Step, Topic};
+use crate::progress::messages::{Call, Step, Topic, Transfer};
 use crate::progress::period::Sequence;
 use crate::progress::phases::phases;
 
@@ -90,9 +90,9 @@ impl Logs {
         self.sequence.period(times).filter(is_whole)
     }
 
-    /// Whether something in that period runs alone, or waits as what does.
+    /// Whether something in that period runs alone.
     pub(super) fn runs_alone(&self, period: usize) -> bool {
-        self.own.range(self.own.len() - period..).any(|call| call.transfer.blocks())
+        self.own.range(self.own.len() - period..).any(|call| call.transfer == Transfer::Alone)
     }
 
     /// Draws the line behind rank 0's last call. `open` are the operations that have not launched, with the

@@ -98,10 +98,9 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// Whether the comm thread begins nothing behind it until something earlier is done: an operation that
-    /// runs alone, and a sum that is divided, which waits for earlier sums of its keys.
-    pub(super) fn blocks(&self) -> bool {
-        matches!(self, Transfer::Alone | Transfer::Sum { is_divided: true, .. })
+    /// Whether it is a sum of which each rank updates its part.
+    pub(super) fn is_divided(&self) -> bool {
+        matches!(self, Transfer::Sum { is_divided: true, .. })
     }
 }
 

@@ -31,6 +31,31 @@ pub(super) enum Command {
     Stop,
 }
 
+impl Command {
+    /// What it is about.
+    pub(super) fn topics(&self) -> impl Iterator<Item = &Topic> {
+        let (one, members) = match self {
+            Command::Run(_, launch) => (Some(&launch.topic), &[][..]),
+            Command::Unit(_, unit) => (None, &unit.members[..]),
+            Command::Go | Command::Stop => (None, &[][..]),
+        };
+        one.into_iter().chain(members.iter().map(|(topic, _)| topic))
+    }
+
+    pub(super) fn is_of(&self, topic: &Topic) -> bool {
+        self.topics().any(|own| own == topic)
+    }
+
+    /// Whether it is a sum that is divided.
+    pub(super) fn is_divided(&self) -> bool {
+        match self {
+            Command::Run(job, _) => job.transfer().is_divided(),
+            Command::Unit(jobs, _) => jobs.iter().any(|job| job.transfer().is_divided()),
+            Command::Go | Command::Stop => false,
+        }
+    }
+}
+
 /// The state that the caller, the comm thread, the finishing thread and the control thread share.
 pub(super) struct Shared {
     pub(super) rank: usize,

@@ -271,3 +271,38 @@ fn a_cycle_without_marked_ends_of_steps_is_not_fused_across_them() {
     }
     assert!(fused > 0, "nothing was fused at all");
 }
+
+/// Rank 0 pushes a key twice, the second time ahead of what rank 1 has called; rank 1 first calls the collective
+/// of a process set for which it waits. The second push waits for the first, and nothing else for the second.
+#[test]
+fn a_divided_sum_keeps_no_process_set_and_no_other_key_waiting() {
+    let set = |first: bool| [Do::Split(3), Do::Wait].into_iter().filter(move |_| first);
+    for (ranks, is_first) in [(2, true), (3, true), (2, false), (3, false)] {
+        let meet = if is_first { [Do::Split(3), Do::Wait] } else { [Do::Meet(3, 1), Do::Wait] };
+        for other in [1, 51] {
+            let step = [push(50), push(other), Do::Wait].repeat(6);
+            let ahead = [push(50), push(other), push(50), push(other)];
+            let mut programs =
+                vec![[&step[..], &ahead, &meet].concat(), [&step[..], &meet, &ahead, &[Do::Wait]].concat()];
+            programs.extend((2..ranks).map(|_| [&step[..], &ahead, &[Do::Wait]].concat()));
+            for program in programs.iter_mut().take(2) {
+                program.splice(0..0, set(!is_first));
+            }
+            for seed in 0..100 {
+                let mut world = World::new(programs.clone(), seed);
+                world.bucket_bytes(seed as usize % 2 * 1000);
+                assert!(world.run(), "{ranks} ranks, {is_first}, seed {seed}: {:?}, {:?}", world.comm, world.fault);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_key_that_a_step_pushes_twice_is_summed_in_the_order_of_its_pushes() {
+    let plain = steps(9, &[1, 2, 1]);
+    let odd = [steps(6, &[1, 2, 1]), vec![push(1), push(1), Do::Wait, push(2), Do::Wait]].concat();
+    for seed in 0..400 {
+        // That the rank which waits in the middle of a bucket comes to its end is not promised.
+        World::new(vec![plain.clone(), odd.clone()], seed).run();
+    }
+}

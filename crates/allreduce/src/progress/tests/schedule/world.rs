@@ -14,6 +14,10 @@ use crate::progress::messages::{Call, Operation, Order, Overdue, Stopped, Terms,
 pub(in crate::progress::tests) enum Do {
     /// Push this key of this store, of this element type.
     Push(u32, i64, DType),
+    /// Make the process set of these ranks, each a bit.
+    Split(u8),
+    /// Call the set's collective of this number.
+    Meet(u8, i64),
     /// Wait for everything called so far.
     Wait,
     /// Go on when everything called so far is done, as one who is told of each end, and does not say that it
@@ -59,11 +63,9 @@ pub(in crate::progress::tests) struct World {
     pub(in crate::progress::tests) up: Vec<VecDeque<ToRank0>>,
     pub(in crate::progress::tests) down: Vec<VecDeque<Order>>,
     pub(in crate::progress::tests) begun: Vec<Vec<Unit>>,
-    /// What has begun and not ended: of each rank, in its order. The first that runs alone keeps back what is
-    /// behind it.
+    /// What each rank's comm thread has been given and has not handed on, in that order, and what of it has ended.
     pub(in crate::progress::tests) comm: Vec<VecDeque<Unit>>,
-    /// On how many ranks a unit is under way.
-    times: BTreeMap<Unit, usize>,
+    pub(in crate::progress::tests) ended: Vec<BTreeSet<Unit>>,
     /// What goes by each number on the ranks that have begun it, as long as some have not.
     pub(in crate::progress::tests) numbers: BTreeMap<u32, (Unit, usize)>,
     pub(in crate::progress::tests) notes: Vec<usize>,
@@ -88,7 +90,7 @@ impl World {
             down: (0..size).map(|_| VecDeque::new()).collect(),
             begun: vec![Vec::new(); size],
             comm: vec![VecDeque::new(); size],
-            times: BTreeMap::new(),
+            ended: vec![BTreeSet::new(); size],
             numbers: BTreeMap::new(),
             notes: Vec::new(),
             fault: None,
@@ -99,6 +101,7 @@ impl World {
     /// The ranks share a host, say: no sum is beside another.
     pub(in crate::progress::tests) fn sums_block(&mut self) {
         self.sums_block = true;
+        self.agreement.sums_block();
         self.ranks = (0..self.ranks.len()).map(|rank| Calls::new(rank, true)).collect();
     }
 
@@ -165,7 +168,7 @@ impl World {
             Some(Do::Watch) => self.open[rank].is_empty(),
             Some(Do::Join) => !self.waits[rank],
             Some(Do::Leave) => !self.waits[rank] || self.has_begun_all(rank),
-            Some(Do::Push(..)) => true,
+            Some(Do::Push(..) | Do::Split(_) | Do::Meet(..)) => true,
         }
     }
 
@@ -182,12 +185,27 @@ impl World {
                     self.ranks[rank].all_returned();
                 }
                 self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
-                let (dtype_of_sum, reduction) = (DType::F32, Reduction::Sum);
-                let sum =
-                    Transfer::Sum { dtype: dtype_of_sum, reduction, len_bytes: 100, priority: 0, is_divided: false };
+                let sum = Transfer::Sum {
+                    dtype: DType::F32,
+                    reduction: Reduction::Sum,
+                    len_bytes: 100,
+                    priority: 0,
+                    is_divided: is_divided(&topic),
+                };
                 let transfer = if is_alone(&topic) { Transfer::Alone } else { sum };
                 let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
                 self.ranks[rank].call(topic, Operation::Push, terms, transfer)
+            }
+            Some(what @ (Do::Split(set) | Do::Meet(set, _))) => {
+                self.programs[rank].pop_front();
+                let (name, operation) = match what {
+                    Do::Meet(_, name) => (name.into(), Operation::Collective("allreduce".to_owned())),
+                    _ => (Key::from("process set"), Operation::split()),
+                };
+                let set = Some((0..self.ranks.len()).filter(|rank| set >> rank & 1 == 1).collect());
+                let topic = Topic::Collective { comm: 0, set, name: Some(name) };
+                self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
+                self.ranks[rank].call(topic, operation, Terms::default(), Transfer::Messages { priority: 0 })
             }
             Some(Do::Wait) if self.waits[rank] => {
                 self.programs[rank].pop_front();
@@ -240,10 +258,15 @@ impl World {
         let is_under_way = |called: &(Topic, u64)| self.comm[rank].iter().any(|unit| unit.contains(called));
         let is_new = |called: &(Topic, u64)| self.open[rank].contains(called) && !is_under_way(called);
         assert!(unit.iter().all(is_new), "rank {rank} begins what it has not called, or again: {unit:?}");
+        let is_next = |(topic, ordinal): &(Topic, u64)| {
+            let mut open = self.open[rank].iter().filter(|called| !is_under_way(called));
+            !open.any(|(other, earlier)| other == topic && earlier < ordinal)
+        };
+        assert!(unit.iter().all(is_next), "rank {rank} begins an operation of a key before an earlier one: {unit:?}");
         let (same, times) = self.numbers.entry(number).or_insert_with(|| (unit.clone(), 0));
         assert_eq!(*same, unit, "number {number} on rank {rank} and on another");
         *times += 1;
-        if *times == self.ranks.len() {
+        if *times == ranks_of(&unit, self.ranks.len()).count() {
             self.numbers.remove(&number);
         }
         self.begun[rank].push(unit.clone());
@@ -251,19 +274,68 @@ impl World {
         while self.end_one() {}
     }
 
-    /// Ends a unit that is under way on every rank.
-    fn end_one(&mut self) -> bool {
-        self.times.clear();
-        for queue in &self.comm {
-            let first_alone = queue.iter().position(|unit| self.sums_block || runs_alone(unit));
-            let under_way = if first_alone == Some(0) { 1 } else { first_alone.unwrap_or(queue.len()) };
-            queue.iter().take(under_way).for_each(|unit| *self.times.entry(unit.clone()).or_default() += 1);
+    /// What is under way on a rank, of what its comm thread has been given, and what waits for others of its keys.
+    fn under_way(&self, rank: usize) -> (BTreeSet<Unit>, BTreeSet<Unit>) {
+        let (mut under_way, mut waiting, mut earlier) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        let mut is_kept_back = false;
+        for unit in &self.comm[rank] {
+            if set_of(unit).is_some() {
+                under_way.insert(unit.clone());
+                continue;
+            }
+            if runs_alone(unit) || self.sums_block {
+                under_way.extend(earlier.is_empty().then(|| unit.clone()));
+                // Without one that waits it is taken, and the comm thread takes nothing else.
+                if waiting.is_empty() {
+                    break;
+                }
+                is_kept_back = true;
+            } else if earlier.iter().any(|other: &&Unit| {
+                share_topics(unit, other)
+                    && (waiting.contains(*other) || unit.iter().any(|(topic, _)| is_divided(topic)))
+            }) {
+                waiting.insert(unit.clone());
+            } else if !is_kept_back {
+                under_way.insert(unit.clone());
+            }
+            earlier.push(unit);
         }
-        let ended = self.times.iter().find(|(_, times)| **times == self.ranks.len());
-        let Some(ended) = ended.map(|(unit, _)| unit.clone()) else { return false };
-        self.comm.iter_mut().for_each(|queue| queue.retain(|unit| *unit != ended));
-        self.open.iter_mut().for_each(|open| open.retain(|called| !ended.contains(called)));
+        under_way.retain(|unit| !self.ended[rank].contains(unit));
+        (under_way, waiting)
+    }
+
+    /// Ends a unit that is under way on all of its ranks.
+    fn end_one(&mut self) -> bool {
+        let size = self.ranks.len();
+        let under_way: Vec<BTreeSet<Unit>> = (0..size).map(|rank| self.under_way(rank).0).collect();
+        let is_everywhere = |unit: &&Unit| ranks_of(unit, size).all(|rank| under_way[rank].contains(*unit));
+        let Some(unit) = under_way.iter().flatten().find(is_everywhere) else { return false };
+        for rank in ranks_of(unit, size) {
+            self.ended[rank].insert(unit.clone());
+            self.hand_on(rank);
+        }
         true
+    }
+
+    /// Hands on what has ended: what is of all ranks in its order, unless something waits for it, and what is of
+    /// a set at once.
+    fn hand_on(&mut self, rank: usize) {
+        loop {
+            let (_, waiting) = self.under_way(rank);
+            let mut earlier: Vec<&Unit> = Vec::new();
+            let found = self.comm[rank].iter().position(|unit| {
+                let is_awaited = waiting.iter().any(|other| other != unit && share_topics(unit, other));
+                let is_first =
+                    earlier.is_empty() || is_awaited && !earlier.iter().any(|other| share_topics(unit, other));
+                if set_of(unit).is_none() {
+                    earlier.push(unit);
+                }
+                self.ended[rank].contains(unit) && (set_of(unit).is_some() || is_first)
+            });
+            let Some(unit) = found.and_then(|at| self.comm[rank].remove(at)) else { return };
+            self.ended[rank].remove(&unit);
+            self.open[rank].retain(|called| !unit.contains(called));
+        }
     }
 
     fn deliver(&mut self, rank: usize) {
@@ -282,7 +354,9 @@ impl World {
         };
         match orders {
             Ok(orders) => {
-                self.down.iter_mut().for_each(|down| down.extend(orders.iter().cloned()));
+                for (rank, down) in self.down.iter_mut().enumerate() {
+                    down.extend(orders.iter().filter(|order| order.concerns(rank)).cloned());
+                }
             }
             Err(fault) => self.fault = Some(fault),
         }
@@ -319,6 +393,26 @@ pub(in crate::progress::tests) fn is_alone(topic: &Topic) -> bool {
 
 pub(in crate::progress::tests) fn runs_alone(unit: &Unit) -> bool {
     unit.iter().any(|(topic, _)| is_alone(topic))
+}
+
+/// Keys from 50 on are of pushes that are divided.
+pub(in crate::progress::tests) fn is_divided(topic: &Topic) -> bool {
+    matches!(topic, Topic::Key { key: Key::Int(50..100), .. })
+}
+
+fn share_topics(one: &Unit, other: &Unit) -> bool {
+    one.iter().any(|(topic, _)| other.iter().any(|(other, _)| other == topic))
+}
+
+/// The process set that a unit is of, if it is of one.
+pub(in crate::progress::tests) fn set_of(unit: &Unit) -> Option<&[usize]> {
+    unit.first().and_then(|(topic, _)| topic.set())
+}
+
+/// The ranks that a unit is of.
+fn ranks_of(unit: &Unit, size: usize) -> impl Iterator<Item = usize> {
+    let set = set_of(unit).map(<[usize]>::to_vec);
+    (0..size).filter(move |rank| set.as_ref().is_none_or(|set| set.contains(rank)))
 }
 
 /// Steps of a program: the keys, and a wait.
