@@ -215,7 +215,7 @@ fn warn_of_variables(job: Option<&Dmlc>) {
 
 /// Reports once in a job on which hosts its processes are.
 #[cfg(any(feature = "mpi", feature = "ps"))]
-fn introduce(job: &str) {
+pub(crate) fn introduce(job: &str) {
     static ONCE: Once = Once::new();
     if !config::is_quiet() {
         ONCE.call_once(|| ringpull_base::notice::inform(&format!("ringpull: {job}")));

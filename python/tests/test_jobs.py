@@ -180,14 +180,16 @@ def test_a_job_reports_once_where_its_ranks_are_unless_it_is_quiet():
         code = "import ringpull, sys; stores = [ringpull.create(kind) for kind in sys.argv[1:]]"
         jobs = [
             mpi(2, "-c", code, "dist_sync_mpi", "dist_sync_mpi", RINGPULL_QUIET=quiet),
+            mpi(2, "-c", "import ringpull; ringpull.communicator(); ringpull.create('dist_sync_mpi')", RINGPULL_QUIET=quiet),
             launched(2, 1, "-c", code, "dist_sync", RINGPULL_QUIET=quiet),
         ]
         return [sorted(printed.text for printed in well(done).ranks) for done in jobs]
 
-    (nothing, of_mpi), of_servers = first_lines(0)
-    assert nothing == "" and re.fullmatch(r"ringpull: 2 ranks on 1 host, shared memory, \S.*\n", of_mpi), of_mpi
+    *of_mpi, of_servers = first_lines(0)
+    for nothing, line in of_mpi:
+        assert nothing == "" and re.fullmatch(r"ringpull: 2 ranks on 1 host, shared memory, \S.*\n", line), line
     assert of_servers == ["", "ringpull: 2 workers and 1 server on 1 host\n"]
-    assert first_lines(1) == [["", ""]] * 2
+    assert first_lines(1) == [["", ""]] * 3
 
 
 @pytest.mark.parametrize("more", [[], ["--jax"]])

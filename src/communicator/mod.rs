@@ -83,6 +83,7 @@ pub fn communicator_with(config: &Config) -> Result<Communicator> {
         let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
         last_words::introduce(engine.rank(), engine.size());
         if engine.rank() == 0 {
+            crate::create::introduce(&format!("{}, {}", engine.placement(), engine.library()));
             crate::status::serve(&engine)?;
         }
         Communicator::over(engine, config)

@@ -86,7 +86,7 @@ MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the com
   ringpull launch -n 4 -s 2 -- python train.py     with 2 parameter servers instead
   ringpull compare --local 4                       measure which wins on this machine
   ringpull doctor                                  find what would stop a job from running
-  ringpull manifest mpijob --help                  the same job on Kubernetes
+  ringpull manifest train --help                   the same job on Kubernetes
 
 `ringpull --help` lists all commands, `ringpull COMMAND --help` shows examples.
 ";

@@ -1,10 +1,11 @@
-//! The page of the book with the help of every command.
+//! The page of the book with the help of every command, and the commands that `ringpull` alone shows.
 
 use std::fmt::Write as _;
 
-use clap::{Command, CommandFactory as _};
+use clap::error::ErrorKind;
+use clap::{Command, CommandFactory as _, Parser as _};
 
-use super::Cli;
+use super::{Cli, FIRST_SCREEN};
 use crate::committed;
 
 /// The help of the command of this full name, and of those under it.
@@ -28,4 +29,17 @@ fn the_page_of_commands_has_the_help_of_each() {
     );
     describe(&mut Cli::command(), "ringpull", &mut page);
     committed::keep("docs/reference/commands.md", &page);
+}
+
+#[test]
+fn every_command_of_the_first_screen_is_valid() {
+    let shown = FIRST_SCREEN.lines().filter_map(|line| line.strip_prefix("  ringpull "));
+    let commands: Vec<&str> = shown.filter_map(|line| line.split("   ").next()).collect();
+    assert_eq!(commands.len(), 5, "{commands:?}");
+    for command in commands {
+        let words = std::iter::once("ringpull").chain(command.split_whitespace());
+        if let Err(error) = Cli::try_parse_from(words) {
+            assert_eq!(error.kind(), ErrorKind::DisplayHelp, "{command}: {error}");
+        }
+    }
 }

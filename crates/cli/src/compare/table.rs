@@ -2,9 +2,10 @@
 
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
-use crate::compare::results::{Comparison, Row};
+use crate::compare::results::{Comparison, Outcome, Row};
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
+use crate::variant::Family;
 
 /// The table, the notes and the verdict.
 pub(crate) fn render(results: &Comparison) -> String {
@@ -67,24 +68,42 @@ fn scaling(results: &Comparison) -> Option<String> {
 
 /// What the table is sorted by, and what its ratios are: the same on the page.
 pub(super) fn order(results: &Comparison) -> String {
-    let sorted = if results.setup.train.is_some() { "efficiency, the highest" } else { "time, the shortest" };
+    let (sorted, time) = match results.setup.train {
+        Some(_) => ("efficiency, the highest", "step"),
+        None => ("time, the shortest", "time"),
+    };
     let ratios = results.home().map_or(String::new(), |home| {
-        format!(
-            " A ratio such as 0.75x is a time over another, here 25 % less; ratio: over that of {}.",
-            home.row.variant
-        )
+        format!(" ratio: the {time} over that of {}; 0.75x is 25 % less.", home.row.variant)
     });
     format!("Sorted by {sorted} first.{ratios}")
+}
+
+/// What the names of the modes with servers mean, of those that are in the table.
+fn names(results: &Comparison) -> Option<String> {
+    let explained = [
+        (Family::Dedicated, "dist_sync:K: K servers on hosts of their own."),
+        (Family::Shared, "dist_sync:Kshared: K servers on the workers' hosts."),
+    ];
+    let is_there = |family| results.rows.iter().any(|row| row.family == family);
+    let words: Vec<_> = explained.iter().filter(|(family, _)| is_there(*family)).map(|(_, words)| *words).collect();
+    (!words.is_empty()).then(|| words.join(" "))
+}
+
+/// From how many rounds a median is: fewer of a variant that was interrupted or failed.
+fn rounds(results: &Comparison) -> String {
+    let all = results.setup.rounds;
+    let has_fewer = |row: &Row| matches!(&row.outcome, Outcome::Measured { rounds, .. } if rounds.len() < all);
+    let most = if results.rows.iter().any(has_fewer) { "at most " } else { "" };
+    format!("{most}{}", several(all, "round"))
 }
 
 /// What the columns mean.
 fn below(results: &Comparison) -> Vec<String> {
     let setup = &results.setup;
-    let counted = format!("{} of {}", several(setup.rounds, "round"), several(setup.iters, "iteration"));
-    let mut lines = vec![
-        order(results),
-        format!("Every sum was checked. time: median of {counted}; spread: half the middle half."),
-    ];
+    let counted = format!("{} of {}", rounds(results), several(setup.iters, "iteration"));
+    let mut lines = vec![order(results)];
+    lines.extend(names(results));
+    lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         let uplink = if setup.uplink().bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
         let least = if setup.slow_hosts.is_empty() {
@@ -109,16 +128,18 @@ fn below_training(results: &Comparison) -> Vec<String> {
     let setup = &results.setup;
     let published =
         if results.ranking().iter().any(|it| it.published(results).is_some()) { "; published: efficiency" } else { "" };
-    vec![
-        order(results),
+    let mut lines = vec![order(results)];
+    lines.extend(names(results));
+    lines.extend([
         format!(
             "Every sum was checked. step: median of {} of {}; efficiency: computing / step{published}.",
-            several(setup.rounds, "round"),
+            rounds(results),
             several(setup.iters, "step")
         ),
         "of possible: the longer of computing and this mode's bound on the link / step; img/s: of one worker."
             .to_owned(),
-    ]
+    ]);
+    lines
 }
 
 /// How a step computes.

@@ -119,9 +119,9 @@ fn compressed(results: &Comparison) -> Option<String> {
     let pairs = pairs(results, |row| {
         let plain = results.row(row.variant.split_once('+')?.0)?;
         let factor = row.summary()?.median / plain.summary()?.median;
-        Some(format!("{} {} of {}", row.variant, ratio(factor), plain.variant))
+        Some(format!("{} takes {} of the time of {}", row.variant, ratio(factor), plain.variant))
     })?;
-    Some(format!("Compressed, in the time of the same mode without: {pairs}."))
+    Some(format!("Compression: {pairs}."))
 }
 
 /// MXNet's servers compared with ours.

@@ -173,7 +173,9 @@ fn keys(facts: &Facts) -> Vec<Found> {
             found.extend(warning(what, fix));
         }
     }
-    if found.is_empty() {
+    if facts.ssh.is_empty() {
+        good("there are no keys: jobs on this host alone need none")
+    } else if found.is_empty() {
         good(format!("{} with modes that ssh accepts", several(facts.ssh.len(), "file")))
     } else {
         found

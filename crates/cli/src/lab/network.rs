@@ -194,7 +194,8 @@ fn output(program: &str, words: &[&str]) -> Result<String> {
     let output = Command::new(program).args(words).stdin(Stdio::null()).output().map_err(|cause| {
         Error::argument(
             format!("emulated hosts need {program}, which cannot be run: {cause}"),
-            "install iproute2 and util-linux (scripts/setup does), or use `ringpull compare --local N`",
+            "install iproute2 and util-linux (scripts/setup does), or add /usr/sbin to PATH if they are there; \
+             `ringpull compare --local N` needs neither",
         )
     })?;
     if output.status.success() {

@@ -2,7 +2,8 @@
 //!
 //! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
 //! and after `KILL_AFTER` SIGKILL. An interrupt skips the grace period, a second one the wait for SIGKILL.
-//! Servers and scheduler get the same grace period after the last worker succeeded.
+//! Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after the
+//! last worker has ended in a job that failed: they wait for nobody any more.
 
 use std::io::Read;
 use std::process::{ChildStdin, Stdio};
@@ -22,6 +23,8 @@ use crate::interrupt::Interrupt;
 
 /// The time between SIGTERM and SIGKILL.
 const KILL_AFTER: Duration = Duration::from_secs(3);
+/// What servers and scheduler of a failed job have to report whom they lost, when no worker is left.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -162,8 +165,10 @@ impl Supervisor {
             self.fail(code, failure, grace);
         }
         let workers_done = self.running.iter().all(|one| one.role != Role::Worker || one.code.is_some());
-        if workers_done && self.due.is_none() {
-            self.due = Some(Instant::now() + grace);
+        if workers_done && self.stage == 0 {
+            let left = if self.failure.is_some() { grace.min(LAST_WORDS) } else { grace };
+            let due = Instant::now() + left;
+            self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
         }
     }
 

@@ -136,6 +136,18 @@ fn a_failing_worker_ends_everything_with_its_exit_code() {
 }
 
 #[test]
+fn nobody_waits_for_workers_that_have_all_failed() {
+    let mark = mark(8);
+    let program = format!("[ $DMLC_ROLE != worker ] || exit 7; sleep {mark}");
+    let start = Instant::now();
+    let mut job = launch(&["-n", "2", "-s", "1", "--", "sh", "-c", &program]);
+    let output = job.env("RINGPULL_TIMEOUT", "300").output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    assert!(start.elapsed() < DEADLINE, "{output:?}");
+    assert_eq!(running(&mark), 0);
+}
+
+#[test]
 fn jobs_that_start_at_once_do_not_get_the_same_port() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: a test of two launchers with the same process id needs root");
