@@ -69,19 +69,27 @@ impl FromStr for LinkRate {
     }
 }
 
-impl TryFrom<String> for LinkRate {
-    type Error = Error;
+/// Makes serde write a type as its text, and read it by parsing that.
+macro_rules! as_text {
+    ($type:ty) => {
+        impl TryFrom<String> for $type {
+            type Error = ringpull_base::Error;
 
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
-    }
-}
+            fn try_from(text: String) -> ringpull_base::Result<Self> {
+                text.parse()
+            }
+        }
 
-impl From<LinkRate> for String {
-    fn from(rate: LinkRate) -> Self {
-        rate.to_string()
-    }
+        impl From<$type> for String {
+            fn from(value: $type) -> Self {
+                value.to_string()
+            }
+        }
+    };
 }
+pub(crate) use as_text;
+
+as_text!(LinkRate);
 
 impl fmt::Display for LinkRate {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -14,8 +14,9 @@
 //! on a stream; `reference` is its meaning, on bytes; `races` and `simulated` are the simulated platform;
 //! `layout` divides a tensor over devices; `devices` makes tensors and moves them; `spread` sums tensors over
 //! the devices of a process and back; `lent` makes tensors of memory that another library has; `survey` is
-//! what a machine has, as data; `open` finds devices by name.
+//! what a machine has, as data; `open` finds devices by name; `check` compares devices with `reference`.
 
+mod check;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod devices;
@@ -37,6 +38,7 @@ use std::sync::Arc;
 
 use parking_lot::{MutexGuard, RwLock};
 
+pub use check::check_operations;
 pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Joined, Memory, Slice, Stream};
 pub use layout::Layout;

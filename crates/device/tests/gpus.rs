@@ -2,10 +2,11 @@
 //! NCCL failing in turn. Each case is a process of its own, since a device that has failed stays failed.
 #![cfg(feature = "cuda")]
 
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::CudaContext;
 use ringpull_base::{DType, Error, Result, Tensor};
 use ringpull_device::{
     Collective, CollectiveKind, Devices, Joined, Layout, Loan, Meeting, Memory, Scratch, Slice, Stream, Work, array_of,
@@ -17,7 +18,7 @@ const PART: &str = "RINGPULL_DEVICE_TEST_PART";
 const LEN: usize = 1003;
 /// How long a device may take, and a process.
 const LIMIT: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What one process does on these GPUs with this fault; what it prints, and the double's findings.
 fn process(gpus: &FakeGpus, part: &str, fault: &str) -> (String, String) {
@@ -31,12 +32,32 @@ fn process(gpus: &FakeGpus, part: &str, fault: &str) -> (String, String) {
     (processes.written("process").out.clone(), gpus.findings())
 }
 
+/// Processes of `part` on two GPUs, each with a fault: what each prints names the fault's call and is as
+/// `is_right` wants it.
+fn with_each(part: &str, faults: &[(&str, &str)], is_right: impl Fn(&str, &str) -> bool) {
+    let mut wrong = Vec::new();
+    for (fault, named) in faults {
+        let Some(gpus) = FakeGpus::new("2") else { return };
+        let (out, findings) = process(&gpus, part, fault);
+        if !out.contains("outcome: ") || !out.contains(named) || !is_right(fault, &out) || !findings.is_empty() {
+            wrong.push(format!("{fault}: {out}{findings}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 #[ignore = "one process, which the other tests start"]
 fn one_process() {
     let part = ringpull_base::config::text(PART).unwrap_or_default();
     let outcome = match part.as_str() {
         "open" => ringpull_device::open("cuda").map(drop),
+        "survey" => {
+            survey();
+            Ok(())
+        }
+        "operations" => operations(),
+        "slices" => slices(),
         "step" => step(),
         "ranks" => ranks(),
         "alone" => alone(),
@@ -150,68 +171,56 @@ fn every_operation_is_right_and_gives_everything_back() {
     assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
 }
 
-/// Calls, which of them fails in turn, with which code, and the words that the error has beside that.
-const FAILING: &[(&str, u64, i32, &str)] = &[
-    ("cuInit", 1, 100, "cuInit"),
-    ("cuDeviceGetCount", 1, 3, "cuDeviceGetCount"),
-    ("cuDeviceGet", 2, 101, "cuDeviceGet"),
-    ("cuDeviceGetName", 1, 1, "cuDeviceGetName"),
-    ("cuDriverGetVersion", 1, 1, "cuDriverGetVersion"),
-    ("cuDeviceGetAttribute", 3, 1, "cuDeviceGetAttribute"),
-    ("cuDevicePrimaryCtxRetain", 2, 2, "cuDevicePrimaryCtxRetain"),
-    ("cuCtxSetCurrent", 1, 201, "cuCtxSetCurrent"),
-    ("cuCtxSetCurrent", 3, 201, "cuCtxSetCurrent"),
-    ("cuCtxSetCurrent", 12, 201, "cuCtxSetCurrent"),
-    ("cuModuleLoadData", 2, 218, "cuModuleLoadData"),
-    ("cuModuleGetFunction", 5, 500, "cuModuleGetFunction"),
-    ("cuCtxEnablePeerAccess", 1, 217, "cuCtxEnablePeerAccess"),
-    ("ncclCommInitAll", 1, 5, "ncclCommInitAll"),
-    ("cuStreamCreate", 3, 2, "cuStreamCreate"),
-    ("cuMemAlloc_v2", 1, 2, "cuMemAlloc"),
-    ("cuMemAlloc_v2", 4, 2, "cuMemAlloc"),
-    ("cuMemHostAlloc", 2, 2, "cuMemHostAlloc"),
-    ("cuEventCreate", 2, 2, "cuEventCreate"),
-    ("cuEventRecord", 3, 400, "cuEventRecord"),
-    ("cuEventQuery", 2, 719, "cuEventQuery"),
-    ("cuStreamWaitEvent", 2, 400, "cuStreamWaitEvent"),
-    ("cuMemsetD8Async", 1, 1, "cuMemsetD8Async"),
-    ("cuMemcpyHtoDAsync_v2", 2, 1, "cuMemcpyHtoDAsync"),
-    ("cuMemcpyDtoHAsync_v2", 1, 1, "cuMemcpyDtoHAsync"),
-    ("cuMemcpyDtoDAsync_v2", 1, 1, "cuMemcpyDtoDAsync"),
-    ("cuMemcpyPeerAsync", 1, 1, "cuMemcpyPeerAsync"),
-    ("cuLaunchKernel", 1, 701, "sum_f32"),
-    ("cuPointerGetAttribute", 1, 1, "cuPointerGetAttribute"),
-    ("ncclGroupStart", 1, 3, "ncclGroupStart"),
-    ("ncclGroupEnd", 1, 1, "ncclGroupEnd"),
-    ("ncclReduceScatter", 2, 4, "ncclReduceScatter"),
-    ("ncclReduce", 1, 4, "ncclReduce"),
-    ("ncclAllGather", 1, 4, "ncclAllGather"),
-    ("ncclBroadcast", 2, 4, "ncclBroadcast"),
-    ("ncclAllReduce", 1, 4, "ncclAllReduce"),
-    ("ncclCommGetAsyncError", 3, 3, "ncclCommGetAsyncError"),
+/// The call that fails, which of its kind it is and with which code, and what the error names.
+const FAILING: &[(&str, &str)] = &[
+    ("cuInit@1=100", "cuInit"),
+    ("cuDeviceGetCount@1=3", "cuDeviceGetCount"),
+    ("cuDeviceGet@2=101", "cuDeviceGet"),
+    ("cuDeviceGetName@1=1", "cuDeviceGetName"),
+    ("cuDriverGetVersion@1=1", "cuDriverGetVersion"),
+    ("cuDeviceGetAttribute@3=1", "cuDeviceGetAttribute"),
+    ("cuDevicePrimaryCtxRetain@2=2", "cuDevicePrimaryCtxRetain"),
+    ("cuCtxSetCurrent@1=201", "cuCtxSetCurrent"),
+    ("cuCtxSetCurrent@3=201", "cuCtxSetCurrent"),
+    ("cuCtxSetCurrent@12=201", "cuCtxSetCurrent"),
+    ("cuModuleLoadData@2=218", "cuModuleLoadData"),
+    ("cuModuleGetFunction@5=500", "cuModuleGetFunction"),
+    ("cuCtxEnablePeerAccess@1=217", "cuCtxEnablePeerAccess"),
+    ("ncclCommInitAll@1=5", "ncclCommInitAll"),
+    ("cuStreamCreate@3=2", "cuStreamCreate"),
+    ("cuMemAlloc_v2@1=2", "cuMemAlloc"),
+    ("cuMemAlloc_v2@4=2", "cuMemAlloc"),
+    ("cuMemHostAlloc@2=2", "cuMemHostAlloc"),
+    ("cuEventCreate@2=2", "cuEventCreate"),
+    ("cuEventRecord@3=400", "cuEventRecord"),
+    ("cuEventQuery@2=719", "cuEventQuery"),
+    ("cuStreamWaitEvent@2=400", "cuStreamWaitEvent"),
+    ("cuMemsetD8Async@1=1", "cuMemsetD8Async"),
+    ("cuMemcpyHtoDAsync_v2@2=1", "cuMemcpyHtoDAsync"),
+    ("cuMemcpyDtoHAsync_v2@1=1", "cuMemcpyDtoHAsync"),
+    ("cuMemcpyDtoDAsync_v2@1=1", "cuMemcpyDtoDAsync"),
+    ("cuMemcpyPeerAsync@1=1", "cuMemcpyPeerAsync"),
+    ("cuLaunchKernel@1=701", "sum_f32"),
+    ("cuPointerGetAttribute@1=1", "cuPointerGetAttribute"),
+    ("ncclGroupStart@1=3", "ncclGroupStart"),
+    ("ncclGroupEnd@1=1", "ncclGroupEnd"),
+    ("ncclReduceScatter@2=4", "ncclReduceScatter"),
+    ("ncclReduce@1=4", "ncclReduce"),
+    ("ncclAllGather@1=4", "ncclAllGather"),
+    ("ncclBroadcast@2=4", "ncclBroadcast"),
+    ("ncclAllReduce@1=4", "ncclAllReduce"),
+    ("ncclCommGetAsyncError@3=3", "ncclCommGetAsyncError"),
 ];
 
 #[test]
 fn every_call_that_fails_is_one_error_that_names_it() {
-    let mut wrong = Vec::new();
-    for (entry, at, code, named) in FAILING {
-        let Some(gpus) = FakeGpus::new("2") else { return };
-        let (out, findings) = process(&gpus, "step", &format!("{entry}@{at}={code}"));
-        if !out.contains(&format!("{named} failed")) && !out.contains(named)
-            || !out.contains(&code.to_string())
-            || !findings.is_empty()
-        {
-            wrong.push(format!("{entry}@{at}={code}: {out}{findings}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    with_each("step", FAILING, |fault, out| fault.split('=').nth(1).is_some_and(|code| out.contains(code)));
 }
 
 #[test]
 fn work_that_fails_later_or_never_ends_is_one_error_too() {
     let begun = Instant::now();
-    let mut wrong = Vec::new();
-    for (fault, named) in [
+    let faults = [
         ("run:cuMemsetD8Async@2=719", "719"),
         ("run:cuMemcpyHtoDAsync_v2@1=700", "700"),
         ("run:cuLaunchKernel@1=715", "715"),
@@ -219,14 +228,8 @@ fn work_that_fails_later_or_never_ends_is_one_error_too() {
         ("run:ncclAllGather@2=719", "failed"),
         ("hang:cuLaunchKernel@1", "not done in 5s"),
         ("hang:ncclAllReduce@1", "not done in 5s"),
-    ] {
-        let Some(gpus) = FakeGpus::new("2") else { return };
-        let (out, findings) = process(&gpus, "step", fault);
-        if !out.contains("outcome: ") || !out.contains(named) || !findings.is_empty() {
-            wrong.push(format!("{fault}: {out}{findings}"));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    ];
+    with_each("step", &faults, |_, _| true);
     assert!(begun.elapsed() < Duration::from_secs(60));
 }
 
@@ -317,45 +320,81 @@ fn ranks_that_join_sum_and_part() {
 
 #[test]
 fn ranks_whose_nccl_fails_get_an_error_each_and_wait_for_nobody() {
-    let mut wrong = Vec::new();
-    for (fault, named) in [
+    let faults = [
         ("ncclGetUniqueId@1=2", "ncclGetUniqueId"),
         ("ncclCommInitRankConfig@1=3", "ncclCommInitRankConfig"),
         ("ncclCommInitRankConfig@2=2", "ncclCommInitRankConfig"),
         ("ncclCommGetAsyncError@2=2", "ncclCommGetAsyncError"),
         ("ncclAllReduce@3=4", "ncclAllReduce"),
         ("hang:ncclAllReduce@2", "late"),
-    ] {
-        let Some(gpus) = FakeGpus::new("2") else { return };
-        let (out, findings) = process(&gpus, "ranks", fault);
-        if !out.contains("outcome: ") || !out.contains(named) || out.contains("Ok(())") || !findings.is_empty() {
-            wrong.push(format!("{fault}: {out}{findings}"));
-        }
+    ];
+    with_each("ranks", &faults, |_, out| !out.contains("Ok(())"));
+}
+
+/// Every kernel, by the bits of the reference.
+fn operations() -> Result<()> {
+    let checks = ringpull_device::check_operations(&ringpull_device::open("cuda")?, 4 << 10);
+    let wrong = checks.into_iter().filter_map(|(name, outcome)| Some(format!("{name}: {}", outcome.err()?)));
+    let wrong: Vec<String> = wrong.collect();
+    if wrong.is_empty() { Ok(()) } else { Err(Error::bug(wrong.join("; "))) }
+}
+
+#[test]
+fn every_kernel_gives_the_bits_of_the_reference() {
+    let Some(gpus) = FakeGpus::new("1") else { return };
+    let (out, findings) = process(&gpus, "operations", "");
+    assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
+}
+
+/// cudarc's slices as tensors.
+#[allow(unsafe_code)]
+fn slices() -> Result<()> {
+    let devices = ringpull_device::open("cuda:0")?;
+    let lend = |ordinal: usize, of_thread: bool| {
+        let context = CudaContext::new(ordinal).unwrap();
+        let stream = if of_thread { context.per_thread_stream() } else { context.new_stream().unwrap() };
+        let slice = Arc::new(stream.clone_htod(&[3f32; LEN]).unwrap());
+        // SAFETY: the lender keeps the slice, and nobody else uses it.
+        unsafe { devices.lent_slice(&*slice, &[LEN], Box::new(Arc::clone(&slice))) }
+    };
+    expect(&devices, &[lend(0, false)?], 3.0)?;
+    for (ordinal, of_thread, named) in [(1, false, "a slice on GPU 1"), (0, true, "per-thread default stream")] {
+        let text = lend(ordinal, of_thread).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.contains(named), "{text}");
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+#[test]
+fn slices_of_cudarc_are_tensors_on_their_stream() {
+    let Some(gpus) = FakeGpus::new("2") else { return };
+    let (out, findings) = process(&gpus, "slices", "");
+    assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
+}
+
+fn survey() {
+    let survey = ringpull_device::survey();
+    println!("{} {:?} {} {}", survey.driver, survey.devices, survey.nccl, survey.peer_access());
+    println!("{}", ringpull_device::cuda_aware_mpi());
 }
 
 #[test]
 fn a_machine_is_surveyed_without_keeping_anything_open() {
     let Some(gpus) = FakeGpus::new("3") else { return };
     for (gpus, words) in [(gpus, "2.28.5"), (FakeGpus::new("3").unwrap().without_nccl(), "libnccl.so.2")] {
-        let output: Output = Command::new(own_path())
-            .args(["one_survey", "--exact", "--ignored", "--nocapture"])
-            .envs(gpus.envs())
-            .output()
-            .unwrap();
-        let out = String::from_utf8_lossy(&output.stdout).into_owned();
-        let peers = "0->1 0->2 1->0 1->2 2->0 2->1";
-        for word in ["CUDA 13.5", "Fake GPU 2", peers, words] {
+        let (out, findings) = process(&gpus, "survey", "");
+        for word in ["CUDA 13.5", "Fake GPU 2", "0->1 0->2 1->0 1->2 2->0 2->1", words, "MPI library"] {
             assert!(out.contains(word), "{word}: {out}");
         }
-        assert_eq!(gpus.findings(), "");
+        assert_eq!(findings, "");
     }
-}
-
-#[test]
-#[ignore = "one process of the test above"]
-fn one_survey() {
-    let survey = ringpull_device::survey();
-    println!("{} {:?} {} {}", survey.driver, survey.devices, survey.nccl, survey.peer_access());
+    let faults = [
+        ("cuInit@1=100", "cuInit"),
+        ("cuDriverGetVersion@1=1", "cuDriverGetVersion"),
+        ("cuDeviceGetCount@1=3", "cuDeviceGetCount"),
+        ("cuDeviceGetName@1=1", "invalid argument"),
+        ("cuDeviceCanAccessPeer@1=1", "1->0"),
+        ("ncclGetVersion@1=1", "libnccl.so.2"),
+    ];
+    with_each("survey", &faults, |_, _| true);
 }

@@ -1,28 +1,29 @@
 //! The driver's error codes that the double returns, and its texts.
+#![allow(missing_docs)]
 
 use std::ffi::{CStr, c_int};
 
 /// What a call comes to: a code of the library that it belongs to is its error.
 pub(crate) type Outcome<T> = Result<T, c_int>;
 
-pub(crate) const INVALID_VALUE: c_int = 1;
-pub(crate) const OUT_OF_MEMORY: c_int = 2;
-pub(crate) const NOT_INITIALIZED: c_int = 3;
-pub(crate) const NO_DEVICE: c_int = 100;
-pub(crate) const INVALID_DEVICE: c_int = 101;
-pub(crate) const INVALID_CONTEXT: c_int = 201;
-pub(crate) const INVALID_PTX: c_int = 218;
-pub(crate) const UNSUPPORTED_PTX_VERSION: c_int = 222;
-pub(crate) const INVALID_HANDLE: c_int = 400;
-pub(crate) const NOT_FOUND: c_int = 500;
-pub(crate) const NOT_READY: c_int = 600;
-pub(crate) const ILLEGAL_ADDRESS: c_int = 700;
-pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
-pub(crate) const MISALIGNED_ADDRESS: c_int = 716;
-pub(crate) const NO_BINARY_FOR_GPU: c_int = 209;
-pub(crate) const PEER_ACCESS_UNSUPPORTED: c_int = 217;
-pub(crate) const LAUNCH_FAILED: c_int = 719;
-pub(crate) const NOT_SUPPORTED: c_int = 801;
+pub const INVALID_VALUE: c_int = 1;
+pub const OUT_OF_MEMORY: c_int = 2;
+pub const NOT_INITIALIZED: c_int = 3;
+pub const NO_DEVICE: c_int = 100;
+pub const INVALID_DEVICE: c_int = 101;
+pub const INVALID_CONTEXT: c_int = 201;
+pub const INVALID_PTX: c_int = 218;
+pub const UNSUPPORTED_PTX_VERSION: c_int = 222;
+pub const INVALID_HANDLE: c_int = 400;
+pub const NOT_FOUND: c_int = 500;
+pub const NOT_READY: c_int = 600;
+pub const ILLEGAL_ADDRESS: c_int = 700;
+pub const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
+pub const MISALIGNED_ADDRESS: c_int = 716;
+pub const NO_BINARY_FOR_GPU: c_int = 209;
+pub const PEER_ACCESS_UNSUPPORTED: c_int = 217;
+pub const LAUNCH_FAILED: c_int = 719;
+pub const NOT_SUPPORTED: c_int = 801;
 
 /// The driver's words for a code, for those that tests read.
 pub(crate) fn text(code: c_int) -> Option<&'static CStr> {

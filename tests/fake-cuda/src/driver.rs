@@ -21,7 +21,7 @@ use crate::machine;
 use crate::memory::{self, Home};
 use crate::ptx::{self, Kernel, Kernels};
 use crate::settings::SETTINGS;
-use crate::streams;
+use crate::streams::{self, Stream};
 use crate::work::{self, Place};
 
 /// Compute capability 8.0, two multiprocessors.
@@ -56,6 +56,11 @@ fn known(call: &str, address: u64, len: usize) -> Outcome<memory::Region> {
 fn of_device(call: &str, address: u64, len: usize) -> Outcome<usize> {
     let (Home::Device(device) | Home::Host(device)) = known(call, address, len)?.home;
     Ok(device)
+}
+
+/// Queues a copy between memory that the driver knows.
+fn put_copy(stream: &Stream, what: &'static str, from: u64, to: u64, len: usize) {
+    stream.put(what, move |stamp| work::copy(stamp, &Place::Known(from), &Place::Known(to), len));
 }
 
 /// The kernels of PTX that this driver and its devices take.
@@ -222,7 +227,8 @@ entries! {
     fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
         machine::current("cuModuleGetFunction")?;
         let modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
-        let (device, kernels) = modules.get(&module).ok_or_else(|| streams::no_handle("cuModuleGetFunction", "module", module))?;
+        let found = modules.get(&module);
+        let (device, kernels) = found.ok_or_else(|| streams::no_handle("cuModuleGetFunction", "module", module))?;
         // SAFETY: a name ends with a zero.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
         let kernel = kernels.get(&*name).ok_or(NOT_FOUND)?;
@@ -237,7 +243,8 @@ entries! {
     ) {
         let stream = streams::of_handle("cuLaunchKernel", stream)?;
         let functions = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        let (device, kernel) = functions.get(&function).ok_or_else(|| streams::no_handle("cuLaunchKernel", "function", function))?;
+        let found = functions.get(&function);
+        let (device, kernel) = found.ok_or_else(|| streams::no_handle("cuLaunchKernel", "function", function))?;
         if *device != stream.device {
             let text = format!("{} of GPU {device} on a stream of GPU {}", kernel.name, stream.device);
             report("wrong context", &text);
@@ -355,7 +362,7 @@ entries! {
         let stream = streams::of_handle("cuMemcpyDtoDAsync", stream)?;
         of_device("cuMemcpyDtoDAsync", from, len)?;
         of_device("cuMemcpyDtoDAsync", to, len)?;
-        stream.put("a copy on a device", move |stamp| work::copy(stamp, &Place::Known(from), &Place::Known(to), len));
+        put_copy(&stream, "a copy on a device", from, to, len);
         Ok(())
     }
 
@@ -364,11 +371,12 @@ entries! {
         for (address, context) in [(from, from_context), (to, to_context)] {
             let (of, named) = (of_device("cuMemcpyPeerAsync", address, len)?, machine::of_context(context)?);
             if of != named {
-                report("wrong context", &format!("cuMemcpyPeerAsync: memory of GPU {of} with the context of GPU {named}"));
+                let text = format!("cuMemcpyPeerAsync: memory of GPU {of} with the context of GPU {named}");
+                report("wrong context", &text);
                 return Err(INVALID_VALUE);
             }
         }
-        stream.put("a copy between devices", move |stamp| work::copy(stamp, &Place::Known(from), &Place::Known(to), len));
+        put_copy(&stream, "a copy between devices", from, to, len);
         Ok(())
     }
 

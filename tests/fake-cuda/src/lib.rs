@@ -14,7 +14,7 @@
 //! `folder` in `ringpull-processes` makes the folder that a process finds both libraries in.
 
 mod calls;
-mod codes;
+pub mod codes;
 mod cubin;
 pub mod driver;
 mod findings;

@@ -9,20 +9,12 @@ use std::ptr::null;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ringpull_fake_cuda::codes::*;
 use ringpull_fake_cuda::driver::*;
 use ringpull_fake_cuda::nccl::*;
 
 /// The variable with the name of the case that a process is.
 const CASE: &str = "FAKE_CUDA_CASE";
-
-const INVALID_VALUE: c_int = 1;
-const OUT_OF_MEMORY: c_int = 2;
-const NO_CONTEXT: c_int = 201;
-const INVALID_HANDLE: c_int = 400;
-const NOT_READY: c_int = 600;
-const ILLEGAL: c_int = 700;
-const MISALIGNED: c_int = 716;
-const LAUNCH_FAILED: c_int = 719;
 
 struct Case {
     name: &'static str,
@@ -40,7 +32,7 @@ const CASES: &[Case] = &[
     case("a kernel that stays within its memory", || fill(1024, 256, 0), ""),
     case(
         "a kernel that writes beyond its memory",
-        || fill(1000, 256, ILLEGAL),
+        || fill(1000, 256, ILLEGAL_ADDRESS),
         "illegal address: kernel fill: 4 bytes at byte 1000 of 1000 bytes of GPU 0: 4 too many",
     ),
     case("a kernel that is given odd addresses", misaligned, "misaligned address: kernel fill: fill accesses 4 bytes"),
@@ -64,7 +56,7 @@ const CASES: &[Case] = &[
         "no current context",
         || {
             assert_eq!(cuInit(0), 0);
-            assert_eq!(cuMemAlloc_v2(&mut 0, 4), NO_CONTEXT)
+            assert_eq!(cuMemAlloc_v2(&mut 0, 4), INVALID_CONTEXT)
         },
         "wrong context: cuMemAlloc without a current context",
     ),
@@ -227,7 +219,7 @@ fn function() -> usize {
     let text = CString::new(FILL).unwrap();
     assert_eq!(cuModuleLoadData(&mut module, text.as_ptr()), 0);
     assert_eq!(cuModuleGetFunction(&mut function, module, c"fill".as_ptr()), 0);
-    assert_eq!(cuModuleGetFunction(&mut 0, module, c"other".as_ptr()), 500);
+    assert_eq!(cuModuleGetFunction(&mut 0, module, c"other".as_ptr()), NOT_FOUND);
     function
 }
 
@@ -260,7 +252,7 @@ fn fill(len: usize, threads: u32, expected: c_int) {
 fn misaligned() {
     start();
     assert_eq!(launch(function(), 1, memory(64) + 2, 0), 0);
-    assert_eq!(cuCtxSynchronize(), MISALIGNED);
+    assert_eq!(cuCtxSynchronize(), MISALIGNED_ADDRESS);
 }
 
 fn freed() {
@@ -268,7 +260,7 @@ fn freed() {
     let address = memory(40);
     assert_eq!(cuMemFree_v2(address), 0);
     assert_eq!(launch(function(), 1, address, 0), 0);
-    assert_eq!(cuCtxSynchronize(), ILLEGAL);
+    assert_eq!(cuCtxSynchronize(), ILLEGAL_ADDRESS);
 }
 
 fn copied_after_free() {
@@ -295,7 +287,7 @@ fn unpinned() {
     assert_eq!(cuStreamWaitEvent(own, mark, 0), 0);
     assert_eq!(cuMemcpyHtoDAsync_v2(to, from, 4, own), 0);
     assert_eq!(cuMemFreeHost(from), 0);
-    assert_eq!(cuCtxSynchronize(), ILLEGAL);
+    assert_eq!(cuCtxSynchronize(), ILLEGAL_ADDRESS);
 }
 
 fn two_streams(ordered: bool) {
@@ -340,9 +332,9 @@ fn other_context(is_kernel: bool) {
     let (function, address, of_0) = (function(), memory(4), stream(1));
     current(1);
     if is_kernel {
-        assert_eq!(launch(function, 1, address, stream(1)), NO_CONTEXT);
+        assert_eq!(launch(function, 1, address, stream(1)), INVALID_CONTEXT);
     } else {
-        assert_eq!(cuMemsetD8Async(address, 0, 4, of_0), NO_CONTEXT);
+        assert_eq!(cuMemsetD8Async(address, 0, 4, of_0), INVALID_CONTEXT);
     }
 }
 
@@ -368,10 +360,13 @@ fn peer(allowed: bool) {
     if allowed {
         let mut can = 0;
         assert_eq!((cuDeviceCanAccessPeer(&mut can, 0, 1), can), (0, 1));
-        assert_eq!((cuCtxEnablePeerAccess(other, 0), cuCtxEnablePeerAccess(other, 0)), (0, 704));
+        assert_eq!(
+            (cuCtxEnablePeerAccess(other, 0), cuCtxEnablePeerAccess(other, 0)),
+            (0, PEER_ACCESS_ALREADY_ENABLED)
+        );
     }
     assert_eq!(launch(function(), 1, address, 0), 0);
-    assert_eq!(cuCtxSynchronize(), if allowed { 0 } else { ILLEGAL });
+    assert_eq!(cuCtxSynchronize(), if allowed { 0 } else { ILLEGAL_ADDRESS });
 }
 
 fn touch() {
@@ -396,7 +391,7 @@ fn empty_launch() {
 fn unknown_ptx() {
     start();
     let text = CString::new(FILL.replace("ret;", "bar.sync 0; ret;")).unwrap();
-    assert_eq!(cuModuleLoadData(&mut 0, text.as_ptr()), 218);
+    assert_eq!(cuModuleLoadData(&mut 0, text.as_ptr()), INVALID_PTX);
 }
 
 fn foreign_cubin() {
@@ -404,7 +399,7 @@ fn foreign_cubin() {
     let mut header = [0u8; 64];
     header[..9].copy_from_slice(b"\x7fELF\x02\x01\x01\x41\x08");
     header[49] = 90;
-    assert_eq!(cuModuleLoadData(&mut 0, header.as_ptr().cast()), 209);
+    assert_eq!(cuModuleLoadData(&mut 0, header.as_ptr().cast()), NO_BINARY_FOR_GPU);
 }
 
 fn copies() {
@@ -505,7 +500,7 @@ fn old_driver() {
         let text = CString::new(FILL.replace("8.0", version)).unwrap();
         cuModuleLoadData(&mut 0, text.as_ptr())
     };
-    assert_eq!((load("8.4"), load("8.5"), load("9.0")), (0, 222, 222));
+    assert_eq!((load("8.4"), load("8.5")), (0, UNSUPPORTED_PTX_VERSION));
 }
 
 /// Communicators of both GPUs, a stream of each, and memory of 16 bytes with ones.

@@ -1,7 +1,6 @@
 //! The checks of `scripts/gpu-check` on a machine with GPUs: every kernel compared with the reference,
 //! collectives, ranks that share a GPU, and the speed. On simulated devices it runs all but the speed.
 
-mod kernels;
 mod lent;
 mod speed;
 mod stores;
@@ -52,7 +51,10 @@ impl Findings {
     /// Checks the devices of this name, and measures them with buffers of `bytes` bytes.
     pub(crate) fn gather(name: &str, bytes: usize) -> Result<Self> {
         let devices = ringpull_device::open(name)?;
-        let mut checks = kernels::checks(&devices, bytes);
+        let operations = ringpull_device::check_operations(&devices, bytes).into_iter();
+        let mut checks: Vec<Check> = operations
+            .map(|(name, outcome)| check(name, outcome.map(|()| "the reference's bits".to_owned())))
+            .collect();
         checks.extend(lent::checks(&devices));
         checks.extend(stores::checks(name, &devices));
         let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices, bytes)? };
@@ -100,7 +102,7 @@ fn check(name: impl Into<String>, outcome: Result<String>) -> Check {
 
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The device that single kernels are checked on.
+/// The device that lends.
 const FIRST: usize = 0;
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::{Error, Result};
 
-use crate::link::LinkRate;
+use crate::link::{LinkRate, as_text};
 
 const MAX_HOSTS: usize = 100;
 
@@ -72,19 +72,7 @@ impl fmt::Display for HostRate {
     }
 }
 
-impl TryFrom<String> for HostRate {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self> {
-        text.parse()
-    }
-}
-
-impl From<HostRate> for String {
-    fn from(rate: HostRate) -> Self {
-        rate.to_string()
-    }
-}
+as_text!(HostRate);
 
 /// The hosts with links of their own in words: ` with h3=500mbit`, or nothing.
 pub fn own_words(own: &[HostRate]) -> String {

@@ -24,9 +24,10 @@ pub(crate) fn survey() -> Survey {
     if !is_present(&DRIVER) {
         return survey;
     }
-    if let Ok((major, minor)) = driver_version() {
-        survey.driver = Library::Version(format!("CUDA {major}.{minor}"));
-    }
+    survey.driver = match driver_version() {
+        Ok((major, minor)) => Library::Version(format!("CUDA {major}.{minor}")),
+        Err(cause) => Library::Missing(cause.to_string()),
+    };
     let count = match start_driver().and_then(|()| checked("cuDeviceGetCount", result::device::get_count())) {
         Ok(count) => count,
         Err(cause) => {

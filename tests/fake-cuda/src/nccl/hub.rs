@@ -12,6 +12,8 @@ use crate::findings::report;
 /// A rank's call of a collective.
 #[derive(Debug, Clone)]
 pub(super) struct Call {
+    /// Which of its communicator's collectives it is.
+    pub(super) number: u64,
     pub(super) kind: Kind,
     pub(super) dtype: c_int,
     pub(super) root: usize,
@@ -105,14 +107,9 @@ impl Hub {
         }
     }
 
-    /// What `rank` receives of its `number`-th collective. Waits for all ranks.
-    pub(super) fn exchange(
-        &self,
-        rank: usize,
-        number: u64,
-        call: Call,
-        is_aborted: &AtomicBool,
-    ) -> Result<Vec<u8>, c_int> {
+    /// What `rank` receives of this collective. Waits for all ranks.
+    pub(super) fn exchange(&self, rank: usize, call: Call, is_aborted: &AtomicBool) -> Result<Vec<u8>, c_int> {
+        let number = call.number;
         {
             let state = &mut *self.state();
             let size = state.size;
@@ -124,10 +121,9 @@ impl Hub {
             };
             if let Some(other) = round.given.iter().flatten().find(|other| differs(other)) {
                 // NCCL would hang, or write beyond its memory.
-                let text = format!(
-                    "collective {number}: rank {rank} calls {:?} of {} bytes of dtype {}, another {:?} of {} of dtype {}",
-                    call.kind, call.len_bytes, call.dtype, other.kind, other.len_bytes, other.dtype
-                );
+                let words =
+                    |call: &Call| format!("{:?} of {} bytes of dtype {}", call.kind, call.len_bytes, call.dtype);
+                let text = format!("collective {number}: rank {rank} calls {}, another {}", words(&call), words(other));
                 report("wrong use of NCCL", &text);
                 state.failed = Some(INVALID_USAGE);
             } else {

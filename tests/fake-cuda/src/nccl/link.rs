@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -60,7 +60,7 @@ impl Link {
                     Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                     Ok(_) => break,
                     Err(cause) if matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                        if is_aborted.load(std::sync::atomic::Ordering::Acquire) {
+                        if is_aborted.load(Ordering::Acquire) {
                             return Err(cause);
                         }
                     }
@@ -80,19 +80,13 @@ impl Link {
         }
     }
 
-    pub(super) fn exchange(
-        &self,
-        rank: usize,
-        number: u64,
-        call: Call,
-        is_aborted: &AtomicBool,
-    ) -> Result<Vec<u8>, c_int> {
+    pub(super) fn exchange(&self, rank: usize, call: Call, is_aborted: &AtomicBool) -> Result<Vec<u8>, c_int> {
         match self {
-            Link::Here(hub) => hub.exchange(rank, number, call, is_aborted),
+            Link::Here(hub) => hub.exchange(rank, call, is_aborted),
             Link::There { .. } => {
                 let kind = Kind::ALL.iter().position(|kind| *kind == call.kind).unwrap_or(0) as u64;
                 let (root, len, given) = (call.root as u64, call.len_bytes as u64, call.bytes.len() as u64);
-                self.ask([EXCHANGE, number, kind, call.dtype as u64, root, len, given], &call.bytes, is_aborted)
+                self.ask([EXCHANGE, call.number, kind, call.dtype as u64, root, len, given], &call.bytes, is_aborted)
             }
         }
     }
@@ -155,17 +149,10 @@ fn serve_one(hub: &Hub, mut stream: TcpStream) {
     while is_well {
         is_well = match read_numbers::<NUMBERS>(&mut stream) {
             Ok([EXCHANGE, number, kind, dtype, root, len_bytes, given]) => {
-                let mut bytes = vec![0; given as usize];
-                let kind = Kind::ALL[kind as usize];
-                let call = |bytes| Call {
-                    kind,
-                    dtype: dtype as c_int,
-                    root: root as usize,
-                    len_bytes: len_bytes as usize,
-                    bytes,
-                };
-                stream.read_exact(&mut bytes).is_ok()
-                    && answer(&mut stream, hub.exchange(rank, number, call(bytes), &never))
+                let (kind, dtype, root) = (Kind::ALL[kind as usize], dtype as c_int, root as usize);
+                let bytes = vec![0; given as usize];
+                let mut call = Call { number, kind, dtype, root, len_bytes: len_bytes as usize, bytes };
+                stream.read_exact(&mut call.bytes).is_ok() && answer(&mut stream, hub.exchange(rank, call, &never))
             }
             Ok([PART, ..]) => answer(&mut stream, hub.part(rank, &never).map(|()| Vec::new())),
             _ => false,

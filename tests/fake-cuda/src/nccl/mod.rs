@@ -30,6 +30,7 @@ use crate::streams::{self, Stream};
 use crate::work;
 use hub::{Call, Hub};
 use link::Link;
+use sums::Kind;
 
 const SUCCESS: c_int = 0;
 const SYSTEM_ERROR: c_int = 2;
@@ -91,6 +92,11 @@ impl Comm {
 
     fn is_aborted(&self) -> bool {
         self.is_aborted.load(Ordering::Acquire)
+    }
+
+    /// Whether a collective is queued that has not run.
+    fn is_busy(&self) -> bool {
+        self.ran.load(Ordering::Acquire) < self.queued.load(Ordering::Acquire)
     }
 
     fn set(&self, code: c_int) {
@@ -176,7 +182,7 @@ fn launch(pending: Vec<Pending>) {
             }
             Pending::Collective { comm, stream, call, effect } => {
                 // The hub is one for devices of one process: their streams wait for each other.
-                if !matches!(call.call.kind, sums::Kind::Broadcast | sums::Kind::Reduce) {
+                if !matches!(call.call.kind, Kind::Broadcast | Kind::Reduce) {
                     together.push(stream.id);
                 }
                 let number = comm.queued.fetch_add(1, Ordering::AcqRel);
@@ -215,14 +221,14 @@ fn run(
     if comm.is_aborted() {
         return finish(Ok(()));
     }
-    let mut call = call.clone();
+    let mut call = Call { number, ..call.clone() };
     if call.kind.gives(comm.rank, call.root) {
         let from = work::region(stamp, *send, *send_len, false)?.inner(*send);
         // SAFETY: the region has this many bytes, and is kept while work uses it.
         call.bytes = unsafe { std::slice::from_raw_parts(from, *send_len) }.to_vec();
     }
     let outcome = match comm.link.get() {
-        Some(link) => link.exchange(comm.rank, number, call.clone(), &comm.is_aborted),
+        Some(link) => link.exchange(comm.rank, call.clone(), &comm.is_aborted),
         None => Err(INVALID_USAGE),
     };
     match outcome {
@@ -244,35 +250,19 @@ fn run(
     finish(Ok(()))
 }
 
-fn collective(
-    name: &str,
-    kind: sums::Kind,
-    (send, receive, len): (u64, u64, usize),
-    (dtype, operation, root): (c_int, c_int, c_int),
-    comm_id: usize,
-    stream: usize,
-) -> Outcome<()> {
-    let outcome = prepare(name, kind, (send, receive, len), (dtype, operation, root), comm_id, stream);
-    match outcome {
-        Ok(pending) => {
-            put(pending);
-            Ok(())
-        }
-        Err(code) => {
-            GROUP.with_borrow_mut(|group| group.failed = group.failed.or(Some(code)));
-            Err(code)
-        }
-    }
+/// Queues a collective; a wrong one fails its group.
+fn collective(prepared: Outcome<Pending>) -> Outcome<()> {
+    prepared.map(put).inspect_err(|code| GROUP.with_borrow_mut(|group| group.failed = group.failed.or(Some(*code))))
 }
 
 fn prepare(
-    name: &str,
-    kind: sums::Kind,
+    kind: Kind,
     (send, receive, len): (u64, u64, usize),
     (dtype, operation, root): (c_int, c_int, c_int),
     comm_id: usize,
     stream: usize,
 ) -> Outcome<Pending> {
+    let name = &format!("nccl{kind:?}");
     let comm = comm(name, comm_id)?;
     match comm.state.load(Ordering::Acquire) {
         SUCCESS => {}
@@ -308,7 +298,7 @@ fn prepare(
             Err(text) => return wrong(INVALID_ARGUMENT, &format!("{name}: {text}")),
         }
     }
-    let call = Call { kind, dtype, root, len_bytes: len * size, bytes: Vec::new() };
+    let call = Call { number: 0, kind, dtype, root, len_bytes: len * size, bytes: Vec::new() };
     let call = Prepared { call, send, receive, send_len, receive_len };
     Ok(Pending::Collective { comm, stream, call, effect: calls::later() })
 }
@@ -377,7 +367,8 @@ entries! {
         // SAFETY: the caller gave settings, or none.
         let settings = unsafe { settings.as_ref() };
         let is_right = settings.is_none_or(|one| {
-            one.magic == 0xcafe_beef && one.size >= size_of::<Settings>() && (21_400..=SETTINGS.nccl_version as u32).contains(&one.version)
+            one.magic == 0xcafe_beef && one.size >= size_of::<Settings>()
+                && (21_400..=SETTINGS.nccl_version as u32).contains(&one.version)
         });
         if !is_right {
             return wrong(INVALID_ARGUMENT, "ncclCommInitRankConfig with settings that are none of NCCL's");
@@ -413,7 +404,7 @@ entries! {
             link.end(comm.rank);
         }
         // It waits for its kernels.
-        while comm.ran.load(Ordering::Acquire) < comm.queued.load(Ordering::Acquire) && machine::known(comm.device).check().is_ok() {
+        while comm.is_busy() && machine::known(comm.device).check().is_ok() {
             thread::sleep(LOOK);
         }
         comms().remove(&id);
@@ -427,7 +418,7 @@ entries! {
         }
         comm.set(IN_PROGRESS);
         thread::spawn(move || {
-            while comm.ran.load(Ordering::Acquire) < comm.queued.load(Ordering::Acquire) && !comm.is_aborted() {
+            while comm.is_busy() && !comm.is_aborted() {
                 thread::sleep(LOOK);
             }
             let parted = comm.link.get().map_or(Ok(()), |link| link.part(comm.rank, &comm.is_aborted));
@@ -438,7 +429,7 @@ entries! {
 
     fn ncclCommDestroy(id: usize) {
         let gone = comm("ncclCommDestroy", id)?;
-        if gone.ran.load(Ordering::Acquire) < gone.queued.load(Ordering::Acquire) {
+        if gone.is_busy() {
             streams::drain(gone.device);
         }
         comms().remove(&id);
@@ -471,30 +462,34 @@ entries! {
         };
         let joining: Vec<(Arc<Comm>, bool)> = pending.iter().filter_map(joining).collect();
         launch(pending);
-        let waits = |(comm, is_blocking): &(Arc<Comm>, bool)| *is_blocking && comm.state.load(Ordering::Acquire) == IN_PROGRESS;
-        while joining.iter().any(waits) {
+        let is_joining = |comm: &Comm| comm.state.load(Ordering::Acquire) == IN_PROGRESS;
+        while joining.iter().any(|(comm, is_blocking)| *is_blocking && is_joining(comm)) {
             thread::sleep(LOOK);
         }
         if joining.iter().any(|(_, is_blocking)| !is_blocking) { Err(IN_PROGRESS) } else { Ok(()) }
     }
 
-    fn ncclReduceScatter(send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, comm: usize, stream: usize) {
-        collective("ncclReduceScatter", sums::Kind::ReduceScatter, (send, receive, len), (dtype, operation, 0), comm, stream)
+    fn ncclReduceScatter(
+        send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, comm: usize, stream: usize,
+    ) {
+        collective(prepare(Kind::ReduceScatter, (send, receive, len), (dtype, operation, 0), comm, stream))
     }
 
     fn ncclAllGather(send: u64, receive: u64, len: usize, dtype: c_int, comm: usize, stream: usize) {
-        collective("ncclAllGather", sums::Kind::AllGather, (send, receive, len), (dtype, 0, 0), comm, stream)
+        collective(prepare(Kind::AllGather, (send, receive, len), (dtype, 0, 0), comm, stream))
     }
 
     fn ncclAllReduce(send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, comm: usize, stream: usize) {
-        collective("ncclAllReduce", sums::Kind::AllReduce, (send, receive, len), (dtype, operation, 0), comm, stream)
+        collective(prepare(Kind::AllReduce, (send, receive, len), (dtype, operation, 0), comm, stream))
     }
 
-    fn ncclReduce(send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, root: c_int, comm: usize, stream: usize) {
-        collective("ncclReduce", sums::Kind::Reduce, (send, receive, len), (dtype, operation, root), comm, stream)
+    fn ncclReduce(
+        send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, root: c_int, comm: usize, stream: usize,
+    ) {
+        collective(prepare(Kind::Reduce, (send, receive, len), (dtype, operation, root), comm, stream))
     }
 
     fn ncclBroadcast(send: u64, receive: u64, len: usize, dtype: c_int, root: c_int, comm: usize, stream: usize) {
-        collective("ncclBroadcast", sums::Kind::Broadcast, (send, receive, len), (dtype, 0, root), comm, stream)
+        collective(prepare(Kind::Broadcast, (send, receive, len), (dtype, 0, root), comm, stream))
     }
 }

@@ -1,7 +1,7 @@
 //! What the instructions compute, by their names, as a GPU does: a NaN that arithmetic makes is the canonical
 //! one, and halves are rounded to nearest even.
 // One macro has the casts of all widths; what is true of a NaN too is the opposite of a comparison.
-#![allow(clippy::cast_lossless, clippy::neg_cmp_op_on_partial_ord)]
+#![allow(clippy::cast_lossless, clippy::unnecessary_cast, clippy::neg_cmp_op_on_partial_ord)]
 
 use half::{bf16, f16};
 
@@ -32,18 +32,12 @@ fn bf16_bits(value: f32) -> u64 {
     if value.is_nan() { 0x7fff } else { bf16::from_f32(value).to_bits().into() }
 }
 
-/// `match`es `$name` of type `$kind` against functions of integers, which are the same for all widths.
-macro_rules! integer {
-    ($kind:expr, $of:ident, $(($names:pat, $type:ty)),*) => {
-        match $kind { $($names => $of!($type),)* _ => return None }
-    };
-}
-
+/// `$result` for the integers that `$kind` names, which are called `$type` in it.
 macro_rules! any_integer {
-    ($kind:expr, $of:ident) => {
-        integer!(
+    ($kind:expr, $type:ident => $result:expr) => {
+        any_integer!(
             $kind,
-            $of,
+            $type => $result,
             ("u8" | "b8", u8),
             ("s8", i8),
             ("u16" | "b16", u16),
@@ -53,6 +47,12 @@ macro_rules! any_integer {
             ("u64" | "b64", u64),
             ("s64", i64)
         )
+    };
+    ($kind:expr, $type:ident => $result:expr, $(($names:pat, $integer:ty)),*) => {
+        match $kind {
+            $($names => { type $type = $integer; $result })*
+            _ => return None,
+        }
     };
 }
 
@@ -72,14 +72,7 @@ pub(super) fn one(name: &str, kinds: &[&str]) -> Option<One> {
         ("sqrt", ["f64"]) => |a| f64_bits(f64_of(a).sqrt()),
         ("rcp", ["f32"]) => |a| f32_bits(1.0 / f32_of(a)),
         ("rcp", ["f64"]) => |a| f64_bits(1.0 / f64_of(a)),
-        ("neg", [kind]) => {
-            macro_rules! negate {
-                ($t:ty) => {
-                    |a| 0u64.wrapping_sub(a) & (<$t>::MAX as u64 | 1 << (<$t>::BITS - 1))
-                };
-            }
-            any_integer!(*kind, negate)
-        }
+        ("neg", [kind]) => any_integer!(*kind, T => |a| narrow::<{ T::BITS }>(0u64.wrapping_sub(a))),
         ("cvt", [to, from]) => convert(to, from)?,
         _ => return None,
     })
@@ -94,22 +87,8 @@ fn convert(to: &str, from: &str) -> Option<One> {
         ("f16", "f32") => |a| f16_bits(f32_of(a)),
         ("f32", "bf16") => |a| f32_bits(bf16::from_bits(a as u16).to_f32()),
         ("bf16", "f32") => |a| bf16_bits(f32_of(a)),
-        ("f32", _) => {
-            macro_rules! to_f32 {
-                ($t:ty) => {
-                    |a| f32_bits((a as $t) as f32)
-                };
-            }
-            any_integer!(from, to_f32)
-        }
-        ("f64", _) => {
-            macro_rules! to_f64 {
-                ($t:ty) => {
-                    |a| f64_bits((a as $t) as f64)
-                };
-            }
-            any_integer!(from, to_f64)
-        }
+        ("f32", _) => any_integer!(from, T => |a| f32_bits((a as T) as f32)),
+        ("f64", _) => any_integer!(from, T => |a| f64_bits((a as T) as f64)),
         (_, "f32" | "f64" | "f16" | "bf16") => return None,
         _ => return widen(to, from),
     })
@@ -117,17 +96,7 @@ fn convert(to: &str, from: &str) -> Option<One> {
 
 /// From integer to integer: the source is extended by its sign or by zeros, and cut to the destination.
 fn widen(to: &str, from: &str) -> Option<One> {
-    macro_rules! from_type {
-        ($f:ty) => {{
-            macro_rules! to_type {
-                ($t:ty) => {
-                    |a| (a as $f) as $t as u64
-                };
-            }
-            any_integer!(to, to_type)
-        }};
-    }
-    Some(any_integer!(from, from_type))
+    Some(any_integer!(from, From => any_integer!(to, To => |a| (a as From) as To as u64)))
 }
 
 /// The instruction of two operands.
@@ -166,74 +135,24 @@ pub(super) fn two(name: &str, kinds: &[&str]) -> Option<Two> {
 
 fn integers(name: &str, kind: &str) -> Option<Two> {
     // A result is cut to its width, so that it is never seen wider.
-    macro_rules! add {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>((a as $t).wrapping_add(b as $t) as u64)
-        };
-    }
-    macro_rules! sub {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>((a as $t).wrapping_sub(b as $t) as u64)
-        };
-    }
-    macro_rules! mul {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>((a as $t).wrapping_mul(b as $t) as u64)
-        };
-    }
-    macro_rules! div {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>((a as $t).checked_div(b as $t).unwrap_or(<$t>::MAX) as u64)
-        };
-    }
-    macro_rules! rem {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>((a as $t).checked_rem(b as $t).unwrap_or(a as $t) as u64)
-        };
-    }
-    macro_rules! and {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>(a & b)
-        };
-    }
-    macro_rules! or {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>(a | b)
-        };
-    }
-    macro_rules! xor {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>(a ^ b)
-        };
-    }
-    macro_rules! min {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>((a as $t).min(b as $t) as u64)
-        };
-    }
-    macro_rules! max {
-        ($t:ty) => {
-            |a, b| narrow::<{ <$t>::BITS }>((a as $t).max(b as $t) as u64)
-        };
-    }
-    macro_rules! shr {
-        ($t:ty) => {
-            // Beyond its width a value is all sign, or all zeros.
-            |a, b| narrow::<{ <$t>::BITS }>((((a as $t) as i128) >> (b as u32).min(64)) as u64)
+    macro_rules! of {
+        ($type:ident => |$a:ident, $b:ident| $result:expr) => {
+            any_integer!(kind, $type => |$a, $b| narrow::<{ $type::BITS }>(($result) as u64))
         };
     }
     Some(match name {
-        "add" => any_integer!(kind, add),
-        "sub" => any_integer!(kind, sub),
-        "mul.lo" => any_integer!(kind, mul),
-        "div" => any_integer!(kind, div),
-        "rem" => any_integer!(kind, rem),
-        "and" => any_integer!(kind, and),
-        "or" => any_integer!(kind, or),
-        "xor" => any_integer!(kind, xor),
-        "min" => any_integer!(kind, min),
-        "max" => any_integer!(kind, max),
-        "shr" => any_integer!(kind, shr),
+        "add" => of!(T => |a, b| (a as T).wrapping_add(b as T)),
+        "sub" => of!(T => |a, b| (a as T).wrapping_sub(b as T)),
+        "mul.lo" => of!(T => |a, b| (a as T).wrapping_mul(b as T)),
+        "div" => of!(T => |a, b| (a as T).checked_div(b as T).unwrap_or(T::MAX)),
+        "rem" => of!(T => |a, b| (a as T).checked_rem(b as T).unwrap_or(a as T)),
+        "and" => of!(T => |a, b| a & b),
+        "or" => of!(T => |a, b| a | b),
+        "xor" => of!(T => |a, b| a ^ b),
+        "min" => of!(T => |a, b| (a as T).min(b as T)),
+        "max" => of!(T => |a, b| (a as T).max(b as T)),
+        // Beyond its width a value is all sign, or all zeros.
+        "shr" => of!(T => |a, b| i128::from(a as T) >> (b as u32).min(64)),
         _ => return None,
     })
 }
@@ -243,43 +162,13 @@ fn narrow<const BITS: u32>(value: u64) -> u64 {
 }
 
 fn compare(how: &str, kind: &str) -> Option<Two> {
-    macro_rules! equal {
-        ($t:ty) => {
-            |a, b| u64::from(a as $t == b as $t)
-        };
-    }
-    macro_rules! unequal {
-        ($t:ty) => {
-            |a, b| u64::from(a as $t != b as $t)
-        };
-    }
-    macro_rules! less {
-        ($t:ty) => {
-            |a, b| u64::from((a as $t) < b as $t)
-        };
-    }
-    macro_rules! at_most {
-        ($t:ty) => {
-            |a, b| u64::from(a as $t <= b as $t)
-        };
-    }
-    macro_rules! greater {
-        ($t:ty) => {
-            |a, b| u64::from(a as $t > b as $t)
-        };
-    }
-    macro_rules! at_least {
-        ($t:ty) => {
-            |a, b| u64::from(a as $t >= b as $t)
-        };
-    }
     Some(match how {
-        "eq" => any_integer!(kind, equal),
-        "ne" => any_integer!(kind, unequal),
-        "lt" | "lo" => any_integer!(kind, less),
-        "le" | "ls" => any_integer!(kind, at_most),
-        "gt" | "hi" => any_integer!(kind, greater),
-        "ge" | "hs" => any_integer!(kind, at_least),
+        "eq" => any_integer!(kind, T => |a, b| u64::from(a as T == b as T)),
+        "ne" => any_integer!(kind, T => |a, b| u64::from(a as T != b as T)),
+        "lt" | "lo" => any_integer!(kind, T => |a, b| u64::from((a as T) < b as T)),
+        "le" | "ls" => any_integer!(kind, T => |a, b| u64::from(a as T <= b as T)),
+        "gt" | "hi" => any_integer!(kind, T => |a, b| u64::from(a as T > b as T)),
+        "ge" | "hs" => any_integer!(kind, T => |a, b| u64::from(a as T >= b as T)),
         _ => return None,
     })
 }

@@ -1,26 +1,35 @@
-//! Every operation on a device, compared byte by byte with the reference on the host.
+//! Every operation on a device, compared byte by byte with `reference`: what `ringpull gpu-check` runs on a
+//! GPU.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ringpull_base::{Buffer, DType, Element, Error, Result, with_element};
-use ringpull_device::{Devices, Memory, Operation, Slice, Work, compute};
 use ringpull_kernels::compress::Codec;
 use ringpull_kernels::optim::{Optimizer, Rule};
 
-use super::{Check, FIRST, LIMIT, check};
+use super::devices::Devices;
+use super::handle::{Memory, Slice};
+use super::reference::compute;
+use super::work::{Operation, Work};
 
+/// The device that works.
+const FIRST: usize = 0;
+/// How long it may take for an operation.
+const LIMIT: Duration = Duration::from_secs(30);
 /// Numbers of elements: one, and some that are not a multiple of a block.
 const LENGTHS: [usize; 3] = [1, 37, 1000];
 /// More than one wave of blocks on any GPU.
 const LONG: usize = (1 << 20) + 3;
 
-/// Checks with up to as many elements as a buffer of `bytes` bytes has and some more, on simulated
-/// devices with few.
-pub(super) fn checks(devices: &Arc<Devices>, bytes: usize) -> Vec<Check> {
+/// The outcome of each check by its name. Buffers have few elements, and on devices that are not simulated also
+/// `bytes` bytes and some more, up to a length that is enough.
+pub fn check_operations(devices: &Arc<Devices>, bytes: usize) -> Vec<(String, Result<()>)> {
     let mut lengths = LENGTHS.to_vec();
     if devices.platform().name() != "sim" {
         lengths.push(LONG.min(bytes / 4 + 3));
     }
+    let len = 10_007.min(bytes / 4 + 3);
     let mut checks = Vec::new();
     for dtype in DType::ALL {
         let outcome = lengths.iter().try_for_each(|&len| {
@@ -29,11 +38,11 @@ pub(super) fn checks(devices: &Arc<Devices>, bytes: usize) -> Vec<Check> {
                 compare(devices, &Operation::Sum(dtype), &reads, &[len * dtype.size_bytes()])
             })
         });
-        checks.push(check(format!("sum of {dtype}"), said(outcome)));
+        checks.push((format!("sum of {dtype}"), outcome));
     }
-    checks.push(check("packing of a bucket", said(packing(devices))));
+    checks.push(("packing of a bucket".to_owned(), packing(devices)));
     for operation in [Operation::Quantise2 { threshold: 0.5 }, Operation::Quantise1 { threshold: 0.5 }] {
-        checks.push(check(format!("{operation:?}"), said(codec(devices, &operation, &lengths))));
+        checks.push((format!("{operation:?}"), codec(devices, &operation, &lengths)));
     }
     for rule in Rule::EXAMPLES {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
@@ -41,17 +50,12 @@ pub(super) fn checks(devices: &Arc<Devices>, bytes: usize) -> Vec<Check> {
                 if mastered && matches!(dtype, DType::F32 | DType::F64) {
                     continue;
                 }
-                let outcome = update(devices, rule, dtype, mastered);
                 let copy = if mastered { " with a master copy" } else { "" };
-                checks.push(check(format!("{rule} on {dtype}{copy}"), said(outcome)));
+                checks.push((format!("{rule} on {dtype}{copy}"), update(devices, rule, dtype, mastered, len)));
             }
         }
     }
     checks
-}
-
-fn said(outcome: Result<()>) -> Result<String> {
-    outcome.map(|()| "the reference's bits".to_owned())
 }
 
 fn packing(devices: &Arc<Devices>) -> Result<()> {
@@ -86,9 +90,8 @@ fn codec(devices: &Arc<Devices>, quantise: &Operation, lengths: &[usize]) -> Res
     Ok(())
 }
 
-fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool) -> Result<()> {
+fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool, len: usize) -> Result<()> {
     let optimizer: Arc<Optimizer> = Arc::new(format!("{rule},multi_precision={}", u8::from(mastered)).parse()?);
-    let len = 10_007;
     let real = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let (weight_bytes, slot_bytes) = (len * dtype.size_bytes(), len * real.size_bytes());
     for updates in [0, 3] {
@@ -116,10 +119,9 @@ fn compare(devices: &Arc<Devices>, operation: &Operation, reads: &[Buffer], leng
         for (index, (got, wanted)) in got.iter().zip(&wanted).enumerate() {
             let differs = got.bytes().iter().zip(wanted.bytes()).position(|(a, b)| a != b);
             if let Some(byte) = differs.or((got.bytes().len() != wanted.bytes().len()).then_some(0)) {
+                let what = format!("{operation:?} of {lengths:?} bytes at offset {offset}");
                 return Err(Error::argument(
-                    format!(
-                        "{operation:?} of {lengths:?} bytes at offset {offset}: result {index} differs from byte {byte} on"
-                    ),
+                    format!("{what}: result {index} differs from byte {byte} on"),
                     "the kernel and the reference must give the same bits",
                 ));
             }
