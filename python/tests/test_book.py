@@ -86,13 +86,18 @@ def test_every_page_has_a_place_in_the_book():
     assert set(PAGES) - {summary} <= placed
 
 
+#: The files of Horovod's functions for PyTorch.
+OF_HOROVOD_TORCH = (
+    *("__init__", "reductions", "scattering", "travelling", "mpi_ops"),
+    *("functions", "optimizer", "compression", "sync_batch_norm"),
+)
 #: The modules of the reference with their files, in its order.
 MODULES = {
     "ringpull": ["kvstore.py", "worker.py", "collectives.py", "shares.py", "optimizers.py", "errors.py"],
     "ringpull.torch": ["torch.py"],
     "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],
     "ringpull.horovod": ["horovod/__init__.py", "horovod/basics.py", "horovod/process_sets.py", "horovod/exceptions.py"],
-    "ringpull.horovod.torch": [f"horovod/torch/{name}.py" for name in ("__init__", "mpi_ops", "functions", "optimizer", "compression", "sync_batch_norm")],
+    "ringpull.horovod.torch": [f"horovod/torch/{name}.py" for name in OF_HOROVOD_TORCH],
     "ringpull.horovod.mxnet": [f"horovod/mxnet/{name}.py" for name in ("__init__", "mpi_ops", "training")],
     "ringpull.horovod.keras": [f"horovod/keras/{name}.py" for name in ("__init__", "reducing", "callbacks")],
 }

@@ -151,6 +151,20 @@ def test_an_updater_changes_the_stored_value(keyed, stype):
     assert seen == {single, *keys}
 
 
+def test_a_kind_of_one_process_has_all_states_also_if_they_are_to_be_divided():
+    outs = []
+    for sharded in None, True:
+        store = mx.kv.create("ringpull_local")
+        store.set_optimizer(mx.optimizer.LAMB(learning_rate=0.1), sharded=sharded)
+        store.init("w", mx.nd.ones(SHAPE))
+        for step in range(3):
+            store.push("w", mx.nd.ones(SHAPE) * step)
+        outs.append(mx.nd.empty(SHAPE))
+        store.pull("w", out=outs[-1])
+    whole, divided = (out.asnumpy() for out in outs)
+    assert np.array_equal(whole, divided) and not np.array_equal(whole, np.ones(SHAPE))
+
+
 def test_row_sparse_values_are_summed_and_their_rows_pulled():
     store = mx.kv.create("ringpull_local")
     store.init("a", mx.nd.zeros(SHAPE).tostype("row_sparse"))

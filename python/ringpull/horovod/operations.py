@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..errors import KVStoreError
@@ -11,7 +11,7 @@ from .basics import Adasum, Average, Max, Min, Product, Sum
 from .exceptions import as_horovod_error
 from .process_sets import ProcessSet
 
-__all__ = ["OPS", "Operation", "begin", "op_of"]
+__all__ = ["OPS", "Operation", "begin", "check_sum", "index_of_root", "op_of", "splits_of"]
 
 #: What a communicator calls a reduction.
 OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
@@ -26,6 +26,37 @@ def op_of(op: int | None, average: bool | None) -> int:
     if op not in (*OPS, Adasum):
         raise ValueError(f"op={op!r}\n  hint: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product or hvd.Adasum")
     return op
+
+
+def check_sum(op: int, what: str) -> None:
+    """Raises if the reduction is another than the sum or the average."""
+    if op not in (Average, Sum):
+        raise ValueError(f"op={op!r} of {what}\n  hint: give hvd.Average or hvd.Sum")
+
+
+def index_of_root(root_rank: int, process_set: ProcessSet) -> int:
+    """The number in the set of a rank of the job."""
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        raise ValueError(f"broadcast from root_rank={root_rank} in {process_set}\n  hint: name one of its ranks")
+    return ranks.index(root_rank)
+
+
+def splits_of(splits: Iterable[Any] | None, rows: int, count: int) -> list[int]:
+    """How many rows of an alltoall go to each of ``count`` ranks: as many to each, if nothing is said."""
+    if splits is None:
+        if rows % count:
+            raise ValueError(
+                f"alltoall of {rows} rows over {count} ranks\n  hint: give splits, how many rows go to each rank"
+            )
+        return [rows // count] * count
+    wanted = [int(split) for split in splits]
+    if len(wanted) != count or min(wanted) < 0 or sum(wanted) != rows:
+        raise ValueError(
+            f"splits={wanted} of {rows} rows over {count} ranks\n"
+            "  hint: give one for each rank, which add up to the rows"
+        )
+    return wanted
 
 
 _numbers = itertools.count()

@@ -28,7 +28,7 @@ from ..arguments import pairs
 from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
 from ..place import waits_in
 from ..worker import Worker, close_stores, leave_at_exit
-from .optimizer import StoredOptimizer
+from .optimizer import StoredOptimizer, mapped
 from .slot import Slot, dtype_name
 
 __all__ = ["MXNetKVStore", "as_mxnet_error"]
@@ -119,7 +119,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         self.handle = None
         self._updater: Any = None
         self._slots: dict[Any, Slot] = {}
-        self._last_spec = ""
+        self._last_sent = "", False
         self._is_p3 = False
         try:
             self._native = _native.Store(self.kind)
@@ -207,26 +207,34 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
     def set_optimizer(self, optimizer: Any, sharded: bool | None = None) -> None:
         """Lets an optimizer of MXNet's, or one of ``ringpull``, apply every push made from now on.
 
-        With ``sharded`` each rank of ``dist_sync_mpi`` has the states of its part of every key: see ``ringpull.KVStore``. The store
-        then runs the optimizer itself, so it has to be one that ``ringpull`` has: sgd, nag, adam or test. It stays sharded, so
-        ``gluon.Trainer`` may set its optimizer later.
+        With ``sharded`` each rank of ``dist_sync_mpi`` has the states of its part of every key: see ``ringpull.KVStore``.
+        The store then runs the optimizer itself, so it has to be one that ``ringpull`` has: sgd, nag, adam or test. It
+        stays sharded, so ``gluon.Trainer`` may set its optimizer later. Kinds of one process, and those with servers,
+        are as without it.
         """
-        self._sharded = self._sharded if sharded is None else sharded
-        if self._has_servers or self._sharded:
-            self._stored = True
-            self._updater = StoredOptimizer(optimizer, self.kind)
-            if isinstance(optimizer, optimizers.Optimizer):
-                self._send(optimizer.spec())
-            return
-        if isinstance(optimizer, optimizers.Optimizer):
-            self._stored = True
-            self._send(optimizer.spec())
-        elif isinstance(optimizer, mxnet.optimizer.Optimizer):
-            self._set_updater(mxnet.optimizer.get_updater(optimizer))
-        else:
+        is_ours = isinstance(optimizer, optimizers.Optimizer)
+        if not is_ours and not isinstance(optimizer, mxnet.optimizer.Optimizer):
             raise ArgumentError(
-                f"a {type(optimizer).__name__} as an optimizer\n  hint: give one of mxnet.optimizer, or such as ringpull.SGD()"
+                f"a {type(optimizer).__name__} as an optimizer\n"
+                "  hint: give one of mxnet.optimizer, or such as ringpull.SGD()"
             )
+        is_sharded = (self._sharded if sharded is None else sharded) and self.kind == "dist_sync_mpi"
+        is_kept = self._has_servers or is_sharded
+        if not is_kept and not is_ours:
+            self._set_updater(mxnet.optimizer.get_updater(optimizer))
+            return
+        if any(slot.weight is not None for slot in self._slots.values()):
+            raise UnsupportedError(
+                f"set_optimizer of one that the store runs, in a {self.kind} whose ranks run an updater\n"
+                "  hint: set it before the first push, or create another store"
+            )
+        # Raises if there is none of ours for it.
+        spec = mapped(optimizer, self.kind).spec()
+        if is_ours:
+            self._send(spec, is_sharded)
+        self._stored, self._sharded = True, is_sharded
+        if is_kept:
+            self._updater = StoredOptimizer(optimizer, self.kind)
 
     @_method
     def _set_updater(self, updater: Callable[[Any, Any, Any], None]) -> None:
@@ -316,7 +324,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         if self._updater is not None and not self._stored:
             slot.keep_weight()
         elif self._stored and self._updater is not None:
-            self._send(self._updater.spec(slot.key))
+            self._send(self._updater.spec(slot.key), self._sharded)
         if any(value.stype != "default" for value in values):
             self._push_rows(slot, values, priority, what)
             return
@@ -373,12 +381,12 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         found: Any = mxnet.nd.sparse.row_sparse_array((data, indices), shape=out.shape, dtype=out.dtype)
         found.copyto(out)
 
-    def _send(self, spec: str) -> None:
+    def _send(self, spec: str, is_sharded: bool) -> None:
         """Makes the store's optimizer this one, for the pushes after those called so far."""
-        if spec != self._last_spec:
+        if (spec, is_sharded) != self._last_sent:
             self._settle()
-            self._native.set_optimizer(spec, self._sharded)
-            self._last_spec = spec
+            self._native.set_optimizer(spec, is_sharded)
+            self._last_sent = spec, is_sharded
 
     def _settle(self) -> None:
         """Waits until every push called so far has reached the store: those in MXNet's engine have not."""

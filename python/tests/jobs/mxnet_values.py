@@ -144,11 +144,19 @@ if kind == "dist_sync_mpi":
     refusing.init("norms", mx.nd.ones(3))
     try:
         refusing.set_optimizer(mx.optimizer.LAMB(), sharded=True)
-        refusing.push("norms", mx.nd.ones(3))
     except ringpull.UnsupportedError as error:
         assert "LAMB" in str(error), error
     else:
         raise AssertionError("LAMB needs norms of whole keys, and was taken")
+    # Nothing was changed: ranks may run it.
+    refusing.set_optimizer(mx.optimizer.LAMB())
+    refusing.push("norms", mx.nd.ones(3))
+    try:
+        refusing.set_optimizer(mx.optimizer.Adam(), sharded=True)
+    except ringpull.UnsupportedError as error:
+        assert "before the first push" in str(error), error
+    else:
+        raise AssertionError("the ranks have the values, and the store was to update them")
 
 # A trainer: equal weights from unequal beginnings, and a distributed store is not reset.
 if kind == "dist_sync_mpi":

@@ -9,7 +9,7 @@ import mxnet
 import numpy
 
 from ..basics import Average, Sum
-from ..operations import OPS, Operation, begin, op_of
+from ..operations import OPS, Operation, begin, check_sum, index_of_root, op_of, splits_of
 from ..process_sets import ProcessSet, global_process_set
 
 __all__ = [
@@ -163,10 +163,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, priority: in
     given = _given(tensor)
 
     def call(comm: Any, known: str | None) -> list[Any]:
-        ranks = process_set.ranks or []
-        if root_rank not in ranks:
-            raise ValueError(f"broadcast from root_rank={root_rank} in {process_set}\n  hint: name one of its ranks")
-        return [comm.broadcast(given, ranks.index(root_rank), name=known, out=given)]
+        return [comm.broadcast(given, index_of_root(root_rank, process_set), name=known, out=given)]
 
     return _made(begin("broadcast", name, process_set, call, lambda results: results[0]).wait(), tensor)
 
@@ -183,15 +180,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, priority:
     With ``splits`` it returns also how many rows came from each rank.
     """
     given, count = _given(tensor), process_set.size()
-    rows = given.shape[0]
-    if splits is None:
-        if rows % count:
-            raise ValueError(f"alltoall of {rows} rows over {count} ranks\n  hint: give splits, how many rows go to each rank")
-        wanted = [rows // count] * count
-    else:
-        wanted = [int(split) for split in (splits.asnumpy() if isinstance(splits, mxnet.nd.NDArray) else splits)]
-        if len(wanted) != count or min(wanted) < 0 or sum(wanted) != rows:
-            raise ValueError(f"splits={wanted} of {rows} rows over {count} ranks\n  hint: give one for each rank, which add up to the rows")
+    wanted = splits_of(splits.asnumpy() if isinstance(splits, mxnet.nd.NDArray) else splits, given.shape[0], count)
 
     def call(comm: Any, known: str | None) -> list[Any]:
         return [comm.alltoall(given, splits=wanted, name=known)]
@@ -211,8 +200,7 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """:func:`reducescatter` of several arrays, as one operation."""
-    if op not in (Average, Sum):
-        raise ValueError(f"op={op!r} of reducescatter\n  hint: give hvd.Average or hvd.Sum")
+    check_sum(op, "reducescatter")
     given, count = [_given(tensor) for tensor in tensors], process_set.size()
 
     def call(comm: Any, known: str | None) -> list[Any]:

@@ -1,0 +1,96 @@
+"""The memory of tensors as it travels, and results where the caller has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = [
+    "AS_BYTES",
+    "as_rows",
+    "delivered",
+    "differentiable",
+    "from_rows",
+    "given_of",
+    "into",
+    "is_integral",
+    "scaled",
+]
+
+#: Types that only travel here, as bytes.
+AS_BYTES = (torch.int16, torch.bool)
+
+
+def given_of(tensor: Any) -> Any:
+    """The tensor's memory as a communicator takes it: on the host, contiguous, apart from the graph."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"a {type(tensor).__name__}\n  hint: give a torch.Tensor")
+    return tensor.detach().cpu().contiguous()
+
+
+def into(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copies results to where they belong, unless they were written there."""
+    for result, memory, tensor in zip(results, given, tensors):
+        if result.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+            with torch.no_grad():
+                tensor.copy_(result if result is not memory else memory)
+
+
+def is_integral(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point()
+
+
+def scaled(tensor: Any, factor: float) -> Any:
+    """Integers times a factor, rounded towards zero."""
+    return tensor if factor == 1.0 else (tensor.double() * factor).to(tensor.dtype)
+
+
+def delivered(
+    done: Sequence[torch.Tensor],
+    given: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor] | None,
+    is_single: bool,
+) -> Any:
+    """Results as the caller has them: in the tensors that it gave for them, or new ones where the tensors are."""
+    if outs is not None:
+        into(done, given, outs)
+        results = list(outs)
+    else:
+        results = [result.reshape(tensor.shape).to(tensor.device) for result, tensor in zip(done, tensors)]
+    return results[0] if is_single else results
+
+
+def as_rows(tensor: Any) -> Any:
+    """Rows of bytes, if a communicator does not know the type."""
+    if tensor.dtype not in AS_BYTES:
+        return tensor
+    rows = tensor.shape[0] if tensor.dim() else 1
+    # An empty tensor has no last dimension to view otherwise.
+    width = tensor.numel() // rows if rows else int(torch.Size(tensor.shape[1:]).numel())
+    return tensor.reshape(rows, width).view(torch.uint8)
+
+
+def from_rows(rows: Any, like: Any) -> Any:
+    """Rows of what `like` is a part of."""
+    if like.dtype in AS_BYTES:
+        rows = rows.view(like.dtype)
+    return rows.reshape(-1, *like.shape[1:]).to(like.device)
+
+
+def differentiable(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    """A function that autograd knows: ``forward`` of the tensors, ``backward`` of the results' gradients."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: Any) -> Any:
+            result = forward(*tensors)
+            return tuple(result) if isinstance(result, list) else result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return backward(*gradients)
+
+    return Function.apply
