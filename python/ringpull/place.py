@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import threading
@@ -11,7 +12,9 @@ from types import FrameType
 #: Packages whose lines are not the program's own.
 _LIBRARIES = {"mxnet", "numpy", "ringpull", "ringpull_torch", "torch"}
 #: Where files lie that are no program's own: Python's, and what is installed.
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+#: Where scripts lie that only call a program that is installed.
+_SCRIPTS = sysconfig.get_path("scripts") + os.sep
 #: Whether a thread in a function of that name waits for what a store owes the framework, by the framework's
 #: package.
 _waits: dict[str, Callable[[str], bool]] = {}
@@ -39,11 +42,32 @@ def _place_of(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
 
 def _caller_of(frame: FrameType) -> FrameType:
-    """The program's line that has called into a frame of Python's own or of an installed package; that frame, if there is none."""
+    """The program's line that has called into a frame of Python's own or of an installed package. The program itself may
+    be installed; then it is the package that its script, or ``python -m``, has called. The frame, if there is none.
+    """
+    inner: list[FrameType] = []
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename.startswith(("<frozen ", *_INSTALLED)):
-        caller = caller.f_back
-    return caller or frame
+        inner.append(caller)
+        # Behind that of ``python -m`` there is only what has started it.
+        is_start = caller.f_code.co_name == "<module>" and caller.f_globals.get("__name__") == "__main__"
+        caller = None if is_start else caller.f_back
+    is_script = caller is not None and caller.f_code.co_filename.startswith(_SCRIPTS)
+    if caller is not None and not (is_script and caller.f_code.co_name == "<module>"):
+        return caller
+    packages = [_package_of_program(one) for one in inner]
+    program = next((package for package in reversed(packages) if package is not None), None)
+    own = (one for one, package in zip(inner, packages, strict=True) if package is not None and package == program)
+    return next(own, caller or frame)
+
+
+def _package_of_program(frame: FrameType) -> str | None:
+    """The package that an installed program may be in, of one of its frames."""
+    if frame.f_code.co_filename.startswith("<frozen "):
+        return None
+    names = frame.f_globals
+    name = names.get("__package__") if names.get("__name__") == "__main__" else names.get("__name__")
+    return str(name).partition(".")[0] if name else None
 
 
 def place() -> tuple[str | None, bool, list[int]]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-LIBRARY = ROOT / "target/debug/deps/libringpull_fake_cuda.so"
+#: What cargo has built; an absolute folder takes the place of the root.
+DEBUG = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "debug"
+LIBRARY = DEBUG / "deps/libringpull_fake_cuda.so"
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def machine(tmp_path):
     paths = [str(folder), str(compilers[0]), os.environ.get("LD_LIBRARY_PATH", "")]
     return os.environ | {
         "LD_LIBRARY_PATH": ":".join(filter(None, paths)),
-        "XDG_CACHE_HOME": str(ROOT / "target/debug/fake-cuda/cache"),
+        "XDG_CACHE_HOME": str(DEBUG / "fake-cuda/cache"),
         "RINGPULL_DEVICES": "cuda",
         "FAKE_CUDA_DEVICES": "2",
         "FAKE_CUDA_LOG": str(tmp_path / "findings"),

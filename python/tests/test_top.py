@@ -1,21 +1,26 @@
 """What `ringpull top`, metrics and SIGUSR1 say of a running job."""
 
 import json
+import os
 import re
 import socket
 
 from ranks import HERE, mpi, ringpull_binary
 
 
-def free_port():
+def free_address():
+    """A port of an address that only this process's jobs have: every one of 127.0.0.0/8 is loopback's."""
+    pid = os.getpid()
+    host = f"127.{1 + (pid >> 16) % 254}.{(pid >> 8) % 256}.{pid % 256}"
     with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+        found.bind((host, 0))
+        return f"{host}:{found.getsockname()[1]}"
 
 
 def test_a_late_rank_is_named_with_its_line_and_the_key_by_whoever_asks():
-    port = free_port()
-    done = mpi(3, HERE / "jobs/watched.py", ringpull_binary(), port, RINGPULL_METRICS=port, RINGPULL_TIMEOUT=60)
+    metrics = free_address()
+    words = {"RINGPULL_METRICS": metrics, "RINGPULL_TIMEOUT": 60}
+    done = mpi(3, HERE / "jobs/watched.py", ringpull_binary(), metrics, **words)
     assert done.status == 0 and all(f"rank {rank} is done" in printed.out for rank, printed in enumerate(done.ranks)), f"{done}"
     out, err = done.ranks[2].out, done.ranks[2].err
     status, rest = re.split(r"<json took [\d.]+ s>\n", out)

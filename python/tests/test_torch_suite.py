@@ -1,7 +1,7 @@
 """PyTorch's own tests of process groups, with our backend's name: `torch.testing._internal.distributed.distributed_test`.
 
-They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. What PyTorch keeps for other backends
-for CPUs is run under their names, with our process groups.
+They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. What PyTorch
+keeps for other backends for CPUs is run under their names, with our process groups. All jobs together have a limit.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from ranks import HERE, mpi
 LEFT_OUT = HERE / "torch_suite_left_out.txt"
 
 pytestmark = pytest.mark.long
+
+#: Seconds for all jobs of a number of ranks.
+LIMIT_S = 1500
 
 
 def names():
@@ -43,12 +47,15 @@ def left_out():
 KEPT_FOR = {"gloo": r"be one of \{.*'gloo'|get_future is only|GLOO|Only [Gg]loo backend", "mpi": "Only MPI"}
 
 
-def outcomes(ranks, tests, folder, backend):
-    """How each test ends on rank 0, or on the rank where it fails, and the jobs that had a failure."""
+def outcomes(ranks, tests, folder, backend, end):
+    """How each test ends on rank 0, or on the rank where it fails, and the jobs that had a failure, before ``end``."""
     found, failed = {}, []
     while tests:
         words = {"RINGPULL_TIMEOUT": 60, "RINGPULL_TESTS_AS": backend}
-        done = mpi(ranks, HERE / "jobs/torch_suite.py", folder, *tests, deadline=1500, **words)
+        left = max(0.0, end - time.monotonic())
+        if not left:
+            pytest.fail("\n\n".join([f"{LIMIT_S} s have passed, with {len(tests)} tests left", *failed]))
+        done = mpi(ranks, HERE / "jobs/torch_suite.py", folder, *tests, deadline=left, **words)
         lines = [dict(re.findall(r"^(test_\w+) (.*)$", printed.out, re.MULTILINE)) for printed in done.ranks]
         for outcome_of in reversed(lines):
             found |= outcome_of
@@ -75,12 +82,13 @@ def test_pytorchs_own_tests_pass(ranks, tmp_path):
     assert reasons.keys() <= set(every), sorted(reasons.keys() - set(every))
     chosen = os.environ.get("RINGPULL_TORCH_TESTS")
     tests = [name for name in every if (re.search(chosen, name) if chosen else name not in reasons)]
-    found, failed = outcomes(ranks, tests, tmp_path, "ringpull")
+    end = time.monotonic() + LIMIT_S
+    found, failed = outcomes(ranks, tests, tmp_path, "ringpull", end)
     for backend, reason in KEPT_FOR.items():
         kept = [name for name, outcome in found.items() if outcome.startswith("skipped") and re.search(reason, outcome)]
         # Groups of ranks that are not there: MPI's tests do not ask how many there are.
         kept = [name for name in kept if backend != "mpi" or ranks >= 4 or not name.endswith("_group")]
-        also, worse = outcomes(ranks, sorted(kept), tmp_path, backend)
+        also, worse = outcomes(ranks, sorted(kept), tmp_path, backend, end)
         found, failed = found | also, failed + worse
     counts = {kind: sum(outcome.startswith(kind) for outcome in found.values()) for kind in ("ok", "skipped", "failed")}
     print(counts)

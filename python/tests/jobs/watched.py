@@ -1,15 +1,17 @@
 """Rank 2 is late, and asks meanwhile what the ranks are doing: by `ringpull top`, over HTTP and by SIGUSR1.
 
-    mpirun -n 3 python watched.py COMMAND PORT
+    mpirun -n 3 python watched.py COMMAND HOST:PORT 2>FILE
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy
 
@@ -18,7 +20,22 @@ import ringpull
 LATE = 2
 
 
-def evaluate(command, port):
+#: Seconds within which a signal is answered.
+PATIENCE_S = 30
+
+
+def answered():
+    """Waits until this process's errors, which are in a file, name every rank after SIGUSR1."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        _, _, answer = Path("/proc/self/fd/2").read_text().partition("(SIGUSR1)")
+        if len(re.findall(r"^  rank \d+ \(pid .*\n", answer, re.MULTILINE)) == 3 and "has not called" in answer:
+            return
+        time.sleep(0.01)
+    print(f"SIGUSR1 was not answered within {PATIENCE_S} s")
+
+
+def evaluate(command, address):
     begun = time.monotonic()
     for form in "json", "table":
         words = [command, "top", str(os.getpid()), "--format", form]
@@ -27,17 +44,17 @@ def evaluate(command, port):
         begun = time.monotonic()
     for path in "metrics", "health", "nothing":
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{address}/{path}", timeout=10) as answer:
                 print(answer.read().decode())
                 print(f"<{path} {answer.status}>")
         except urllib.error.HTTPError as refused:
             print(f"<{path} {refused.code}>")
     os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(1.5)
+    answered()
 
 
 def main():
-    command, port = sys.argv[1:]
+    command, address = sys.argv[1:]
     store = ringpull.create("dist_sync_mpi")
     gradient = numpy.zeros(1000, numpy.float32)
     for key in "first", "second":
@@ -45,7 +62,7 @@ def main():
     # Enough steps for the sequence of calls to be frozen.
     for step in range(60):
         if step == 50 and store.rank == LATE:
-            evaluate(command, port)
+            evaluate(command, address)
         for key in "first", "second":
             gradient[:] = store.rank + step
             store.pushpull(key, gradient)
