@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""DistributedDataParallel over the backend `ringpull` beside gloo: the same model in the same processes, step by step in turn.
+"""DistributedDataParallel over the backend `ringpull` beside gloo: the same model in the same processes, step
+by step in turn.
 
-    mpirun -n 2 --oversubscribe .venv-torch/bin/python benches/ddp.py [--layers 8] [--width 2048] [--batch 2] [--rounds 20]
-    ringpull lab up 8 200mbit; ringpull launch -n 8 --launcher lab -- .venv-torch/bin/python benches/ddp.py --width 256; ringpull lab down
+    mpirun -n 2 --oversubscribe .venv-torch/bin/python benches/ddp.py \\
+      [--layers 8] [--width 2048] [--batch 2] [--rounds 20]
+    ringpull lab up 8 200mbit
+    ringpull launch -n 8 --launcher lab -- .venv-torch/bin/python benches/ddp.py --width 256
+    ringpull lab down
 
-Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend, now the one first and now the other; rounds of warm-up
-come before. A step is forward, backward and the optimizer; its time is the slowest rank's. Rank 0 prints the median step of each, and their
-ratio with the quartiles of the rounds' ratios. In the end the parameters of both must be the same on every rank.
+Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend, now the one first
+and now the other; rounds of warm-up come before. A step is forward, backward and the optimizer; its time is
+the slowest rank's. Rank 0 prints the median step of each, and their ratio with the quartiles of the rounds'
+ratios. In the end the parameters of both must be the same on every rank.
 """
 
 import argparse
@@ -79,7 +84,10 @@ for (_, model), (_, other) in [(trainers["ringpull"], trainers["gloo"])]:
 
 if rank == 0:
     count = sum(parameter.numel() for parameter in trainers["gloo"][1].parameters())
-    print(f"DistributedDataParallel, {size} ranks, {4 * count / 1e6:.1f} MB of gradients, batch {options.batch}, {options.rounds} rounds")
+    print(
+        f"DistributedDataParallel, {size} ranks, {4 * count / 1e6:.1f} MB of gradients, "
+        f"batch {options.batch}, {options.rounds} rounds"
+    )
     for name, times in seconds.items():
         print(f"{name:10} median step {1e3 * statistics.median(times):9.2f} ms")
     ratios = [ours / gloo for ours, gloo in zip(seconds["ringpull"], seconds["gloo"], strict=True)]

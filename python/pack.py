@@ -1,6 +1,7 @@
 """Packs a staged folder into a wheel. Called by scripts/wheel with: STAGE PYPROJECT GLIBC OUT
 
-STAGE holds `ringpull` and `ringpull_torch` (the packages), `bin` (programs), and `lib` and `share`, which go beside `bin`."""
+STAGE holds `ringpull` and `ringpull_torch` (the packages), `bin` (programs), and `lib` and `share`, which go
+beside `bin`."""
 
 import pathlib
 import platform
@@ -18,13 +19,20 @@ info, data = f"{name}.dist-info", f"{name}.data"
 wheel = out / f"{name}-{tag}.whl"
 
 with WheelFile(wheel, "w") as archive:
-    for folder, at in (("ringpull", "ringpull"), ("ringpull_torch", "ringpull_torch"), ("bin", f"{data}/scripts"), ("lib", f"{data}/data/lib"), ("share", f"{data}/data/share")):
+    for folder, at in (
+        ("ringpull", "ringpull"),
+        ("ringpull_torch", "ringpull_torch"),
+        ("bin", f"{data}/scripts"),
+        ("lib", f"{data}/data/lib"),
+        ("share", f"{data}/data/share"),
+    ):
         for path in sorted((stage / folder).rglob("*")):
             if path.is_file():
                 archive.write(str(path), f"{at}/{path.relative_to(stage / folder)}")
     archive.writestr(f"{info}/METADATA", str(metadata.as_rfc822()))
     entry_points = "".join(
-        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in places.items()) for group, places in metadata.entrypoints.items()
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in places.items())
+        for group, places in metadata.entrypoints.items()
     )
     archive.writestr(f"{info}/entry_points.txt", entry_points)
     archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: scripts/wheel\nRoot-Is-Purelib: false\nTag: {tag}\n")

@@ -2,8 +2,9 @@
 
     VENV/bin/pip install --no-deps torch && VENV/bin/python scripts/torch-without-cuda.py
 
-For every library that PyTorch's own ask for and nobody has, it compiles one beside them. Its functions return what CUDA's return where no device
-is: `torch.cuda.is_available()` is False. Needs a C compiler, `nm` and `readelf`."""
+For every library that PyTorch's own ask for and nobody has, it compiles one beside them. Its functions return
+what CUDA's return where no device is: `torch.cuda.is_available()` is False. Needs a C compiler, `nm` and
+`readelf`."""
 
 import pathlib
 import re
@@ -26,7 +27,9 @@ def printed(*command):
 
 def symbols(*words):
     """`NAME` or `NAME@VERSION`, as `nm` gives them."""
-    return {re.sub("@@", "@", line.split()[-1]) for path in ours for line in printed("nm", "-D", *words, path).splitlines()}
+    return {
+        re.sub("@@", "@", line.split()[-1]) for path in ours for line in printed("nm", "-D", *words, path).splitlines()
+    }
 
 
 system = {line.split()[0] for line in printed("/sbin/ldconfig", "-p").splitlines()[1:]}
@@ -60,12 +63,28 @@ with tempfile.TemporaryDirectory() as build:
         # What no version assigns to a library is in the first.
         named = set().union(*groups.values(), loose if library == missing[0] else set())
         code.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(named)))
-        blocks = [f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};\n" for version, names in groups.items()]
+        blocks = [
+            f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};\n"
+            for version, names in groups.items()
+        ]
         script.write_text("".join(blocks))
         words = [f"-Wl,--version-script={script}"] if blocks else []
         # Names of the C library's own are among them, with other types.
         subprocess.run(
-            ["cc", "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-nostdlib", "-o", folder / library, code, f"-Wl,-soname,{library}", *words],
+            [
+                "cc",
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-w",
+                "-fno-builtin",
+                "-nostdlib",
+                "-o",
+                folder / library,
+                code,
+                f"-Wl,-soname,{library}",
+                *words,
+            ],
             check=True,
         )
 print(f"{len(missing)} libraries of CUDA stand beside PyTorch's own: {' '.join(missing)}", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""The images and labels of Fashion-MNIST, from the packed IDX files of Debian's package dataset-fashion-mnist."""
+"""The images and labels of Fashion-MNIST, from the packed IDX files of Debian's package
+dataset-fashion-mnist."""
 
 import gzip
 import pathlib

@@ -18,8 +18,12 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16, help="images in a rank's batch (default: 16)")
-    parser.add_argument("--lr", type=float, default=0.0125, help="of one rank; multiplied by the number of ranks (default: 0.0125)")
-    parser.add_argument("--checkpoint", type=pathlib.Path, help="rank 0 writes the model there, a .keras file, after each epoch")
+    parser.add_argument(
+        "--lr", type=float, default=0.0125, help="of one rank; multiplied by the number of ranks (default: 0.0125)"
+    )
+    parser.add_argument(
+        "--checkpoint", type=pathlib.Path, help="rank 0 writes the model there, a .keras file, after each epoch"
+    )
     parser.add_argument("--limit-train", type=int, help="train on the first N images only")
     parser.add_argument("--limit-test", type=int, help="evaluate on the first N images only")
     parser.add_argument("--data", type=pathlib.Path, help="the folder of the IDX files")

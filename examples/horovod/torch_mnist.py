@@ -20,9 +20,13 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16, help="images in a rank's batch (default: 16)")
-    parser.add_argument("--lr", type=float, default=0.0125, help="of one rank; multiplied by the number of ranks (default: 0.0125)")
+    parser.add_argument(
+        "--lr", type=float, default=0.0125, help="of one rank; multiplied by the number of ranks (default: 0.0125)"
+    )
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as halves")
-    parser.add_argument("--checkpoint", type=pathlib.Path, help="rank 0 writes it after each epoch, and all go on from it")
+    parser.add_argument(
+        "--checkpoint", type=pathlib.Path, help="rank 0 writes it after each epoch, and all go on from it"
+    )
     parser.add_argument("--limit-train", type=int, help="train on the first N images only")
     parser.add_argument("--limit-test", type=int, help="evaluate on the first N images only")
     parser.add_argument("--data", type=pathlib.Path, help="the folder of the IDX files")
@@ -43,10 +47,17 @@ def main():
     sampler = DistributedSampler(training, num_replicas=hvd.size(), rank=hvd.rank(), drop_last=True)
     loader = DataLoader(training, batch_size=options.batch, sampler=sampler, drop_last=True)
     test = data_set("t10k", options.limit_test, options.data)
-    test_loader = DataLoader(test, batch_size=500, sampler=DistributedSampler(test, hvd.size(), hvd.rank(), shuffle=False))
+    test_loader = DataLoader(
+        test, batch_size=500, sampler=DistributedSampler(test, hvd.size(), hvd.rank(), shuffle=False)
+    )
 
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 5, 2, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 7 * 7, 10)
+        nn.Conv2d(1, 8, 5, 2, 2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 7 * 7, 10),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * hvd.size(), momentum=0.9)
     first = 0

@@ -54,7 +54,8 @@ class Operation(Generic[T]):
         return bool(self._result) or self._raised is not None or self._called.done()
 
     def _take(self) -> bool:
-        """Whether the result is there; then :meth:`wait` has it. Who asks does not wait, which would end what goes on without messages."""
+        """Whether the result is there; then :meth:`wait` has it. Who asks does not wait, which would end what
+        goes on without messages."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -303,7 +304,8 @@ class Communicator:
         self._native.barrier()
 
     def barrier_async(self) -> Operation[None]:
-        """A barrier that :meth:`Operation.wait` waits at. It goes together with :meth:`barrier_async` of other ranks."""
+        """A barrier that :meth:`Operation.wait` waits at. It goes together with :meth:`barrier_async` of
+        other ranks."""
         return Operation(self._native.begin_barrier(), lambda _made, _taken: None)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Operation[None]:
@@ -362,8 +364,9 @@ def _operation(array: Array, out: Array, called: _native.Called) -> Operation[An
 def communicator(timeout: float | None = None) -> Communicator:
     """All ranks of this process's MPI job; without ``mpirun`` it is a job of one.
 
-    The first call, or the first ``dist_sync_mpi`` store, initialises MPI. Collective: it blocks until every rank has called it. If it
-    initialises MPI, ``timeout``, in seconds, takes the place of ``RINGPULL_TIMEOUT``.
+    The first call, or the first ``dist_sync_mpi`` store, initialises MPI. Collective: it blocks until every
+    rank has called it. If it initialises MPI, ``timeout``, in seconds, takes the place of
+    ``RINGPULL_TIMEOUT``.
     """
     found = Communicator(_native.Communicator(timeout))
     leave_at_exit(found)

@@ -170,9 +170,10 @@ class KVStore(Worker):
         """Lets an optimizer such as ``ringpull.SGD(learning_rate=0.1)`` apply every push made from now on, on every rank alike or on
         the servers. Called again it changes the hyper-parameters and keeps the states while the rule stays the same.
 
-        With ``sharded`` the states are divided over the ranks of ``dist_sync_mpi``: each rank has those of its part of every key, and
-        updates that part for all. As many bytes travel as without it. The store then takes no other optimizer, and
-        :meth:`save_optimizer_states` has to be called by every rank. Kinds of one process, and those with servers, are as without it.
+        With ``sharded`` the states are divided over the ranks of ``dist_sync_mpi``: each rank has those of
+        its part of every key, and updates that part for all. As many bytes travel as without it. The store
+        then takes no other optimizer, and :meth:`save_optimizer_states` has to be called by every rank. Kinds
+        of one process, and those with servers, are as without it.
         """
         if not isinstance(optimizer, (Optimizer, str)):
             raise ArgumentError(
@@ -207,9 +208,9 @@ class KVStore(Worker):
         self._compress(compression_params)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Writes the optimizer's states, and the optimizer too if ``dump_optimizer``, to a file, whole or not at all. Waits for
-        every push. With a sharded optimizer every rank must call it, and each writes the states of all to its file; they can be loaded
-        by any number of ranks, with ``sharded`` or without.
+        """Writes the optimizer's states, and the optimizer too if ``dump_optimizer``, to a file, whole or not
+        at all. Waits for every push. With a sharded optimizer every rank must call it, and each writes the
+        states of all to its file; they can be loaded by any number of ranks, with ``sharded`` or without.
         """
         self._native.save_optimizer_states(os.fspath(fname), dump_optimizer)
 

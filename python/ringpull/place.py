@@ -42,8 +42,9 @@ def _place_of(frame: FrameType | None) -> tuple[FrameType | None, bool]:
 
 
 def _caller_of(frame: FrameType) -> FrameType:
-    """The program's line that has called into a frame of Python's own or of an installed package. The program itself may
-    be installed; then it is the package that its script, or ``python -m``, has called. The frame, if there is none.
+    """The program's line that has called into a frame of Python's own or of an installed package. The program
+    itself may be installed; then it is the package that its script, or ``python -m``, has called. The frame,
+    if there is none.
     """
     inner: list[FrameType] = []
     caller: FrameType | None = frame

@@ -63,7 +63,8 @@ uncaught.knows(lambda: _raised[-1] if _raised else None)
 
 
 def give_up(future: torch.futures.Future[Any], error: Exception) -> None:
-    """Gives a future what kept its result from coming, without the frames that it has passed, and their tensors."""
+    """Gives a future what kept its result from coming, without the frames that it has passed, and their
+    tensors."""
     error = error.with_traceback(None)
     _raised[:] = [error]
     future.set_exception(error)
@@ -133,7 +134,8 @@ pending: list[Callable[[], bool]] = []
 
 
 def _waits(function: str) -> bool:
-    """Whether a thread in that function of PyTorch's waits for results: the backward pass has computed everything."""
+    """Whether a thread in that function of PyTorch's waits for results: the backward pass has computed
+    everything."""
     return function == "backward" and any(is_pending() for is_pending in pending)
 
 

@@ -1,8 +1,10 @@
-"""Lets ``import torch`` know the backend ``ringpull`` of ``torch.distributed``: the entry point of the group ``torch.backends``.
+"""Lets ``import torch`` know the backend ``ringpull`` of ``torch.distributed``: the entry point of the group
+``torch.backends``.
 
-Every program that imports PyTorch imports this. So it loads nothing of ours, which happens when a process group is
-made, and changes nothing for other backends. Without entry points, as with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and
-before PyTorch 2.5, ``import ringpull.torch_distributed`` does the same.
+Every program that imports PyTorch imports this. So it loads nothing of ours, which happens when a process
+group is made, and changes nothing for other backends. Without entry points, as with
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` and before PyTorch 2.5, ``import ringpull.torch_distributed`` does the
+same.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def _launched() -> tuple[str, str] | None:
 
 
 def _is_for_ours() -> bool:
-    """Whether ``init_process_group``, which this is called by, was given the backend ``ringpull``. A rendezvous is not told."""
+    """Whether ``init_process_group``, which this is called by, was given the backend ``ringpull``. A
+    rendezvous is not told."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "init_process_group":
         frame = frame.f_back
@@ -56,7 +59,8 @@ def _meet(url: str, **more: Any) -> Iterator[Any]:
 
 
 def load() -> None:
-    """:func:`register`, where an error would end ``import torch`` of a program that may not want the backend."""
+    """:func:`register`, where an error would end ``import torch`` of a program that may not want the
+    backend."""
     try:
         register()
     except Exception as error:

@@ -61,7 +61,13 @@ class OnDevice:
         shape = (ctypes.c_int64 * self.array.ndim)(*self.array.shape)
         strides = self.strides and (ctypes.c_int64 * self.array.ndim)(*self.strides)
         tensor = DLTensor(
-            self.data(), self.truly, self.array.ndim, (2, 32, 1, 0), shape, strides and ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)), 0
+            self.data(),
+            self.truly,
+            self.array.ndim,
+            (2, 32, 1, 0),
+            shape,
+            strides and ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)),
+            0,
         )
         managed = Managed(tensor, None, ctypes.cast(delete, ctypes.c_void_p))
         alive[ctypes.addressof(managed)] = (managed, shape, strides, self.array)

@@ -81,6 +81,9 @@ def test_the_example_of_keras_ends_with_equal_weights(tmp_path):
 def hashes_of(script, *more, **environment):
     """The hash of the weights with which both ranks of the example end."""
     done = mpi(2, "-m", "ringpull.horovod", EXAMPLES / script, *SHORT, *more, **environment)
-    found = [re.findall(rf"^rank {rank} of 2 weights (\w+)$", printed.out, re.MULTILINE) for rank, printed in enumerate(done.ranks)]
+    found = [
+        re.findall(rf"^rank {rank} of 2 weights (\w+)$", printed.out, re.MULTILINE)
+        for rank, printed in enumerate(done.ranks)
+    ]
     assert done.status == 0 and len(found[0]) == 1 and found[0] == found[1], f"{done}"
     return found[0]

@@ -180,7 +180,12 @@ def test_a_job_reports_once_where_its_ranks_are_unless_it_is_quiet():
         code = "import ringpull, sys; stores = [ringpull.create(kind) for kind in sys.argv[1:]]"
         jobs = [
             mpi(2, "-c", code, "dist_sync_mpi", "dist_sync_mpi", RINGPULL_QUIET=quiet),
-            mpi(2, "-c", "import ringpull; ringpull.communicator(); ringpull.create('dist_sync_mpi')", RINGPULL_QUIET=quiet),
+            mpi(
+                2,
+                "-c",
+                "import ringpull; ringpull.communicator(); ringpull.create('dist_sync_mpi')",
+                RINGPULL_QUIET=quiet,
+            ),
             launched(2, 1, "-c", code, "dist_sync", RINGPULL_QUIET=quiet),
         ]
         return [sorted(printed.text for printed in well(done).ranks) for done in jobs]

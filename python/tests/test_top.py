@@ -21,7 +21,9 @@ def test_a_late_rank_is_named_with_its_line_and_the_key_by_whoever_asks():
     metrics = free_address()
     words = {"RINGPULL_METRICS": metrics, "RINGPULL_TIMEOUT": 60}
     done = mpi(3, HERE / "jobs/watched.py", ringpull_binary(), metrics, **words)
-    assert done.status == 0 and all(f"rank {rank} is done" in printed.out for rank, printed in enumerate(done.ranks)), f"{done}"
+    assert done.status == 0 and all(f"rank {rank} is done" in printed.out for rank, printed in enumerate(done.ranks)), (
+        f"{done}"
+    )
     out, err = done.ranks[2].out, done.ranks[2].err
     status, rest = re.split(r"<json took [\d.]+ s>\n", out)
     (job,) = json.loads(status)
@@ -29,10 +31,21 @@ def test_a_late_rank_is_named_with_its_line_and_the_key_by_whoever_asks():
     assert late["ranks"] == [2] and late["operation"].endswith('key "first"') and late["waited_s"] > 0.5, f"{done}"
     assert [rank["steps"] for rank in job["ranks"]] == [51, 51, 50], f"{done}"
     site = r"rank 2 \(pid \d+ on \S+\) at \S*watched\.py:\d+ in evaluate has not called"
-    assert re.search(rf"^late: rank [01] has waited [\d.]+ s for .* key \"first\", which {site}$", rest, re.MULTILINE), f"{done}"
-    for line in 'ringpull_late{rank="2"} 1', 'ringpull_up{rank="1"} 1', "<metrics 200>", "ok", "<health 200>", "<nothing 404>":
+    assert re.search(
+        rf"^late: rank [01] has waited [\d.]+ s for .* key \"first\", which {site}$", rest, re.MULTILINE
+    ), f"{done}"
+    for line in (
+        'ringpull_late{rank="2"} 1',
+        'ringpull_up{rank="1"} 1',
+        "<metrics 200>",
+        "ok",
+        "<health 200>",
+        "<nothing 404>",
+    ):
         assert line in rest.splitlines(), f"{line}\n{done}"
     assert re.search(r"^ringpull_steps_total\{rank=\"0\",host=\"[^\"]+\"\} 51$", rest, re.MULTILINE), f"{done}"
     # SIGUSR1: a line for each rank, and who is late.
-    assert "(SIGUSR1)" in err and all(re.search(rf"^  rank {rank} \(pid", err, re.MULTILINE) for rank in range(3)), f"{done}"
+    assert "(SIGUSR1)" in err and all(re.search(rf"^  rank {rank} \(pid", err, re.MULTILINE) for rank in range(3)), (
+        f"{done}"
+    )
     assert re.search(site, err), f"{done}"

@@ -57,7 +57,12 @@ FAULTS = {
         ["DisagreementError", "rank 2 has broadcast"],
         {},
     ),
-    "missing": (f"busy([1, 2]) if rank == 0 else {ONES}", [1, 2], ["StalledError", "rank(s) [0] have not called it"], {}),
+    "missing": (
+        f"busy([1, 2]) if rank == 0 else {ONES}",
+        [1, 2],
+        ["StalledError", "rank(s) [0] have not called it"],
+        {},
+    ),
     "timeout of the group": (
         f"busy([1, 2]) if rank == 0 else {ONES}",
         [1, 2],
@@ -105,7 +110,9 @@ def test_a_fault_raises_on_every_rank_in_time(fault, tmp_path):
 def test_torchrun_without_mpi_is_one_error():
     code = "import torch.distributed as dist, ringpull.torch_distributed; dist.init_process_group('ringpull')"
     of_torchrun = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
-    code = code.replace("dist.init", "store = dist.HashStore(); dist.init").replace("'ringpull')", "'ringpull', store=store, rank=0, world_size=2)")
+    code = code.replace("dist.init", "store = dist.HashStore(); dist.init").replace(
+        "'ringpull')", "'ringpull', store=store, rank=0, world_size=2)"
+    )
     status, output = run([sys.executable, "-c", code], **of_torchrun)
     assert status == 1 and "torchrun starts no ranks of MPI: start it with mpirun" in output, output
 
@@ -136,7 +143,9 @@ def test_an_error_of_ours_is_a_warning_of_import_torch():
     assert "PyTorch does not know the backend ringpull: AttributeError" in output, output
 
 
-@pytest.mark.skipif(not KNOWS_BACKENDS, reason="PyTorch before 2.5 has no entry points of backends: scripts/setup --torch-distributed")
+@pytest.mark.skipif(
+    not KNOWS_BACKENDS, reason="PyTorch before 2.5 has no entry points of backends: scripts/setup --torch-distributed"
+)
 @pytest.mark.long
 def test_pytorch_knows_the_backend_by_itself_and_loads_nothing_of_ours():
     code = """if True:

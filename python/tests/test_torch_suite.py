@@ -1,7 +1,9 @@
-"""PyTorch's own tests of process groups, with our backend's name: `torch.testing._internal.distributed.distributed_test`.
+"""PyTorch's own tests of process groups, with our backend's name:
+`torch.testing._internal.distributed.distributed_test`.
 
-They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. What PyTorch
-keeps for other backends for CPUs is run under their names, with our process groups. All jobs together have a limit.
+They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. What
+PyTorch keeps for other backends for CPUs is run under their names, with our process groups. All jobs together
+have a limit.
 """
 
 import importlib.util
@@ -48,7 +50,8 @@ KEPT_FOR = {"gloo": r"be one of \{.*'gloo'|get_future is only|GLOO|Only [Gg]loo 
 
 
 def outcomes(ranks, tests, folder, backend, end):
-    """How each test ends on rank 0, or on the rank where it fails, and the jobs that had a failure, before ``end``."""
+    """How each test ends on rank 0, or on the rank where it fails, and the jobs that had a failure, before
+    ``end``."""
     found, failed = {}, []
     while tests:
         words = {"RINGPULL_TIMEOUT": 60, "RINGPULL_TESTS_AS": backend}
@@ -76,7 +79,9 @@ def outcomes(ranks, tests, folder, backend, end):
 def test_pytorchs_own_tests_pass(ranks, tmp_path):
     torch = pytest.importorskip("torch")
     if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 8):
-        pytest.skip("this PyTorch is older than 2.8: scripts/setup --torch-distributed, .venv-torch/bin/python -m pytest")
+        pytest.skip(
+            "this PyTorch is older than 2.8: scripts/setup --torch-distributed, .venv-torch/bin/python -m pytest"
+        )
     every = names()
     reasons = left_out()
     assert reasons.keys() <= set(every), sorted(reasons.keys() - set(every))

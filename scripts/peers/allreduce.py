@@ -1,5 +1,5 @@
-"""Measures the allreduce of Gloo, as PyTorch ships it, of Horovod over MPI, or ours behind the API of either; rank 0 prints one JSON array
-of records.
+"""Measures the allreduce of Gloo, as PyTorch ships it, of Horovod over MPI, or ours behind the API of either;
+rank 0 prints one JSON array of records.
 
 Run under mpirun. It only starts Gloo's ranks, which find each other through a TCP store on rank 0's host. All keys of
 --lens are one payload that is summed together; with --apart each is measured on its own; with --layers they are a model's, whose

@@ -59,6 +59,6 @@ def mapped(optimizer: Any, kind: str) -> optimizers.Optimizer:
         return optimizers.Test(**common)
     raise UnsupportedError(
         f"set_optimizer is not supported by {kind}: servers and sharded stores have sgd, nag, adam and test, and "
-        f"cannot run code such as {rule.__name__}\n  hint: use dist_sync_mpi without sharded, where any optimizer of MXNet runs on "
-        "every rank"
+        f"cannot run code such as {rule.__name__}\n"
+        "  hint: use dist_sync_mpi without sharded, where any optimizer of MXNet runs on every rank"
     )

@@ -207,10 +207,10 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
     def set_optimizer(self, optimizer: Any, sharded: bool | None = None) -> None:
         """Lets an optimizer of MXNet's, or one of ``ringpull``, apply every push made from now on.
 
-        With ``sharded`` each rank of ``dist_sync_mpi`` has the states of its part of every key: see ``ringpull.KVStore``.
-        The store then runs the optimizer itself, so it has to be one that ``ringpull`` has: sgd, nag, adam or test. It
-        stays sharded, so ``gluon.Trainer`` may set its optimizer later. Kinds of one process, and those with servers,
-        are as without it.
+        With ``sharded`` each rank of ``dist_sync_mpi`` has the states of its part of every key: see
+        ``ringpull.KVStore``. The store then runs the optimizer itself, so it has to be one that ``ringpull``
+        has: sgd, nag, adam or test. It stays sharded, so ``gluon.Trainer`` may set its optimizer later. Kinds
+        of one process, and those with servers, are as without it.
         """
         is_ours = isinstance(optimizer, optimizers.Optimizer)
         if not is_ours and not isinstance(optimizer, mxnet.optimizer.Optimizer):

@@ -7,8 +7,8 @@
 Where the package is installed, PyTorch 2.5 and later know the backend by themselves;
 ``import ringpull.torch_distributed`` registers it, too.
 
-- ``group``: the process group, a communicator of ours: that of the job, or a process set. Calls go together in
-  their order in each group; groups work beside each other.
+- ``group``: the process group, a communicator of ours: that of the job, or a process set. Calls go together
+  in their order in each group; groups work beside each other.
 - ``work``: an operation under way; who owns its results, and who completes its future.
 - ``threads``: the threads that futures are completed on.
 - ``tensors``: the memory of tensors as it travels.

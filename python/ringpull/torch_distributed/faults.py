@@ -18,7 +18,8 @@ _classes: dict[type[KVStoreError], type[Any]] = {}
 
 
 def raised(error: KVStoreError) -> KVStoreError:
-    """The same error, which ``except torch.distributed.DistBackendError`` catches too, except a wrong argument."""
+    """The same error, which ``except torch.distributed.DistBackendError`` catches too, except a wrong
+    argument."""
     kind = type(error)
     if isinstance(error, (ArgumentError, _BackendError)):
         return error

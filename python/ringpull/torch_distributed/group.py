@@ -44,8 +44,8 @@ def _limit(options: Any) -> float | None:
 class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     """A process group on a communicator. Made by ``init_process_group`` and ``new_group``.
 
-    A tensor that is contiguous and of a type that we sum is used where it is, others through a copy. Errors are
-    :class:`ringpull.KVStoreError` and ``torch.distributed.DistBackendError`` at once, on every rank.
+    A tensor that is contiguous and of a type that we sum is used where it is, others through a copy. Errors
+    are :class:`ringpull.KVStoreError` and ``torch.distributed.DistBackendError`` at once, on every rank.
     """
 
     def __init__(self, comm: Communicator, limit: float | None) -> None:

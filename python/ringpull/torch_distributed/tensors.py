@@ -1,5 +1,5 @@
-"""The memory of tensors as it travels: used where it is if it is contiguous and of a type that communicators have,
-otherwise through a copy."""
+"""The memory of tensors as it travels: used where it is if it is contiguous and of a type that communicators
+have, otherwise through a copy."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ class _Threads:
         return self._work.get()
 
     def end(self) -> None:
-        """Waits for the threads: one that is in PyTorch's code when the interpreter ends would end the process."""
+        """Waits for the threads: one that is in PyTorch's code when the interpreter ends would end the
+        process."""
         with self._lock:
             alive = list(self._alive)
         for _ in alive:

@@ -66,8 +66,8 @@ class Work(_c10d.Work):  # type: ignore[misc]
         self._lock = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: B008
-        """Waits for the results. Raises what kept them from coming, also a timeout: this one, or else the call's or
-        the group's."""
+        """Waits for the results. Raises what kept them from coming, also a timeout: this one, or else the
+        call's or the group's."""
         limit = timeout.total_seconds()
         self._settle(limit if limit > 0 else self._limit)
         if self._error is not None:
@@ -185,8 +185,8 @@ class Work(_c10d.Work):  # type: ignore[misc]
 
 
 _making = threading.Lock()
-#: The last future that was asked for, until it is done: once DistributedDataParallel has asked for all of a backward
-#: pass, it waits there for them.
+#: The last future that was asked for, until it is done: once DistributedDataParallel has asked for all of a
+#: backward pass, it waits there for them.
 _last: list[weakref.ref[Any]] = []
 
 
@@ -203,7 +203,8 @@ waits_in("ringpull", {threads.IDLE, Work._turn.__name__}.__contains__)
 _UNWAITED = 64
 #: As many more are held without results.
 _FORGOTTEN = 10_000
-#: The references to a work that only :class:`Begun` has: its own, two of the loop over them, that of who counts.
+#: The references to a work that only :class:`Begun` has: its own, two of the loop over them, that of who
+#: counts.
 _HELD_HERE = 4
 
 
@@ -232,7 +233,8 @@ class Begun:
         self._forgotten.clear()
 
     def _forget(self) -> None:
-        """Settles what is done and nobody in Python has, and lets go of its results: C++ asks for none later."""
+        """Settles what is done and nobody in Python has, and lets go of its results: C++ asks for none
+        later."""
         for work in list(self._works.values()):
             if sys.getrefcount(work) <= _HELD_HERE and work.settle_if_done():
                 work.forget()

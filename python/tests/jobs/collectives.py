@@ -91,7 +91,11 @@ own_set.barrier()
 # Made by its ranks alone.
 again = comm.subset(own_set.ranks)
 passed = again.barrier_async()
-assert again.ranks == own_set.ranks and (again.allgather(np.array([rank])).wait() == again.ranks).all() and passed.wait() is None
+assert (
+    again.ranks == own_set.ranks
+    and (again.allgather(np.array([rank])).wait() == again.ranks).all()
+    and passed.wait() is None
+)
 
 # Calls that do not fit fail, on every rank, and the job goes on.
 if size > 1:

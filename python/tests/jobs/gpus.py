@@ -1,7 +1,8 @@
-"""Tensors in the memory of GPUs that compute without one, by hand-made capsules: no framework knows these GPUs.
+"""Tensors in the memory of GPUs that compute without one, by hand-made capsules: no framework knows these
+GPUs.
 
-The owner of each works on a stream of its own, and orders that against the stream that it is given as DLPack has it.
-The driver finds an access that nothing orders.
+The owner of each works on a stream of its own, and orders that against the stream that it is given as DLPack
+has it. The driver finds an access that nothing orders.
 """
 
 import ctypes
@@ -44,7 +45,13 @@ class OnGpu(OnDevice):
         self.context, self.content = contexts[number], self.array
         self.owners = made("cuStreamCreate", ctypes.c_void_p, 1)
         self.address = made("cuMemAlloc_v2", ctypes.c_uint64, self.array.nbytes)
-        call("cuMemcpyHtoDAsync_v2", self.address, ctypes.c_uint64(self.array.ctypes.data), ctypes.c_size_t(self.array.nbytes), self.owners)
+        call(
+            "cuMemcpyHtoDAsync_v2",
+            self.address,
+            ctypes.c_uint64(self.array.ctypes.data),
+            ctypes.c_size_t(self.array.nbytes),
+            self.owners,
+        )
 
     def data(self):
         return self.address.value
@@ -61,7 +68,13 @@ class OnGpu(OnDevice):
     def seen(self):
         call("cuCtxSetCurrent", self.context)
         found = np.empty(LEN, np.float32)
-        call("cuMemcpyDtoHAsync_v2", ctypes.c_uint64(found.ctypes.data), self.address, ctypes.c_size_t(found.nbytes), self.owners)
+        call(
+            "cuMemcpyDtoHAsync_v2",
+            ctypes.c_uint64(found.ctypes.data),
+            self.address,
+            ctypes.c_size_t(found.nbytes),
+            self.owners,
+        )
         return found.tolist()
 
 

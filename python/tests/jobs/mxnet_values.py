@@ -133,7 +133,9 @@ if kind == "dist_sync_mpi":
     trained.set_optimizer(mx.optimizer.Adam(learning_rate=0.1), sharded=True)
     dense = mx.gluon.nn.Dense(1, in_units=4)
     dense.initialize()
-    trainer = mx.gluon.Trainer(dense.collect_params(), "adam", {"learning_rate": 0.1}, kvstore=trained, update_on_kvstore=True)
+    trainer = mx.gluon.Trainer(
+        dense.collect_params(), "adam", {"learning_rate": 0.1}, kvstore=trained, update_on_kvstore=True
+    )
     before = dense.weight.data().asnumpy()
     with mx.autograd.record():
         loss = dense(mx.nd.ones((2, 4))).sum()

@@ -165,7 +165,11 @@ def collectives_of_parts():
     outs = [torch.zeros(2) for _ in range(size)]
     dist.all_to_all(outs, [torch.full((2,), 10.0 * rank + other) for other in range(size)])
     assert [found[0].item() for found in outs] == [10.0 * other + rank for other in range(size)]
-    assert "3 rows" in raises(ValueError, dist.all_to_all_single, torch.zeros(3), torch.zeros(3), [1], [3]) if size > 1 else True
+    assert (
+        "3 rows" in raises(ValueError, dist.all_to_all_single, torch.zeros(3), torch.zeros(3), [1], [3])
+        if size > 1
+        else True
+    )
 
 
 def operations_go_on_by_themselves():
@@ -332,11 +336,17 @@ def data_parallel_training_is_that_of_the_whole_batch():
     batch = torch.randn(4 * size, 6)
     mine = batch[4 * rank : 4 * rank + 4]
     expected = list(trained(a_model(), batch).parameters())
-    for words in {}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001}, {"find_unused_parameters": True}, {"static_graph": True}:
+    for words in (
+        {},
+        {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.001},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+    ):
         # Each begins elsewhere: DistributedDataParallel starts with rank 0's.
         found = trained(DistributedDataParallel(a_model(rank if rank else 0), **words), mine)
         assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(found.parameters(), expected)), words
-    # Ranks with more batches than others: the reducer in C++ waits for work whose Python half nobody else holds.
+    # Ranks with more batches than others: the reducer in C++ waits for work whose Python half nobody else
+    # holds.
     uneven = DistributedDataParallel(a_model())
     with uneven.join(throw_on_early_termination=False):
         trained(uneven, mine, steps=2 + rank)

@@ -2,9 +2,10 @@
 
     mpirun -n 2 python torch_suite.py FOLDER NAME...
 
-FOLDER is one that all ranks see, with the folders that PyTorch's tests want in it. `RINGPULL_TESTS_AS=gloo` runs what PyTorch keeps for the
-backend of that name; the process groups are ours. Each rank prints a line for each test: its name and `ok`,
-`skipped` or `failed`, and why. A test that fails ends the rank, and with it the job: the ranks would no longer be in the same test.
+FOLDER is one that all ranks see, with the folders that PyTorch's tests want in it. `RINGPULL_TESTS_AS=gloo`
+runs what PyTorch keeps for the backend of that name; the process groups are ours. Each rank prints a line for
+each test: its name and `ok`, `skipped` or `failed`, and why. A test that fails ends the rank, and with it the
+job: the ranks would no longer be in the same test.
 """
 
 import faulthandler
@@ -17,7 +18,12 @@ from pathlib import Path
 
 folder = sys.argv[1]
 rank, size = (int(os.environ[name]) for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-os.environ |= {"BACKEND": os.environ.get("RINGPULL_TESTS_AS", "ringpull"), "WORLD_SIZE": str(size), "RANK": str(rank), "TEMP_DIR": folder}
+os.environ |= {
+    "BACKEND": os.environ.get("RINGPULL_TESTS_AS", "ringpull"),
+    "WORLD_SIZE": str(size),
+    "RANK": str(rank),
+    "TEMP_DIR": folder,
+}
 
 import torch.distributed as dist  # noqa: E402
 from torch.testing._internal import common_distributed  # noqa: E402
@@ -30,7 +36,11 @@ if size >= 4:
     common_distributed.skip_if_small_worldsize = lambda test: test
 
 from torch.testing._internal.common_utils import TestCase  # noqa: E402
-from torch.testing._internal.distributed.distributed_test import CUSTOM_PG_TIMEOUT, Barrier, DistributedTest  # noqa: E402
+from torch.testing._internal.distributed.distributed_test import (  # noqa: E402
+    CUSTOM_PG_TIMEOUT,
+    Barrier,
+    DistributedTest,
+)
 
 
 class Suite(TestCase, DistributedTest._DistTestBase):
@@ -68,7 +78,9 @@ def run(name):
     except unittest.SkipTest as skip:
         outcome = f"skipped {skip}"
     except SystemExit as end:
-        (outcome,) = [f"skipped {skip.message}" for skip in common_distributed.TEST_SKIPS.values() if skip.exit_code == end.code] or [f"failed with exit code {end.code}"]
+        (outcome,) = [
+            f"skipped {skip.message}" for skip in common_distributed.TEST_SKIPS.values() if skip.exit_code == end.code
+        ] or [f"failed with exit code {end.code}"]
     except Exception as error:
         traceback.print_exc()
         outcome = f"failed {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -86,7 +86,8 @@ def _adasum_async(
     process_set: ProcessSet,
     is_single: bool,
 ) -> Operation:
-    """Every rank gathers all ranks' tensors and combines them alike, in pairs, in pairs of pairs, and so on."""
+    """Every rank gathers all ranks' tensors and combines them alike, in pairs, in pairs of pairs, and so
+    on."""
     count = process_set.size()
     if count & (count - 1):
         raise NotImplementedError(f"Adasum over {count} ranks\n  hint: it is defined for a power of two")
@@ -107,7 +108,8 @@ def _adasum_async(
 
 
 def _adasum(rows: Any, prescale: float, postscale: float) -> Any:
-    """The ranks' gradients, one a row: of two, what they share counts once, and what is orthogonal adds up."""
+    """The ranks' gradients, one a row: of two, what they share counts once, and what is orthogonal adds
+    up."""
     values = [row.double() * prescale for row in rows]
     while len(values) > 1:
         pairs = []
@@ -131,7 +133,8 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Operation:
-    """Starts :func:`allreduce`; the tensor may not be changed until :func:`synchronize` has returned its result."""
+    """Starts :func:`allreduce`; the tensor may not be changed until :func:`synchronize` has returned its
+    result."""
     return _reduce_async([tensor], None, name, op_of(op, average), prescale_factor, postscale_factor, process_set, True)
 
 
@@ -263,7 +266,8 @@ def grouped_allreduce_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Operation:
-    """Starts the sum or the average of sparse tensors, which are gathered: only elements that some rank has travel."""
+    """Starts the sum or the average of sparse tensors, which are gathered: only elements that some rank has
+    travel."""
     check_sum(op, "sparse tensors")
     own = tensor.detach().coalesce()
     indices, values = own.indices().t().contiguous().cpu(), own.values().contiguous().cpu()

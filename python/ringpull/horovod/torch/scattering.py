@@ -111,8 +111,8 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's part of the reduction. The first dimension is divided over the ranks; if it cannot be divided
-    equally, the first ranks have one row more."""
+    """This rank's part of the reduction. The first dimension is divided over the ranks; if it cannot be
+    divided equally, the first ranks have one row more."""
     compressed, context = compression.compress(tensor)
     return compression.decompress(
         _scatter([compressed], name, op, process_set, prescale_factor, postscale_factor, True), context

@@ -54,7 +54,8 @@ def delivered(
     outs: Sequence[torch.Tensor] | None,
     is_single: bool,
 ) -> Any:
-    """Results as the caller has them: in the tensors that it gave for them, or new ones where the tensors are."""
+    """Results as the caller has them: in the tensors that it gave for them, or new ones where the tensors
+    are."""
     if outs is not None:
         into(done, given, outs)
         results = list(outs)
