@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 use ringpull_base::{DType, Error, Result, Tensor};
 use ringpull_device::{
-    Collective, CollectiveKind, Devices, Joined, Layout, Loan, Meeting, Memory, Scratch, Slice, Stream, Work, array_of,
+    Collective, CollectiveKind, Devices, Joined, Layout, Loan, Meeting, Memory, Operation, Scratch, Slice, Stream,
+    Work, array_of,
 };
 use ringpull_processes::{FakeGpus, Processes, own_path};
 
@@ -58,6 +59,7 @@ fn one_process() {
         }
         "operations" => operations(),
         "slices" => slices(),
+        "refused" => refused(),
         "step" => step(),
         "ranks" => ranks(),
         "alone" => alone(),
@@ -116,6 +118,20 @@ fn step() -> Result<()> {
         back()?;
     }
     devices.drain(LIMIT)?;
+    for dtype in DType::ALL {
+        let full = |value| Tensor::full(dtype, &[LEN], value);
+        let of_dtype = |device| devices.upload(device, &full(2.0));
+        let tensors = (0..devices.count()).map(of_dtype).collect::<Result<Vec<_>>>()?;
+        let slices: Vec<Slice> =
+            tensors.iter().filter_map(|one| Some(array_of(one.remote())?.slice().clone())).collect();
+        let kind = CollectiveKind::AllReduce;
+        devices.collective(&[Collective { kind, dtype, send: slices.clone(), receive: slices }])?;
+        devices.drain(LIMIT)?;
+        for tensor in &tensors {
+            let seen = devices.download(tensor)?;
+            assert_eq!(seen.read()?.bytes(), full(2.0 * f64::from(sum)).read()?.bytes(), "{dtype}");
+        }
+    }
     let copy = devices.copy_beside(&tensors[0])?;
     devices.download(&copy)?;
     lend(&devices)?;
@@ -235,9 +251,15 @@ fn work_that_fails_later_or_never_ends_is_one_error_too() {
 
 #[test]
 fn what_cannot_be_given_back_changes_nothing() {
-    for entry in ["cuMemFree_v2", "cuMemFreeHost", "cuStreamDestroy_v2", "cuEventDestroy_v2"] {
-        let Some(gpus) = FakeGpus::new("1") else { return };
-        let (out, findings) = process(&gpus, "step", &format!("{entry}@1=999"));
+    for (part, entry) in [
+        ("step", "cuMemFree_v2"),
+        ("step", "cuMemFreeHost"),
+        ("step", "cuStreamDestroy_v2"),
+        ("step", "cuEventDestroy_v2"),
+        ("ranks", "ncclCommFinalize"),
+    ] {
+        let Some(gpus) = FakeGpus::new("2") else { return };
+        let (out, findings) = process(&gpus, part, &format!("{entry}@1=999"));
         assert!(out.contains("outcome: all is right") && findings.is_empty(), "{entry}: {out}{findings}");
     }
 }
@@ -254,6 +276,13 @@ fn a_driver_older_than_nvrtc_gets_code_that_it_runs_or_one_error_with_a_remedy()
         assert!(out.contains(named), "{driver} {part}: {out}");
         assert!(findings.contains(finding) && findings.is_empty() == finding.is_empty(), "{driver} {part}: {findings}");
     }
+}
+
+#[test]
+fn kernels_are_compiled_also_where_nothing_can_be_kept() {
+    let Some(gpus) = FakeGpus::new("1") else { return };
+    let (out, findings) = process(&gpus.with("XDG_CACHE_HOME", "/proc/none"), "open", "");
+    assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
 }
 
 /// Two ranks as threads, a GPU each, joined.
@@ -343,6 +372,42 @@ fn operations() -> Result<()> {
 fn every_kernel_gives_the_bits_of_the_reference() {
     let Some(gpus) = FakeGpus::new("1") else { return };
     let (out, findings) = process(&gpus, "operations", "");
+    assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
+}
+
+/// What cannot be done is an error in words, also where the layers above never ask for it.
+#[allow(unsafe_code)]
+fn refused() -> Result<()> {
+    let says = |outcome: Result<()>, named: &str| {
+        let text = outcome.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.contains(named), "{text:?} instead of {named}");
+    };
+    says(ringpull_device::open("cuda:7").map(drop), "the driver shows 2");
+    let devices = ringpull_device::open("cuda")?;
+    let (platform, lane) = (devices.platform(), devices.lane(0));
+    assert_eq!(platform.describe(1), "Fake GPU 1 (GPU 1)");
+    let (memory, pinned) = (Slice::all(&Memory::on(platform, 0, 8)?), Slice::all(&Memory::pinned(platform, 8)?));
+    assert_eq!(platform.expose(&memory, true)? as u64, memory.address());
+    let put = |operation, reads, writes| platform.enqueue(lane, &Work { operation, reads, writes });
+    put(Operation::Zero, Vec::new(), vec![memory.part(0..0)])?;
+    says(put(Operation::Zero, Vec::new(), vec![memory.clone(); 2]), "with 0 reads and 2 writes");
+    says(put(Operation::Copy, vec![pinned.clone()], vec![pinned]), "from host to host");
+    // SAFETY: there is no memory.
+    let loan = unsafe { Loan::new(0, 0) };
+    devices.lent(0, (DType::F32, &[0]), &loan, None, Box::new(()))?;
+    says(platform.collective(&[], &[]), "libnccl.so.2");
+    says(platform.unique_id().map(drop), "libnccl.so.2, libnccl.so, 2.14 or later");
+    let meeting = Meeting { ids: Vec::new(), rank: 0, size: 2 };
+    says(platform.join(&meeting, &|| Ok(())).map(drop), "ncclCommInitRankConfig");
+    says(platform.sum_joined(1, &[], DType::F32, &[], &|| Ok(())), "the ranks have parted");
+    assert!(!platform.can_join() && !platform.has_collectives());
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_done_is_an_error_in_words() {
+    let Some(gpus) = FakeGpus::new("2") else { return };
+    let (out, findings) = process(&gpus.without_nccl(), "refused", "");
     assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
 }
 

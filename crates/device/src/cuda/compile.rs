@@ -220,5 +220,10 @@ mod tests {
         assert_eq!(older("compute_130"), ["compute_75", "compute_80", "compute_90"]);
         assert_eq!(older("sm_89"), ["sm_80"]);
         assert_eq!(older("sm_120"), [""; 0]);
+        if is_present() {
+            let ptx = compile_for(&UNITS[1], "compute_999").unwrap_or_else(|error| panic!("{error}"));
+            assert!(String::from_utf8_lossy(&ptx).contains(".target sm_90"));
+            assert!(compile_for(&UNITS[1], "sm_999").unwrap_err().to_string().contains("sm_999"));
+        }
     }
 }
