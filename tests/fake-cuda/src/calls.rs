@@ -3,7 +3,9 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
 
 use crate::codes::Outcome;
 use crate::settings::{Effect, SETTINGS};
@@ -19,7 +21,7 @@ thread_local! {
 
 /// Counts a call; the error that it is to return.
 pub(crate) fn count(entry: &'static str) -> Outcome<()> {
-    let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counts = COUNTS.lock();
     let number = counts.entry(entry).or_default();
     *number += 1;
     let fault = SETTINGS.faults.iter().find(|fault| fault.entry == entry && fault.at == *number);

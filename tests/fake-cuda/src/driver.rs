@@ -8,7 +8,9 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
 
 use crate::calls::entries;
 use crate::codes::{
@@ -205,7 +207,7 @@ entries! {
         if !SETTINGS.has_peers {
             return Err(PEER_ACCESS_UNSUPPORTED);
         }
-        let is_new = machine::known(device).peers.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
+        let is_new = machine::known(device).peers.lock().insert(peer);
         if is_new { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
     }
 
@@ -214,26 +216,26 @@ entries! {
         // SAFETY: an image is a cubin, or PTX that ends with a zero.
         let kernels = unsafe { if cubin::is_cubin(image) { cubin::kernels(image) } else { ptx_kernels(image) } }?;
         let id = streams::fresh();
-        MODULES.lock().unwrap_or_else(PoisonError::into_inner).insert(id, (device, kernels));
+        MODULES.lock().insert(id, (device, kernels));
         put(module, id)
     }
 
     fn cuModuleUnload(module: usize) {
         machine::current("cuModuleUnload")?;
-        let gone = MODULES.lock().unwrap_or_else(PoisonError::into_inner).remove(&module);
+        let gone = MODULES.lock().remove(&module);
         gone.map(drop).ok_or_else(|| streams::no_handle("cuModuleUnload", "module", module))
     }
 
     fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
         machine::current("cuModuleGetFunction")?;
-        let modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
+        let modules = MODULES.lock();
         let found = modules.get(&module);
         let (device, kernels) = found.ok_or_else(|| streams::no_handle("cuModuleGetFunction", "module", module))?;
         // SAFETY: a name ends with a zero.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
         let kernel = kernels.get(&*name).ok_or(NOT_FOUND)?;
         let id = streams::fresh();
-        FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner).insert(id, (*device, Arc::clone(kernel)));
+        FUNCTIONS.lock().insert(id, (*device, Arc::clone(kernel)));
         put(function, id)
     }
 
@@ -242,7 +244,7 @@ entries! {
         block_z: c_uint, shared_bytes: c_uint, stream: usize, parameters: *const *const c_void, extra: *const c_void,
     ) {
         let stream = streams::of_handle("cuLaunchKernel", stream)?;
-        let functions = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let functions = FUNCTIONS.lock();
         let found = functions.get(&function);
         let (device, kernel) = found.ok_or_else(|| streams::no_handle("cuLaunchKernel", "function", function))?;
         if *device != stream.device {

@@ -3,8 +3,10 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::c_int;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock};
+
+use parking_lot::Mutex;
 
 use crate::codes::{INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED, Outcome};
 use crate::findings::report;

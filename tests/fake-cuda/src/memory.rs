@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
 use crate::order::{self, Done, Stamp};
@@ -69,17 +70,13 @@ struct Mapping {
 
 static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), devices: Vec::new() });
 
-fn table() -> MutexGuard<'static, Table> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The addresses that the host must not touch, for the handler of the fault: start and length of each
 /// device's.
 static OUTER: [[AtomicU64; 2]; 8] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; 8];
 
 /// Maps the memory of devices of these sizes.
 pub(crate) fn start(sizes: &[usize]) {
-    let mut table = table();
+    let mut table = TABLE.lock();
     for (device, len) in sizes.iter().enumerate() {
         let span = len * TURNS;
         // SAFETY: new mappings at places that the kernel chooses, of a file that is as long as they are.
@@ -155,7 +152,7 @@ pub(crate) fn allocate(device: usize, len: usize) -> Outcome<u64> {
         return Err(INVALID_VALUE);
     }
     let capacity = SETTINGS.devices[SETTINGS.visible[device]];
-    let table = &mut *table();
+    let table = &mut *TABLE.lock();
     let Mapping { outer, inner, span, next, used } = table.devices[device];
     if used + len > capacity {
         return Err(OUT_OF_MEMORY);
@@ -199,7 +196,7 @@ fn first_live_in(entries: &BTreeMap<u64, Entry>, wanted: &Range<u64>) -> Option<
 
 /// Gives memory of a device back.
 pub(crate) fn free(address: u64) -> Result<(), String> {
-    let table = &mut *table();
+    let table = &mut *TABLE.lock();
     let entry = table.entries.get_mut(&address).filter(|entry| matches!(entry.region.home, Home::Device(_)));
     let Some(entry) = entry.filter(|entry| !entry.is_free) else {
         return Err(describe(&table.entries, address, 1).err().unwrap_or_else(|| "the middle of a region".to_owned()));
@@ -236,13 +233,13 @@ pub(crate) fn pin(device: usize, len: usize) -> Outcome<u64> {
         start as u64
     };
     let region = Region { start, end: start + len as u64, home: Home::Host(device), inner: start as usize };
-    table().entries.insert(start, Entry { region, is_free: false, history: Vec::new() });
+    TABLE.lock().entries.insert(start, Entry { region, is_free: false, history: Vec::new() });
     Ok(start)
 }
 
 /// Gives pinned memory back. Touching it is the kernel's fault from then on.
 pub(crate) fn unpin(address: u64) -> Result<(), String> {
-    let mut table = table();
+    let mut table = TABLE.lock();
     let is_pinned = |entry: &Entry| !entry.is_free && matches!(entry.region.home, Home::Host(_));
     if !table.entries.get(&address).is_some_and(is_pinned) {
         return Err(describe(&table.entries, address, 1).err().unwrap_or_else(|| "memory of a device".to_owned()));
@@ -257,7 +254,7 @@ pub(crate) fn unpin(address: u64) -> Result<(), String> {
 
 /// The region that holds these bytes; otherwise what is wrong with them, in words.
 pub(crate) fn find(address: u64, len: usize) -> Result<Region, String> {
-    describe(&table().entries, address, len)
+    describe(&TABLE.lock().entries, address, len)
 }
 
 fn describe(entries: &BTreeMap<u64, Entry>, address: u64, len: usize) -> Result<Region, String> {
@@ -287,19 +284,19 @@ pub(crate) fn note(start: u64, stamp: &Stamp, bytes: &[Range<u64>], writes: bool
     if bytes.is_empty() {
         return None;
     }
-    let mut table = table();
+    let mut table = TABLE.lock();
     order::add(&mut table.entries.get_mut(&start)?.history, stamp, bytes, writes)
 }
 
 /// Free and all bytes of a device.
 pub(crate) fn room(device: usize) -> (usize, usize) {
     let capacity = SETTINGS.devices[SETTINGS.visible[device]];
-    (capacity - table().devices[device].used, capacity)
+    (capacity - TABLE.lock().devices[device].used, capacity)
 }
 
 /// What was not given back, in words.
 pub(crate) fn left() -> Vec<String> {
-    let table = table();
+    let table = TABLE.lock();
     let live = table.entries.values().filter(|entry| !entry.is_free);
     live.map(|entry| format!("{} bytes of {:?}", entry.region.end - entry.region.start, entry.region.home)).collect()
 }

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
 
 /// How much of each stream is known to be done, by the streams' names.
 pub(crate) type Clock = HashMap<usize, u64>;
@@ -27,10 +29,6 @@ struct Clocks {
 
 static CLOCKS: LazyLock<Mutex<Clocks>> = LazyLock::new(Mutex::default);
 
-fn clocks() -> MutexGuard<'static, Clocks> {
-    CLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn merge(into: &mut Clock, other: &Clock) {
     for (stream, number) in other {
         let known = into.entry(*stream).or_default();
@@ -40,7 +38,7 @@ fn merge(into: &mut Clock, other: &Clock) {
 
 /// The next piece of work of a stream: it comes after all that the stream and the host know to be done.
 pub(crate) fn stamp(stream: usize, what: &'static str) -> Stamp {
-    let clocks = &mut *clocks();
+    let clocks = &mut *CLOCKS.lock();
     let own = clocks.streams.entry(stream).or_default();
     merge(own, &clocks.host);
     let number = own.get(&stream).copied().unwrap_or(0) + 1;
@@ -50,17 +48,17 @@ pub(crate) fn stamp(stream: usize, what: &'static str) -> Stamp {
 
 /// What is done when the stream has come to its present end.
 pub(crate) fn known_to(stream: usize) -> Clock {
-    clocks().streams.get(&stream).cloned().unwrap_or_default()
+    CLOCKS.lock().streams.get(&stream).cloned().unwrap_or_default()
 }
 
 /// What is queued on the stream from now on comes after this.
 pub(crate) fn learn(stream: usize, other: &Clock) {
-    merge(clocks().streams.entry(stream).or_default(), other);
+    merge(CLOCKS.lock().streams.entry(stream).or_default(), other);
 }
 
 /// What the host queues from now on comes after this.
 pub(crate) fn host_learns(other: &Clock) {
-    merge(&mut clocks().host, other);
+    merge(&mut CLOCKS.lock().host, other);
 }
 
 /// What was done to some bytes of a region.

@@ -5,8 +5,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::thread;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::calls;
 use crate::codes::{INVALID_CONTEXT, INVALID_HANDLE, Outcome};
@@ -40,13 +42,13 @@ pub(crate) struct Mark {
 
 impl Mark {
     fn set(&self) {
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.done.lock() = true;
         self.changed.notify_all();
     }
 
     /// Whether the stream has come there; the host knows of it from then on.
     pub(crate) fn is_done(&self) -> bool {
-        let done = *self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = *self.done.lock();
         if done {
             order::host_learns(&self.clock);
         }
@@ -54,9 +56,9 @@ impl Mark {
     }
 
     fn wait(&self) {
-        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = self.done.lock();
         while !*done {
-            done = self.changed.wait(done).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut done);
         }
     }
 
@@ -93,11 +95,11 @@ impl Stream {
 
     fn run(&self) {
         loop {
-            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue.lock();
             let task = loop {
                 match queue.pop_front() {
                     Some(task) => break task,
-                    None => queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                    None => self.queued.wait(&mut queue),
                 }
             };
             drop(queue);
@@ -127,10 +129,6 @@ impl Stream {
         self.queued.notify_one();
     }
 
-    fn queue(&self) -> MutexGuard<'_, VecDeque<Task>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Queues work, or what the environment has in its place.
     pub(crate) fn put(&self, what: &'static str, work: impl FnOnce(&Stamp) -> Result<(), c_int> + Send + 'static) {
         self.put_as(what, calls::later(), work);
@@ -144,7 +142,7 @@ impl Stream {
         work: impl FnOnce(&Stamp) -> Result<(), c_int> + Send + 'static,
     ) {
         self.follow_default();
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         let task = match effect {
             Some(Effect::Fails(code)) => Task::Fail(code),
             Some(Effect::Hangs) => Task::Hang,
@@ -157,8 +155,10 @@ impl Stream {
     fn follow_default(&self) {
         let others: Vec<Arc<Stream>> = match self.kind {
             Kind::NonBlocking => return,
-            Kind::Legacy => all().values().filter(|other| other.kind == Kind::Blocking).map(Arc::clone).collect(),
-            Kind::Blocking => defaults().get(&self.device).map(Arc::clone).into_iter().collect(),
+            Kind::Legacy => {
+                STREAMS.lock().values().filter(|other| other.kind == Kind::Blocking).map(Arc::clone).collect()
+            }
+            Kind::Blocking => DEFAULTS.lock().get(&self.device).map(Arc::clone).into_iter().collect(),
         };
         for other in others.iter().filter(|other| other.device == self.device) {
             self.wait_for(&other.mark());
@@ -180,7 +180,7 @@ impl Stream {
 
     /// Marks the present end.
     pub(crate) fn mark(&self) -> Arc<Mark> {
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         let clock = order::known_to(self.id);
         let mark = Arc::new(Mark { done: Mutex::new(false), changed: Condvar::new(), clock });
         self.push(&mut queue, Task::Mark(Arc::clone(&mark)));
@@ -189,13 +189,13 @@ impl Stream {
 
     /// What is queued from now on runs after `mark`.
     pub(crate) fn wait_for(&self, mark: &Arc<Mark>) {
-        let mut queue = self.queue();
+        let mut queue = self.queue.lock();
         order::learn(self.id, &mark.clock);
         self.push(&mut queue, Task::Wait(Arc::clone(mark)));
     }
 
     fn end(&self) {
-        self.push(&mut self.queue(), Task::End);
+        self.push(&mut self.queue.lock(), Task::End);
     }
 }
 
@@ -206,18 +206,6 @@ static DEFAULTS: LazyLock<Table<Stream>> = LazyLock::new(Mutex::default);
 static EVENTS: LazyLock<Table<Event>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(0x57_0000);
 
-fn all() -> MutexGuard<'static, HashMap<usize, Arc<Stream>>> {
-    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn defaults() -> MutexGuard<'static, HashMap<usize, Arc<Stream>>> {
-    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn events() -> MutexGuard<'static, HashMap<usize, Arc<Event>>> {
-    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A name that nothing else has.
 pub(crate) fn fresh() -> usize {
     NEXT.fetch_add(0x10, Ordering::Relaxed)
@@ -225,13 +213,13 @@ pub(crate) fn fresh() -> usize {
 
 pub(crate) fn create(device: usize, is_blocking: bool) -> usize {
     let id = fresh();
-    all().insert(id, Stream::new(id, device, if is_blocking { Kind::Blocking } else { Kind::NonBlocking }));
+    STREAMS.lock().insert(id, Stream::new(id, device, if is_blocking { Kind::Blocking } else { Kind::NonBlocking }));
     id
 }
 
 /// Ends a stream after what is on it.
 pub(crate) fn destroy(id: usize) -> Outcome<()> {
-    let stream = all().remove(&id);
+    let stream = STREAMS.lock().remove(&id);
     stream.ok_or_else(|| no_handle("cuStreamDestroy", "stream", id)).map(|stream| stream.end())
 }
 
@@ -244,17 +232,17 @@ pub(crate) fn of_handle(call: &str, id: usize) -> Outcome<Arc<Stream>> {
     match id {
         0 | LEGACY => {
             let new = || Stream::new(fresh(), device, Kind::Legacy);
-            Ok(Arc::clone(defaults().entry(device).or_insert_with(new)))
+            Ok(Arc::clone(DEFAULTS.lock().entry(device).or_insert_with(new)))
         }
         PER_THREAD => Ok(OWN.with_borrow_mut(|own| {
             let new = || {
                 let id = create(device, true);
-                Arc::clone(&all()[&id])
+                Arc::clone(&STREAMS.lock()[&id])
             };
             Arc::clone(own.entry(device).or_insert_with(new))
         })),
         _ => {
-            let stream = all().get(&id).map(Arc::clone).ok_or_else(|| no_handle(call, "stream", id))?;
+            let stream = STREAMS.lock().get(&id).map(Arc::clone).ok_or_else(|| no_handle(call, "stream", id))?;
             if stream.device == device {
                 return Ok(stream);
             }
@@ -267,7 +255,7 @@ pub(crate) fn of_handle(call: &str, id: usize) -> Outcome<Arc<Stream>> {
 
 /// A stream that was created, whatever is current.
 pub(crate) fn find(id: usize) -> Option<Arc<Stream>> {
-    all().get(&id).map(Arc::clone)
+    STREAMS.lock().get(&id).map(Arc::clone)
 }
 
 pub(crate) fn no_handle(call: &str, what: &str, id: usize) -> c_int {
@@ -277,8 +265,13 @@ pub(crate) fn no_handle(call: &str, what: &str, id: usize) -> c_int {
 
 /// Waits until nothing of the device's streams is under way.
 pub(crate) fn drain(device: usize) {
-    let own: Vec<Arc<Stream>> =
-        all().values().chain(defaults().values()).filter(|stream| stream.device == device).map(Arc::clone).collect();
+    let own: Vec<Arc<Stream>> = STREAMS
+        .lock()
+        .values()
+        .chain(DEFAULTS.lock().values())
+        .filter(|stream| stream.device == device)
+        .map(Arc::clone)
+        .collect();
     let marks: Vec<Arc<Mark>> = own.iter().map(|stream| stream.mark()).collect();
     marks.iter().for_each(|mark| mark.synchronize());
 }
@@ -290,31 +283,31 @@ pub(crate) struct Event {
 
 impl Event {
     pub(crate) fn record(&self, stream: &Stream) {
-        *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.mark());
+        *self.mark.lock() = Some(stream.mark());
     }
 
     /// The place that was recorded last, if one was.
     pub(crate) fn mark(&self) -> Option<Arc<Mark>> {
-        self.mark.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.mark.lock().clone()
     }
 }
 
 pub(crate) fn create_event(device: usize) -> usize {
     let id = fresh();
-    events().insert(id, Arc::new(Event { device, mark: Mutex::default() }));
+    EVENTS.lock().insert(id, Arc::new(Event { device, mark: Mutex::default() }));
     id
 }
 
 pub(crate) fn event(call: &str, id: usize) -> Outcome<Arc<Event>> {
-    events().get(&id).map(Arc::clone).ok_or_else(|| no_handle(call, "event", id))
+    EVENTS.lock().get(&id).map(Arc::clone).ok_or_else(|| no_handle(call, "event", id))
 }
 
 pub(crate) fn destroy_event(id: usize) -> Outcome<()> {
-    events().remove(&id).map(drop).ok_or_else(|| no_handle("cuEventDestroy", "event", id))
+    EVENTS.lock().remove(&id).map(drop).ok_or_else(|| no_handle("cuEventDestroy", "event", id))
 }
 
 /// What was not given back, in words.
 pub(crate) fn left() -> Vec<String> {
     let count = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
-    [count(all().len(), "streams"), count(events().len(), "events")].into_iter().flatten().collect()
+    [count(STREAMS.lock().len(), "streams"), count(EVENTS.lock().len(), "events")].into_iter().flatten().collect()
 }

@@ -4,7 +4,6 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr;
-use std::sync::PoisonError;
 
 use crate::codes::{ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::findings::report;
@@ -118,7 +117,7 @@ impl Reach {
         if let Home::Device(other) = region.home
             && other != self.device
         {
-            let peers = machine::known(self.device).peers.lock().unwrap_or_else(PoisonError::into_inner);
+            let peers = machine::known(self.device).peers.lock();
             if !peers.contains(&other) {
                 let text = format!("memory of GPU {other}, which GPU {} was not given access to", self.device);
                 return Err(Fault::Illegal(text));

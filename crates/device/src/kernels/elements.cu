@@ -1,5 +1,5 @@
-// Element types: how each is loaded, in which type it is computed, and how it is stored. Free of headers, so that the compiler alone
-// is enough. A half is rounded to nearest even when it is stored, as on the host.
+// Element types: how each is loaded, in which type it is computed, and how it is stored. Free of headers, so
+// that the compiler alone is enough. A half is rounded to nearest even when it is stored, as on the host.
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -1,5 +1,6 @@
-// One step of an optimizer, in the order of operations of src/optim, which is fixed to the bit: compiled without fused multiply-add.
-// Weights that are halves are updated in float, or through a float master copy.
+// One step of an optimizer, in the order of operations of src/optim of the crate kernels, which is fixed to the
+// bit: compiled without fused multiply-add. Weights that are halves are updated in float, or through a float
+// master copy.
 
 struct Step { double rate, decay, rescale, clip, first, second, epsilon; };
 

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::sums::Kind;
 use super::{INVALID_USAGE, LOOK, REMOTE_ERROR, SYSTEM_ERROR};
@@ -52,13 +54,9 @@ impl Hub {
         Arc::default()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A rank comes. An error if it contradicts those that have come.
     pub(super) fn expect(&self, rank: usize, size: usize, device: usize) -> Result<(), c_int> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.size == 0 {
             state.size = size;
             state.members = vec![None; size];
@@ -92,7 +90,7 @@ impl Hub {
 
     /// Waits until `ready`.
     fn wait<T>(&self, is_aborted: &AtomicBool, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, c_int> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             if let Some(found) = ready(&mut state) {
                 return Ok(found);
@@ -103,7 +101,7 @@ impl Hub {
             if is_aborted.load(Ordering::Acquire) {
                 return Err(SYSTEM_ERROR);
             }
-            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, LOOK);
         }
     }
 
@@ -111,7 +109,7 @@ impl Hub {
     pub(super) fn exchange(&self, rank: usize, call: Call, is_aborted: &AtomicBool) -> Result<Vec<u8>, c_int> {
         let number = call.number;
         {
-            let state = &mut *self.state();
+            let state = &mut *self.state.lock();
             let size = state.size;
             let round = state.rounds.entry(number).or_default();
             round.given.resize_with(size, || None);
@@ -155,14 +153,14 @@ impl Hub {
 
     /// `rank` sends nothing more. Waits until that is so of all.
     pub(super) fn part(&self, rank: usize, is_aborted: &AtomicBool) -> Result<(), c_int> {
-        self.state().parted[rank] = true;
+        self.state.lock().parted[rank] = true;
         self.changed.notify_all();
         self.wait(is_aborted, |state| state.parted.iter().all(|parted| *parted).then_some(()))
     }
 
     /// `rank` is gone: who waits for it gets an error, if it has not parted.
     pub(super) fn lose(&self, rank: usize) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.parted.get(rank).copied().unwrap_or(false) {
             state.failed = state.failed.or(Some(REMOTE_ERROR));
         }

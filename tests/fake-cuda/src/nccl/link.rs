@@ -6,9 +6,11 @@
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+
+use parking_lot::Mutex;
 
 use super::hub::{Call, Hub};
 use super::sums::Kind;
@@ -50,7 +52,7 @@ impl Link {
 
     fn ask(&self, numbers: [u64; NUMBERS], bytes: &[u8], is_aborted: &AtomicBool) -> Result<Vec<u8>, c_int> {
         let Link::There { stream, .. } = self else { return Err(SYSTEM_ERROR) };
-        let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = stream.lock();
         let mut exchange = || -> io::Result<(c_int, Vec<u8>)> {
             stream.write_all(&numbers.map(u64::to_le_bytes).concat())?;
             stream.write_all(bytes)?;

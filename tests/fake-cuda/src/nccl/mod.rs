@@ -15,9 +15,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::calls::{self, entries};
 use crate::codes::Outcome;
@@ -113,12 +115,8 @@ impl Comm {
 
 static COMMS: LazyLock<Mutex<HashMap<usize, Arc<Comm>>>> = LazyLock::new(Mutex::default);
 
-fn comms() -> MutexGuard<'static, HashMap<usize, Arc<Comm>>> {
-    COMMS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn comm(call: &str, id: usize) -> Outcome<Arc<Comm>> {
-    comms().get(&id).map(Arc::clone).ok_or_else(|| {
+    COMMS.lock().get(&id).map(Arc::clone).ok_or_else(|| {
         report("wrong handle", &format!("{call}: {id:#x} is no communicator; was it destroyed?"));
         INVALID_ARGUMENT
     })
@@ -126,7 +124,7 @@ fn comm(call: &str, id: usize) -> Outcome<Arc<Comm>> {
 
 fn register(comm: Arc<Comm>) -> usize {
     let id = streams::fresh();
-    comms().insert(id, comm);
+    COMMS.lock().insert(id, comm);
     id
 }
 
@@ -407,7 +405,7 @@ entries! {
         while comm.is_busy() && machine::known(comm.device).check().is_ok() {
             thread::sleep(LOOK);
         }
-        comms().remove(&id);
+        COMMS.lock().remove(&id);
         Ok(())
     }
 
@@ -432,7 +430,7 @@ entries! {
         if gone.is_busy() {
             streams::drain(gone.device);
         }
-        comms().remove(&id);
+        COMMS.lock().remove(&id);
         Ok(())
     }
 
