@@ -30,6 +30,13 @@ fn gpu_check_passes_on_gpus_that_compute_without_one() {
 }
 
 #[test]
+fn the_bundle_runs_a_promise_of_stores_that_needs_no_gpus_of_its_own() {
+    let script = include_str!("../../../scripts/gpu-check");
+    let name = script.split("\"$contract\" --exact ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    assert!(include_str!("../../../tests/contract/main.rs").contains(&format!("fn {name}()")), "{name}");
+}
+
+#[test]
 fn info_and_doctor_say_what_gpus_there_are() {
     let Some(gpus) = FakeGpus::new("2") else { return };
     let (text, _) = run(&gpus, "info");
