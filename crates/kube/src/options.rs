@@ -633,10 +633,7 @@ fn check_image(image: &str) -> Result<()> {
         let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ['.', '_', '-'].contains(&c);
         !part.is_empty() && part.chars().all(|c| legal(c) || at == 0 && end > 0 && (c == ':' || c.is_ascii_uppercase()))
     };
-    if path.split('/').enumerate().all(legal_part)
-        && tag.is_none_or(legal_tag)
-        && digest.is_none_or(|digest| digest.starts_with("sha256:"))
-    {
+    if path.split('/').enumerate().all(legal_part) && tag.is_none_or(legal_tag) && digest.is_none_or(is_digest) {
         return Ok(());
     }
     let remedy = if image.chars().any(|c| c.is_ascii_uppercase()) {
@@ -645,6 +642,12 @@ fn check_image(image: &str) -> Result<()> {
         "give --image registry/name:tag or registry/name@sha256:DIGEST"
     };
     wrong(format!("invalid --image {image:?}"), remedy)
+}
+
+/// Whether the text is a digest as registries and the kubelet take it.
+fn is_digest(text: &str) -> bool {
+    let legal = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    text.strip_prefix("sha256:").is_some_and(|digest| digest.len() == 64 && digest.chars().all(legal))
 }
 
 impl JobKind {
@@ -758,8 +761,14 @@ mod tests {
         }
         assert_eq!(request(|_| {}), "");
         assert_eq!(request(|r| r.name = "a".repeat(54)), "");
-        for image in ["ringpull", "reg.example:5000/a/b_c:1.2-x", "a@sha256:0f", "ghcr.io/x/y:V1"] {
-            assert_eq!(request(|r| r.image = image.to_owned()), "");
+        let digest = format!("sha256:{}", "0f".repeat(32));
+        for image in
+            ["ringpull", "reg.example:5000/a/b_c:1.2-x", "a@DIGEST", "reg.example/a:1@DIGEST", "ghcr.io/x/y:V1"]
+        {
+            assert_eq!(request(|r| r.image = image.replace("DIGEST", &digest)), "");
+        }
+        for wrong in ["a@sha256:0f", &format!("a@{}", digest.to_uppercase()), "a@sha512:0f", "a@"] {
+            assert!(request(|r| r.image = wrong.to_owned()).contains("invalid --image"), "{wrong}");
         }
     }
 

@@ -179,8 +179,8 @@ fn run_lint(args: &LintArgs) -> Result<Status> {
         LintFormat::Sarif => println!("{}", to_json(&sarif(&all))?),
         LintFormat::Table => {
             for InFile { file, finding } in &all {
-                let Finding { level, rule, at, what, fix } = finding;
-                println!("{file}: {at}\n  {}: {what} [{rule}]\n  fix: {fix}", level_name(*level));
+                let Finding { level, rule, at, line, what, fix } = finding;
+                println!("{file}:{line}: {at}\n  {}: {what} [{rule}]\n  fix: {fix}", level_name(*level));
             }
             let (errors, warnings, notes) = (count(Level::Error), count(Level::Warning), count(Level::Note));
             let notes = if args.level == Level::Note { format!(", {notes} note(s)") } else { String::new() };
@@ -223,7 +223,7 @@ fn sarif(all: &[InFile]) -> Value {
             "level": level_name(finding.level),
             "message": { "text": format!("{}; fix: {}", finding.what, finding.fix) },
             "locations": [{
-                "physicalLocation": { "artifactLocation": { "uri": file }, "region": { "startLine": 1 } },
+                "physicalLocation": { "artifactLocation": { "uri": file }, "region": { "startLine": finding.line } },
                 "logicalLocations": [{ "fullyQualifiedName": finding.at }],
             }],
         })

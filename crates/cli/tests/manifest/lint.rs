@@ -1,5 +1,6 @@
 //! `ringpull manifest lint` as a command; what its rules find is tested in `crates/kube/tests`.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{read, ringpull, root};
@@ -41,6 +42,18 @@ fn the_exit_code_tells_errors_from_warnings_and_paths_lead_to_them() {
         (output.status.code(), &result["ruleId"], &result["level"]),
         (Some(1), &"too-few-slots".into(), &"error".into())
     );
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{wrong}:"))?.split(':').next()?.parse().ok());
+    let region = &result["locations"][0]["physicalLocation"]["region"];
+    assert_eq!(region["startLine"].as_u64(), line);
+    let written = read(Path::new(&wrong));
+    let at = written.lines().position(|line| line.trim_start().starts_with("command:")).unwrap() as u64 + 1;
+    assert_eq!(line, Some(at), "{region} {text}");
+    // Where the text itself is wrong.
+    std::fs::write(folder.path().join("broken.yaml"), "kind: MPIJob\nspec:\n  a: 1\n  a: 2\n").unwrap();
+    let broken = folder.path().join("broken.yaml").display().to_string();
+    let output = ringpull(&["manifest", "lint", &broken]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with(&format!("{broken}:4: ")), "{text}");
     assert_eq!(ringpull(&["manifest", "lint", "--ignore", "too-few-slots", &wrong]).status.code(), Some(0));
     let output = ringpull(&["manifest", "lint", "--ignore", "too-few-slot", &wrong]);
     assert!(

@@ -1,13 +1,15 @@
 //! The linter of jobs: what will go wrong, and the fix.
 //!
 //! First each object is compared with the schema of its kind; then the rules of [`rules`] are tried on it.
-//! - `node`: a value of a document, with its path; `job`: the jobs as the rules see them;
+//! - `node`: a value of a document, with its path; `lines`: where that is in the text; `job`: the jobs as the
+//!   rules see them;
 //! - `structure`: what the operators refuse or silently ignore; `ssh`: users, keys and their modes, sshd;
 //! - `launcher`: the command line of `mpirun`; `mpi`: whether it is that of the right MPI;
 //! - `store`: the kind of store and its servers; `pods`: devices, memory, volumes, network.
 
 mod job;
 mod launcher;
+mod lines;
 mod mpi;
 mod node;
 mod pods;
@@ -20,6 +22,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use self::job::{Job, Mpi};
+use self::lines::Lines;
 use self::node::Node;
 pub use self::rules::Level;
 use crate::options::PodSecurity;
@@ -34,6 +37,8 @@ pub struct Finding {
     pub rule: &'static str,
     /// Where: the number of the document, counted from 1, and the path in it.
     pub at: String,
+    /// The line of that in the text, counted from 1.
+    pub line: u64,
     /// What will go wrong.
     pub what: String,
     /// What to change, in a line.
@@ -44,6 +49,7 @@ pub struct Finding {
 #[derive(Debug, Default)]
 struct Findings {
     document: usize,
+    lines: Lines,
     list: Vec<Finding>,
 }
 
@@ -51,8 +57,9 @@ impl Findings {
     /// A finding of the rule of this name, which `rules` must have.
     fn add(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
         let level = rules::rule_of(rule).map_or(Level::Error, |rule| rule.level);
+        let line = self.lines.line(self.document, &at.path);
         let at = format!("document {}: {}", self.document, at.path);
-        self.list.push(Finding { level, rule, at, what: what.into(), fix: fix.into() });
+        self.list.push(Finding { level, rule, at, line, what: what.into(), fix: fix.into() });
     }
 }
 
@@ -71,14 +78,16 @@ pub const KINDS: [&str; 6] = ["MPIJob", "TrainJob", "TrainingRuntime", "ClusterT
 /// Checks every job of a YAML stream, and its pods against a level of Pod Security if one is given. Invalid
 /// YAML is a finding too.
 pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
-    let mut findings = Findings { document: 1, list: Vec::new() };
+    let mut findings = Findings { document: 1, lines: Lines::of(text), list: Vec::new() };
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(documents) => documents,
         Err(cause) => {
+            let line = cause.location().map_or(1, |location| location.line().max(1));
             let cause = cause.to_string();
             let nowhere = Node { value: &Value::Null, path: "(text)".to_owned() };
             let fix = "correct that line; a key may occur once, and indentation is blanks";
             findings.add("yaml", &nowhere, cause.lines().next().unwrap_or(""), fix);
+            findings.list.iter_mut().for_each(|finding| finding.line = line);
             return Report { jobs: 0, findings: findings.list };
         }
     };
