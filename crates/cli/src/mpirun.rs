@@ -92,21 +92,35 @@ impl Mpirun {
     /// The command that runs several programs as one world, in this order of ranks.
     pub fn command_of_parts(&self, hosts: &[Host], parts: &[Ranks]) -> Result<MpiCommand> {
         let names: Vec<String> = hosts.iter().filter_map(name_of).collect();
-        let agent = match hosts.first() {
-            None | Some(Host::Local) => None,
-            Some(Host::Lab(_)) => Some(write_agent(LAB_AGENT)?),
-            Some(Host::Ssh(_)) => Some(write_agent(&ssh_agent(hosts))?),
-        };
-        let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
-        let mut command = match hosts.first() {
+        match hosts.first() {
+            None | Some(Host::Local) => self.assemble(Command::new(&self.program), false, &names, None, parts),
             Some(Host::Lab(first)) => {
                 let mut command = Command::new("setpriv");
                 command.args(["--pdeathsig", "KILL", "--"]).args(lab::entry(*first)).arg(&self.program);
-                command
+                self.assemble(command, true, &names, Some(LAB_AGENT), parts)
             }
-            _ => Command::new(&self.program),
-        };
-        let is_lab = matches!(hosts.first(), Some(Host::Lab(_)));
+            Some(Host::Ssh(_)) => {
+                self.assemble(Command::new(&self.program), false, &names, Some(&ssh_agent(hosts)), parts)
+            }
+        }
+    }
+
+    /// The command that runs several programs as one world on hosts of these names, which a script reaches
+    /// that is called as ssh is.
+    pub(crate) fn command_by_agent(&self, names: &[String], agent: &str, parts: &[Ranks]) -> Result<MpiCommand> {
+        self.assemble(Command::new(&self.program), false, names, Some(agent), parts)
+    }
+
+    fn assemble(
+        &self,
+        mut command: Command,
+        is_lab: bool,
+        names: &[String],
+        agent: Option<&str>,
+        parts: &[Ranks],
+    ) -> Result<MpiCommand> {
+        let agent = agent.map(write_agent).transpose()?;
+        let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
         self.add_options(&mut command, is_lab, agent_path.as_deref());
         command.env(config::SECRET, config::secret_or_new()?.reveal());
         let mut rank = 0;

@@ -12,6 +12,7 @@ use ringpull_base::{Error, Kind, Result};
 use super::{FAILURE, Status};
 use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
+use crate::launch::yarn::{Cluster, YarnJob};
 use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
 
 #[derive(Debug, Args)]
@@ -22,6 +23,7 @@ use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfi
   ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
   ringpull launch -n 8 --launcher slurm -- ./train --kv-store dist_sync_mpi
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
+  ringpull launch -n 8 --launcher yarn --yarn http://rm:8088 -- python train.py --kv-store dist_sync_mpi
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
 
@@ -53,6 +55,8 @@ pub(crate) struct LaunchArgs {
     /// Grid Engine's parallel environment for the job's slots, such as mpi or orte (sge only).
     #[arg(long, value_name = "NAME")]
     sge_pe: Option<String>,
+    #[command(flatten)]
+    cluster: Cluster,
     /// Print output without the name of its process before each line.
     #[arg(long)]
     no_tag: bool,
@@ -76,6 +80,8 @@ enum Launcher {
     Slurm,
     /// By qsub, as one job of Grid Engine; needs --sge-pe.
     Sge,
+    /// As a service of Hadoop YARN; needs --yarn.
+    Yarn,
     /// On the emulated hosts of `ringpull lab up`.
     Lab,
 }
@@ -89,11 +95,18 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     let launcher = args.launcher.unwrap_or(default);
     let (workers, servers) = (args.num_workers as usize, servers(&args) as usize);
     let hosts = read_hosts(&args, launcher)?;
-    if !matches!(launcher, Launcher::Slurm | Launcher::Sge) && hosts.is_empty() {
+    if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && hosts.is_empty() {
         check_program(&args.command)?;
     }
     warn_about_unused_options(&args, launcher);
-    let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
+    // Processes that wait for the failed one notice within RINGPULL_SILENCE and the quarter of it until they
+    // look again.
+    let grace = Config::from_env()?.silence() * 3 / 2;
+    let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
+    let code = if launcher == Launcher::Yarn {
+        let spec = Spec { workers, servers, command: args.command, variables: args.variables };
+        YarnJob { cluster: args.cluster, spec, sink, grace }.run()?
+    } else if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         let batch = match (launcher, &args.sge_pe) {
             (Launcher::Slurm, _) => Batch::Slurm,
             (_, Some(environment)) => Batch::Sge { environment: environment.clone() },
@@ -107,7 +120,6 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         let spec = Spec { workers, servers, command: args.command, variables: args.variables };
         BatchJob { batch, spec, is_tagged: !args.no_tag }.run()?
     } else {
-        let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
         let mut hosts = match launcher {
             Launcher::Lab => (1..=lab_hosts()?).map(Host::Lab).collect(),
             _ => one_per_slot(&hosts),
@@ -122,9 +134,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         let at = |count: usize| hosts.iter().cycle().take(count).cloned().collect();
         let mut launch = Launch::new(at(workers), at(servers), args.command, args.variables)?;
         launch.sink = sink;
-        // Processes that wait for the failed one notice within RINGPULL_SILENCE and the quarter of it until
-        // they look again.
-        launch.grace = Config::from_env()?.silence() * 3 / 2;
+        launch.grace = grace;
         launch.run()?.code
     };
     Ok(status(code))
@@ -183,6 +193,9 @@ fn warn_about_unused_options(args: &LaunchArgs, launcher: Launcher) {
     }
     if args.sge_pe.is_some() && launcher != Launcher::Sge {
         eprintln!("warning: --sge-pe has no effect without --launcher sge");
+    }
+    if args.cluster.yarn.is_some() && launcher != Launcher::Yarn {
+        eprintln!("warning: --yarn has no effect without --launcher yarn");
     }
 }
 

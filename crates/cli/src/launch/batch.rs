@@ -3,7 +3,7 @@
 //! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job
 //! with servers every process runs the same shell script: task 0 is the scheduler, then come the servers,
 //! then the workers. Slurm numbers the lines of its tasks; Grid Engine writes all output into one file, so
-//! there each process puts its name before its lines. Task 0 writes the scheduler's address to a file that
+//! there the first host puts a process's name before its lines. Task 0 writes the scheduler's address to a file that
 //! all hosts see. Beside it is a file with the job's secret, which only this user can read: a batch system
 //! shows a job's command line, and Grid Engine its variables too, to all users.
 
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ringpull_base::config::{self, Role};
-use ringpull_base::{Error, Result, Secret};
+use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
@@ -77,10 +77,15 @@ impl BatchJob {
         let folder = working_folder()?;
         let meet = folder.join(format!(".ringpull-meet-{}", std::process::id()));
         let secret = config::secret_or_new()?;
-        // Dropping it removes the file.
-        let file = if self.spec.servers == 0 { None } else { Some(put_secret(&secret, &folder)?) };
-        let words = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
-        let words = words.words(&meet, process_manager());
+        // Dropping them removes the files.
+        let file =
+            if self.spec.servers == 0 { None } else { Some(put(secret.reveal(), ".ringpull-secret-", &folder)?) };
+        let job = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
+        let script = match self.batch {
+            Batch::Slurm => None,
+            Batch::Sge { .. } => Some(put(&job.sge_script(&meet), ".ringpull-job-", &folder)?),
+        };
+        let words = job.words(&meet, process_manager(), script.as_ref().map(NamedTempFile::path));
         let mut command = Command::new(&words[0]);
         if self.batch == Batch::Slurm {
             let names = [vec![config::SECRET], self.by_name()].concat();
@@ -103,7 +108,10 @@ impl BatchJob {
         if meet.exists() {
             std::fs::remove_file(&meet).map_err(|cause| Error::io("remove", meet.display(), &cause))?;
         }
-        Ok(code_of(status))
+        let code = code_of(status);
+        // qsub ends with 1 after a signal.
+        let signal = interrupt.signal().filter(|_| self.batch != Batch::Slurm);
+        Ok(signal.map_or(code, |signal| 128 + signal))
     }
 
     /// This job, with its secret in a file.
@@ -114,9 +122,15 @@ impl BatchJob {
         job
     }
 
-    /// The command that submits the job and waits for it.
-    fn words(&self, meet: &Path, manager: &str) -> Vec<OsString> {
-        let tasks = if self.spec.servers == 0 { self.spec.workers } else { 1 + self.spec.servers + self.spec.workers };
+    /// How many processes the job has.
+    fn tasks(&self) -> usize {
+        if self.spec.servers == 0 { self.spec.workers } else { 1 + self.spec.servers + self.spec.workers }
+    }
+
+    /// The command that submits the job and waits for it. Grid Engine mangles words with quotes or several
+    /// lines, so what it runs is in a file.
+    fn words(&self, meet: &Path, manager: &str, script: Option<&Path>) -> Vec<OsString> {
+        let tasks = self.tasks();
         match &self.batch {
             Batch::Slurm => {
                 let manager = if self.spec.servers == 0 { manager } else { "none" };
@@ -133,13 +147,13 @@ impl BatchJob {
                 words
             }
             Batch::Sge { environment } => {
-                let script = self.sge_script(meet, tasks);
-                let words =
-                    ["qsub", "-sync", "y", "-cwd", "-V", "-j", "y", "-S", "/bin/sh", "-b", "y", "-shell", "n", "-pe"];
+                let words = [
+                    "qsub", "-sync", "y", "-N", "ringpull", "-cwd", "-V", "-j", "y", "-S", "/bin/sh", "-b", "y",
+                    "-shell", "n", "-pe",
+                ];
                 let mut words: Vec<OsString> = words.map(OsString::from).into();
-                words.extend([environment.into(), tasks.to_string().into()]);
-                words.extend(["/bin/sh", "-c"].map(OsString::from));
-                words.push(script.into());
+                words.extend([environment.into(), tasks.to_string().into(), "/bin/sh".into()]);
+                words.extend(script.map(|script| script.as_os_str().to_owned()));
                 words
             }
         }
@@ -160,38 +174,32 @@ impl BatchJob {
     }
 
     /// The shell script that runs the role of a task.
-    fn script(&self, meet: &Path, task: &str) -> String {
+    pub(super) fn script(&self, meet: &Path, task: &str) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let (server, worker) = (self.variables(Role::Server), self.variables(Role::Worker));
         let command = quoted(&self.spec.command);
-        // Slurm numbers the lines itself.
-        let tag = if self.is_tagged && matches!(self.batch, Batch::Sge { .. }) {
-            let set = by_mpi::unbuffered().map_or(String::new(), |(name, value)| format!("export {name}={value}\n"));
-            (set, format!("sh -c {} \"$name\"", quote(OsStr::new(by_mpi::TAG))))
-        } else {
-            (String::new(), String::new())
-        };
+        // Lines go into a pipe, which Python would hold back.
+        let set = by_mpi::unbuffered().map_or(String::new(), |(name, value)| format!("export {name}={value}\n"));
         let run = format!(
-            "{}if [ \"$DMLC_ROLE\" = worker ]; then exec {} {} {command}; else exec {} {} {command}; fi",
-            tag.0,
-            tag.1,
+            "{set}if [ \"$DMLC_ROLE\" = worker ]; then exec {} {command}; else exec {} {command}; fi",
             quoted(&worker),
-            tag.1,
             quoted(&server)
         );
         let meet = quote(meet.as_os_str());
         format!("set -- {task} {meet} {} {}\n{ROLES}\n{run}", self.spec.servers, self.spec.workers)
     }
 
-    /// The script that Grid Engine runs on the first host: `mpirun`, or a `qrsh` for each process.
-    fn sge_script(&self, meet: &Path, tasks: usize) -> String {
+    /// The script that Grid Engine runs on the first host: `mpirun`, or a `qrsh` for each process, which runs
+    /// the same script again as its task.
+    fn sge_script(&self, meet: &Path) -> String {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         if self.spec.servers == 0 {
             // It passes on only the variables that these options name.
             let names = Mpirun::find().map(|mpirun| mpirun.naming(&self.by_name())).unwrap_or_default();
             let mpirun = quote(OsStr::new(&config::mpirun_program()));
             let variables = self.variables(Role::Worker);
-            let words = [names.into_iter().map(OsString::from).collect(), vec!["-n".into(), tasks.to_string().into()]];
+            let words =
+                [names.into_iter().map(OsString::from).collect(), vec!["-n".into(), self.tasks().to_string().into()]];
             let mut tag: Vec<OsString> = Vec::new();
             if self.is_tagged {
                 tag.extend(["sh", "-c", by_mpi::TAG, "rank"].map(OsString::from));
@@ -204,26 +212,34 @@ impl BatchJob {
             let words = [&words.concat()[..], &tag, &variables, &self.spec.command].concat();
             return format!("exec {mpirun} {}", quoted(&words));
         }
-        let role = quote(OsStr::new(&self.script(meet, "$RINGPULL_TASK")));
+        let role = self.script(meet, "$RINGPULL_TASK");
+        // A qrsh ends with its program, and loses what a filter on that host would write after it; so this
+        // host puts the name before each line.
+        let filter = if self.is_tagged { "sed -u \"s/^/[$name] /\"" } else { "cat" };
         // Each line of the file is `host slots queue processors`; a slot is a process.
         format!(
-            "task=0 pids=\nfor host in $(awk '{{ for (i = 0; i < $2; i++) print $1 }}' \"$PE_HOSTFILE\"); do\n  \
-             qrsh -inherit -nostdin -V \"$host\" env RINGPULL_TASK=$task sh -c {} &\n  pids=\"$pids $!\" task=$((task + 1))\ndone\n\
-             code=0\nfor pid in $pids; do wait $pid || code=$?; done\nexit $code",
-            quote(OsStr::new(&role))
+            "if [ -n \"${{RINGPULL_TASK:-}}\" ]; then\n{role}\nfi\n\
+             task=0 pids= filters= pipes=$(mktemp -d) || exit 1\n\
+             for host in $(awk '{{ for (i = 0; i < $2; i++) print $1 }}' \"$PE_HOSTFILE\"); do\n  \
+             if [ $task -eq 0 ]; then name=scheduler; elif [ $task -le {servers} ]; then name=\"server $((task - 1))\"; \
+             else name=\"worker $((task - 1 - {servers}))\"; fi\n  \
+             mkfifo \"$pipes/$task\"\n  {filter} <\"$pipes/$task\" &\n  filters=\"$filters $!\"\n  \
+             qrsh -inherit -nostdin -V \"$host\" env RINGPULL_TASK=$task /bin/sh \"$0\" >\"$pipes/$task\" 2>&1 &\n  \
+             pids=\"$pids $!\" task=$((task + 1))\ndone\n\
+             code=0\nfor pid in $pids; do wait $pid || code=$?; done\nwait $filters\nrm -r \"$pipes\"\nexit $code",
+            servers = self.spec.servers,
         )
     }
 }
 
-/// Writes the secret to a new file in a folder that all hosts see.
-fn put_secret(secret: &Secret, folder: &Path) -> Result<NamedTempFile> {
+/// Writes a new file that only this user can read, in a folder that all hosts see.
+fn put(text: &str, prefix: &str, folder: &Path) -> Result<NamedTempFile> {
     use std::io::Write;
-    // Only this user can read it.
-    let written = tempfile::Builder::new().prefix(".ringpull-secret-").tempfile_in(folder).and_then(|mut file| {
-        file.write_all(secret.reveal().as_bytes())?;
+    let written = tempfile::Builder::new().prefix(prefix).tempfile_in(folder).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
         Ok(file)
     });
-    written.map_err(|cause| Error::io("write a file with the job's secret in", folder.display(), &cause))
+    written.map_err(|cause| Error::io("write a file in", folder.display(), &cause))
 }
 
 /// Slurm's variable for what `srun` passes on: `ALL`, which is the default, `NONE`, `NIL`, or names.
@@ -250,6 +266,8 @@ fn process_manager() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use ringpull_base::Secret;
+
     use super::*;
 
     fn job(batch: Batch, servers: usize) -> BatchJob {
@@ -263,7 +281,10 @@ mod tests {
     }
 
     fn words(job: &BatchJob, meet: &str) -> Vec<String> {
-        job.words(Path::new(meet), "pmix").iter().map(|word| word.to_string_lossy().into_owned()).collect()
+        job.words(Path::new(meet), "pmix", Some(Path::new("/job")))
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect()
     }
 
     #[test]
@@ -278,13 +299,13 @@ mod tests {
         let sge = Batch::Sge { environment: "orte".to_owned() };
         let mut job = job(sge, 0);
         let tagged = words(&job, "/m");
-        let front = "qsub -sync y -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh -c";
-        assert_eq!(tagged[..tagged.len() - 1].join(" "), front);
-        let script = tagged.last().unwrap();
+        let expected = "qsub -sync y -N ringpull -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh /job";
+        assert_eq!(tagged.join(" "), expected);
+        let script = job.sge_script(Path::new("/m"));
         assert!(script.contains("'-n' '2' 'sh' '-c' ") && script.contains("'rank' "), "{script}");
         assert!(script.contains("'env' 'A=1 2' 'B=3' 'echo'"), "{script}");
         job.is_tagged = false;
-        let script = words(&job, "/m").pop().unwrap();
+        let script = job.sge_script(Path::new("/m"));
         assert!(script.contains("'-n' '2' 'env' 'A=1 2' 'B=3' 'echo'"), "{script}");
     }
 
@@ -292,20 +313,27 @@ mod tests {
     fn grid_engine_tags_each_line_with_its_process() {
         let folder = tempfile::tempdir().unwrap();
         let mut job = job(Batch::Sge { environment: "orte".to_owned() }, 1);
-        job.spec.command = ["sh", "-c", "echo one; echo two >&2"].map(OsString::from).into();
-        let script = job.script(&folder.path().join("meet"), "$RINGPULL_TASK");
-        let run = |task: usize| {
-            let mut command = Command::new("sh");
-            command.args(["-c", &script]).env("RINGPULL_TASK", task.to_string());
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        let program = "echo one; echo two >&2; [ \"$DMLC_WORKER_ID\" != 1 ] || exit 3";
+        job.spec.command = ["sh", "-c", program].map(OsString::from).into();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
         };
-        let tasks: Vec<_> = (0..4).map(run).collect();
+        let hosts = file("hosts", "a 3 queue UNDEFINED\nb 1 queue UNDEFINED\n");
+        let script = file("job", &job.sge_script(&folder.path().join("meet")));
+        // In place of Grid Engine's, which starts the words on a host.
+        let qrsh = file("qrsh", "#!/bin/sh\nwhile [ \"$1\" != env ]; do shift; done\nexec \"$@\"\n");
+        std::fs::set_permissions(&qrsh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", folder.path().display(), config::text("PATH").unwrap());
+        let output = Command::new("sh").arg(script).env("PE_HOSTFILE", hosts).env("PATH", path).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
         let names = ["scheduler", "server 0", "worker 0", "worker 1"];
-        for (task, name) in tasks.into_iter().zip(names) {
-            let output = task.wait_with_output().unwrap();
-            assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("[{name}] one\n"));
-            assert_eq!(String::from_utf8(output.stderr).unwrap(), format!("[{name}] two\n"));
-        }
+        let expected: Vec<String> =
+            names.iter().flat_map(|name| ["one", "two"].map(|word| format!("[{name}] {word}"))).collect();
+        assert_eq!((lines, output.status.code()), (expected.iter().map(String::as_str).collect(), Some(3)));
     }
 
     #[test]
@@ -315,7 +343,7 @@ mod tests {
         for (batch, servers) in [(Batch::Slurm, 0), (Batch::Slurm, 1), (sge.clone(), 0), (sge, 1)] {
             let mut job = job(batch, servers);
             job.spec.variables.env.push(("PATH".to_owned(), path.clone()));
-            let words = words(&job, "/m").join(" ");
+            let words = words(&job, "/m").join(" ") + &job.sge_script(Path::new("/m"));
             assert!(words.contains("A=1 2") && !words.contains(&path), "{words}");
             assert_eq!(job.by_name(), ["PATH"]);
         }
@@ -331,7 +359,7 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let secret = Secret::new_random().unwrap();
-        let file = put_secret(&secret, folder.path()).unwrap();
+        let file = put(secret.reveal(), ".ringpull-secret-", folder.path()).unwrap();
         assert_eq!(std::fs::read_to_string(file.path()).unwrap(), secret.reveal());
         assert_eq!(file.as_file().metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let words = words(&job(Batch::Slurm, 1).with_secret_in(file.path()), "/m").join(" ");

@@ -20,7 +20,7 @@ use rustix::process::Pid;
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, process_name};
 use crate::child::{self, Childless, PATIENCE, code_of, output_is_read};
 use crate::interrupt::Interrupt;
-use crate::mpirun::{Mpirun, Ranks};
+use crate::mpirun::{MpiCommand, Mpirun, Ranks};
 
 /// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank
 /// if that is `rank`. The filters are no children of the program, so that it can wait for its own children;
@@ -41,7 +41,12 @@ exec "$@"
 pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let (parts, _port) = parts(spec, hosts, sink)?;
-    let mut ready = Mpirun::find()?.command_of_parts(hosts, &parts)?;
+    follow(Mpirun::find()?.command_of_parts(hosts, &parts)?, &interrupt, Some(hosts), sink)
+}
+
+/// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that this
+/// program knows.
+pub(super) fn follow(mut ready: MpiCommand, interrupt: &Interrupt, hosts: Option<&[Host]>, sink: Sink) -> Result<i32> {
     ready.command.stderr(Stdio::piped());
     let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
     let aborts = Arc::new(AtomicBool::new(false));
@@ -49,8 +54,8 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
         let aborts = Arc::clone(&aborts);
         std::thread::spawn(move || pass_on(from, &aborts))
     });
-    let (mut forward, mut childless) =
-        (interrupt.forward_to(Pid::from_child(&child)), Childless::watch(child.id(), hosts));
+    let mut forward = interrupt.forward_to(Pid::from_child(&child));
+    let mut childless = hosts.map(|hosts| Childless::watch(child.id(), hosts));
     // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
     let patience = Config::from_env()?.silence() * 3 / 2 + PATIENCE;
     let (mut aborts_since, mut hangs) = (None, false);
@@ -59,7 +64,7 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
         if sink == Sink::Tagged && aborts.load(Ordering::Relaxed) {
             hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
         }
-        (hangs || childless.is_stuck()) && output_is_read()
+        (hangs || childless.as_mut().is_some_and(Childless::is_stuck)) && output_is_read()
     })?;
     if killed {
         return status.code().ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() });
@@ -94,7 +99,7 @@ fn pass_on(from: impl Read, aborts: &AtomicBool) {
 }
 
 /// What the ranks run, and the scheduler's port, which is claimed until the job has ended.
-fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Ranks>, Option<Port>)> {
+pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Ranks>, Option<Port>)> {
     let ranks = |count, name: &str, mut env: Vec<(String, String)>| {
         let mut command = spec.command.clone();
         if sink == Sink::Tagged {

@@ -6,7 +6,8 @@
 //!   goes;
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
 //!   ssh before the job;
-//! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine.
+//! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine;
+//!   [`yarn`]: as a service of Hadoop YARN.
 //!
 //! [`horovodrun`] takes that program's options.
 //!
@@ -21,6 +22,7 @@ mod output;
 pub(crate) mod port;
 pub(crate) mod remote;
 mod supervise;
+pub(crate) mod yarn;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};

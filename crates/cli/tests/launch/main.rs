@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod secrets;
 mod ssh;
+mod yarn;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -425,6 +426,52 @@ fn a_batch_system_that_is_not_there_is_one_clear_error() {
     assert!(text.contains("--sge-pe NAME"), "{text}");
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);
     assert!(text.contains("qsub cannot be run"), "{text}");
+}
+
+/// The lines of the file into which Grid Engine puts the output of the last job in this folder.
+fn lines_of_grid_job(folder: &Path) -> Vec<String> {
+    let is_output =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ringpull.o"));
+    let path = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).find(is_output).unwrap();
+    let mut lines: Vec<String> = std::fs::read_to_string(&path).unwrap().lines().map(str::to_owned).collect();
+    std::fs::remove_file(path).unwrap();
+    lines.sort();
+    lines
+}
+
+#[test]
+#[ignore = "needs a Grid Engine that runs: scripts/test --all"]
+fn grid_engine_starts_every_role_and_answers_with_the_exit_code() {
+    if !Command::new("qhost").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: no Grid Engine answers here; scripts/own-grid has one");
+        return;
+    }
+    let folder = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
+    let on_grid = |words: &[&str]| {
+        let mut command = launch(&[&["--launcher", "sge", "--sge-pe", "orte"], words].concat());
+        command.current_dir(folder.path()).env("RINGPULL_TIMEOUT", "30");
+        command
+    };
+    let program = "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER $A\necho \"it's\" >&2";
+    let output = on_grid(&["-n", "2", "-s", "1", "--env", "A=1 '2'", "--", "sh", "-c", program]).output().unwrap();
+    let lines = lines_of_grid_job(folder.path());
+    assert_eq!(output.status.code(), Some(0), "{output:?} {lines:?}");
+    let names = ["scheduler", "server 0", "worker 0", "worker 1"];
+    let expected = names.iter().flat_map(|name| [format!("[{name}] it's"), format!("[{name}] {name} of 2 1 '2'")]);
+    assert_eq!(lines, expected.collect::<Vec<_>>());
+    let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--sizes", "4KB", "--iters", "2"];
+    let output = on_grid(&[&["-n", "2", "-s", "0", "--no-tag", "--"], &bench[..]].concat()).output().unwrap();
+    let lines = lines_of_grid_job(folder.path());
+    assert!(output.status.success() && lines.iter().any(|line| line.contains("every sum was checked")), "{lines:?}");
+    let output = on_grid(&["-n", "2", "-s", "0", "--", "sh", "-c", "exit 5"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(5), "{output:?} {:?}", lines_of_grid_job(folder.path()));
+    // Ctrl-C ends the job.
+    let mark = mark(19);
+    let mut child = on_grid(&["-n", "1", "-s", "1", "--", "sh", "-c", &stayer(&mark)]).spawn().unwrap();
+    until("three processes with a child each", || running(&mark) == 6);
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    until("no process is left", || running(&mark) == 0);
 }
 
 #[test]
