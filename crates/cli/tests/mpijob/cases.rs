@@ -215,6 +215,29 @@ fn a_gang_starts_its_launcher_with_its_workers() {
     trains_alike("z", &image, &["--workers", "2", "--gang", "volcano", "--launcher-works"], 2, 2, CALM);
 }
 
+/// Each option has the component of its name, and pairs of components are what both options write. Without
+/// their devices the pods of `gpu` and `rdma` run too; `network-policy` changes none.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn all_pairs_of_components_train() {
+    let Some(image) = image() else { return };
+    let components: [(&[&str], usize); 6] = [
+        (&["--gang", "volcano"], 1),
+        (&["--min-workers", "2"], 1),
+        (&["--gpus", "2"], 2),
+        (&["--rdma", "rdma/ib"], 1),
+        (&["--non-root"], 1),
+        (&["--launcher-works"], 1),
+    ];
+    for (at, (one, slots)) in components.iter().enumerate() {
+        for (number, (other, more)) in components[at + 1..].iter().enumerate() {
+            println!("{one:?} and {other:?}");
+            let options = [&["--workers", "2"][..], one, other].concat();
+            trains_alike(&format!("c{at}{number}"), &image, &options, 2, 2 * slots * more, CALM);
+        }
+    }
+}
+
 /// The examples of Python, in an image that has it: one of MXNet, or one of PyTorch.
 #[test]
 #[ignore = "long: scripts/test --all"]

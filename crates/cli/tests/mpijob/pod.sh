@@ -45,6 +45,10 @@ mkdir -m 0755 "$root/run/sshd"
 touch "$root/etc/hosts"
 mount --bind "$folder/hosts" "$root/etc/hosts"
 mount --bind "$volume" "$root/train"
+# What the example trains on, which images do not hold.
+data=/usr/share/datasets/fashion-mnist
+mkdir -p "$root$data"
+mount --bind "$data" "$root$data"
 
 # A Secret or a ConfigMap: files in a stamped folder, a link to it, a link to each file, read-only.
 project() { # TARGET MODE_OF_TOP
