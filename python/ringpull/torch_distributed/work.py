@@ -203,9 +203,15 @@ waits_in("ringpull", {threads.IDLE, Work._turn.__name__}.__contains__)
 _UNWAITED = 64
 #: As many more are held without results.
 _FORGOTTEN = 10_000
-#: The references to a work that only :class:`Begun` has: its own, two of the loop over them, that of who
-#: counts.
-_HELD_HERE = 4
+
+
+def _counted(works: dict[int, Any]) -> list[tuple[int, Any]]:
+    """The works with the numbers of references to them, in Python."""
+    return [(sys.getrefcount(work), work) for work in list(works.values())]
+
+
+#: The references to a work that nobody else has, which differ from one Python to another.
+_HELD_HERE = _counted({0: object()})[0][0]
 
 
 class Begun:
@@ -235,7 +241,7 @@ class Begun:
     def _forget(self) -> None:
         """Settles what is done and nobody in Python has, and lets go of its results: C++ asks for none
         later."""
-        for work in list(self._works.values()):
-            if sys.getrefcount(work) <= _HELD_HERE and work.settle_if_done():
+        for count, work in _counted(self._works):
+            if count <= _HELD_HERE and work.settle_if_done():
                 work.forget()
                 self._forgotten.append(work)
