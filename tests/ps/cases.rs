@@ -20,6 +20,7 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "rows" => rows(&store),
         "order" => order(&store),
         "twice" => twice(&store),
+        "ahead" => ahead(&store),
         "shapes" => odd_one::shapes(&store),
         "dtypes" => odd_one::dtypes(&store),
         "optimizers" => odd_one::optimizers(&store),
@@ -51,6 +52,31 @@ fn assert_all(tensor: &Tensor, value: usize) {
         let values = tensor.to_vec::<T>().unwrap();
         assert!(values.iter().all(|got| *got == wanted), "{tensor:?}: not all are {value}");
     });
+}
+
+/// Worker 0 pushes a long key before worker 1 does, and pulls it later: it sends a few segments and waits for
+/// answers. Meanwhile both go on with another key. Worker 0 leaves before worker 1 has pushed as often.
+fn ahead(store: &KvStore) -> Result<()> {
+    let (long, short) = (full(DType::F32, 2 << 20, 1), full(DType::F32, 1, 1));
+    store.init("long", &long)?;
+    store.init("short", &short)?;
+    if store.rank() == 0 {
+        store.push("long", std::slice::from_ref(&long), 0)?;
+    }
+    for _ in 0..20 {
+        let out = Tensor::zeros(DType::F32, &[1]);
+        store.push_pull("short", std::slice::from_ref(&short), std::slice::from_ref(&out), 0)?;
+        assert_all(&out, 2);
+    }
+    let sent_bytes = store.stats().sent_bytes;
+    assert!(sent_bytes < (8 << 20) + (2 << 20), "it has sent {sent_bytes} bytes, with those of init");
+    if store.rank() == 1 {
+        store.push("long", std::slice::from_ref(&long), 0)?;
+    }
+    let out = Tensor::zeros(DType::F32, &[2 << 20]);
+    store.pull("long", std::slice::from_ref(&out), 0)?;
+    assert_all(&out, 2);
+    store.push("long", std::slice::from_ref(&long), 0)
 }
 
 /// Every dtype and length, overwritten by each round's sum.

@@ -54,6 +54,11 @@ fn rows_travel_alone_and_the_others_are_zero() {
 }
 
 #[test]
+fn a_worker_that_pushes_and_pulls_later_is_a_few_segments_ahead_at_most() {
+    Job::start("ahead", 2, 2).succeeds();
+}
+
+#[test]
 fn ranks_may_init_and_push_in_different_orders() {
     Job::start("order", 3, 3).succeeds();
 }

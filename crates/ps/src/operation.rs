@@ -74,6 +74,14 @@ impl Operation {
         }
     }
 
+    /// The request for a word when the round of a dense push is done, whose value is not requested: without an
+    /// answer a worker could be any number of segments ahead of the others.
+    pub(crate) fn word(&self, segment: usize, reply: u64) -> Option<Request> {
+        let Task::Push { outs, round, .. } = &self.task else { return None };
+        let place = Place { key: self.key.clone(), segment: segment as u32 };
+        outs.is_empty().then_some(Request::Pull { place, rounds: *round, want: Want::Word, reply })
+    }
+
     /// The bytes of a segment, the pushed ones or those of the answer; `None` if it is not answered.
     pub(crate) fn answered_bytes(&self, segment: usize) -> Option<usize> {
         let whole = self.layout.bytes_of(segment).len();
@@ -82,7 +90,7 @@ impl Operation {
             Task::Pull { want: Want::Rows, .. } => self.positions(segment).len() * self.layout.unit_bytes,
             _ => whole,
         };
-        self.is_answered().then_some(bytes)
+        (self.is_answered() || matches!(self.task, Task::Push { .. })).then_some(bytes)
     }
 
     /// The message for a segment; `reply` names its answer.

@@ -73,6 +73,8 @@ pub(super) struct WorkerLoop {
     patience: Patience,
     operations: BTreeMap<u64, Operation>,
     waiting: BTreeMap<u64, Waiting>,
+    /// Segments of pushes that no caller waits for, each with its server, until a word says that they are done.
+    words: BTreeMap<u64, (usize, Queued)>,
     barriers: Vec<(u64, Sender<Result<()>>)>,
     barrier_count: u64,
     next: u64,
@@ -114,6 +116,7 @@ impl WorkerLoop {
             patience,
             operations: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            words: BTreeMap::new(),
             barriers: Vec::new(),
             barrier_count: 0,
             next: 0,
@@ -259,6 +262,7 @@ impl WorkerLoop {
             Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
             Command::Close { panicked } => {
                 self.closing = true;
+                self.servers.iter_mut().for_each(|server| server.queue.leave());
                 if panicked {
                     return Err(Worker::panicked(&self.job));
                 }
@@ -296,6 +300,9 @@ impl WorkerLoop {
                 let since = self.progress;
                 let waiting = Waiting { item, server: index, since, since_ns, sent_bytes, vouched: false };
                 self.waiting.insert(reply, waiting);
+            } else if let Some(word) = operation.word(item.segment, reply) {
+                server.connection.send(encode(&word));
+                self.words.insert(reply, (index, item));
             }
             if operation.sent_one() {
                 self.operations.remove(&item.operation);
@@ -323,6 +330,10 @@ impl WorkerLoop {
     }
 
     fn finish(&mut self, reply: u64, payload: Vec<u8>, state: Option<ringpull_kernels::optim::State>) -> Result<()> {
+        if let Some((server, item)) = self.words.remove(&reply) {
+            self.servers[server].queue.answered(item);
+            return self.has_come_on();
+        }
         let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
         self.has_come_on()?;
         self.servers[waiting.server].queue.answered(waiting.item);

@@ -8,7 +8,7 @@ use ringpull_base::config::{Config, DEADLOCK, NEVER};
 use ringpull_base::waits::{self, IDLE};
 use ringpull_base::{Error, Key, Result, notice};
 
-use super::{WorkerLoop, count};
+use super::{SEND_LIMIT, ServerConnection, WorkerLoop, count};
 use crate::link::GRACE;
 use crate::message::{ToScheduler, encode};
 use crate::operation::Operation;
@@ -94,7 +94,8 @@ impl WorkerLoop {
 
     /// Segments that could not even leave for the limit.
     fn check_unsent(&self) -> Result<()> {
-        match self.servers.iter().position(|server| !server.queue.is_empty()) {
+        let is_full = |server: &ServerConnection| !server.queue.is_empty() && !server.connection.has_room(SEND_LIMIT);
+        match self.servers.iter().position(is_full) {
             Some(server) if self.progress.elapsed() >= self.patience.silence => {
                 Err(self.lost_server(server, "it takes no more messages"))
             }

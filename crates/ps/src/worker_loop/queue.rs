@@ -8,7 +8,8 @@
 //!
 //! Each call may have one segment under way beyond the window. So every call moves on, whatever the order in
 //! which the workers make their calls: a server can answer the first segment of a call that all workers have
-//! made. Messages that are not answered do not count.
+//! made. A push whose value is not requested is answered with a word when it is done. Inits and pushes of rows
+//! are not answered and do not count.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -40,6 +41,8 @@ pub(super) struct Queue {
     open: BTreeMap<u64, usize>,
     open_messages: usize,
     open_bytes: usize,
+    /// Whether this worker leaves: what it has called goes out, whatever the others have called.
+    is_leaving: bool,
 }
 
 impl Queue {
@@ -57,9 +60,14 @@ impl Queue {
         self.waiting.keys().map(|(_, operation)| *operation)
     }
 
+    /// Nothing is limited any more.
+    pub(super) fn leave(&mut self) {
+        self.is_leaving = true;
+    }
+
     /// Takes the segment that may be sent next, if any may.
     pub(super) fn next(&mut self) -> Option<Queued> {
-        let is_open = self.open_bytes < WINDOW_BYTES || self.open_messages < WINDOW;
+        let is_open = self.is_leaving || self.open_bytes < WINDOW_BYTES || self.open_messages < WINDOW;
         let may_leave = |(_, operation): &Position, items: &VecDeque<Queued>| {
             is_open || items[0].answered_bytes.is_none() || !self.open.contains_key(operation)
         };
@@ -138,6 +146,15 @@ mod tests {
         // The first call waits for a worker that waits for the second.
         queue.answered(item(2, 0, whole));
         assert_eq!(taken(&mut queue), [(2, 1)]);
+    }
+
+    #[test]
+    fn a_worker_that_leaves_sends_all_that_it_has_called() {
+        let mut queue = Queue::default();
+        (0..9).for_each(|segment| queue.push(0, item(1, segment, Some(WINDOW_BYTES))));
+        assert_eq!(taken(&mut queue).len(), WINDOW);
+        queue.leave();
+        assert_eq!(taken(&mut queue).len(), 9 - WINDOW);
     }
 
     #[test]
