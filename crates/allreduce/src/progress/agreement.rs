@@ -24,12 +24,14 @@
 
 mod disagreement;
 mod late;
+mod names;
 
 use std::collections::BTreeMap;
 
 use ringpull_base::{Error, Key, Reduction};
 
 use crate::progress::agreement::disagreement::disagreement;
+use crate::progress::agreement::names::Names;
 use crate::progress::freezing::{Freezing, Logs};
 use crate::progress::messages::{
     Call, Freeze, Launch, Operation, Order, Overdue, Refusal, RunTo, Stopped, Stuck, Topic, Transfer,
@@ -107,6 +109,7 @@ pub struct Agreement {
     launched: u32,
     launched_of_sets: u32,
     logs: Logs,
+    names: Names,
     phase: Phase,
     epochs: u32,
     times: usize,
@@ -139,6 +142,7 @@ impl Agreement {
             launched: 0,
             launched_of_sets: 0,
             logs: Logs::new(size),
+            names: Names::default(),
             phase: Phase::Open,
             epochs: 0,
             times: TIMES,
@@ -153,7 +157,14 @@ impl Agreement {
     }
 
     /// Records a call; returns what follows from it.
-    pub fn call(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
+    pub fn call(&mut self, rank: usize, mut call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
+        self.names.count(rank, &mut call);
+        let mut orders = self.take(rank, call, now_s)?;
+        orders.extend(self.forget_names());
+        Ok(orders)
+    }
+
+    fn take(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
         let is_first_split = call.operation == Operation::split() && !std::mem::replace(&mut self.has_sets, true);
         if call.topic.set().is_some() {
             // The ranks of a set make it without the others, whose cycle goes on and may be one that blocks.
@@ -227,6 +238,7 @@ impl Agreement {
     /// What every rank has called, or has left out because it has joined.
     fn launch(&mut self, name: &(Topic, u64)) -> Order {
         let pending = self.pending.remove(name).expect("what launches was pending");
+        self.names.launched(&name.0, name.1);
         if pending.is_refused {
             return refuse(name, disagreement(&pending));
         }
@@ -260,6 +272,7 @@ impl Agreement {
             return Ok(Vec::new());
         }
         let pending = self.of_sets.remove(&name).expect("it was just called");
+        self.names.launched(&name.0, name.1);
         if pending.is_refused {
             return Ok(vec![refuse(&name, disagreement(&pending))]);
         }
@@ -276,6 +289,7 @@ impl Agreement {
         // What is left was called after the cycle began: each rank finds its own calls in it.
         self.pending.clear();
         self.logs.clear();
+        steps.iter().for_each(|step| self.names.is_frozen(&step.topic));
         Order::Freeze(Freeze { epoch: self.epochs, last, number: self.launched.wrapping_add(1), steps, units })
     }
 

@@ -38,6 +38,9 @@ pub enum Act {
     Fault(Error),
 }
 
+/// A rank that is the only one forgets the names of collectives when there are more.
+const MOST_NAMES: usize = 1024;
+
 /// In this many cycles a rank may be with calls while it has not made those of an earlier one.
 const CYCLES: u64 = 2;
 
@@ -71,6 +74,8 @@ pub struct Calls {
     /// Whether sums are done one after another, on every rank in one order.
     sums_block: bool,
     ordinals: BTreeMap<Topic, u64>,
+    /// How many names of collectives are among them, if this rank is the only one.
+    names: Option<usize>,
     /// Calls made, and those of them that have not begun.
     made: u64,
     /// Those of them that are of process sets.
@@ -97,6 +102,7 @@ impl Calls {
             rank,
             sums_block,
             ordinals: BTreeMap::new(),
+            names: None,
             made: 0,
             of_sets: 0,
             steps: 0,
@@ -108,6 +114,11 @@ impl Calls {
             rest: Rest::default(),
             is_behind: false,
         }
+    }
+
+    /// The calls of the only rank of a job: each may begin at once.
+    pub fn of_one_rank() -> Self {
+        Calls { names: Some(0), ..Calls::new(0, false) }
     }
 
     /// How many calls were made.
@@ -140,6 +151,16 @@ impl Calls {
             (Topic::Key { .. }, Operation::Push | Operation::PushRows) => self.steps = self.steps.max(ordinal),
             (Topic::Collective { name: Some(_), .. }, _) => self.steps = self.steps.max(ordinal + 1),
             _ => {}
+        }
+        if let Some(names) = &mut self.names {
+            self.made += 1;
+            *names += usize::from(ordinal == 0 && topic.is_named());
+            if *names > MOST_NAMES {
+                // What has been called has begun.
+                self.ordinals.retain(|topic, _| !topic.is_named());
+                *names = 0;
+            }
+            return vec![Act::Run(Launch { topic, ordinal, number: ordinal as u32, call: None })];
         }
         if topic.set().is_some() {
             // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
@@ -243,6 +264,32 @@ impl Calls {
         // A rank that has joined has not called it.
         let next = self.ordinals.entry(topic.clone()).or_default();
         *next = (*next).max(ordinal + 1);
+    }
+
+    /// These names, which every rank has called so often, are forgotten: calls made since count from 0.
+    pub fn forget(&mut self, topics: &[(Topic, u64)]) {
+        for (topic, made) in topics {
+            if let Some(next) = self.ordinals.get_mut(topic) {
+                *next = next.saturating_sub(*made);
+                if *next == 0 {
+                    self.ordinals.remove(topic);
+                    continue;
+                }
+            }
+            self.open.values_mut().filter(|call| call.topic == *topic).for_each(|call| call.ordinal -= *made);
+        }
+    }
+
+    /// How many calls have not begun.
+    #[cfg(test)]
+    pub fn unbegun(&self) -> usize {
+        self.open.len()
+    }
+
+    /// How many names of collectives are remembered.
+    #[cfg(test)]
+    pub fn names(&self) -> usize {
+        self.ordinals.keys().filter(|topic| topic.is_named()).count()
     }
 
     /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.

@@ -107,13 +107,18 @@ impl Engine {
             })?
         };
         let (control, (library, placement), sums_block, bucket_bytes, handle) = wait_for_all(config, &started)?;
+        let calls = if control.size() == 1 {
+            Calls::of_one_rank()
+        } else {
+            // A check comes before a sum when nothing else is under way, so it must come in one order too.
+            Calls::new(control.rank(), sums_block || config.check_replicas > 0)
+        };
         let shared = Arc::new(Shared {
             rank: control.rank(),
             size: control.size(),
             library,
             placement,
-            // A check comes before a sum when nothing else is under way, so it must come in one order too.
-            calls: Mutex::new(Calls::new(control.rank(), sums_block || config.check_replicas > 0)),
+            calls: Mutex::new(calls),
             control,
             stop,
             fault: OnceLock::new(),

@@ -155,6 +155,19 @@ impl Logs {
         (steps, units)
     }
 
+    /// Forgets what was called of these, and the sequence of calls that they are in.
+    pub(super) fn forget(&mut self, topics: &BTreeMap<Topic, u64>) {
+        if topics.keys().any(|topic| topic.set().is_none()) {
+            self.clear();
+            self.counts.retain(|topic, _| !topics.contains_key(topic));
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn names(&self) -> usize {
+        self.counts.keys().filter(|topic| topic.is_named()).count()
+    }
+
     pub(super) fn clear(&mut self) {
         self.seen.iter_mut().for_each(VecDeque::clear);
         self.own.clear();

@@ -51,6 +51,11 @@ impl Topic {
         if let Topic::Collective { set, .. } = self { set.as_deref() } else { None }
     }
 
+    /// Whether it is a collective with a name of its own.
+    pub(super) fn is_named(&self) -> bool {
+        matches!(self, Topic::Collective { name: Some(_), .. })
+    }
+
     /// Whether calls of it that do not fit together are an error of that one operation alone.
     pub(super) fn is_collective(&self) -> bool {
         matches!(self, Topic::Collective { .. })
@@ -314,6 +319,8 @@ pub enum Order {
     RunTo(RunTo),
     /// Every rank has joined, this one last.
     Joined(usize),
+    /// These names are forgotten, which every rank has called so often: later calls of them count from 0.
+    Forget(Vec<(Topic, u64)>),
 }
 
 impl Order {
@@ -387,6 +394,8 @@ pub(super) enum ControlMessage {
     Asked(u64),
     /// The asker's time, and rank 0's.
     Answered(u64, u64),
+    /// To rank 0: this rank has forgotten the names.
+    Forgot,
 }
 
 impl ControlMessage {

@@ -13,6 +13,7 @@ const MEMORY: usize = 1 << 16;
 pub(super) struct Sequence {
     /// By what a call has in common with the same call in the next step, encoded.
     known: BTreeMap<Vec<u8>, u32>,
+    next: u32,
     /// Those that are barriers.
     barriers: BTreeSet<u32>,
     calls: Vec<u32>,
@@ -26,10 +27,15 @@ impl Sequence {
         }
         if self.calls.len() >= MEMORY {
             self.calls.drain(..MEMORY / 2);
+            let left: BTreeSet<u32> = self.calls.iter().copied().collect();
+            self.known.retain(|_, number| left.contains(number));
+            self.barriers.retain(|number| left.contains(number));
         }
-        let next = self.known.len() as u32;
         let identity = postcard::to_stdvec(&(&call.topic, &call.operation, &call.terms)).expect("calls are plain data");
-        let number = *self.known.entry(identity).or_insert(next);
+        let number = *self.known.entry(identity).or_insert_with(|| {
+            self.next = self.next.wrapping_add(1);
+            self.next
+        });
         if call.topic == Topic::Barrier {
             self.barriers.insert(number);
         }
@@ -101,6 +107,17 @@ mod tests {
     #[test]
     fn what_came_once_before_the_cycle_does_not_matter() {
         assert_eq!(periods(&[7, 8, 1, 2, 1, 2], 2)[5], Some(2));
+    }
+
+    #[test]
+    fn calls_that_never_repeat_are_not_remembered_for_ever() {
+        let mut sequence = Sequence::default();
+        for key in 0..3 * MEMORY as i64 {
+            let (topic, operation) = (Topic::Key { store: 0, key: key.into() }, Operation::Push);
+            let terms = Terms::default();
+            sequence.push(&Call { topic, ordinal: 0, operation, terms, transfer: Transfer::Alone, waited: false });
+        }
+        assert!(sequence.known.len() <= MEMORY, "{}", sequence.known.len());
     }
 
     #[test]

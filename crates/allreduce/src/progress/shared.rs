@@ -161,6 +161,22 @@ impl Shared {
                 self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Ok(last))));
                 Vec::new()
             }
+            Order::Forget(topics) => {
+                calls.forget(&topics);
+                let mut waiting = self.waiting.lock();
+                for (topic, made) in topics {
+                    // Calls made since.
+                    let later = (topic.clone(), made)..=(topic, u64::MAX);
+                    let later: Vec<(Topic, u64)> = waiting.range(later).map(|(call, _)| call.clone()).collect();
+                    for (topic, ordinal) in later {
+                        if let Some(job) = waiting.remove(&(topic.clone(), ordinal)) {
+                            waiting.insert((topic, ordinal - made), job);
+                        }
+                    }
+                }
+                self.tell_rank_0(ControlMessage::Forgot);
+                Vec::new()
+            }
         };
         self.act(acts);
     }
@@ -169,10 +185,6 @@ impl Shared {
     pub(super) fn act(&self, acts: Vec<Act>) {
         for act in acts {
             match act {
-                Act::Announce(call) if self.size == 1 => {
-                    let number = call.ordinal as u32;
-                    self.launch(Launch { topic: call.topic, ordinal: call.ordinal, number, call: None });
-                }
                 Act::Announce(call) => self.tell_rank_0(ControlMessage::Called(call)),
                 Act::Begin(unit) => self.begin(unit),
                 Act::Run(launch) => self.launch(launch),

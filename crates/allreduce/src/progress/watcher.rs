@@ -207,6 +207,10 @@ impl Watcher {
                 self.agreement.caught_up(from);
                 Ok(())
             }
+            ControlMessage::Forgot => {
+                self.agreement.forgot(from);
+                Ok(())
+            }
             ControlMessage::DataStill(is_still) => {
                 let now_s = self.clock.now_s();
                 self.agreement.data_still(from, is_still, now_s);

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use ringpull_base::Error;
 
-use super::schedule::world::{Do, World, push, set_of, steps};
+use super::schedule::world::{ALL, Do, World, push, set_of, steps};
 use crate::progress::messages::Stuck;
 
 /// What is expected of programs.
@@ -100,9 +100,10 @@ impl Point {
 
     /// The same for two states only if the same can follow from them.
     fn hash(&self) -> u128 {
-        let World { agreement, ranks, programs, open, waits, up, down, comm, ended, .. } = &self.world;
+        let World { agreement, ranks, programs, open, waits, up, down, comm, ended, forgotten, .. } = &self.world;
         let left: Vec<usize> = programs.iter().map(VecDeque::len).collect();
-        let state = ((agreement, ranks, left), (open, waits, up, down, comm, ended), &self.begun, self.hurries);
+        let state =
+            ((agreement, ranks, left), (open, waits, up, down, comm, ended, forgotten), &self.begun, self.hurries);
         xxh3_128(&postcard::to_stdvec(&state).unwrap())
     }
 
@@ -330,6 +331,31 @@ fn whatever_three_ranks_call_after_a_freeze_ends_or_is_known_to_be_missing() {
     explore_choices(3, &[], &[1], &[push(1), push(2)], 1, 0);
 }
 
+/// Rank 0 remembers one name. Ranks call names again that are being forgotten, before and after they know of it.
+#[test]
+fn names_that_are_forgotten_are_told_apart_all_the_same() {
+    let (start, mut found) = (Instant::now(), Found::default());
+    let meet = |name| Do::Meet(ALL, name);
+    let pair = |name| Do::Meet(3, name);
+    for programs in [
+        vec![vec![meet(1), meet(2), meet(1), meet(3), meet(1), Do::Wait]; 2],
+        vec![
+            vec![meet(1), meet(1), Do::Wait, meet(2), meet(1), Do::Wait],
+            vec![meet(2), meet(1), meet(1), Do::Wait, meet(1), Do::Wait],
+        ],
+        vec![vec![pair(1), pair(2), pair(1), pair(3), pair(1), Do::Wait]; 2],
+        vec![
+            [&steps(2, &[1])[..], &[push(1), pair(1), pair(2), pair(1), Do::Wait]].concat(),
+            [&steps(2, &[1])[..], &[pair(2), pair(1), push(1), pair(1), Do::Wait]].concat(),
+        ],
+    ] {
+        let mut world = world(&programs, 1000, false);
+        world.agreement.remember(1);
+        explore(Point::new(world, 0), Expect::Ends, &mut found);
+    }
+    report("names", start, &found);
+}
+
 /// Divided sums, beside others and beside collectives of a process set. Ranks 0 and 1 are a set.
 #[test]
 fn divided_sums_wait_for_nothing_but_earlier_sums_of_their_keys() {
@@ -347,10 +373,10 @@ fn larger_divided() {
     let (split, meet) = (Do::Split(3), Do::Meet(3, 1));
     explore_choices(2, &[], &[50], &[push(50), split, Do::Wait], 2, 1);
     explore_choices(3, &[split, Do::Wait], &[50], &[push(50), meet], 2, 0);
-    explore_choices(2, &[], &[50, 51], &[push(50), push(51), push(1), Do::Wait], 3, 0);
-    explore_choices(2, &[split, Do::Wait], &[50, 1], &[push(50), push(1), meet, Do::Wait], 3, 0);
-    explore_choices(3, &[], &[50], &[push(50), split, Do::Wait], 2, 0);
-    explore_choices(3, &[split, Do::Wait], &[50], &[push(50), meet, Do::Wait], 2, 1);
+    explore_choices(2, &[], &[50, 51], &[push(50), push(51), Do::Wait], 2, 0);
+    explore_choices(2, &[split, Do::Wait], &[50, 1], &[push(50), push(1), meet], 2, 0);
+    explore_choices(3, &[], &[50], &[push(50), split], 1, 0);
+    explore_choices(3, &[split, Do::Wait], &[50], &[push(50), meet], 1, 1);
 }
 
 #[test]

@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 
 use ringpull_base::DType;
 
-use world::{Do, World, composition, fused, push, steps};
+use crate::progress::calls::{Act, Calls};
+use crate::progress::messages::{Operation, Terms, Topic, Transfer};
+
+use world::{ALL, Do, World, composition, fused, push, steps};
 
 #[test]
 fn after_two_steps_no_message_is_sent() {
@@ -305,4 +308,44 @@ fn a_key_that_a_step_pushes_twice_is_summed_in_the_order_of_its_pushes() {
         // That the rank which waits in the middle of a bucket comes to its end is not promised.
         World::new(vec![plain.clone(), odd.clone()], seed).run();
     }
+}
+
+/// A job that gives every collective a name of its own, beside some that come again, with a process set, and with
+/// steps that are frozen meanwhile.
+#[test]
+fn a_name_for_each_collective_takes_no_memory_for_ever() {
+    for seed in 0..30 {
+        let program = |rank: usize| {
+            let mut program = Vec::new();
+            for turn in 0..100 {
+                let mut names: Vec<i64> = (0..5).map(|name| 10 + 5 * turn + name).collect();
+                names.extend([1, 2]);
+                names.rotate_left(rank * 3);
+                let set = if turn < 50 { ALL } else { 3 };
+                program.extend(names.into_iter().map(|name| Do::Meet(set, name)));
+                program.extend([push(1), push(2), Do::Wait]);
+            }
+            program.retain(|what| rank < 2 || !matches!(what, Do::Meet(3, _)));
+            program
+        };
+        let mut world = World::new((0..3).map(program).collect(), seed);
+        world.agreement.remember(16);
+        assert!(world.run(), "seed {seed}: {:?}, {:?}", world.comm, world.fault);
+        let names: Vec<usize> = world.ranks.iter().map(Calls::names).chain([world.agreement.names()]).collect();
+        assert!(names.iter().all(|names| *names < 100), "seed {seed}: {names:?}");
+        assert!(world.ranks[0].frozen().is_some(), "seed {seed}: the steps of keys were not frozen");
+    }
+}
+
+#[test]
+fn the_only_rank_of_a_job_remembers_neither_its_calls_nor_their_names() {
+    let mut calls = Calls::of_one_rank();
+    for name in 0..5000 {
+        let topic = Topic::Collective { comm: 0, set: None, name: Some(name.into()) };
+        let operation = Operation::Collective("allreduce".to_owned());
+        let acts = calls.call(topic, operation, Terms::default(), Transfer::Messages { priority: 0 });
+        assert!(matches!(acts[..], [Act::Run(_)]), "{acts:?}");
+        calls.call(Topic::Barrier, Operation::Barrier, Terms::default(), Transfer::Alone);
+    }
+    assert!(calls.names() < 2000 && calls.unbegun() == 0, "{}, {}", calls.names(), calls.unbegun());
 }

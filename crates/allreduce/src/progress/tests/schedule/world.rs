@@ -16,7 +16,7 @@ pub(in crate::progress::tests) enum Do {
     Push(u32, i64, DType),
     /// Make the process set of these ranks, each a bit.
     Split(u8),
-    /// Call the set's collective of this number.
+    /// Call the set's collective of this number; [`ALL`]: that of all ranks.
     Meet(u8, i64),
     /// Wait for everything called so far.
     Wait,
@@ -29,6 +29,8 @@ pub(in crate::progress::tests) enum Do {
     Leave,
 }
 
+pub(in crate::progress::tests) const ALL: u8 = u8::MAX;
+
 pub(in crate::progress::tests) fn push(key: i64) -> Do {
     Do::Push(0, key, DType::F32)
 }
@@ -38,6 +40,7 @@ pub(in crate::progress::tests) enum ToRank0 {
     Called(Box<Call>),
     Joined,
     CaughtUp,
+    Forgot,
     Invalidate(u32, Option<Overdue>),
     Stopped(Stopped),
     Leaving(Option<Stopped>),
@@ -66,6 +69,8 @@ pub(in crate::progress::tests) struct World {
     /// What each rank's comm thread has been given and has not handed on, in that order, and what of it has ended.
     pub(in crate::progress::tests) comm: Vec<VecDeque<Unit>>,
     pub(in crate::progress::tests) ended: Vec<BTreeSet<Unit>>,
+    /// The calls of each name that each rank has forgotten. Here all are told apart.
+    pub(in crate::progress::tests) forgotten: Vec<BTreeMap<Topic, u64>>,
     /// What goes by each number on the ranks that have begun it, as long as some have not.
     pub(in crate::progress::tests) numbers: BTreeMap<u32, (Unit, usize)>,
     pub(in crate::progress::tests) notes: Vec<usize>,
@@ -91,6 +96,7 @@ impl World {
             begun: vec![Vec::new(); size],
             comm: vec![VecDeque::new(); size],
             ended: vec![BTreeSet::new(); size],
+            forgotten: vec![BTreeMap::new(); size],
             numbers: BTreeMap::new(),
             notes: Vec::new(),
             fault: None,
@@ -202,9 +208,11 @@ impl World {
                     Do::Meet(_, name) => (name.into(), Operation::Collective("allreduce".to_owned())),
                     _ => (Key::from("process set"), Operation::split()),
                 };
-                let set = Some((0..self.ranks.len()).filter(|rank| set >> rank & 1 == 1).collect());
+                let members = (0..self.ranks.len()).filter(|rank| set >> rank & 1 == 1);
+                let set = (set != ALL).then(|| members.collect());
                 let topic = Topic::Collective { comm: 0, set, name: Some(name) };
-                self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
+                let called = self.told_apart(rank, (topic.clone(), self.ranks[rank].ordinal(&topic)));
+                self.open[rank].insert(called);
                 self.ranks[rank].call(topic, operation, Terms::default(), Transfer::Messages { priority: 0 })
             }
             Some(Do::Wait) if self.waits[rank] => {
@@ -253,8 +261,14 @@ impl World {
         }
     }
 
+    fn told_apart(&self, rank: usize, (topic, ordinal): (Topic, u64)) -> (Topic, u64) {
+        let forgotten = self.forgotten[rank].get(&topic).copied().unwrap_or(0);
+        (topic, ordinal + forgotten)
+    }
+
     /// Every call begins once, and every rank has the same under one number.
     fn begin(&mut self, rank: usize, number: u32, unit: Unit) {
+        let unit: Unit = unit.into_iter().map(|called| self.told_apart(rank, called)).collect();
         let is_under_way = |called: &(Topic, u64)| self.comm[rank].iter().any(|unit| unit.contains(called));
         let is_new = |called: &(Topic, u64)| self.open[rank].contains(called) && !is_under_way(called);
         assert!(unit.iter().all(is_new), "rank {rank} begins what it has not called, or again: {unit:?}");
@@ -351,6 +365,10 @@ impl World {
                 self.agreement.caught_up(rank);
                 Ok(Vec::new())
             }
+            ToRank0::Forgot => {
+                self.agreement.forgot(rank);
+                Ok(Vec::new())
+            }
         };
         match orders {
             Ok(orders) => {
@@ -379,6 +397,14 @@ impl World {
                 assert_eq!(self.programs[rank].pop_front(), Some(Do::Join));
                 self.waits[rank] = false;
                 self.last[rank].push(last);
+                Vec::new()
+            }
+            Order::Forget(topics) => {
+                self.ranks[rank].forget(&topics);
+                for (topic, made) in topics {
+                    *self.forgotten[rank].entry(topic).or_default() += made;
+                }
+                self.up[rank].push_back(ToRank0::Forgot);
                 Vec::new()
             }
         };

@@ -1,0 +1,114 @@
+//! Which names of collectives are forgotten, so that a job which gives each collective a name of its own does
+//! not grow.
+//!
+//! Every rank counts its calls of each name, and the count tells its calls of one name apart. When there are many
+//! names, rank 0 picks those that were called longest ago and of which no call is pending: every rank has then
+//! made as many calls of such a name. It sends the names with these counts ([`Order::Forget`]), and each rank
+//! subtracts them. A call that a rank had sent before has the old count. Messages of a rank keep their order, so
+//! rank 0 subtracts from its calls until the rank has answered ([`forgot`](Agreement::forgot)).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::progress::agreement::{Agreement, Phase};
+use crate::progress::messages::{Call, Order, Topic};
+
+/// More names than this are not remembered for long.
+const MOST: usize = 1024;
+
+/// Names that have been called, and those that are being forgotten.
+#[cfg_attr(test, derive(Clone, serde::Serialize))]
+pub(super) struct Names {
+    most: usize,
+    /// How many calls every rank has made, and after how many launches the last of them was launched.
+    known: BTreeMap<Topic, (u64, u64)>,
+    launches: u64,
+    /// After how many launches it is looked again which may be forgotten.
+    next_look: u64,
+    forgotten: BTreeMap<Topic, u64>,
+    /// The ranks that have not answered.
+    awaited: BTreeSet<usize>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        let (known, forgotten, awaited) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Names { most: MOST, known, launches: 0, next_look: 0, forgotten, awaited }
+    }
+}
+
+impl Names {
+    /// An operation has launched, or was refused: every rank has called it.
+    pub(super) fn launched(&mut self, topic: &Topic, ordinal: u64) {
+        if topic.is_named() {
+            self.launches += 1;
+            self.known.insert(topic.clone(), (ordinal + 1, self.launches));
+        }
+    }
+
+    /// The topic is part of a cycle, in which nobody counts launches.
+    pub(super) fn is_frozen(&mut self, topic: &Topic) {
+        self.known.remove(topic);
+    }
+
+    /// Counts a call as the others do.
+    pub(super) fn count(&self, rank: usize, call: &mut Call) {
+        if self.awaited.contains(&rank)
+            && let Some(made) = self.forgotten.get(&call.topic)
+        {
+            call.ordinal = call.ordinal.saturating_sub(*made);
+        }
+    }
+}
+
+impl Agreement {
+    /// The order to forget names, if it is time for it.
+    pub(super) fn forget_names(&mut self) -> Option<Order> {
+        let names = &self.names;
+        let is_due = names.known.len() > names.most && names.launches >= names.next_look && names.awaited.is_empty();
+        if !is_due || self.left.contains(&true) {
+            return None;
+        }
+        // What is of all ranks may be part of a cycle, or be left to begin when one was stopped.
+        let is_open = matches!(self.phase, Phase::Open)
+            && self.outstanding.iter().all(Option::is_none)
+            && !self.joined.contains(&true);
+        let pending: BTreeSet<&Topic> =
+            self.pending.keys().chain(self.of_sets.keys()).map(|(topic, _)| topic).collect();
+        let names = &mut self.names;
+        names.next_look = names.launches + (names.most / 2) as u64;
+        let mut all: Vec<(u64, &Topic, u64)> =
+            names.known.iter().map(|(topic, (made, at))| (*at, topic, *made)).collect();
+        all.sort_unstable();
+        all.truncate(all.len() - names.most / 2);
+        all.retain(|(_, topic, _)| (is_open || topic.set().is_some()) && !pending.contains(topic));
+        let forgotten: BTreeMap<Topic, u64> = all.into_iter().map(|(_, topic, made)| (topic.clone(), made)).collect();
+        if forgotten.is_empty() {
+            return None;
+        }
+        names.known.retain(|topic, _| !forgotten.contains_key(topic));
+        self.logs.forget(&forgotten);
+        names.awaited = (0..self.size).collect();
+        names.forgotten.clone_from(&forgotten);
+        Some(Order::Forget(forgotten.into_iter().collect()))
+    }
+
+    /// A rank has forgotten what it was told to forget.
+    pub fn forgot(&mut self, rank: usize) {
+        self.names.awaited.remove(&rank);
+        if self.names.awaited.is_empty() {
+            self.names.forgotten.clear();
+        }
+    }
+
+    /// Names are forgotten when there are more than so many.
+    #[cfg(test)]
+    pub fn remember(&mut self, most: usize) {
+        self.names.most = most;
+    }
+
+    /// How many names are remembered.
+    #[cfg(test)]
+    pub fn names(&self) -> usize {
+        self.names.known.len() + self.names.forgotten.len() + self.logs.names()
+    }
+}
