@@ -1,8 +1,11 @@
 //! Kubernetes manifests of our jobs, and a linter of other people's.
 //!
-//! - [`options`]: the description of a job, and which kinds of job use which option; [`specification`]: the
-//!   same from the dictionary that Kubeflow pipelines pass; [`quantity`]: amounts of processor and memory;
-//!   `command`: what the words of a command say; `suitability`: whether a command suits its kind of job;
+//! - [`options`]: the description of a job, and which kinds of job use which option; `check`: whether they
+//!   fit
+//!   together; [`specification`]: the same from the dictionary that Kubeflow pipelines pass; [`quantity`]:
+//!   amounts of processor and memory; `names`: what Kubernetes accepts as names; `command`: what the words of
+//!   a
+//!   command say; `suitability`: whether a command suits its kind of job;
 //! - `jobs`: the objects of each kind of job; `pod`: their pods; [`patch`]: what users merge into them;
 //! - [`schema`]: the fields that objects may have; [`security`]: what Pod Security allows;
 //! - [`lint`]: what will go wrong with a job; [`convert`]: a job of another kind.
@@ -10,10 +13,12 @@
 //! All manifests expect the image of `mpijob/`, whose entrypoint waits for the hosts and passes the
 //! environment on.
 
+mod check;
 mod command;
 pub mod convert;
 mod jobs;
 pub mod lint;
+mod names;
 pub mod options;
 pub mod patch;
 mod pod;

@@ -4,7 +4,7 @@
 use super::Findings;
 use super::job::{Job, Mpi, RoleView};
 use super::node::Node;
-use crate::options::{LONGEST_LABEL, is_label};
+use crate::names::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
 
 /// Whether the object is of the version that these rules know.

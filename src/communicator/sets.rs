@@ -1,0 +1,101 @@
+//! Process sets: communicators of some ranks of another, made by all of its ranks or by those of the set alone.
+//!
+//! Ranks agree on a new set as on any collective. Its calls are then told apart by its ranks and a number, which
+//! each of its ranks counts by itself.
+
+use std::sync::{Arc, Weak};
+
+use ringpull_allreduce::progress::{Job, Operation, Terms};
+use ringpull_base::forked::OfProcess;
+use ringpull_base::{Error, Key, Result};
+
+use super::jobs::Nothing;
+use super::{Communicator, Zeros};
+
+impl Communicator {
+    /// A communicator of some of its ranks, a process set; none on a rank that is not one of them. They are
+    /// numbered there in the order of `ranks`. Collective: every rank of this one gives the same; ranks make
+    /// the sets that they are in in one order. Blocks.
+    ///
+    /// Once a job has a process set, ranks that share a host's memory agree on each operation of all ranks
+    /// anew: a repeating sequence of them is not run without messages.
+    pub fn split(&self, ranks: &[usize]) -> Result<Option<Self>> {
+        let members = self.members(ranks)?;
+        self.agree_on(self.set.as_ref(), ranks)?;
+        Ok(ranks.contains(&self.place).then(|| self.of_members(members)))
+    }
+
+    /// As [`split`](Self::split), but called by the ranks of the set alone.
+    pub fn subset(&self, ranks: &[usize]) -> Result<Self> {
+        let members = self.members(ranks)?;
+        if !ranks.contains(&self.place) {
+            return Err(Error::argument(
+                format!("a process set of ranks {ranks:?} made by rank {}", self.place),
+                "call subset on its ranks alone, or split on every rank",
+            ));
+        }
+        self.agree_on((!self.is_job(&members)).then_some(&members), ranks)?;
+        Ok(self.of_members(members))
+    }
+
+    /// The numbers in the job of some of its ranks.
+    fn members(&self, ranks: &[usize]) -> Result<Arc<[usize]>> {
+        let size = self.size();
+        if ranks.is_empty() || ranks.iter().any(|rank| *rank >= size) {
+            return Err(Error::argument(
+                format!("a process set of ranks {ranks:?} of {size}"),
+                "give one or more ranks of the communicator",
+            ));
+        }
+        if let Some(twice) = (1..ranks.len()).find(|at| ranks[..*at].contains(&ranks[*at])) {
+            return Err(Error::argument(
+                format!("a process set of ranks {ranks:?}, of which {} is named twice", ranks[twice]),
+                "name each rank once",
+            ));
+        }
+        Ok(ranks.iter().map(|rank| self.ranks[*rank]).collect())
+    }
+
+    /// Waits until those of `set`, or all of the job, make the process set of `ranks`.
+    fn agree_on(&self, set: Option<&Arc<[usize]>>, ranks: &[usize]) -> Result<()> {
+        let terms = Terms { arguments: format!("ranks {ranks:?}"), ..Terms::default() };
+        // In one order on every rank, so that lists in different orders are compared.
+        let set = set.map(|set| {
+            let mut sorted = set.to_vec();
+            sorted.sort_unstable();
+            sorted
+        });
+        let set = set.filter(|sorted| !self.is_job(sorted)).map(Arc::from);
+        let set = set.as_ref();
+        let job = |site, reply| -> Result<(Terms, Box<dyn Job>)> { Ok((terms, Box::new(Nothing::new(site, reply)))) };
+        // Calls on a set are known by its ranks and a number: this one has a name of its own.
+        let name = set.map(|_| Key::from("process set"));
+        self.call_among(set, name, Operation::split(), job)?.wait()
+    }
+
+    fn is_job(&self, members: &[usize]) -> bool {
+        members.iter().copied().eq(0..self.engine.size())
+    }
+
+    /// The communicator of these ranks of the job, of which this is one.
+    fn of_members(&self, members: Arc<[usize]>) -> Self {
+        let own = self.engine.rank();
+        let place = members.iter().position(|rank| *rank == own).expect("this rank is one of the set");
+        let is_whole = self.is_job(&members);
+        let number = if is_whole { self.engine.next_store() } else { self.engine.next_set(&members) };
+        if is_whole {
+            let stand_in: Weak<Zeros> = Arc::downgrade(&self.zeros);
+            self.engine.introduce(number, stand_in);
+        }
+        Communicator {
+            engine: OfProcess::new(Arc::clone(&self.engine)),
+            number,
+            set: (!is_whole).then(|| Arc::clone(&members)),
+            ranks: members,
+            place,
+            hosts: Arc::clone(&self.hosts),
+            output_limit: self.output_limit,
+            zeros: Arc::clone(&self.zeros),
+        }
+    }
+}
