@@ -306,7 +306,8 @@ fn shard_rows(
 ) -> Result<()> {
     let (row_bytes, parts) = (entry.row_bytes(), parts_of(entry, comm.size()));
     let part = |rank: usize| parts.range(rank..rank + 1);
-    // What a rank owns of the rows, each piece with its place in the key and its row among those of `gradient`.
+    // What a rank owns of the rows, each piece with its place in the key and its row among those of
+    // `gradient`.
     let pieces = |rank: usize| {
         let (part, ids) = (part(rank), gradient.ids.iter().enumerate());
         ids.filter_map(move |(at, id)| {

@@ -270,14 +270,15 @@ impl KvStore {
         })
     }
 
-    /// As [`set_optimizer`](Self::set_optimizer), with the states divided over the ranks of `dist_sync_mpi`: each
-    /// has those of its part of every key, and updates that part for all. The same bytes travel, and values are
-    /// the same bits as without it where sums are (`RINGPULL_ALGORITHM=ordered`). On several hosts of which some
-    /// have several ranks, sums go by messages between all ranks.
+    /// As [`set_optimizer`](Self::set_optimizer), with the states divided over the ranks of `dist_sync_mpi`:
+    /// each has those of its part of every key, and updates that part for all. The same bytes travel, and
+    /// values are the same bits as without it where sums are (`RINGPULL_ALGORITHM=ordered`). On several hosts
+    /// of which some have several ranks, sums go by messages between all ranks.
     ///
-    /// A store that has had a sharded optimizer takes no other. [`save_optimizer_states`](Self::save_optimizer_states)
-    /// is collective then: every rank gets the states of all. The file is that of any optimizer, and can be loaded
-    /// by any number of ranks, with a sharded optimizer or another.
+    /// A store that has had a sharded optimizer takes no other.
+    /// [`save_optimizer_states`](Self::save_optimizer_states) is collective then: every rank gets the states
+    /// of all. The file is that of any optimizer, and can be loaded by any number of ranks, with a sharded
+    /// optimizer or another.
     ///
     /// Kinds of one process have all states anyway, and servers divide them anyway. It is an error if
     /// `dist_sync_mpi` works on devices.

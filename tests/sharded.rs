@@ -1,5 +1,5 @@
-//! Optimizers whose states are divided over the ranks, against the same optimizers on every rank: the same bits,
-//! the same bytes on the wire, a part of the states. Over ranks that are threads, and so by messages.
+//! Optimizers whose states are divided over the ranks, against the same optimizers on every rank: the same
+//! bits, the same bytes on the wire, a part of the states. Over ranks that are threads, and so by messages.
 
 mod ranks;
 
@@ -23,7 +23,8 @@ fn set(store: &KvStore, optimizer: &str, is_sharded: bool) -> Result<()> {
     if is_sharded { store.set_sharded_optimizer(&optimizer) } else { store.set_optimizer(&optimizer) }
 }
 
-/// Keys that share buckets, of fewer elements than there are ranks too, and one that is too long for a bucket.
+/// Keys that share buckets, of fewer elements than there are ranks too, and one that is too long for a
+/// bucket.
 const LENS: [usize; 7] = [300, 1, 200_003, 0, 3, 1000, 77];
 
 fn key(index: usize) -> String {
@@ -224,8 +225,8 @@ fn ranks_that_have_joined_go_on_with_their_parts() {
     assert!(sharded == replicated);
 }
 
-/// Three steps of rank 0's gradients, the others adding zeros, from states and weights that were saved if there
-/// are any; then saves them. The values.
+/// Three steps of rank 0's gradients, the others adding zeros, from states and weights that were saved if
+/// there are any; then saves them. The values.
 fn stage(size: usize, is_sharded: bool, folder: &Path, loads: Option<&str>, saves: &str) -> Vec<Vec<u8>> {
     let seen = ranks::workers(size, &by(AlgorithmChoice::Auto), |store| {
         set(store, "adam,lr=0.1", is_sharded).unwrap();
@@ -337,8 +338,8 @@ fn a_store_with_a_sharded_optimizer_takes_no_other_and_a_replicated_one_may_be_s
     }
 }
 
-/// Rank 0 pushes a key twice in steps that send no message, and then meets rank 1 in a process set. Rank 1 meets
-/// rank 0 first. Rank 0's second push waits for the first one, which waits for rank 1.
+/// Rank 0 pushes a key twice in steps that send no message, and then meets rank 1 in a process set. Rank 1
+/// meets rank 0 first. Rank 0's second push waits for the first one, which waits for rank 1.
 #[test]
 fn a_divided_sum_that_waits_for_an_earlier_one_keeps_no_process_set_waiting() {
     // The ranks of a whole job do not make their set by themselves.

@@ -165,7 +165,8 @@ fn collective(comm: &Communicator, which: &str, len: usize) -> Result<()> {
     }
 }
 
-/// Rank 1 calls each collective with another dtype: that call is an error on every rank, and the next is none.
+/// Rank 1 calls each collective with another dtype: that call is an error on every rank, and the next is
+/// none.
 fn collectives_differ() -> Result<()> {
     let comm = communicator()?;
     let options = || CallOptions { name: Some("odd".into()), ..CallOptions::default() };

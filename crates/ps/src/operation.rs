@@ -74,8 +74,8 @@ impl Operation {
         }
     }
 
-    /// The request for a word when the round of a dense push is done, whose value is not requested: without an
-    /// answer a worker could be any number of segments ahead of the others.
+    /// The request for a word when the round of a dense push is done, whose value is not requested: without
+    /// an answer a worker could be any number of segments ahead of the others.
     pub(crate) fn word(&self, segment: usize, reply: u64) -> Option<Request> {
         let Task::Push { outs, round, .. } = &self.task else { return None };
         let place = Place { key: self.key.clone(), segment: segment as u32 };

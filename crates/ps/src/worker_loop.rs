@@ -1,9 +1,9 @@
 //! The thread that owns a worker's sockets: commands in, segments out and back, and the link to the
 //! scheduler.
 //!
-//! Each server has a `queue` of segments, ordered by priority and then by the order of the calls, with a limit
-//! on what is not answered. A segment becomes a message when there is room for it, so that a late call of
-//! high priority overtakes what has not left. An operation ends when all of its segments have left and the
+//! Each server has a `queue` of segments, ordered by priority and then by the order of the calls, with a
+//! limit on what is not answered. A segment becomes a message when there is room for it, so that a late call
+//! of high priority overtakes what has not left. An operation ends when all of its segments have left and the
 //! last answer is in; then its guards are dropped. `patience` has the limits of waiting for answers.
 
 mod patience;
@@ -73,7 +73,8 @@ pub(super) struct WorkerLoop {
     patience: Patience,
     operations: BTreeMap<u64, Operation>,
     waiting: BTreeMap<u64, Waiting>,
-    /// Segments of pushes that no caller waits for, each with its server, until a word says that they are done.
+    /// Segments of pushes that no caller waits for, each with its server, until a word says that they are
+    /// done.
     words: BTreeMap<u64, (usize, Queued)>,
     barriers: Vec<(u64, Sender<Result<()>>)>,
     barrier_count: u64,

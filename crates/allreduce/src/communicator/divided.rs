@@ -3,10 +3,10 @@
 //!
 //! A reduce-scatter gives each rank the sums of its part, the rank makes of them what all are to get (new
 //! weights, in the same bytes), and an allgather gives every rank all parts. By messages the halves are one
-//! plan, and each segment is updated as it leaves (`interpreter::halfway`). In shared memory each rank updates
-//! its part where the sums of all ranks' buffers have been put. Both move what an allreduce moves. If some
-//! hosts have several ranks and there are several hosts, all messages go between ranks: along a ring, one
-//! rank of a host sends to the next host.
+//! plan, and each segment is updated as it leaves (`interpreter::halfway`). In shared memory each rank
+//! updates its part where the sums of all ranks' buffers have been put. Both move what an allreduce moves. If
+//! some hosts have several ranks and there are several hosts, all messages go between ranks: along a ring,
+//! one rank of a host sends to the next host.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -27,8 +27,8 @@ use crate::transport::Stamp;
 pub(super) struct DividedSchedules(HashMap<(DType, Parts, usize), Arc<Schedule>>);
 
 impl Communicator {
-    /// Begins to give every rank what the owners of `parts` make of their sums: rank `r` calls its `update` for
-    /// the bytes of part `r`. Its ticket, or `None` if it had to be done at once and is, as in
+    /// Begins to give every rank what the owners of `parts` make of their sums: rank `r` calls its `update`
+    /// for the bytes of part `r`. Its ticket, or `None` if it had to be done at once and is, as in
     /// [`begin_allreduce`](Self::begin_allreduce).
     ///
     /// # Safety

@@ -166,8 +166,8 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::Owners(parts), update, limits)
     }
 
-    /// Part `s` of `data`, bounded in bytes, becomes what local rank `s` makes of its sum over all local ranks,
-    /// on every one of them.
+    /// Part `s` of `data`, bounded in bytes, becomes what local rank `s` makes of its sum over all local
+    /// ranks, on every one of them.
     pub(super) fn allreduce_updating(
         &mut self,
         arithmetic: Arithmetic,
@@ -426,8 +426,8 @@ impl Node {
         Ok(false)
     }
 
-    /// Sums this rank's part of buffers that lie in arenas, updates it, and gives it to all: nobody else touches
-    /// the part.
+    /// Sums this rank's part of buffers that lie in arenas, updates it, and gives it to all: nobody else
+    /// touches the part.
     fn update_where_they_are(
         &self,
         arithmetic: Arithmetic,
@@ -439,8 +439,8 @@ impl Node {
         for start in own.clone().step_by(TAKEN_BYTES) {
             let piece = start..(start + TAKEN_BYTES).min(own.end);
             self.sum(arithmetic, buffers, piece.clone(), None, Keepers::Owners(parts));
-            // SAFETY: the piece lies in the own buffer, which the caller has borrowed; between two meetings this
-            // local rank alone touches its part of any buffer.
+            // SAFETY: the piece lies in the own buffer, which the caller has borrowed; between two meetings
+            // this local rank alone touches its part of any buffer.
             let sums = unsafe { std::slice::from_raw_parts_mut(buffers.own.add(start), piece.len()) };
             update(start, sums)?;
             for (local_rank, place) in buffers.places.iter().enumerate() {

@@ -126,8 +126,8 @@ impl Flight {
                 if let Some(halfway) = halfway
                     && halfway.is_due(index, message)
                 {
-                    // SAFETY: the range lies in the data. Every earlier message that touches it is finished, and
-                    // later ones wait for this one, which has not been posted.
+                    // SAFETY: the range lies in the data. Every earlier message that touches it is finished,
+                    // and later ones wait for this one, which has not been posted.
                     halfway.update(message, unsafe { std::slice::from_raw_parts_mut(start, message.len()) })?;
                 }
                 Ok(start.cast_const())

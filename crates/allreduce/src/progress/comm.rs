@@ -4,12 +4,12 @@
 //! job that wants the communicator to itself is run when nothing else of all ranks is under way. The sums of
 //! a bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice is
 //! asked again when those are done. What is finished is handed on in the order in which it was begun, except
-//! that one may overtake those of lower priority, and one that another waits for may overtake all; never one of
-//! its own topic.
+//! that one may overtake those of lower priority, and one that another waits for may overtake all; never one
+//! of its own topic.
 //!
-//! A sum that is divided begins when no earlier operation of its topics is under way, because the update of its
-//! part needs the value that those leave. Until then it is held. It keeps back nothing but later operations of
-//! its topics and what runs alone.
+//! A sum that is divided begins when no earlier operation of its topics is under way, because the update of
+//! its part needs the value that those leave. Until then it is held. It keeps back nothing but later
+//! operations of its topics and what runs alone.
 //!
 //! What is of a process set begins at once and is waited for by nothing, whatever is held: its ranks begin it
 //! between other operations of all ranks, each where it hears of it.
@@ -114,8 +114,8 @@ impl Comm<'_> {
         self.running.iter().filter(|running| !running.is_of_a_set()).count()
     }
 
-    /// Whether a command has to be held, or there are others that it may not pass. What is of a process set never
-    /// is: its ranks may wait for it before they come to what is under way.
+    /// Whether a command has to be held, or there are others that it may not pass. What is of a process set
+    /// never is: its ranks may wait for it before they come to what is under way.
     fn holds(&self, command: &Command) -> bool {
         let is_of_all = match command {
             Command::Run(_, launch) => launch.topic.set().is_none(),
@@ -135,16 +135,16 @@ impl Comm<'_> {
         self.held.remove(at)
     }
 
-    /// Whether a command waits for operations of its topics: a divided sum for those under way, and any for those
-    /// that are held before it.
+    /// Whether a command waits for operations of its topics: a divided sum for those under way, and any for
+    /// those that are held before it.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
         (command.is_divided() && self.running.iter().flat_map(Running::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
     }
 
-    /// Whether a command passes none of those held: another rank that has begun it begins nothing else until it
-    /// is done.
+    /// Whether a command passes none of those held: another rank that has begun it begins nothing else until
+    /// it is done.
     fn keeps_place(&self, command: &Command) -> bool {
         let runs_alone = |job: &dyn Job| job.transfer() == Transfer::Alone || job.checks();
         self.communicator.sums_block()

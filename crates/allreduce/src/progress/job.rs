@@ -41,8 +41,8 @@ pub trait Job: Send {
     }
 
     /// For a [`Transfer::Sum`] that is divided: what this rank makes of the sums of its part, a range of the
-    /// addend in bytes. Asked once, before the memory is. On the comm thread, when no earlier operation of the
-    /// same topic is under way.
+    /// addend in bytes. Asked once, before the memory is. On the comm thread, when no earlier operation of
+    /// the same topic is under way.
     fn part_update(&mut self, _part: Range<usize>) -> Result<PartUpdate> {
         Err(Error::bug("an operation is divided and has no update"))
     }

@@ -1,8 +1,8 @@
 //! Where the memory of several jobs stands in a bucket.
 //!
 //! A plain bucket has one job's memory behind another's. In one that is divided each rank owns its part of
-//! every job's memory, as it does if the job travels alone. There the bucket has what rank 0 owns of each job,
-//! then what rank 1 owns, and so on, so that a rank's part of the bucket is in one piece:
+//! every job's memory, as it does if the job travels alone. There the bucket has what rank 0 owns of each
+//! job, then what rank 1 owns, and so on, so that a rank's part of the bucket is in one piece:
 //!
 //! ```text
 //!   jobs a, b on two ranks:    a of rank 0 | b of rank 0 | a of rank 1 | b of rank 1

@@ -11,7 +11,8 @@
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
 //!   the collectives; one applies updates, and whatever else takes its time when a sum is there; one
 //!   (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share,
-//!   `standstill` finds out whether this rank waits for what cannot come; `status` says what every rank is doing (`answers`, `under_way`);
+//!   `standstill` finds out whether this rank waits for what cannot come; `status` says what every rank is
+//!   doing (`answers`, `under_way`);
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
 //!   `termination`: what it reports when a launcher ends it; `hang`: its end if MPI does not return.
 

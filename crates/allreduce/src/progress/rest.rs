@@ -91,8 +91,8 @@ impl Rest {
 mod tests {
     use super::*;
 
-    /// What begins of units 0, 1, ..., of which `alone` run alone and `same` are of one key, when `called` have
-    /// been called, in that order.
+    /// What begins of units 0, 1, ..., of which `alone` run alone and `same` are of one key, when `called`
+    /// have been called, in that order.
     fn begin_of(count: u64, alone: &[u64], same: &[u64], called: &[u64]) -> Vec<u64> {
         let mut rest = Rest::default();
         for unit in 0..count {

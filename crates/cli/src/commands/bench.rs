@@ -143,8 +143,8 @@ pub(crate) struct PushpullArgs {
     /// Measured iterations of each payload.
     #[arg(long, default_value_t = 10)]
     iters: usize,
-    /// What updates the values by the sums, such as adam or sgd,momentum=0.9: then weights are read instead of
-    /// sums.
+    /// What updates the values by the sums, such as adam or sgd,momentum=0.9: then weights are read instead
+    /// of sums.
     #[arg(long)]
     optimizer: Option<Optimizer>,
     /// Divide the optimizer's states over the ranks of `dist_sync_mpi`.

@@ -47,7 +47,8 @@ enum Action {
         hosts: usize,
         /// The rate of every link, such as 200mbit or 1gbit; none for no limit.
         rate: LinkRate,
-        /// A host whose link has a rate of its own, such as h3=500mbit, or h3=SENDS/RECEIVES. May be repeated.
+        /// A host whose link has a rate of its own, such as h3=500mbit, or h3=SENDS/RECEIVES. May be
+        /// repeated.
         #[arg(long = "rate", value_name = "HOST=RATE", value_delimiter = ',')]
         own: Vec<HostRate>,
         #[command(flatten)]

@@ -3,9 +3,9 @@
 //! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job
 //! with servers every process runs the same shell script: task 0 is the scheduler, then come the servers,
 //! then the workers. Slurm numbers the lines of its tasks; Grid Engine writes all output into one file, so
-//! there the first host puts a process's name before its lines. Task 0 writes the scheduler's address to a file that
-//! all hosts see. Beside it is a file with the job's secret, which only this user can read: a batch system
-//! shows a job's command line, and Grid Engine its variables too, to all users.
+//! there the first host puts a process's name before its lines. Task 0 writes the scheduler's address to a
+//! file that all hosts see. Beside it is a file with the job's secret, which only this user can read: a batch
+//! system shows a job's command line, and Grid Engine its variables too, to all users.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

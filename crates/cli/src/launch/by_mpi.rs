@@ -81,8 +81,8 @@ pub(super) fn follow(mut ready: MpiCommand, interrupt: &Interrupt, hosts: Option
 const ABORTS: [&str; 4] =
     ["the job has been aborted", "the job to be terminated", "exited on signal", "BAD TERMINATION OF ONE"];
 
-/// Prints what `mpirun` and its processes write to stderr, and notes when `mpirun` begins to end the job. Lines
-/// of processes begin with their name.
+/// Prints what `mpirun` and its processes write to stderr, and notes when `mpirun` begins to end the job.
+/// Lines of processes begin with their name.
 fn pass_on(from: impl Read, aborts: &AtomicBool) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();

@@ -2,8 +2,8 @@
 //!
 //! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
 //! and after `KILL_AFTER` SIGKILL. An interrupt skips the grace period, a second one the wait for SIGKILL.
-//! Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after the
-//! last worker has ended in a job that failed: they wait for nobody any more.
+//! Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after
+//! the last worker has ended in a job that failed: they wait for nobody any more.
 
 use std::io::Read;
 use std::process::{ChildStdin, Stdio};

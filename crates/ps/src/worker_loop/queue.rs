@@ -8,8 +8,8 @@
 //!
 //! Each call may have one segment under way beyond the window. So every call moves on, whatever the order in
 //! which the workers make their calls: a server can answer the first segment of a call that all workers have
-//! made. A push whose value is not requested is answered with a word when it is done. Inits and pushes of rows
-//! are not answered and do not count.
+//! made. A push whose value is not requested is answered with a word when it is done. Inits and pushes of
+//! rows are not answered and do not count.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,11 +1,12 @@
 //! Which names of collectives are forgotten, so that a job which gives each collective a name of its own does
 //! not grow.
 //!
-//! Every rank counts its calls of each name, and the count tells its calls of one name apart. When there are many
-//! names, rank 0 picks those that were called longest ago and of which no call is pending: every rank has then
-//! made as many calls of such a name. It sends the names with these counts ([`Order::Forget`]), and each rank
-//! subtracts them. A call that a rank had sent before has the old count. Messages of a rank keep their order, so
-//! rank 0 subtracts from its calls until the rank has answered ([`forgot`](Agreement::forgot)).
+//! Every rank counts its calls of each name, and the count tells its calls of one name apart. When there are
+//! many names, rank 0 picks those that were called longest ago and of which no call is pending: every rank
+//! has then made as many calls of such a name. It sends the names with these counts ([`Order::Forget`]), and
+//! each rank subtracts them. A call that a rank had sent before has the old count. Messages of a rank keep
+//! their order, so rank 0 subtracts from its calls until the rank has answered
+//! ([`forgot`](Agreement::forgot)).
 
 use std::collections::{BTreeMap, BTreeSet};
 

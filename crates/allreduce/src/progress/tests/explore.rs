@@ -194,8 +194,8 @@ fn explore_one(name: &str, programs: &[Vec<Do>], hurries: usize, expect: Expect)
     assert!(found.states > 20);
 }
 
-/// Whether programs come to their end where a call is done when all of its ranks have made it, and a wait ends
-/// when what was called before it is done. Without joins.
+/// Whether programs come to their end where a call is done when all of its ranks have made it, and a wait
+/// ends when what was called before it is done. Without joins.
 fn fit(programs: &[Vec<Do>]) -> bool {
     let calls = |rank: usize, at: usize| programs[rank][..at].iter().copied().filter(is_call).collect::<Vec<_>>();
     let mut at = vec![0; programs.len()];
@@ -331,7 +331,8 @@ fn whatever_three_ranks_call_after_a_freeze_ends_or_is_known_to_be_missing() {
     explore_choices(3, &[], &[1], &[push(1), push(2)], 1, 0);
 }
 
-/// Rank 0 remembers one name. Ranks call names again that are being forgotten, before and after they know of it.
+/// Rank 0 remembers one name. Ranks call names again that are being forgotten, before and after they know of
+/// it.
 #[test]
 fn names_that_are_forgotten_are_told_apart_all_the_same() {
     let (start, mut found) = (Instant::now(), Found::default());

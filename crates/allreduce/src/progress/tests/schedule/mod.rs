@@ -275,8 +275,9 @@ fn a_cycle_without_marked_ends_of_steps_is_not_fused_across_them() {
     assert!(fused > 0, "nothing was fused at all");
 }
 
-/// Rank 0 pushes a key twice, the second time ahead of what rank 1 has called; rank 1 first calls the collective
-/// of a process set for which it waits. The second push waits for the first, and nothing else for the second.
+/// Rank 0 pushes a key twice, the second time ahead of what rank 1 has called; rank 1 first calls the
+/// collective of a process set for which it waits. The second push waits for the first, and nothing else for
+/// the second.
 #[test]
 fn a_divided_sum_keeps_no_process_set_and_no_other_key_waiting() {
     let set = |first: bool| [Do::Split(3), Do::Wait].into_iter().filter(move |_| first);
@@ -310,8 +311,8 @@ fn a_key_that_a_step_pushes_twice_is_summed_in_the_order_of_its_pushes() {
     }
 }
 
-/// A job that gives every collective a name of its own, beside some that come again, with a process set, and with
-/// steps that are frozen meanwhile.
+/// A job that gives every collective a name of its own, beside some that come again, with a process set, and
+/// with steps that are frozen meanwhile.
 #[test]
 fn a_name_for_each_collective_takes_no_memory_for_ever() {
     for seed in 0..30 {

@@ -66,7 +66,8 @@ pub(in crate::progress::tests) struct World {
     pub(in crate::progress::tests) up: Vec<VecDeque<ToRank0>>,
     pub(in crate::progress::tests) down: Vec<VecDeque<Order>>,
     pub(in crate::progress::tests) begun: Vec<Vec<Unit>>,
-    /// What each rank's comm thread has been given and has not handed on, in that order, and what of it has ended.
+    /// What each rank's comm thread has been given and has not handed on, in that order, and what of it has
+    /// ended.
     pub(in crate::progress::tests) comm: Vec<VecDeque<Unit>>,
     pub(in crate::progress::tests) ended: Vec<BTreeSet<Unit>>,
     /// The calls of each name that each rank has forgotten. Here all are told apart.
@@ -288,7 +289,8 @@ impl World {
         while self.end_one() {}
     }
 
-    /// What is under way on a rank, of what its comm thread has been given, and what waits for others of its keys.
+    /// What is under way on a rank, of what its comm thread has been given, and what waits for others of its
+    /// keys.
     fn under_way(&self, rank: usize) -> (BTreeSet<Unit>, BTreeSet<Unit>) {
         let (mut under_way, mut waiting, mut earlier) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
         let mut is_kept_back = false;
@@ -331,8 +333,8 @@ impl World {
         true
     }
 
-    /// Hands on what has ended: what is of all ranks in its order, unless something waits for it, and what is of
-    /// a set at once.
+    /// Hands on what has ended: what is of all ranks in its order, unless something waits for it, and what is
+    /// of a set at once.
     fn hand_on(&mut self, rank: usize) {
         loop {
             let (_, waiting) = self.under_way(rank);
