@@ -16,9 +16,9 @@ def test_a_rank_that_others_wait_for_is_the_straggler_and_every_step_counts(how,
     files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
     said = subprocess.run([binary, "timeline", *files, "--format", "json"], capture_output=True, text=True, check=True)
     early, late = json.loads(said.stdout)["ranks"]
-    # From the first of ten steps to the last; the others wait for most of the 20 ms.
+    # From the first of ten steps to the last; the others wait for most of the 60 ms.
     assert (early["steps"], late["steps"]) == (9, 9), said.stdout
     for share in early["share"], late["share"]:
-        assert share["step_s"] >= 0.02, said.stdout
-    assert early["share"]["straggler_s"] >= 0.5 * early["share"]["step_s"] and late["awaited_s"] >= 0.01, said.stdout
+        assert share["step_s"] >= 0.06, said.stdout
+    assert early["share"]["straggler_s"] >= 0.5 * early["share"]["step_s"] and late["awaited_s"] >= 0.03, said.stdout
     assert late["share"]["straggler_s"] <= 0.2 * late["share"]["step_s"], said.stdout

@@ -1,4 +1,4 @@
-"""Steps in which the last rank sleeps for 20 ms, by NumPy, PyTorch or MXNet."""
+"""Steps in which the last rank sleeps for 60 ms, by NumPy, PyTorch or MXNet."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ STEPS = 10
 
 def sleep(store):
     if store.rank == store.num_workers - 1:
-        time.sleep(0.02)
+        time.sleep(0.06)
 
 
 def by_numpy():
@@ -25,7 +25,7 @@ def by_numpy():
             store.pushpull(["v", "w"], values)
         else:
             for handle in [store.pushpull(key, value, wait=False) for key, value in zip("vw", values)]:
-                while not handle.wait(0.004):
+                while not handle.wait(0.01):
                     pass
 
 
