@@ -1,7 +1,7 @@
-//! Process sets: communicators of some ranks of another, made by all of its ranks or by those of the set alone.
+//! Process sets: communicators of some ranks of another. All of its ranks make one, or those of the set alone.
 //!
-//! Ranks agree on a new set as on any collective. Its calls are then told apart by its ranks and a number, which
-//! each of its ranks counts by itself.
+//! Ranks agree on a new set as on any collective. Its calls are then told apart by its ranks and a number,
+//! which each of its ranks counts by itself.
 
 use std::sync::{Arc, Weak};
 

@@ -208,7 +208,10 @@ fn the_report_is_opened_by_the_desktop_and_without_one_its_path_is_printed() {
 fn an_impossible_comparison_is_an_error_with_a_hint() {
     for (words, hint) in [
         (vec!["--peers", "mxnet", "--modes", "dist_sync_mpi"], "dist_sync:1shared"),
-        (vec!["--train", "--model", "vgg16", "--compute", "1", "--peers", "mpi"], "mxnet, horovod, gloo, ringpull-horovod"),
+        (
+            vec!["--train", "--model", "vgg16", "--compute", "1", "--peers", "mpi"],
+            "mxnet, horovod, gloo, ringpull-horovod",
+        ),
         (vec!["--train", "--model", "vgg16", "--compute", "1", "--burn", "--peers", "gloo"], "leave out --burn"),
         (vec!["--train", "--model", "vgg16"], "--compute SECONDS"),
         (vec!["--save", "report.png"], "report.html, and its first chart as chart.svg"),

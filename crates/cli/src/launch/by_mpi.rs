@@ -10,7 +10,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::{self, Config, Role};
@@ -69,13 +68,18 @@ pub(super) fn follow(mut ready: MpiCommand, interrupt: &Interrupt, hosts: Option
     if killed {
         return status.code().ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() });
     }
-    if let Some(Err(_)) = stderr.map(JoinHandle::join) {
-        tracing::debug!("mpirun's last lines are lost");
+    // What is left of it. A process that the job has left behind may hold the pipe for ever.
+    let ended = Instant::now();
+    while stderr.as_ref().is_some_and(|reader| !reader.is_finished()) && ended.elapsed() < LAST_LINES {
+        std::thread::park_timeout(Duration::from_millis(5));
     }
     let code = code_of(status);
     // MPICH's mpiexec exits with 0 after a signal.
     Ok(interrupt.signal().filter(|_| code == 0).map_or(code, |signal| 128 + signal))
 }
+
+/// How long the last lines of a job that has ended are waited for.
+const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// How `mpirun` says that it ends a job because a process has failed: Open MPI 4, 5, and MPICH.
 const ABORTS: [&str; 4] =

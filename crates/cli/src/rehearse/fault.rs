@@ -82,7 +82,7 @@ struct Entry {
     expect: Option<Expected>,
 }
 
-/// When a fault comes if nobody says when and there are no steps to count.
+/// The moment of a fault that gives none, in a job whose steps cannot be counted.
 pub(crate) const USUAL: Duration = Duration::from_secs(3);
 /// What Kubernetes grants a pod between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(30);

@@ -98,7 +98,11 @@ impl Rehearsal<'_> {
             if hung || interrupt.count() > 0 {
                 break end(&mut child, &mark)?;
             }
-            course.look()?;
+            if let Err(cause) = course.look() {
+                end(&mut child, &mark)?;
+                course.undo()?;
+                return Err(cause);
+            }
             std::thread::sleep(LOOK);
         };
         let ended = Instant::now();

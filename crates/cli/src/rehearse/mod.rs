@@ -31,7 +31,7 @@ pub(crate) struct Rehearsed {
 
 #[derive(Debug, Serialize)]
 struct FaultRow {
-    /// The fault in words, or `nothing`.
+    /// The fault as people read it, or `nothing`.
     fault: String,
     /// What is wrong with its end, if anything is.
     wrong: Option<String>,

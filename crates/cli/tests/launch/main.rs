@@ -341,6 +341,24 @@ fn an_mpirun_that_outlives_its_processes_is_ended_and_reported() {
 }
 
 #[test]
+fn a_process_that_an_mpi_job_leaves_behind_holds_nobody_up() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // As Open MPI that has ended while a process of its job still holds its stderr.
+    let answer = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }";
+    let program = script(folder.path(), "mpirun", &format!("{answer}\necho last >&2\nsleep 40 >/dev/null &\nexit 0"));
+    let begun = Instant::now();
+    let mut command = launch(&["-n", "2", "-s", "0", "--launcher", "mpi", "--", "true"]);
+    let output = command.env("RINGPULL_MPIRUN", &program).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(0) && text.contains("last"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+#[test]
 fn an_mpirun_that_waits_for_a_lost_host_for_ever_is_ended_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     for said in ["with non-zero status, thus causing\nthe job to be terminated.", "=   BAD TERMINATION OF ONE OF YOUR"]
