@@ -31,7 +31,7 @@ mod progress {
             use ringpull_base::DType;
 
             use super::super::super::{Ranks, What};
-            use super::world::{Do, World};
+            use super::world::{ALL, Do, World};
 
             /// Runs the programs to where nothing more can happen.
             pub(crate) fn run(input: &Ranks) {
@@ -50,10 +50,12 @@ mod progress {
                         let at = at % (program.len() + 1);
                         if input.replaces && at < program.len() { program[at] = *what } else { program.insert(at, *what) }
                     }
+                    program.retain(|what| !matches!(what, Do::Split(set) | Do::Meet(set, _) if set >> rank & 1 == 0));
                     program.extend(input.leaves.then_some(Do::Leave));
                     program
                 });
                 let mut world = World::new(programs.collect(), 0);
+                world.agreement.remember(usize::from(input.names));
                 if input.sums_block {
                     world.sums_block();
                 }
@@ -91,6 +93,10 @@ mod progress {
                 match what {
                     What::Push(key) => Do::Push(0, i64::from(key % 4), DType::F32),
                     What::Alone(key) => Do::Push(0, 100 + i64::from(key % 2), DType::F32),
+                    What::Divided(key) => Do::Push(0, 50 + i64::from(key % 2), DType::F32),
+                    What::Split => Do::Split(3),
+                    What::Meet(name) => Do::Meet(ALL, i64::from(name % 3)),
+                    What::MeetOfSet(name) => Do::Meet(3, i64::from(name % 3)),
                     What::Other(key) => Do::Push(1, i64::from(key % 2), DType::F32),
                     What::Half(key) => Do::Push(0, i64::from(key % 4), DType::F16),
                     What::Wait => Do::Wait,
@@ -112,6 +118,8 @@ struct Ranks {
     more_ranks: u8,
     sums_block: bool,
     bucket: u8,
+    /// How many names of collectives are remembered.
+    names: u8,
     leaves: bool,
     /// Steps of every rank, and how often each comes.
     steps: Vec<(u8, Vec<What>)>,
@@ -124,8 +132,15 @@ struct Ranks {
 enum What {
     Push(u8),
     Alone(u8),
+    Divided(u8),
     Other(u8),
     Half(u8),
+    /// Ranks 0 and 1 make their process set.
+    Split,
+    /// A collective of all ranks, by its name.
+    Meet(u8),
+    /// One of that process set.
+    MeetOfSet(u8),
     Wait,
     Join,
 }
@@ -133,7 +148,10 @@ enum What {
 #[derive(Arbitrary, Debug)]
 enum Message {
     /// The next call of a rank on a key, or whatever ordinal.
-    Call { key: u8, ordinal: Option<u32>, terms: bool, alone: bool, waited: bool },
+    Call { key: u8, ordinal: Option<u32>, terms: bool, transfer: u8, waited: bool },
+    /// The next call of a collective of this name, of all ranks or of a process set.
+    Collective { name: u8, set: Option<u8>, ordinal: Option<u32>, arguments: bool },
+    Forgot,
     Barrier,
     Invalidate { epoch: u8, has_begun: Option<bool> },
     Stopped { epoch: u8, begun: u64, is_missing: bool },
@@ -152,7 +170,8 @@ fuzz_target!(|input: Input| match input {
 /// What comes to the table ends with its first error, as a job does.
 fn table(size: usize, messages: Vec<(u8, Message)>) {
     let mut agreement = Agreement::new(size, 10.0, 1000);
-    let mut ordinals = vec![[0u64; 5]; size];
+    agreement.remember(2);
+    let mut ordinals = vec![[0u64; 9]; size];
     let mut number = 0u32;
     for (at, (rank, message)) in messages.into_iter().enumerate() {
         let (rank, now_s) = (usize::from(rank) % size, at as f64);
@@ -161,22 +180,43 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
             ordinals[rank][key] - 1
         };
         let outcome = match message {
-            Message::Call { key, ordinal, terms, alone, waited } => {
+            Message::Call { key, ordinal, terms, transfer, waited } => {
                 let key = key % 4;
                 let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
                 let dtype = if terms { DType::F32 } else { DType::F16 };
                 let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
-                let sum = Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes: 100, priority: 0 };
-                let transfer = if alone { Transfer::Alone } else { sum };
+                let sum = |is_divided| Transfer::Sum {
+                    dtype: DType::F32,
+                    reduction: Reduction::Sum,
+                    len_bytes: 100,
+                    priority: 0,
+                    is_divided,
+                };
+                let transfer = if transfer % 3 == 0 { Transfer::Alone } else { sum(transfer % 3 == 1) };
                 let ordinal = ordinal.map_or_else(|| next(usize::from(key)), u64::from);
                 let operation = Operation::Push;
                 agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited }, now_s)
             }
             Message::Barrier => {
-                let transfer = Transfer::Sum { dtype: DType::U8, reduction: Reduction::Sum, len_bytes: 1, priority: 0 };
+                let (dtype, reduction) = (DType::U8, Reduction::Sum);
+                let transfer = Transfer::Sum { dtype, reduction, len_bytes: 1, priority: 0, is_divided: false };
                 let (topic, ordinal, operation) = (Topic::Barrier, next(4), Operation::Barrier);
                 let call = Call { topic, ordinal, operation, terms: Terms::default(), transfer, waited: true };
                 agreement.call(rank, call, now_s)
+            }
+            Message::Collective { name, set, ordinal, arguments } => {
+                let name = name % 4;
+                let members = |set: u8| (0..size).filter(|rank| set >> rank & 1 == 1).collect();
+                let topic = Topic::Collective { comm: 0, set: set.map(members), name: Some(i64::from(name).into()) };
+                let ordinal = ordinal.map_or_else(|| next(5 + usize::from(name)), u64::from);
+                let operation = if name == 0 { Operation::split() } else { Operation::Collective("allreduce".into()) };
+                let terms = Terms { arguments: arguments.to_string(), ..Terms::default() };
+                let transfer = Transfer::Messages { priority: 0 };
+                agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited: false }, now_s)
+            }
+            Message::Forgot => {
+                agreement.forgot(rank);
+                Ok(Vec::new())
             }
             Message::Invalidate { epoch, has_begun } => {
                 let overdue = has_begun.map(|has_begun| Overdue { has_begun, waited_s: 5.0 });

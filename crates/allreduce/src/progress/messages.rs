@@ -325,7 +325,7 @@ pub enum Order {
 
 impl Order {
     /// Whether it is told to this rank: what is about a process set concerns its ranks alone.
-    pub(super) fn concerns(&self, rank: usize) -> bool {
+    pub fn concerns(&self, rank: usize) -> bool {
         let (Order::Launch(Launch { topic, .. }) | Order::Refuse(Refusal { topic, .. })) = self else { return true };
         topic.set().is_none_or(|set| set.contains(&rank))
     }

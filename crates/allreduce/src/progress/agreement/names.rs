@@ -101,8 +101,7 @@ impl Agreement {
         }
     }
 
-    /// Names are forgotten when there are more than so many.
-    #[cfg(test)]
+    /// Names are forgotten when there are more than `most`: for tests and the fuzzer, who have few.
     pub fn remember(&mut self, most: usize) {
         self.names.most = most;
     }

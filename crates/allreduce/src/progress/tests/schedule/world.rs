@@ -7,7 +7,7 @@ use ringpull_base::{DType, Error, Key, Reduction};
 
 use crate::progress::agreement::Agreement;
 use crate::progress::calls::{Act, Calls};
-use crate::progress::messages::{Call, Operation, Order, Overdue, Stopped, Terms, Topic, Transfer};
+use crate::progress::messages::{Call, Operation, Order, Overdue, Refusal, Stopped, Terms, Topic, Transfer};
 
 /// What a rank's program does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -386,7 +386,12 @@ impl World {
         let Some(order) = self.down[rank].pop_front() else { return };
         let acts = match order {
             Order::Launch(launch) => self.ranks[rank].launched(launch),
-            Order::Refuse(refusal) => unreachable!("no store's call is refused: {refusal:?}"),
+            Order::Refuse(Refusal { topic, ordinal, .. }) => {
+                self.ranks[rank].refused(&topic, ordinal);
+                let called = self.told_apart(rank, (topic, ordinal));
+                self.open[rank].remove(&called);
+                Vec::new()
+            }
             Order::Freeze(freeze) => self.ranks[rank].freeze(freeze),
             Order::Stop(epoch) => {
                 let stopped = self.ranks[rank].stop(epoch);
