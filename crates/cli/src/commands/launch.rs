@@ -93,7 +93,8 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     }
     let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
     let launcher = args.launcher.unwrap_or(default);
-    let (workers, servers) = (args.num_workers as usize, servers(&args) as usize);
+    let (workers, servers) =
+        (args.num_workers as usize, servers(args.num_workers, args.num_servers, &args.command) as usize);
     let hosts = read_hosts(&args, launcher)?;
     if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && hosts.is_empty() {
         check_program(&args.command)?;
@@ -146,15 +147,15 @@ fn status(code: i32) -> Status {
 
 /// How many servers the job has: as many as asked for, or as the kind of store in the command needs. A job
 /// without servers is MPI ranks.
-fn servers(args: &LaunchArgs) -> u32 {
-    let kind = kind_asked_for(&args.command).and_then(|name| name.parse::<Kind>().ok());
-    match (args.num_servers, kind) {
+pub(super) fn servers(workers: u32, servers: Option<u32>, command: &[OsString]) -> u32 {
+    let kind = kind_asked_for(command).and_then(|name| name.parse::<Kind>().ok());
+    match (servers, kind) {
         (Some(count), Some(Kind::DistSyncMpi)) if count > 0 => {
             eprintln!("warning: -s {count} has no effect: --kv-store dist_sync_mpi has no servers");
             0
         }
         (Some(count), _) => count,
-        (None, kind) if kind.is_some_and(Kind::has_servers) => args.num_workers,
+        (None, kind) if kind.is_some_and(Kind::has_servers) => workers,
         (None, _) => 0,
     }
 }

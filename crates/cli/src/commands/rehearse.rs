@@ -8,7 +8,7 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
-use super::{FAILURE, Format, SUCCESS, Status, status_of_signal};
+use super::{FAILURE, Format, SUCCESS, Status, launch::servers, status_of_signal};
 use crate::lab::{Lab, Shape};
 use crate::link::LinkRate;
 use crate::rehearse::fault::{self, Fault};
@@ -24,9 +24,9 @@ processes, fails without an error of any rank, or ends otherwise than its fault 
 
 FILE is a YAML list. Each entry has one of kill, stop, terminate (rank N, server N or scheduler), cut, slow (a
 host) and fill (a folder, which gets a file system of 64 MB meanwhile). `at` is when: a time after the processes
-have started [default with servers: 3s], or a step of rank 0 in a job of dist_sync_mpi [default: step 2]. `for` is how long: the grace of
-terminate [default: 30s]; of stop and fill [default: 10s]; of cut and slow [default: to the end]. `expect` is
-goes-on or ends.
+have started [default with servers: 3s], or a step of rank 0 in a job of dist_sync_mpi [default: step 2].
+`for` is how long: the grace of terminate [default: 30s]; of stop and fill [default: 10s]; of cut and slow
+[default: to the end]. `expect` is goes-on or ends.
 
   - {kill: rank 2, at: step 5, expect: ends}
   - {stop: rank 1, for: 14s, expect: goes-on}
@@ -90,17 +90,18 @@ pub(crate) fn run(args: &RehearseArgs) -> Result<Status> {
     let rehearsal = Rehearsal { launch, lab: lab.as_ref(), out: &args.out, ranks };
     let rehearsed = rehearse(&rehearsal, &faults, limit)?;
     super::print(args.format, &rehearsed, || rehearsed.table(ranks))?;
-    Ok(match (rehearsed.is_interrupted, rehearsed.is_well()) {
-        (true, _) => status_of_signal(2),
-        (_, true) => SUCCESS,
-        (_, false) => FAILURE,
+    Ok(match (rehearsed.interrupted, rehearsed.is_well()) {
+        (Some(signal), _) => status_of_signal(signal),
+        (None, true) => SUCCESS,
+        (None, false) => FAILURE,
     })
 }
 
 fn faults(args: &RehearseArgs, ranks: usize) -> Result<Vec<Fault>> {
     let hosts = args.hosts.unwrap_or(0);
     let Some(path) = &args.faults else {
-        return Ok(fault::usual(ranks, args.num_servers.unwrap_or(0) as usize, hosts));
+        let servers = servers(args.num_workers, args.num_servers, &args.command);
+        return Ok(fault::usual(ranks, servers as usize, hosts));
     };
     let read =
         if path.as_os_str() == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };

@@ -25,6 +25,7 @@ use super::batch::{Batch, BatchJob};
 use super::host::{is_name, quote, working_folder};
 use super::output::{OutputStream, carry};
 use super::{Sink, Spec, by_mpi, process_name};
+use crate::commands::write;
 use crate::interrupt::Interrupt;
 use crate::mpirun::Mpirun;
 
@@ -200,10 +201,6 @@ fn check_path(path: &Path) -> Result<()> {
         format!("YARN cannot be given the path {}", path.display()),
         "start the job in a folder whose path has only letters, digits and / . _ - +",
     ))
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
 
 /// A job whose service exists.

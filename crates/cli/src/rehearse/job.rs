@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal};
 use serde::Serialize;
 
@@ -87,7 +88,7 @@ impl Rehearsal<'_> {
         let begun = Instant::now();
         let mut child = self.start(&mark, &log)?;
         let mut course =
-            Course { mark: &mark, fault, lab: self.lab, disk: disk.as_ref(), started: None, state: FaultState::Before };
+            Course { mark: &mark, fault, lab: self.lab, disk: disk.as_ref(), first: None, state: FaultState::Before };
         let (mut hung, waited) =
             (false, |child: &mut Child| child.try_wait().map_err(|cause| Error::io("wait for", "the job", &cause)));
         let status = loop {
@@ -172,9 +173,16 @@ struct Course<'a> {
     fault: Option<&'a Fault>,
     lab: Option<&'a Lab>,
     disk: Option<&'a SmallDisk>,
-    /// When rank 0's process was first seen.
-    started: Option<Instant>,
+    first: Option<FirstSeen>,
     state: FaultState,
+}
+
+/// The process of rank 0.
+#[derive(Clone, Copy)]
+struct FirstSeen {
+    pid: Pid,
+    at: Instant,
+    is_of_mpi: bool,
 }
 
 enum FaultState {
@@ -189,14 +197,17 @@ impl Course<'_> {
         let Some(fault) = self.fault else { return Ok(()) };
         match self.state {
             FaultState::Before => {
-                let first = processes::find(self.mark, Member { role: Role::Worker, index: 0 });
+                let first = self.first.or_else(|| {
+                    let (pid, is_of_mpi) = processes::find(self.mark, Member { role: Role::Worker, index: 0 })?;
+                    Some(FirstSeen { pid, at: Instant::now(), is_of_mpi })
+                });
                 let Some(first) = first else { return Ok(()) };
-                let started = *self.started.get_or_insert_with(Instant::now);
-                let step = |fault: Option<u64>| fault.or_else(|| step_of(first));
-                let after = |time| (started.elapsed() >= time).then_some(None);
-                let at_step = |wanted| step_of(first).filter(|step| *step >= wanted).map(Some);
+                self.first = Some(first);
+                let step = |fault: Option<u64>| fault.or_else(|| step_of(first.pid));
+                let after = |time| (first.at.elapsed() >= time).then_some(None);
+                let at_step = |wanted| step_of(first.pid).filter(|step| *step >= wanted).map(Some);
                 let is_time = match fault.at {
-                    Moment::Usual if processes::is_of_mpi(first) => at_step(2),
+                    Moment::Usual if first.is_of_mpi => at_step(2),
                     Moment::Usual => after(USUAL),
                     Moment::After(time) => after(time),
                     Moment::Step(wanted) => at_step(wanted),
@@ -206,7 +217,7 @@ impl Course<'_> {
                     FaultKind::Kill(who) | FaultKind::Stop(who, _) | FaultKind::Terminate(who, _) => Some(who),
                     _ => None,
                 };
-                let pid = who.and_then(|who| processes::find(self.mark, who));
+                let pid = who.and_then(|who| processes::find(self.mark, who)).map(|(pid, _)| pid);
                 if who.is_some() && pid.is_none() {
                     return Ok(());
                 }
@@ -261,7 +272,12 @@ struct SmallDisk {
 
 impl SmallDisk {
     fn mount(folder: &Path) -> Result<Self> {
-        call("mount", &["-t", "tmpfs", "-o", "size=64m", "tmpfs"], folder)?;
+        mount("tmpfs", folder, "tmpfs", MountFlags::empty(), c"size=64m").map_err(|cause| {
+            Error::argument(
+                format!("a small file system cannot be mounted on {}: {cause}", folder.display()),
+                "a full disk is rehearsed in a folder that exists, as root",
+            )
+        })?;
         Ok(SmallDisk { folder: folder.to_owned() })
     }
 
@@ -291,25 +307,8 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        if let Err(cause) = call("umount", &["-l"], &self.folder) {
-            eprintln!("warning: {cause}");
+        if let Err(cause) = unmount(&self.folder, UnmountFlags::DETACH) {
+            eprintln!("warning: {} is still a small file system: {cause}", self.folder.display());
         }
     }
-}
-
-fn call(program: &str, words: &[&str], folder: &Path) -> Result<()> {
-    let output = Command::new(program).args(words).arg(folder).stdin(Stdio::null()).output();
-    let output = output.map_err(|cause| Error::io("run", program, &cause))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(Error::argument(
-        format!(
-            "`{program} {} {}` failed: {}",
-            words.join(" "),
-            folder.display(),
-            String::from_utf8_lossy(&output.stderr).trim()
-        ),
-        "a full disk is rehearsed in a folder that exists, as root",
-    ))
 }

@@ -25,8 +25,9 @@ use crate::text::{format_seconds, grid};
 #[derive(Debug, Serialize)]
 pub(crate) struct Rehearsed {
     jobs: Vec<FaultRow>,
+    /// The signal that has ended the rehearsal before its last job.
     #[serde(skip)]
-    pub(crate) is_interrupted: bool,
+    pub(crate) interrupted: Option<i32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,16 +56,16 @@ pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], limit: Optio
         ));
     }
     let usual = Duration::from_secs_f64(first.seconds);
-    let mut rehearsed = Rehearsed { is_interrupted: first.end == End::Interrupted, jobs: Vec::new() };
+    let mut rehearsed = Rehearsed { interrupted: interrupt.signal(), jobs: Vec::new() };
     rehearsed.jobs.push(FaultRow { fault: "nothing".to_owned(), wrong: None, outcome: first });
     for (at, fault) in faults.iter().enumerate() {
-        if rehearsed.is_interrupted {
+        if rehearsed.interrupted.is_some() {
             break;
         }
         progress.part(at, faults.len(), fault.to_string());
         let limit = limit.unwrap_or(3 * usual + fault.delay() + SLACK);
         let outcome = rehearsal.run(at + 1, Some(fault), limit, &interrupt)?;
-        rehearsed.is_interrupted = outcome.end == End::Interrupted;
+        rehearsed.interrupted = interrupt.signal();
         let wrong = wrong(fault, rehearsal.ranks, &outcome);
         rehearsed.jobs.push(FaultRow { fault: fault.to_string(), wrong, outcome });
     }

@@ -58,17 +58,12 @@ impl Seen {
     }
 }
 
-/// The process that runs the program as `member`: the oldest one that is not a helper's.
-pub(crate) fn find(mark: &str, member: Member) -> Option<Pid> {
+/// The process that runs the program as `member`, the oldest one that is not a helper's; and whether it is a rank
+/// of MPI, not of a job with servers.
+pub(crate) fn find(mark: &str, member: Member) -> Option<(Pid, bool)> {
     let mut found = all(mark);
     found.retain(|seen| seen.is(member) && !HELPERS.contains(&seen.name.as_str()));
-    found.iter().min_by_key(|seen| seen.begun).map(|seen| seen.pid)
-}
-
-/// Whether it is a rank of MPI, not a process of a job with servers.
-pub(crate) fn is_of_mpi(pid: Pid) -> bool {
-    let path = format!("/proc/{}/environ", pid.as_raw_nonzero());
-    fs::read(path).is_ok_and(|all| !all.split(|byte| *byte == 0).any(|one| one.starts_with(b"DMLC_ROLE=")))
+    found.iter().min_by_key(|seen| seen.begun).map(|seen| (seen.pid, !seen.environment.contains("DMLC_ROLE=")))
 }
 
 /// How many processes of the job there are, but for helpers.
