@@ -96,7 +96,7 @@ fn the_usual_faults_kill_a_server_where_the_command_starts_servers() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
     command.args(["rehearse", "-n", "2", "--out"]).arg(folder.path()).arg("--").args(train("--kv-store dist_sync"));
-    let output = command.env("RINGPULL_SILENCE", "2").stdin(Stdio::null()).output().unwrap();
+    let output = command.env("RINGPULL_SILENCE", "10").stdin(Stdio::null()).output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);
     assert!(table.contains("kill server 0"), "{output:?}");
     assert_eq!(output.status.code(), Some(0), "{table}");

@@ -24,7 +24,8 @@ processes, fails without an error of any rank, or ends otherwise than its fault 
 
 FILE is a YAML list. Each entry has one of kill, stop, terminate (rank N, server N or scheduler), cut, slow (a
 host) and fill (a folder, which gets a file system of 64 MB meanwhile). `at` is when: a time after the processes
-have started [default with servers: 3s], or a step of rank 0 in a job of dist_sync_mpi [default: step 2].
+have started [default with servers: 3s, or half the time of a shorter job], or a step of rank 0 in a job of
+dist_sync_mpi [default: step 2].
 `for` is how long: the grace of terminate [default: 30s]; of stop and fill [default: 10s]; of cut and slow
 [default: to the end]. `expect` is goes-on or ends.
 

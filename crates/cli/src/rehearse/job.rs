@@ -12,7 +12,7 @@ use serde::Serialize;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use super::fault::{Fault, FaultKind, Member, Moment, USUAL};
+use super::fault::{Fault, FaultKind, Member, Moment};
 use super::processes;
 use super::said::Said;
 use crate::child::code_of;
@@ -71,12 +71,13 @@ const LOOK: Duration = Duration::from_millis(20);
 const VANISH: Duration = Duration::from_secs(5);
 
 impl Rehearsal<'_> {
-    /// Runs the job number `number`, for at most `limit`.
+    /// Runs the job number `number`, for at most `limit`. A fault that gives no moment comes after `usual` if the
+    /// job's steps cannot be counted.
     pub(crate) fn run(
         &self,
         number: usize,
         fault: Option<&Fault>,
-        limit: Duration,
+        (usual, limit): (Duration, Duration),
         interrupt: &Interrupt,
     ) -> Result<JobOutcome> {
         let log = self.out.join(format!("job{number}.log"));
@@ -87,8 +88,15 @@ impl Rehearsal<'_> {
         };
         let begun = Instant::now();
         let mut child = self.start(&mark, &log)?;
-        let mut course =
-            Course { mark: &mark, fault, lab: self.lab, disk: disk.as_ref(), first: None, state: FaultState::Before };
+        let mut course = Course {
+            mark: &mark,
+            fault,
+            lab: self.lab,
+            disk: disk.as_ref(),
+            usual,
+            first: None,
+            state: FaultState::Before,
+        };
         let (mut hung, waited) =
             (false, |child: &mut Child| child.try_wait().map_err(|cause| Error::io("wait for", "the job", &cause)));
         let status = loop {
@@ -173,6 +181,7 @@ struct Course<'a> {
     fault: Option<&'a Fault>,
     lab: Option<&'a Lab>,
     disk: Option<&'a SmallDisk>,
+    usual: Duration,
     first: Option<FirstSeen>,
     state: FaultState,
 }
@@ -208,7 +217,7 @@ impl Course<'_> {
                 let at_step = |wanted| step_of(first.pid).filter(|step| *step >= wanted).map(Some);
                 let is_time = match fault.at {
                     Moment::Usual if first.is_of_mpi => at_step(2),
-                    Moment::Usual => after(USUAL),
+                    Moment::Usual => after(self.usual),
                     Moment::After(time) => after(time),
                     Moment::Step(wanted) => at_step(wanted),
                 };

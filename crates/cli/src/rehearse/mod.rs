@@ -15,7 +15,7 @@ use serde::Serialize;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use self::fault::{Expected, Fault, FaultKind};
+use self::fault::{Expected, Fault, FaultKind, USUAL};
 use self::job::{End, JobOutcome, Rehearsal};
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
@@ -48,7 +48,7 @@ const SLACK: Duration = Duration::from_secs(60);
 pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], limit: Option<Duration>) -> Result<Rehearsed> {
     let interrupt = Interrupt::watch()?;
     let progress = Progress::start("the job without a fault");
-    let first = rehearsal.run(0, None, limit.unwrap_or(Duration::from_secs(3600)), &interrupt)?;
+    let first = rehearsal.run(0, None, (USUAL, limit.unwrap_or(Duration::from_secs(3600))), &interrupt)?;
     if !matches!(first.end, End::WentOn | End::Interrupted) {
         return Err(Error::argument(
             format!("without any fault the job {}: {}", words(&first.end), first.said.error.unwrap_or_default()),
@@ -64,7 +64,7 @@ pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], limit: Optio
         }
         progress.part(at, faults.len(), fault.to_string());
         let limit = limit.unwrap_or(3 * usual + fault.delay() + SLACK);
-        let outcome = rehearsal.run(at + 1, Some(fault), limit, &interrupt)?;
+        let outcome = rehearsal.run(at + 1, Some(fault), (USUAL.min(usual / 2), limit), &interrupt)?;
         rehearsed.interrupted = interrupt.signal();
         let wrong = wrong(fault, rehearsal.ranks, &outcome);
         rehearsed.jobs.push(FaultRow { fault: fault.to_string(), wrong, outcome });
