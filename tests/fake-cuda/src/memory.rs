@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -70,9 +70,12 @@ struct Mapping {
 
 static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), devices: Vec::new() });
 
-/// The addresses that the host must not touch, for the handler of the fault: start and length of each
-/// device's.
+/// The addresses that programs get, for the handler of the fault: start and length of each device's.
 static OUTER: [[AtomicU64; 2]; 8] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; 8];
+/// Whether the host may touch them, for the same handler.
+static HOST_REACHES: AtomicBool = AtomicBool::new(false);
+/// Collectives with other processes that are under way on each device.
+static UNDER_WAY: Mutex<[u32; 8]> = Mutex::new([0; 8]);
 
 /// Maps the memory of devices of these sizes.
 pub(crate) fn start(sizes: &[usize]) {
@@ -91,14 +94,40 @@ pub(crate) fn start(sizes: &[usize]) {
             mapped
         };
         let (outer, span) = (outer as u64, span as u64);
-        if !SETTINGS.host_reaches {
-            OUTER[device][0].store(outer, Ordering::Release);
-            OUTER[device][1].store(span, Ordering::Release);
-        }
+        OUTER[device][0].store(outer, Ordering::Release);
+        OUTER[device][1].store(span, Ordering::Release);
         table.devices.push(Mapping { outer, inner: inner as usize, span, next: 0, used: 0 });
     }
-    if !SETTINGS.host_reaches {
-        catch_faults();
+    HOST_REACHES.store(SETTINGS.host_reaches, Ordering::Release);
+    catch_faults();
+}
+
+/// A collective with other processes begins on a device. Until it has ended the host may not touch the
+/// device's memory, even if it otherwise may: MPI would, and the two libraries can wait for each other for
+/// ever.
+pub(crate) fn begin_joined(device: usize) {
+    let mut under_way = UNDER_WAY.lock();
+    under_way[device] += 1;
+    if under_way[device] == 1 {
+        protect(device, libc::PROT_NONE);
+    }
+}
+
+/// It has ended.
+pub(crate) fn end_joined(device: usize) {
+    let mut under_way = UNDER_WAY.lock();
+    under_way[device] -= 1;
+    if under_way[device] == 0 {
+        protect(device, libc::PROT_READ | libc::PROT_WRITE);
+    }
+}
+
+fn protect(device: usize, protection: i32) {
+    if SETTINGS.host_reaches {
+        let [start, len] = OUTER[device].each_ref().map(|bound| bound.load(Ordering::Acquire));
+        // SAFETY: the mapping is ours, and the double does not work on it.
+        let code = unsafe { libc::mprotect(start as *mut libc::c_void, len as usize, protection) };
+        assert_eq!(code, 0, "fake-cuda: mprotect");
     }
 }
 
@@ -123,14 +152,20 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         for (device, bounds) in OUTER.iter().enumerate() {
             let [start, len] = bounds.each_ref().map(|bound| bound.load(Ordering::Acquire));
             if address.wrapping_sub(start) < len {
-                let mut text = *b"fake-cuda: the host touched memory of GPU 0 at 0x0000000000000000 without a copy\n";
+                let mut text = *b"fake-cuda: the host touched memory of GPU 0 at 0x0000000000000000 ";
                 let digits = text.iter().position(|byte| *byte == b'x').unwrap_or(0) + 1;
                 let gpu = b"fake-cuda: the host touched memory of GPU ".len();
                 text[gpu] = b'0' + device as u8;
                 for (place, digit) in text[digits..digits + 16].iter_mut().enumerate() {
                     *digit = b"0123456789abcdef"[(address >> (60 - 4 * place) & 15) as usize];
                 }
+                let why: &[u8] = if HOST_REACHES.load(Ordering::Acquire) {
+                    b"while NCCL sums with other processes\n"
+                } else {
+                    b"without a copy\n"
+                };
                 libc::write(2, text.as_ptr().cast(), text.len());
+                libc::write(2, why.as_ptr().cast(), why.len());
                 libc::abort();
             }
         }

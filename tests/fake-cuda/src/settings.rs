@@ -5,7 +5,7 @@
 //! | `FAKE_CUDA_DEVICES` | `1` | number of devices, MiB of each: `4`, `2x64` |
 //! | `CUDA_VISIBLE_DEVICES` | all | which of them this process sees, in its order |
 //! | `FAKE_CUDA_PEERS` | `1` | `0`: no device reaches another's memory |
-//! | `FAKE_CUDA_HOST_REACHES` | `0` | `1`: the host may touch memory of devices, as some hardware allows |
+//! | `FAKE_CUDA_HOST_REACHES` | `0` | `1`: the host may touch memory of devices, unless NCCL sums with other processes |
 //! | `FAKE_CUDA_LATE_US` | `0` | every piece of work begins that many microseconds late |
 //! | `FAKE_CUDA_LOG` | none | a file that findings are appended to; they go to stderr too |
 //! | `FAKE_CUDA_LEAKS` | `0` | `1`: what is not given back at the end of the process is a finding |

@@ -78,6 +78,18 @@ const CASES: &[Case] = &[
         "memory of GPU 1, which GPU 0 was not given access to",
     ),
     case("the host touches memory of a device", touch, "the host touched memory of GPU 1 at 0x"),
+    Case {
+        name: "the host touches memory of a device while NCCL sums with another process",
+        run: || beside_nccl(true),
+        finding: "the host touched memory of GPU 0 at 0x",
+        env: &[("FAKE_CUDA_HOST_REACHES", "1")],
+    },
+    Case {
+        name: "a host that may touches memory of a device before and after such a sum",
+        run: || beside_nccl(false),
+        finding: "",
+        env: &[("FAKE_CUDA_HOST_REACHES", "1")],
+    },
     case("a stream that was destroyed", destroyed, "wrong handle: cuStreamSynchronize"),
     case("a launch of no threads", empty_launch, "invalid launch: fill with grid [1, 1, 1] and block [0, 1, 1]"),
     case("PTX that the double does not know", unknown_ptx, "not in the double: fill: bar.sync 0"),
@@ -162,7 +174,7 @@ fn every_planted_mistake_is_found_and_nothing_else() {
         // Who touches what it must not has no exit status.
         if !as_expected
             || (output.status.code().is_some() != output.status.success())
-            || (output.status.code().is_none() != (*name == "the host touches memory of a device"))
+            || (output.status.code().is_none() != finding.starts_with("the host touched"))
         {
             wrong.push(format!("== {name}: {}\n{text}{}", output.status, String::from_utf8_lossy(&output.stdout)));
         }
@@ -581,6 +593,49 @@ fn join(devices: [c_int; 2]) -> [c_int; 2] {
         })
     });
     ranks.map(|rank| rank.join().unwrap())
+}
+
+/// What MPI does that takes memory of devices, before, during or after a sum over ranks.
+fn beside_nccl(during: bool) {
+    start();
+    let (mut id, mut contexts) = (UniqueId::default(), [0; 2]);
+    assert_eq!(ncclGetUniqueId(&mut id), 0);
+    let mut comms = [0; 2];
+    for device in [0, 1] {
+        current(device);
+        assert_eq!(cuCtxGetCurrent(&mut contexts[device as usize]), 0);
+        let mut settings = ringpull_fake_cuda::nccl::Settings::not_blocking();
+        assert_eq!(ncclCommInitRankConfig(&mut comms[device as usize], 2, id, device, &mut settings), 7);
+    }
+    for comm in comms {
+        let mut code = 7;
+        while code == 7 {
+            assert_eq!(ncclCommGetAsyncError(comm, &mut code), 0);
+        }
+        assert_eq!(code, 0);
+    }
+    let (mut streams, mut memories) = ([0; 2], [0; 2]);
+    for device in [0, 1] {
+        assert_eq!(cuCtxSetCurrent(contexts[device]), 0);
+        (streams[device], memories[device]) = (stream(1), memory(4));
+        assert_eq!(cuMemsetD8Async(memories[device], 0, 4, streams[device]), 0);
+        assert_eq!(cuStreamSynchronize(streams[device]), 0);
+    }
+    // SAFETY: memory of 4 bytes that the host may touch, and that no stream uses.
+    let touch = || unsafe { (memories[0] as *mut u32).write_volatile(1f32.to_bits()) };
+    touch();
+    let sum = |rank: usize| ncclAllReduce(memories[rank], memories[rank], 1, 7, 0, comms[rank], streams[rank]);
+    assert_eq!(sum(0), 0);
+    if during {
+        touch();
+    }
+    assert_eq!(sum(1), 0);
+    for device in [0, 1] {
+        assert_eq!(cuCtxSetCurrent(contexts[device]), 0);
+        assert_eq!(cuStreamSynchronize(streams[device]), 0);
+        assert_eq!(read::<1>(memories[device]), [1f32.to_bits()]);
+    }
+    touch();
 }
 
 fn abandoned() {

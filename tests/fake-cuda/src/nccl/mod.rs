@@ -75,6 +75,8 @@ pub(crate) struct Comm {
     rank: usize,
     size: usize,
     device: usize,
+    /// Whether its ranks may be processes of their own.
+    is_joined: bool,
     /// How it reaches the others, once all have come.
     link: OnceLock<Link>,
     /// What its calls have come to.
@@ -86,10 +88,12 @@ pub(crate) struct Comm {
 }
 
 impl Comm {
-    fn new(rank: usize, size: usize, device: usize, state: c_int) -> Arc<Self> {
+    /// Of ranks that have still to join, or of some that this process has together.
+    fn new(rank: usize, size: usize, device: usize, is_joined: bool) -> Arc<Self> {
+        let state = AtomicI32::new(if is_joined { IN_PROGRESS } else { SUCCESS });
         let (link, is_aborted) = (OnceLock::new(), AtomicBool::new(false));
         let (queued, ran) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Comm { rank, size, device, link, state: AtomicI32::new(state), is_aborted, queued, ran })
+        Arc::new(Comm { rank, size, device, is_joined, link, state, is_aborted, queued, ran })
     }
 
     fn is_aborted(&self) -> bool {
@@ -184,6 +188,9 @@ fn launch(pending: Vec<Pending>) {
                     together.push(stream.id);
                 }
                 let number = comm.queued.fetch_add(1, Ordering::AcqRel);
+                if comm.is_joined {
+                    memory::begin_joined(comm.device);
+                }
                 stream.put_as("a collective", effect, move |stamp| run(stamp, &comm, &call, number));
             }
         }
@@ -214,6 +221,9 @@ fn run(
 ) -> Result<(), c_int> {
     let finish = |outcome: Result<(), c_int>| {
         comm.ran.fetch_add(1, Ordering::AcqRel);
+        if comm.is_joined {
+            memory::end_joined(comm.device);
+        }
         outcome
     };
     if comm.is_aborted() {
@@ -350,7 +360,7 @@ entries! {
         let hub = Hub::new();
         for (rank, device) in devices.iter().enumerate() {
             hub.expect(rank, size, machine::known(*device as usize).physical).map_err(|_| INVALID_USAGE)?;
-            let comm = Comm::new(rank, size, *device as usize, SUCCESS);
+            let comm = Comm::new(rank, size, *device as usize, false);
             drop(comm.link.set(Link::here(Arc::clone(&hub))));
             // SAFETY: there is a place for each.
             write(unsafe { made.add(rank) }, register(comm))?;
@@ -375,7 +385,7 @@ entries! {
             return wrong(INVALID_USAGE, "ncclCommInitRankConfig without a current context");
         };
         let is_blocking = settings.is_none_or(|one| one.blocking != 0);
-        let comm = Comm::new(rank as usize, size as usize, device, IN_PROGRESS);
+        let comm = Comm::new(rank as usize, size as usize, device, true);
         write(made, register(Arc::clone(&comm)))?;
         put(Pending::Join { comm: Arc::clone(&comm), id, is_blocking });
         let is_in_group = GROUP.with_borrow(|group| group.depth > 0);
