@@ -1,9 +1,11 @@
 //! What the ranks of the tests do.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringpull::{CallOptions, Communicator, KvStore, Reduction, communicator, create};
+use ringpull::{CallOptions, Communicator, KvStore, Reduction, communicator, create, create_on};
 use ringpull_base::{DType, Result, Tensor, config};
+use ringpull_device::Devices;
 use ringpull_kernels::optim::{Optimizer, Rule};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -18,7 +20,7 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
         "short_files_of_rank_0" if config::is_first_rank() => limit_files(),
         _ => {}
     }
-    let store = create("dist_sync_mpi")?;
+    let store = if case == "on_gpus" { create_on("dist_sync_mpi", &own_gpus()?)? } else { create("dist_sync_mpi")? };
     let rank = store.rank();
     begun(rank);
     let odd = rank == 1;
@@ -126,6 +128,7 @@ pub(crate) fn run(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
             store.init("big", &full(1 << 20))?;
             transfers_of(&store, 1 << 20, store.num_workers())
         }
+        "on_gpus" => on_gpus(&store),
         "collectives_differ" => collectives_differ(),
         case if case.starts_with("missing ") => {
             let (comm, which) = (communicator()?, case.trim_start_matches("missing "));
@@ -399,6 +402,29 @@ fn mismatch(store: &KvStore) -> Result<()> {
 }
 
 /// A key of `len` again and again, which `pushing` ranks push, until somebody is lost.
+/// Two GPUs that no other rank has.
+fn own_gpus() -> Result<Arc<Devices>> {
+    let number = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().find_map(config::text);
+    let first = 2 * number.and_then(|number| number.parse::<usize>().ok()).unwrap_or(0);
+    ringpull_device::open(&format!("cuda:{first},{}", first + 1))
+}
+
+/// Sums of a tensor on each GPU, and of two on one of them.
+fn on_gpus(store: &KvStore) -> Result<()> {
+    let (len, devices) = (1003, store.devices().expect("a store on GPUs"));
+    store.init("w", &full(len))?;
+    for _ in 0..10 {
+        let upload = |device| devices.upload(device, &full(len));
+        let values = (0..devices.count()).map(upload).collect::<Result<Vec<_>>>()?;
+        store.push_pull("w", &values, &values, 0)?;
+        store.push_pull("w", &[values[0].clone(), values[0].clone()], &values[..1], 0)?;
+        let sum = devices.download(&values[0])?.to_vec::<f32>()?;
+        assert!(sum.iter().all(|value| *value == sum[0]), "{sum:?}");
+    }
+    store.wait_all()?;
+    store.barrier()
+}
+
 fn transfers_of(store: &KvStore, len: usize, pushing: usize) -> Result<()> {
     let value = full(len);
     let start = Instant::now();

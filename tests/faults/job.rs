@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use ringpull_base::{Result, config};
-use ringpull_processes::{Processes, Written, own_path};
+use ringpull_processes::{FakeGpus, Processes, Written, own_path};
 
 /// The variable with the case that a process is part of.
 const CHILD: &str = "RINGPULL_FAULTS_CHILD";
@@ -42,6 +42,14 @@ impl Job {
     /// themselves.
     pub(crate) fn start_on_devices(case: &str, ranks: usize) -> Self {
         Self::start_with(case, ranks, None, &[("RINGPULL_DEVICES", "sim:2"), ("RINGPULL_ALGORITHM", "nccl")])
+    }
+
+    /// As [`start`](Self::start), two ranks with two of `gpus` each.
+    pub(crate) fn start_on_gpus(gpus: &FakeGpus, env: &[(&str, &str)]) -> Self {
+        let envs = gpus.envs();
+        let of_gpus = envs.iter().filter_map(|(name, value)| Some((name.as_str(), value.to_str()?)));
+        let all: Vec<(&str, &str)> = of_gpus.chain(env.iter().copied()).collect();
+        Self::start_with("on_gpus", 2, Some(3), &all)
     }
 
     fn start_with(case: &str, ranks: usize, patience_s: Option<u64>, env: &[(&str, &str)]) -> Self {

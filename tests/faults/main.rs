@@ -4,6 +4,7 @@
 #![cfg(feature = "mpi")]
 
 mod cases;
+mod gpus;
 mod job;
 mod own_mpi;
 
