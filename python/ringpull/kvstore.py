@@ -65,7 +65,8 @@ class KVStore(Worker):
     host memory, contiguous: NumPy arrays, MXNet NDArrays, torch tensors, and JAX arrays as inputs. They are borrowed, and
     written in place; ``push`` copies its values first. With those in host memory Ctrl-C ends a call that waits.
 
-    A store on devices takes tensors on its GPUs too, with DLPack. Those of torch and CuPy are used in the order of the stream that is
+    A store on devices takes tensors on its GPUs too, with DLPack or ``__cuda_array_interface__``; the latter are used in the order
+    of the stream that they name. Those of torch and CuPy are used in the order of the stream that is
     current when they are given: what is queued there after the call, or after the handle's ``wait()``, comes after the store's work, and no call waits
     for the GPU. With others what has returned is done.
 

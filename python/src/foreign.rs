@@ -1,10 +1,11 @@
-//! Python objects as tensors, without a copy: by the buffer protocol, by DLPack, or by MXNet's own DLPack
-//! methods.
+//! Python objects as tensors, without a copy: by the buffer protocol, by DLPack, by MXNet's own DLPack
+//! methods, or by `__cuda_array_interface__` (`interface`).
 //!
 //! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread.
 //! Where it is, and on which stream it is ready, is found out in `ready`.
 #![allow(unsafe_code)]
 
+mod interface;
 mod ready;
 
 use std::ffi::{CStr, c_int};
@@ -37,6 +38,8 @@ enum Owner {
     Buffer(Box<ffi::Py_buffer>),
     Managed(NonNull<Managed>),
     Versioned(NonNull<Versioned>),
+    /// The object itself.
+    Object(NonNull<ffi::PyObject>),
 }
 
 // SAFETY: the owner is only ever dropped, and what that does is done attached to the interpreter, or not at
@@ -52,6 +55,7 @@ impl Drop for Owner {
             // SAFETY: each was taken over by us when the owner was made, and is given back once, attached.
             unsafe {
                 match self {
+                    Owner::Object(object) => ffi::Py_DecRef(object.as_ptr()),
                     Owner::Buffer(view) => ffi::PyBuffer_Release(&raw mut **view),
                     Owner::Managed(managed) => {
                         if let Some(deleter) = managed.as_ref().deleter {
@@ -109,6 +113,9 @@ impl Foreign {
             // MXNet waits for the work on the array first.
             let capsule = object.call_method0(own_method)?;
             return Self::by_dlpack(capsule.cast::<PyCapsule>()?, access, None, devices);
+        }
+        if object.hasattr(interface::NAME)? {
+            return interface::borrowed(object, access, devices);
         }
         let name = object.get_type().name()?;
         Err(argument(
@@ -271,7 +278,7 @@ impl Foreign {
             match &owner {
                 Owner::Versioned(managed) => &managed.as_ref().tensor,
                 Owner::Managed(managed) => &managed.as_ref().tensor,
-                Owner::Buffer(_) => unreachable!("it came by DLPack"),
+                Owner::Buffer(_) | Owner::Object(_) => unreachable!("it came by DLPack"),
             }
         };
         let place = ready::agreed(py, place, tensor.device, devices)?;

@@ -44,6 +44,11 @@ impl Devices {
         (0..self.count()).find(|device| self.platform().dlpack_name(*device) == (code, number))
     }
 
+    /// The device that holds memory of another library, by an address in it.
+    pub fn holder_of(&self, address: u64) -> Result<usize> {
+        self.platform().device_of(address)
+    }
+
     /// A tensor over a `loan` of `device`'s memory, which `lender` keeps. It is ready on `stream`, its
     /// owner's, which outlives it; on a stream of ours if none is given, behind which the owner has put its
     /// work: [`own_stream`](Self::own_stream).

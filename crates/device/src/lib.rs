@@ -92,6 +92,8 @@ pub trait Platform: Send + Sync {
     fn free(&self, device: usize, address: u64);
     /// What DLPack calls a device: the code of its type, and its number.
     fn dlpack_name(&self, device: usize) -> (i32, i32);
+    /// The device that memory of another library is on, by an address in it.
+    fn device_of(&self, address: u64) -> Result<usize>;
     /// Takes in memory of a device that somebody else has, so that work can name it. Its address here.
     fn adopt(&self, device: usize, loan: &Loan) -> Result<u64>;
     /// Forgets memory that was taken in.

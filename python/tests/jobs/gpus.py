@@ -1,5 +1,5 @@
-"""Tensors in the memory of GPUs that compute without one, by hand-made capsules: no framework knows these
-GPUs.
+"""Tensors in the memory of GPUs that compute without one, by hand-made capsules and by
+``__cuda_array_interface__``: no framework knows these GPUs.
 
 The owner of each works on a stream of its own, and orders that against the stream that it is given as DLPack
 has it. The driver finds an access that nothing orders.
@@ -78,6 +78,33 @@ class OnGpu(OnDevice):
         return found.tolist()
 
 
+class ByInterface(OnGpu):
+    """The same by ``__cuda_array_interface__`` alone, as Numba has it."""
+
+    __dlpack__ = __dlpack_device__ = property()
+
+    def __init__(self, value, number=0, **more):
+        super().__init__(value, number)
+        self.__cuda_array_interface__ = {
+            "shape": (LEN,),
+            "typestr": "<f4",
+            "data": (self.address.value, False),
+            "version": 3,
+            "strides": None,
+            "stream": self.owners.value,
+            **more,
+        }
+
+
+def refused(named, made):
+    try:
+        store.pushpull("w", made)
+    except (ringpull.ArgumentError, ringpull.LibraryError) as error:
+        assert named in str(error), error
+    else:
+        raise AssertionError(f"it was taken: {named}")
+
+
 with ringpull.create("device") as store:
     store.init("w", OnGpu(0))
     for step in range(1, 4):
@@ -91,4 +118,26 @@ with ringpull.create("device") as store:
         out = OnGpu(0, 1)
         store.pull("w", out)
         assert out.seen() == [step] * LEN
+    for step in range(1, 4):
+        values, outs = [ByInterface(step), ByInterface(10 * step, 1)], [ByInterface(0, 1), OnGpu(0)]
+        store.pushpull("w", values, outs)
+        assert outs[0].seen() == outs[1].seen() == [11 * step] * LEN
+        store.pushpull("w", values)
+        assert values[0].seen() == values[1].seen() == [11 * step] * LEN
+    unordered = ByInterface(7, stream=None)
+    call("cuStreamSynchronize", unordered.owners)
+    store.pushpull("w", unordered)
+    assert unordered.seen() == [7] * LEN
+    for named, more in [
+        ("with stream 0", {"stream": 0}),
+        ("per-thread default stream", {"stream": 2}),
+        ("with a mask", {"mask": unordered}),
+        ("read-only tensor", {"data": (unordered.address.value, True)}),
+        ('typestr "<c8"', {"typestr": "<c8"}),
+        ("strides [2]", {"strides": (8,)}),
+        ("cuPointerGetAttribute", {"data": (4096, False)}),
+        ("without data", {"data": None}),
+    ]:
+        refused(named, ByInterface(7, **more))
+    assert unordered.seen() == [7] * LEN
 print("the sums are right")

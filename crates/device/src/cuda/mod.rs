@@ -170,6 +170,15 @@ impl Cuda {
     }
 }
 
+/// The GPU whose memory holds this address; any context may be current.
+fn ordinal_of(address: u64) -> Result<c_int> {
+    let mut ordinal: c_int = -1;
+    let asked = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    // SAFETY: writes one int; an address that the driver does not know is an error and no fault.
+    let outcome = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), asked, address) };
+    checked("cuPointerGetAttribute", outcome.result()).map(|()| ordinal)
+}
+
 /// Pinned memory, given back when its buffer is, unless a device may use it until the process ends.
 struct Locked {
     start: *mut c_void,
@@ -237,16 +246,24 @@ impl Platform for Cuda {
         (loan::CUDA, self.gpus[device].ordinal)
     }
 
+    fn device_of(&self, address: u64) -> Result<usize> {
+        self.current(0)?;
+        let ordinal = ordinal_of(address)?;
+        self.gpus.iter().position(|gpu| gpu.ordinal == ordinal).ok_or_else(|| {
+            let known: Vec<String> = self.gpus.iter().map(|gpu| gpu.ordinal.to_string()).collect();
+            Error::argument(
+                format!("memory of GPU {ordinal} for a store that works on GPUs {}", known.join(", ")),
+                "name the GPU in RINGPULL_DEVICES before the store is created, or give a tensor on one of these",
+            )
+        })
+    }
+
     fn adopt(&self, device: usize, loan: &Loan) -> Result<u64> {
         let gpu = self.current(device)?;
         if loan.len_bytes() == 0 {
             return Ok(loan.address());
         }
-        let mut ordinal: c_int = -1;
-        let asked = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: writes one int; an address that the driver does not know is an error and no fault.
-        let outcome = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), asked, loan.address()) };
-        checked("cuPointerGetAttribute", outcome.result())?;
+        let ordinal = ordinal_of(loan.address())?;
         if ordinal != gpu.ordinal {
             return Err(Error::argument(
                 format!("memory of GPU {ordinal} was given as memory of GPU {}", gpu.ordinal),

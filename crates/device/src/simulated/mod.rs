@@ -183,6 +183,13 @@ impl Platform for Simulated {
         (loan::EXTENSION, device as i32)
     }
 
+    fn device_of(&self, address: u64) -> Result<usize> {
+        Err(Error::argument(
+            format!("memory at {address:#x} for simulated devices, which have no addresses of their own"),
+            "give a tensor with __dlpack_device__",
+        ))
+    }
+
     fn adopt(&self, _device: usize, loan: &Loan) -> Result<u64> {
         self.step("adopt memory", true)?;
         let (address, _) = self.keep(loan.as_host());

@@ -1,0 +1,111 @@
+//! Tensors by `__cuda_array_interface__`, version 3 and older: Numba's arrays, and what else has no DLPack.
+//!
+//! The object names a stream that its memory is ready on, and the store works in the order of that stream, as
+//! with DLPack. If it names none, nothing has to be waited for: the store works on a stream of ours.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use ringpull_device::Devices;
+
+use super::{Access, Foreign, Owner, Place, dtype_of, unknown_dtype};
+use crate::errors::{argument, raise};
+
+/// The attribute.
+pub(super) const NAME: &str = "__cuda_array_interface__";
+
+/// Handles of the default streams, as the interface has them.
+const NO_STREAM: u64 = 0;
+const PER_THREAD: u64 = 2;
+
+/// Borrows the memory of an object with the attribute.
+pub(super) fn borrowed(object: &Bound<'_, PyAny>, access: Access, devices: Option<&Arc<Devices>>) -> PyResult<Foreign> {
+    let py = object.py();
+    let interface = object.getattr(NAME)?;
+    let interface = interface.cast::<PyDict>()?;
+    let wrong = |what: String, hint: &str| argument(py, format!("a {NAME} {what}"), hint);
+    let entry = |name: &str| Ok::<_, PyErr>(interface.get_item(name)?.filter(|value| !value.is_none()));
+    let needed = |name: &str| entry(name)?.ok_or_else(|| wrong(format!("without {name}"), "give a tensor with DLPack"));
+    let (start, is_read_only): (usize, bool) = needed("data")?.extract()?;
+    let shape: Vec<usize> = needed("shape")?.extract()?;
+    let typestr: String = needed("typestr")?.extract()?;
+    let Some(dtype) = dtype_of_typestr(&typestr) else {
+        return Err(unknown_dtype(py, &format!("of typestr {typestr:?}")));
+    };
+    if entry("mask")?.is_some() {
+        return Err(wrong("with a mask".to_owned(), "give an array without a mask"));
+    }
+    if is_read_only && access == Access::Write {
+        return Err(argument(py, "a read-only tensor as an output", "give a writable tensor"));
+    }
+    let Some(devices) = devices else {
+        return Err(wrong(
+            "for a store that works in host memory".to_owned(),
+            "create a store on devices: device, dist_sync_device, or dist_sync_mpi with RINGPULL_DEVICES=cuda",
+        ));
+    };
+    let stream: Option<u64> = entry("stream")?.map(|stream| stream.extract()).transpose()?;
+    match stream {
+        Some(NO_STREAM) => {
+            return Err(wrong("with stream 0, which it does not allow".to_owned(), "name the default stream by 1"));
+        }
+        Some(PER_THREAD) => {
+            let hint = "use a stream that was created: no other thread can name this one";
+            return Err(wrong("with the per-thread default stream".to_owned(), hint));
+        }
+        _ => {}
+    }
+    let strides: Option<Vec<i64>> = entry("strides")?.map(|strides| strides.extract()).transpose()?;
+    let strides: Option<Vec<i64>> =
+        strides.map(|bytes| bytes.iter().map(|stride| stride / dtype.size_bytes() as i64).collect());
+    let device =
+        if shape.contains(&0) { 0 } else { devices.holder_of(start as u64).map_err(|error| raise(py, &error))? };
+    let place = Place::Device { devices: Arc::clone(devices), device, stream };
+    let owner = NonNull::new(object.clone().into_ptr()).map(Owner::Object).expect("a live object is somewhere");
+    let foreign = Foreign { dtype, shape, start: start as *mut u8, owner, place, access };
+    Foreign::checked(py, foreign, strides.as_deref())
+}
+
+/// The element type of a string of the array interface: byte order, kind, bytes.
+fn dtype_of_typestr(typestr: &str) -> Option<ringpull_base::DType> {
+    let (order, kind) = (typestr.get(..1)?, typestr.get(1..2)?);
+    let size: usize = typestr.get(2..)?.parse().ok()?;
+    let format: &[u8] = match (kind, size) {
+        ("f", 2) => b"e",
+        ("f", 4) => b"f",
+        ("f", 8) => b"d",
+        ("i", 1) => b"b",
+        ("i", 4 | 8) => b"q",
+        ("u", 1) => b"B",
+        _ => return None,
+    };
+    if order == ">" { None } else { dtype_of(format, size) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringpull_base::DType;
+
+    #[test]
+    fn element_types_are_those_of_stores() {
+        for (typestr, dtype) in [
+            ("<f4", Some(DType::F32)),
+            ("<f2", Some(DType::F16)),
+            ("<f8", Some(DType::F64)),
+            ("<i4", Some(DType::I32)),
+            ("<i8", Some(DType::I64)),
+            ("|i1", Some(DType::I8)),
+            ("|u1", Some(DType::U8)),
+            (">f4", None),
+            ("<c8", None),
+            ("<u4", None),
+            ("", None),
+        ] {
+            assert_eq!(dtype_of_typestr(typestr), dtype, "{typestr}");
+        }
+    }
+}
