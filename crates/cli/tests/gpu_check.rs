@@ -23,6 +23,8 @@ fn gpu_check_passes_on_gpus_that_compute_without_one() {
         "ok       collectives over 2 device(s)",
         "2 ranks whose devices",
         "staging",
+        "allreduce over 2 devices, busbw",
+        "allgather over 2 devices, busbw",
     ] {
         assert!(text.contains(line), "{line} in {text}");
     }
@@ -45,6 +47,12 @@ fn info_and_doctor_say_what_gpus_there_are() {
     }
     let (text, _) = run(&gpus, "doctor");
     for part in ["2 GPUs (Fake GPU 0, Fake GPU 1)", "peer access: 0->1 1->0, NCCL 2.28.5"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let wrong = FakeGpus::new("2").unwrap().with("NCCL_SOCKET_IFNAME", "none").with("NCCL_P2P_DISABLE", "1");
+    let (text, code) = run(&wrong, "doctor");
+    assert_eq!(code, Some(1), "{text}");
+    for part in ["NCCL_SOCKET_IFNAME=none matches no interface of this host", "NCCL_P2P_DISABLE is set"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     let (text, _) = run(&FakeGpus::new("1").unwrap().without_nccl(), "doctor");

@@ -1,5 +1,7 @@
 //! What the doctor knows of a host. It judges these facts without access to the host.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
@@ -31,6 +33,12 @@ pub(crate) struct Facts {
     pub gpus: usize,
     /// NVIDIA's driver, by its number.
     pub driver: Option<String>,
+    /// NCCL's variables that are set, of those that the doctor judges.
+    #[serde(default)]
+    pub nccl: BTreeMap<String, String>,
+    /// The network interfaces.
+    #[serde(default)]
+    pub interfaces: Vec<String>,
     /// The name that this host's own name resolves to.
     pub own_address: Option<String>,
     /// Files and folders of ssh.

@@ -14,6 +14,8 @@ use crate::machine::{Machine, field, first_line};
 
 /// How long a host may take to accept a connection.
 const ANSWER: Duration = Duration::from_secs(3);
+/// NCCL's variables that decide whether its ranks reach each other, and how they wait.
+const NCCL: [&str; 4] = ["NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_COMM_BLOCKING"];
 /// `CAP_SYS_PTRACE`'s bit in a set of capabilities.
 const SYS_PTRACE: u32 = 19;
 
@@ -51,6 +53,8 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
             .filter(|name| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u8>().is_ok()))
             .count(),
         driver: driver(),
+        nccl: NCCL.iter().filter_map(|name| Some(((*name).to_owned(), config::text(name)?))).collect(),
+        interfaces: names("/sys/class/net"),
         ssh: ssh_files(),
         clock: None,
         now_s: since_1970_s(SystemTime::now()),

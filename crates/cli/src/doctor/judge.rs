@@ -15,7 +15,7 @@ type NamedCheck = (&'static str, fn(&Facts) -> Vec<Found>);
 
 /// The findings of every check on a single host.
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
-    let checks: [NamedCheck; 11] = [
+    let checks: [NamedCheck; 12] = [
         ("mpi", mpi),
         ("threads", threads),
         ("root", root),
@@ -24,6 +24,7 @@ pub(super) fn host(facts: &Facts) -> Vec<Finding> {
         ("single copy", memory_of_peers),
         ("locked memory", locked_memory),
         ("gpu", gpu),
+        ("nccl variables", nccl_variables),
         ("ssh", keys),
         ("name", own_name),
         ("clock", clock),
@@ -102,7 +103,7 @@ fn shared_memory(facts: &Facts) -> Vec<Found> {
     if free < NEEDED_SHM {
         return failure(what, fix);
     }
-    if size <= SMALL_SHM && (facts.gpus > 1 || facts.slots > 8) {
+    if size <= SMALL_SHM && (gpus(facts) > 1 || facts.slots > 8) {
         return failure(format!("{what}: NCCL and many ranks need more"), fix);
     }
     if size <= SMALL_SHM { warning(what, fix) } else { good(what) }
@@ -132,10 +133,13 @@ fn locked_memory(facts: &Facts) -> Vec<Found> {
     good(what)
 }
 
+/// Not every machine has a file in /dev for each that the driver has.
+fn gpus(facts: &Facts) -> usize {
+    facts.gpus.max(facts.machine.devices.devices.len())
+}
+
 fn gpu(facts: &Facts) -> Vec<Found> {
-    let devices = &facts.machine.devices;
-    // Not every machine has a file in /dev for each that the driver has.
-    let gpus = facts.gpus.max(devices.devices.len());
+    let (devices, gpus) = (&facts.machine.devices, gpus(facts));
     if gpus == 0 {
         return good(format!("there is none; CUDA driver: {}", devices.driver));
     }
@@ -156,6 +160,48 @@ fn gpu(facts: &Facts) -> Vec<Found> {
     let fix =
         "install libnccl2, or put the folder of Python's nvidia-nccl on LD_LIBRARY_PATH: without it GPUs sum by copies";
     warning(format!("{what}, NCCL: {}", devices.nccl), fix)
+}
+
+fn nccl_variables(facts: &Facts) -> Vec<Found> {
+    if gpus(facts) == 0 || facts.nccl.is_empty() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let all = facts.interfaces.join(", ");
+    if let Some(wanted) = facts.nccl.get("NCCL_SOCKET_IFNAME").filter(|wanted| !matches_one(wanted, &facts.interfaces))
+    {
+        let what = format!("NCCL_SOCKET_IFNAME={wanted} matches no interface of this host, which has {all}");
+        found.extend(failure(what, "name one that every host has, or unset it"));
+    }
+    let is_on = |name: &str| facts.nccl.get(name).is_some_and(|value| value.trim() == "1");
+    for (name, what) in [
+        ("NCCL_P2P_DISABLE", "GPUs of a host do not reach each other's memory"),
+        ("NCCL_SHM_DISABLE", "GPUs of a host without peer access send over the network"),
+    ] {
+        if gpus(facts) > 1 && is_on(name) {
+            found.extend(warning(format!("{name} is set: {what}"), format!("unset {name}")));
+        }
+    }
+    if is_on("NCCL_COMM_BLOCKING") {
+        let what = "NCCL_COMM_BLOCKING is set: ranks cannot sum by NCCL, which would wait for a lost rank for ever";
+        found.extend(warning(what, "unset NCCL_COMM_BLOCKING"));
+    }
+    if !found.is_empty() {
+        return found;
+    }
+    let set: Vec<String> = facts.nccl.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    good(set.join(", "))
+}
+
+/// Whether NCCL would use one of these interfaces: a list of prefixes, of names after `=`, or after `^` of
+/// those to leave out.
+fn matches_one(wanted: &str, interfaces: &[String]) -> bool {
+    let (leaves_out, rest) = wanted.strip_prefix('^').map_or((false, wanted), |rest| (true, rest));
+    let (is_exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+    let is_named = |interface: &String| {
+        rest.split(',').any(|name| if is_exact { interface == name } else { interface.starts_with(name) })
+    };
+    interfaces.iter().any(|interface| is_named(interface) != leaves_out)
 }
 
 fn keys(facts: &Facts) -> Vec<Found> {

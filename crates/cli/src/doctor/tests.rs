@@ -1,6 +1,8 @@
 //! Each fault is found by its check and by no other.
 
 use super::facts::{Facts, PeerHost, ProbedRank, SshFile};
+use ringpull_device::{Library, Survey};
+
 use super::{Verdict, judge};
 use crate::machine::{Hardware, Machine};
 
@@ -20,6 +22,7 @@ fn healthy(name: &str, peer: &str) -> Facts {
         uid: 1000,
         probe: vec![rank.clone(), rank],
         shared_memory: Some((8 << 30, 8 << 30)),
+        interfaces: vec!["eth0".to_owned(), "lo".to_owned()],
         own_address: Some("10.0.0.1".to_owned()),
         ssh: vec![SshFile { path: "/home/u/.ssh/id_rsa".to_owned(), mode: 0o600, owner: 1000, is_key: true }],
         clock: Some((0.01, 0.02)),
@@ -37,6 +40,35 @@ fn pair() -> [Facts; 2] {
     [healthy("a", "b"), healthy("b", "a")]
 }
 
+/// Two GPUs whose driver and NCCL answer.
+fn on_gpus(facts: &mut Facts) {
+    let there = |version: &str| Library::Version(version.to_owned());
+    let devices = vec!["A".to_owned(), "B".to_owned()];
+    facts.machine.devices = Survey { driver: there("CUDA 13.0"), nccl: there("2.28.5"), devices, ..Survey::default() };
+}
+
+#[test]
+fn interfaces_are_matched_as_nccl_does() {
+    for (wanted, matches) in [
+        ("eth", true),
+        ("eth1", false),
+        ("ib,eth", true),
+        ("=eth", false),
+        ("=eth0", true),
+        ("^docker", true),
+        ("^eth,lo", false),
+        ("^=eth", true),
+        ("^=eth0,lo", false),
+    ] {
+        let mut hosts = pair();
+        on_gpus(&mut hosts[1]);
+        on_gpus(&mut hosts[0]);
+        hosts[1].nccl.insert("NCCL_SOCKET_IFNAME".to_owned(), wanted.to_owned());
+        let bad = judge(&hosts).into_iter().filter(|finding| finding.verdict != Verdict::Good).count();
+        assert_eq!(bad, usize::from(!matches), "{wanted}");
+    }
+}
+
 #[test]
 fn healthy_hosts_have_no_finding() {
     let bad: Vec<_> = judge(&pair()).into_iter().filter(|finding| finding.verdict != Verdict::Good).collect();
@@ -46,7 +78,7 @@ fn healthy_hosts_have_no_finding() {
 #[test]
 fn each_fault_is_found_by_its_check_and_by_no_other() {
     type Plant = fn(&mut Facts);
-    let failures: [(&str, Plant); 15] = [
+    let failures: [(&str, Plant); 17] = [
         ("mpi", |f| f.machine.mpirun = None),
         ("mpi", |f| f.probe_failure = Some("mpirun has detected an attempt to run as root".to_owned())),
         ("mpi", |f| f.probe.iter_mut().for_each(|rank| rank.size = 1)),
@@ -59,13 +91,21 @@ fn each_fault_is_found_by_its_check_and_by_no_other() {
         }),
         ("locked memory", |f| (f.rdma, f.locked_memory) = (vec!["mlx5_0".to_owned()], Some(8 << 20))),
         ("gpu", |f| f.gpus = 1),
+        ("shared memory", |f| {
+            on_gpus(f);
+            f.shared_memory = Some((64 << 20, 60 << 20));
+        }),
+        ("nccl variables", |f| {
+            on_gpus(f);
+            f.nccl.insert("NCCL_SOCKET_IFNAME".to_owned(), "eth1,ib".to_owned());
+        }),
         ("ssh", |f| f.ssh[0].mode = 0o640),
         ("name", |f| f.machine.host = "a".to_owned()),
         ("version", |f| f.machine.version = "2".to_owned()),
         ("reach", |f| f.peers[0].failure = Some("timed out".to_owned())),
         ("reach", |f| f.peers[0].address = Some("127.0.1.1".to_owned())),
     ];
-    let warnings: [(&str, Plant); 8] = [
+    let warnings: [(&str, Plant); 10] = [
         ("root", |f| f.uid = 0),
         ("slots", |f| f.slots = 9),
         ("shared memory", |f| f.shared_memory = Some((64 << 20, 60 << 20))),
@@ -73,6 +113,14 @@ fn each_fault_is_found_by_its_check_and_by_no_other() {
         ("ssh", |f| f.ssh.push(SshFile { path: "/home/u/.ssh".to_owned(), mode: 0o1777, owner: 0, is_key: false })),
         ("clock", |f| f.clock = Some((-30.0, 0.1))),
         ("gpu", |f| (f.gpus, f.driver) = (1, Some("550.54".to_owned()))),
+        ("nccl variables", |f| {
+            on_gpus(f);
+            f.nccl.insert("NCCL_SHM_DISABLE".to_owned(), "1".to_owned());
+        }),
+        ("nccl variables", |f| {
+            on_gpus(f);
+            f.nccl.insert("NCCL_COMM_BLOCKING".to_owned(), "1".to_owned());
+        }),
         ("name", |f| f.own_address = None),
     ];
     let failures = failures.map(|(check, plant)| (check, plant, Verdict::Failure));

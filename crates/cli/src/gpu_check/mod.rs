@@ -30,9 +30,10 @@ pub(crate) struct Speed {
     /// The bytes that one run reads and writes.
     pub bytes: u64,
     pub seconds: Vec<f64>,
-    /// The median, in bytes a second.
+    /// The median, in bytes a second; of a collective the bus bandwidth, as nccl-tests define it.
     pub bytes_per_s: f64,
-    /// Its share of its limit: the measured copy on the device, or for staging its slower stage.
+    /// Its share of its limit: the measured copy on the device, for staging its slower stage, for collectives
+    /// the copy from device to device.
     pub share: f64,
 }
 

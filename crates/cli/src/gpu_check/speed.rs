@@ -1,4 +1,5 @@
-//! How much of a device's memory bandwidth the kernels use, and of the link to the host the staging.
+//! How much of a device's memory bandwidth the kernels use, of the link to the host the staging, and of the
+//! link between devices the collectives.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use ringpull::internal::{OnDevices, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{Algorithm, DType, Error, Kind, Result, Tensor};
-use ringpull_device::{Devices, Memory, Operation, Slice, Stream, Work};
+use ringpull_device::{Collective, CollectiveKind, Devices, Memory, Operation, Slice, Stream, Work};
 use ringpull_kernels::optim::Optimizer;
 
 use super::{FIRST, LIMIT, Speed};
@@ -69,6 +70,7 @@ pub(super) fn measure(name: &str, devices: &Arc<Devices>, bytes: usize) -> Resul
     let slower = link.iter().map(|speed| speed.bytes_per_s).fold(f64::INFINITY, f64::min);
     speeds.extend(link);
     speeds.push(staging(name, bytes / 4, slower)?);
+    speeds.extend(bench.collectives(bytes)?);
     Ok(speeds)
 }
 
@@ -149,6 +151,54 @@ impl Bench<'_> {
     fn kernel(&self, name: &str, work: &Work, limit: f64) -> Result<Speed> {
         let bytes = work.reads.iter().chain(&work.writes).map(|slice| slice.len_bytes() as u64).sum();
         self.timed(name, bytes, limit, self.0.lane(FIRST), work)
+    }
+
+    /// Collectives over all devices, by the bus bandwidth of nccl-tests: the bytes that a link must carry, for
+    /// `bytes` bytes of the whole, divided by the time. Its share is that of a copy from one device to
+    /// another.
+    fn collectives(&self, bytes: usize) -> Result<Vec<Speed>> {
+        let count = self.0.count();
+        if count < 2 || !self.0.platform().has_collectives() {
+            return Ok(Vec::new());
+        }
+        let part_bytes = bytes / UNIT * (UNIT / count / 8 * 8);
+        let memory = |len_bytes: usize| -> Result<Vec<Slice>> {
+            let on = |device| Ok(Slice::all(&Memory::on(self.0.platform(), device, len_bytes)?));
+            let all = (0..count).map(on).collect::<Result<Vec<Slice>>>()?;
+            let zero = |(device, slice): (usize, &Slice)| {
+                self.0.platform().enqueue(self.0.lane(device), &Work::zero(slice.clone()))
+            };
+            all.iter().enumerate().try_for_each(zero).map(|()| all)
+        };
+        let (whole, parts) = (memory(part_bytes * count)?, memory(part_bytes)?);
+        self.0.join()?;
+        let bytes = (part_bytes * count) as u64;
+        let copy = Work::copy(whole[0].clone(), whole[1].clone());
+        let copy = self.timed("copy from device to device", bytes, 1.0, self.0.lane(1), &copy)?;
+        let limit = copy.bytes_per_s;
+        let mut speeds = vec![Speed { share: 1.0, ..copy }];
+        let of_all = (count - 1) as f64 / count as f64;
+        for (name, kind, send, receive, factor) in [
+            ("allreduce", CollectiveKind::AllReduce, &whole, &whole, 2.0 * of_all),
+            ("reduce_scatter", CollectiveKind::ReduceScatter, &whole, &parts, of_all),
+            ("allgather", CollectiveKind::AllGather, &parts, &whole, of_all),
+        ] {
+            let call = [Collective { kind, dtype: DType::F32, send: send.clone(), receive: receive.clone() }];
+            let mut seconds = Vec::with_capacity(RUNS);
+            for _ in 0..RUNS {
+                self.0.join()?;
+                self.0.drain(LIMIT)?;
+                let start = Instant::now();
+                (0..LAUNCHES).try_for_each(|_| self.0.collective(&call))?;
+                self.0.drain(LIMIT)?;
+                seconds.push(start.elapsed().as_secs_f64() / f64::from(LAUNCHES));
+            }
+            seconds.remove(0);
+            let bytes_per_s = bytes as f64 / median(&seconds) * factor;
+            let name = format!("{name} over {count} devices, busbw");
+            speeds.push(Speed { name, bytes, seconds, bytes_per_s, share: bytes_per_s / limit });
+        }
+        Ok(speeds)
     }
 
     /// Copies to and from pinned memory, each alone.
