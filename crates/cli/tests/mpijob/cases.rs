@@ -215,6 +215,23 @@ fn a_gang_starts_its_launcher_with_its_workers() {
     trains_alike("z", &image, &["--workers", "2", "--gang", "volcano", "--launcher-works"], 2, 2, CALM);
 }
 
+#[test]
+fn pods_of_the_gpu_component_start_without_a_gpu_and_say_so() {
+    let Some(image) = image() else { return };
+    let options = ["train", "--name", "sim", "--workers", "2", "--gpus", "1"];
+    let run = |test, options: &[&str], words: &[&str]| {
+        let mut job = Job::new(test, &image, &manifest_of_ranks(options, words));
+        let mut launcher = job.launch(CALM);
+        let code = launcher.ends_within(LIMIT);
+        (code, all(&job, &launcher))
+    };
+    let (code, text) = run("gi", &options, &["ringpull", "info"]);
+    assert!(code == Some(0) && text.matches("looked for libcuda.so").count() == 2, "{code:?}: {text}");
+    let on_gpus = [&options[..], &["--env", "RINGPULL_DEVICES=cuda"]].concat();
+    let (code, text) = run("gd", &on_gpus, &train());
+    assert!(code != Some(0) && text.contains("the CUDA driver was not found"), "{code:?}: {text}");
+}
+
 /// Each option has the component of its name, and pairs of components are what both options write. Without
 /// their devices the pods of `gpu` and `rdma` run too; `network-policy` changes none.
 #[test]
