@@ -177,6 +177,7 @@ fn one_process_meets_a_fault_at_any_step_with_an_error() {
         let (outcome, steps) = alone(count, None, Duration::from_secs(30));
         assert_eq!(outcome.unwrap(), [expected(&[count]); 9]);
         assert!(steps > 20, "{steps} steps");
+        println!("{} faults of 1 process", 2 * steps + steps.div_ceil(5));
         for step in 0..steps {
             for manner in [Manner::Returned, Manner::Later] {
                 let (outcome, _) = alone(count, Some(Fault { step, manner }), Duration::from_secs(30));
@@ -238,6 +239,7 @@ fn jobs_with(
     faults: impl Iterator<Item = Fault>,
 ) -> Vec<(Fault, Vec<Result<Vec<f32>>>)> {
     let faults: Vec<Fault> = faults.collect();
+    println!("{} faults of rank {who} of {} ranks", faults.len(), counts.len());
     let outcomes = faults.chunks(16).flat_map(|faults| {
         thread::scope(|scope| {
             let running: Vec<_> = faults
@@ -364,6 +366,7 @@ fn meet_faults_with_servers(kind: Kind, first_address: usize) {
     let steps_of = |manner| (0..steps).map(move |step| Fault { step, manner });
     let faults: Vec<Fault> = steps_of(Manner::Returned).chain(steps_of(Manner::Later)).collect();
     // Each of them spends its time meeting and parting.
+    println!("{} faults of a worker of servers", faults.len());
     let numbered: Vec<(usize, Fault)> = (first_address + 1..).zip(faults).collect();
     for faults in numbered.chunks(16) {
         thread::scope(|scope| {

@@ -77,5 +77,8 @@ fn every_kind_keeps_every_promise_on_1_to_4_ranks_with_1_2_and_4_gpus() {
         for kind in ["dist_sync_device on 1", "dist_sync_device on 2"] {
             run(kind, workers, "strings-device-servers", &[]);
         }
+        for kind in ["dist_async_device on 1", "dist_async_device on 2"] {
+            run(kind, workers, "strings-device-async", &[]);
+        }
     }
 }

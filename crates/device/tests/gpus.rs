@@ -348,6 +348,13 @@ fn ranks_that_join_sum_and_part() {
 }
 
 #[test]
+fn ranks_join_from_nccl_2_14_on() {
+    let Some(gpus) = FakeGpus::new("2") else { return };
+    let (out, findings) = process(&gpus.with("FAKE_NCCL_VERSION", "21400"), "ranks", "");
+    assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
+}
+
+#[test]
 fn ranks_whose_nccl_fails_get_an_error_each_and_wait_for_nobody() {
     let faults = [
         ("ncclGetUniqueId@1=2", "ncclGetUniqueId"),
