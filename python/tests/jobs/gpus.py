@@ -8,6 +8,7 @@ has it. The driver finds an access that nothing orders.
 import ctypes
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -128,7 +129,7 @@ with ringpull.create("device") as store:
     call("cuStreamSynchronize", unordered.owners)
     store.pushpull("w", unordered)
     assert unordered.seen() == [7] * LEN
-    for named, more in [
+    cases: list[tuple[str, dict[str, Any]]] = [
         ("with stream 0", {"stream": 0}),
         ("per-thread default stream", {"stream": 2}),
         ("with a mask", {"mask": unordered}),
@@ -137,7 +138,8 @@ with ringpull.create("device") as store:
         ("strides [2]", {"strides": (8,)}),
         ("cuPointerGetAttribute", {"data": (4096, False)}),
         ("without data", {"data": None}),
-    ]:
+    ]
+    for named, more in cases:
         refused(named, ByInterface(7, **more))
     assert unordered.seen() == [7] * LEN
 print("the sums are right")
