@@ -27,6 +27,11 @@ def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
         assert printed.out == f"rank {rank} is done\n", printed.err
 
 
+def test_the_program_for_frameworks_on_gpus_is_right_in_host_memory():
+    for rank, printed in enumerate(job(2, "frameworks", "cpu").ranks):
+        assert f"rank {rank} ok       torch, a model" in printed.out and "FAILED" not in printed.out, printed.out
+
+
 def test_processes_that_would_train_alone_get_a_warning():
     # What torchrun sets.
     of_torchrun = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "none"}
