@@ -8,6 +8,9 @@ use crate::job::Job;
 const STAGED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "ring"), ("RINGPULL_MPI_DEVICE_MEMORY", "0")];
 const DIRECT: &[(&str, &str)] =
     &[("RINGPULL_ALGORITHM", "ring"), ("RINGPULL_MPI_DEVICE_MEMORY", "1"), ("FAKE_CUDA_HOST_REACHES", "1")];
+/// Each of them in turn, as the first sums of a size go.
+const AUTO: &[(&str, &str)] =
+    &[("RINGPULL_MPI_DEVICE_MEMORY", "1"), ("FAKE_CUDA_HOST_REACHES", "1"), ("FAKE_CUDA_LATE_US", "500")];
 const JOINED: &[(&str, &str)] = &[("RINGPULL_ALGORITHM", "nccl")];
 
 type Route = &'static [(&'static str, &'static str)];
@@ -48,7 +51,7 @@ fn all_end(faults: &[(Route, &str, &str)]) {
 
 #[test]
 fn ranks_on_gpus_sum_by_every_route() {
-    for route in [STAGED, DIRECT, JOINED] {
+    for route in [STAGED, DIRECT, JOINED, AUTO] {
         let Some(gpus) = FakeGpus::new("4x64") else { return };
         Job::start_on_gpus(&gpus, route).succeeds();
         assert_eq!(gpus.findings(), "");
