@@ -213,7 +213,7 @@ impl DeviceSlot {
             let operation = Operation::Update { optimizer: Arc::clone(optimizer), dtype, updates: kept.updates };
             devices.platform().enqueue(devices.lane(device), &Work { operation, reads, writes: written })?;
         }
-        kept.updates += 1;
+        kept.updates = kept.updates.saturating_add(1);
         Ok(())
     }
 

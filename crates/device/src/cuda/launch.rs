@@ -163,7 +163,7 @@ impl Queue<'_> {
         [gradient, weight]: [&Slice; 2],
         slots: &[Slice],
     ) -> Result<()> {
-        let (rule, step) = optimizer.step_on_device(updates + 1);
+        let (rule, step) = optimizer.step_on_device(updates.saturating_add(1));
         let len = (weight.len_bytes() / dtype.size_bytes()) as u64;
         let (to, from) = (weight.address(), gradient.address());
         let mastered = optimizer.multi_precision && dtype.is_half();

@@ -99,7 +99,8 @@ impl Optimizer {
                 "load states that were saved for these keys with this optimizer",
             ));
         }
-        state.updates += 1;
+        // A state from a file may have any count.
+        state.updates = state.updates.saturating_add(1);
         Ok(())
     }
 

@@ -127,6 +127,16 @@ fn integers_and_lengths_that_do_not_fit_are_errors_that_change_nothing() {
     assert!(error.to_string().contains("slots") && foreign.updates == 3, "{error}");
 }
 
+/// A file of states may have any count.
+#[test]
+fn the_largest_count_of_updates_stays_the_largest() {
+    let mut state = State { updates: u64::MAX, slots: vec![vec![0; 4]; 2] };
+    let mut weight = 1.0f32.to_le_bytes();
+    parsed("adam").apply(&mut state, DType::F32, &mut weight, &1.0f32.to_le_bytes()).unwrap();
+    assert_eq!(state.updates, u64::MAX);
+    assert!((0.9..1.0).contains(&f32::from_le_bytes(weight)), "{weight:?}");
+}
+
 #[test]
 fn rows_that_are_absent_change_neither_weight_nor_state() {
     for text in ["sgd,lr=0.5,wd=0.5,momentum=0.5", "adam,lr=0.5", "test"] {
