@@ -59,8 +59,11 @@ pub(super) fn borrowed(object: &Bound<'_, PyAny>, access: Access, devices: Optio
         _ => {}
     }
     let strides: Option<Vec<i64>> = entry("strides")?.map(|strides| strides.extract()).transpose()?;
-    let strides: Option<Vec<i64>> =
-        strides.map(|bytes| bytes.iter().map(|stride| stride / dtype.size_bytes() as i64).collect());
+    let size = dtype.size_bytes() as i64;
+    if strides.as_deref().unwrap_or_default().iter().any(|bytes| bytes % size != 0) {
+        return Err(wrong("with strides between elements".to_owned(), "give a contiguous tensor"));
+    }
+    let strides: Option<Vec<i64>> = strides.map(|bytes| bytes.iter().map(|bytes| bytes / size).collect());
     let device =
         if shape.contains(&0) { 0 } else { devices.holder_of(start as u64).map_err(|error| raise(py, &error))? };
     let place = Place::Device { devices: Arc::clone(devices), device, stream };

@@ -136,6 +136,7 @@ with ringpull.create("device") as store:
         ("read-only tensor", {"data": (unordered.address.value, True)}),
         ('typestr "<c8"', {"typestr": "<c8"}),
         ("strides [2]", {"strides": (8,)}),
+        ("strides between elements", {"strides": (6,)}),
         ("cuPointerGetAttribute", {"data": (4096, False)}),
         ("without data", {"data": None}),
     ]
