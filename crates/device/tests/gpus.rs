@@ -161,6 +161,7 @@ fn expect(devices: &Devices, tensors: &[Tensor], value: f32) -> Result<()> {
 #[allow(unsafe_code)]
 fn lend(devices: &Arc<Devices>) -> Result<()> {
     let memory = Memory::on(devices.platform(), 0, LEN * 4)?;
+    assert_eq!(devices.holder_of(memory.address())?, 0);
     // SAFETY: the memory lives in the lender, and nobody else uses it.
     let loan = unsafe { Loan::new(memory.address(), LEN * 4) };
     let lent = devices.lent(0, (DType::F32, &[LEN]), &loan, None, Box::new(Arc::clone(&memory)))?;
@@ -395,6 +396,8 @@ fn refused() -> Result<()> {
     assert_eq!(platform.describe(1), "Fake GPU 1 (GPU 1)");
     let (memory, pinned) = (Slice::all(&Memory::on(platform, 0, 8)?), Slice::all(&Memory::pinned(platform, 8)?));
     assert_eq!(platform.expose(&memory, true)? as u64, memory.address());
+    let other = ringpull_device::open("cuda:1")?.holder_of(memory.address()).map(drop);
+    says(other, "memory of GPU 0 for a store that works on GPUs 1");
     let put = |operation, reads, writes| platform.enqueue(lane, &Work { operation, reads, writes });
     put(Operation::Zero, Vec::new(), vec![memory.part(0..0)])?;
     says(put(Operation::Zero, Vec::new(), vec![memory.clone(); 2]), "with 0 reads and 2 writes");
