@@ -18,8 +18,11 @@ mod place;
 mod store;
 
 use pyo3::prelude::*;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
-use ringpull_base::timeline;
+use ringpull_base::{config, timeline};
 
 /// The elements of each key of a model that `ringpull bench` knows, each scaled.
 #[pyfunction]
@@ -77,9 +80,10 @@ fn suggest_shares(py: Python<'_>) -> PyResult<Vec<f64>> {
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    if let Ok(filter) = ringpull_base::config::log_filter().parse::<tracing_subscriber::EnvFilter>() {
+    if let Ok(filter) = config::log_filter().parse::<Targets>() {
         // Somebody else's subscriber stays.
-        drop(tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init());
+        let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(config::log_is_colored());
+        drop(tracing_subscriber::registry().with(lines).with(filter).try_init());
     }
     ringpull_base::notice::to_stderr();
     place::tell();

@@ -136,6 +136,7 @@ def test_with_servers_the_same_is_reported_and_servers_print_a_line(front):
 def test_the_log_can_have_whole_tracebacks_and_an_exception_that_is_caught_is_as_ever():
     done = run("ringpull", "shape", ranks=2, RINGPULL_LOG="ringpull=debug")
     assert "ringpull/kvstore.py" in done.ranks[0].err and "ringpull.errors.DisagreementError: the ranks" in done.ranks[0].err, f"{done}"
+    assert " DEBUG ringpull_" in done.ranks[0].err and "\x1b" not in done.ranks[0].err, f"{done}"
     code = "import ringpull\ntry: ringpull.create('none')\nexcept ringpull.UnknownKindError as error: print(error)\nraise KeyError('own')"
     done = mpi(1, "-c", code)
     assert "\n  hint: " in done.ranks[0].out and done.ranks[0].err.splitlines()[-1] == "KeyError: 'own'", f"{done}"

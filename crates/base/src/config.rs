@@ -447,6 +447,12 @@ pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
 }
 
+/// Whether the log on stderr has colours: in a terminal, unless `NO_COLOR` is set.
+pub fn log_is_colored() -> bool {
+    use std::io::IsTerminal;
+    std::io::stderr().is_terminal() && text("NO_COLOR").is_none()
+}
+
 /// Where Debian's package `dataset-fashion-mnist` puts its files.
 pub const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 

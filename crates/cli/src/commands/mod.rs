@@ -22,11 +22,13 @@ mod top;
 mod train;
 
 use std::error::Error as _;
-use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args as _, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use ringpull::KvStore;
 use ringpull_base::config;
@@ -242,14 +244,14 @@ fn store(kind: Kind) -> Result<KvStore> {
 fn start_log() -> Result<()> {
     notice::to_stderr();
     let filter = config::log_filter();
-    let parsed = filter.parse::<tracing_subscriber::EnvFilter>().map_err(|_| Error::Environment {
+    let parsed = filter.parse::<Targets>().map_err(|_| Error::Environment {
         variable: "RINGPULL_LOG".to_owned(),
         value: filter,
         expected: "a filter such as info or ringpull_ps=debug".to_owned(),
         remedy: "correct it, or unset it".to_owned(),
     })?;
-    let log = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
-    log.with_ansi(std::io::stderr().is_terminal() && config::text("NO_COLOR").is_none()).init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(config::log_is_colored());
+    tracing_subscriber::registry().with(lines).with(parsed).init();
     Ok(())
 }
 
