@@ -121,20 +121,14 @@ impl JobStatus {
         serde_json::to_string(self).expect("a status is plain data")
     }
 
-    /// One line for each rank, then who is late: for a log.
+    /// One line for each rank, then who is late: for a log. The last line is not ended.
     pub fn lines(&self) -> String {
-        let mut text = String::new();
-        for (rank, status) in self.ranks.iter().enumerate() {
-            let line = match status {
-                None => format!("rank {rank} does not answer"),
-                Some(status) => status.line(),
-            };
-            let _ = writeln!(text, "  {line}");
-        }
-        for line in self.late_line().into_iter().chain(self.fault.clone()) {
-            let _ = writeln!(text, "  {line}");
-        }
-        text
+        let ranks = self.ranks.iter().enumerate().map(|(rank, status)| match status {
+            None => format!("rank {rank} does not answer"),
+            Some(status) => status.line(),
+        });
+        let lines = ranks.chain(self.late_line()).chain(self.fault.clone());
+        lines.map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
     }
 
     /// The status in Prometheus' text format (version 0.0.4), a sample of each metric for each rank.
@@ -286,6 +280,7 @@ mod tests {
         let line = large.late_line().unwrap();
         assert!(line.contains("rank 1, which does not answer") && line.contains(" and 11 more"), "{line}");
         assert!(large.lines().contains("rank 1 does not answer"));
+        assert!(!large.lines().ends_with('\n'));
     }
 
     #[test]

@@ -23,7 +23,8 @@ use crate::text::{grid, several};
 
 The exit code is 1 if a job would fail.")]
 pub(crate) struct DoctorArgs {
-    /// A file with the hosts to check, one host[:port] [slots=n] per line.
+    /// A file with the hosts to check, one host[:port] [slots=n] per line, or the hosts themselves with their
+    /// slots: `host1:2,host2:2`.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
     /// A table for people or JSON for programs.
@@ -58,9 +59,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
     let progress = config::is_first_rank().then(|| Progress::start("looking at this host"));
-    let findings: Vec<Finding> = match &args.hostfile {
-        Some(path) => {
-            let hosts = hostfile::read(path)?;
+    let hosts = args.hostfile.as_deref().map(hostfile::hosts).transpose()?;
+    let findings: Vec<Finding> = match hosts.filter(|hosts| !hosts.is_empty()) {
+        Some(hosts) => {
             if let Some(progress) = &progress {
                 progress.at(format!("waiting for the facts of {}", several(hosts.len(), "host")));
             }

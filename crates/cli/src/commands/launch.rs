@@ -32,7 +32,7 @@ times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM,
 The exit code is that of the first process that failed.")]
 pub(crate) struct LaunchArgs {
     /// The number of workers.
-    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
     /// The number of servers; 0 starts MPI ranks [default: 0, or as many as workers if the command has a
     /// `--kv-store` with servers, as with MXNet's launch.py].
@@ -219,16 +219,7 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<SshHost>> {
             "leave out -H, or choose --launcher ssh or --launcher mpi",
         ));
     }
-    let mut hosts = match path.to_str().filter(|text| text.contains([':', ',']) && !path.exists()) {
-        Some(text) => {
-            let hosts = hostfile::parse_list(text)?;
-            if hosts.iter().all(|host| host.name == "localhost" || host.name == "127.0.0.1") {
-                return Ok(Vec::new());
-            }
-            hosts
-        }
-        None => hostfile::read(path)?,
-    };
+    let mut hosts = hostfile::hosts(path)?;
     hosts.iter_mut().for_each(|host| host.port = host.port.or(args.ssh_port));
     remote::check(&hosts)?;
     if let Some(to) = &args.sync_dst_dir {

@@ -43,7 +43,7 @@ Examples:
   ringpull rehearse -n 4 --faults faults.yaml -- python train.py --checkpoint /tmp/checkpoints/a")]
 pub(crate) struct RehearseArgs {
     /// The number of workers.
-    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     num_workers: u32,
     /// The number of servers, as for `ringpull launch`.
     #[arg(short = 's', long)]

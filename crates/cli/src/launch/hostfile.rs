@@ -46,6 +46,19 @@ impl FromStr for SshHost {
     }
 }
 
+/// The hosts of an option: those of the file of this name, or the list itself. None if all of a list are this
+/// host, which needs no ssh.
+pub(crate) fn hosts(option: &Path) -> Result<Vec<SshHost>> {
+    let Some(list) = option.to_str().filter(|text| text.contains([':', ',']) && !option.exists()) else {
+        return read(option);
+    };
+    let mut hosts = parse_list(list)?;
+    if hosts.iter().all(|host| host.name == "localhost" || host.name == "127.0.0.1") {
+        hosts.clear();
+    }
+    Ok(hosts)
+}
+
 /// Reads a hostfile; a file without hosts is an error.
 pub(crate) fn read(path: &Path) -> Result<Vec<SshHost>> {
     let text = std::fs::read_to_string(path).map_err(|cause| Error::io("read", path.display(), &cause))?;
@@ -61,7 +74,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<SshHost>> {
 
 /// The hosts of a list on the command line, as `horovodrun` takes it: `host1:2,host2:2`, the numbers being
 /// slots.
-pub(crate) fn parse_list(text: &str) -> Result<Vec<SshHost>> {
+fn parse_list(text: &str) -> Result<Vec<SshHost>> {
     let host = |item: &str| match item.split_once(':') {
         Some((host, slots)) => format!("{host} slots={slots}").parse(),
         None => item.parse(),
@@ -96,6 +109,8 @@ mod tests {
         assert_eq!((hosts[0].name.as_str(), hosts[0].slots, hosts[0].port), ("node1", 4, None));
         assert_eq!((hosts[1].login.as_str(), hosts[1].slots), ("ann@node2", 1));
         assert!(parse_list("node1:0").is_err() && parse_list("node1:4,").is_err());
+        assert_eq!(super::hosts(Path::new("node1:1,node2:1")).unwrap().len(), 2);
+        assert!(super::hosts(Path::new("localhost:4")).unwrap().is_empty());
     }
 
     #[test]
