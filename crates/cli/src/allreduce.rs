@@ -9,6 +9,7 @@ use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 
+use crate::kept;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, gather_by, record_of};
 use crate::record::Record;
@@ -75,7 +76,7 @@ pub(crate) fn run(
         let ranks = engine.collective("bench allreduce", memory, work)?;
         let mode = if choice == AlgorithmChoice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
         let record = Record { mode, algorithm: choice.to_string(), ..Record::blank("allreduce", dtype) };
-        records.push(record_of(&ranks, size, record)?);
+        records.push(kept::keep(record_of(&ranks, size, record)?, engine.rank())?);
     }
     Ok((engine.rank() == 0).then_some(records))
 }

@@ -10,6 +10,7 @@
 //! - `pushpull`, `allreduce`, `collectives`, `train`: the measuring ranks; `ranks`: gathers their reports;
 //!   `layers`, `compute`: the parts of a replayed step;
 //! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
+//!   `kept`: what an interrupted benchmark has measured;
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
 //!   allreduce over all sizes, against others; `quiet`: the wait between jobs;
 //! - `rehearse`: jobs that meet faults;
@@ -30,6 +31,7 @@ mod doctor;
 mod explain;
 mod gpu_check;
 mod interrupt;
+mod kept;
 pub mod lab;
 mod launch;
 mod layers;

@@ -14,6 +14,7 @@ use ringpull_workload::expected::Expected;
 use ringpull_workload::iterations::Iterations;
 use ringpull_workload::models::ModelKey;
 
+use crate::kept;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, Spent, gather, record_of};
 use crate::record::Record;
@@ -64,7 +65,7 @@ pub(crate) fn run(
             plan.optimize(store, &adding())?;
         }
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
-        records.push(plan.record("pushpull", store, keys, &ranks)?);
+        records.push(kept::keep(plan.record("pushpull", store, keys, &ranks)?, store.rank())?);
     }
     Ok((store.rank() == 0).then_some(records))
 }

@@ -11,7 +11,7 @@ use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::models::{self, ModelKey};
 
 use super::measured::{StoreArgs, progress};
-use super::{Format, print, train};
+use super::{Format, print, report, train};
 use super::{SUCCESS, Status};
 use crate::collectives::{self, Collective, CollectiveOptions, Way};
 use crate::link::LinkRate;
@@ -20,7 +20,7 @@ use crate::record::Record;
 use crate::size::{elements, format_size, parse_sizes};
 use crate::statistics::{self, Summary};
 use crate::text::grid;
-use crate::{allreduce, explain, pushpull};
+use crate::{allreduce, explain, kept, pushpull};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -156,16 +156,31 @@ pub(crate) struct PushpullArgs {
 
 /// Measures, and prints on rank 0.
 pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
-    let (records, format) = match &args.what {
-        What::Allreduce(args) if args.explain => return run_explain(args),
-        What::Allreduce(args) => (run_allreduce(args)?, args.format),
-        What::ReduceScatter(args) => (run_collective(Collective::ReduceScatter, args)?, args.format),
-        What::Allgather(args) => (run_collective(Collective::Allgather, args)?, args.format),
-        What::Alltoall(args) => (run_collective(Collective::Alltoall, args)?, args.format),
-        What::Pushpull(args) => (run_pushpull(args)?, args.store.format),
-        What::Train(args) => (train::measure(args)?, args.store.format),
+    let format = match &args.what {
+        What::Allreduce(args) => args.format,
+        What::ReduceScatter(args) | What::Allgather(args) | What::Alltoall(args) => args.format,
+        What::Pushpull(args) => args.store.format,
+        What::Train(args) => args.store.format,
     };
-    if let Some(records) = records {
+    kept::print_by(move |records| {
+        if let Err(cause) = print(format, &records, || table(records)) {
+            report(&cause);
+        }
+    });
+    let measured = match &args.what {
+        What::Allreduce(args) if args.explain => return run_explain(args),
+        What::Allreduce(args) => run_allreduce(args),
+        What::ReduceScatter(args) => run_collective(Collective::ReduceScatter, args),
+        What::Allgather(args) => run_collective(Collective::Allgather, args),
+        What::Alltoall(args) => run_collective(Collective::Alltoall, args),
+        What::Pushpull(args) => run_pushpull(args),
+        What::Train(args) => train::measure(args),
+    };
+    let kept = kept::take();
+    if measured.is_err() && !kept.is_empty() {
+        print(format, &kept, || table(&kept))?;
+    }
+    if let Some(records) = measured? {
         let is_train = matches!(args.what, What::Train(_));
         print(format, &records, || if is_train { train::words(&records) } else { table(&records) })?;
     }
