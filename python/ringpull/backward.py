@@ -182,11 +182,16 @@ class CombiningOptimizer(torch.optim.Optimizer):
         if parameter in self._in_flight:
             self._finish(parameter, self._in_flight.pop(parameter))
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = self._zeros(parameter)
         calls = self._calls.get(parameter, 0)
         self._calls[parameter] = calls + 1
         self._sent.add(parameter)
         self._in_flight[parameter] = self._send(parameter, calls > 0)
+
+    def _zeros(self, parameter: Any) -> Any:
+        """A gradient of zeros, as the inner optimizer takes one."""
+        zeros = torch.zeros_like(parameter)
+        return zeros.to_sparse(1) if isinstance(self.optimizer, torch.optim.SparseAdam) else zeros
 
     def _arrive(self) -> None:
         in_flight, self._in_flight = self._in_flight, {}

@@ -54,10 +54,11 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job. Nothing if that was done.
+    """Joins the job. If that was done, it only finds ``process_sets`` among those that are known.
 
     ``comm`` is a list of ranks or a communicator of mpi4py, if not all ranks take part; ``process_sets`` a list of
-    :class:`ProcessSet`, of lists of ranks or of communicators, or ``"dynamic"``: sets may be added later in any case.
+    :class:`ProcessSet`, of lists of ranks or of communicators, or ``"dynamic"``: sets may be added later in any case. A set that is given
+    twice, or has all ranks, is a ``ValueError``.
     """
     sets.begin(comm, process_sets)
 

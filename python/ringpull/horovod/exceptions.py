@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from ..errors import KVStoreError
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError", "as_horovod_error"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError", "SplitsError", "as_horovod_error"]
 
 
 class HorovodInternalError(RuntimeError):
@@ -19,6 +19,11 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__()
         self.skip_sync = skip_sync
+
+
+class SplitsError(HorovodInternalError, ValueError):
+    """Splits of an alltoall that do not fit the tensor: a ``ValueError`` in ``horovod.torch``, a ``RuntimeError`` in
+    ``horovod.mxnet``, so both here."""
 
 
 class NotInitializedError(ValueError):

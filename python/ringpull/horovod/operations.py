@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import KVStoreError
 from .basics import Adasum, Average, Max, Min, Product, Sum
-from .exceptions import as_horovod_error
+from .exceptions import SplitsError, as_horovod_error
 from .process_sets import ProcessSet
 
 __all__ = ["OPS", "Operation", "begin", "check_sum", "index_of_root", "op_of", "splits_of"]
@@ -31,7 +31,7 @@ def op_of(op: int | None, average: bool | None) -> int:
 def check_sum(op: int, what: str) -> None:
     """Raises if the reduction is another than the sum or the average."""
     if op not in (Average, Sum):
-        raise ValueError(f"op={op!r} of {what}\n  hint: give hvd.Average or hvd.Sum")
+        raise NotImplementedError(f"op={op!r} of {what}\n  hint: give hvd.Average or hvd.Sum")
 
 
 def index_of_root(root_rank: int, process_set: ProcessSet) -> int:
@@ -46,13 +46,13 @@ def splits_of(splits: Iterable[Any] | None, rows: int, count: int) -> list[int]:
     """How many rows of an alltoall go to each of ``count`` ranks: as many to each, if nothing is said."""
     if splits is None:
         if rows % count:
-            raise ValueError(
+            raise SplitsError(
                 f"alltoall of {rows} rows over {count} ranks\n  hint: give splits, how many rows go to each rank"
             )
         return [rows // count] * count
     wanted = [int(split) for split in splits]
     if len(wanted) != count or min(wanted) < 0 or sum(wanted) != rows:
-        raise ValueError(
+        raise SplitsError(
             f"splits={wanted} of {rows} rows over {count} ranks\n"
             "  hint: give one for each rank, which add up to the rows"
         )
@@ -62,13 +62,13 @@ def splits_of(splits: Iterable[Any] | None, rows: int, count: int) -> list[int]:
 _numbers = itertools.count()
 
 #: Names of operations that nobody has waited for yet.
-_names: dict[tuple[int, str], Operation] = {}
+_names: dict[tuple[Any, str], Operation] = {}
 
 
 class Operation:
     """An operation under way: what ``synchronize`` and ``poll`` take."""
 
-    def __init__(self, handles: list[Any], result: Callable[[list[Any]], Any], name: tuple[int, str] | None) -> None:
+    def __init__(self, handles: list[Any], result: Callable[[list[Any]], Any], name: tuple[Any, str] | None) -> None:
         self._handles = handles
         self._result = result
         self._name = name
@@ -91,6 +91,10 @@ class Operation:
             self._forget()
         return self._result(results)
 
+    def __call__(self) -> Any:
+        """:meth:`wait`: Horovod's handle of a sparse sum is called."""
+        return self.wait()
+
     def _forget(self) -> None:
         if self._name is not None and _names.get(self._name) is self:
             del _names[self._name]
@@ -105,7 +109,8 @@ def begin(
     """
     comm = process_set.comm()
     known = None if name is None else f"{kind}.{name}"
-    key = None if known is None else (process_set.process_set_id or 0, known)
+    # Not by the number of the set, which another may have later.
+    key = None if known is None else (comm, known)
     if key is not None and key in _names:
         raise ValueError(f"{kind} of name {name!r} is under way already\n  hint: synchronize its handle first, or give another name")
     try:

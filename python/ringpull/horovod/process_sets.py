@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -96,9 +97,26 @@ def job() -> Any:
 
 
 def begin(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job, and makes process sets known. Nothing if that was done."""
-    if global_process_set._comm is not None:
-        return
+    """Joins the job, and makes process sets known. If that was done, finds those that are given among them."""
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise ValueError(f"process_sets={process_sets!r}\n  hint: give 'dynamic', or a list of process sets")
+    given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
+    if global_process_set._comm is None:
+        _join_job(comm)
+        _make_known(sets)
+    for one in sets:
+        if not _find(one):
+            raise ValueError(f"init() again with {one}, which is not known\n  hint: make it known by add_process_set")
+    # Every rank has made the same sets known before one raises, and may call init again.
+    seen = {0}
+    for one in sets:
+        if one.process_set_id in seen:
+            raise ValueError(f"{one} is given twice to init(), or has all ranks\n  hint: give each set once")
+        seen.add(one.process_set_id or 0)
+
+
+def _join_job(comm: Any) -> None:
     variables.translate()
     try:
         whole: Any = ringpull.communicator()
@@ -112,15 +130,15 @@ def begin(comm: Any = None, process_sets: Any = None) -> None:
     global_process_set._comm = whole
     global_process_set.ranks = list(range(whole.size))
     global_process_set.process_set_id = 0
+    global_process_set.mpi_comm = comm if hasattr(comm, "Get_group") else None
     _sets[0] = global_process_set
-    given = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
-    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
-        raise ValueError(f"process_sets={process_sets!r}\n  hint: give 'dynamic', or a list of process sets")
-    sets = [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in given]
+
+
+def _make_known(sets: list[ProcessSet]) -> None:
     if any(one.mpi_comm is not None for one in sets):
         # These may differ between ranks, and every rank has to know all.
         mine = [one._resolve() for one in sets]
-        everybodys = gather_objects(whole, mine)
+        everybodys = gather_objects(job(), mine)
         for at, one in enumerate(sets):
             for group in sorted({tuple(lists[at]) for lists in everybodys}):
                 _add(one if list(group) == one.ranks else ProcessSet(group))
@@ -134,6 +152,17 @@ def end() -> None:
     for one in _sets.values():
         one.process_set_id = one._comm = None
     _sets.clear()
+    global_process_set.mpi_comm = None
+
+
+def _find(process_set: ProcessSet) -> bool:
+    """Makes a set that known one which has the same ranks; whether there is one."""
+    ranks = process_set._resolve()
+    for one in _sets.values():
+        if one.ranks == ranks:
+            process_set.process_set_id, process_set._comm = one.process_set_id, one._comm
+            return True
+    return False
 
 
 def _add(process_set: ProcessSet) -> bool:
@@ -142,15 +171,13 @@ def _add(process_set: ProcessSet) -> bool:
     whole = job()
     if not ranks or not 0 <= ranks[0] <= ranks[-1] < whole.size:
         raise ValueError(f"{process_set}: the job has ranks 0 to {whole.size - 1}")
-    for one in _sets.values():
-        if one.ranks == ranks:
-            process_set.process_set_id, process_set._comm = one.process_set_id, one._comm
-            return False
+    if _find(process_set):
+        return False
     try:
         process_set._comm = whole.split(ranks)
     except KVStoreError as error:
         raise as_horovod_error(error) from None
-    process_set.process_set_id = max(_sets) + 1
+    process_set.process_set_id = next(number for number in itertools.count(1) if number not in _sets)
     _sets[process_set.process_set_id] = process_set
     return True
 

@@ -77,6 +77,22 @@ def factors_before_and_after():
         assert torch.allclose(got.double(), expected.double(), tolerance), (dtype, got, expected)
 
 
+def quotients_are_rounded_towards_zero():
+    minus = torch.tensor([-1, 1], dtype=torch.int32) * (rank == 0)
+    if size > 1:
+        assert hvd.allreduce(minus).tolist() == [0, 0], hvd.allreduce(minus)
+        assert hvd.reducescatter(minus.repeat_interleave(size), op=hvd.Average).tolist() == [0, 0]
+    assert hvd.allreduce(torch.tensor([-3]), op=hvd.Sum, prescale_factor=0.5).tolist() == [-size]
+
+
+def factors_are_of_the_tensors_type():
+    tensor = torch.arange(-50.0, 50.0)
+    for dtype in FLOATS:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        expected = (tensor.to(dtype).to(wide) * torch.tensor(0.1915194503788923, dtype=torch.float64).to(wide)).to(dtype)
+        assert torch.equal(hvd.allreduce(tensor.to(dtype), op=hvd.Max, prescale_factor=0.1915194503788923), expected), dtype
+
+
 def several_at_once():
     handles = []
     for dtype, dim in itertools.product(NUMBERS, DIMS):
@@ -129,6 +145,13 @@ def rows_go_to_their_ranks():
     assert none.numel() == 0 and received.tolist() == [0] * size
 
 
+def rows_go_back_to_where_they_came_from():
+    # Equal splits, of a different number of rows on each rank.
+    tensor = torch.ones(size * (rank + 1), 2).requires_grad_()
+    hvd.alltoall(tensor).sum().backward()
+    assert torch.equal(tensor.grad, torch.ones_like(tensor))
+
+
 def the_reduction_is_divided():
     for dtype, dim in itertools.product(NUMBERS, DIMS):
         torch.manual_seed(7)
@@ -141,7 +164,7 @@ def the_reduction_is_divided():
     uneven = hvd.reducescatter(torch.arange(size + 1.0), op=hvd.Sum)
     assert uneven.tolist() == ([0.0, float(size)] if rank == 0 else [float(size * (rank + 1))])
     raises((RuntimeError, ValueError), hvd.reducescatter, torch.tensor(1.0))
-    raises((RuntimeError, ValueError), hvd.reducescatter, torch.ones(size), op=hvd.Adasum)
+    raises(RuntimeError, hvd.reducescatter, torch.ones(size), op=hvd.Adasum)
 
 
 def gradient(call, tensor, seed):
@@ -219,6 +242,17 @@ def process_sets_work_beside_each_other():
     assert hvd.remove_process_set(odd) and hvd.remove_process_set(even) and not hvd.remove_process_set(even)
     assert not hvd.remove_process_set(hvd.global_process_set)
     raises(ValueError, hvd.allreduce, torch.ones(1), process_set=own)
+    # A number that is free is taken again.
+    again = hvd.add_process_set([0])
+    assert again.process_set_id == 1
+    # Known sets may be given to init again, each once.
+    same = hvd.ProcessSet([0])
+    hvd.init(process_sets=[same])
+    assert same.process_set_id == 1 and same.included() == (rank == 0)
+    raises(ValueError, hvd.init, process_sets=[[0], [0]])
+    raises(ValueError, hvd.init, process_sets=[range(size)])
+    raises(ValueError, hvd.init, process_sets=[[size - 1]])
+    hvd.remove_process_set(again)
 
 
 def objects_travel():
@@ -237,7 +271,10 @@ def compression_keeps_the_type():
 def sparse_tensors_are_gathered():
     at = torch.tensor([[0, rank + 1], [0, 1]])
     tensor = torch.sparse_coo_tensor(at, torch.tensor([1.0, 2.0]), (size + 1, 2))
-    summed = hvd.synchronize(hvd.sparse_allreduce_async(tensor, name="sparse", op=hvd.Sum)).to_dense()
+    handle = hvd.sparse_allreduce_async(tensor, name="sparse", op=hvd.Sum)
+    # Either way of waiting.
+    summed = hvd.synchronize(handle).to_dense()
+    assert torch.equal(handle().to_dense(), summed)
     expected = torch.zeros(size + 1, 2)
     expected[0, 0], expected[1:, 1] = size, 2.0
     assert torch.equal(summed, expected)
@@ -392,6 +429,24 @@ def sparse_gradients_are_trained():
         expected[0] -= 1
         expected[1 : size + 1] -= 1 / size
         assert torch.allclose(table.weight, expected), (as_dense, table.weight)
+
+
+def an_optimizer_that_takes_sparse_gradients_alone_gets_them():
+    for as_dense in False, True:
+        table, other = nn.Embedding(4 + size, 2, sparse=True), nn.Embedding(3, 2, sparse=True)
+        for module in table, other:
+            hvd.broadcast_parameters(module.state_dict(), 0)
+        parameters = [*table.parameters(), *other.parameters()]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SparseAdam(parameters, lr=0.1), sparse_as_dense=as_dense)
+        before = table.weight.detach().clone()
+        for _ in range(2):
+            optimizer.zero_grad()
+            # Nobody reaches the other table.
+            table(torch.tensor([0, rank + 1])).sum().backward()
+            assert table.weight.grad.is_sparse and other.weight.grad.is_sparse
+            optimizer.step()
+        moved = (table.weight != before).all(1)
+        assert moved.tolist() == [True] * (size + 1) + [False] * 3, moved
 
 
 def batches_of_all_ranks_are_normalised_together():

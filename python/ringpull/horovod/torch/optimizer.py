@@ -74,11 +74,13 @@ class _DistributedOptimizer(CombiningOptimizer):
         sparse_as_dense: bool,
         process_set: ProcessSet,
     ) -> None:
-        self._names = names
+        self._parameter_names = names
         self._compression = compression
         self._op = op
         self._predivide = gradient_predivide_factor
         self._sparse_as_dense = sparse_as_dense
+        #: How many sparse dimensions gradients had that travel as dense ones.
+        self._were_sparse: dict[Any, int] = {}
         self.process_set = process_set
         self._of: dict[Any, _Group] = {}
         for number, members in enumerate(groups):
@@ -128,7 +130,7 @@ class _DistributedOptimizer(CombiningOptimizer):
         # As Horovod does: a gradient that is never computed is zero.
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = self._zeros(parameter)
 
     def _scales(self) -> dict[str, Any]:
         """Halves of the division, so that neither overflows."""
@@ -138,10 +140,11 @@ class _DistributedOptimizer(CombiningOptimizer):
 
     def _send(self, parameter: Any, again: bool) -> Any:
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
-        name = self._names.get(parameter, "added") + (".again" if again else "")
+        name = self._parameter_names.get(parameter, "added") + (".again" if again else "")
         if parameter.grad.is_sparse:
             if not self._sparse_as_dense:
                 return sparse_allreduce_async(parameter.grad, name, self._op, self.process_set), None
+            self._were_sparse[parameter] = parameter.grad.sparse_dim()
             parameter.grad = parameter.grad.to_dense()
         group = self._of.get(parameter)
         if group is not None:
@@ -155,7 +158,7 @@ class _DistributedOptimizer(CombiningOptimizer):
 
     def _send_group(self, group: _Group, again: bool) -> None:
         pairs = [self._compression.compress(parameter.grad) for parameter in group.members]
-        name = f"group.{group.number}.{self._names[group.members[0]]}" + (".again" if again else "")
+        name = f"group.{group.number}.{self._parameter_names[group.members[0]]}" + (".again" if again else "")
         operation = grouped_allreduce_async_(
             [compressed for compressed, _ in pairs], name=name, op=self._op, process_set=self.process_set, **self._scales()
         )
@@ -179,6 +182,8 @@ class _DistributedOptimizer(CombiningOptimizer):
         value = self._compression.decompress(reduced, context)
         if value.data_ptr() != parameter.grad.data_ptr():
             parameter.grad.copy_(value)
+        if parameter in self._were_sparse:
+            parameter.grad = parameter.grad.to_sparse(self._were_sparse.pop(parameter))
 
 
 class _AdasumOptimizer(_DistributedOptimizer):
@@ -199,7 +204,7 @@ class _AdasumOptimizer(_DistributedOptimizer):
             started = []
             for parameter, old in zip(parameters, before):
                 change, context = self._compression.compress(parameter - old)
-                name = f"delta.{self._names.get(parameter, 'added')}"
+                name = f"delta.{self._parameter_names.get(parameter, 'added')}"
                 started.append((allreduce_async(change, name=name, op=Adasum, process_set=self.process_set), context))
             for parameter, old, (operation, context) in zip(parameters, before, started):
                 parameter.copy_(old + self._compression.decompress(synchronize(operation), context))
@@ -222,7 +227,8 @@ def DistributedOptimizer(
 
     Gradients of ``backward_passes_per_step`` passes add up before they travel. An average is divided by ``gradient_predivide_factor``
     before the sum and by the rest after it. ``groups`` has lists of parameters whose gradients travel together, or how many such lists
-    there are to be. With ``op=Adasum`` the steps are combined, not the gradients.
+    there are to be. With ``sparse_as_dense`` sparse gradients travel as dense ones, and are sparse again behind it. With ``op=Adasum`` the
+    steps are combined, not the gradients.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} with another op than Average\n  hint: leave it out, or average")

@@ -11,7 +11,7 @@ from ..basics import Adasum, Average, Sum
 from ..operations import OPS, Operation, begin, check_sum, op_of
 from ..process_sets import ProcessSet, global_process_set
 from .compression import Compression, Compressor
-from .tensors import delivered, differentiable, given_of, is_integral, scaled
+from .tensors import delivered, differentiable, divided, factors, given_of, is_integral, scaled
 
 __all__ = [
     "allreduce",
@@ -44,7 +44,7 @@ def _reduce_async(
         return _adasum_async(given, outs, name, prescale, postscale, process_set, is_single)
     if any(tensor.dtype == torch.bool for tensor in given):
         raise ValueError("a reduction of bool\n  hint: give a tensor of numbers")
-    # The arithmetic of integers is PyTorch's own: a quotient is rounded as it rounds one.
+    # The arithmetic of integers is made here: all of it rounds towards zero.
     integral = is_integral(given[0])
     if any(is_integral(tensor) != integral for tensor in given):
         raise ValueError("a group of integers and floating-point numbers\n  hint: reduce them apart")
@@ -57,7 +57,7 @@ def _reduce_async(
         ]
 
     def call(comm: Any, known: str | None) -> list[Any]:
-        scales = {} if integral else {"prescale": prescale, "postscale": postscale}
+        scales = {} if integral else factors(given, prescale, postscale)
         in_place = outs is not None and not integral
         # What is given is written where it may be; a copy of ours always may.
         if is_single:
@@ -70,7 +70,7 @@ def _reduce_async(
         done = results if is_single else results[0]
         if integral:
             if op == Average:
-                done = [tensor.floor_divide(count) for tensor in done]
+                done = [divided(tensor, count) for tensor in done]
             done = [scaled(tensor, postscale).to(own.dtype) for tensor, own in zip(done, given)]
         return delivered(done, given, tensors, outs, is_single)
 

@@ -11,7 +11,7 @@ from ..basics import Average, Sum
 from ..operations import OPS, Operation, begin, check_sum
 from ..process_sets import ProcessSet, global_process_set
 from .compression import Compression, Compressor
-from .tensors import differentiable, given_of, is_integral, scaled
+from .tensors import differentiable, divided, factors, given_of, is_integral, scaled
 from .travelling import allgather_async
 
 __all__ = ["grouped_reducescatter", "grouped_reducescatter_async", "reducescatter", "reducescatter_async"]
@@ -64,7 +64,7 @@ def _scatter_async(
             integral = is_integral(tensor)
             if integral:
                 tensor = scaled(tensor.to(torch.int32) if tensor.dtype == torch.int16 else tensor, prescale)
-            scales = {} if integral else {"prescale": prescale, "postscale": postscale}
+            scales = {} if integral else factors([tensor], prescale, postscale)
             kind = OPS[Sum] if integral else OPS[op]
             handles.append(comm.reduce_scatter(tensor, op=kind, name=known and f"{known}.{at}", **scales))
         return handles
@@ -73,7 +73,7 @@ def _scatter_async(
         done = []
         for part, tensor, own in zip(results, given, tensors):
             if is_integral(tensor):
-                part = scaled(part.floor_divide(count) if op == Average else part, postscale)
+                part = scaled(divided(part, count) if op == Average else part, postscale)
             done.append(part.to(own.dtype).to(own.device))
         return done[0] if is_single else done
 

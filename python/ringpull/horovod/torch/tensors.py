@@ -12,6 +12,8 @@ __all__ = [
     "as_rows",
     "delivered",
     "differentiable",
+    "divided",
+    "factors",
     "from_rows",
     "given_of",
     "into",
@@ -40,6 +42,18 @@ def into(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor], tensors
 
 def is_integral(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point()
+
+
+def factors(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) -> dict[str, float]:
+    """What floating-point numbers are multiplied by, in the type in which PyTorch would: float32 for smaller types, too."""
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    both = torch.tensor([prescale, postscale], dtype=dtype).tolist()
+    return {"prescale": both[0], "postscale": both[1]}
+
+
+def divided(tensor: Any, count: int) -> Any:
+    """Integers divided, rounded towards zero."""
+    return tensor.div(count, rounding_mode="trunc")
 
 
 def scaled(tensor: Any, factor: float) -> Any:

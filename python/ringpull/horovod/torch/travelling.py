@@ -151,6 +151,13 @@ def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Operation:
     """Starts :func:`alltoall`."""
+    return _alltoall_async(tensor, splits, name, process_set)
+
+
+def _alltoall_async(
+    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, came: list[int] | None = None
+) -> Operation:
+    """Starts an alltoall; how many rows came from each rank is appended to `came`."""
     given, count = given_of(tensor), process_set.size()
     if tensor.dim() == 0:
         raise ValueError(
@@ -166,6 +173,8 @@ def alltoall_async(
     def result(results: list[Any]) -> Any:
         collected, received = results[0]
         collected = from_rows(collected, tensor)
+        if came is not None:
+            came.extend(int(split) for split in received)
         if splits is None:
             return collected
         like: dict[str, Any] = {"dtype": torch.int32}
@@ -184,17 +193,18 @@ def alltoall(
     With ``splits`` it returns also how many rows came from each rank.
     """
     received: list[Any] = []
+    came: list[int] = []
 
     def forward(value: torch.Tensor) -> Any:
-        result = alltoall_async(value, splits, name, process_set).wait()
+        result = _alltoall_async(value, splits, name, process_set, came).wait()
         if splits is None:
             return result
         received.append(result[1])
         return result[0]
 
     def backward(gradient: torch.Tensor) -> Any:
-        result = alltoall_async(gradient, received[0] if received else None, process_set=process_set).wait()
-        return result[0] if received else result
+        # As many rows go back as came: also by equal splits, ranks may have had different numbers of rows.
+        return alltoall_async(gradient, came, process_set=process_set).wait()[0]
 
     collected = differentiable(forward, backward)(tensor)
     return collected if splits is None else (collected, received[0])
