@@ -69,6 +69,15 @@ def mistakes():
         assert isinstance(raises(RuntimeError, hvd.allreduce, mx.nd.ones((3 + rank,))), hvd.HorovodInternalError)
         raises(RuntimeError, hvd.broadcast, mx.nd.ones((3,)), rank)
     raises(ValueError, hvd.allreduce, numpy.ones(3))
+    scalar = mx.nd.array(1.0, dtype="float32")
+    for call in hvd.alltoall, hvd.reducescatter:
+        raises(ValueError, call, scalar)
+    raises(ValueError, hvd.alltoall, mx.nd.ones(size), mx.nd.ones(size, dtype="float32"))
+    for kind in RuntimeError, ValueError:
+        raises(kind, hvd.alltoall, mx.nd.ones(size), mx.nd.zeros(size, dtype="int32"))
+    if size > 1:
+        # Averages of integers are rounded towards zero.
+        same(hvd.allreduce(mx.nd.array([-1, 1] if rank == 0 else [0, 0], dtype="int32")), [0, 0])
 
 
 def network(seed=1):

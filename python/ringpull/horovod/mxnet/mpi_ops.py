@@ -44,6 +44,19 @@ def _is_integral(values: numpy.ndarray[Any, Any]) -> bool:
     return values.dtype.kind in "iub"
 
 
+def _divisible(tensor: Any, what: str) -> numpy.ndarray[Any, Any]:
+    """The array, whose first dimension is divided over the ranks."""
+    values = _given(tensor)
+    if tensor.ndim == 0:
+        raise ValueError(f"{what} of a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any")
+    return values
+
+
+def _divided(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
+    """Integers divided, rounded towards zero."""
+    return (values - numpy.fmod(values, count)) // count
+
+
 def _scaled(values: numpy.ndarray[Any, Any], factor: float) -> numpy.ndarray[Any, Any]:
     """Integers times a factor, rounded towards zero."""
     return values if factor == 1.0 else (values.astype(numpy.float64) * factor).astype(values.dtype)
@@ -73,7 +86,7 @@ def reduce_async(
     def result(results: list[Any]) -> Any:
         done = [numpy.asarray(values) for values in (results if is_single else results[0])]
         if integral:
-            done = [_scaled(values // count if op == Average else values, postscale) for values in done]
+            done = [_scaled(_divided(values, count) if op == Average else values, postscale) for values in done]
         return done
 
     return begin("allreduce" if is_single else "grouped_allreduce", name, process_set, call, result)
@@ -179,8 +192,12 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, priority:
 
     With ``splits`` it returns also how many rows came from each rank.
     """
-    given, count = _given(tensor), process_set.size()
-    wanted = splits_of(splits.asnumpy() if isinstance(splits, mxnet.nd.NDArray) else splits, given.shape[0], count)
+    given, count = _divisible(tensor, "alltoall"), process_set.size()
+    if isinstance(splits, mxnet.nd.NDArray):
+        splits = splits.asnumpy()
+        if splits.dtype.kind == "f":
+            raise ValueError(f"splits of {splits.dtype}\n  hint: give integers")
+    wanted = splits_of(splits, given.shape[0], count)
 
     def call(comm: Any, known: str | None) -> list[Any]:
         return [comm.alltoall(given, splits=wanted, name=known)]
@@ -201,7 +218,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """:func:`reducescatter` of several arrays, as one operation."""
     check_sum(op, "reducescatter")
-    given, count = [_given(tensor) for tensor in tensors], process_set.size()
+    given, count = [_divisible(tensor, "reducescatter") for tensor in tensors], process_set.size()
 
     def call(comm: Any, known: str | None) -> list[Any]:
         handles = []
@@ -213,7 +230,7 @@ def grouped_reducescatter(
         return handles
 
     done = [numpy.asarray(part) for part in begin("reducescatter", name, process_set, call, list).wait()]
-    done = [_scaled(part // count if op == Average else part, postscale_factor) if _is_integral(part) else part for part in done]
+    done = [_scaled(_divided(part, count) if op == Average else part, postscale_factor) if _is_integral(part) else part for part in done]
     return [_made(part, tensor) for part, tensor in zip(done, tensors)]
 
 
