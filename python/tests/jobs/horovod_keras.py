@@ -69,6 +69,16 @@ def rates_are_scheduled():
     assert numpy.allclose(history.history["lr"], [0.1, 0.05])
 
 
+def a_copy_by_its_settings_is_distributed_too():
+    first = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), op=hvd.Sum)
+    model = model_of(1, type(first).from_config(first.get_config()))
+    before = weights(model)
+    model.fit(inputs[:4] * (rank == 0), labels[:4], batch_size=4, verbose=0)
+    assert not numpy.array_equal(weights(model), before)
+    every = hvd.allgather(weights(model).reshape(1, -1))
+    assert (every == every[0]).all(), every
+
+
 def a_saved_model_goes_on():
     model = model_of(1, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
     model.fit(inputs[rank::size], labels[rank::size], batch_size=4, verbose=0, shuffle=False)

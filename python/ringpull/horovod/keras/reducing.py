@@ -105,6 +105,7 @@ _WAYS = {"torch": _by_torch, "jax": _by_jax, "tensorflow": _by_tensorflow}
 class _Distributed:
     """What a class of Keras's optimizers gets in front."""
 
+    #: Of the class, so that copies by `from_config` have it.
     _way: _Way
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -118,9 +119,9 @@ class _Distributed:
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
 
-def _distributed(kind: type[Any]) -> type[Any]:
+def _distributed(kind: type[Any], way: _Way) -> type[Any]:
     """The class, with gradients that are reduced. By name and place it stays what it is, so that models are saved as ever."""
-    return type(kind.__name__, (_Distributed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    return type(kind.__name__, (_Distributed, kind), {"_way": way, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def DistributedOptimizer(
@@ -154,9 +155,7 @@ def DistributedOptimizer(
         if not average_aggregated_gradients:
             warnings.warn("Keras averages the gradients of backward_passes_per_step steps, and does not sum them", stacklevel=2)
         config["gradient_accumulation_steps"] = backward_passes_per_step
-    made = _distributed(type(optimizer)).from_config(config)
-    object.__setattr__(made, "_way", _Way(compression, op, gradient_predivide_factor, process_set))
-    return made
+    return _distributed(type(optimizer), _Way(compression, op, gradient_predivide_factor, process_set)).from_config(config)
 
 
 def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = None, custom_objects: dict[str, Any] | None = None, compression: Any = Compression.none) -> Any:
@@ -165,6 +164,5 @@ def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = No
     model: Any = keras.models.load_model(filepath, custom_objects=known)
     optimizer = model.optimizer
     if optimizer is not None and not isinstance(optimizer, _Distributed):
-        optimizer.__class__ = _distributed(type(optimizer))
-        object.__setattr__(optimizer, "_way", _Way(compression, Average, 1.0, global_process_set))
+        optimizer.__class__ = _distributed(type(optimizer), _Way(compression, Average, 1.0, global_process_set))
     return model
