@@ -1,7 +1,9 @@
 """Horovod's names on our collectives."""
 
 import importlib.util
+import os
 import re
+from pathlib import Path
 
 import pytest
 from ranks import FOUR, HAS_IMAGES, HERE, ROOT, job, mpi
@@ -35,6 +37,44 @@ def script(ranks, fate, **more):
 def test_a_script_that_imports_horovod_runs_unchanged():
     done = script(2, "works", HOROVOD_FUSION_THRESHOLD=1 << 20, HOROVOD_STALL_CHECK_TIME_SECONDS=20)
     assert done.status == 0 and [printed.out for printed in done.ranks] == [f"rank {rank} of 2: True 2\n" for rank in range(2)], f"{done}"
+
+
+def test_a_module_runs_as_a_script_does():
+    pytest.importorskip("torch")
+    done = mpi(2, "-m", "ringpull.horovod", "-m", "horovod_script", "works", PYTHONPATH=f"{HERE / 'jobs'}:{os.environ.get('PYTHONPATH', '')}")
+    assert done.status == 0 and [printed.out for printed in done.ranks] == [f"rank {rank} of 2: True 2\n" for rank in range(2)], f"{done}"
+
+
+def test_a_timeline_may_be_left_to_the_program(tmp_path):
+    done = script(1, "works", HOROVOD_TIMELINE="DYNAMIC", HOROVOD_DYNAMIC_PROCESS_SETS=1)
+    assert done.status == 0 and not list(Path.cwd().glob("DYNAMIC*")), f"{done}"
+
+
+SETS = """
+import sys
+import horovod.torch as hvd
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+half = comm.Split(color=comm.rank % 2, key=comm.rank)
+given = [hvd.ProcessSet(half), hvd.ProcessSet(comm.Dup())]
+try:
+    hvd.init(comm=comm, process_sets=given)
+except ValueError as error:
+    print("ValueError", "given twice" in str(error))
+given.pop()
+hvd.init(comm=comm, process_sets=given)
+print(given[0].process_set_id, hvd.get_process_sets(), hvd.global_process_set.mpi_comm == comm)
+"""
+
+
+def test_process_sets_by_communicators_are_known_after_a_list_that_was_wrong(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("mpi4py")
+    program = tmp_path / "sets.py"
+    program.write_text(SETS)
+    done = mpi(2, "-m", "ringpull.horovod", program)
+    expected = [f"ValueError True\n{rank + 1} {{0: [0, 1], 1: [0], 2: [1]}} True\n" for rank in range(2)]
+    assert done.status == 0 and [printed.out for printed in done.ranks] == expected, f"{done}"
 
 
 GROWS = pytest.param("grows", {"StalledError", "DeadlockError", "PeerLostError"}, marks=pytest.mark.long)

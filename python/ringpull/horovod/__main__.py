@@ -1,4 +1,7 @@
-"""``python -m ringpull.horovod SCRIPT ARGS...``: runs a script that imports Horovod, with ours in its place."""
+"""``python -m ringpull.horovod SCRIPT ARGS...``: runs a script that imports Horovod, with ours in its place.
+
+As with Python itself, ``-m MODULE`` in place of the script runs a module, such as pytest.
+"""
 
 import importlib
 import importlib.abc
@@ -53,10 +56,16 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def main() -> None:
     """Runs the script named on the command line as ``__main__``."""
-    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        print("usage: python -m ringpull.horovod SCRIPT ARGS...", file=sys.stderr)
+    is_module = len(sys.argv) > 2 and sys.argv[1] == "-m"
+    if len(sys.argv) < 2 or (sys.argv[1].startswith("-") and not is_module):
+        print("usage: python -m ringpull.horovod {SCRIPT | -m MODULE} ARGS...", file=sys.stderr)
         sys.exit(2)
     sys.meta_path.insert(0, _Finder())
+    if is_module:
+        sys.argv = sys.argv[2:]
+        # Python has put the folder of work first on the path, and puts the module's file where its name is.
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")

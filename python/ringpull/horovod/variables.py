@@ -14,13 +14,16 @@ _SAME = {
     "HOROVOD_TIMELINE": "RINGPULL_TIMELINE",
 }
 
+#: Of Horovod's timeline: none until ``start_timeline`` is called, which may always be called here.
+_LATER = ("HOROVOD_TIMELINE", "DYNAMIC")
+
 
 def translate() -> None:
     """Sets ours by Horovod's, before the job begins."""
     for theirs, ours in _SAME.items():
         value = os.environ.get(theirs)
         # Where Horovod has no limit by 0, ours has none either.
-        if value and not os.environ.get(ours):
+        if value and not os.environ.get(ours) and (theirs, value) != _LATER:
             os.environ[ours] = value
     if os.environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
         # As long as ours may be.
