@@ -54,7 +54,7 @@ def _divisible(tensor: Any, what: str) -> numpy.ndarray[Any, Any]:
 
 def _divided(values: numpy.ndarray[Any, Any], count: int) -> numpy.ndarray[Any, Any]:
     """Integers divided, rounded towards zero."""
-    return (values - numpy.fmod(values, count)) // count
+    return numpy.asarray((values - numpy.fmod(values, count)) // count)
 
 
 def _scaled(values: numpy.ndarray[Any, Any], factor: float) -> numpy.ndarray[Any, Any]:
