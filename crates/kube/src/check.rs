@@ -9,8 +9,21 @@ use crate::quantity::Quantity;
 use JobKind::{Claim, Compare, Job, Mxjob, NetworkPolicy, Ps, Tfjob, Train, Trainjob};
 
 /// Folders that a claim would hide from the image or the operator.
-const TAKEN: [&str; 12] =
-    ["/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/run", "/var/run", "/opt/ringpull"];
+const TAKEN: [&str; 13] = [
+    "/dev",
+    "/proc",
+    "/sys",
+    "/etc",
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/run",
+    "/var/run",
+    "/var/lib/dpkg",
+    "/opt/ringpull",
+];
 
 impl Request {
     /// An error unless the options fit the kind and each other.
@@ -114,7 +127,8 @@ impl Request {
     }
 
     fn runs_mpirun(&self) -> bool {
-        self.command.iter().any(|word| word.split_whitespace().any(is_mpirun))
+        let ends_a_word = |c: char| c.is_whitespace() || ";&|()`{}<>\"'$".contains(c);
+        self.command.iter().any(|word| word.split(ends_a_word).any(is_mpirun))
     }
 
     fn check_names(&self) -> Result<()> {
@@ -181,17 +195,19 @@ impl Request {
 
     fn check_mount(&self) -> Result<()> {
         let path = self.mount.trim_end_matches('/');
-        let taken = TAKEN.iter().find(|folder| path == **folder || path.starts_with(&format!("{folder}/")));
-        if !self.mount.starts_with('/') || self.mount.contains([':', ' ']) || self.mount.contains("..") {
+        let is_within = |one: &str, other: &str| one == other || one.starts_with(&format!("{other}/"));
+        let taken = TAKEN.iter().find(|folder| is_within(path, folder) || is_within(folder, path));
+        let is_plain = path.split('/').skip(1).all(|name| !["", ".", ".."].contains(&name));
+        if !self.mount.starts_with('/') || self.mount.contains([':', ' ']) || !is_plain {
             return wrong(
-                format!("invalid --mount {:?}: expected an absolute path", self.mount),
+                format!("invalid --mount {:?}: expected an absolute path without // . and ..", self.mount),
                 "give a path such as /train",
             );
         }
         if path.is_empty()
             || taken.is_some()
             || path.ends_with("/.ssh")
-            || ["/root", "/home", "/home/mpiuser"].contains(&path)
+            || ["/root", "/home", "/home/mpiuser", "/tmp"].contains(&path)
         {
             let what = if path.is_empty() { "the whole image".to_owned() } else { format!("the pod's own {path}") };
             return wrong(format!("--mount {:?} would hide {what}", self.mount), "give a path such as /train");
@@ -218,7 +234,7 @@ mod tests {
         fn memory(text: &str) -> Option<Quantity> {
             Quantity::memory(text).ok()
         }
-        let cases: [(Change, &str); 28] = [
+        let cases: [(Change, &str); 33] = [
             (|r| r.name = "my.job".to_owned(), "such as my-job"),
             (|r| r.name = "a".repeat(55), "shorten the name by 1"),
             (|r| r.workers = 0, "at least 1"),
@@ -232,12 +248,20 @@ mod tests {
             (|r| r.command.clear(), "give it after --"),
             (|r| r.command[2] = "local".to_owned(), "a separate model"),
             (|r| r.command = ["sh", "-c", "mpirun train"].map(str::to_owned).to_vec(), "only what one rank runs"),
+            (
+                |r| r.command = ["sh", "-c", "cd /train;mpirun train"].map(str::to_owned).to_vec(),
+                "only what one rank runs",
+            ),
             (|r| r.env = [("1A".to_owned(), String::new())].into(), "NAME=VALUE"),
             (|r| (r.shm, r.memory) = (memory("8Gi"), memory("4Gi")), "raise --memory"),
             (|r| (r.request_memory, r.memory) = (memory("8Gi"), memory("4Gi")), "raise --memory"),
             (|r| (r.claim, r.mount) = (Some("a".to_owned()), "/".to_owned()), "hide the whole image"),
             (|r| (r.claim, r.mount) = (Some("a".to_owned()), "/dev/shm".to_owned()), "hide the pod's own"),
             (|r| (r.claim, r.mount) = (Some("a".to_owned()), "/root/.ssh".to_owned()), "hide the pod's own"),
+            (|r| (r.claim, r.mount) = (Some("a".to_owned()), "/opt".to_owned()), "hide the pod's own"),
+            (|r| (r.claim, r.mount) = (Some("a".to_owned()), "/tmp/".to_owned()), "hide the pod's own"),
+            (|r| (r.claim, r.mount) = (Some("a".to_owned()), "//etc".to_owned()), "without //"),
+            (|r| (r.claim, r.mount) = (Some("a".to_owned()), "/./".to_owned()), "without //"),
             (|r| (r.claim, r.mount) = (Some("a".to_owned()), "train".to_owned()), "an absolute path"),
             (|r| r.node_selector = [("a b".to_owned(), "c".to_owned())].into(), "at most 63"),
             (|r| r.label = [("a".to_owned(), "-c".to_owned())].into(), "at most 63"),

@@ -125,6 +125,9 @@ pub enum PodSecurity {
     Restricted,
 }
 
+/// The most that a count in an object of Kubernetes can be.
+const MOST: i64 = i32::MAX as i64;
+
 /// The documents of a YAML file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Documents(pub Vec<Value>);
@@ -155,13 +158,13 @@ pub struct Request {
     #[arg(long, value_name = "SECRET")]
     pub pull_secret: Vec<String>,
     /// Worker pods.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub workers: u32,
     /// Servers; 0 means as many as workers for ps and mxjob, and none for tfjob.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub servers: u32,
     /// Ranks in each worker [default: one for each GPU, or 1].
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub slots: Option<u32>,
     /// GPUs of each worker, as nvidia.com/gpu.
     #[arg(long, default_value_t = 0)]
@@ -260,13 +263,13 @@ pub struct Request {
     #[arg(long, value_name = "configmap/NAME|secret/NAME", value_parser = env_from)]
     pub env_from: Vec<(&'static str, String)>,
     /// How often a failed job is restarted. With a checkpoint it resumes from there.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub backoff_limit: u32,
     /// End the job after this many seconds.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub deadline: Option<u32>,
     /// Delete the finished job after this many seconds.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub ttl: Option<u32>,
     /// Create the job without starting it.
     #[arg(long)]

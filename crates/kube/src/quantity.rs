@@ -87,10 +87,11 @@ impl FromStr for Quantity {
             return Ok(Quantity { text: text.to_owned() });
         }
         let near = text.trim().trim_end_matches(['B', 'b']).replace(' ', "");
-        let near = if value_of(&near).is_some() {
+        let near = if value_of(&near).is_some_and(|value| value > 0.0) {
             near
         } else {
-            value_of(&near.to_uppercase()).map_or_else(|| "8Gi".to_owned(), |_| near.to_uppercase())
+            let upper = near.to_uppercase();
+            if value_of(&upper).is_some_and(|value| value > 0.0) { upper } else { "8Gi".to_owned() }
         };
         Err(Error::argument(
             format!("{text:?} is not a quantity"),
@@ -139,7 +140,7 @@ mod tests {
             ("4gb", "4G"),
             ("", "8Gi"),
             ("-1", "8Gi"),
-            ("0", "above 0"),
+            ("0", "8Gi"),
             ("GiB", "8Gi"),
             ("1.2.3", "8Gi"),
         ] {

@@ -8,6 +8,8 @@ use crate::options::PodSecurity;
 enum Must {
     /// Absent, or one of these.
     BeAbsentOr(&'static [&'static str]),
+    /// Anything but this.
+    BeOtherThan(&'static str),
     /// One of these.
     Be(&'static [&'static str]),
     /// A list of these only.
@@ -16,16 +18,29 @@ enum Must {
     Have(&'static str),
 }
 
-use Must::{Be, BeAbsentOr, Have, HaveOnly};
+use Must::{Be, BeAbsentOr, BeOtherThan, Have, HaveOnly};
 use PodSecurity::{Baseline, Restricted};
 
 /// Rules of a pod's specification.
-const POD: [(PodSecurity, &str, Must); 5] = [
+const POD: [(PodSecurity, &str, Must); 3] = [
     (Baseline, "hostNetwork", BeAbsentOr(&["false"])),
     (Baseline, "hostPID", BeAbsentOr(&["false"])),
     (Baseline, "hostIPC", BeAbsentOr(&["false"])),
+];
+
+/// Rules of a pod's specification and of each container, whatever the other says.
+const BOTH: [(PodSecurity, &str, Must); 7] = [
     (Baseline, "securityContext.seccompProfile.type", BeAbsentOr(&["RuntimeDefault", "Localhost"])),
+    (Baseline, "securityContext.appArmorProfile.type", BeAbsentOr(&["RuntimeDefault", "Localhost"])),
+    (
+        Baseline,
+        "securityContext.seLinuxOptions.type",
+        BeAbsentOr(&["container_t", "container_init_t", "container_kvm_t", "container_engine_t", ""]),
+    ),
+    (Baseline, "securityContext.seLinuxOptions.user", BeAbsentOr(&[""])),
+    (Baseline, "securityContext.seLinuxOptions.role", BeAbsentOr(&[""])),
     (Baseline, "securityContext.windowsOptions.hostProcess", BeAbsentOr(&["false"])),
+    (Restricted, "securityContext.runAsUser", BeOtherThan("0")),
 ];
 
 /// Rules of each container. A value that the container does not have is the pod's.
@@ -62,15 +77,49 @@ const CONTAINER: [(PodSecurity, &str, Must); 8] = [
 const VOLUMES: [&str; 8] =
     ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
 
+/// What the kubelet calls, which may not be at another host.
+const HOOKS: [&str; 5] =
+    ["livenessProbe", "readinessProbe", "startupProbe", "lifecycle.postStart", "lifecycle.preStop"];
+
+/// The kernel's settings that are of the pod alone.
+const SYSCTLS: [&str; 12] = [
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem",
+];
+
 /// A rule that a pod breaks: its level, the path in the pod's specification, and what it demands.
 pub type Breach = (PodSecurity, String, String);
 
 /// The rules of `level` and below that a pod's specification breaks.
 pub fn breaches(pod: &Value, level: PodSecurity) -> Vec<Breach> {
     let mut found = judge(&POD, "", pod, &Value::Null);
+    found.extend(judge(&BOTH, "", pod, &Value::Null));
+    for (at, sysctl) in pod["securityContext"]["sysctls"].as_array().into_iter().flatten().enumerate() {
+        if !sysctl["name"].as_str().is_some_and(|name| SYSCTLS.contains(&name)) {
+            found.push((Baseline, format!("securityContext.sysctls[{at}]"), "is not of the pod alone".to_owned()));
+        }
+    }
     for list in ["initContainers", "containers"] {
         for (at, container) in pod[list].as_array().into_iter().flatten().enumerate() {
             found.extend(judge(&CONTAINER, &format!("{list}[{at}]."), container, pod));
+            found.extend(judge(&BOTH, &format!("{list}[{at}]."), container, &Value::Null));
+            for hook in HOOKS.iter().flat_map(|hook| ["httpGet", "tcpSocket"].map(|call| format!("{hook}.{call}.host")))
+            {
+                let host = container.pointer(&format!("/{}", hook.replace('.', "/"))).and_then(Value::as_str);
+                if host.is_some_and(|host| !host.is_empty()) {
+                    found.push((Baseline, format!("{list}[{at}].{hook}"), "must not name another host".to_owned()));
+                }
+            }
             if container["ports"]
                 .as_array()
                 .into_iter()
@@ -88,10 +137,6 @@ pub fn breaches(pod: &Value, level: PodSecurity) -> Vec<Breach> {
                 found.push((of, format!("volumes[{at}].{kind}"), "is no volume that is allowed".to_owned()));
             }
         }
-    }
-    let user = pod["securityContext"]["runAsUser"].as_i64();
-    if user == Some(0) {
-        found.push((Restricted, "securityContext.runAsUser".to_owned(), "must not be 0".to_owned()));
     }
     found.retain(|(of, ..)| *of <= level);
     found
@@ -114,12 +159,55 @@ impl Must {
         let mut list = value.as_array().into_iter().flatten().map(text);
         match self {
             BeAbsentOr(words) if !value.is_null() && !is_one(words) => Some(format!("must be {}", words.join(" or "))),
+            BeOtherThan(word) if is_one(&[word]) => Some(format!("must not be {word}")),
             Be(words) if !is_one(words) => Some(format!("must be {}", words.join(" or "))),
             HaveOnly(words) => {
                 list.find(|word| !words.contains(&word.as_str())).map(|word| format!("must not have {word}"))
             }
             Have(word) if !list.any(|own| own == *word) => Some(format!("must have {word}")),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A pod that passes `restricted`, and what each change of it breaks.
+    #[test]
+    fn each_rule_is_broken_by_a_pod_or_by_one_of_its_containers() {
+        let own = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+        let pod = json!({
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "a", "securityContext": own}],
+        });
+        assert_eq!(breaches(&pod, Restricted), []);
+        let (own, of_pod) = ("/containers/0/securityContext", "/securityContext");
+        for (level, place, name, value) in [
+            (Baseline, "", "hostPID", json!(true)),
+            (Baseline, own, "privileged", json!(true)),
+            (Baseline, own, "seccompProfile", json!({"type": "Unconfined"})),
+            (Baseline, of_pod, "appArmorProfile", json!({"type": "Unconfined"})),
+            (Baseline, own, "appArmorProfile", json!({"type": "Unconfined"})),
+            (Baseline, own, "seLinuxOptions", json!({"type": "spc_t"})),
+            (Baseline, of_pod, "seLinuxOptions", json!({"user": "system_u"})),
+            (Baseline, of_pod, "sysctls", json!([{"name": "net.core.somaxconn", "value": "1"}])),
+            (Baseline, "/containers/0", "readinessProbe", json!({"tcpSocket": {"port": 22, "host": "10.0.0.1"}})),
+            (Baseline, "/containers/0", "lifecycle", json!({"preStop": {"httpGet": {"port": 1, "host": "a"}}})),
+            (Baseline, "/containers/0", "ports", json!([{"containerPort": 1, "hostPort": 1}])),
+            (Restricted, own, "runAsUser", json!(0)),
+            (Restricted, of_pod, "runAsUser", json!(0)),
+            (Restricted, own, "runAsNonRoot", json!(false)),
+            (Restricted, own, "allowPrivilegeEscalation", json!(true)),
+        ] {
+            let mut changed = pod.clone();
+            changed.pointer_mut(place).unwrap()[name] = value;
+            let found = breaches(&changed, Restricted);
+            assert!(!found.is_empty() && found.iter().all(|breach| breach.0 >= level), "{place} {name}: {found:?}");
+            assert_eq!(breaches(&changed, Baseline).is_empty(), level == Restricted, "{place} {name}: {found:?}");
         }
     }
 }

@@ -101,7 +101,10 @@ impl Maker {
             Some("string") => Shape::String,
             Some("boolean") => Shape::Boolean,
             Some("number") => Shape::Number,
-            Some("integer") => Shape::Integer(schema["minimum"].as_i64(), schema["maximum"].as_i64()),
+            Some("integer") => {
+                let most = (schema["format"] == "int32").then_some(i64::from(i32::MAX));
+                Shape::Integer(schema["minimum"].as_i64(), schema["maximum"].as_i64().or(most))
+            }
             Some("array") => {
                 let of = self.shape(&schema["items"], "");
                 let mut keys: Vec<String> =

@@ -169,6 +169,13 @@ fn is_mounted(role: &RoleView, volume: &str) -> bool {
 fn volumes(role: &RoleView, findings: &mut Findings) {
     let all = role.pod.get("volumes").items();
     let names: Vec<&str> = all.iter().filter_map(|volume| volume.get("name").text()).collect();
+    for (at, volume) in all.iter().enumerate() {
+        let name = volume.get("name").text();
+        if name.is_some() && all[..at].iter().any(|other| other.get("name").text() == name) {
+            let what = "another volume has this name: the pod is refused";
+            findings.add("duplicate-mount", &volume.get("name"), what, "rename it, or leave one of them out");
+        }
+    }
     for container in ["containers", "initContainers"].iter().flat_map(|list| role.pod.get(list).items()) {
         let mounts = container.get("volumeMounts").items();
         for (at, mount) in mounts.iter().enumerate() {

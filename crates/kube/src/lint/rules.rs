@@ -84,7 +84,7 @@ pub const RULES: &[Rule] = &[
     rule("idle-servers", Warning, "servers for a kind of store that has none"),
     rule("volume-name", Error, "a volume named as one of the operator's"),
     rule("mount-without-volume", Error, "a mount of a volume that the pod does not have"),
-    rule("duplicate-mount", Error, "two mounts at one path"),
+    rule("duplicate-mount", Error, "two mounts at one path, or two volumes of one name"),
     rule("unused-claim", Warning, "a claim that no container mounts"),
     rule("two-paths", Error, "a claim at one path in the launcher and at another in the workers"),
     rule("read-only-root", Error, "a read-only root file system without a place for temporary files"),
