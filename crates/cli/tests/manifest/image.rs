@@ -81,6 +81,27 @@ fn what_the_dockerfile_copies_is_a_whole_workspace() {
     }
 }
 
+/// A stage that another begins with is named there by its own name: buildah 1.28 does not find one that an
+/// argument names.
+#[test]
+fn no_stage_of_the_dockerfile_is_named_by_an_argument() {
+    let text = read(&root().join("mpijob/Dockerfile"));
+    let words = |first: &str| -> Vec<Vec<String>> {
+        let lines = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        lines.filter(|words| words[0] == first).collect()
+    };
+    let stages: Vec<String> = words("FROM").into_iter().filter_map(|words| words.get(3).cloned()).collect();
+    assert!(stages.len() > 5, "{stages:?}");
+    for from in words("FROM") {
+        let Some(argument) = from[1].strip_prefix("${").and_then(|name| name.strip_suffix('}')) else { continue };
+        let default = words("ARG")
+            .into_iter()
+            .find_map(|words| Some(words.get(1)?.strip_prefix(&format!("{argument}="))?.to_owned()));
+        let default = default.unwrap_or_else(|| panic!("{argument} has no default"));
+        assert!(!stages.contains(&default), "FROM {} is the stage {default}", from[1]);
+    }
+}
+
 fn is_source(path: &str) -> bool {
     Path::new(path).extension().is_some_and(|it| it == "rs") && path.starts_with("crates/") && path.contains("/src/")
 }
