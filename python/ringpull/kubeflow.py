@@ -12,7 +12,7 @@
 
 `train_specification` is a command, or the text of a component whose container runs one. The step writes the
 job by ``ringpull manifest specification``, creates it with the pod's service account, follows it, and ends as
-the job ends. That account needs the verbs create, get and delete of the job's kind.
+the job ends. That account needs the verbs create and get of the job's kind. A step that is stopped leaves its job.
 """
 
 from __future__ import annotations

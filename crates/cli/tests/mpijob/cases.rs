@@ -255,7 +255,8 @@ fn all_pairs_of_components_train() {
     }
 }
 
-/// The examples of Python, in an image that has it: one of MXNet, or one of PyTorch.
+/// The examples of Python, in an image that has it: one of MXNet, or one of PyTorch, also with Horovod's names.
+/// The published pipeline's way is the dictionary.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn the_examples_of_python_train_in_an_mpijob_and_in_a_trainjob() {
@@ -268,11 +269,23 @@ fn the_examples_of_python_train_in_an_mpijob_and_in_a_trainjob() {
     let framework = std::env::var("RINGPULL_IMAGE_FRAMEWORK").unwrap_or_else(|_| "mxnet".to_owned());
     let script = format!("{examples}/{framework}/train.py");
     let start: &[&str] = if framework == "mxnet" { &["python3", "-m", "ringpull.mxnet"] } else { &["python3"] };
-    let words =
-        [start, &[&script, "--kv-store", "dist_sync_mpi", "--limit-train", "640", "--limit-test", "640"]].concat();
-    for (test, kind) in [("pm", &["train"][..]), ("pt", &["trainjob"]), ("pn", &["train", "--non-root"])] {
-        let options = [kind, &["--name", "sim", "--workers", "2"]].concat();
-        let mut job = Job::new(test, &image, &manifest_of_ranks(&options, &words));
+    let few = ["--limit-train", "640", "--limit-test", "640"];
+    let words = [start, &[&script, "--kv-store", "dist_sync_mpi"], &few].concat();
+    let of_horovod = format!("{examples}/horovod/torch_mnist.py");
+    let of_horovod = [&["python3", "-m", "ringpull.horovod", &of_horovod, "--epochs", "1"][..], &few].concat();
+    let published: &[&str] = &["specification", r#"{"distribution_type": "MPI", "number_of_workers": 2}"#];
+    let mut jobs: Vec<(&str, &[&str], &[&str])> = vec![
+        ("pm", &["train", "--workers", "2"], &words),
+        ("pt", &["trainjob", "--workers", "2"], &words),
+        ("pn", &["train", "--workers", "2", "--non-root"], &words),
+        ("ps", published, &words),
+    ];
+    if framework == "torch" {
+        jobs.push(("ph", published, &of_horovod));
+    }
+    for (test, kind, words) in jobs {
+        let options = [kind, &["--name", "sim"]].concat();
+        let mut job = Job::new(test, &image, &manifest_of_ranks(&options, words));
         let mut launcher = job.launch(Trouble::default());
         let code = launcher.ends_within(LIMIT);
         let text = all(&job, &launcher);
