@@ -16,6 +16,19 @@ fn said_with(variable: &str, value: Option<&str>, words: &str) -> (i32, String) 
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
+/// As `ringpull manifest lint FILE | head` has it.
+#[test]
+fn a_command_whose_reader_has_gone_ends_without_a_word() {
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/../../mpijob/base/mpijob.yaml");
+    for words in [&[][..], &["manifest", "job", "--", "train"], &["manifest", "lint", base]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words).stdout(writer).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), text.as_str()), (Some(141), ""), "{words:?}");
+    }
+}
+
 #[test]
 fn an_invalid_algorithm_in_the_environment_is_an_error_that_lists_the_names() {
     let (code, text) = said(Some("rign"), "bench pushpull --kv-store local --sizes 4 --iters 1");

@@ -14,8 +14,8 @@ use ringpull_kube::lint::{self, Finding, KINDS, Level};
 use ringpull_kube::options::{Asked, JobKind, PodSecurity, Request};
 use ringpull_kube::{documents, specification, to_yaml};
 
-use super::to_json;
 use super::{FAILURE, SUCCESS, Status};
+use super::{put, to_json};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -122,7 +122,7 @@ pub(crate) fn run(args: ManifestArgs) -> Result<Status> {
         Some(ManifestCommand::Convert(args)) => {
             let converted = convert::convert(&read(&args.file)?, args.to)?;
             converted.lost.iter().for_each(|lost| eprintln!("warning: {lost}"));
-            print!("{}", to_yaml(&converted.objects)?);
+            put(&to_yaml(&converted.objects)?);
             return Ok(SUCCESS);
         }
     };
@@ -130,7 +130,7 @@ pub(crate) fn run(args: ManifestArgs) -> Result<Status> {
     if let Some(doubt) = request.doubt() {
         eprintln!("warning: {doubt}");
     }
-    print!("{text}");
+    put(&text);
     Ok(SUCCESS)
 }
 
@@ -175,16 +175,16 @@ fn run_lint(args: &LintArgs) -> Result<Status> {
     }
     let count = |level| all.iter().filter(|one| one.finding.level == level).count();
     match args.format {
-        LintFormat::Json => println!("{}", to_json(&all)?),
-        LintFormat::Sarif => println!("{}", to_json(&sarif(&all))?),
+        LintFormat::Json => put(&(to_json(&all)? + "\n")),
+        LintFormat::Sarif => put(&(to_json(&sarif(&all))? + "\n")),
         LintFormat::Table => {
             for InFile { file, finding } in &all {
                 let Finding { level, rule, at, line, what, fix } = finding;
-                println!("{file}:{line}: {at}\n  {}: {what} [{rule}]\n  fix: {fix}", level_name(*level));
+                put(&format!("{file}:{line}: {at}\n  {}: {what} [{rule}]\n  fix: {fix}\n", level_name(*level)));
             }
             let (errors, warnings, notes) = (count(Level::Error), count(Level::Warning), count(Level::Note));
             let notes = if args.level == Level::Note { format!(", {notes} note(s)") } else { String::new() };
-            println!("{jobs} job(s): {errors} error(s), {warnings} warning(s){notes}");
+            put(&format!("{jobs} job(s): {errors} error(s), {warnings} warning(s){notes}\n"));
         }
     }
     for file in &empty {

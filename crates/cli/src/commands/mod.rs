@@ -22,6 +22,7 @@ mod top;
 mod train;
 
 use std::error::Error as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -149,8 +150,8 @@ pub(crate) fn to_json_line(value: &(impl serde::Serialize + ?Sized)) -> Result<S
 /// Prints `value` for programs or its `table` for people.
 fn print(format: Format, value: &impl serde::Serialize, table: impl FnOnce() -> String) -> Result<()> {
     match format {
-        Format::Json => println!("{}", to_json(value)?),
-        Format::Table => print!("{}", table()),
+        Format::Json => put(&(to_json(value)? + "\n")),
+        Format::Table => put(&table()),
     }
     Ok(())
 }
@@ -169,6 +170,18 @@ pub(crate) const FAILURE: Status = 1;
 /// The command line is invalid.
 const USAGE: Status = 2;
 
+/// Writes to stdout. If its reader has gone, as `head` goes, the process ends as by SIGPIPE, without a word.
+pub(crate) fn put(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if let Err(cause) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        if cause.kind() != std::io::ErrorKind::BrokenPipe {
+            report(&Error::io("write", "stdout", &cause));
+            std::process::exit(FAILURE.into());
+        }
+        std::process::exit(status_of_signal(rustix::process::Signal::PIPE.as_raw()).into());
+    }
+}
+
 /// The exit code after a signal, as a shell gives it.
 pub(crate) fn status_of_signal(signal: i32) -> Status {
     u8::try_from(128 + signal).unwrap_or(FAILURE)
@@ -178,7 +191,7 @@ pub(crate) fn status_of_signal(signal: i32) -> Status {
 /// process.
 pub fn run() -> Status {
     if std::env::args_os().len() < 2 {
-        print!("{FIRST_SCREEN}");
+        put(FIRST_SCREEN);
         return SUCCESS;
     }
     let mut words: Vec<_> = std::env::args_os().collect();

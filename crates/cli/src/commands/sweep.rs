@@ -6,7 +6,7 @@ use clap::Args;
 
 use ringpull_base::{DType, Error, Result};
 
-use super::{MpichArgs, to_json_line, write};
+use super::{MpichArgs, put, to_json_line, write};
 use super::{SUCCESS, Status};
 use crate::allreduce::REST_MS;
 use crate::compare::Environment;
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Status> {
     }
     let page = page::render(&stored(&args.out)?);
     write(&args.out.join("README.md"), &page)?;
-    println!("{page}");
+    put(&format!("{page}\n"));
     Ok(status)
 }
 
