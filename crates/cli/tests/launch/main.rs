@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ringpull_processes::{Processes, has_mpi};
@@ -48,8 +49,9 @@ fn stayer(mark: &str) -> String {
 }
 
 /// A number of seconds that no other process of this machine sleeps.
-fn mark(test: u32) -> String {
-    format!("{}.{test}{}", 3000 + test, std::process::id())
+fn mark() -> String {
+    static MADE: AtomicU32 = AtomicU32::new(3000);
+    format!("{}.{:08}", MADE.fetch_add(1, Ordering::Relaxed), std::process::id())
 }
 
 fn running(mark: &str) -> usize {
@@ -125,7 +127,7 @@ fn no_process_begins_with_a_signal_ignored() {
 
 #[test]
 fn a_failing_worker_ends_everything_with_its_exit_code() {
-    let mark = mark(1);
+    let mark = mark();
     let program =
         format!("[ \"$DMLC_WORKER_ID\" = 1 ] && exit 7; trap '' TERM; sleep {mark} & sleep {mark}; sleep {mark}");
     let start = Instant::now();
@@ -138,7 +140,7 @@ fn a_failing_worker_ends_everything_with_its_exit_code() {
 
 #[test]
 fn nobody_waits_for_workers_that_have_all_failed() {
-    let mark = mark(8);
+    let mark = mark();
     let program = format!("[ $DMLC_ROLE != worker ] || exit 7; sleep {mark}");
     let start = Instant::now();
     let mut job = launch(&["-n", "2", "-s", "1", "--", "sh", "-c", &program]);
@@ -182,8 +184,8 @@ fn survivors_have_the_grace_to_say_what_they_lost() {
 
 #[test]
 fn an_interrupt_ends_all_processes_and_their_children() {
-    for (number, signal, code) in [(2, Signal::INT, 130), (3, Signal::TERM, 143)] {
-        let mark = mark(number);
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mark = mark();
         let mut child = start_stayers(&["-n", "2", "-s", "1"], 4, &mark);
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(code));
@@ -193,7 +195,7 @@ fn an_interrupt_ends_all_processes_and_their_children() {
 
 #[test]
 fn a_killed_launcher_takes_all_processes_with_it() {
-    let mark = mark(4);
+    let mark = mark();
     let mut child = start_stayers(&["-n", "2", "-s", "1"], 4, &mark);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -484,7 +486,7 @@ fn grid_engine_starts_every_role_and_answers_with_the_exit_code() {
     let output = on_grid(&["-n", "2", "-s", "0", "--", "sh", "-c", "exit 5"]).output().unwrap();
     assert_eq!(output.status.code(), Some(5), "{output:?} {:?}", lines_of_grid_job(folder.path()));
     // Ctrl-C ends the job.
-    let mark = mark(19);
+    let mark = mark();
     let mut child = on_grid(&["-n", "1", "-s", "1", "--", "sh", "-c", &stayer(&mark)]).spawn().unwrap();
     until("three processes with a child each", || running(&mark) == 6);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();

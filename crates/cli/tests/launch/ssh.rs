@@ -92,7 +92,7 @@ fn modes_are_compared_on_the_hosts_of_a_file() {
 #[test]
 fn processes_behind_ssh_end_with_a_killed_launcher() {
     let Some(sshd) = Sshd::start() else { return };
-    let mark = mark(5);
+    let mark = mark();
     let program = stayer(&mark);
     let mut child = sshd.launch(&["-n", "2", "-s", "1", "sh", "-c", &program]).stdout(Stdio::null()).spawn().unwrap();
     until("every process started", || running(&mark) == 8);

@@ -232,7 +232,7 @@ fn mpi_ranks_run_in_the_containers_of_a_service() {
 
 #[test]
 fn sigterm_ends_the_service_and_all_that_its_containers_run() {
-    let (manager, folder, mark) = (Manager::start(), tempfile::tempdir().unwrap(), mark(17));
+    let (manager, folder, mark) = (Manager::start(), tempfile::tempdir().unwrap(), mark());
     let words = ["-n", "1", "-s", "1", "--", "sh", "-c", &stayer(&mark)];
     let mut child =
         on_yarn(&manager, folder.path(), &words).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -251,7 +251,7 @@ fn a_service_that_yarn_refuses_or_loses_is_an_error_with_its_reason() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && text.contains("400 the queue closed is not there"), "{text}");
     // Somebody else stops it, with SIGKILL to the processes that would write their codes.
-    let mark = mark(18);
+    let mark = mark();
     let words = ["-n", "1", "-s", "1", "--", "sh", "-c", &stayer(&mark)];
     let child = on_yarn(&manager, folder.path(), &words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     until("three processes with a child each", || running(&mark) == 6);
