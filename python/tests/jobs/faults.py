@@ -103,6 +103,8 @@ def pushed_twice():
         store.push("a", ones)
         store.push("a", ones)
         store.pull("a", np.empty(4, np.float32))
+    # The pull has waited longest, so it is what is reported, not the barrier.
+    time.sleep(0.5)
     store.barrier()
 
 
