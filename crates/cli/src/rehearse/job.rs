@@ -71,8 +71,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const VANISH: Duration = Duration::from_secs(5);
 
 impl Rehearsal<'_> {
-    /// Runs the job number `number`, for at most `limit`. A fault that gives no moment comes after `usual` if the
-    /// job's steps cannot be counted.
+    /// Runs the job number `number`, for at most `limit`. A fault that gives no moment comes after `usual` if
+    /// the job's steps cannot be counted.
     pub(crate) fn run(
         &self,
         number: usize,

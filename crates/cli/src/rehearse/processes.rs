@@ -58,8 +58,8 @@ impl Seen {
     }
 }
 
-/// The process that runs the program as `member`, the oldest one that is not a helper's; and whether it is a rank
-/// of MPI, not of a job with servers.
+/// The process that runs the program as `member`, the oldest one that is not a helper's; and whether it is a
+/// rank of MPI, not of a job with servers.
 pub(crate) fn find(mark: &str, member: Member) -> Option<(Pid, bool)> {
     let mut found = all(mark);
     found.retain(|seen| seen.is(member) && !HELPERS.contains(&seen.name.as_str()));
