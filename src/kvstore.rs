@@ -5,12 +5,14 @@
 //! `dist_async`). A wrong argument changes nothing. After a lost peer, a timeout or a protocol error the
 //! store is poisoned: every later call returns that first cause.
 
+use std::cell::Cell;
 use std::path::Path;
 #[cfg(feature = "devices")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::forked::OfProcess;
@@ -124,6 +126,13 @@ pub struct KvStore {
     factor: AtomicU64,
     /// How long an output tensor may stay locked by the caller before that is an error.
     output_limit: Duration,
+    /// How many failures it has reported: a call withdraws none that was reported after the call was made.
+    reports: Mutex<u64>,
+}
+
+thread_local! {
+    /// The reports of the store when the program made the call that this thread does for it.
+    static MADE_AT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 impl KvStore {
@@ -137,6 +146,7 @@ impl KvStore {
             check_nan: config.check_nan,
             factor: AtomicU64::new(1f64.to_bits()),
             output_limit: config.timeout,
+            reports: Mutex::new(0),
         }
     }
 
@@ -524,11 +534,34 @@ impl KvStore {
 
     /// Reports to the other workers why this one is about to end, if the reason is not an error of a call:
     /// data that cannot be read, a loss that is NaN. After it has ended, calls that wait for it fail with
-    /// this text. Does nothing for kinds of one process.
+    /// this text. A call that is made later and succeeds withdraws the report. Does nothing for kinds of one
+    /// process.
     pub fn report_failure(&self, why: &str) {
         if self.backend.process().is_here() {
-            self.backend.failing(why.lines().next());
+            self.failed(why);
         }
+    }
+
+    fn failed(&self, why: &str) {
+        let mut reports = self.reports.lock();
+        *reports += 1;
+        self.backend.failing(why.lines().next());
+    }
+
+    /// How many failures it has reported.
+    #[doc(hidden)]
+    pub fn reports(&self) -> u64 {
+        *self.reports.lock()
+    }
+
+    /// Does on this thread what the program has called before, when there were so many
+    /// [`reports`](Self::reports).
+    #[doc(hidden)]
+    pub fn made_at<T>(&self, reports: u64, work: impl FnOnce(&Self) -> T) -> T {
+        let outer = MADE_AT.replace(Some(reports));
+        let done = work(self);
+        MADE_AT.set(outer);
+        done
     }
 
     /// Leaves the job, as dropping the last handle of the store does, even if other threads hold it or are in
@@ -541,7 +574,7 @@ impl KvStore {
     }
 
     /// Runs a call. If it fails, reports the error to the other workers, in case this worker ends because of
-    /// it.
+    /// it. If it succeeds, withdraws what was reported before the call was made.
     fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         waits::call();
         self.healthy()?;
@@ -551,10 +584,16 @@ impl KvStore {
                 "let the updater change only `stored`, and call stores from the program",
             ));
         }
+        let made_at = MADE_AT.get().unwrap_or_else(|| self.reports());
         let outcome = work();
         match &outcome {
-            Ok(_) => self.backend.failing(None),
-            Err(error) => self.backend.failing(error.to_string().lines().next()),
+            Ok(_) => {
+                let reports = self.reports.lock();
+                if *reports == made_at {
+                    self.backend.failing(None);
+                }
+            }
+            Err(error) => self.failed(&error.to_string()),
         }
         outcome
     }

@@ -62,8 +62,8 @@ class Worker:
         """Reports to the other workers why this one is about to end: data that cannot be read, a loss that is NaN.
 
         After this worker has ended, workers that wait for it raise an error with the first line of ``why``. A call of a
-        store that succeeds withdraws the report. An exception that ends the program, or leaves a ``with`` of the store,
-        is reported without this call. Does not wait; not collective. Does nothing after a fault, and in a job of one worker.
+        store that is made afterwards and succeeds withdraws the report. An exception that ends the program, or leaves a
+        ``with`` of the store, is reported without this call. Does not wait; not collective. Does nothing after a fault, and in a job of one worker.
         """
         self._native.report_failure(why)
 

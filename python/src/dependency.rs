@@ -118,6 +118,8 @@ enum What {
 /// An operation between Python's call and the engine's.
 struct Work {
     store: Arc<KvStore>,
+    /// The failures that the store had reported when Python called.
+    reports: u64,
     key: Key,
     what: What,
     dtype: DType,
@@ -140,10 +142,10 @@ impl Work {
             return pull_later(self, tensor);
         }
         let both = std::slice::from_ref(&tensor);
-        let outcome = match self.what {
-            What::Push => self.store.push(self.key, both, self.priority),
-            What::PushPull | What::Sum | What::Pull => self.store.push_pull(self.key, both, both, self.priority),
-        };
+        let outcome = self.store.made_at(self.reports, |store| match self.what {
+            What::Push => store.push(self.key, both, self.priority),
+            What::PushPull | What::Sum | What::Pull => store.push_pull(self.key, both, both, self.priority),
+        });
         conclude(outcome, tensor);
     }
 }
@@ -163,7 +165,8 @@ fn pull_later(work: Work, tensor: Tensor) {
         let (sender, inbox) = channel::<(Work, Tensor)>();
         let pull = move || {
             for (work, tensor) in inbox {
-                let outcome = work.store.pull(work.key, std::slice::from_ref(&tensor), work.priority);
+                let outs = std::slice::from_ref(&tensor);
+                let outcome = work.store.made_at(work.reports, |store| store.pull(work.key, outs, work.priority));
                 conclude(outcome, tensor);
             }
         };
@@ -244,7 +247,8 @@ impl DependencyEngine {
             }
         };
         let dtype: DType = dtype.parse().map_err(|error| raise(py, &error))?;
-        let work = Work { store: store.open(py)?, key: key_of(key)?, what, dtype, shape, start, priority };
+        let (store, key) = (store.open(py)?, key_of(key)?);
+        let work = Work { reports: store.reports(), store, key, what, dtype, shape, start, priority };
         let parameter = Box::into_raw(Box::new(Mutex::new(Some(work)))) as usize;
         let push_async = self.push_async;
         Ok(py.detach(move || {

@@ -1,5 +1,6 @@
 """What people read of a job that failed: one line of who, what and why, a hint behind it, and nothing twice."""
 
+import os
 import re
 
 import pytest
@@ -85,6 +86,17 @@ def test_a_rank_that_leaves_early_is_hinted_at_with_what_every_framework_can_do(
     done = run(front, "leave", ranks=2)
     line = rf"rank 1 ended its run without calling push of key {NAMES[front]}, for which rank 0 waits"
     hears(done, 0, line, "give every rank the same number of steps")
+
+
+@pytest.mark.parametrize("kind", ["dist_sync_mpi", "dist_sync"])
+def test_a_report_outlives_the_calls_that_were_made_before_it(kind, tmp_path):
+    pytest.importorskip("mxnet")
+    fifo = tmp_path / "reported"
+    os.mkfifo(fifo)
+    job = (JOB, "mxnet", "reported", kind, str(fifo))
+    done = launch(2, 1, *job, RINGPULL_TIMEOUT="") if kind == "dist_sync" else mpi(2, *job, RINGPULL_TIMEOUT="")
+    named = r"worker rank 1 .*" if kind == "dist_sync" else "rank 1"
+    hears(done, 0, rf"{named} failed: the data ends here; rank 0 waited for its push of key \"second\"")
 
 
 def test_a_push_that_no_call_waits_for_and_that_fails_at_the_end_is_reported():

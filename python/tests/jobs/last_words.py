@@ -1,4 +1,4 @@
-"""One thing that ends a job, which nobody catches, through ringpull, ringpull.mxnet or ringpull.torch: ``last_words.py FRONT CASE KIND``."""
+"""One thing that ends a job, which nobody catches, through ringpull, ringpull.mxnet or ringpull.torch: ``last_words.py FRONT CASE KIND [FIFO]``."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-front, case, kind = sys.argv[1:]
+front, case, kind, *fifo = sys.argv[1:]
 if front == "mxnet":
     import ringpull.mxnet  # noqa: F401
     import mxnet as mx
@@ -67,7 +67,28 @@ def wait_for_each_other():
         ones.asnumpy()
 
 
+def report_before_a_call_is_done():
+    """Rank 1 reports while MXNet's engine has a call of it that waits for a sum. Rank 0 makes its part of the sum afterwards."""
+    first, second = mx.nd.ones(4), mx.nd.ones(4)
+    store.init(["first", "second"], [first, second])
+    if rank == 0:
+        # Waits for the other rank to open it too.
+        open(fifo[0]).close()
+    store.pushpull("first", first)
+    store.pushpull("second", first, out=second)
+    if rank == 1:
+        store.report_failure("the data ends here")
+        open(fifo[0], "w").close()
+    second.asnumpy()
+    if rank == 1:
+        sys.exit(1)
+    store.pushpull("second", first)
+    first.asnumpy()
+
+
 def main():
+    if case == "reported":
+        report_before_a_call_is_done()
     if case == "updater":
 
         def updater(key, received, stored):
