@@ -2,6 +2,7 @@
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ranks import HERE, launch, mpi
@@ -132,12 +133,15 @@ def test_a_store_of_one_process_hears_of_no_other_whatever_the_launcher_says():
 @pytest.mark.parametrize("front", ["ringpull", "mxnet"])
 def test_with_servers_the_same_is_reported_and_servers_print_a_line(front):
     pytest.importorskip(front)
-    for case, line, hint in (
+    cases = (
         ("kill", r"worker rank 1 .* is lost: .*", "see that process's own output .*"),
         ("raise", "worker rank 1 .* failed: ZeroDivisionError: the batch is empty; .*", None),
         ("leave", rf"worker rank 1 .* ended its run without calling push of key {NAMES[front]}, for which rank \d waits", "give every rank the same .*"),
-    ):
-        done = launch(3, 1, JOB, front, case, "dist_sync", RINGPULL_TIMEOUT="")
+    )
+    with ThreadPoolExecutor(len(cases)) as pool:
+        jobs = [pool.submit(launch, 3, 1, JOB, front, case, "dist_sync", RINGPULL_TIMEOUT="") for case, _, _ in cases]
+    for job, (_, line, hint) in zip(jobs, cases, strict=True):
+        done = job.result()
         hears(done, 0, line, hint)
         hears(done, 2, line)
         for name in "server0", "scheduler":

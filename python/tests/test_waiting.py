@@ -2,6 +2,9 @@
 
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
 
 import pytest
 from ranks import HAS_IMAGES, HERE, ROOT, launch, mpi
@@ -11,6 +14,8 @@ KINDS = ["dist_sync_mpi", "dist_sync"]
 FRONTS = [(kind, front) for kind in KINDS for front in ("ringpull", "mxnet")]
 #: `torch` is our optimizer, `hook` our hook in DistributedDataParallel.
 ALL_FRONTS = FRONTS + [(kind, front) for kind in KINDS for front in ("torch", "hook")]
+#: Where a rank sleeps while gradients are computed.
+BACKWARD = [(kind, front) for kind, front in ALL_FRONTS if front in ("torch", "hook")]
 #: The packages that fronts need.
 NEEDS = {"mxnet": "mxnet", "torch": "torch", "hook": "torch"}
 
@@ -27,9 +32,22 @@ def run(case, kind, front, **env):
     return of_kind(kind, 2, HERE / "jobs/waiting.py", case, kind, front, **env)
 
 
+@cache
+def all_of(case, fronts, **env):
+    """The jobs of a case in which a rank sleeps, by their fronts: all at once."""
+    pool = ThreadPoolExecutor(len(fronts))
+    return {of: pool.submit(run, case, *of, **env) for of in fronts if find_spec(NEEDS.get(of[1], "ringpull"))}
+
+
+def asleep(case, fronts, kind, front, **env):
+    """One of these jobs."""
+    pytest.importorskip(NEEDS.get(front, "ringpull"))
+    return all_of(case, tuple(fronts), **env)[kind, front].result()
+
+
 @pytest.mark.parametrize(("kind", "front"), FRONTS)
 def test_a_rank_that_is_late_is_warned_about_and_nothing_else(kind, front):
-    done = run("late", kind, front, RINGPULL_WARN="1")
+    done = asleep("late", FRONTS, kind, front, RINGPULL_WARN="1")
     warnings = [line for line in done.ranks[0].text.splitlines() if line.startswith("warning: rank 0 has waited")]
     assert done.status == 0 and 1 <= len(warnings) <= 4, f"{done}"
     assert all("of key" in warning and "has not called" in warning.replace("have", "has") for warning in warnings), f"{done}"
@@ -39,7 +57,7 @@ def test_a_rank_that_is_late_is_warned_about_and_nothing_else(kind, front):
 
 @pytest.mark.parametrize(("kind", "front"), FRONTS)
 def test_a_rank_that_loads_longer_than_the_others_is_waited_for(kind, front):
-    done = run("start", kind, front)
+    done = asleep("start", FRONTS, kind, front)
     assert done.status == 0 and all(f"rank {rank} is done" in printed.out for rank, printed in enumerate(done.ranks)), f"{done}"
     assert "warning" not in "".join(printed.text for printed in done.ranks), f"{done}"
 
@@ -57,9 +75,9 @@ def test_ranks_that_wait_for_each_other_get_an_error_with_their_lines_within_ten
             assert re.search(rf"rank {other} waits{site} for push\w* of key \W+{key}\W+ which rank\(s\) \[{1 - other}\]", found[2]), f"{done}"
 
 
-@pytest.mark.parametrize(("kind", "front"), [(kind, front) for kind in KINDS for front in ("torch", "hook")])
+@pytest.mark.parametrize(("kind", "front"), BACKWARD)
 def test_a_rank_that_sleeps_in_its_backward_pass_is_not_taken_for_one_that_waits(kind, front):
-    done = run("asleep", kind, front)
+    done = asleep("asleep", BACKWARD, kind, front)
     assert done.status == 0 and all(f"rank {rank} is done" in printed.out for rank, printed in enumerate(done.ranks)), f"{done}"
 
 
