@@ -77,7 +77,7 @@ def register() -> None:
     # Its package has a function of this name.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     try:
-        distributed.Backend.register_backend("ringpull", _create, extended_api=True, devices=["cpu"])
+        distributed.Backend.register_backend("ringpull", _create, extended_api=True, devices=["cpu", "cuda"])
     except TypeError:
         # PyTorch 1.13 has no `devices`.
         distributed.Backend.register_backend("ringpull", _create, extended_api=True)

@@ -100,7 +100,11 @@ impl Foreign {
         let py = object.py();
         // SAFETY: asks a live object for its type's slots.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-            return Self::by_buffer(object, access);
+            match Self::by_buffer(object, access) {
+                // CuPy's and JAX's arrays have the protocol, which refuses those that are on a GPU.
+                Err(_) if ready::is_elsewhere(object)? => {}
+                borrowed => return borrowed,
+            }
         }
         let writing = access == Access::Write;
         let own_method = if writing { "to_dlpack_for_write" } else { "to_dlpack_for_read" };

@@ -1,6 +1,7 @@
 """Tensors on devices by DLPack: hand-made capsules over simulated devices, whose memory is the host's."""
 
 import ctypes
+import mmap
 
 import numpy as np
 import pytest
@@ -72,6 +73,17 @@ class OnDevice:
         managed = Managed(tensor, None, ctypes.cast(delete, ctypes.c_void_p))
         alive[ctypes.addressof(managed)] = (managed, shape, strides, self.array)
         return CAPSULE_NEW(ctypes.addressof(managed), b"dltensor", None)
+
+
+class RefusingBuffer(OnDevice, mmap.mmap):
+    """As CuPy's and JAX's arrays: it has the buffer protocol, too, which refuses what is on a device."""
+
+    def __new__(cls, *args, **more):
+        return mmap.mmap.__new__(cls, -1, 1)
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.close()
 
 
 def full(value, number=0, **more):
@@ -164,6 +176,16 @@ def test_a_stream_that_is_known_is_the_callers_own(store, monkeypatch):
     store.pull("w", host)
     assert value.streams == [known] and asked == [value]
     assert value.array.tolist() == host.tolist() == [4] * 5
+
+
+def test_an_array_whose_buffer_is_refused_on_a_device_is_used_by_dlpack(store):
+    store.init("w", RefusingBuffer(np.zeros(5, np.float32)))
+    value, out = (RefusingBuffer(np.full(5, number, np.float32)) for number in (3, 0))
+    store.push("w", value)
+    store.pull("w", out)
+    assert out.array.tolist() == [3] * 5
+    with pytest.raises(ringpull.ArgumentError, match="mmap closed or invalid|memory of a RefusingBuffer cannot be used"):
+        store.push("w", RefusingBuffer(np.zeros(5, np.float32), code=1))
 
 
 def test_streams_that_no_other_thread_can_name_are_not_used(monkeypatch):

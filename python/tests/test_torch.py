@@ -29,7 +29,7 @@ def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
 
 def test_the_program_for_frameworks_on_gpus_is_right_in_host_memory():
     for rank, printed in enumerate(job(2, "frameworks", "cpu").ranks):
-        assert f"rank {rank} ok       torch, a model" in printed.out and "FAILED" not in printed.out, printed.out
+        assert f"rank {rank} ok       torch.distributed" in printed.out and "FAILED" not in printed.out, printed.out
 
 
 def test_processes_that_would_train_alone_get_a_warning():

@@ -44,7 +44,9 @@ def _limit(options: Any) -> float | None:
 class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     """A process group on a communicator. Made by ``init_process_group`` and ``new_group``.
 
-    A tensor that is contiguous and of a type that we sum is used where it is, others through a copy. Errors
+    A tensor that is contiguous, in host memory and of a type that we sum is used where it is, others through a copy.
+    One on a GPU travels through pinned host memory: a call waits until its content is there, and its result comes back in
+    the order of the stream that was current at the call. Errors
     are :class:`ringpull.KVStoreError` and ``torch.distributed.DistBackendError`` at once, on every rank.
     """
 
@@ -191,7 +193,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         op, _ = op_of(opts)
         if op not in ("SUM", "AVG"):
             raise refused(op, tensor.dtype, "SUM and AVG, as it is sparse")
-        own = tensor.detach().coalesce()
+        own = tensor.detach().cpu().coalesce()
         indices, values = own.indices().t().contiguous(), own.values().contiguous()
 
         called: list[Operation[Any]] = []
@@ -203,6 +205,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         def deliver() -> None:
             places, parts = (operation.wait() for operation in called)
             found = torch.sparse_coo_tensor(places.t(), parts, tensor.shape).coalesce()
+            found = found.to(tensor.device)
             tensor.copy_(found / self._comm.size if op == "AVG" else found)
 
         return self._work("all_reduce", begin, [tensor], deliver, opts)
@@ -220,8 +223,8 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Any, opts: Any) -> Work:
         """The tensor of rank ``opts.rootRank`` on every rank."""
         tensor = one_of(tensors)
-        flat = moved(tensor)
         root = opts if isinstance(opts, int) else opts.rootRank
+        flat = moved(tensor, is_read=root == self._comm.rank)
         deliver = nothing if root == self._comm.rank else lambda: back(tensor, flat)
         return self._work("broadcast", lambda: [self._comm.broadcast(flat, root, out=flat)], [tensor], deliver, opts)
 
@@ -250,7 +253,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor on every rank, one behind the other in ``output``."""
         name = "all_gather_into_tensor"
         check_types(name, [output], tensor)
-        flat, out = moved(tensor), moved(output)
+        flat, out = moved(tensor), moved(output, is_read=False)
         lengths = [flat.numel()] * self._comm.size
         return self._gathered(name, flat, out, lengths, [output], lambda: back(output, out), opts)
 
@@ -279,7 +282,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         how = Sum(whole, opts)
         lengths = [count * (2 if output.is_complex() else 1) for count in counts]
         # The output itself if the sum can be written there.
-        mine = flat_of(output)
+        mine = flat_of(output, is_read=False)
         if mine.dtype == torch.bool:
             mine = mine.view(torch.uint8)
         if mine.dtype != how.flat.dtype or share_memory(mine, how.flat):
@@ -334,7 +337,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> Work:
         """Rank ``opts.rootRank``'s tensor for each rank."""
         output, root, size = one_of(outputs), opts.rootRank, self._comm.size
-        out = moved(output)
+        out = moved(output, is_read=False)
         taken = [out.numel() if rank == root else 0 for rank in range(size)]
         if root == self._comm.rank:
             inputs = list(one_list_of(input_lists))
@@ -362,7 +365,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """So many rows for each rank, and from each: as many if nothing is said."""
         check_types("all_to_all_single", [output], tensor)
-        row, out = moved(tensor), moved(output)
+        row, out = moved(tensor), moved(output, is_read=False)
         given, taken = self._rows(tensor, row, input_splits), self._rows(output, out, output_splits)
         return self._exchanged("all_to_all_single", row, given, out, taken, [output], lambda: back(output, out), opts)
 
@@ -404,7 +407,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
         """Receives a tensor from a rank."""
         tensor = one_of(tensors)
-        flat = moved(tensor)
+        flat = moved(tensor, is_read=False)
         return self._work(
             "recv", lambda: [self._comm.recv(flat, source, tag)], [tensor], lambda: back(tensor, flat), source=source
         )

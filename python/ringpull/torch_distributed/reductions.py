@@ -81,7 +81,7 @@ class Sum:
         if self.flat.dtype not in NATIVE:
             raise refused(name, dtype, "none: cast it to a type that has more bits")
         if isinstance(factor, torch.Tensor) and factor.numel() != 1:
-            self.flat = self.flat * factor.to(self.flat.dtype)
+            self.flat = self.flat * factor.to(self.flat)
         else:
             self.prescale = float(factor)
 

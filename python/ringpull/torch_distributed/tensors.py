@@ -41,12 +41,13 @@ NATIVE = {
 }
 
 
-def flat_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row: the tensor's own memory if it is contiguous, else a copy."""
-    if tensor.device.type != "cpu":
+def flat_of(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
+    """The elements in a row in host memory: the tensor's own memory if it is there and contiguous, else a copy, whose
+    content does not matter unless it is read."""
+    if tensor.device.type not in ("cpu", "cuda"):
         raise ArgumentError(
-            f'a tensor on {tensor.device} for the backend "ringpull", which works in host memory\n'
-            "  hint: give tensors on the CPU, or another backend for that device"
+            f'a tensor on {tensor.device} for the backend "ringpull", which takes tensors on the CPU and on CUDA\n'
+            "  hint: give such tensors, or another backend for that device"
         )
     if tensor.layout != torch.strided:
         raise UnsupportedError(
@@ -56,13 +57,22 @@ def flat_of(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().resolve_neg()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_cuda:
+        return _on_host(tensor, is_read)
     flat: torch.Tensor = tensor.contiguous().view(-1)
     return flat
 
 
-def moved(tensor: torch.Tensor) -> torch.Tensor:
+def _on_host(tensor: torch.Tensor, is_read: bool) -> torch.Tensor:
+    """Pinned memory, and in it what the tensor holds when its device comes there in the order of the current stream. Waits
+    for that."""
+    host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor.reshape(-1)) if is_read else host
+
+
+def moved(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
     """As :func:`flat_of`, of a type that travels."""
-    flat = flat_of(tensor)
+    flat = flat_of(tensor, is_read)
     return flat if flat.dtype in NATIVE else flat.view(torch.uint8)
 
 
@@ -84,7 +94,7 @@ def back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
         flat = torch.view_as_complex(flat.view(-1, 2))
     elif flat.dtype == torch.uint8 and tensor.dtype not in NATIVE:
         flat = flat.view(tensor.dtype)
-    tensor.copy_(flat.view(tensor.shape))
+    tensor.copy_(flat.view(tensor.shape), non_blocking=True)
 
 
 def _row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -125,9 +135,10 @@ def outputs_of(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], 
     """Memory for what the outputs receive, one behind the other, and what brings it there."""
     found = _row(outputs)
     if found is not None:
-        return moved(found), nothing
+        whole = moved(found, is_read=False)
+        return whole, lambda: back(found, whole)
     lengths = lengths_of(outputs)
-    row = moved(outputs[0]).new_empty(sum(lengths))
+    row = moved(outputs[0], is_read=False).new_empty(sum(lengths))
 
     def deliver() -> None:
         for output, part in zip(outputs, row.split(lengths)):

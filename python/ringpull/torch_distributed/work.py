@@ -28,6 +28,7 @@ from ..errors import KVStoreError, StalledError
 from ..place import waits_in
 from . import threads
 from .faults import raised, same
+from .order import Order
 
 if TYPE_CHECKING:
     from .group import ProcessGroup
@@ -58,6 +59,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         super().__init__()
         self._group, self._name, self._limit, self._source = group, name, limit, source
         self._results = results
+        self._order = Order(results)
         #: None when it is settled: the results are where they belong, or `_error` says why not.
         self._operations: Sequence[Operation[Any]] | None = operations
         self._deliver = deliver
@@ -72,6 +74,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         self._settle(limit if limit > 0 else self._limit)
         if self._error is not None:
             raise same(self._error) from None
+        self._order.follow()
         return True
 
     synchronize = wait
@@ -109,7 +112,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         try:
             for operation in self._operations:
                 operation.wait(None if end is None else max(0.0, end - time.monotonic()))
-            with torch.no_grad():
+            with torch.no_grad(), self._order:
                 self._deliver()
         except KVStoreError as fault:
             error = same(raised(fault))
@@ -166,7 +169,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         with _making:
             if self._future is not None:
                 return self._future
-            given: Any = torch.futures.Future()
+            given: Any = torch.futures.Future(devices=self._order.devices or None)
             # An exception that Python sets is a value to C++; what a callback raises is an error there.
             self._future = given.then(lambda done: done.value())
             _last[:] = [weakref.ref(given)]

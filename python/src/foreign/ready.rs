@@ -17,16 +17,23 @@ use super::Place;
 use crate::dlpack::Device;
 use crate::errors::{argument, raise};
 
-/// Where `object` says that its memory is; in host memory if it does not say.
-pub(super) fn place_of(object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>) -> PyResult<Place> {
+/// Whether `object` says that its memory is not the host's.
+pub(super) fn is_elsewhere(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(named_by(object)?.is_some_and(|named| !named.is_host()))
+}
+
+/// What `object` says that its memory is on, if it says so.
+fn named_by(object: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     if !object.hasattr("__dlpack_device__")? {
-        return Ok(Place::Host);
+        return Ok(None);
     }
     let (kind, id): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
-    let named = Device { kind, id };
-    if named.is_host() {
-        return Ok(Place::Host);
-    }
+    Ok(Some(Device { kind, id }))
+}
+
+/// Where `object` says that its memory is; in host memory if it does not say.
+pub(super) fn place_of(object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>) -> PyResult<Place> {
+    let Some(named) = named_by(object)?.filter(|named| !named.is_host()) else { return Ok(Place::Host) };
     let py = object.py();
     let stream = py.import("ringpull.streams")?.call_method1("current", (object,))?.extract()?;
     found(py, named, stream, devices)

@@ -1,4 +1,5 @@
-"""Tensors of torch, CuPy and JAX in a store, in the order of their streams, and steps of a model by torch.
+"""Tensors of torch, CuPy, Numba and JAX in a store, in the order of their streams; steps of a model by torch with a
+store, an optimizer of ours, Horovod's interface and the backend of ``torch.distributed``.
 
 `frameworks.py cuda` is for GPUs, with RINGPULL_DEVICES=cuda. `frameworks.py cpu` does the same in host memory,
 which shows that the program is right. Each check prints a line; what is not installed is skipped.
@@ -10,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,21 @@ def with_cupy(store):
     return "sums are in the order of the stream that is current"
 
 
+def with_numba(store):
+    if not ON_GPUS:
+        raise ImportError("its device arrays are on GPUs alone")
+    from numba import cuda
+
+    value = cuda.to_device(np.zeros(LEN, np.float32), stream=cuda.stream())
+    for step in range(1, STEPS):
+        value.copy_to_device(np.full(LEN, step, np.float32), stream=value.stream)
+        store.pushpull("numba", value)
+        seen = value.copy_to_host(stream=value.stream)
+        value.stream.synchronize()
+        assert (seen == step * store.num_workers).all(), seen
+    return "sums of arrays that have __cuda_array_interface__ alone are right"
+
+
 def with_jax(store):
     import jax.numpy as jnp
 
@@ -64,27 +81,72 @@ def with_jax(store):
     return "sums of inputs are right"
 
 
-def steps_of_a_model(store):
-    """The hook of DistributedDataParallel: every rank has the same batch, so the averages change nothing."""
+def halves(store):
     import torch
 
-    import ringpull.torch
+    for dtype in torch.float16, torch.bfloat16, torch.float64, torch.int32:
+        value = torch.arange(LEN, device=PLACE).remainder(64).to(dtype)
+        expected = value * store.num_workers
+        store.init(f"of {dtype}", torch.zeros_like(value))
+        store.pushpull(f"of {dtype}", value)
+        assert torch.equal(value, expected), value
+    return "sums of float16, bfloat16, float64 and int32 are right"
+
+
+def many_keys(store):
+    """Operations under way beside kernels that work on other tensors."""
+    import torch
+
+    values = [torch.empty(1 + 40_000 * at, device=PLACE) for at in range(12)]
+    store.init([f"many {at}" for at in range(12)], [torch.zeros_like(value) for value in values])
+    other = torch.randn(512, 512, device=PLACE)
+    for step in range(1, STEPS):
+        begun = []
+        for at, value in enumerate(values):
+            value.fill_(step + at)
+            begun.append(store.pushpull(f"many {at}", value, wait=False))
+            other = torch.tanh(other @ other)
+        for at, (value, handle) in enumerate(zip(values, begun, strict=True)):
+            handle.wait()
+            assert (value == (step + at) * store.num_workers).all().item(), value
+    return "12 keys beside other kernels are right"
+
+
+def meet(store, backend):
+    """A process group of all ranks."""
+    import torch
+
+    # Ranks of one host have their launcher in common.
+    meeting = Path(f"/tmp/ringpull-frameworks-{os.getppid()}-{backend}")
+    torch.distributed.init_process_group(
+        backend, init_method=f"file://{meeting}", rank=store.rank, world_size=store.num_workers
+    )
+    return meeting
+
+
+def part_company(store, meeting):
+    import torch
+
+    store.barrier()
+    torch.distributed.destroy_process_group()
+    meeting.unlink(missing_ok=True)
+
+
+def compared(kind):
+    """Steps of one model alone and together, with whatever `kind` makes of a model and its optimizer. Every rank has the
+    same batch, so the averages change nothing."""
+    import torch
 
     torch.manual_seed(1)
     width = 1024 if ON_GPUS else 32
     alone = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(4)]).to(PLACE)
     together = copy.deepcopy(alone)
     batch = torch.randn(64, width, device=PLACE)
-    # Ranks of one host have their launcher in common.
-    meeting = Path(f"/tmp/ringpull-frameworks-{os.getppid()}")
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=store.rank, world_size=store.num_workers
-    )
-    wrapped = torch.nn.parallel.DistributedDataParallel(together)
-    wrapped.register_comm_hook(None, ringpull.torch.ddp_hook(store))
     seconds = {}
-    for name, model in [("alone", alone), ("with the store", wrapped)]:
+    for name, model in [("alone", alone), ("together", together)]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if model is together:
+            model, optimizer = kind(model, optimizer)
         times = []
         for _ in range(STEPS):
             start = time.perf_counter()
@@ -97,28 +159,124 @@ def steps_of_a_model(store):
         seconds[name] = statistics.median(times[2:])
     for one, other in zip(alone.parameters(), together.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    store.barrier()
-    torch.distributed.destroy_process_group()
-    meeting.unlink(missing_ok=True)
     ms = {name: f"{1000 * second:.2f} ms" for name, second in seconds.items()}
-    return f"the weights are those of one process; a step takes {ms['alone']} alone, {ms['with the store']} with it"
+    return f"the weights are those of one process; a step takes {ms['alone']} alone, {ms['together']} together"
 
 
+def the_hook(store):
+    import torch
+
+    import ringpull.torch
+
+    def wrapped(model, optimizer):
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+        return model, optimizer
+
+    meeting = meet(store, "gloo")
+    said = compared(wrapped)
+    part_company(store, meeting)
+    return said
+
+
+def the_optimizer(store):
+    import ringpull.torch
+
+    return compared(lambda model, optimizer: (model, ringpull.torch.DistributedOptimizer(optimizer, store)))
+
+
+def horovods(store):
+    import ringpull.horovod.torch as hvd
+
+    hvd.init()
+
+    def wrapped(model, optimizer):
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    return compared(wrapped)
+
+
+def the_backend(store):
+    """The backend of torch.distributed: its collectives, and DistributedDataParallel without a hook."""
+    import torch
+
+    import ringpull.torch_distributed
+
+    meeting = meet(store, "ringpull")
+    count, rank = store.num_workers, store.rank
+
+    def ranks_own(scale=1.0):
+        return torch.full((LEN,), scale * (rank + 1), device=PLACE)
+
+    def is_all(tensor, value):
+        assert tensor.device.type == PLACE and (tensor == value).all().item(), tensor
+
+    distributed = torch.distributed
+    total = count * (count + 1) // 2
+    for stream in [torch.cuda.Stream() for _ in range(3)] if ON_GPUS else [None]:
+        with torch.cuda.stream(stream) if ON_GPUS else contextlib.nullcontext():
+            value = ranks_own()
+            work = distributed.all_reduce(value, async_op=True)
+            work.wait()
+            is_all(value, total)
+            value = torch.full((LEN, 2), True, device=PLACE).t()
+            distributed.all_reduce(value, op=distributed.ReduceOp.PRODUCT)
+            is_all(value, True)
+            value = ranks_own()
+            distributed.broadcast(value, src=count - 1)
+            is_all(value, count)
+            parts = [torch.empty(LEN, device=PLACE) for _ in range(count)]
+            distributed.all_gather(parts, ranks_own())
+            for at, part in enumerate(parts):
+                is_all(part, at + 1)
+            row = torch.empty(count * LEN, device=PLACE)
+            distributed.all_gather_into_tensor(row, ranks_own())
+            for at, part in enumerate(row.split(LEN)):
+                is_all(part, at + 1)
+            part = torch.empty(LEN, device=PLACE)
+            distributed.reduce_scatter_tensor(part, torch.cat([ranks_own()] * count))
+            is_all(part, total)
+            distributed.reduce_scatter(part, [ranks_own(3.0)] * count)
+            is_all(part, 3 * total)
+            distributed.all_to_all_single(row, torch.cat([ranks_own()] * count))
+            for at, part in enumerate(row.split(LEN)):
+                is_all(part, at + 1)
+            value = ranks_own()
+            distributed.reduce(value, dst=0)
+            is_all(value, total if rank == 0 else rank + 1)
+            value = ranks_own()
+            if count > 1 and rank < 2:
+                (distributed.send if rank == 0 else distributed.recv)(value, 1 - rank)
+                is_all(value, 1)
+    distributed.barrier()
+    said = compared(lambda model, optimizer: (torch.nn.parallel.DistributedDataParallel(model), optimizer))
+    part_company(store, meeting)
+    return f"collectives are right; {said}"
+
+
+CHECKS = {
+    "torch": with_torch,
+    "torch's types": halves,
+    "torch, many keys": many_keys,
+    "torch, hook of DistributedDataParallel": the_hook,
+    "torch, optimizer": the_optimizer,
+    "torch, Horovod's optimizer": horovods,
+    "torch.distributed": the_backend,
+    "CuPy": with_cupy,
+    "Numba": with_numba,
+    "JAX": with_jax,
+}
 wrong = 0
 with ringpull.create("dist_sync_mpi") as store:
-    store.init(["torch", "cupy", "jax"], [np.zeros(LEN, np.float32)] * 3)
-    for name, check in [
-        ("torch", with_torch),
-        ("torch, a model", steps_of_a_model),
-        ("CuPy", with_cupy),
-        ("JAX", with_jax),
-    ]:
+    store.init(["torch", "cupy", "numba", "jax"], [np.zeros(LEN, np.float32)] * 4)
+    for name, check in CHECKS.items():
         try:
             line = f"ok       {name}: {check(store)}"
         except ImportError as error:
             line = f"skipped  {name}: {error}"
-        except AssertionError as error:
+        except Exception:
             wrong += 1
-            line = f"FAILED   {name}: {error}"
+            line = f"FAILED   {name}: {traceback.format_exc()}"
         print(f"rank {store.rank} {line}", flush=True)
 sys.exit(1 if wrong else 0)

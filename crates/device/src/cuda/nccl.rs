@@ -24,6 +24,7 @@ use crate::work::CollectiveKind;
 pub(super) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 const SUCCESS: c_int = 0;
+const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 const SUM: c_int = 0;
@@ -166,6 +167,19 @@ fn aborted() -> Error {
     failed("NCCL", "collective", -1, "the communicators were aborted")
 }
 
+/// Why ranks could not meet, where NCCL says no more than that it was called wrongly.
+fn of_shared_gpus(error: Error) -> Error {
+    match error {
+        Error::Library { code, text, .. } if code == i64::from(INVALID_USAGE) => failed(
+            "NCCL",
+            "ncclCommInitRankConfig",
+            code,
+            format!("{text}: NCCL refuses ranks that share a GPU; a GPU of its own for each rank is used with it"),
+        ),
+        other => other,
+    }
+}
+
 /// One call of one device.
 pub(super) struct Call {
     pub(super) kind: CollectiveKind,
@@ -238,7 +252,7 @@ impl Group {
             Ok(()) => Ok(group),
             Err(cause) => {
                 group.abort();
-                Err(cause)
+                Err(of_shared_gpus(cause))
             }
         }
     }
