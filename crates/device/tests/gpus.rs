@@ -61,6 +61,7 @@ fn one_process() {
         "slices" => slices(),
         "refused" => refused(),
         "step" => step(),
+        "pinned" => pinned(),
         "ranks" => ranks(),
         "alone" => alone(),
         other => panic!("{PART}={other:?}"),
@@ -141,6 +142,19 @@ fn step() -> Result<()> {
     Ok(())
 }
 
+/// Copies both ways through pinned memory that is long enough to be shared with other ranks.
+fn pinned() -> Result<()> {
+    let devices = ringpull_device::open("cuda")?;
+    let memory = Memory::pinned(devices.platform(), 4 << 20)?;
+    let slice = Slice::all(&memory);
+    let is_shared = ringpull_base::buffer::arena::of_process()
+        .is_some_and(|arena| slice.host_bytes().is_ok_and(|bytes| arena.offset_of(&bytes).is_some()));
+    println!("shared: {is_shared}");
+    let tensor = devices.upload(0, &Tensor::full(DType::F32, &[1 << 20], 3.0))?;
+    expect(&devices, &[tensor], 3.0);
+    Ok(())
+}
+
 fn array_stream(array: &ringpull_device::Array) -> &Stream {
     array.stream()
 }
@@ -186,6 +200,25 @@ fn every_operation_is_right_and_gives_everything_back() {
     let one = FakeGpus::new("1").unwrap();
     let (out, findings) = process(&one, "step", "");
     assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
+}
+
+#[test]
+fn ranks_of_a_host_share_the_memory_that_copies_go_through_where_the_driver_pins_it() {
+    for (ranks, fault, is_shared) in [
+        ("2", "", true),
+        ("2", "cuMemHostRegister_v2@1=801", false),
+        ("2", "cuMemHostUnregister@1=999", true),
+        ("1", "", false),
+    ] {
+        let Some(gpus) = FakeGpus::new("1") else { return };
+        let gpus = gpus.with("OMPI_COMM_WORLD_LOCAL_SIZE", ranks).with("FAKE_CUDA_LEAKS", "1");
+        let (out, findings) = process(&gpus, "pinned", fault);
+        assert!(
+            out.contains(&format!("shared: {is_shared}")) && out.contains("outcome: all is right"),
+            "{fault}: {out}"
+        );
+        assert!(findings.is_empty() != fault.contains("Unregister"), "{fault}: {findings}");
+    }
 }
 
 /// The call that fails, which of its kind it is and with which code, and what the error names.

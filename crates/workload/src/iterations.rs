@@ -1,6 +1,8 @@
 //! Push and pull of a list of keys, timed and verified.
+//!
+//! A store on devices is given a tensor on each of them, of which the first holds this rank's input and the
+//! others zeros: no copy from host memory is timed.
 
-use std::slice::from_ref;
 use std::time::Instant;
 
 use ringpull::KvStore;
@@ -13,10 +15,50 @@ use crate::models::ModelKey;
 /// The iterations over one list of keys, taken one by one, so that something else may be measured between
 /// them.
 pub struct Iterations {
-    tensors: Vec<(String, Tensor)>,
+    keys: Vec<Key>,
     expected: Expected,
     /// Whether the store adds what is pushed to what it holds.
     accumulates: bool,
+}
+
+/// A key and its tensors.
+struct Key {
+    name: String,
+    /// Inputs are made and outputs verified here.
+    host: Tensor,
+    /// What is pushed and pulled: one on each device of the store, or the one in host memory.
+    given: Vec<Tensor>,
+}
+
+impl Key {
+    /// The input of this rank, from host memory to where the store takes it.
+    fn put(&self, store: &KvStore) -> Result<()> {
+        let Some(devices) = store.devices() else { return Ok(()) };
+        let (first, others) = self.given.split_first().expect("a store on devices has one");
+        devices.overwrite(first, &self.host)?;
+        let zeros = Tensor::zeros(self.host.dtype(), self.host.shape());
+        others.iter().try_for_each(|other| devices.overwrite(other, &zeros))
+    }
+
+    /// Returns when the outputs are there.
+    fn wait(&self, store: &KvStore) -> Result<()> {
+        match store.devices() {
+            // The store keeps an output until what becomes of it is queued on its stream.
+            Some(devices) => self.given.iter().try_for_each(|output| {
+                drop(output.read_anywhere()?);
+                devices.settle(output)
+            }),
+            None => self.host.read().map(drop),
+        }
+    }
+
+    /// The outputs, in host memory.
+    fn outputs(&self, store: &KvStore) -> Result<Vec<Tensor>> {
+        match store.devices() {
+            Some(devices) => self.given.iter().map(|output| devices.download(output)).collect(),
+            None => Ok(self.given.clone()),
+        }
+    }
 }
 
 impl Iterations {
@@ -49,14 +91,21 @@ impl Iterations {
     ) -> Result<Self> {
         // Nobody pulls these keys again, as nobody pulls a gradient.
         let tensor = |key: &ModelKey| Tensor::zeros(dtype, &key.shape).unkept();
-        let tensors: Vec<(String, Tensor)> =
-            keys.iter().map(|key| (format!("{prefix}.{}", key.name), tensor(key))).collect();
-        for (key, tensor) in &tensors {
-            store.init(key.as_str(), tensor)?;
-        }
-        tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), 0));
+        let made = |key: &ModelKey| {
+            let (name, host) = (format!("{prefix}.{}", key.name), tensor(key));
+            let given = match store.devices() {
+                Some(devices) => (0..devices.count())
+                    .map(|device| devices.zeros(device, dtype, &key.shape))
+                    .collect::<Result<Vec<Tensor>>>()?,
+                None => vec![host.clone()],
+            };
+            store.init(name.as_str(), &host)?;
+            Ok(Key { name, host, given })
+        };
+        let keys = keys.iter().map(made).collect::<Result<Vec<Key>>>()?;
+        keys.iter().for_each(|key| expected.fill(&key.host, store.rank(), 0));
         store.wait_all()?;
-        Ok(Iterations { tensors, expected, accumulates: store.kind() == Kind::DistAsync })
+        Ok(Iterations { keys, expected, accumulates: store.kind() == Kind::DistAsync })
     }
 
     /// The seconds of one iteration, whose sums have been verified. Iterations count from 0. Collective.
@@ -66,31 +115,34 @@ impl Iterations {
 
     /// As [`seconds`](Self::seconds), with what `meter` says right before and right after.
     pub fn take<M>(&mut self, store: &KvStore, iteration: usize, meter: impl Fn() -> M) -> Result<(f64, M, M)> {
-        let Iterations { tensors, expected, accumulates } = self;
-        tensors.iter().for_each(|(_, tensor)| expected.fill(tensor, store.rank(), iteration));
+        let Iterations { keys, expected, accumulates } = self;
+        for key in keys.iter() {
+            expected.fill(&key.host, store.rank(), iteration);
+            key.put(store)?;
+        }
         store.barrier()?;
         let before = meter();
         let start = Instant::now();
         // The backward pass gives the last layer's gradient first, and the next forward pass needs the first
         // layer's first.
-        for (layer, (key, tensor)) in tensors.iter().enumerate().rev() {
-            store.push_pull(key.as_str(), from_ref(tensor), from_ref(tensor), -(layer as i32))?;
+        for (layer, key) in keys.iter().enumerate().rev() {
+            store.push_pull(key.name.as_str(), &key.given, &key.given, -(layer as i32))?;
         }
-        for (_, tensor) in tensors.iter() {
-            drop(tensor.read()?);
-        }
+        keys.iter().try_for_each(|key| key.wait(store))?;
         let seconds = start.elapsed().as_secs_f64();
         let after = meter();
         store.barrier()?;
         if *accumulates {
-            for (key, tensor) in tensors.iter() {
-                store.pull(key.as_str(), from_ref(tensor), 0)?;
+            for key in keys.iter() {
+                store.pull(key.name.as_str(), &key.given, 0)?;
             }
         }
         let first = if *accumulates { 0 } else { iteration };
         expected.advance(iteration)?;
-        for (key, tensor) in tensors.iter() {
-            expected.check(tensor, key, store.rank(), first..=iteration)?;
+        for key in keys.iter() {
+            for output in key.outputs(store)? {
+                expected.check(&output, &key.name, store.rank(), first..=iteration)?;
+            }
         }
         Ok((seconds, before, after))
     }

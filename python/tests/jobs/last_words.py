@@ -1,4 +1,7 @@
-"""One thing that ends a job, which nobody catches, through ringpull, ringpull.mxnet or ringpull.torch: ``last_words.py FRONT CASE KIND [FIFO]``."""
+"""One thing that ends a job, which nobody catches, through ringpull, ringpull.mxnet or ringpull.torch: ``last_words.py FRONT CASE KIND [FIFO]``.
+
+With RINGPULL_DEVICES=cuda PyTorch's tensors are on a GPU.
+"""
 
 import os
 import signal
@@ -22,6 +25,7 @@ else:
 rank = store.rank
 #: Only rank 1's last layer is longer.
 outputs = 5 if case == "shape" and rank == 1 else 4
+place = "cuda" if os.environ.get("RINGPULL_DEVICES", "").startswith("cuda") else "cpu"
 
 
 def mxnet_step():
@@ -40,14 +44,14 @@ def mxnet_step():
 
 
 def torch_step():
-    net = torch.nn.Sequential(torch.nn.Linear(3, outputs))
+    net = torch.nn.Sequential(torch.nn.Linear(3, outputs)).to(place)
     optimizer = ringpull.torch.DistributedOptimizer(
         torch.optim.SGD(net.parameters(), lr=0.1), store, named_parameters=net.named_parameters()
     )
 
     def step():
         optimizer.zero_grad()
-        net(torch.ones(2, 3)).sum().backward()
+        net(torch.ones(2, 3, device=place)).sum().backward()
         optimizer.step()
 
     return step

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 
 use crate::calls::entries;
 use crate::codes::{
-    INVALID_DEVICE, INVALID_PTX, INVALID_VALUE, NO_DEVICE, NOT_FOUND, NOT_READY, NOT_SUPPORTED, Outcome,
-    PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED, UNSUPPORTED_PTX_VERSION, text,
+    INVALID_DEVICE, INVALID_PTX, INVALID_VALUE, NO_DEVICE, NOT_FOUND, NOT_READY, NOT_REGISTERED, NOT_SUPPORTED,
+    Outcome, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED, UNSUPPORTED_PTX_VERSION, text,
 };
 use crate::cubin;
 use crate::findings::report;
@@ -316,6 +316,22 @@ entries! {
         memory::unpin(address).map_err(|text| {
             report("illegal address", &format!("cuMemFreeHost: {text}"));
             INVALID_VALUE
+        })
+    }
+
+    fn cuMemHostRegister_v2(address: u64, len: usize, flags: c_uint) {
+        let device = machine::current("cuMemHostRegister")?;
+        if flags & !15 != 0 {
+            return Err(INVALID_VALUE);
+        }
+        memory::register(device, address, len)
+    }
+
+    fn cuMemHostUnregister(address: u64) {
+        machine::devices()?;
+        memory::unregister(address).map_err(|text| {
+            report("illegal address", &format!("cuMemHostUnregister: {text}"));
+            NOT_REGISTERED
         })
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
+use crate::codes::{ALREADY_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Outcome};
 use crate::order::{self, Done, Stamp};
 use crate::settings::SETTINGS;
 
@@ -50,6 +50,8 @@ impl Region {
 struct Entry {
     region: Region,
     is_free: bool,
+    /// Whether it is the program's own, and was only registered.
+    is_registered: bool,
     history: Vec<Done>,
 }
 
@@ -218,7 +220,7 @@ pub(crate) fn allocate(device: usize, len: usize) -> Outcome<u64> {
         Region { start, end: start + len as u64, home: Home::Device(device), inner: inner + (start - outer) as usize };
     // SAFETY: the memory is the device's, and nobody has it.
     unsafe { ptr::write_bytes(region.inner(start), FRESH, len) };
-    table.entries.insert(start, Entry { region, is_free: false, history: Vec::new() });
+    table.entries.insert(start, Entry { region, is_free: false, is_registered: false, history: Vec::new() });
     let mapping = &mut table.devices[device];
     mapping.used += len;
     mapping.next = start - outer + need;
@@ -268,16 +270,48 @@ pub(crate) fn pin(device: usize, len: usize) -> Outcome<u64> {
         start as u64
     };
     let region = Region { start, end: start + len as u64, home: Home::Host(device), inner: start as usize };
-    TABLE.lock().entries.insert(start, Entry { region, is_free: false, history: Vec::new() });
+    TABLE.lock().entries.insert(start, Entry { region, is_free: false, is_registered: false, history: Vec::new() });
     Ok(start)
+}
+
+/// The program's own memory is pinned where it is. Its pages may not be part of what was pinned before.
+pub(crate) fn register(device: usize, start: u64, len: usize) -> Outcome<()> {
+    if len == 0 || start == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let mut table = TABLE.lock();
+    let pages = start & !4095..(start + len as u64).next_multiple_of(4096);
+    let before = table.entries.range(..pages.end).next_back();
+    if before.is_some_and(|(_, entry)| !entry.is_free && entry.region.end > pages.start) {
+        return Err(ALREADY_REGISTERED);
+    }
+    let region = Region { start, end: start + len as u64, home: Home::Host(device), inner: start as usize };
+    table.entries.insert(start, Entry { region, is_free: false, is_registered: true, history: Vec::new() });
+    Ok(())
+}
+
+/// What was registered is the program's own again.
+pub(crate) fn unregister(address: u64) -> Result<(), String> {
+    let mut table = TABLE.lock();
+    if !table.entries.get(&address).is_some_and(|entry| entry.is_registered) {
+        return Err(format!("{address:#x}, at which nothing was registered"));
+    }
+    table.entries.remove(&address);
+    Ok(())
 }
 
 /// Gives pinned memory back. Touching it is the kernel's fault from then on.
 pub(crate) fn unpin(address: u64) -> Result<(), String> {
     let mut table = TABLE.lock();
-    let is_pinned = |entry: &Entry| !entry.is_free && matches!(entry.region.home, Home::Host(_));
+    let is_pinned =
+        |entry: &Entry| !entry.is_free && !entry.is_registered && matches!(entry.region.home, Home::Host(_));
     if !table.entries.get(&address).is_some_and(is_pinned) {
-        return Err(describe(&table.entries, address, 1).err().unwrap_or_else(|| "memory of a device".to_owned()));
+        let other = if table.entries.get(&address).is_some_and(|entry| entry.is_registered) {
+            "memory that was only registered"
+        } else {
+            "memory of a device"
+        };
+        return Err(describe(&table.entries, address, 1).err().unwrap_or_else(|| other.to_owned()));
     }
     let region = table.entries.remove(&address).map(|entry| entry.region);
     if let Some(region) = region {

@@ -48,6 +48,12 @@ const CASES: &[Case] = &[
         "cuMemFree: 1 bytes at byte 0 of 4 bytes of GPU 0 that were given back",
     ),
     case("pinned memory given back under a copy", unpinned, "a copy to a device: 4 bytes at"),
+    case("the program's own memory, registered", || registered(false), ""),
+    case(
+        "registered memory given back as if it were the driver's",
+        || registered(true),
+        "cuMemFreeHost: memory that was only registered",
+    ),
     case("two streams that nothing orders", || two_streams(false), "no order: a memset on stream"),
     case("two streams that an event orders", || two_streams(true), ""),
     case("two streams that the host orders", ordered_by_the_host, ""),
@@ -212,6 +218,25 @@ fn pinned(len: usize) -> u64 {
     let mut address = 0;
     assert_eq!(cuMemHostAlloc(&mut address, len, 1), 0);
     address
+}
+
+/// Copies through memory of the program's own; `as_allocated` gives it back by the wrong call.
+fn registered(as_allocated: bool) {
+    start();
+    let mut own = vec![1u32; 4096];
+    let (address, len) = (own.as_mut_ptr() as u64, 4 * own.len());
+    assert_eq!(cuMemHostRegister_v2(address, len, 1), 0);
+    assert_eq!(cuMemHostRegister_v2(address + 4096, 4, 1), ALREADY_REGISTERED);
+    let (memory, stream) = (memory(len), stream(1));
+    assert_eq!(cuMemcpyHtoDAsync_v2(memory, address, len, stream), 0);
+    assert_eq!(cuMemsetD8Async(memory, 0, 4, stream), 0);
+    assert_eq!(cuMemcpyDtoHAsync_v2(address, memory, len, stream), 0);
+    assert_eq!(cuStreamSynchronize(stream), 0);
+    assert_eq!(own[..2], [0, 1]);
+    if as_allocated {
+        assert_eq!(cuMemFreeHost(address), INVALID_VALUE);
+    }
+    assert_eq!(cuMemHostUnregister(address), 0);
 }
 
 fn stream(flags: u32) -> usize {

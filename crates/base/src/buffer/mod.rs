@@ -41,18 +41,25 @@ impl Buffer {
         if len_bytes == 0 {
             return Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody };
         }
-        if let Some((arena, room)) = shared(len_bytes) {
-            if !room.is_zero {
-                // SAFETY: the range just given out.
-                unsafe { room.start.write_bytes(0, len_bytes) };
-            }
-            return Buffer { start: room.start, len_bytes, owner: Owner::Shared(arena) };
+        if let Some(buffer) = Self::zeroed_for_peers(len_bytes) {
+            return buffer;
         }
         let layout =
             Layout::from_size_align(len_bytes, ALIGNMENT).expect("DType::len_bytes bounds what a shape can ask for");
         // SAFETY: the layout has a size other than zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         Buffer { start, len_bytes, owner: Owner::Heap(layout) }
+    }
+
+    /// As [`zeroed`](Self::zeroed), in whole pages that the other ranks of this host map; `None` if there are
+    /// none, or `len_bytes` is too little to be worth it.
+    pub fn zeroed_for_peers(len_bytes: usize) -> Option<Self> {
+        let (arena, room) = shared(len_bytes)?;
+        if !room.is_zero {
+            // SAFETY: the range just given out.
+            unsafe { room.start.write_bytes(0, len_bytes) };
+        }
+        Some(Buffer { start: room.start, len_bytes, owner: Owner::Shared(arena) })
     }
 
     /// A copy of `bytes` in memory of our own.

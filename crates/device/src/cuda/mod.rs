@@ -203,6 +203,49 @@ impl Drop for Locked {
     }
 }
 
+/// Memory that ranks of this host share, and the driver has pinned.
+struct Registered {
+    buffer: Option<Buffer>,
+    is_stuck: Arc<AtomicBool>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let Some(mut buffer) = self.buffer.take() else { return };
+        if !self.is_stuck.load(Ordering::Acquire) {
+            // SAFETY: it was registered by `share_pinned` and is given back once.
+            match unsafe { sys::cuMemHostUnregister(buffer.bytes_mut().as_mut_ptr().cast()) }.result() {
+                Ok(()) => return,
+                Err(cause) => tracing::debug!(%cause, "cuMemHostUnregister"),
+            }
+        }
+        // A device may use it until the process ends.
+        std::mem::forget(buffer);
+    }
+}
+
+impl Cuda {
+    /// Pinned memory that the ranks of this host sum without a copy between; `None` if they share none, or
+    /// the driver does not pin it.
+    fn share_pinned(&self, len_bytes: usize) -> Option<(u64, Pinned)> {
+        let mut buffer = Buffer::zeroed_for_peers(len_bytes)?;
+        let start = buffer.bytes_mut().as_mut_ptr();
+        // SAFETY: the memory is mapped, as long as that, and stays until it is unregistered; no other
+        // registration shares its pages.
+        let pinned =
+            unsafe { sys::cuMemHostRegister_v2(start.cast(), len_bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) }.result();
+        if let Err(cause) = pinned {
+            tracing::debug!(%cause, len_bytes, "memory that ranks share is not pinned");
+            return None;
+        }
+        let owner = Box::new(Registered { buffer: Some(buffer), is_stuck: Arc::clone(&self.is_stuck) });
+        // SAFETY: the memory is as long as that, page-aligned, ours alone, and lives as long as its owner. What
+        // the devices and the other ranks do with it is ordered against what the host does.
+        let buffer = unsafe { Buffer::foreign(NonNull::new(start)?, len_bytes, owner) };
+        Some((start as u64, Arc::new(RwLock::new(buffer))))
+    }
+}
+
 impl Platform for Cuda {
     fn name(&self) -> &'static str {
         "cuda"
@@ -279,6 +322,9 @@ impl Platform for Cuda {
 
     fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
         self.current(0)?;
+        if let Some(pinned) = self.share_pinned(len_bytes) {
+            return Ok(pinned);
+        }
         // SAFETY: the memory is made zero below.
         let start =
             checked("cuMemHostAlloc", unsafe { result::malloc_host(len_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) })?;

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Steps of a model on GPUs by PyTorch, without communication and with DistributedDataParallel by several ways, in turn.
+
+    RINGPULL_DEVICES=cuda mpirun -n 2 python3 benches/gpu.py [--model resnet50] [--batch 32] [--rounds 20]
+
+Wants torch with CUDA, torchvision and `ringpull`. A rank takes GPU number (its number on its host, modulo the
+number of GPUs). The ways are `alone`, which has no communication; `hook`, the hook of `ringpull.torch` on a
+store whose values are on the GPU; `ringpull`, the backend of `torch.distributed`, through pinned memory; `gloo`;
+and `nccl`, where every rank has a GPU of its own. A round has a step by each, each time in another order; rounds
+of warm-up come before. A step is forward, backward and the optimizer; its time is the slowest rank's. Rank 0
+prints the median step of each and its ratio to `alone`, with the quartiles of the rounds' ratios. In the end the
+parameters must be the same on every rank.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torchvision
+from torch.nn.parallel import DistributedDataParallel
+
+import ringpull
+import ringpull.torch
+import ringpull.torch_distributed
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--model", default="resnet50", help="a name of torchvision.models")
+parser.add_argument("--batch", type=int, default=32, help="images of each rank")
+parser.add_argument("--rounds", type=int, default=20)
+parser.add_argument("--warmup", type=int, default=6)
+options = parser.parse_args()
+
+store = ringpull.create("dist_sync_mpi")
+dist.init_process_group("ringpull")
+rank, size = dist.get_rank(), dist.get_world_size()
+local = ringpull.communicator()
+device = torch.device("cuda", local.local_rank % torch.cuda.device_count())
+torch.cuda.set_device(device)
+backends = {"hook": None, "ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+if local.local_size <= torch.cuda.device_count():
+    backends["nccl"] = dist.new_group(backend="nccl")
+
+
+def trainer(name):
+    """A step by one way, and the model that it trains."""
+    torch.manual_seed(0)
+    model = getattr(torchvision.models, options.model)(weights=None).to(device)
+    if name != "alone":
+        model = DistributedDataParallel(model, process_group=backends[name], gradient_as_bucket_view=name != "hook")
+    if name == "hook":
+        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(rank)
+    images = torch.randn(options.batch, 3, 224, 224, device=device)
+    labels = torch.randint(0, 1000, (options.batch,), device=device)
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        torch.cuda.synchronize()
+
+    return step, model
+
+
+names = ["alone", *backends]
+trainers = {name: trainer(name) for name in names}
+seconds: dict[str, list[float]] = {name: [] for name in names}
+for number in range(options.warmup + options.rounds):
+    shift = number % len(names)
+    for name in names[shift:] + names[:shift]:
+        dist.barrier()
+        begun = time.perf_counter()
+        trainers[name][0]()
+        slowest = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        if number >= options.warmup:
+            seconds[name].append(slowest.item())
+
+for name in backends:
+    for parameter in trainers[name][1].parameters():
+        first = parameter.detach().clone()
+        dist.broadcast(first, 0)
+        assert torch.equal(first, parameter), f"ranks have different parameters by {name}"
+
+if rank == 0:
+    count = sum(parameter.numel() for parameter in trainers["alone"][1].parameters())
+    print(
+        f"{options.model}, {size} ranks on {torch.cuda.device_count()} GPUs ({torch.cuda.get_device_name()}), "
+        f"{4 * count / 1e6:.1f} MB of gradients, batch {options.batch}, {options.rounds} rounds"
+    )
+    for name, times in seconds.items():
+        low, middle, high = statistics.quantiles(
+            [with_it / alone for with_it, alone in zip(times, seconds["alone"], strict=True)], n=4
+        )
+        print(f"{name:10} median step {1e3 * statistics.median(times):9.2f} ms, {middle:.3f} of alone, {low:.3f} to {high:.3f}")
+dist.barrier()
+dist.destroy_process_group()
+store.close()
