@@ -151,8 +151,7 @@ fn pinned() -> Result<()> {
         .is_some_and(|arena| slice.host_bytes().is_ok_and(|bytes| arena.offset_of(&bytes).is_some()));
     println!("shared: {is_shared}");
     let tensor = devices.upload(0, &Tensor::full(DType::F32, &[1 << 20], 3.0))?;
-    expect(&devices, &[tensor], 3.0);
-    Ok(())
+    expect(&devices, &[tensor], 3.0)
 }
 
 fn array_stream(array: &ringpull_device::Array) -> &Stream {

@@ -1,4 +1,5 @@
-"""The backend ``ringpull`` of ``torch.distributed``: its collectives on ours, in host memory.
+"""The backend ``ringpull`` of ``torch.distributed``: its collectives on ours, in host memory. Tensors on GPUs
+are copied there.
 
     # mpirun -n 4 python train.py
     torch.distributed.init_process_group("ringpull")
@@ -12,6 +13,7 @@ Where the package is installed, PyTorch 2.5 and later know the backend by themse
 - ``work``: an operation under way; who owns its results, and who completes its future.
 - ``threads``: the threads that futures are completed on.
 - ``tensors``: the memory of tensors as it travels.
+- ``order``: the order of results among what GPUs do.
 - ``reductions``: how tensors are reduced.
 - ``faults``: errors that are both ours and ``torch.distributed.DistBackendError``.
 - ``meeting``: how PyTorch makes a group, and where ranks meet.

@@ -239,8 +239,8 @@ impl Cuda {
             return None;
         }
         let owner = Box::new(Registered { buffer: Some(buffer), is_stuck: Arc::clone(&self.is_stuck) });
-        // SAFETY: the memory is as long as that, page-aligned, ours alone, and lives as long as its owner. What
-        // the devices and the other ranks do with it is ordered against what the host does.
+        // SAFETY: the memory is as long as that, page-aligned, ours alone, and lives as long as its owner.
+        // What the devices and the other ranks do with it is ordered against what the host does.
         let buffer = unsafe { Buffer::foreign(NonNull::new(start)?, len_bytes, owner) };
         Some((start as u64, Arc::new(RwLock::new(buffer))))
     }
