@@ -17,7 +17,7 @@ class Order:
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
         #: The GPUs that have results.
-        self.devices = sorted({tensor.device for tensor in results if tensor.is_cuda}, key=str)
+        self.devices: list[Any] = sorted({tensor.device for tensor in results if tensor.is_cuda}, key=str)
         self._streams: list[Any] = [torch.cuda.current_stream(device) for device in self.devices]
         self._events: list[Any] = []
         self._entered = contextlib.ExitStack()
@@ -33,4 +33,6 @@ class Order:
     def follow(self) -> None:
         """What the current streams do next comes behind the results."""
         for device, event in zip(self.devices, self._events):
-            torch.cuda.current_stream(device).wait_event(event)
+            # PyTorch has no annotation for it.
+            current: Any = torch.cuda.current_stream(device)
+            current.wait_event(event)
