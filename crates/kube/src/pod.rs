@@ -1,6 +1,7 @@
 //! The pods of a job, as JSON: a field that is null or empty is left out of the manifest.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
@@ -49,15 +50,18 @@ pub(super) fn variable(name: &str, value: &str) -> Value {
 
 /// A pod whose container has this name.
 pub(super) fn pod(request: &Request, container: &str, role: Role) -> Value {
-    let annotations = request.annotation.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    // A mesh's proxy refuses the ranks' connections, and it never ends.
-    let own = ("sidecar.istio.io/inject", "false");
     let (volumes, mounts) = volumes(request, role);
     let is_worker = matches!(role, Role::Worker | Role::SshWorker);
+    // A mesh's proxy refuses the ranks' connections, and it never ends.
+    let mut annotations = BTreeMap::from([("sidecar.istio.io/inject", "false".to_owned())]);
+    if let Some(port) = is_worker.then(|| metrics_port(request)).flatten() {
+        annotations.extend([("prometheus.io/scrape", "true".to_owned()), ("prometheus.io/port", port.to_string())]);
+    }
+    annotations.extend(request.annotation.iter().map(|(name, value)| (name.as_str(), value.clone())));
     let mut pod = json!({
         "metadata": {
             "labels": labels(request),
-            "annotations": std::iter::once(own).chain(annotations).collect::<BTreeMap<_, _>>(),
+            "annotations": annotations,
         },
         "spec": {
             "enableServiceLinks": false,
@@ -128,6 +132,14 @@ pub(super) fn pod(request: &Request, container: &str, role: Role) -> Value {
         keep_apart(request, &mut pod["spec"]["affinity"]);
     }
     pod
+}
+
+/// The port at which rank 0 serves metrics, if others than its own host may ask there. Which pod has rank 0 is
+/// not known before they run.
+fn metrics_port(request: &Request) -> Option<u16> {
+    let (_, value) = request.env.iter().rfind(|(name, _)| name == "RINGPULL_METRICS")?;
+    let address: SocketAddr = value.parse().ok()?;
+    (!address.ip().is_loopback()).then_some(address.port())
 }
 
 /// Two workers of a node could not both listen on the port of ssh.

@@ -222,3 +222,25 @@ fn every_output_is_valid_and_clean_and_passes_the_stated_pod_security() {
     println!("{number} outputs");
     assert!(number > 200);
 }
+
+#[test]
+fn metrics_that_others_may_read_are_announced_on_every_pod_that_may_have_rank_0() {
+    let train = ["--", "train", "--kv-store", "dist_sync_mpi"];
+    let announced = |kind: JobKind, words: &[&str]| -> Vec<String> {
+        let (_, objects) = written(kind, &[words, &train].concat()).unwrap();
+        let text = to_yaml(&objects).unwrap();
+        text.lines().map(str::trim).filter(|line| line.starts_with("prometheus.io/")).map(str::to_owned).collect()
+    };
+    let open = ["--env", "RINGPULL_METRICS=0.0.0.0:9400"];
+    let one = ["prometheus.io/port: \"9400\"", "prometheus.io/scrape: \"true\""];
+    assert_eq!(announced(JobKind::Train, &open), one);
+    assert_eq!(announced(JobKind::Train, &[&open[..], &["--launcher-works"]].concat()), [one, one].concat());
+    assert_eq!(announced(JobKind::Trainjob, &open), [one, one].concat());
+    for within in ["RINGPULL_METRICS=9400", "RINGPULL_METRICS=127.0.0.1:9400"] {
+        assert!(announced(JobKind::Train, &["--env", within]).is_empty(), "{within}");
+    }
+    // An annotation that is given is on every pod, the launcher's too, and counts.
+    let off = "prometheus.io/scrape: \"false\"";
+    let given = announced(JobKind::Train, &[&open[..], &["--annotation", "prometheus.io/scrape=false"]].concat());
+    assert_eq!(given, [off, one[0], off]);
+}
