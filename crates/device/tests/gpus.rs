@@ -392,6 +392,7 @@ fn ranks_whose_nccl_fails_get_an_error_each_and_wait_for_nobody() {
     let faults = [
         ("ncclGetUniqueId@1=2", "ncclGetUniqueId"),
         ("ncclCommInitRankConfig@1=3", "ncclCommInitRankConfig"),
+        ("ncclCommInitRankConfig@1=5", "refuses ranks that share a GPU"),
         ("ncclCommInitRankConfig@2=2", "ncclCommInitRankConfig"),
         ("ncclCommGetAsyncError@2=2", "ncclCommGetAsyncError"),
         ("ncclAllReduce@3=4", "ncclAllReduce"),
