@@ -558,10 +558,14 @@ impl KvStore {
     /// [`reports`](Self::reports).
     #[doc(hidden)]
     pub fn made_at<T>(&self, reports: u64, work: impl FnOnce(&Self) -> T) -> T {
-        let outer = MADE_AT.replace(Some(reports));
-        let done = work(self);
-        MADE_AT.set(outer);
-        done
+        struct Outer(Option<u64>);
+        impl Drop for Outer {
+            fn drop(&mut self) {
+                MADE_AT.set(self.0);
+            }
+        }
+        let _outer = Outer(MADE_AT.replace(Some(reports)));
+        work(self)
     }
 
     /// Leaves the job, as dropping the last handle of the store does, even if other threads hold it or are in

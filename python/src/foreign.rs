@@ -102,13 +102,16 @@ impl Foreign {
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
             match Self::by_buffer(object, access) {
                 // CuPy's and JAX's arrays have the protocol, which refuses those that are on a GPU.
-                Err(_) if ready::is_elsewhere(object)? => {}
+                Err(_) if ready::is_elsewhere(object) => {}
                 borrowed => return borrowed,
             }
         }
         let writing = access == Access::Write;
         let own_method = if writing { "to_dlpack_for_write" } else { "to_dlpack_for_read" };
         if object.hasattr("__dlpack__")? {
+            if writing && ready::is_immutable(object)? {
+                return Err(argument(py, "a JAX array as an output, which nothing may change", "give a NumPy array"));
+            }
             let place = ready::place_of(object, devices)?;
             let capsule = ready::capsule_of(object, &place)?;
             return Self::by_dlpack(capsule.cast::<PyCapsule>()?, access, Some(place), devices);

@@ -12,8 +12,8 @@ __all__ = ["Order"]
 
 
 class Order:
-    """The streams that are current when an operation is called. Entered, they are current: so its results come where they
-    belong in their order. Whoever waits for the operation has the streams that are current there follow."""
+    """The streams that are current when an operation is called. Entered, they are current again, so that copies to the
+    GPUs are queued on them. Whoever waits for the operation lets the streams that are current there follow."""
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
         #: The GPUs that have results.
@@ -23,12 +23,16 @@ class Order:
         self._entered = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        for stream in self._streams:
-            self._entered.enter_context(torch.cuda.stream(stream))
+        with contextlib.ExitStack() as entered:
+            for stream in self._streams:
+                # A thread that leaves a stream of another GPU than its own would make a context on its own.
+                entered.enter_context(torch.cuda.device(stream.device))
+                entered.enter_context(torch.cuda.stream(stream))
+            self._entered = entered.pop_all()
 
     def __exit__(self, *raised: object) -> None:
-        self._events = [stream.record_event() for stream in self._streams]
-        self._entered.close()
+        with self._entered:
+            self._events = [stream.record_event() for stream in self._streams]
 
     def follow(self) -> None:
         """What the current streams do next comes behind the results."""

@@ -150,6 +150,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         """What kept it from being done."""
         if self.is_completed():
             self._settle(None)
+            self._order.follow()
         return self._error
 
     def result(self) -> list[torch.Tensor]:

@@ -18,8 +18,15 @@ use crate::dlpack::Device;
 use crate::errors::{argument, raise};
 
 /// Whether `object` says that its memory is not the host's.
-pub(super) fn is_elsewhere(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(named_by(object)?.is_some_and(|named| !named.is_host()))
+pub(super) fn is_elsewhere(object: &Bound<'_, PyAny>) -> bool {
+    named_by(object).is_ok_and(|named| named.is_some_and(|named| !named.is_host()))
+}
+
+/// Whether `object` is JAX's, whose arrays never change: its capsules do not say so.
+pub(super) fn is_immutable(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let module = object.get_type().module()?;
+    let name = module.to_str()?;
+    Ok(matches!(name.split('.').next(), Some("jax" | "jaxlib")))
 }
 
 /// What `object` says that its memory is on, if it says so.

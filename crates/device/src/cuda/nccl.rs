@@ -174,7 +174,7 @@ fn of_shared_gpus(error: Error) -> Error {
             "NCCL",
             "ncclCommInitRankConfig",
             code,
-            format!("{text}: NCCL refuses ranks that share a GPU; a GPU of its own for each rank is used with it"),
+            format!("{text}: NCCL refuses ranks that share a GPU; give each rank a GPU of its own to use it"),
         ),
         other => other,
     }
