@@ -380,6 +380,7 @@ fn a_worker_that_never_comes_is_named_and_nothing_runs() {
     let options = ["train", "--name", "sim", "--workers", "2", "--env", "RINGPULL_WAIT=3"];
     let mut job = Job::new("k", &image, &manifest_of_ranks(&options, &train()));
     job.start_worker(0);
+    job.await_workers();
     let mut launcher = job.start_launcher(true);
     assert_eq!(launcher.ends_within(LIMIT), Some(1), "{}", launcher.text());
     let text = launcher.text();

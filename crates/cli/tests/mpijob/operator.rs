@@ -202,11 +202,11 @@ impl Job {
         (0..self.worker_pods).for_each(|number| self.start_worker(number));
     }
 
+    /// Waits until every worker that was started answers.
     pub(crate) fn await_workers(&mut self) {
         let begun = Instant::now();
-        for number in 0..self.worker_pods {
+        for (number, worker) in (0..).zip(&mut self.workers) {
             while !self.network.answers(FIRST + number) {
-                let worker = &mut self.workers[usize::from(number)];
                 assert!(worker.code().is_none() && begun.elapsed() < READY, "worker {number}: {}", worker.text());
                 std::thread::park_timeout(Duration::from_millis(20));
             }
