@@ -167,7 +167,7 @@ fn aborted() -> Error {
     failed("NCCL", "collective", -1, "the communicators were aborted")
 }
 
-/// Why ranks could not meet, where NCCL says no more than that it was called wrongly.
+/// The error of ranks that could not meet. Of ranks that share a GPU, NCCL itself says only "invalid usage".
 fn of_shared_gpus(error: Error) -> Error {
     match error {
         Error::Library { code, text, .. } if code == i64::from(INVALID_USAGE) => failed(
