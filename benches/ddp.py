@@ -18,13 +18,13 @@ import argparse
 import os
 import socket
 import statistics
-import time
 
 # Ranks share this machine's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from steps import check_replicas, timed  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -64,23 +64,11 @@ def trainer(group):
 
 
 trainers = {name: trainer(group) for name, group in groups.items()}
-seconds: dict[str, list[float]] = {name: [] for name in groups}
-for number in range(options.warmup + options.rounds):
-    for name in sorted(groups, reverse=number % 2 == 0):
-        dist.barrier()
-        begun = time.perf_counter()
-        trainers[name][0]()
-        slowest = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        if number >= options.warmup:
-            seconds[name].append(slowest.item())
+seconds = timed({name: step for name, (step, _) in trainers.items()}, options.rounds, options.warmup)
 
-for (_, model), (_, other) in [(trainers["ringpull"], trainers["gloo"])]:
-    for parameter, beside in zip(model.parameters(), other.parameters(), strict=True):
-        first = parameter.detach().clone()
-        dist.broadcast(first, 0)
-        assert torch.equal(first, parameter), "ranks have different parameters"
-        assert torch.allclose(parameter, beside, rtol=1e-3, atol=1e-5), "backends end at different parameters"
+check_replicas(trainers["ringpull"][1], "ringpull")
+for parameter, beside in zip(trainers["ringpull"][1].parameters(), trainers["gloo"][1].parameters(), strict=True):
+    assert torch.allclose(parameter, beside, rtol=1e-3, atol=1e-5), "backends end at different parameters"
 
 if rank == 0:
     count = sum(parameter.numel() for parameter in trainers["gloo"][1].parameters())

@@ -14,11 +14,11 @@ parameters must be the same on every rank.
 
 import argparse
 import statistics
-import time
 
 import torch
 import torch.distributed as dist
 import torchvision
+from steps import check_replicas, timed
 from torch.nn.parallel import DistributedDataParallel
 
 import ringpull
@@ -67,23 +67,9 @@ def trainer(name):
 
 names = ["alone", *backends]
 trainers = {name: trainer(name) for name in names}
-seconds: dict[str, list[float]] = {name: [] for name in names}
-for number in range(options.warmup + options.rounds):
-    shift = number % len(names)
-    for name in names[shift:] + names[:shift]:
-        dist.barrier()
-        begun = time.perf_counter()
-        trainers[name][0]()
-        slowest = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        if number >= options.warmup:
-            seconds[name].append(slowest.item())
-
+seconds = timed({name: step for name, (step, _) in trainers.items()}, options.rounds, options.warmup)
 for name in backends:
-    for parameter in trainers[name][1].parameters():
-        first = parameter.detach().clone()
-        dist.broadcast(first, 0)
-        assert torch.equal(first, parameter), f"ranks have different parameters by {name}"
+    check_replicas(trainers[name][1], name)
 
 if rank == 0:
     count = sum(parameter.numel() for parameter in trainers["alone"][1].parameters())
