@@ -206,7 +206,8 @@ impl Course<'_> {
         let Some(fault) = self.fault else { return Ok(()) };
         match self.state {
             FaultState::Before => {
-                let first = self.first.or_else(|| {
+                // A process that has ended was one that came before the program.
+                let first = self.first.filter(|first| processes::is_alive(first.pid)).or_else(|| {
                     let (pid, is_of_mpi) = processes::find(self.mark, Member { role: Role::Worker, index: 0 })?;
                     Some(FirstSeen { pid, at: Instant::now(), is_of_mpi })
                 });

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use ringpull_base::config::Role;
 
@@ -11,8 +11,9 @@ use super::fault::Member;
 /// The variable that every process of the job inherits.
 pub(crate) const MARK: &str = "REHEARSED_JOB";
 
-/// What brings a process's output to the terminal, or watches over it: never the process that is meant.
-const HELPERS: [&str; 6] = ["sh", "bash", "sed", "cat", "nsenter", "ip"];
+/// What brings a process's output to the terminal, or watches over it: never the process that is meant. The last
+/// three make and remove the pipes of the output before the program begins.
+const HELPERS: [&str; 9] = ["sh", "bash", "sed", "cat", "nsenter", "ip", "mktemp", "mkfifo", "rm"];
 
 /// A process of the job, as the kernel shows it.
 struct Seen {
@@ -64,6 +65,11 @@ pub(crate) fn find(mark: &str, member: Member) -> Option<(Pid, bool)> {
     let mut found = all(mark);
     found.retain(|seen| seen.is(member) && !HELPERS.contains(&seen.name.as_str()));
     found.iter().min_by_key(|seen| seen.begun).map(|seen| (seen.pid, !seen.environment.contains("DMLC_ROLE=")))
+}
+
+/// Whether the process has not ended.
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    test_kill_process(pid).is_ok()
 }
 
 /// How many processes of the job there are, but for helpers.
