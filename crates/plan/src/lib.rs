@@ -9,7 +9,8 @@
 //! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
 //!   `ringpull-allreduce` does it;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
-//!   symbols, that the plans of all ranks do what they promise.
+//!   symbols, that the plans of all ranks do what they promise;
+//! - `simulate`: what they take on given links, alone and in steps of training, message by message.
 //!
 //! Promises of every plan here:
 //!
@@ -57,6 +58,7 @@ mod proofs;
 mod racks;
 mod ring;
 mod schedule;
+pub mod simulate;
 mod star;
 mod tree;
 mod turns;

@@ -1,0 +1,112 @@
+//! The schedules of a collective as tasks: what the interpreter of `ringpull-allreduce` does with them.
+//!
+//! A message is sent once what it depends on is done, and the processor takes a message that has arrived once
+//! what it depends on is done. Whether it is bytes to add or to copy, a rank takes one after the other.
+
+use crate::Schedule;
+use crate::schedule::{Action, Lane};
+use crate::simulate::engine::{Act, Engine, Hop, Task, Transit, ns};
+use crate::simulate::{Codes, Costs};
+
+/// The stations of one rank's host.
+pub(super) struct Host {
+    pub out: usize,
+    pub into: usize,
+    pub processor: usize,
+    pub window: usize,
+    /// Its rack.
+    pub rack: usize,
+}
+
+/// The hosts, and what carries bytes from each rack to the other, if there are two.
+pub(super) struct Hosts {
+    pub of: Vec<Host>,
+    pub uplink: Option<[usize; 2]>,
+}
+
+/// Adds the tasks of a collective that each rank begins after its task of `begin`; what ends with it on each
+/// rank. One schedule stands for those of all ranks, which are alike: what the rank sends to another is what
+/// it receives from a third.
+pub(super) fn add(
+    engine: &mut Engine,
+    (hosts, costs): (&Hosts, &Costs),
+    (schedules, codes): (&[Schedule], Option<&Codes>),
+    begin: &[Task],
+    priority: i32,
+) -> Vec<Task> {
+    let is_one = schedules.len() == 1;
+    // The task with which each message is done here, by rank and index, and its task of sending.
+    let mut done: Vec<Vec<Task>> = Vec::new();
+    let mut sent: Vec<Vec<Task>> = Vec::new();
+    for (rank, schedule) in schedules.iter().enumerate() {
+        let host = &hosts.of[rank];
+        let mut own_done = Vec::with_capacity(schedule.messages());
+        let mut own_sent = Vec::with_capacity(schedule.messages());
+        for message in &schedule.all {
+            let len = message.len();
+            if message.action == Action::Send {
+                let peer = schedule.out[message.lane as usize].peer;
+                let bytes = codes.map_or(len as f64, |codes| codes.bytes(rank, message.start, len));
+                let to = if is_one { host } else { &hosts.of[peer] };
+                let across = hosts.uplink.filter(|_| host.rack != to.rack).map(|uplink| uplink[host.rack]);
+                let stations = [Some(host.out), across, Some(to.into)].into_iter().flatten();
+                let hops = stations.map(|station| Hop::at(station, bytes)).collect();
+                let act =
+                    Transit { window: Some(host.window), priority, bytes: len, frees: true, hops, left: Vec::new() };
+                let send = engine.task(Act::Send(act), &begin[rank..=rank]);
+                let left = engine.task(Act::Nothing, &[]);
+                engine.wait_until_left(left, send);
+                own_sent.push(send);
+                own_done.push(left);
+            } else {
+                let added = if message.action == Action::Reduce { len as f64 / costs.sum_bytes_per_us } else { 0.0 };
+                let time = ns(costs.message_us + added);
+                let take = engine.task(Act::Work { station: host.processor, time }, &begin[rank..=rank]);
+                own_sent.push(take);
+                own_done.push(take);
+            }
+        }
+        for index in 0..schedule.messages() as u32 {
+            for later in schedule.dependents(index) {
+                engine.wait(own_sent[*later as usize], own_done[index as usize]);
+            }
+        }
+        done.push(own_done);
+        sent.push(own_sent);
+    }
+    for (rank, schedule) in schedules.iter().enumerate() {
+        for (at, out) in schedule.out.iter().enumerate() {
+            let (receiver, into) = if is_one {
+                (rank, &schedule.into[at])
+            } else {
+                let lanes = &schedules[out.peer].into;
+                (out.peer, lanes.iter().find(|lane| lane.peer == rank).expect("what is sent is received"))
+            };
+            let (sends, takes) = (ends(schedule, out), ends(&schedules[receiver], into));
+            let mut sends = sends.into_iter().peekable();
+            let mut last = None;
+            for (take, end) in takes {
+                while last.is_none_or(|(_, sent_end)| sent_end < end) && sends.peek().is_some() {
+                    last = sends.next();
+                }
+                if let Some((send, _)) = last {
+                    engine.wait(done[receiver][take as usize], sent[rank][send as usize]);
+                }
+            }
+        }
+    }
+    done.iter().zip(begin).map(|(done, begin)| engine.task(Act::Nothing, &[&done[..], &[*begin]].concat())).collect()
+}
+
+/// The messages of a lane, each with the bytes up to its end. Ranks that are alike may cut a range in two at
+/// other places, so bytes say which message brings what.
+fn ends(schedule: &Schedule, lane: &Lane) -> Vec<(u32, usize)> {
+    let messages = (0..).map_while(|place| lane.message(place));
+    let mut end = 0;
+    messages
+        .map(|index| {
+            end += schedule.all[index as usize].len();
+            (index, end)
+        })
+        .collect()
+}

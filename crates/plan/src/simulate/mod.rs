@@ -1,0 +1,127 @@
+//! What plans and steps of training take on given links: a simulation, message by message.
+//!
+//! `engine` keeps the clock. `collective` and `servers` say which tasks the messages of a sum are, `step` adds
+//! the computing around them. The model is that of each message's own way: it leaves its host in turn with
+//! the others, is `latency_us` later at the next link, waits there for what came before, and is taken by a
+//! processor. Links carry their rate in both directions at the same time; switches hold what has to wait.
+//!
+//! What it leaves out: packets that are lost and sent again, congestion control, bursts that a shaper lets
+//! through, ranks that share cores, and hosts that differ in what they do at the same time.
+
+mod collective;
+mod engine;
+mod servers;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use crate::{Algorithm, Model, Schedule};
+use collective::{Host, Hosts};
+use engine::Engine;
+pub use servers::Segment;
+pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
+
+/// Messages of a host in its link at a time, of all that are ready: those that the interpreter gives to the
+/// transport ahead of a more urgent one.
+const POSTED: usize = 4;
+
+/// What joins the hosts of a job, one worker on each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    /// How many workers.
+    pub workers: usize,
+    /// What a link carries in each direction.
+    pub bytes_per_us: f64,
+    /// Workers' hosts with links of their own: the worker, what it sends and what it receives at.
+    pub own: Vec<(usize, f64, f64)>,
+    /// The rack of each worker, 0 or 1, and what the link between the two carries in each direction.
+    pub racks: Option<(Vec<usize>, f64)>,
+    /// From a message's leaving to its arriving.
+    pub latency_us: f64,
+    /// What a processor does for each.
+    pub costs: Costs,
+}
+
+/// What a processor takes for messages.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Costs {
+    /// For one message.
+    pub message_us: f64,
+    /// The rate of adding.
+    pub sum_bytes_per_us: f64,
+}
+
+/// How many bytes codes and their sums have for each byte of a gradient.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Codes {
+    /// The bytes that each simulated rank adds up: it sends their sums.
+    pub own: Vec<Range<usize>>,
+    /// Of a gradient's code.
+    pub code: f64,
+    /// Of a sum of codes.
+    pub sum: f64,
+}
+
+impl Codes {
+    fn bytes(&self, rank: usize, start: usize, len: usize) -> f64 {
+        len as f64 * if self.own[rank].contains(&start) { self.sum } else { self.code }
+    }
+}
+
+impl Network {
+    /// Equal links, with latency and costs of `model`.
+    pub fn even(workers: usize, model: &Model) -> Self {
+        let Model { long_bytes_per_us, latency_us, message_us, sum_bytes_per_us, .. } = *model;
+        let costs = Costs { message_us, sum_bytes_per_us };
+        Network { workers, bytes_per_us: long_bytes_per_us, own: Vec::new(), racks: None, latency_us, costs }
+    }
+
+    /// Whether every host has the same link to every other.
+    pub fn is_even(&self) -> bool {
+        self.own.is_empty() && self.racks.is_none()
+    }
+
+    /// The ranks whose schedules have to be known of a sum by `algorithm`: the first alone, if it stands for
+    /// all of them.
+    pub fn ranks(&self, algorithm: Algorithm) -> Range<usize> {
+        let is_alike = match algorithm {
+            Algorithm::Ring | Algorithm::Direct | Algorithm::Circulant => true,
+            Algorithm::Doubling => self.workers.is_power_of_two(),
+            Algorithm::Star | Algorithm::Tree => false,
+        };
+        if is_alike && self.is_even() { 0..1 } else { 0..self.workers }
+    }
+
+    /// Stations for so many of the workers' hosts.
+    fn hosts(&self, engine: &mut Engine, count: usize) -> Hosts {
+        let of = (0..count).map(|worker| {
+            let own = self.own.iter().find(|own| own.0 == worker);
+            let (sends, receives) = own.map_or((self.bytes_per_us, self.bytes_per_us), |own| (own.1, own.2));
+            Host {
+                out: engine.station(sends),
+                into: engine.station(receives),
+                processor: engine.station(1.0),
+                window: engine.window(POSTED, 0),
+                rack: self.racks.as_ref().map_or(0, |(of, _)| of[worker]),
+            }
+        });
+        let of = of.collect();
+        Hosts { of, uplink: self.racks.as_ref().map(|(_, rate)| [engine.station(*rate), engine.station(*rate)]) }
+    }
+}
+
+/// The time of a collective of which these are the schedules of all ranks, or of the one that stands for all,
+/// in microseconds.
+///
+/// # Panics
+/// If there are several schedules, but not one for each worker, or they do not fit together.
+pub fn collective_us(network: &Network, schedules: &[Schedule]) -> f64 {
+    let mut engine = Engine::new(network.latency_us);
+    let hosts = network.hosts(&mut engine, schedules.len());
+    let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::Act::Nothing, &[])).collect();
+    let ends = collective::add(&mut engine, (&hosts, &network.costs), (schedules, None), &begin, 0);
+    let done = engine.run();
+    ends.iter().map(|end| done[*end as usize]).max().unwrap_or(0) as f64 / 1e3
+}

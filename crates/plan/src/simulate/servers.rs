@@ -1,0 +1,75 @@
+//! A key on parameter servers as tasks.
+//!
+//! All workers push the same segments in the same order, and none can be more than a window ahead of another,
+//! so one worker stands for all. A push of its occupies each worker's link for its bytes, and the server's
+//! for those of all workers; an answer does the same the other way round. A worker's host may have a server:
+//! what the two exchange crosses no link.
+
+use std::ops::Range;
+
+use crate::simulate::Costs;
+use crate::simulate::engine::{Act, Engine, Hop, Task, Transit, ns};
+
+/// A segment of a key, as `ringpull-ps` cuts it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// Its server.
+    pub server: usize,
+    /// What every worker sends.
+    pub pushed_bytes: usize,
+    /// What it gets back.
+    pub answered_bytes: usize,
+}
+
+/// The links of a job with servers.
+pub(super) struct Stations {
+    /// Those of the workers' hosts that are not alike: what they send, and what they receive.
+    pub workers: (Range<usize>, Range<usize>),
+    pub servers: Vec<Server>,
+    /// Workers whose messages reach a server over its link.
+    pub remote: usize,
+    pub worker_count: usize,
+    pub is_shared: bool,
+}
+
+pub(super) struct Server {
+    pub out: usize,
+    pub into: usize,
+    pub processor: usize,
+    /// A worker's segments for it.
+    pub window: usize,
+}
+
+/// Adds the tasks of one key that the workers begin after `begin`; what ends with it.
+pub(super) fn add(
+    engine: &mut Engine,
+    (stations, costs): (&Stations, &Costs),
+    segments: &[Segment],
+    begin: Task,
+    priority: i32,
+) -> Task {
+    let (senders, receivers) = &stations.workers;
+    let mut ends = vec![begin];
+    for segment in segments {
+        let Server { out, into, processor, window } = stations.servers[segment.server];
+        let (remote, count) = (stations.remote as f64, stations.worker_count as f64);
+        let (pushed, answered) = (segment.pushed_bytes as f64, segment.answered_bytes as f64);
+        let of_workers = |links: &Range<usize>, own: usize, bytes: f64| Hop {
+            stations: links.clone(),
+            but: stations.is_shared.then_some(own),
+            bytes,
+        };
+        let counted = segment.pushed_bytes.max(segment.answered_bytes);
+        let message = |window, hops| {
+            Act::Send(Transit { window, priority, bytes: counted, frees: false, hops, left: Vec::new() })
+        };
+        let hops = vec![of_workers(senders, out, pushed), Hop::at(into, remote * pushed)];
+        let push = engine.task(message(Some(window), hops), &[begin]);
+        let time = ns(count * (costs.message_us + answered / costs.sum_bytes_per_us));
+        let merged = engine.task(Act::Work { station: processor, time }, &[push]);
+        let hops = vec![Hop::at(out, remote * answered), of_workers(receivers, into, answered)];
+        let answer = engine.task(message(None, hops), &[merged]);
+        ends.push(engine.task(Act::Answered { window, bytes: counted }, &[answer]));
+    }
+    engine.task(Act::Nothing, &ends)
+}

@@ -1,0 +1,168 @@
+//! Steps of training as tasks: a device computes layer by layer, and sums overlap with it.
+//!
+//! The backward pass goes from the last layer to the first; once it has the gradients of a unit's layers,
+//! that unit begins. The forward pass goes from the first layer to the last, and each layer waits for the
+//! sums of its units. Nothing else keeps ranks together. So it is in `ringpull bench train`.
+
+use crate::Schedule;
+use crate::simulate::collective::{self, Hosts};
+use crate::simulate::engine::{Act, Engine, Task, ns};
+use crate::simulate::servers::{self, Segment, Server, Stations};
+use crate::simulate::{Codes, Network};
+
+/// Steps that are simulated; the last one counts. What is left of one when the next begins is the same from
+/// the second on.
+const STEPS: usize = 3;
+
+/// What is computed for a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the words say it")]
+pub struct Layer {
+    pub backward_us: f64,
+    pub forward_us: f64,
+}
+
+/// What is exchanged of a unit.
+pub enum Exchange {
+    /// A sum over all ranks: the schedules of all, or of the one that stands for all, and how they are coded.
+    Sum(Vec<Schedule>, Option<Codes>),
+    /// A key on servers.
+    Servers(Vec<Segment>),
+}
+
+/// What is pushed together.
+pub struct Unit {
+    /// The layers whose gradients these are.
+    pub layers: Vec<usize>,
+    /// The highest goes first.
+    pub priority: i32,
+    /// Whether nothing else is under way meanwhile.
+    pub is_alone: bool,
+    /// How it travels.
+    pub exchange: Exchange,
+}
+
+/// Where the servers of a job are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Servers {
+    /// How many.
+    pub count: usize,
+    /// Whether they are on the workers' hosts, in order from the first, rather than each on its own.
+    pub is_shared: bool,
+    /// What a worker sends a server before it is answered: so many messages, or so many bytes.
+    pub window: (usize, usize),
+}
+
+/// A step of training.
+pub struct Step {
+    /// The layers, in the order of the forward pass.
+    pub layers: Vec<Layer>,
+    /// The units, in the order in which they begin.
+    pub units: Vec<Unit>,
+    /// If there are any.
+    pub servers: Option<Servers>,
+}
+
+/// The time of a step among many, in microseconds.
+///
+/// # Panics
+/// As [`collective_us`](super::collective_us), and if units are of servers that the step does not have.
+pub fn step_us(network: &Network, step: &Step) -> f64 {
+    let mut engine = Engine::new(network.latency_us);
+    let schedules = |unit: &Unit| if let Exchange::Sum(schedules, _) = &unit.exchange { schedules.len() } else { 1 };
+    let ranks = step.units.iter().map(schedules).max().unwrap_or(1);
+    let hosts = network.hosts(&mut engine, ranks);
+    let stations = step.servers.map(|servers| stations(&mut engine, network, servers));
+    let mut device: Vec<Option<Task>> = vec![None; ranks];
+    let ends: Vec<Vec<Task>> = (0..STEPS)
+        .map(|_| {
+            one(&mut engine, network, (&hosts, stations.as_ref()), step, &mut device);
+            device.iter().flatten().copied().collect()
+        })
+        .collect();
+    let done = engine.run();
+    let end = |at: usize| ends[at].iter().map(|task| done[*task as usize]).max().unwrap_or(0);
+    (end(STEPS - 1) - end(STEPS - 2)) as f64 / 1e3
+}
+
+/// Adds one step behind what each rank's device has done.
+fn one(
+    engine: &mut Engine,
+    network: &Network,
+    (hosts, stations): (&Hosts, Option<&Stations>),
+    step: &Step,
+    device: &mut [Option<Task>],
+) {
+    let mut compute = |engine: &mut Engine, rank: usize, us: f64, after: &[Task]| {
+        let after: Vec<Task> = device[rank].iter().chain(after).copied().collect();
+        let task = engine.task(Act::Delay(ns(us)), &after);
+        device[rank] = Some(task);
+        task
+    };
+    let ranks = hosts.of.len();
+    let mut backward = vec![vec![0; step.layers.len()]; ranks];
+    for (rank, backward) in backward.iter_mut().enumerate() {
+        for (index, layer) in step.layers.iter().enumerate().rev() {
+            backward[index] = compute(engine, rank, layer.backward_us, &[]);
+        }
+    }
+    // Of each unit, what ends with it on each rank.
+    let mut ends: Vec<Vec<Task>> = Vec::new();
+    let mut begun: Vec<Vec<Task>> = vec![Vec::new(); ranks];
+    let mut was_alone = false;
+    for unit in &step.units {
+        let begin: Vec<Task> = (0..ranks)
+            .map(|rank| {
+                let called = unit.layers.iter().map(|layer| backward[rank][*layer]);
+                let busy = ends.iter().map(|end| end[rank]).filter(|_| unit.is_alone || was_alone);
+                let after: Vec<Task> = called.chain(begun[rank].iter().copied()).chain(busy).collect();
+                engine.task(Act::Nothing, &after)
+            })
+            .collect();
+        ends.push(match &unit.exchange {
+            Exchange::Sum(schedules, codes) => {
+                let how = (&schedules[..], codes.as_ref());
+                collective::add(engine, (hosts, &network.costs), how, &begin, unit.priority)
+            }
+            Exchange::Servers(segments) => {
+                let stations = stations.expect("a step with units of servers has servers");
+                vec![servers::add(engine, (stations, &network.costs), segments, begin[0], unit.priority)]
+            }
+        });
+        begin.iter().zip(&mut begun).for_each(|(begin, begun)| *begun = vec![*begin]);
+        was_alone = unit.is_alone;
+    }
+    for rank in 0..ranks {
+        for (index, layer) in step.layers.iter().enumerate() {
+            let of_layer = step.units.iter().zip(&ends).filter(|(unit, _)| unit.layers.contains(&index));
+            let awaited: Vec<Task> = of_layer.map(|(_, end)| end[rank]).collect();
+            compute(engine, rank, layer.forward_us, &awaited);
+        }
+    }
+}
+
+/// Stations for all servers, and for the workers' hosts that are not alike: those with a server, and one for
+/// all that have none.
+fn stations(engine: &mut Engine, network: &Network, servers: Servers) -> Stations {
+    let Servers { count, is_shared, window } = servers;
+    let with_server = if is_shared { count.min(network.workers) } else { 0 };
+    let hosts = with_server + usize::from(network.workers > with_server);
+    let mut links = |count: usize| {
+        let stations: Vec<usize> = (0..count).map(|_| engine.station(network.bytes_per_us)).collect();
+        stations.first().map_or(0..0, |first| *first..first + count)
+    };
+    let workers = (links(hosts), links(hosts));
+    let own = if is_shared { workers.clone() } else { (links(count), links(count)) };
+    let servers = (0..count).map(|at| {
+        let at = if is_shared { at % with_server.max(1) } else { at };
+        let (processor, window) = (engine.station(1.0), engine.window(window.0, window.1));
+        Server { out: own.0.start + at, into: own.1.start + at, processor, window }
+    });
+    Stations {
+        servers: servers.collect(),
+        workers,
+        remote: network.workers - usize::from(is_shared),
+        worker_count: network.workers,
+        is_shared,
+    }
+}
