@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub use self::listed::{VARIABLES, Variable};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
-use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, wrong};
+use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto, wrong};
 pub use self::variables::{is_in_environment, misspelt_variables, text};
 use crate::named::named;
 use crate::{AlgorithmChoice, Error, Result, closest};
@@ -97,6 +97,9 @@ pub struct Config {
     /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI
     /// library says.
     pub mpi_device_memory: Option<bool>,
+    /// `RINGPULL_READ_MEMORY`: whether ranks of one host read and write the memory of each other's processes,
+    /// if the system lets them. `None`: two ranks do, and ranks that outnumber the cores.
+    pub read_memory: Option<bool>,
     /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
     pub check_nan: bool,
     /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): how many updates of a key lie between two comparisons
@@ -121,6 +124,7 @@ impl Default for Config {
             model: ModelSource::Default,
             algorithm: AlgorithmChoice::Auto,
             mpi_device_memory: None,
+            read_memory: None,
             check_nan: false,
             check_replicas: 0,
             bigarray_bound: 1_000_000,
@@ -175,15 +179,8 @@ impl Config {
                 Some(given) => switch("RINGPULL_CHECK_NAN", &given)?,
                 None => default.check_nan,
             },
-            mpi_device_memory: match text("RINGPULL_MPI_DEVICE_MEMORY") {
-                Some(given) => match given.as_str() {
-                    "auto" => None,
-                    "0" => Some(false),
-                    "1" => Some(true),
-                    _ => return Err(not_one_of("RINGPULL_MPI_DEVICE_MEMORY", &given, &["auto", "0", "1"])),
-                },
-                None => default.mpi_device_memory,
-            },
+            mpi_device_memory: switch_or_auto("RINGPULL_MPI_DEVICE_MEMORY", default.mpi_device_memory)?,
+            read_memory: switch_or_auto("RINGPULL_READ_MEMORY", default.read_memory)?,
             check_replicas: parsed("RINGPULL_CHECK_REPLICAS", "a number of updates; 0: never", default.check_replicas)?,
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,

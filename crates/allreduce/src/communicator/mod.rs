@@ -24,6 +24,7 @@ mod placement;
 mod probe;
 mod rack_probe;
 mod racks;
+mod reached;
 mod schedules;
 mod sums;
 #[cfg(test)]
@@ -73,7 +74,7 @@ impl Communicator {
         // runner knows only its neighbours.
         let mut executor = Executor::new(transport, config.segment_bytes, config.timeout * 3 / 2, stop);
         let choice = config.algorithm;
-        let placement = Placement::find(&mut executor)?;
+        let placement = Placement::find(&mut executor, config.read_memory)?;
         let learned = Learned::default();
         // The library's own allreduce sends no message of ours.
         let takes_device_memory = choice != AlgorithmChoice::Native

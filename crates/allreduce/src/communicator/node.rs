@@ -16,6 +16,9 @@
 //! meet: those in an arena are read and written where they are. The shortest buffers are shown to all, and
 //! every rank takes from all of them what it needs by itself: one meeting.
 //!
+//! Where ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer elsewhere is
+//! as good as one in an arena, but for a copy by the kernel: two meetings, however long it is.
+//!
 //! In an alltoall a slot has room for every other local rank, and each takes its own out of all slots.
 //!
 //! All ranks of a host make the same calls in the same order. Elements are summed in the order of the local
@@ -26,12 +29,11 @@ use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ringpull_base::buffer::arena;
-use ringpull_base::buffer::region::Region;
 use ringpull_base::{Error, Result};
 use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
+use super::reached::{Buffers, Reach};
 use crate::interpreter::PartUpdate;
 use crate::transport::Stamp;
 use crate::transport::window::{Absence, SHORT_BYTES, Window};
@@ -39,8 +41,6 @@ use crate::transport::window::{Absence, SHORT_BYTES, Window};
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// A share is taken in pieces of this many bytes.
-const TAKEN_BYTES: usize = 512 << 10;
 /// What all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
@@ -72,48 +72,23 @@ struct NodeInput {
     is_in_place: bool,
 }
 
+/// The local rank whose memory could not be used, and why.
+type Unreachable = (usize, std::io::Error);
+type Moved = std::result::Result<(), Unreachable>;
+
 /// This rank among the ranks of its host.
 pub(super) struct Node {
     window: Window,
-    /// Each local rank's arena as it is mapped here; none if arenas cannot be shared.
-    arenas: Vec<Region>,
+    reach: Reach,
     rank: usize,
     turn: usize,
     moved_bytes: u64,
 }
 
-/// The buffers of one operation.
-struct Buffers {
-    own: *mut u8,
-    len_bytes: usize,
-    /// What goes through the window at once.
-    piece_bytes: usize,
-    /// Each local rank's buffer, if it lies in an arena.
-    places: Vec<Option<*mut u8>>,
-}
-
-impl Buffers {
-    fn is_shared(&self, local_rank: usize) -> bool {
-        self.places[local_rank].is_some()
-    }
-
-    fn all_shared(&self) -> bool {
-        self.places.iter().all(Option::is_some)
-    }
-
-    fn pieces(&self) -> usize {
-        self.len_bytes.div_ceil(self.piece_bytes)
-    }
-
-    fn piece(&self, index: usize) -> Range<usize> {
-        index * self.piece_bytes..((index + 1) * self.piece_bytes).min(self.len_bytes)
-    }
-}
-
 impl Node {
-    /// The ranks that see `window`; `arenas` holds one for each local rank, or none.
-    pub(super) fn new(window: Window, arenas: Vec<Region>, rank: usize) -> Self {
-        Node { window, arenas, rank, turn: 0, moved_bytes: 0 }
+    /// The ranks that see `window`, and reach each other's memory by `reach`.
+    pub(super) fn new(window: Window, reach: Reach, rank: usize) -> Self {
+        Node { window, reach, rank, turn: 0, moved_bytes: 0 }
     }
 
     /// This rank's local rank.
@@ -228,7 +203,18 @@ impl Node {
             return self.show_short(input, input.len(), take, limits);
         }
         self.begin(input.len(), limits.stamp);
+        self.show(input);
         self.meet_first(input.len(), limits)?;
+        let buffers = self.buffers(input.as_ptr().cast_mut(), input.len());
+        if buffers.all_reached() {
+            let from = local_rank * block_bytes..(local_rank + 1) * block_bytes;
+            let taken = (0..local_size).try_for_each(|other| {
+                let to = out[other * block_bytes..][..block_bytes].as_mut_ptr();
+                // SAFETY: inputs do not change before the next meeting; `out` is borrowed, and none of them.
+                unsafe { buffers.read(other, from.clone(), to) }.map_err(|cause| (other, cause))
+            });
+            return self.end(taken, limits);
+        }
         // What one slot holds for each local rank.
         let room_bytes = (self.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
         let rounds = block_bytes.div_ceil(room_bytes);
@@ -254,9 +240,9 @@ impl Node {
                     unsafe { copy(if other == local_rank { own } else { room }, to, piece.len()) };
                 }
             }
-            if round < rounds {
-                self.meet(limits)?;
-            }
+            // Whoever comes to the last one has read the slots: the next operation may fill them before it
+            // meets.
+            self.meet(limits)?;
         }
         Ok(())
     }
@@ -302,15 +288,16 @@ impl Node {
         self.meet_first(data.len(), limits)?;
         let buffers = self.buffers(data.as_mut_ptr(), data.len());
         let owners = 0..parts.count();
-        if owners.clone().all(|local_rank| buffers.is_shared(local_rank)) {
-            for owner in owners.filter(|owner| *owner != self.local_rank()) {
+        if owners.clone().all(|local_rank| buffers.is_reached(local_rank)) {
+            let mut others = owners.filter(|owner| *owner != self.local_rank());
+            let taken = others.try_for_each(|owner| {
                 let part = parts.range(owner..owner + 1);
-                let from = buffers.places[owner].expect("every owner's buffer is shared");
                 // SAFETY: the part is within both buffers, and its owner changes it after the next meeting
                 // only.
-                unsafe { copy(from.add(part.start), buffers.own.add(part.start), part.len()) };
-            }
-            return self.meet(limits);
+                unsafe { buffers.read(owner, part.clone(), buffers.own.add(part.start)) }
+                    .map_err(|cause| (owner, cause))
+            });
+            return self.end(taken, limits);
         }
         let part = self.part_of(parts);
         let count = buffers.pieces();
@@ -367,33 +354,39 @@ impl Node {
             return Ok(true);
         }
         self.begin(len_bytes, limits.stamp);
-        let is_shared = if given.is_in_place {
-            // SAFETY: the caller has borrowed it; only its address is looked at.
-            self.show(unsafe { std::slice::from_raw_parts(from, len_bytes) })
-        } else {
-            self.window.show(0);
-            false
-        };
+        // A sum may go where the buffer is only if it belongs there.
+        let may_be_reached = given.is_in_place || self.reach.reads_processes();
+        let shown = if may_be_reached { self.reach.shown(from, len_bytes) } else { 0 };
+        self.window.show(shown);
         self.window.offer();
-        if !is_shared {
-            self.copy_in(from, 0..len_bytes.min(self.window.slot_bytes()), 0);
+        let copy_first = |node: &Node| node.copy_in(from, 0..len_bytes.min(node.window.slot_bytes()), 0);
+        if shown == 0 {
+            copy_first(self);
         }
         self.meet_first(len_bytes, limits)?;
-        let buffers = self.buffers(from.cast_mut(), len_bytes);
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
-        if buffers.all_shared() {
-            let is_updated = match (keepers, update) {
+        let mut buffers = self.buffers(from.cast_mut(), len_bytes);
+        if buffers.all_reached() {
+            let (is_updated, summed) = match (keepers, update) {
                 (Keepers::Owners(parts), Some(update)) => {
-                    self.update_where_they_are(arithmetic, &buffers, parts, update)?;
-                    true
+                    (true, self.update_where_they_are(arithmetic, &buffers, parts, update)?)
                 }
-                (keepers, _) => {
-                    self.sum_where_they_are(arithmetic, &buffers, keepers);
-                    false
+                (Keepers::Owners(parts), None) if !given.is_in_place => {
+                    (false, self.sum_own_part(arithmetic, &buffers, parts, given.to))
                 }
+                (keepers, _) => (false, self.sum_where_they_are(arithmetic, &buffers, keepers)),
             };
-            return self.meet(limits).map(|()| is_updated);
+            return self.end(summed, limits).map(|()| is_updated);
         }
+        if !given.is_in_place || buffers.reads_processes() {
+            // Memory that a rank cannot lend, such as a device's, sends all through the window.
+            if shown != 0 && (!given.is_in_place || buffers.is_in_process(local_rank)) {
+                copy_first(self);
+            }
+            self.meet(limits)?;
+            if given.is_in_place { buffers.hide_processes() } else { buffers.hide_all() }
+        }
+        let is_shared = buffers.is_mapped(local_rank);
         let kept = match keepers {
             Keepers::All => 0..buffers.len_bytes,
             Keepers::Owners(parts) => self.part_of(parts),
@@ -405,7 +398,7 @@ impl Node {
             }
             if round <= count {
                 let share = share_of(buffers.piece(round - 1), LINE_BYTES, local_rank, local_size);
-                self.sum(arithmetic, &buffers, share, Some(round - 1), keepers);
+                self.sum(arithmetic, &buffers, &share, round - 1, keepers);
             }
             if round >= 2 && !is_shared {
                 let piece = buffers.piece(round - 2);
@@ -426,7 +419,7 @@ impl Node {
         Ok(false)
     }
 
-    /// Sums this rank's part of buffers that lie in arenas, updates it, and gives it to all: nobody else
+    /// Sums this rank's part of buffers that are all reached, updates it, and gives it to all: nobody else
     /// touches the part.
     fn update_where_they_are(
         &self,
@@ -434,80 +427,123 @@ impl Node {
         buffers: &Buffers,
         parts: &Parts,
         update: &mut PartUpdate,
-    ) -> Result<()> {
+    ) -> Result<Moved> {
         let own = self.part_of(parts);
-        for start in own.clone().step_by(TAKEN_BYTES) {
-            let piece = start..(start + TAKEN_BYTES).min(own.end);
-            self.sum(arithmetic, buffers, piece.clone(), None, Keepers::Owners(parts));
+        let local_rank = self.local_rank();
+        for piece in pieces(own, buffers.taken_bytes) {
+            if let Err(failed) = self.sum_reached(arithmetic, buffers, &piece, local_rank..local_rank + 1) {
+                return Ok(Err(failed));
+            }
             // SAFETY: the piece lies in the own buffer, which the caller has borrowed; between two meetings
             // this local rank alone touches its part of any buffer.
-            let sums = unsafe { std::slice::from_raw_parts_mut(buffers.own.add(start), piece.len()) };
-            update(start, sums)?;
-            for (local_rank, place) in buffers.places.iter().enumerate() {
-                let place = place.expect("every buffer is shared");
-                if local_rank != self.local_rank() {
-                    // SAFETY: as above; the piece lies in every buffer.
-                    unsafe { copy(sums.as_ptr(), place.add(start), piece.len()) };
+            let sums = unsafe { std::slice::from_raw_parts_mut(buffers.own.add(piece.start), piece.len()) };
+            update(piece.start, sums)?;
+            for other in (0..self.window.local_size()).filter(|other| *other != local_rank) {
+                // SAFETY: as above; the piece lies in every buffer.
+                if let Err(cause) = unsafe { buffers.write(other, piece.clone(), sums.as_ptr()) } {
+                    return Ok(Err((other, cause)));
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Sums this rank's part of buffers that are all reached to `to`, which is in none of them.
+    fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &Buffers, parts: &Parts, to: *mut u8) -> Moved {
+        let own = self.part_of(parts);
+        for piece in pieces(own.clone(), buffers.taken_bytes) {
+            let inputs = self.inputs(buffers, &piece)?;
+            // SAFETY: nobody writes an input before the next meeting; `to` has room for the part.
+            unsafe {
+                reduce::reduce_shared(arithmetic, &inputs, &[to.add(piece.start - own.start)], piece.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums this rank's share of buffers that are all reached, then what ranks that did not get a core have
+    /// left of theirs.
+    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) -> Moved {
+        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
+        for owner in (local_rank..local_size).chain(0..local_rank) {
+            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
+            let count = share.len().div_ceil(buffers.taken_bytes);
+            while let Some(index) = self.window.take(owner, count) {
+                let start = share.start + index * buffers.taken_bytes;
+                let piece = start..(start + buffers.taken_bytes).min(share.end);
+                match keepers {
+                    Keepers::All => self.sum_reached(arithmetic, buffers, &piece, 0..local_size)?,
+                    Keepers::Owners(parts) => (0..parts.count()).try_for_each(|owner| {
+                        let kept = overlap(&piece, &parts.range(owner..owner + 1));
+                        self.sum_reached(arithmetic, buffers, &kept, owner..owner + 1)
+                    })?,
                 }
             }
         }
         Ok(())
     }
 
-    /// Sums this rank's share of buffers that lie in arenas, then what ranks that did not get a core have
-    /// left of theirs.
-    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) {
-        let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
-        for owner in (local_rank..local_size).chain(0..local_rank) {
-            let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
-            let pieces = share.len().div_ceil(TAKEN_BYTES);
-            while let Some(piece) = self.window.take(owner, pieces) {
-                let start = share.start + piece * TAKEN_BYTES;
-                self.sum(arithmetic, buffers, start..(start + TAKEN_BYTES).min(share.end), None, keepers);
-            }
-        }
-    }
-
-    /// Sums `range` of all buffers for those who keep it; what is in no arena stands in the slots of piece
-    /// `turn`.
-    fn sum(
+    /// Sums `range` of buffers that are all reached, for those who keep it.
+    fn sum_reached(
         &self,
         arithmetic: Arithmetic,
         buffers: &Buffers,
-        range: Range<usize>,
-        turn: Option<usize>,
-        keepers: Keepers,
-    ) {
+        range: &Range<usize>,
+        mut keepers: Range<usize>,
+    ) -> Moved {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let inputs = self.inputs(buffers, range)?;
+        let place = |local_rank: usize| buffers.mapped(local_rank).map(|place| place.wrapping_add(range.start));
+        let mut outputs: Vec<*mut u8> = keepers.clone().filter_map(place).collect();
+        if outputs.is_empty() {
+            outputs.push(buffers.room_of_sum());
+        }
+        // SAFETY: this local rank alone has taken the range: nobody else touches it between two meetings. It
+        // is within every buffer and room; outputs are inputs, or the room for sums, which is no input.
+        unsafe { reduce::reduce_shared(arithmetic, &inputs, &outputs, range.len()) };
+        keepers.try_for_each(|keeper| match buffers.mapped(keeper) {
+            Some(_) => Ok(()),
+            // SAFETY: as above.
+            None => unsafe { buffers.write(keeper, range.clone(), outputs[0]) }.map_err(|cause| (keeper, cause)),
+        })
+    }
+
+    /// The range of every buffer, all of which are reached: where it is, or a copy.
+    fn inputs(&self, buffers: &Buffers, range: &Range<usize>) -> std::result::Result<Vec<*const u8>, Unreachable> {
+        let input = |other: usize| buffers.input(other, range.clone()).map_err(|cause| (other, cause));
+        (0..self.window.local_size()).map(input).collect()
+    }
+
+    /// Sums `share` of the piece `turn` of all buffers for those who keep it; what is in no arena stands in
+    /// the slots of that piece.
+    fn sum(&self, arithmetic: Arithmetic, buffers: &Buffers, share: &Range<usize>, turn: usize, keepers: Keepers) {
         let local_size = self.window.local_size();
-        let slot_start = turn.map_or(0, |turn| buffers.piece(turn).start);
-        let sum = |range: Range<usize>, keepers: Range<usize>| {
+        let slot_start = buffers.piece(turn).start;
+        let sum = |range: Range<usize>, mut keepers: Range<usize>| {
             if range.is_empty() {
                 return;
             }
-            let input = |local_rank: usize| match (buffers.places[local_rank], turn) {
-                (Some(place), _) => place.wrapping_add(range.start),
-                (None, Some(turn)) => self.window.slot(turn, local_rank).wrapping_add(range.start - slot_start),
-                (None, None) => unreachable!("without a turn every buffer is shared"),
+            let input = |local_rank: usize| match buffers.mapped(local_rank) {
+                Some(place) => place.wrapping_add(range.start),
+                None => self.window.slot(turn, local_rank).wrapping_add(range.start - slot_start),
             };
             let inputs: Vec<*const u8> = (0..local_size).map(|local_rank| input(local_rank).cast_const()).collect();
             let mut outputs: Vec<*mut u8> =
-                keepers.clone().filter(|local_rank| buffers.is_shared(*local_rank)).map(input).collect();
-            if let Some(turn) = turn
-                && keepers.into_iter().any(|local_rank| !buffers.is_shared(local_rank))
-            {
+                keepers.clone().filter(|local_rank| buffers.is_mapped(*local_rank)).map(input).collect();
+            if keepers.any(|local_rank| !buffers.is_mapped(local_rank)) {
                 outputs.push(self.window.sums(turn).wrapping_add(range.start - slot_start));
             }
-            // SAFETY: this local rank alone has taken the range: nobody else touches it between two meetings.
-            // It is within every buffer, slot and place; outputs are inputs, or the place for sums, which is
-            // no input.
+            // SAFETY: this local rank alone has this share: nobody else touches it between two meetings. It
+            // is within every buffer, slot and place; outputs are inputs, or the place for sums, which is no
+            // input.
             unsafe { reduce::reduce_shared(arithmetic, &inputs, &outputs, range.len()) };
         };
         match keepers {
-            Keepers::All => sum(range, 0..local_size),
-            Keepers::Owners(parts) => {
-                (0..parts.count())
-                    .for_each(|owner| sum(overlap(&range, &parts.range(owner..owner + 1)), owner..owner + 1));
-            }
+            Keepers::All => sum(share.clone(), 0..local_size),
+            Keepers::Owners(parts) => (0..parts.count())
+                .for_each(|owner| sum(overlap(share, &parts.range(owner..owner + 1)), owner..owner + 1)),
         }
     }
 
@@ -518,24 +554,27 @@ impl Node {
         unsafe { copy(own.add(piece.start), to, piece.len()) };
     }
 
-    /// Shows where `data` lies in this rank's arena; whether it does.
-    fn show(&self, data: &[u8]) -> bool {
-        let arena = if self.arenas.is_empty() { None } else { arena::of_process() };
-        let offset = arena.and_then(|arena| arena.offset_of(data));
-        self.window.show(offset.map_or(0, |offset| offset as u64 + 1));
-        offset.is_some()
+    /// Shows where `data` is.
+    fn show(&self, data: &[u8]) {
+        self.window.show(self.reach.shown(data.as_ptr(), data.len()));
     }
 
-    /// What the local ranks have shown. An own buffer keeps its own address: it is the one the caller lent.
-    fn buffers(&self, own: *mut u8, len_bytes: usize) -> Buffers {
-        let place = |local_rank: usize| {
-            let offset = self.window.see(local_rank).checked_sub(1)? as usize;
-            let peers = self.arenas.get(local_rank)?;
-            assert!(offset + len_bytes <= peers.len_bytes(), "a buffer lies within its rank's arena");
-            Some(if local_rank == self.local_rank() { own } else { peers.start().as_ptr().wrapping_add(offset) })
-        };
-        let piece_bytes = self.window.slot_bytes();
-        Buffers { own, len_bytes, piece_bytes, places: (0..self.window.local_size()).map(place).collect() }
+    /// What the local ranks have shown.
+    fn buffers(&mut self, own: *mut u8, len_bytes: usize) -> Buffers {
+        let shown = (0..self.window.local_size()).map(|local_rank| self.window.see(local_rank));
+        self.reach.buffers((own, len_bytes), (self.window.local_rank(), self.window.slot_bytes()), shown)
+    }
+
+    /// The last meeting of an operation. A rank that has died is missed there: that is the better error.
+    fn end(&self, moved: Moved, limits: WaitLimits) -> Result<()> {
+        self.meet(limits)?;
+        moved.map_err(|(local_rank, cause)| Error::PeerLost {
+            peer: format!("local rank(s) {:?} of this host", [local_rank]),
+            ranks: Vec::new(),
+            cause: format!("the memory of its process cannot be used: {cause}"),
+            operation: "a collective in shared memory".to_owned(),
+            rank: Some(self.rank),
+        })
     }
 
     /// Names the next operation.
@@ -570,6 +609,11 @@ impl Node {
             },
         })
     }
+}
+
+/// `range` in pieces of at most `len_bytes`.
+fn pieces(range: Range<usize>, len_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(len_bytes).map(move |start| start..(start + len_bytes).min(range.end))
 }
 
 /// What an operation is called in the window.

@@ -5,7 +5,7 @@
 //! as the emulated hosts of one machine. Every rank then sends to all others where its memory can be found,
 //! tries to map that of its neighbours, and sends to all others whether it could: all ranks draw the same
 //! conclusion, and a host on which one attempt failed (a container that hides its processes, say) goes on
-//! with messages.
+//! with messages. In the same way they find out whether they can read the memory of each other's processes.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,9 @@ use ringpull_plan::Plan;
 use super::executor::Executor;
 use super::node::Node;
 use super::racks::{self, Racks};
+use super::reached::Reach;
 use crate::transport::Stamp;
+use crate::transport::peer_memory::{self, Probe};
 use crate::transport::window::Window;
 
 /// The stamp of the first messages of all.
@@ -29,8 +31,10 @@ const FIRST: Stamp = 0;
 /// With fewer hosts, racks make no difference worth asking for.
 const RACKED: usize = 4;
 
+const MOST_CORES: u64 = 1 << 16;
+
 /// What a rank sends to all others.
-const CARD_WORDS: usize = 12;
+const CARD_WORDS: usize = 15;
 type Card = [u64; CARD_WORDS];
 
 /// The ranks by host, and this rank's way to its neighbours.
@@ -89,8 +93,8 @@ impl Placement {
         }
     }
 
-    /// Finds out. Collective.
-    pub(super) fn find(executor: &mut Executor) -> Result<Self> {
+    /// Finds out. Collective. `read_memory` is that of the configuration.
+    pub(super) fn find(executor: &mut Executor, read_memory: Option<bool>) -> Result<Self> {
         let (rank, size) = (executor.rank(), executor.size());
         let lowest = executor.transport.hosts()?;
         let all_apart = lowest.iter().enumerate().all(|(rank, lowest)| rank == *lowest);
@@ -111,8 +115,11 @@ impl Placement {
         }
         let own = hosts.iter().find(|ranks| ranks.contains(&rank)).expect("every rank is on a host").clone();
         let node = if own.len() > 1 { join(rank, &own, &cards, window) } else { None };
-        let outcome =
-            [u64::from(node.is_some()), u64::from(node.as_ref().is_some_and(|(_, arenas)| !arenas.is_empty()))];
+        let outcome = [
+            u64::from(node.is_some()),
+            u64::from(node.as_ref().is_some_and(|(_, arenas)| !arenas.is_empty())),
+            u64::from(node.is_some() && reads_processes(read_memory, &own, &cards)),
+        ];
         let outcomes = executor.gather_rows(&outcome, FIRST)?;
         let succeeded = |ranks: &[usize], step: usize| ranks.iter().all(|rank| outcomes[*rank][step] == 1);
         let shared = hosts.iter().flat_map(|ranks| {
@@ -124,9 +131,11 @@ impl Placement {
         let machines = cards.iter().map(|card| (card[0] << 1, card[1])).collect::<BTreeSet<_>>().len();
         let node = node.filter(|_| succeeded(&own, 0)).map(|(window, arenas)| {
             let arenas = if succeeded(&own, 1) { arenas } else { Vec::new() };
-            Node::new(window, arenas, rank)
+            let processes = succeeded(&own, 2).then(|| own.iter().map(|rank| cards[*rank][2] as u32).collect());
+            Node::new(window, Reach::new(arenas, processes), rank)
         });
-        tracing::debug!(rank, hosts = ?shared, arenas = succeeded(&own, 1), "ranks that share memory");
+        let (arenas, processes) = (succeeded(&own, 1), succeeded(&own, 2));
+        tracing::debug!(rank, hosts = ?shared, arenas, processes, "ranks that share memory");
         Ok(Placement { racks: racks(&shared), are_racks_named, hosts: shared, machines, node })
     }
 }
@@ -146,6 +155,7 @@ fn card(lowest: usize, window: Option<&Region>) -> Card {
     // that.
     let place = lowest as u64 | u64::from(is_willing) << 63;
     let pid = u64::from(std::process::id());
+    let probe = peer_memory::probe();
     [
         place,
         name,
@@ -159,6 +169,9 @@ fn card(lowest: usize, window: Option<&Region>) -> Card {
         arena[2],
         arena[3],
         racks::own_name(),
+        probe.address,
+        probe.value,
+        own_cores(),
     ]
 }
 
@@ -179,6 +192,29 @@ fn by_host(cards: &[Card]) -> Vec<Vec<usize>> {
         }
     }
     hosts
+}
+
+/// Whether this rank can read the memory of its neighbours' processes, and should: it does if `wanted`, and
+/// if that is not said, where it pays. The window costs a meeting at each piece, and at each of them ranks
+/// that outnumber the cores wait for one. But the kernel's copies take more of a core, and the more ranks,
+/// the more of them.
+fn reads_processes(wanted: Option<bool>, ranks: &[usize], cards: &[Card]) -> bool {
+    let probe = |card: &Card| Probe { address: card[12], value: card[13] };
+    let sets: BTreeSet<u64> = ranks.iter().map(|rank| cards[*rank][14]).collect();
+    let cores: u64 = sets.iter().map(|set| set % MOST_CORES).sum();
+    let is_wanted = wanted.unwrap_or(ranks.len() == 2 || cores < ranks.len() as u64);
+    is_wanted && ranks.iter().all(|rank| peer_memory::can_read(cards[*rank][2] as u32, probe(&cards[*rank])))
+}
+
+/// The cores that this process may use: a name of the set, times [`MOST_CORES`], and how many it may use of
+/// them at once. A launcher that binds ranks gives each a set of its own.
+fn own_cores() -> u64 {
+    let set = rustix::thread::sched_getaffinity(None).map_or(0, |set| {
+        let members: Vec<u8> = (0..rustix::thread::CpuSet::MAX_CPU).map(|core| u8::from(set.is_set(core))).collect();
+        xxh3_64(&members)
+    });
+    let count = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    set / MOST_CORES * MOST_CORES + count.min(MOST_CORES - 1)
 }
 
 /// This rank's view of the window and of its neighbours' arenas: no view if there is no window, no arenas if

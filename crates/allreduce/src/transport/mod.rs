@@ -19,6 +19,7 @@ pub(crate) mod meeting;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod observed;
+pub mod peer_memory;
 #[cfg(feature = "mpi")]
 mod sockets;
 pub mod star;

@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 35] = [
+pub const VARIABLES: [Variable; 36] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -93,6 +93,14 @@ pub const VARIABLES: [Variable; 35] = [
         "RINGPULL_SHARED_MEMORY",
         "1",
         "0 (or `false`, `no`, `off`): ranks of one host exchange messages, as ranks of different hosts do",
+    ),
+    variable(
+        "RINGPULL_READ_MEMORY",
+        "`auto`",
+        "whether ranks of one host read and write the memory of each other's processes, as the system lets \
+         them (`process_vm_readv`): `auto` for two ranks of a host and for ranks that outnumber the cores, 0 \
+         never, 1 always. It is for values that other libraries have allocated; else they go through a shared \
+         window in pieces",
     ),
     variable(
         "RINGPULL_RACK",

@@ -66,6 +66,17 @@ pub(super) fn switch(variable: &str, given: &str) -> Result<bool> {
     }
 }
 
+/// What a variable of `auto`, 0 and 1 says; `None` is `auto`.
+pub(super) fn switch_or_auto(name: &str, default: Option<bool>) -> Result<Option<bool>> {
+    match text(name).as_deref() {
+        None => Ok(default),
+        Some("auto") => Ok(None),
+        Some("0") => Ok(Some(false)),
+        Some("1") => Ok(Some(true)),
+        Some(given) => Err(not_one_of(name, given, &["auto", "0", "1"])),
+    }
+}
+
 pub(super) fn parsed<T: FromStr>(name: &str, expected: &str, default: T) -> Result<T> {
     text(name).map_or(Ok(default), |value| value.parse().map_err(|_| bad(name, expected)))
 }

@@ -8,16 +8,24 @@ use std::time::Duration;
 
 use ringpull_base::buffer::arena;
 use ringpull_base::config::Config;
-use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, with_element};
+use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, Reduction, with_element};
+use ringpull_plan::Parts;
 
 use crate::communicator::Communicator;
+use crate::communicator::begun::Passage;
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
 
-/// Runs `work` on every rank of a world in which ranks with the same number are on the same host.
+/// Runs `work` on every rank of a world in which ranks with the same number are on the same host. What is in
+/// no arena goes through the window.
 fn on_ranks<T: Send>(hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sync) -> Vec<T> {
+    on_ranks_that_read(false, hosts, work)
+}
+
+/// As [`on_ranks`]; what is in no arena is read in its process if `reads`.
+fn on_ranks_that_read<T: Send>(reads: bool, hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sync) -> Vec<T> {
     arena::of_process().expect("this system has shared memory");
-    let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
+    let config = Config { timeout: Duration::from_secs(20), read_memory: Some(reads), ..Config::default() };
     std::thread::scope(|scope| {
         let (config, work) = (&config, &work);
         let ranks = world_on(hosts).into_iter().map(|end| {
@@ -49,7 +57,13 @@ fn input<T: Element>(rank: usize, element: usize) -> T {
 /// Sums `len` elements several times over, and checks them; `is_shared` says which ranks' buffers are in an
 /// arena.
 fn check(hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) -> bool + Sync) {
-    with_element!(dtype, T => on_ranks(hosts, |comm| {
+    for reads in [false, true] {
+        check_by(reads, hosts, dtype, len, &is_shared);
+    }
+}
+
+fn check_by(reads: bool, hosts: &[usize], dtype: DType, len: usize, is_shared: impl Fn(usize) -> bool + Sync) {
+    with_element!(dtype, T => on_ranks_that_read(reads, hosts, |comm| {
         let mut data = buffer(len * dtype.size_bytes(), is_shared(comm.rank()));
         for round in 0..3 {
             let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
@@ -112,10 +126,60 @@ fn hosts_with_equal_or_different_numbers_of_ranks_sum_together() {
 }
 
 #[test]
+fn collectives_of_one_host_give_the_same_in_any_memory() {
+    let passage = |stamp| Passage { stamp, priority: 0 };
+    let value = |rank: usize, at: usize| (rank * 1000 + at) as u64;
+    for (reads, size, len) in [(false, 3), (true, 2), (true, 3)]
+        .into_iter()
+        .flat_map(|(reads, size)| [1, 5000, 300_000].map(|len| (reads, size, len)))
+    {
+        for shared in [|_: usize| true, |_: usize| false, |rank: usize| rank == 1] {
+            on_ranks_that_read(reads, &vec![0; size], |comm| {
+                let (rank, own) = (comm.rank(), len * comm.rank()..len * (comm.rank() + 1));
+                let mut given = buffer(8 * size * len, shared(rank));
+                let values: &mut [u64] = bytemuck::cast_slice_mut(given.bytes_mut());
+                values.iter_mut().enumerate().for_each(|(at, to)| *to = value(rank, at));
+                let mut out = buffer(8 * size * len, shared(rank));
+                let lens = vec![8 * len; size];
+                // SAFETY: all memory outlives what is done with it, as there is no error.
+                unsafe {
+                    let buffers = (std::ptr::from_ref(given.bytes()), std::ptr::from_mut(out.bytes_mut()));
+                    assert!(comm.begin_alltoall(None, (&lens, &lens), true, buffers, passage(1)).unwrap().is_none());
+                }
+                let found: &[u64] = bytemuck::cast_slice(out.bytes());
+                let from = |at: usize| value(at / len, own.start + at % len);
+                assert!((0..size * len).all(|at| found[at] == from(at)), "alltoall {reads} {size} {len}");
+
+                let parts = Parts::even(size * len, size);
+                let sum = (Reduction::Sum, DType::I64);
+                // SAFETY: as above.
+                unsafe {
+                    let buffers =
+                        (std::ptr::from_ref(given.bytes()), std::ptr::from_mut(&mut out.bytes_mut()[..8 * len]));
+                    assert!(comm.begin_reduce_scatter(None, sum, parts, buffers, passage(2)).unwrap().is_none());
+                }
+                let found: &[u64] = bytemuck::cast_slice(&out.bytes()[..8 * len]);
+                let total = |at: usize| (0..size).map(|rank| value(rank, at)).sum::<u64>();
+                assert!(found.iter().zip(own.clone()).all(|(found, at)| *found == total(at)), "{reads} {size} {len}");
+                let kept: &[u64] = bytemuck::cast_slice(given.bytes());
+                assert!((0..size * len).all(|at| kept[at] == value(rank, at)), "the input of a reduce-scatter stays");
+
+                let parts = Parts::of((0..=size).map(|rank| 8 * len * rank).collect());
+                // SAFETY: as above.
+                let ticket = unsafe { comm.begin_allgather(None, parts, given.bytes_mut(), passage(3)) };
+                assert!(ticket.unwrap().is_none());
+                let found: &[u64] = bytemuck::cast_slice(given.bytes());
+                assert!((0..size * len).all(|at| found[at] == value(at / len, at)), "allgather {reads} {size} {len}");
+            });
+        }
+    }
+}
+
+#[test]
 fn all_ranks_hold_the_same_bits_in_every_run() {
     let runs: Vec<Vec<u8>> = (0..4)
         .flat_map(|run| {
-            on_ranks(&[0, 0, 1, 1, 1], |comm| {
+            on_ranks_that_read(run % 2 == 1, &[0, 0, 1, 1, 1], |comm| {
                 let mut data = buffer(4 * 100_003, run % 2 == 0 || comm.rank() % 2 == 0);
                 let values: &mut [f32] = bytemuck::cast_slice_mut(data.bytes_mut());
                 values.iter_mut().enumerate().for_each(|(at, value)| *value = 1.0 / (1 + at + 7 * comm.rank()) as f32);
