@@ -475,6 +475,18 @@ pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
 
+/// The variables by which `ringpull launch --elastic` makes the ranks of a job elastic.
+pub const SNAPSHOTS: &str = "RINGPULL_SNAPSHOTS";
+#[allow(missing_docs)]
+pub const GENERATION: &str = "RINGPULL_GENERATION";
+
+/// `RINGPULL_SNAPSHOTS` and `RINGPULL_GENERATION`: the folder of an elastic job's snapshots on each host, and
+/// how often the job was started before. `None` in another job.
+pub fn elastic() -> Result<Option<(PathBuf, u32)>> {
+    let Some(folder) = text(SNAPSHOTS) else { return Ok(None) };
+    Ok(Some((folder.into(), required(GENERATION, "the number of the start, from 0")?)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

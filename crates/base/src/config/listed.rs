@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 36] = [
+pub const VARIABLES: [Variable; 38] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -148,6 +148,17 @@ pub const VARIABLES: [Variable; 36] = [
         "RINGPULL_LOCAL_WORKERS",
         "",
         "workers on this host, among which the example shares its cores; `launch` sets it",
+    ),
+    variable(
+        "RINGPULL_SNAPSHOTS",
+        "",
+        "the folder of each host in which the ranks of an elastic job keep snapshots of their state; \
+         `ringpull launch --elastic` sets it and removes the folder",
+    ),
+    variable(
+        "RINGPULL_GENERATION",
+        "",
+        "how often an elastic job was started before; `ringpull launch --elastic` sets it",
     ),
     variable("RINGPULL_SSH", "`ssh`", "the ssh that `launch` uses"),
     variable(

@@ -12,6 +12,8 @@ use ringpull_base::{Error, Kind, Result};
 use super::{FAILURE, Status};
 use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
+use crate::launch::elastic::Elastic;
+use crate::launch::elastic::discovery::{Discovery, Source};
 use crate::launch::yarn::{Cluster, YarnJob};
 use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
 
@@ -26,14 +28,19 @@ use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfi
   ringpull launch -n 8 --launcher yarn --yarn http://rm:8088 -- python train.py --kv-store dist_sync_mpi
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
+  ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
 
 A hostfile has one host[:port] [slots=n] per line. After a process has failed, the others have 1.5
 times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
-The exit code is that of the first process that failed.")]
+The exit code is that of the first process that failed.
+
+With --elastic, what is left of a job that has lost ranks is ended, and the job starts again on the
+hosts that are present.")]
 pub(crate) struct LaunchArgs {
     /// The number of workers.
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    num_workers: u32,
+    #[arg(required_unless_present = "elastic")]
+    num_workers: Option<u32>,
     /// The number of servers; 0 starts MPI ranks [default: 0, or as many as workers if the command has a
     /// `--kv-store` with servers, as with MXNet's launch.py].
     #[arg(short = 's', long)]
@@ -47,6 +54,8 @@ pub(crate) struct LaunchArgs {
     /// How processes are started [default: ssh with a hostfile, else local].
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
+    #[command(flatten)]
+    elastic: ElasticOptions,
     #[command(flatten)]
     variables: Variables,
     /// First copy the working folder to this folder of every host, with rsync, and start there (ssh only).
@@ -66,6 +75,31 @@ pub(crate) struct LaunchArgs {
     /// The command that every process runs.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Elastic jobs of MPI ranks")]
+struct ElasticOptions {
+    /// Start the job again when it has lost ranks or may have more, from its last snapshot in memory
+    /// (local, ssh, mpi, lab; no servers).
+    #[arg(long)]
+    elastic: bool,
+    /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n].
+    #[arg(long, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
+    min_workers: Option<u32>,
+    /// The most workers to run with [default: N of -n, else all slots of the hosts].
+    #[arg(long, value_name = "B", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
+    max_workers: Option<u32>,
+    /// A program that prints a line host[:slots] for each host that is present. It runs once a second.
+    /// Without it the hosts are those of the hostfile, which may change.
+    #[arg(long, value_name = "SCRIPT", requires = "elastic", conflicts_with = "hostfile")]
+    discover_hosts: Option<PathBuf>,
+    /// How often the job may start again after failures.
+    #[arg(long, value_name = "N", requires = "elastic")]
+    max_restarts: Option<u32>,
+    /// The folder of each host for snapshots, in memory.
+    #[arg(long, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]
+    snapshots: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -91,10 +125,13 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     if args.quiet {
         args.variables.env.push((config::QUIET.to_owned(), "1".to_owned()));
     }
-    let default = if args.hostfile.is_some() { Launcher::Ssh } else { Launcher::Local };
-    let launcher = args.launcher.unwrap_or(default);
-    let (workers, servers) =
-        (args.num_workers as usize, servers(args.num_workers, args.num_servers, &args.command) as usize);
+    let has_hosts = args.hostfile.is_some() || args.elastic.discover_hosts.is_some();
+    let launcher = args.launcher.unwrap_or(if has_hosts { Launcher::Ssh } else { Launcher::Local });
+    if args.elastic.elastic {
+        return run_elastic(args, launcher);
+    }
+    let workers = args.num_workers.unwrap_or(1);
+    let (workers, servers) = (workers as usize, servers(workers, args.num_servers, &args.command) as usize);
     let hosts = read_hosts(&args, launcher)?;
     if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && hosts.is_empty() {
         check_program(&args.command)?;
@@ -138,6 +175,62 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         launch.grace = grace;
         launch.run()?.code
     };
+    Ok(status(code))
+}
+
+/// Runs an elastic job; its exit code.
+fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
+    let given = |number: Option<u32>| number.or(args.num_workers).map(|number| number as usize);
+    let options = &args.elastic;
+    let Some(least) = given(options.min_workers) else {
+        return Err(Error::argument("--elastic needs the fewest workers", "give them with --min-workers A"));
+    };
+    let most = given(options.max_workers);
+    if most.is_some_and(|most| most < least) {
+        return Err(Error::argument(
+            format!("--min-workers {least} is more than --max-workers"),
+            "give as many with --max-workers, or more",
+        ));
+    }
+    if servers(least as u32, args.num_servers, &args.command) > 0 {
+        return Err(Error::argument(
+            "an elastic job has no servers",
+            "let the command ask for dist_sync_mpi, and leave out -s; or leave out --elastic",
+        ));
+    }
+    if matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) {
+        return Err(Error::argument(
+            "--elastic is for the launchers local, ssh, mpi and lab",
+            "inside an allocation, list its hosts with --discover-hosts SCRIPT or -H HOSTFILE",
+        ));
+    }
+    if args.sync_dst_dir.is_some() {
+        return Err(Error::argument(
+            "--sync-dst-dir does not go with --elastic: hosts may come later",
+            "put the program where every host finds it, such as a shared folder",
+        ));
+    }
+    let in_lab = launcher == Launcher::Lab;
+    let source = match (&options.discover_hosts, &args.hostfile) {
+        (Some(script), _) => Source::Script(script.clone()),
+        (None, Some(file)) => Source::File(file.clone()),
+        (None, None) if in_lab => lab_hosts().map(|_| Source::Lab)?,
+        (None, None) => Source::Here(most.unwrap_or(least)),
+    };
+    if matches!(source, Source::Here(_)) {
+        check_program(&args.command)?;
+    }
+    warn_about_unused_options(&args, launcher);
+    let code = Elastic {
+        least,
+        most: most.unwrap_or(usize::MAX),
+        discovery: Discovery { source, in_lab, port: args.ssh_port },
+        memory: options.snapshots.clone(),
+        restarts: options.max_restarts,
+        spec: Spec { workers: least, servers: 0, command: args.command, variables: args.variables },
+        sink: if args.no_tag { Sink::Plain } else { Sink::Tagged },
+    }
+    .run()?;
     Ok(status(code))
 }
 
@@ -189,7 +282,7 @@ fn warn_about_unused_options(args: &LaunchArgs, launcher: Launcher) {
     if args.sync_dst_dir.is_some() && args.hostfile.is_none() {
         eprintln!("warning: --sync-dst-dir has no effect: there are no hosts to copy the folder to");
     }
-    if args.ssh_port.is_some() && args.hostfile.is_none() {
+    if args.ssh_port.is_some() && args.hostfile.is_none() && args.elastic.discover_hosts.is_none() {
         eprintln!("warning: --ssh-port has no effect without hosts: name them with -H");
     }
     if args.sge_pe.is_some() && launcher != Launcher::Sge {

@@ -40,18 +40,24 @@ exec "$@"
 pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let (parts, _port) = parts(spec, hosts, sink)?;
-    follow(Mpirun::find()?.command_of_parts(hosts, &parts)?, &interrupt, Some(hosts), sink)
+    follow(Mpirun::find()?.command_of_parts(hosts, &parts)?, &interrupt, Some(hosts), sink, |_| ())
 }
 
 /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that this
-/// program knows.
-pub(super) fn follow(mut ready: MpiCommand, interrupt: &Interrupt, hosts: Option<&[Host]>, sink: Sink) -> Result<i32> {
+/// program knows. `on_line` gets each line that it and its processes write to stderr.
+pub(super) fn follow(
+    mut ready: MpiCommand,
+    interrupt: &Interrupt,
+    hosts: Option<&[Host]>,
+    sink: Sink,
+    on_line: impl FnMut(&str) + Send + 'static,
+) -> Result<i32> {
     ready.command.stderr(Stdio::piped());
     let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
     let aborts = Arc::new(AtomicBool::new(false));
     let stderr = child.stderr.take().map(|from| {
         let aborts = Arc::clone(&aborts);
-        std::thread::spawn(move || pass_on(from, &aborts))
+        std::thread::spawn(move || pass_on(from, &aborts, on_line))
     });
     let mut forward = interrupt.forward_to(Pid::from_child(&child));
     let mut childless = hosts.map(|hosts| Childless::watch(child.id(), hosts));
@@ -87,7 +93,7 @@ const ABORTS: [&str; 4] =
 
 /// Prints what `mpirun` and its processes write to stderr, and notes when `mpirun` begins to end the job.
 /// Lines of processes begin with their name.
-fn pass_on(from: impl Read, aborts: &AtomicBool) {
+fn pass_on(from: impl Read, aborts: &AtomicBool, mut on_line: impl FnMut(&str)) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
     while matches!(from.read_until(b'\n', &mut line), Ok(1..)) {
@@ -95,6 +101,7 @@ fn pass_on(from: impl Read, aborts: &AtomicBool) {
         if !text.starts_with('[') && ABORTS.iter().any(|words| text.contains(words)) {
             aborts.store(true, Ordering::Relaxed);
         }
+        on_line(&text);
         if let Err(cause) = std::io::stderr().lock().write_all(&line) {
             tracing::debug!(%cause, "a line of mpirun's is lost");
         }

@@ -14,6 +14,8 @@ use ringpull_base::{Error, Result};
 enum Meaning {
     /// This option of ours.
     Option(&'static str),
+    /// This option of ours, in a job that is elastic.
+    Elastic(&'static str),
     /// A variable of the processes, made of the option's value.
     Variable(&'static str, fn(&str) -> Option<String>),
     /// Nothing, and why.
@@ -22,10 +24,10 @@ enum Meaning {
     Refused(&'static str),
 }
 
-use Meaning::{Nothing, Option as Ours, Refused, Variable};
+use Meaning::{Elastic, Nothing, Option as Ours, Refused, Variable};
 
 /// Its names, whether a value follows, and what it is.
-const OPTIONS: [(&[&str], bool, Meaning); 28] = [
+const OPTIONS: [(&[&str], bool, Meaning); 31] = [
     (&["-np", "--num-proc"], true, Ours("--num-workers")),
     (&["-hostfile"], true, Ours("--hostfile")),
     (&["--hosts"], true, Ours("--hostfile")),
@@ -57,11 +59,10 @@ const OPTIONS: [(&[&str], bool, Meaning); 28] = [
     ),
     (&["--mpi-args", "--binding-args", "--output-filename", "--config-file"], true, Refused("run mpirun itself")),
     (&["--jsrun"], false, Refused("in an allocation of Slurm use --launcher slurm, of Grid Engine --launcher sge")),
-    (
-        &["--host-discovery-script", "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--reset-limit"],
-        true,
-        Refused("the number of ranks is fixed: give it with -np"),
-    ),
+    (&["--min-np", "--min-num-proc"], true, Elastic("--min-workers")),
+    (&["--max-np", "--max-num-proc"], true, Elastic("--max-workers")),
+    (&["--host-discovery-script"], true, Elastic("--discover-hosts")),
+    (&["--reset-limit"], true, Elastic("--max-restarts")),
 ];
 
 fn same(value: &str) -> Option<String> {
@@ -95,10 +96,14 @@ fn level(value: &str) -> Option<String> {
 /// `words` of a command line, behind `ringpull launch`, in the options of `launch`; and the warnings.
 pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<OsString>, Vec<String>)> {
     let (mut ours, mut warnings) = (Vec::new(), Vec::new());
+    let mut is_elastic = false;
     let mut rest = words.into_iter();
     while let Some(word) = rest.next() {
         let Some(text) = word.to_str().filter(|text| text.starts_with('-') && *text != "--") else {
             // The command.
+            if is_elastic && !ours.iter().any(|word| word == "--elastic") {
+                ours.push("--elastic".into());
+            }
             ours.push(word);
             break;
         };
@@ -122,6 +127,10 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
         }
         match meaning {
             Ours(option) => ours.extend([OsString::from(option)].into_iter().chain(value)),
+            Elastic(option) => {
+                is_elastic = true;
+                ours.extend([OsString::from(option)].into_iter().chain(value));
+            }
             Variable(variable, of) => {
                 let given = value.as_ref().map_or("", |value| value.to_str().unwrap_or_default());
                 let made = of(given).ok_or_else(|| {
@@ -181,6 +190,10 @@ mod tests {
                 "ringpull launch --num-workers 2 --env RINGPULL_FUSION_BYTES=33554432 --env RINGPULL_TIMELINE=t.json -- x --gloo",
             ),
             (
+                "ringpull launch -np 4 --min-np 2 --max-np=8 --host-discovery-script ./hosts --reset-limit 3 x",
+                "ringpull launch --num-workers 4 --min-workers 2 --max-workers 8 --discover-hosts ./hosts --max-restarts 3 --elastic x",
+            ),
+            (
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --env RINGPULL_TIMEOUT=0 x",
             ),
@@ -197,7 +210,6 @@ mod tests {
         assert_eq!(words.join(" "), "--num-workers 2 x");
         assert!(warnings.len() == 2 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
         for (text, part) in [
-            ("ringpull launch -np 2 --min-np 1 x", "fixed"),
             ("ringpull launch -np 2 -i key x", "RINGPULL_SSH"),
             ("ringpull launch -np", "-np without a value"),
             ("ringpull launch --fusion-threshold-mb much x", "RINGPULL_FUSION_BYTES"),

@@ -46,6 +46,13 @@ impl FromStr for SshHost {
     }
 }
 
+impl SshHost {
+    /// Whether its name is this host's for itself.
+    pub(crate) fn is_this(&self) -> bool {
+        self.name == "localhost" || self.name == "127.0.0.1"
+    }
+}
+
 /// The hosts of an option: those of the file of this name, or the list itself. None if all of a list are this
 /// host, which needs no ssh.
 pub(crate) fn hosts(option: &Path) -> Result<Vec<SshHost>> {
@@ -53,7 +60,7 @@ pub(crate) fn hosts(option: &Path) -> Result<Vec<SshHost>> {
         return read(option);
     };
     let mut hosts = parse_list(list)?;
-    if hosts.iter().all(|host| host.name == "localhost" || host.name == "127.0.0.1") {
+    if hosts.iter().all(SshHost::is_this) {
         hosts.clear();
     }
     Ok(hosts)
@@ -72,14 +79,31 @@ pub(crate) fn read(path: &Path) -> Result<Vec<SshHost>> {
     Ok(hosts)
 }
 
+/// The hosts that an option names now: those of the file of this name, which may have none, or the list itself.
+pub(crate) fn listed(option: &Path) -> Result<Vec<SshHost>> {
+    if let Some(list) = option.to_str().filter(|text| text.contains([':', ',']) && !option.exists()) {
+        return parse_list(list);
+    }
+    let text = std::fs::read_to_string(option).map_err(|cause| Error::io("read", option.display(), &cause))?;
+    parse(&text)
+}
+
 /// The hosts of a list on the command line, as `horovodrun` takes it: `host1:2,host2:2`, the numbers being
 /// slots.
 fn parse_list(text: &str) -> Result<Vec<SshHost>> {
-    let host = |item: &str| match item.split_once(':') {
+    text.split(',').map(with_slots).collect()
+}
+
+/// The hosts of a discovery script's output, as Horovod has it: a line `host[:slots]` for each.
+pub(crate) fn parse_lines(text: &str) -> Result<Vec<SshHost>> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(with_slots).collect()
+}
+
+fn with_slots(item: &str) -> Result<SshHost> {
+    match item.split_once(':') {
         Some((host, slots)) => format!("{host} slots={slots}").parse(),
         None => item.parse(),
-    };
-    text.split(',').map(host).collect()
+    }
 }
 
 /// The hosts of a hostfile's text.
@@ -108,6 +132,12 @@ mod tests {
         let hosts = parse_list("node1:4,ann@node2").unwrap();
         assert_eq!((hosts[0].name.as_str(), hosts[0].slots, hosts[0].port), ("node1", 4, None));
         assert_eq!((hosts[1].login.as_str(), hosts[1].slots), ("ann@node2", 1));
+        let hosts = parse_lines("node1:4\n\nnode2\n").unwrap();
+        assert_eq!(
+            hosts.iter().map(|host| (&host.name[..], host.slots)).collect::<Vec<_>>(),
+            [("node1", 4), ("node2", 1)]
+        );
+        assert!(parse_lines("node1:many\n").is_err());
         assert!(parse_list("node1:0").is_err() && parse_list("node1:4,").is_err());
         assert_eq!(super::hosts(Path::new("node1:1,node2:1")).unwrap().len(), 2);
         assert!(super::hosts(Path::new("localhost:4")).unwrap().is_empty());

@@ -7,7 +7,8 @@
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
 //!   ssh before the job;
 //! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine;
-//!   [`yarn`]: as a service of Hadoop YARN.
+//!   [`yarn`]: as a service of Hadoop YARN;
+//! - [`elastic`]: MPI ranks that are started again when some are lost or hosts are added.
 //!
 //! [`horovodrun`] takes that program's options.
 //!
@@ -15,6 +16,7 @@
 
 pub(crate) mod batch;
 pub(crate) mod by_mpi;
+pub(crate) mod elastic;
 pub(crate) mod horovodrun;
 pub(crate) mod host;
 pub(crate) mod hostfile;

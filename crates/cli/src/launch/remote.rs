@@ -24,7 +24,8 @@ pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Res
     let mut pids = Vec::new();
     for (number, mut command) in commands.into_iter().enumerate() {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().map_err(|cause| Error::io("run", "ssh", &cause))?;
+        let program = command.get_program().display().to_string();
+        let child = command.spawn().map_err(|cause| Error::io("run", program, &cause))?;
         pids.push(Pid::from_child(&child));
         let (sender, asked) = (sender.clone(), Instant::now());
         std::thread::spawn(move || {
@@ -51,8 +52,8 @@ pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Res
     Ok(ended.into_iter().zip(pids).map(|(answer, pid)| answer.unwrap_or_else(|| silent(pid))).collect())
 }
 
-/// Runs `true` on every host, in parallel. The first in the list that does not answer is the error.
-pub(crate) fn check(hosts: &[SshHost]) -> Result<()> {
+/// Runs `true` on every host, in parallel; each one's answer.
+fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<Answer, String>>> {
     /// By when every host must have answered.
     const ANSWER: Duration = Duration::from_secs(8);
     let commands = hosts.iter().map(|host| {
@@ -60,7 +61,18 @@ pub(crate) fn check(hosts: &[SshHost]) -> Result<()> {
         command.arg("true");
         command
     });
-    for (host, answer) in hosts.iter().zip(ask_all(commands.collect(), ANSWER)?) {
+    ask_all(commands.collect(), ANSWER)
+}
+
+/// Whether each host answers.
+pub(crate) fn answering(hosts: &[SshHost]) -> Result<Vec<bool>> {
+    let is_well = |answer: Result<Answer, String>| answer.is_ok_and(|answer| answer.output.status.success());
+    Ok(call_all(hosts)?.into_iter().map(is_well).collect())
+}
+
+/// An error that names the first in the list that does not answer.
+pub(crate) fn check(hosts: &[SshHost]) -> Result<()> {
+    for (host, answer) in hosts.iter().zip(call_all(hosts)?) {
         let words = match answer {
             Ok(Answer { output, .. }) if output.status.success() => continue,
             Ok(Answer { output, .. }) => String::from_utf8_lossy(&output.stderr).trim().replace(['\r', '\n'], " "),

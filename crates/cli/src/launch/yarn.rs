@@ -267,7 +267,7 @@ impl Followed<'_> {
         let (parts, _port) = by_mpi::parts(&self.job.spec, &[], self.job.sink)?;
         let ready = Mpirun::find()?.command_by_agent(&hosts, &agent, &parts)?;
         // With ranks elsewhere, whose ends it hears of.
-        let end = by_mpi::follow(ready, interrupt, None, self.job.sink);
+        let end = by_mpi::follow(ready, interrupt, None, self.job.sink, |_| ());
         write(&self.folder.join("end"), "")?;
         self.print()?;
         end

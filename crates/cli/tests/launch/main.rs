@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use ringpull_processes::{Processes, has_mpi};
 use rustix::process::{Pid, Signal, kill_process};
 
+mod elastic;
 mod secrets;
 mod ssh;
 mod yarn;

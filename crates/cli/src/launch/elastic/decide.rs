@@ -1,0 +1,184 @@
+//! What an elastic job does, as functions of what it knows: no clock, no process, no host.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A host by its name, and how many ranks it takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Offer {
+    pub(crate) name: String,
+    pub(crate) slots: usize,
+}
+
+/// The host of each rank, by its index: each host once for each of its slots, round robin, at most `most`.
+pub(super) fn choose(present: &[Offer], most: usize) -> Vec<usize> {
+    let turns = present.iter().map(|offer| offer.slots).max().unwrap_or(0);
+    let slots = (0..turns).flat_map(|turn| (0..present.len()).filter(move |at| present[*at].slots > turn));
+    slots.take(most).collect()
+}
+
+/// How many workers a job that runs on `running`, a host's name for each rank, would have on the hosts that are
+/// present now; `None` if it has no reason to be started again: it would not have more workers, and every
+/// host that it uses is still offered, or else too few would be left.
+pub(super) fn change(running: &[String], present: &[Offer], least: usize, most: usize) -> Option<usize> {
+    let wanted = choose(present, most).len();
+    let uses = |name: &str| running.iter().filter(|host| *host == name).count();
+    let offered =
+        |name: &str| present.iter().filter(|offer| offer.name == name).map(|offer| offer.slots).sum::<usize>();
+    let loses_one = running.iter().any(|name| uses(name) > offered(name));
+    (wanted >= least && (wanted > running.len() || loses_one)).then_some(wanted)
+}
+
+/// The time that a host is left out after its second failure; it doubles with each one that follows.
+const FIRST: Duration = Duration::from_secs(10);
+/// The longest time that a host is left out, and how long after a failure the next one counts as the first.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// The hosts that have failed. Times are since the job's start.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Suspects(BTreeMap<String, Suspect>);
+
+#[derive(Debug, Clone)]
+struct Suspect {
+    failures: u32,
+    /// When it failed last, or when it was taken in again after that.
+    since: Duration,
+}
+
+impl Suspects {
+    /// Counts a failure of the host; how long it is left out, if it has failed before.
+    pub(super) fn blame(&mut self, host: &str, now: Duration) -> Option<Duration> {
+        let suspect = self.0.entry(host.to_owned()).or_insert(Suspect { failures: 0, since: now });
+        if now >= suspect.since + LONGEST {
+            suspect.failures = 0;
+        }
+        suspect.failures += 1;
+        let out = if suspect.failures < 2 {
+            Duration::ZERO
+        } else {
+            FIRST.saturating_mul(1 << (suspect.failures - 2).min(16)).min(LONGEST)
+        };
+        suspect.since = now + out;
+        (out > Duration::ZERO).then_some(out)
+    }
+
+    pub(super) fn is_left_out(&self, host: &str, now: Duration) -> bool {
+        self.0.get(host).is_some_and(|suspect| suspect.since > now)
+    }
+
+    /// The hosts that are left out, each with the seconds until it is not.
+    pub(super) fn left_out(&self, now: Duration) -> Vec<String> {
+        let out = self.0.iter().filter(|(_, suspect)| suspect.since > now);
+        out.map(|(host, suspect)| format!("{host} ({} s more)", suspect.since.saturating_sub(now).as_secs() + 1))
+            .collect()
+    }
+}
+
+/// How a generation failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) code: i32,
+    /// The hosts that were lost, or lost a rank.
+    pub(super) hosts: Vec<String>,
+}
+
+/// So many equal failures in a row without a new snapshot are ones that no restart mends.
+const HOPELESS: u32 = 3;
+/// And so many failures of any kind.
+const AT_ALL: u32 = 10;
+
+/// Counts equal failures in a row.
+#[derive(Debug, Default)]
+pub(super) struct Repeats {
+    last: Option<Failure>,
+    times: u32,
+    at_all: u32,
+}
+
+impl Repeats {
+    /// Counts a failure; how many there were since the last snapshot, if no restart mends it.
+    pub(super) fn is_hopeless(&mut self, failure: Failure, has_progressed: bool) -> Option<u32> {
+        let is_same = !has_progressed && self.last.as_ref() == Some(&failure);
+        self.times = if is_same { self.times + 1 } else { 1 };
+        self.at_all = if has_progressed { 1 } else { self.at_all + 1 };
+        self.last = Some(failure);
+        (self.times >= HOPELESS || self.at_all >= AT_ALL).then_some(self.at_all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offers(text: &str) -> Vec<Offer> {
+        let offer = |word: &str| {
+            let (name, slots) = word.split_once(':').unwrap();
+            Offer { name: name.to_owned(), slots: slots.parse().unwrap() }
+        };
+        text.split_whitespace().map(offer).collect()
+    }
+
+    fn names(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn ranks_go_round_the_hosts_until_slots_or_workers_end() {
+        assert_eq!(choose(&offers("a:2 b:1 c:3"), 99), [0, 1, 2, 0, 2, 2]);
+        assert_eq!(choose(&offers("a:2 b:1 c:3"), 4), [0, 1, 2, 0]);
+        assert_eq!(choose(&[], 4), [0; 0]);
+    }
+
+    #[test]
+    fn a_job_is_started_again_for_more_workers_or_because_a_host_goes() {
+        let of = |running, present| change(&names(running), &offers(present), 2, 4);
+        assert_eq!(of("a b", "a:1 b:1"), None);
+        assert_eq!(of("a b", "a:1 b:1 c:1"), Some(3));
+        assert_eq!(of("a b a b", "a:3 b:3 c:3"), None, "it has as many as it may have");
+        assert_eq!(of("a b c", "a:1 b:1"), Some(2));
+        assert_eq!(of("a b c", "a:1 b:1 d:1"), Some(3), "one host is replaced by another");
+        assert_eq!(of("a a b", "a:1 b:2"), Some(3), "one host has fewer slots");
+        assert_eq!(of("a b", "a:1"), None, "too few would be left: it goes on as long as it can");
+        assert_eq!(of("a b", ""), None);
+    }
+
+    #[test]
+    fn a_host_that_fails_again_is_left_out_for_a_growing_time() {
+        let mut suspects = Suspects::default();
+        let at = Duration::from_secs;
+        assert_eq!(suspects.blame("a", at(5)), None);
+        assert!(!suspects.is_left_out("a", at(5)));
+        assert_eq!(suspects.blame("a", at(8)), Some(at(10)));
+        assert!(suspects.is_left_out("a", at(17)) && !suspects.is_left_out("a", at(18)));
+        assert!(!suspects.is_left_out("b", at(17)));
+        assert_eq!(suspects.left_out(at(10)), ["a (9 s more)"]);
+        assert_eq!(suspects.blame("a", at(20)), Some(at(20)));
+        let mut now = at(40);
+        for _ in 0..30 {
+            let out = suspects.blame("a", now).unwrap();
+            assert!(out <= LONGEST);
+            now += out;
+        }
+        assert_eq!(suspects.blame("a", now), Some(LONGEST));
+        assert_eq!(suspects.blame("a", now + LONGEST + LONGEST), None, "it has run well for long");
+    }
+
+    #[test]
+    fn the_third_equal_failure_without_a_snapshot_is_the_last() {
+        let failure = |code, hosts: &str| Failure { code, hosts: names(hosts) };
+        let mut repeats = Repeats::default();
+        assert_eq!(repeats.is_hopeless(failure(1, ""), false), None);
+        assert_eq!(repeats.is_hopeless(failure(1, ""), false), None);
+        assert_eq!(repeats.is_hopeless(failure(1, ""), true), None, "it has made a snapshot");
+        assert_eq!(repeats.is_hopeless(failure(1, ""), false), None);
+        assert_eq!(repeats.is_hopeless(failure(1, "a"), false), None, "a host was lost");
+        assert_eq!(repeats.is_hopeless(failure(1, "b"), false), None, "another one was lost");
+        assert_eq!(repeats.is_hopeless(failure(1, "b"), false), None);
+        assert_eq!(repeats.is_hopeless(failure(1, "b"), false), Some(6));
+        let mut repeats = Repeats::default();
+        for number in 0..9 {
+            assert_eq!(repeats.is_hopeless(failure(number, ""), false), None);
+        }
+        assert_eq!(repeats.is_hopeless(failure(9, ""), false), Some(10));
+    }
+}

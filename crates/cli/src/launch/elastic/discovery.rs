@@ -1,0 +1,130 @@
+//! The hosts that an elastic job may run on now: those of a script's output, of a hostfile as it is now, the
+//! emulated ones, or this host.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use ringpull_base::{Error, Result};
+
+use super::decide::Offer;
+use crate::lab;
+use crate::launch::remote::{answering, ask_all};
+use crate::launch::{Host, hostfile};
+
+/// How long a script may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Where the hosts are from.
+#[derive(Debug, Clone)]
+pub(crate) enum Source {
+    /// This host, with so many slots.
+    Here(usize),
+    /// The lines of a program's output: `host[:slots]`.
+    Script(PathBuf),
+    /// A hostfile, which may change, or a list of hosts.
+    File(PathBuf),
+    /// All emulated hosts, with a slot each.
+    Lab,
+}
+
+/// How hosts are found.
+#[derive(Debug, Clone)]
+pub(crate) struct Discovery {
+    pub(crate) source: Source,
+    /// Whether the script's names are those of emulated hosts.
+    pub(crate) in_lab: bool,
+    /// The port of the hosts' ssh servers, if the source has none.
+    pub(crate) port: Option<u16>,
+}
+
+/// A host, as decisions know it and as processes are started there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Present {
+    pub(crate) offer: Offer,
+    pub(crate) host: Host,
+}
+
+impl Discovery {
+    /// The hosts that are listed, and wanted by their names.
+    pub(super) fn listed(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Present>> {
+        let mut hosts = match &self.source {
+            Source::Here(slots) => return Ok(vec![found(Host::Local, *slots)]),
+            Source::Lab => return Ok((1..=lab::hosts_up()).map(|host| found(Host::Lab(host), 1)).collect()),
+            Source::Script(script) => hostfile::parse_lines(&output_of(script)?)?,
+            Source::File(file) => hostfile::listed(file)?,
+        };
+        if self.in_lab {
+            let emulated = |host: hostfile::SshHost| Ok(found(Host::Lab(lab::find_host(&host.name)?), host.slots));
+            return hosts.into_iter().filter(|host| is_wanted(&host.name)).map(emulated).collect();
+        }
+        // This host alone needs no ssh.
+        if !hosts.is_empty() && hosts.iter().all(hostfile::SshHost::is_this) {
+            return Ok(vec![found(Host::Local, hosts.iter().map(|host| host.slots).sum())]);
+        }
+        hosts.retain(|host| is_wanted(&host.login));
+        hosts.iter_mut().for_each(|host| host.port = host.port.or(self.port));
+        Ok(hosts
+            .into_iter()
+            .map(|host| (host.slots, Host::Ssh(host)))
+            .map(|(slots, host)| found(host, slots))
+            .collect())
+    }
+
+    /// Those of them that answer.
+    pub(super) fn present(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Present>> {
+        let listed = self.listed(is_wanted)?;
+        let by_ssh: Vec<hostfile::SshHost> = listed
+            .iter()
+            .filter_map(|found| match &found.host {
+                Host::Ssh(host) => Some(host.clone()),
+                _ => None,
+            })
+            .collect();
+        let answers = answering(&by_ssh)?;
+        let silent: Vec<&hostfile::SshHost> =
+            by_ssh.iter().zip(answers).filter(|(_, answers)| !answers).map(|(host, _)| host).collect();
+        for host in &silent {
+            tracing::info!("{} does not answer", host.login);
+        }
+        Ok(listed
+            .iter()
+            .filter(|found| !silent.iter().any(|silent| found.host == Host::Ssh((*silent).clone())))
+            .cloned()
+            .collect())
+    }
+}
+
+fn found(host: Host, slots: usize) -> Present {
+    Present { offer: Offer { name: host.to_string(), slots }, host }
+}
+
+/// What the script prints.
+fn output_of(script: &std::path::Path) -> Result<String> {
+    let program = script.display();
+    let wrong = |what: String| {
+        Error::argument(
+            format!("the script {program}, which lists the hosts, {what}"),
+            "it must print a line host[:slots] for each host that is present, and end with 0",
+        )
+    };
+    let program = if script.components().count() == 1 && script.exists() {
+        // A name alone would be searched in PATH.
+        std::path::Path::new(".").join(script)
+    } else {
+        script.to_path_buf()
+    };
+    let answers =
+        ask_all(vec![Command::new(program)], LIMIT).map_err(|cause| wrong(format!("cannot be run: {cause}")))?;
+    match answers.into_iter().next() {
+        Some(Ok(answer)) if answer.output.status.success() => {
+            Ok(String::from_utf8_lossy(&answer.output.stdout).into_owned())
+        }
+        Some(Ok(answer)) => {
+            let said = String::from_utf8_lossy(&answer.output.stderr).trim().to_owned();
+            Err(wrong(format!("failed ({}) {said}", answer.output.status)))
+        }
+        Some(Err(cause)) => Err(wrong(cause)),
+        None => Err(wrong("was not run".to_owned())),
+    }
+}

@@ -1,0 +1,157 @@
+//! Which ranks and hosts a job has lost, by what Open MPI's `mpirun` and the ranks say of it. MPICH's `mpiexec`
+//! says it on stdout, among the output of ranks, where it is not read.
+
+use std::collections::BTreeSet;
+
+/// What was said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Lost {
+    /// Ranks that `mpirun` says were ended by a signal, with that.
+    killed: Vec<(usize, String)>,
+    /// Ranks that have ended by themselves, with their exit codes.
+    failed: Vec<(usize, String)>,
+    /// Hosts that `mpirun` has lost.
+    hosts: BTreeSet<String>,
+    /// Ranks that other ranks have lost.
+    missed: BTreeSet<usize>,
+    /// The rank of a report that is not complete: Open MPI gives its exit code in the next line.
+    reported: Option<usize>,
+}
+
+impl Lost {
+    /// Takes a line of the job's stderr.
+    pub(super) fn read(&mut self, line: &str) {
+        let text = line.trim();
+        if let Some(missed) = missed(text) {
+            self.missed.insert(missed);
+        }
+        if text.starts_with('[') {
+            return;
+        }
+        if let Some((_, rest)) = text.split_once("noticed that process rank ") {
+            // Open MPI: "mpirun noticed that process rank 2 with PID 0 on node h3 exited on signal 9 (Killed)."
+            let how = rest.split_once("exited on ").map_or("", |(_, how)| how.split(" (").next().unwrap_or(how));
+            if let Some(rank) = number(rest) {
+                self.killed.push((rank, how.trim_end_matches('.').to_owned()));
+            }
+        } else if let Some(name) = text.strip_prefix("Process name: [[") {
+            // Open MPI: "Process name: [[23000,1],1]", and then "Exit code:    3".
+            self.reported = name.rsplit_once("],").and_then(|(_, rank)| number(rank));
+        } else if let Some(code) = text.strip_prefix("Exit code:") {
+            if let Some(rank) = self.reported.take() {
+                self.failed.push((rank, code.trim().to_owned()));
+            }
+        } else if let Some((_, on)) =
+            text.split_once("Remote daemon:").and_then(|(_, rest)| rest.split_once("on node "))
+        {
+            // Open MPI: "Remote daemon: [[23000,0],1] on node h2".
+            self.hosts.insert(on.trim().to_owned());
+        }
+    }
+
+    /// The lost ranks: those that `mpirun` names, or else those that others miss.
+    fn ranks(&self) -> BTreeSet<usize> {
+        if self.killed.is_empty() { self.missed.clone() } else { self.killed.iter().map(|(rank, _)| *rank).collect() }
+    }
+
+    /// The names of the hosts that have failed, of a job whose ranks are on `running`. A rank that has ended by
+    /// itself says nothing about its host.
+    pub(super) fn hosts(&self, running: &[String]) -> BTreeSet<String> {
+        if !self.failed.is_empty() {
+            return BTreeSet::new();
+        }
+        let of_ranks = self.ranks().into_iter().filter_map(|rank| running.get(rank).cloned());
+        // Names as the launcher has them: MPI may leave out the user or the domain.
+        let known = self.hosts.iter().filter_map(|said| running.iter().find(|name| is_of(name, said)).cloned());
+        of_ranks.chain(known).collect()
+    }
+
+    /// What was lost, or how the job ended.
+    pub(super) fn in_words(&self, running: &[String], code: i32) -> String {
+        let rank = |rank: &usize| match running.get(*rank) {
+            Some(host) => format!("rank {rank} on {host}"),
+            None => format!("rank {rank}"),
+        };
+        if let Some((number, code)) = self.failed.first() {
+            return format!("{} failed with exit code {code}", rank(number));
+        }
+        let mut lost: Vec<String> = self.killed.iter().map(|(number, by)| format!("{} ({by})", rank(number))).collect();
+        if lost.is_empty() {
+            lost = self.missed.iter().map(rank).collect();
+        }
+        if lost.is_empty() {
+            lost = self.hosts(running).into_iter().collect();
+        }
+        if lost.is_empty() { format!("exit code {code}") } else { format!("lost {}", lost.join(", ")) }
+    }
+}
+
+fn is_of(name: &str, said: &str) -> bool {
+    let name = name.rsplit('@').next().unwrap_or(name);
+    name == said || name.split('.').next() == said.split('.').next() && (!name.contains('.') || !said.contains('.'))
+}
+
+/// The number that the text begins with.
+fn number(text: &str) -> Option<usize> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    text[..digits].parse().ok()
+}
+
+/// The rank that a rank's line names as lost: "rank 0: stopped: rank 1 (pid 7 on h2) is lost: its process ended".
+fn missed(text: &str) -> Option<usize> {
+    let before = text.split_once(") is lost: ")?.0;
+    number(before.rsplit_once("rank ")?.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Lost {
+        let mut lost = Lost::default();
+        text.lines().for_each(|line| lost.read(line));
+        lost
+    }
+
+    fn lost_at(host: &str) -> Lost {
+        of(&format!("Remote daemon: [[23000,0],1] on node {host}\n"))
+    }
+
+    fn running() -> Vec<String> {
+        ["h1", "h2", "h3"].map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn the_words_of_open_mpi_name_the_rank_and_how_it_ended() {
+        let lost = of("[rank 2] rank 2: stopped: rank 1 (pid 7 on h2) is lost: its process ended\n\
+             mpirun noticed that process rank 1 with PID 0 on node h2 exited on signal 9 (Killed).");
+        assert_eq!(lost.in_words(&running(), 137), "lost rank 1 on h2 (signal 9)");
+        assert_eq!(lost.hosts(&running()), BTreeSet::from(["h2".to_owned()]));
+        let lost = of("  Process name: [[23000,1],2]\n  Exit code:    3\n");
+        assert_eq!(lost.in_words(&running(), 3), "rank 2 on h3 failed with exit code 3");
+        assert!(lost.hosts(&running()).is_empty(), "its host is as good as any");
+        let lost = of("ORTE has lost communication with a remote daemon.\n\
+             HNP daemon   : [[23000,0],0] on node h1\n  Remote daemon: [[23000,0],1] on node h2\n");
+        assert_eq!(lost.in_words(&running(), 1), "lost h2");
+    }
+
+    #[test]
+    fn what_mpirun_does_not_name_is_known_by_the_others() {
+        let lost = of("[rank 0] rank 0: stopped: rank 1 (pid 7 on h2) is lost: its process ended (during pull)\n");
+        assert_eq!(lost.in_words(&running(), 1), "lost rank 1 on h2");
+    }
+
+    #[test]
+    fn a_job_of_which_nothing_is_known_has_ended_with_its_code() {
+        assert_eq!(of("[rank 0] mpirun noticed that process rank 1 x\n").in_words(&running(), 4), "exit code 4");
+        assert!(of("").hosts(&running()).is_empty());
+        assert_eq!(lost_at("h9").hosts(&running()), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_hosts_name_may_lack_its_user_or_its_domain() {
+        let running = ["ann@n1.site.org".to_owned()];
+        assert_eq!(lost_at("n1").hosts(&running).len(), 1);
+        assert_eq!(lost_at("n1.else.org").hosts(&running).len(), 0);
+    }
+}

@@ -1,0 +1,223 @@
+//! A job of MPI ranks that goes on when it loses ranks or gets hosts: it is ended and started again on the
+//! hosts that are present, and its ranks take up the state that they have left in the memory of their hosts.
+//!
+//! - [`decide`]: which hosts are used, which are left out for how long, when a restart mends nothing: pure;
+//! - [`discovery`]: which hosts are present; [`watch`]: whether that has changed while the job runs;
+//! - [`lost`]: which rank was lost, in the words of `mpirun`; pure;
+//! - [`snapshots`]: the folder of snapshots on each host, which the launcher names, reads and removes.
+//!
+//! One life of the job, from a start to its end, is a generation. `python/ringpull/elastic` is the ranks'
+//! half: it writes the snapshots, and raises at a commit after hosts have changed.
+
+mod decide;
+pub(crate) mod discovery;
+mod lost;
+mod snapshots;
+mod watch;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ringpull_base::{Result, config};
+
+use self::decide::{Failure, Offer, Repeats, Suspects, choose};
+use self::discovery::{Discovery, Present};
+use self::lost::Lost;
+use self::snapshots::{Newest, Snapshots};
+use self::watch::Watch;
+use super::{Host, Sink, Spec, by_mpi};
+use crate::interrupt::Interrupt;
+use crate::mpirun::Mpirun;
+
+/// How often a job that waits looks for hosts.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often it says that it waits.
+const WORD: Duration = Duration::from_secs(10);
+
+/// A job that is started again when it has lost ranks or may have more.
+#[derive(Debug)]
+pub(crate) struct Elastic {
+    /// What its ranks run. The number of workers changes with each generation.
+    pub(crate) spec: Spec,
+    pub(crate) sink: Sink,
+    pub(crate) least: usize,
+    pub(crate) most: usize,
+    pub(crate) discovery: Discovery,
+    /// The folder of each host for snapshots.
+    pub(crate) memory: std::path::PathBuf,
+    /// How often it may be started again.
+    pub(crate) restarts: Option<u32>,
+}
+
+/// How a generation ended.
+enum GenerationEnd {
+    Done,
+    Resized,
+    Failed(Failure),
+}
+
+/// Prints one event of an elastic job.
+fn event(text: &str) {
+    eprintln!("ringpull: elastic: {text}");
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+impl Elastic {
+    /// Runs the job until it ends well, or a restart cannot mend how it ends; its exit code. No process of the
+    /// job and no snapshot is left when this returns.
+    pub(crate) fn run(self) -> Result<i32> {
+        let interrupt = Interrupt::watch()?;
+        let snapshots = Snapshots::new(&self.memory)?;
+        let mut used = Vec::new();
+        let code = self.generations(&interrupt, &snapshots, &mut used);
+        snapshots.remove(&used);
+        code
+    }
+
+    fn generations(&self, interrupt: &Interrupt, snapshots: &Snapshots, used: &mut Vec<Host>) -> Result<i32> {
+        let begun = Instant::now();
+        let (mut suspects, mut repeats) = (Suspects::default(), Repeats::default());
+        let mut newest = Newest::default();
+        let mut before = None;
+        for generation in 0.. {
+            let Some(ranks) = self.await_hosts(&suspects, begun, interrupt)? else {
+                return Ok(128 + interrupt.signal().unwrap_or(2));
+            };
+            announce(generation, before, &ranks);
+            before = Some(ranks.len());
+            for found in &ranks {
+                if !used.contains(&found.host) {
+                    used.push(found.host.clone());
+                }
+            }
+            let ended = self.generation(generation, &ranks, (&suspects, begun), snapshots, interrupt)?;
+            let failure = match ended {
+                _ if interrupt.count() > 0 => return Ok(128 + interrupt.signal().unwrap_or(2)),
+                GenerationEnd::Done => return Ok(0),
+                GenerationEnd::Resized => None,
+                GenerationEnd::Failed(failure) => Some(failure),
+            };
+            let reached = snapshots.newest(used).snapshot;
+            let has_progressed = reached > newest.snapshot;
+            newest.snapshot = newest.snapshot.max(reached);
+            if let Some(failure) = failure {
+                let code = failure.code;
+                for host in &failure.hosts {
+                    if let Some(out) = suspects.blame(host, begun.elapsed()) {
+                        event(&format!("{host} has failed again and is left out for {} s", out.as_secs()));
+                    }
+                }
+                if let Some(times) = repeats.is_hopeless(failure, has_progressed) {
+                    event(&format!(
+                        "the job ends: it has failed {times} times without a new snapshot, the last time with exit \
+                         code {code}, and another restart would not mend that"
+                    ));
+                    return Ok(code);
+                }
+                if self.restarts.is_some_and(|most| generation >= most) {
+                    event(&format!("the job ends: it was started again {generation} times, as often as it may be"));
+                    return Ok(code);
+                }
+            }
+        }
+        unreachable!("there are more generations than a job can have")
+    }
+
+    /// The host of each rank, once enough hosts are present; `None` after an interrupt.
+    fn await_hosts(&self, suspects: &Suspects, begun: Instant, interrupt: &Interrupt) -> Result<Option<Vec<Present>>> {
+        let (since, mut said) = (Instant::now(), Duration::ZERO);
+        loop {
+            if interrupt.count() > 0 {
+                return Ok(None);
+            }
+            let found = self.discovery.present(|name| !suspects.is_left_out(name, begun.elapsed()))?;
+            let offers: Vec<Offer> = found.iter().map(|found| found.offer.clone()).collect();
+            let chosen = choose(&offers, self.most);
+            if chosen.len() >= self.least {
+                return Ok(Some(chosen.into_iter().map(|at| found[at].clone()).collect()));
+            }
+            let waited = since.elapsed();
+            if said == Duration::ZERO || waited >= said {
+                let out = suspects.left_out(begun.elapsed());
+                let out = if out.is_empty() { String::new() } else { format!("; left out: {}", out.join(", ")) };
+                event(&format!(
+                    "waits for hosts: {} present, at least {} needed, for {:.0} s{out}",
+                    count(chosen.len(), "slot"),
+                    self.least,
+                    waited.as_secs_f64()
+                ));
+                said = waited + WORD;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn generation(
+        &self,
+        number: u32,
+        ranks: &[Present],
+        (suspects, begun): (&Suspects, Instant),
+        snapshots: &Snapshots,
+        interrupt: &Interrupt,
+    ) -> Result<GenerationEnd> {
+        let mut spec = self.spec.clone();
+        spec.workers = ranks.len();
+        spec.variables.env.push((config::SNAPSHOTS.to_owned(), snapshots.folder().display().to_string()));
+        spec.variables.env.push((config::GENERATION.to_owned(), number.to_string()));
+        // A host each, or none for ranks of this host.
+        let hosts: Vec<Host> =
+            ranks.iter().map(|found| found.host.clone()).filter(|host| *host != Host::Local).collect();
+        let lost = Arc::new(Mutex::new(Lost::default()));
+        let (parts, _port) = by_mpi::parts(&spec, &hosts, self.sink)?;
+        let ready = Mpirun::find()?.command_of_parts(&hosts, &parts)?;
+        let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
+        let watch = Watch::start(self, number, &running, ranks, (suspects.clone(), begun), snapshots);
+        let said = Arc::clone(&lost);
+        let end = by_mpi::follow(ready, interrupt, Some(&hosts), self.sink, move |line| {
+            said.lock().unwrap_or_else(PoisonError::into_inner).read(line);
+        });
+        watch.stop();
+        let code = match end {
+            Ok(code) => code,
+            Err(error) if interrupt.count() == 0 => {
+                event(&error.to_string());
+                1
+            }
+            Err(error) => return Err(error),
+        };
+        let distinct: Vec<Host> = hosts.iter().fold(Vec::new(), |mut all, host| {
+            if !all.contains(host) {
+                all.push(host.clone());
+            }
+            all
+        });
+        if code == 0 {
+            let again = snapshots.newest(if distinct.is_empty() { &[Host::Local] } else { &distinct }).again;
+            return Ok(if again == Some(number) { GenerationEnd::Resized } else { GenerationEnd::Done });
+        }
+        let lost = lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // This host is where the launcher is: it is never left out.
+        let blamed: BTreeSet<String> =
+            lost.hosts(&running).into_iter().filter(|name| *name != Host::Local.to_string()).collect();
+        event(&format!("generation {number} has ended: {}", lost.in_words(&running, code)));
+        Ok(GenerationEnd::Failed(Failure { code, hosts: blamed.into_iter().collect() }))
+    }
+}
+
+/// The line of a start.
+fn announce(generation: u32, before: Option<usize>, ranks: &[Present]) {
+    let hosts: BTreeSet<&str> = ranks.iter().map(|found| &found.offer.name[..]).collect();
+    let on = match hosts.len() {
+        1 => hosts.into_iter().next().unwrap_or_default().to_owned(),
+        several => format!("{several} hosts"),
+    };
+    let workers = match before {
+        Some(before) if before != ranks.len() => format!("{before} to {}", count(ranks.len(), "worker")),
+        _ => count(ranks.len(), "worker"),
+    };
+    event(&format!("generation {generation}: {workers} on {on}"));
+}

@@ -1,0 +1,139 @@
+//! Elastic jobs of shell scripts, whose files stand for snapshots.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// A job on slots that the test says, and the folder of its snapshots' folder.
+struct Job {
+    folder: tempfile::TempDir,
+    child: Option<Child>,
+}
+
+impl Job {
+    fn new(slots: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let job = Job { folder, child: None };
+        job.offer(slots);
+        std::fs::write(job.path("discover"), format!("#!/bin/sh\ncat {}\n", job.path("hosts").display())).unwrap();
+        std::fs::set_permissions(job.path("discover"), PermissionsExt::from_mode(0o700)).unwrap();
+        std::fs::create_dir(job.path("memory")).unwrap();
+        job
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn offer(&self, slots: &str) {
+        std::fs::write(self.path("new"), slots).unwrap();
+        std::fs::rename(self.path("new"), self.path("hosts")).unwrap();
+    }
+
+    fn start(mut self, options: &[&str], script: &str) -> Self {
+        let (discover, memory) = (self.path("discover"), self.path("memory"));
+        let mut command = launch(&["--elastic", "--discover-hosts", discover.to_str().unwrap(), "--snapshots"]);
+        command.arg(memory).args(options).args(["--", "sh", "-c", script, "sh"]).arg(self.folder.path());
+        let stdout = std::fs::File::create(self.path("out")).unwrap();
+        let stderr = std::fs::File::create(self.path("err")).unwrap();
+        self.child = Some(command.stdout(stdout).stderr(stderr).spawn().unwrap());
+        self
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// The launcher's lines about events.
+    fn events(&self) -> Vec<String> {
+        let events = self.read("err");
+        events.lines().filter_map(|line| line.strip_prefix("ringpull: elastic: ")).map(str::to_owned).collect()
+    }
+
+    /// The exit code, once it has ended. Nothing may be left of its snapshots.
+    fn code(&mut self) -> Option<i32> {
+        let code = self.child.as_mut().unwrap().wait().unwrap().code();
+        assert_eq!(std::fs::read_dir(self.path("memory")).unwrap().count(), 0, "{}", self.read("err"));
+        code
+    }
+}
+
+/// Sets `rank`, `size` and `me`, the folder of the host; says which rank has begun.
+const BEGIN: &str = "rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} size=${OMPI_COMM_WORLD_SIZE:-$PMI_SIZE}
+me=$RINGPULL_SNAPSHOTS/host; mkdir -p $me; echo $RINGPULL_GENERATION $rank $size >>$1/begun
+";
+
+#[test]
+fn a_job_goes_on_without_a_lost_rank_and_grows_at_a_commit() {
+    if !has_mpi() {
+        return;
+    }
+    let script = format!(
+        "{BEGIN}
+        case $RINGPULL_GENERATION in
+          0) until [ $(wc -l <$1/begun) = 3 ]; do sleep 0.01; done
+             : >$me/snapshot-0-1; if [ $rank = 1 ]; then echo localhost:2 >$1/hosts; kill -9 $$; fi; exec sleep 60 ;;
+          1) until [ -e $RINGPULL_SNAPSHOTS/changed-1 ]; do sleep 0.01; done; : >$RINGPULL_SNAPSHOTS/again-1 ;;
+        esac"
+    );
+    let mut job = Job::new("localhost:3\n").start(&["--min-workers", "2"], &script);
+    until("two have begun", || job.read("begun").lines().count() >= 5);
+    job.offer("localhost:4\n");
+    assert_eq!(job.code(), Some(0), "{}", job.read("err"));
+    let begun = job.read("begun");
+    let mut begun: Vec<&str> = begun.lines().collect();
+    begun.sort_unstable();
+    assert_eq!(begun, ["0 0 3", "0 1 3", "0 2 3", "1 0 2", "1 1 2", "2 0 4", "2 1 4", "2 2 4", "2 3 4"]);
+    // The launcher may see the change of hosts before the end of the rank.
+    let mut events = job.events();
+    events.retain(|said| !said.starts_with("hosts have changed: generation 0"));
+    let expected = [
+        "generation 0: 3 workers on this host",
+        "generation 0 has ended: ",
+        "generation 1: 3 to 2 workers on this host",
+        "hosts have changed: generation 1 ends at its next commit, 2 to 4 workers",
+        "generation 2: 2 to 4 workers on this host",
+    ];
+    assert!(events.len() == 5 && events.iter().zip(expected).all(|(said, part)| said.starts_with(part)), "{events:?}");
+}
+
+#[test]
+fn a_failure_that_comes_back_before_a_snapshot_ends_the_job_with_its_code() {
+    if !has_mpi() {
+        return;
+    }
+    let mut job = Job::new("localhost:1\n").start(&["-n", "1"], &format!("{BEGIN} exit 7"));
+    assert_eq!(job.code(), Some(7), "{}", job.read("err"));
+    assert_eq!(job.read("begun").lines().count(), 3);
+    assert!(
+        job.events().last().unwrap().contains("it has failed 3 times without a new snapshot"),
+        "{:?}",
+        job.events()
+    );
+    // With a snapshot each time it goes on, as often as the option says.
+    let script = format!("{BEGIN} : >$me/snapshot-$RINGPULL_GENERATION-1; exit 7");
+    let mut job = Job::new("localhost:1\n").start(&["-n", "1", "--max-restarts", "1"], &script);
+    assert_eq!(job.code(), Some(7), "{}", job.read("err"));
+    assert_eq!(job.read("begun").lines().count(), 2);
+}
+
+#[test]
+fn a_job_that_waits_for_hosts_or_runs_is_ended_by_a_signal() {
+    if !has_mpi() {
+        return;
+    }
+    let mark = mark();
+    let mut job = Job::new("").start(&["--min-workers", "2"], &format!("{BEGIN} sleep {mark}; true"));
+    until("it waits", || {
+        job.events().iter().any(|said| said.starts_with("waits for hosts: 0 slots present, at least 2"))
+    });
+    job.offer("localhost:2\n");
+    until("both run", || running(&mark) == 2);
+    kill_process(Pid::from_child(job.child.as_ref().unwrap()), Signal::TERM).unwrap();
+    assert_eq!(job.code(), Some(143), "{}", job.read("err"));
+    until("all have ended", || running(&mark) == 0);
+    let mut job = Job::new("").start(&["--min-workers", "2"], "true");
+    until("it waits", || !job.events().is_empty());
+    kill_process(Pid::from_child(job.child.as_ref().unwrap()), Signal::INT).unwrap();
+    assert_eq!(job.code(), Some(130), "{}", job.read("err"));
+}
