@@ -94,4 +94,5 @@ def main():
     print(f"rank {rank} of {workers} weights {digest.hexdigest()[:16]}", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -72,6 +72,20 @@ fn split(py: Python<'_>, len: usize, work_load_list: Vec<f64>) -> PyResult<Vec<(
     Ok(parts.into_iter().map(|part| (part.start, part.end)).collect())
 }
 
+/// The folder of an elastic job's snapshots and the number of its generation; None in another job.
+#[pyfunction]
+fn elastic(py: Python<'_>) -> PyResult<Option<(std::path::PathBuf, u32)>> {
+    config::elastic().map_err(|error| errors::raise(py, &error))
+}
+
+/// The 128-bit hash XXH3 of an array's bytes.
+#[pyfunction]
+fn hash_of(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<u128> {
+    let tensor = foreign::Foreign::of(array, foreign::Access::Read, None)?.into_tensor(py)?;
+    let read = tensor.read().map_err(|error| errors::raise(py, &error))?;
+    Ok(py.detach(|| xxhash_rust::xxh3::xxh3_128(read.bytes())))
+}
+
 /// Collective; blocks.
 #[pyfunction]
 fn suggest_shares(py: Python<'_>) -> PyResult<Vec<f64>> {
@@ -98,6 +112,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(start_timeline, module)?)?;
     module.add_function(wrap_pyfunction!(stop_timeline, module)?)?;
     module.add_function(wrap_pyfunction!(split, module)?)?;
+    module.add_function(wrap_pyfunction!(elastic, module)?)?;
+    module.add_function(wrap_pyfunction!(hash_of, module)?)?;
     module.add_function(wrap_pyfunction!(suggest_shares, module)?)?;
     module.add_class::<store::Store>()?;
     module.add_class::<bench::RustIterations>()?;

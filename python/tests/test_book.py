@@ -94,10 +94,13 @@ OF_HOROVOD_TORCH = (
 #: The modules of the reference with their files, in its order.
 MODULES = {
     "ringpull": ["kvstore.py", "worker.py", "collectives.py", "shares.py", "optimizers.py", "errors.py"],
+    "ringpull.elastic": ["elastic/state.py", "elastic/sampling.py"],
     "ringpull.torch": ["torch.py"],
     "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],
     "ringpull.horovod": ["horovod/__init__.py", "horovod/basics.py", "horovod/process_sets.py", "horovod/exceptions.py"],
+    "ringpull.horovod.elastic": ["horovod/elastic.py"],
     "ringpull.horovod.torch": [f"horovod/torch/{name}.py" for name in OF_HOROVOD_TORCH],
+    "ringpull.horovod.torch.elastic": ["horovod/torch/elastic.py"],
     "ringpull.horovod.mxnet": [f"horovod/mxnet/{name}.py" for name in ("__init__", "mpi_ops", "training")],
     "ringpull.horovod.keras": [f"horovod/keras/{name}.py" for name in ("__init__", "reducing", "callbacks")],
 }

@@ -6,6 +6,6 @@
 ``ringpull.horovod.mxnet`` for MXNet, ``ringpull.horovod.keras`` for Keras 3.
 """
 
-from .exceptions import HorovodInternalError
+from .exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["HorovodInternalError"]
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]

@@ -18,9 +18,12 @@ _PLACES = {
     "horovod": _OURS,
     "horovod.common": _OURS,
     "horovod.common.basics": f"{_OURS}.basics",
+    "horovod.common.elastic": f"{_OURS}.elastic",
     "horovod.common.exceptions": f"{_OURS}.exceptions",
     "horovod.common.process_sets": f"{_OURS}.process_sets",
     "horovod.tensorflow.keras": f"{_OURS}.keras",
+    "horovod.torch.elastic.state": f"{_OURS}.torch.elastic",
+    "horovod.torch.elastic.sampler": f"{_OURS}.torch.elastic",
 }
 
 
@@ -43,7 +46,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         except ModuleNotFoundError as error:
             if error.name != place:
                 raise
-            text = f"ringpull.horovod has no {spec.name}\n  hint: it has horovod.torch, horovod.mxnet and horovod.keras, and nothing of elastic jobs, Spark and Ray"
+            text = f"ringpull.horovod has no {spec.name}\n  hint: it has horovod.torch, horovod.mxnet and horovod.keras, and nothing of Spark and Ray"
             raise ModuleNotFoundError(text, name=spec.name) from None
         self._specs[spec.name] = module.__spec__
         return module

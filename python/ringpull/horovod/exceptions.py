@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from ..elastic import HostsUpdatedInterrupt
 from ..errors import KVStoreError
 
 __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError", "SplitsError", "as_horovod_error"]
@@ -11,14 +12,6 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError
 
 class HorovodInternalError(RuntimeError):
     """An operation failed on some rank; what it says and has is as of :class:`ringpull.KVStoreError`."""
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """Raised by elastic jobs only, which are not here: for scripts that name it."""
-
-    def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__()
-        self.skip_sync = skip_sync
 
 
 class SplitsError(HorovodInternalError, ValueError):

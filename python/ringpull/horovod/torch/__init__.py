@@ -8,7 +8,7 @@ from .mpi_ops import *  # noqa: F403
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNorm
 from .. import basics
-from . import mpi_ops
+from . import elastic, mpi_ops
 
 __all__ = [
     "Compression",
@@ -20,5 +20,6 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "elastic",
 ]
 __all__ += basics.__all__ + mpi_ops.__all__

@@ -1,0 +1,65 @@
+"""Which samples a rank takes in each step, whatever the number of ranks was before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+
+__all__ = ["Sampler"]
+
+
+class Sampler:
+    """The order of an epoch's samples, and how many of them have been taken by all ranks together.
+
+    It is part of a :class:`State`. Every rank has the same order, so the position alone says what is left: after a restart with
+    another number of ranks the epoch goes on there, and each sample is taken once. The number of samples in a step stays the same.
+    """
+
+    def __init__(self, length: int, shuffle: bool = True, seed: int = 0) -> None:
+        if length < 0:
+            raise ValueError(f"a sampler of {length} samples\n  hint: give the number of samples")
+        self.length, self.shuffle, self.seed = int(length), shuffle, seed
+        self.epoch = self.position = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, in an order of its own."""
+        self.epoch, self.position = int(epoch), 0
+
+    def order(self) -> Any:
+        """The epoch's samples in their order."""
+        if not self.shuffle:
+            return numpy.arange(self.length)
+        return numpy.random.default_rng([self.seed, self.epoch]).permutation(self.length)
+
+    def batches(self, batch: int, rank: int | None = None, size: int | None = None) -> Iterator[Any]:
+        """This rank's samples of each step until the epoch ends; ``batch`` is the number over all ranks.
+
+        A step's samples count as taken once they are given: call :meth:`State.commit` when their sums are part of the state. Every rank
+        gets as many steps. In the last one, or with more ranks than samples in a step, a rank may get no sample: it must take part in the sums
+        all the same. ``rank`` and ``size`` are those of the job.
+        """
+        if batch < 1:
+            raise ValueError(f"batches of {batch} samples\n  hint: give the number of samples that all ranks take in a step")
+        if rank is None or size is None:
+            from .state import place
+
+            rank, size = place()
+        order = self.order()
+        while self.position < self.length:
+            taken = order[self.position : self.position + batch]
+            self.position += len(taken)
+            yield taken[rank::size]
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Goes there."""
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+
+    def __len__(self) -> int:
+        """How many samples of the epoch are left."""
+        return self.length - self.position

@@ -1,0 +1,89 @@
+"""Snapshots in the memory of a host: files that outlive the ranks of an elastic job.
+
+The files are in ``FOLDER/HOST``, in a folder that ``ringpull launch --elastic`` names and removes at the end of the job. One rank
+of each host writes them. A snapshot has a key: the generation that made it and its number. It is written beside those that are there,
+under a name that does not count, and gets its own name when it is whole. So a rank may be killed at any time, and the host has the
+whole snapshot before. Of three only the newest two stay, and the memory of the third takes the next one.
+
+The launcher reads the names too (``crates/cli/src/launch/elastic/snapshots.rs``).
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import stat
+from collections.abc import Sequence
+
+from ..errors import FileError
+from .packing import is_whole
+
+__all__ = ["Key", "Snapshots"]
+
+#: The generation and the number of a snapshot. A later one is greater.
+Key = tuple[int, int]
+
+class Snapshots:
+    """The snapshots of this host."""
+
+    def __init__(self, folder: str | os.PathLike[str], generation: int) -> None:
+        self.job = pathlib.Path(folder)
+        self.generation = generation
+        self.folder = self.job / socket.gethostname()
+
+    def prepare(self) -> None:
+        """Makes the folder, for this user alone."""
+        try:
+            for folder in (self.job, self.folder):
+                folder.mkdir(mode=0o700, parents=folder is self.folder, exist_ok=True)
+                found = folder.lstat()
+                if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                    raise FileError(f"{folder} belongs to somebody else, or others may write there\n  hint: remove it, or start the job with --snapshots DIR")
+        except OSError as cause:
+            raise FileError(f"the folder of snapshots cannot be made: {cause}\n  hint: start the job with --snapshots DIR, a folder in memory that every host has") from cause
+
+    def keys(self) -> list[Key]:
+        """Of the files that are there, the newest first."""
+        if not self.folder.is_dir():
+            return []
+        found = [path.name.split("-") for path in self.folder.iterdir()]
+        numbers = [parts[1:] for parts in found if len(parts) == 3 and parts[0] == "snapshot"]
+        return sorted(((int(parts[0]), int(parts[1])) for parts in numbers if all(part.isdigit() for part in parts)), reverse=True)
+
+    def write(self, key: Key, pieces: Sequence[bytes | memoryview]) -> None:
+        """Writes one, and keeps the one before."""
+        part = self.folder / f"part-{os.getpid()}"
+        try:
+            for old in self.keys()[1:]:
+                os.replace(self._path(old), part)
+            with open(part, "r+b" if part.exists() else "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.truncate()
+            os.replace(part, self._path(key))
+        except OSError as cause:
+            size = sum(memoryview(piece).nbytes for piece in pieces)
+            raise FileError(
+                f"a snapshot of {size} bytes cannot be written to {self.folder}: {cause}\n"
+                "  hint: two of them must have room there; start the job with --snapshots DIR, another folder in memory, or give /dev/shm more"
+            ) from cause
+
+    def read(self, key: Key) -> bytes | None:
+        """What one holds; None if it is gone, or not what was written."""
+        try:
+            content = self._path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        return content if is_whole(content) else None
+
+    def _path(self, key: Key) -> pathlib.Path:
+        return self.folder / f"snapshot-{key[0]}-{key[1]}"
+
+    def has_changed(self) -> bool:
+        """Whether the launcher has left word on this host that other hosts are present."""
+        return (self.job / f"changed-{self.generation}").exists()
+
+    def ask_for_restart(self) -> None:
+        """Lets the launcher know that the ranks end to be started again."""
+        (self.job / f"again-{self.generation}").touch()

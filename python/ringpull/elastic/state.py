@@ -1,0 +1,246 @@
+"""The state of an elastic job, its commits, and how it goes on after a restart."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy
+
+from .. import _native
+from ..collectives import Communicator, communicator
+from ..errors import ArgumentError
+from ..kvstore import KVStore
+from .packing import packed, unpacked
+from .snapshots import Key, Snapshots
+
+__all__ = ["HostsUpdatedInterrupt", "State", "generation", "run"]
+
+T = TypeVar("T")
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Other hosts are present: the job is to be started again. :meth:`State.commit` raises it on every rank; :func:`run` handles it."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of this elastic job have changed, and it is to be started again\n  hint: let ringpull.elastic.run call the function that commits")
+        self.skip_sync = skip_sync
+
+
+def generation() -> int:
+    """How often an elastic job was started before; 0 in another job."""
+    found = _native.elastic()
+    return 0 if found is None else found[1]
+
+
+def place() -> tuple[int, int]:
+    """This rank and the number of ranks."""
+    whole = communicator()
+    return whole.rank, whole.size
+
+
+#: The state that has the job's snapshots.
+_owner: list[State] = []
+
+
+class State:
+    """What a program needs to go on: objects by name, which become attributes.
+
+    What is the same on every rank belongs here: weights, states of optimizers, counts of steps, a :class:`Sampler`. An object with
+    ``state_dict`` and ``load_state_dict`` is saved by these. Of a :class:`ringpull.KVStore` the optimizer's states are saved; its
+    values are to be given to ``init`` again. NumPy arrays are restored in place. Everything else is pickled, and restored by setting the attribute.
+    """
+
+    #: What :meth:`restore` goes back to, if the job is not elastic.
+    _kept: bytes | None = None
+    _snapshots: Snapshots | None = None
+
+    def __init__(self, **objects: Any) -> None:
+        taken = [name for name in objects if name.startswith("_") or hasattr(State, name)]
+        if taken:
+            raise ArgumentError(f"a state has an object named {taken[0]}\n  hint: give it another name")
+        self._names = list(objects)
+        self._callbacks: list[Callable[[], Any]] = []
+        #: The number of the last commit.
+        self._key: Key = (generation(), 0)
+        for name, value in objects.items():
+            setattr(self, name, value)
+        found = _native.elastic()
+        if found is not None:
+            if _owner:
+                raise ArgumentError("a program with two states, of which an elastic job has one\n  hint: give one State all objects")
+            self._snapshots = Snapshots(*found)
+            _owner.append(self)
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
+        """Lets :func:`run` call these after a restart, when the state has been loaded: to fit what depends on the number of ranks."""
+        self._callbacks += callbacks
+
+    def commit(self) -> None:
+        """Saves the state, and raises :class:`HostsUpdatedInterrupt` on every rank if other hosts are present.
+
+        In an elastic job it is collective, and all ranks must have done the same steps. It returns when the state is in the memory of
+        every host: what is lost of the job later, it goes on from here.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def save(self) -> None:
+        """:meth:`commit` without a look at the hosts. Collective in an elastic job."""
+        if self._snapshots is None:
+            self._kept = b"".join(packed(self._saved()))
+            return
+        whole = communicator()
+        key = (self._snapshots.generation, self._key[1] + 1)
+        self._prepare()
+        values = self._saved()
+        if whole.local_rank == 0:
+            self._snapshots.prepare()
+            self._snapshots.write(key, packed(values))
+        # No rank may be two commits ahead of one that has not written.
+        whole.barrier()
+        self._key = key
+
+    def check_host_updates(self) -> None:
+        """Raises :class:`HostsUpdatedInterrupt` on every rank if other hosts are present. Collective in an elastic job."""
+        if self._snapshots is None:
+            return
+        whole = communicator()
+        changed = numpy.array([whole.rank == 0 and self._snapshots.has_changed()], numpy.int32)
+        whole.broadcast(changed, 0, name="ringpull.elastic.changed", out=changed).wait()
+        if changed[0]:
+            raise HostsUpdatedInterrupt
+
+    def restore(self) -> None:
+        """Makes the state what it was at this process's last commit. Without one nothing happens."""
+        if self._snapshots is None:
+            content = self._kept
+        else:
+            content = self._snapshots.read(self._key)
+        if content is not None:
+            self._load(unpacked(content))
+
+    def sync(self) -> None:
+        """Makes every rank's state that of rank 0. Collective."""
+        whole = communicator()
+        self._prepare()
+        if whole.size > 1:
+            self._load(unpacked(_broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)))
+
+    def resume(self) -> bool:
+        """Makes every rank's state that of the job's newest commit, wherever a rank's host has it; whether there is one. Collective.
+
+        Otherwise it is that of rank 0.
+        """
+        if self._snapshots is None:
+            self.sync()
+            return False
+        whole, content, own = communicator(), None, (-1, -1)
+        for own in self._snapshots.keys():
+            content = self._snapshots.read(own)
+            if content is not None:
+                break
+        have = numpy.array([own if content is not None else (-1, -1)], numpy.int64)
+        every = whole.allgather(have, name="ringpull.elastic.newest", lengths=[1] * whole.size).wait()
+        keys: list[Key] = [(int(made), int(number)) for made, number in every]
+        newest = max(keys)
+        if newest[0] < 0:
+            self.sync()
+            return False
+        if any(key != newest for key in keys):
+            content = _broadcast(whole, content, keys.index(newest))
+            if whole.local_rank == 0 and own != newest:
+                self._snapshots.prepare()
+                self._snapshots.write(newest, [content])
+        assert content is not None
+        # Nobody replaces the file that another rank of the host has still to read.
+        whole.barrier()
+        self._key = newest
+        self._load(unpacked(content))
+        return True
+
+    def _end_for_restart(self) -> None:
+        """Lets the launcher know that all ranks end to be started again."""
+        if self._snapshots is not None and communicator().rank == 0:
+            self._snapshots.ask_for_restart()
+
+    # The objects.
+
+    def _prepare(self) -> None:
+        """Makes objects alike on all ranks that are not, such as Horovod's sampler. Collective."""
+        for name in self._names:
+            prepare = getattr(getattr(self, name), "prepare_commit", None)
+            if prepare is not None:
+                prepare()
+
+    def _saved(self) -> dict[str, Any]:
+        return {name: _saved(getattr(self, name)) for name in self._names}
+
+    def _load(self, values: dict[str, Any]) -> None:
+        for name in self._names:
+            if name in values:
+                self._load_one(name, values[name])
+
+    def _load_one(self, name: str, value: Any) -> None:
+        own = getattr(self, name)
+        if isinstance(own, KVStore):
+            _load_states(own, value)
+        elif hasattr(own, "load_state_dict"):
+            own.load_state_dict(value)
+        elif isinstance(own, numpy.ndarray) and isinstance(value, numpy.ndarray) and own.flags.writeable and (own.shape, own.dtype) == (value.shape, value.dtype):
+            own[...] = value
+        else:
+            setattr(self, name, value)
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, KVStore):
+        with tempfile.TemporaryDirectory(prefix="ringpull-") as folder:
+            file = pathlib.Path(folder, "states")
+            value.save_optimizer_states(os.fspath(file))
+            return file.read_bytes()
+    return value.state_dict() if hasattr(value, "state_dict") and hasattr(value, "load_state_dict") else value
+
+
+def _load_states(store: KVStore, states: bytes) -> None:
+    with tempfile.TemporaryDirectory(prefix="ringpull-") as folder:
+        file = pathlib.Path(folder, "states")
+        file.write_bytes(states)
+        store.load_optimizer_states(os.fspath(file))
+
+
+def _broadcast(whole: Communicator, content: bytes | None, root: int) -> bytes:
+    """The bytes that rank ``root`` has, on every rank."""
+    length = numpy.array([0 if content is None else len(content)], numpy.int64)
+    whole.broadcast(length, root, name="ringpull.elastic.length", out=length).wait()
+    here = whole.rank == root and content is not None
+    bytes_of = numpy.frombuffer(content or b"", numpy.uint8) if here else numpy.empty(int(length[0]), numpy.uint8)
+    got = whole.broadcast(bytes_of, root, name="ringpull.elastic.state").wait()
+    return content if here and content is not None else numpy.asarray(got).tobytes()
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """A function of a state, and of more, that goes on from the newest commit when the job is started again.
+
+    First it loads the newest commit, or if there is none makes every rank's state that of rank 0; after a restart it calls what
+    :meth:`State.register_reset_callbacks` has been given. When hosts have changed it ends the process, after a commit, to be started again. An error is
+    raised as ever: ranks that cannot go on end, and the launcher starts the job again.
+    """
+
+    @functools.wraps(func)
+    def called(state: State, *arguments: Any, **options: Any) -> T:
+        state.resume()
+        if generation() > 0:
+            for callback in state._callbacks:
+                callback()
+        try:
+            return func(state, *arguments, **options)
+        except HostsUpdatedInterrupt:
+            state._end_for_restart()
+        raise SystemExit(0)
+
+    return called

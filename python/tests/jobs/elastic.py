@@ -1,0 +1,52 @@
+"""An elastic job of `test_elastic.py`: each step counts its samples. What it needs of the test it reads in FOLDER.
+
+    elastic.py FOLDER EPOCHS LENGTH BATCH
+"""
+
+import os
+import pathlib
+import signal
+import sys
+
+import numpy
+
+import ringpull
+from ringpull.elastic import Sampler, State, generation, run
+
+folder, (epochs, length, batch) = pathlib.Path(sys.argv[1]), map(int, sys.argv[2:])
+job = ringpull.communicator()
+lost = int(os.environ.get("LOST_AT", 0))
+
+
+def say(text):
+    """A line of this rank, which outlives it."""
+    with open(folder / f"said-{generation()}-{job.rank}", "a") as file:
+        file.write(f"{text}\n")
+
+
+@run
+def train(state):
+    say(f"begins with {job.size} at step {state.step}")
+    while state.epoch < epochs:
+        for rows in state.sampler.batches(batch):
+            counts = numpy.bincount(rows, minlength=length).astype(numpy.float64)
+            state.seen[state.epoch] += job.allreduce(counts, out=counts).wait()
+            state.step += 1
+            if state.step == lost and generation() == 0 and job.rank == job.size - 1:
+                (folder / "hosts").write_text(f"localhost:{job.size - 1}\n")
+                os.kill(os.getpid(), signal.SIGKILL)
+            if state.step % 2 == 0:
+                state.commit()
+                say(f"has committed step {state.step}")
+            while generation() == 1 and state.step == lost + 4:
+                # As long as it takes the launcher to see the host that is added.
+                (folder / "hosts").write_text(f"localhost:{job.size + 1}\n")
+                state.commit()
+        state.epoch += 1
+        state.sampler.set_epoch(state.epoch)
+    say(f"ends with {job.size} at step {state.step}")
+    if job.rank == 0:
+        numpy.save(folder / "seen.npy", state.seen)
+
+
+train(State(seen=numpy.zeros((epochs, length)), step=0, epoch=0, sampler=Sampler(length, seed=3)))

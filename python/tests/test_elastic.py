@@ -1,0 +1,233 @@
+"""Elastic jobs: states, snapshots and samplers; and a job that loses a rank and gets it back."""
+
+import os
+import stat
+import sys
+
+import numpy
+import pytest
+
+import ringpull
+from ranks import HERE, ended, ringpull_binary
+from ringpull.elastic import Sampler, State, run
+from ringpull.elastic.packing import is_whole, packed, unpacked
+from ringpull.elastic.snapshots import Snapshots
+
+
+def content(value):
+    return b"".join(packed(value))
+
+
+def test_a_value_comes_back_from_its_bytes_and_changed_bytes_are_found():
+    value = {"a": numpy.arange(5, dtype=numpy.float32), "b": [1, "two"], "empty": numpy.zeros((0, 3))}
+    kept = content(value)
+    assert is_whole(kept)
+    got = unpacked(kept)
+    assert got["b"] == [1, "two"] and (got["a"] == value["a"]).all() and got["empty"].shape == (0, 3)
+    got["a"] += 1
+    for at in range(len(kept)):
+        changed = bytearray(kept)
+        changed[at] ^= 1
+        assert not is_whole(changed), at
+    assert not any(is_whole(kept[:length]) for length in range(len(kept)))
+
+
+def test_the_newest_two_snapshots_stay_and_a_half_one_does_not_count(tmp_path):
+    snapshots = Snapshots(tmp_path / "job", 1)
+    assert snapshots.keys() == [] and snapshots.read((0, 1)) is None
+    snapshots.prepare()
+    for number in range(1, 5):
+        snapshots.write((1, number), packed(list(range(10 - number))))
+    assert snapshots.keys() == [(1, 4), (1, 3)]
+    assert unpacked(snapshots.read((1, 4))) == list(range(6))
+    assert stat.S_IMODE(snapshots.folder.stat().st_mode) == 0o700
+    # A rank that is killed while it writes leaves a file of another name; one that a bad memory changes is not read.
+    (snapshots.folder / "part-7").write_bytes(b"half")
+    assert snapshots.keys() == [(1, 4), (1, 3)]
+    path = snapshots.folder / "snapshot-1-4"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert snapshots.read((1, 4)) is None and snapshots.read((1, 3)) is not None
+    # The numbers of another generation are later ones, whatever they are.
+    later = Snapshots(tmp_path / "job", 2)
+    later.write((2, 1), packed("later"))
+    assert later.keys() == [(2, 1), (1, 4)]
+
+
+def test_a_folder_that_others_may_write_is_an_error(tmp_path):
+    (tmp_path / "job").mkdir()
+    os.chmod(tmp_path / "job", 0o777)
+    with pytest.raises(ringpull.errors.FileError, match="others may write"):
+        Snapshots(tmp_path / "job", 0).prepare()
+    with pytest.raises(ringpull.errors.FileError, match="hint: start the job with --snapshots"):
+        Snapshots("/proc/none", 0).prepare()
+
+
+def test_a_job_that_is_not_elastic_keeps_its_last_commit_in_the_process():
+    weights = numpy.zeros(3)
+    state = State(weights=weights, step=0, notes=["a"], sampler=Sampler(10))
+    state.restore()
+    state.step, state.notes = 4, ["b"]
+    weights += 1
+    state.sampler.position = 6
+    state.commit()
+    state.step, state.notes = 5, ["c"]
+    weights += 1
+    state.sampler.position = 8
+    state.restore()
+    assert state.step == 4 and state.notes == ["b"] and state.sampler.position == 6
+    assert state.weights is weights and (weights == 1).all(), "arrays are written in place"
+    with pytest.raises(ringpull.ArgumentError, match="commit"):
+        State(commit=1)
+
+
+def test_a_store_s_optimizer_states_are_part_of_a_state():
+    store = ringpull.create("local")
+    store.set_optimizer(ringpull.SGD(learning_rate=1, momentum=0.5))
+    value = numpy.zeros(2, numpy.float32)
+    store.init("w", value)
+    state = State(store=store)
+
+    def step():
+        store.push("w", numpy.ones(2, numpy.float32))
+        store.pull("w", out=value)
+        return value[0]
+
+    step()
+    state.commit()
+    before = value[0]
+    first = step() - before
+    state.restore()
+    before = value[0]
+    assert step() - before == first, "the momentum is that of the commit"
+
+
+@pytest.mark.parametrize("sizes", [[3, 2, 3], [1, 4], [5]])
+def test_each_sample_is_taken_once_whatever_the_number_of_ranks(sizes):
+    epoch, length, batch = 4, 101, 7
+    seen = numpy.zeros(length, int)
+    position, steps = 0, 0
+    for number, size in enumerate(sizes):
+        samplers = [Sampler(length, seed=9) for _ in range(size)]
+        shares = []
+        for rank, sampler in enumerate(samplers):
+            sampler.load_state_dict({"epoch": epoch, "position": position})
+            shares.append(sampler.batches(batch, rank, size))
+        is_last = number == len(sizes) - 1
+        for parts in zip(*shares, strict=True):
+            numpy.add.at(seen, numpy.concatenate(parts), 1)
+            steps += 1
+            assert len({sampler.position for sampler in samplers}) == 1
+            if not is_last and steps % 4 == 0:
+                break
+        position = samplers[0].position
+    assert (seen == 1).all() and steps == -(-length // batch) and position == length
+
+
+def test_every_epoch_has_an_order_of_its_own_which_is_the_same_everywhere():
+    orders = []
+    for epoch in range(3):
+        one, other = Sampler(50, seed=1), Sampler(50, seed=1)
+        one.set_epoch(epoch)
+        other.set_epoch(epoch)
+        assert (one.order() == other.order()).all()
+        orders.append(tuple(one.order()))
+    assert len(set(orders)) == 3 and tuple(Sampler(5, shuffle=False).order()) == (0, 1, 2, 3, 4)
+
+
+def test_run_gives_the_result_and_other_errors():
+    state = State(step=1)
+    assert run(lambda state, more: state.step + more)(state, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        run(lambda state: 1 / 0)(state)
+
+
+def test_a_model_and_its_optimizer_go_on_from_the_commit():
+    torch = pytest.importorskip("torch")
+    import ringpull.horovod.torch as hvd
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, halves=torch.ones(2, dtype=torch.bfloat16))
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+        state.batch += 1
+        return model.weight.detach().clone()
+
+    step()
+    state.halves += 1
+    state.commit()
+    second = step()
+    state.halves += 1
+    state.restore()
+    assert state.batch == 1 and torch.equal(state.halves, torch.full((2,), 2, dtype=torch.bfloat16))
+    assert torch.equal(step(), second), "weights and momentum are those of the commit"
+    assert torch.equal(unpacked(content({"a": torch.arange(6).reshape(2, 3)}))["a"], torch.arange(6).reshape(2, 3))
+    assert hvd.HostsUpdatedInterrupt is ringpull.elastic.HostsUpdatedInterrupt
+
+
+def test_an_elastic_sampler_divides_what_is_left(monkeypatch):
+    pytest.importorskip("torch")
+    from ringpull.horovod.torch import elastic
+
+    def samplers(size, states=None):
+        made = []
+        for rank in range(size):
+            monkeypatch.setattr(elastic, "place", lambda rank=rank: (rank, size))
+            made.append(elastic.ElasticSampler(range(20), seed=4))
+            if states is not None:
+                made[-1].load_state_dict(states)
+        return made
+
+    three = samplers(3)
+    taken = [list(sampler)[:4] for sampler in three]
+    for sampler, batch in zip(three, taken, strict=True):
+        sampler.record_batch(0, 4)
+        assert sampler.get_indices(0, 4) == batch and len(sampler) == 7
+    done = sorted(sum(taken, []))
+    two = samplers(2, {"epoch": 0, "processed_indices": numpy.array(done)})
+    left = sum((list(sampler) for sampler in two), [])
+    assert sorted(done + left) == list(range(20)), "every sample once, where they divide"
+    assert len(two[0]) == len(two[1]) == 4
+    # 20 samples for 3 ranks: each has 7, so one comes twice.
+    everything = sum((list(sampler) for sampler in three), [])
+    assert set(everything) == set(range(20)) and len(everything) == 21
+    two[0].set_epoch(1)
+    assert len(two[0]) == 10 and list(two[0]) != two[1].indices
+    three[0].processed_indices = set(range(20))
+    three[0].reset()
+    assert list(three[0]) == []
+
+
+def said(folder, generation, rank):
+    return (folder / f"said-{generation}-{rank}").read_text().splitlines()
+
+
+def test_a_job_goes_on_with_a_rank_less_and_then_with_it_again(tmp_path):
+    """3 ranks, of which one is killed at step 7; 2, until another is offered; 3. The last commit before the loss is of step 6."""
+    epochs, length, batch = 2, 100, 6
+    (tmp_path / "hosts").write_text("localhost:3\n")
+    script = tmp_path / "discover"
+    script.write_text(f"#!/bin/sh\ncat {tmp_path}/hosts\n")
+    script.chmod(0o700)
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    options = ["--elastic", "--min-workers", 2, "--max-workers", 3, "--discover-hosts", script, "--snapshots", memory]
+    program = [sys.executable, HERE / "jobs/elastic.py", tmp_path, epochs, length, batch]
+    status, output = ended([ringpull_binary(), "launch", *options, "--", *program], 60, {"LOST_AT": 7})
+    assert status == 0, output
+    steps = epochs * -(-length // batch)
+    assert said(tmp_path, 0, 0) == ["begins with 3 at step 0", *(f"has committed step {step}" for step in (2, 4, 6))], output
+    for rank in range(2):
+        words = said(tmp_path, 1, rank)
+        assert words[0] == "begins with 2 at step 6" and words[-1] == "has committed step 10", output
+    for rank in range(3):
+        words = said(tmp_path, 2, rank)
+        assert words[0].startswith("begins with 3 at step 1") and words[-1] == f"ends with 3 at step {steps}", output
+    assert (numpy.load(tmp_path / "seen.npy") == 1).all(), "each sample of an epoch counts once"
+    assert list(memory.iterdir()) == [], "nothing is left of the snapshots"
+    for part in ["generation 0 has ended: lost rank 2", "3 to 2 workers", "generation 1 ends at its next commit, 2 to 3 workers", "generation 2: 2 to 3 workers"]:
+        assert f"ringpull: elastic: {part}" in output or part in output, output
