@@ -3,6 +3,10 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+/// What helps if files of the wheel are not beside the command.
+const REMEDY: &str = "install the wheel again into an environment (python3 -m venv ENV; ENV/bin/pip install \
+                      --force-reinstall WHEEL.whl); pip install --target leaves out what the command needs";
+
 fn main() -> ExitCode {
     // Beside `bin/ringpull`, as pip puts it.
     let program = std::env::current_exe();
@@ -17,7 +21,7 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(text) => {
-            eprintln!("error: {text}\n  hint: install the wheel again: pip install --force-reinstall ringpull");
+            eprintln!("error: {text}\n  hint: {REMEDY}");
             ExitCode::FAILURE
         }
     }

@@ -14,7 +14,7 @@ use crate::compare::columns::{columns, ratio};
 use crate::compare::notes::notes;
 use crate::compare::published;
 use crate::compare::results::{Comparison, Measured, Row};
-use crate::compare::table::{how, order};
+use crate::compare::table::{how, order, rounds};
 use crate::cost;
 use crate::statistics::FEWEST_ROUNDS;
 use crate::text::{format_seconds, several};
@@ -88,7 +88,7 @@ pub(crate) fn render(results: &Comparison) -> Result<String> {
             machines => results.environment.machines(setup),
             order => order(results),
             is_charged => results.any_needs_more(),
-            rounds => several(setup.rounds, "round"),
+            rounds => rounds(results),
             iterations => several(setup.iters, if setup.train.is_some() { "step" } else { "iteration" }),
             warmup => several(setup.warmup, "iteration"),
             fewest_rounds => FEWEST_ROUNDS,

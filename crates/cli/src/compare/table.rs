@@ -89,21 +89,27 @@ fn names(results: &Comparison) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-/// From how many rounds a median is: fewer of a variant that was interrupted or failed.
-fn rounds(results: &Comparison) -> String {
-    let all = results.setup.rounds;
-    let has_fewer = |row: &Row| matches!(&row.outcome, Outcome::Measured { rounds, .. } if rounds.len() < all);
-    let most = if results.rows.iter().any(has_fewer) { "at most " } else { "" };
-    format!("{most}{}", several(all, "round"))
+/// From how many rounds a median is: fewer of a variant that was interrupted or failed. `None` if no round of any
+/// was finished.
+pub(super) fn rounds(results: &Comparison) -> Option<String> {
+    let counts = results.rows.iter().filter_map(|row| match &row.outcome {
+        Outcome::Measured { rounds, .. } => Some(rounds.len()),
+        _ => None,
+    });
+    let (least, most) = counts.fold((usize::MAX, 0), |(least, most), count| (least.min(count), most.max(count)));
+    let limit = if least < most { "at most " } else { "" };
+    (most > 0).then(|| format!("{limit}{}", several(most, "round")))
 }
 
 /// What the columns mean.
 fn below(results: &Comparison) -> Vec<String> {
     let setup = &results.setup;
-    let counted = format!("{} of {}", rounds(results), several(setup.iters, "iteration"));
     let mut lines = vec![order(results)];
     lines.extend(names(results));
-    lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
+    if let Some(rounds) = rounds(results) {
+        let counted = format!("{rounds} of {}", several(setup.iters, "iteration"));
+        lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
+    }
     if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         let uplink = if setup.uplink().bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
         let least = if setup.slow_hosts.is_empty() {
@@ -130,15 +136,16 @@ fn below_training(results: &Comparison) -> Vec<String> {
         if results.ranking().iter().any(|it| it.published(results).is_some()) { "; published: efficiency" } else { "" };
     let mut lines = vec![order(results)];
     lines.extend(names(results));
-    lines.extend([
-        format!(
-            "Every sum was checked. step: median of {} of {}; efficiency: computing / step{published}.",
-            rounds(results),
-            several(setup.iters, "step")
-        ),
+    if let Some(rounds) = rounds(results) {
+        let counted = format!("{rounds} of {}", several(setup.iters, "step"));
+        lines.push(format!(
+            "Every sum was checked. step: median of {counted}; efficiency: computing / step{published}."
+        ));
+    }
+    lines.push(
         "of possible: the longer of computing and this mode's bound on the link / step; img/s: of one worker."
             .to_owned(),
-    ]);
+    );
     lines
 }
 
