@@ -9,6 +9,7 @@ import pytest
 
 import ringpull
 from ranks import HERE, ended, ringpull_binary
+from ranks import run as run_command
 from ringpull.elastic import Sampler, State, run
 from ringpull.elastic.packing import is_whole, packed, unpacked
 from ringpull.elastic.snapshots import Snapshots
@@ -200,6 +201,48 @@ def test_an_elastic_sampler_divides_what_is_left(monkeypatch):
     three[0].processed_indices = set(range(20))
     three[0].reset()
     assert list(three[0]) == []
+
+
+#: As Horovod's documentation has it, in a few lines.
+OF_HOROVOD = """
+import horovod.torch as hvd
+import torch
+from horovod.common.elastic import ObjectState
+from horovod.common.exceptions import HostsUpdatedInterrupt
+from horovod.torch.elastic import TorchState
+
+hvd.init()
+model = torch.nn.Linear(2, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters())
+sampler = hvd.elastic.ElasticSampler(list(range(8)), shuffle=False)
+loader = torch.utils.data.DataLoader(range(8), batch_size=2, sampler=sampler)
+
+
+@hvd.elastic.run
+def train(state):
+    for state.epoch in range(state.epoch, 2):
+        for number, batch in enumerate(loader):
+            optimizer.zero_grad()
+            model(batch[:, None].float().expand(-1, 2)).sum().backward()
+            optimizer.step()
+            state.sampler.record_batch(number, 2)
+            if number % 2:
+                state.commit()
+        print(state.epoch, number, sorted(state.sampler.processed_indices))
+        state.sampler.set_epoch(state.epoch + 1)
+
+
+state = TorchState(model=model, optimizer=optimizer, epoch=0, sampler=sampler)
+state.register_reset_callbacks([lambda: print("reset")])
+train(state)
+"""
+
+
+def test_a_script_of_horovod_s_runs_without_a_change(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "script.py").write_text(OF_HOROVOD)
+    status, output = run_command([sys.executable, "-m", "ringpull.horovod", tmp_path / "script.py"])
+    assert status == 0 and output.splitlines() == [f"{epoch} 3 {list(range(8))}" for epoch in range(2)], output
 
 
 def said(folder, generation, rank):

@@ -129,7 +129,9 @@ class State:
         whole = communicator()
         self._prepare()
         if whole.size > 1:
-            self._load(unpacked(_broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)))
+            content = _broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)
+            if whole.rank != 0:
+                self._load(unpacked(content))
 
     def resume(self) -> bool:
         """Makes every rank's state that of the job's newest commit, wherever a rank's host has it; whether there is one. Collective.
@@ -139,7 +141,8 @@ class State:
         if self._snapshots is None:
             self.sync()
             return False
-        whole, content, own = communicator(), None, (-1, -1)
+        whole, own = communicator(), (-1, -1)
+        content: bytes | memoryview | None = None
         for own in self._snapshots.keys():
             content = self._snapshots.read(own)
             if content is not None:
@@ -213,14 +216,16 @@ def _load_states(store: KVStore, states: bytes) -> None:
         store.load_optimizer_states(os.fspath(file))
 
 
-def _broadcast(whole: Communicator, content: bytes | None, root: int) -> bytes:
+def _broadcast(whole: Communicator, content: bytes | memoryview | None, root: int) -> bytes | memoryview:
     """The bytes that rank ``root`` has, on every rank."""
     length = numpy.array([0 if content is None else len(content)], numpy.int64)
     whole.broadcast(length, root, name="ringpull.elastic.length", out=length).wait()
-    here = whole.rank == root and content is not None
-    bytes_of = numpy.frombuffer(content or b"", numpy.uint8) if here else numpy.empty(int(length[0]), numpy.uint8)
-    got = whole.broadcast(bytes_of, root, name="ringpull.elastic.state").wait()
-    return content if here and content is not None else numpy.asarray(got).tobytes()
+    if whole.rank == root and content is not None:
+        whole.broadcast(numpy.frombuffer(content, numpy.uint8), root, name="ringpull.elastic.state").wait()
+        return content
+    got = numpy.empty(int(length[0]), numpy.uint8)
+    whole.broadcast(got, root, name="ringpull.elastic.state", out=got).wait()
+    return got.data
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:

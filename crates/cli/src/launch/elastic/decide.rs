@@ -1,6 +1,6 @@
 //! What an elastic job does, as functions of what it knows: no clock, no process, no host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A host by its name, and how many ranks it takes.
@@ -46,13 +46,13 @@ struct Suspect {
 }
 
 impl Suspects {
-    /// Counts a failure of the host; how long it is left out, if it has failed before.
-    pub(super) fn blame(&mut self, host: &str, now: Duration) -> Option<Duration> {
+    /// Counts a failure of the host; how long it is left out, if it has failed before, or has never run well.
+    fn blame(&mut self, host: &str, is_new: bool, now: Duration) -> Option<Duration> {
         let suspect = self.0.entry(host.to_owned()).or_insert(Suspect { failures: 0, since: now });
         if now >= suspect.since + LONGEST {
             suspect.failures = 0;
         }
-        suspect.failures += 1;
+        suspect.failures += if is_new && suspect.failures == 0 { 2 } else { 1 };
         let out = if suspect.failures < 2 {
             Duration::ZERO
         } else {
@@ -82,6 +82,54 @@ pub(super) struct Failure {
     pub(super) hosts: Vec<String>,
 }
 
+/// What a job knows of its generations.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    pub(super) suspects: Suspects,
+    repeats: Repeats,
+    /// Hosts of generations that have made a snapshot.
+    proven: BTreeSet<String>,
+}
+
+/// What follows from a failure.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Consequence {
+    /// The hosts that are left out from now on, and for how long.
+    pub(super) left_out: Vec<(String, Duration)>,
+    /// The number of failures since the last snapshot, if another restart mends nothing.
+    pub(super) hopeless: Option<u32>,
+}
+
+impl Past {
+    /// A generation on these hosts has ended, with a failure if it has one. If it made no snapshot and lost
+    /// none of the hosts that had made some, those that had made none are the cause: a host may lack the
+    /// program.
+    pub(super) fn add(
+        &mut self,
+        hosts: &BTreeSet<String>,
+        failure: Option<Failure>,
+        has_progressed: bool,
+        now: Duration,
+    ) -> Consequence {
+        if has_progressed {
+            self.proven.extend(hosts.iter().cloned());
+        }
+        let Some(mut failure) = failure else { return Consequence { left_out: Vec::new(), hopeless: None } };
+        if !has_progressed
+            && !self.proven.is_empty()
+            && self.proven.is_disjoint(&failure.hosts.iter().cloned().collect())
+        {
+            failure.hosts = hosts.difference(&self.proven).cloned().collect();
+        }
+        let left_out = failure.hosts.iter().filter_map(|host| {
+            let is_new = !self.proven.is_empty() && !self.proven.contains(host);
+            Some((host.clone(), self.suspects.blame(host, is_new, now)?))
+        });
+        let left_out = left_out.collect();
+        Consequence { left_out, hopeless: self.repeats.is_hopeless(failure, has_progressed) }
+    }
+}
+
 /// So many equal failures in a row without a new snapshot are ones that no restart mends.
 const HOPELESS: u32 = 3;
 /// And so many failures of any kind.
@@ -89,7 +137,7 @@ const AT_ALL: u32 = 10;
 
 /// Counts equal failures in a row.
 #[derive(Debug, Default)]
-pub(super) struct Repeats {
+struct Repeats {
     last: Option<Failure>,
     times: u32,
     at_all: u32,
@@ -97,7 +145,7 @@ pub(super) struct Repeats {
 
 impl Repeats {
     /// Counts a failure; how many there were since the last snapshot, if no restart mends it.
-    pub(super) fn is_hopeless(&mut self, failure: Failure, has_progressed: bool) -> Option<u32> {
+    fn is_hopeless(&mut self, failure: Failure, has_progressed: bool) -> Option<u32> {
         let is_same = !has_progressed && self.last.as_ref() == Some(&failure);
         self.times = if is_same { self.times + 1 } else { 1 };
         self.at_all = if has_progressed { 1 } else { self.at_all + 1 };
@@ -146,21 +194,37 @@ mod tests {
     fn a_host_that_fails_again_is_left_out_for_a_growing_time() {
         let mut suspects = Suspects::default();
         let at = Duration::from_secs;
-        assert_eq!(suspects.blame("a", at(5)), None);
+        assert_eq!(suspects.blame("a", false, at(5)), None);
         assert!(!suspects.is_left_out("a", at(5)));
-        assert_eq!(suspects.blame("a", at(8)), Some(at(10)));
+        assert_eq!(suspects.blame("a", false, at(8)), Some(at(10)));
         assert!(suspects.is_left_out("a", at(17)) && !suspects.is_left_out("a", at(18)));
         assert!(!suspects.is_left_out("b", at(17)));
         assert_eq!(suspects.left_out(at(10)), ["a (9 s more)"]);
-        assert_eq!(suspects.blame("a", at(20)), Some(at(20)));
+        assert_eq!(suspects.blame("a", false, at(20)), Some(at(20)));
         let mut now = at(40);
         for _ in 0..30 {
-            let out = suspects.blame("a", now).unwrap();
+            let out = suspects.blame("a", false, now).unwrap();
             assert!(out <= LONGEST);
             now += out;
         }
-        assert_eq!(suspects.blame("a", now), Some(LONGEST));
-        assert_eq!(suspects.blame("a", now + LONGEST + LONGEST), None, "it has run well for long");
+        assert_eq!(suspects.blame("a", false, now), Some(LONGEST));
+        assert_eq!(suspects.blame("a", false, now + LONGEST + LONGEST), None, "it has run well for long");
+    }
+
+    #[test]
+    fn a_host_that_has_never_run_well_is_the_cause_of_a_failure_without_a_snapshot() {
+        let hosts = |text: &str| names(text).into_iter().collect::<BTreeSet<_>>();
+        let failure = |hosts| Some(Failure { code: 127, hosts: names(hosts) });
+        let out = |host: &str| Consequence { left_out: vec![(host.to_owned(), FIRST)], hopeless: None };
+        let nothing = Consequence { left_out: Vec::new(), hopeless: None };
+        let at = Duration::from_secs;
+        let mut past = Past::default();
+        assert_eq!(past.add(&hosts("a b"), failure(""), false, at(1)), nothing, "none has run well yet");
+        assert_eq!(past.add(&hosts("a b"), None, true, at(2)), nothing);
+        assert_eq!(past.add(&hosts("a b c"), failure(""), false, at(3)), out("c"));
+        assert!(past.suspects.is_left_out("c", at(4)));
+        assert_eq!(past.add(&hosts("a b"), failure("b"), true, at(5)), nothing, "the first loss of a proven host");
+        assert_eq!(past.add(&hosts("a b d"), failure("b"), false, at(6)), out("b"), "the loss is known");
     }
 
     #[test]

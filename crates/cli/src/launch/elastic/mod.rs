@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::{Result, config};
 
-use self::decide::{Failure, Offer, Repeats, Suspects, choose};
+use self::decide::{Failure, Offer, Past, Suspects, choose};
 use self::discovery::{Discovery, Present};
 use self::lost::Lost;
 use self::snapshots::{Newest, Snapshots};
@@ -80,11 +80,11 @@ impl Elastic {
 
     fn generations(&self, interrupt: &Interrupt, snapshots: &Snapshots, used: &mut Vec<Host>) -> Result<i32> {
         let begun = Instant::now();
-        let (mut suspects, mut repeats) = (Suspects::default(), Repeats::default());
+        let (mut past, mut failures) = (Past::default(), 0);
         let mut newest = Newest::default();
         let mut before = None;
         for generation in 0.. {
-            let Some(ranks) = self.await_hosts(&suspects, begun, interrupt)? else {
+            let Some(ranks) = self.await_hosts(generation, &past.suspects, begun, interrupt)? else {
                 return Ok(128 + interrupt.signal().unwrap_or(2));
             };
             announce(generation, before, &ranks);
@@ -94,7 +94,7 @@ impl Elastic {
                     used.push(found.host.clone());
                 }
             }
-            let ended = self.generation(generation, &ranks, (&suspects, begun), snapshots, interrupt)?;
+            let ended = self.generation(generation, &ranks, (&past.suspects, begun), snapshots, interrupt)?;
             let failure = match ended {
                 _ if interrupt.count() > 0 => return Ok(128 + interrupt.signal().unwrap_or(2)),
                 GenerationEnd::Done => return Ok(0),
@@ -104,37 +104,55 @@ impl Elastic {
             let reached = snapshots.newest(used).snapshot;
             let has_progressed = reached > newest.snapshot;
             newest.snapshot = newest.snapshot.max(reached);
-            if let Some(failure) = failure {
-                let code = failure.code;
-                for host in &failure.hosts {
-                    if let Some(out) = suspects.blame(host, begun.elapsed()) {
-                        event(&format!("{host} has failed again and is left out for {} s", out.as_secs()));
-                    }
-                }
-                if let Some(times) = repeats.is_hopeless(failure, has_progressed) {
-                    event(&format!(
-                        "the job ends: it has failed {times} times without a new snapshot, the last time with exit \
-                         code {code}, and another restart would not mend that"
-                    ));
-                    return Ok(code);
-                }
-                if self.restarts.is_some_and(|most| generation >= most) {
-                    event(&format!("the job ends: it was started again {generation} times, as often as it may be"));
-                    return Ok(code);
-                }
+            let code = failure.as_ref().map(|failure| failure.code);
+            // This host is where the launcher is: it is never left out.
+            let hosts = ranks.iter().filter(|found| found.host != Host::Local).map(|found| found.offer.name.clone());
+            let verdict = past.add(&hosts.collect(), failure, has_progressed, begun.elapsed());
+            for (host, time) in verdict.left_out {
+                event(&format!("{host} is left out for {} s", time.as_secs()));
             }
+            let Some(code) = code else { continue };
+            if let Some(times) = verdict.hopeless {
+                event(&format!(
+                    "the job ends: it has failed {times} times without a new snapshot, the last time with exit code \
+                     {code}, and another restart would not mend that"
+                ));
+                return Ok(code);
+            }
+            if self.restarts.is_some_and(|most| failures >= most) {
+                event(&format!("the job ends: it was started again {failures} times, as often as it may be"));
+                return Ok(code);
+            }
+            failures += 1;
         }
         unreachable!("there are more generations than a job can have")
     }
 
     /// The host of each rank, once enough hosts are present; `None` after an interrupt.
-    fn await_hosts(&self, suspects: &Suspects, begun: Instant, interrupt: &Interrupt) -> Result<Option<Vec<Present>>> {
-        let (since, mut said) = (Instant::now(), Duration::ZERO);
+    fn await_hosts(
+        &self,
+        generation: u32,
+        suspects: &Suspects,
+        begun: Instant,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Vec<Present>>> {
+        let (since, mut said, mut failed) = (Instant::now(), Duration::ZERO, String::new());
         loop {
             if interrupt.count() > 0 {
                 return Ok(None);
             }
-            let found = self.discovery.present(|name| !suspects.is_left_out(name, begun.elapsed()))?;
+            let found = match self.discovery.present(|name| !suspects.is_left_out(name, begun.elapsed())) {
+                // What has worked before may work again.
+                Err(cause) if generation > 0 => {
+                    let text = cause.to_string();
+                    if text != failed {
+                        event(&text);
+                    }
+                    failed = text;
+                    Vec::new()
+                }
+                found => found?,
+            };
             let offers: Vec<Offer> = found.iter().map(|found| found.offer.clone()).collect();
             let chosen = choose(&offers, self.most);
             if chosen.len() >= self.least {
@@ -189,22 +207,15 @@ impl Elastic {
             }
             Err(error) => return Err(error),
         };
-        let distinct: Vec<Host> = hosts.iter().fold(Vec::new(), |mut all, host| {
-            if !all.contains(host) {
-                all.push(host.clone());
-            }
-            all
-        });
         if code == 0 {
-            let again = snapshots.newest(if distinct.is_empty() { &[Host::Local] } else { &distinct }).again;
+            // Rank 0 is on the first host.
+            let again = snapshots.newest(&[ranks[0].host.clone()]).again;
             return Ok(if again == Some(number) { GenerationEnd::Resized } else { GenerationEnd::Done });
         }
         let lost = lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // This host is where the launcher is: it is never left out.
-        let blamed: BTreeSet<String> =
-            lost.hosts(&running).into_iter().filter(|name| *name != Host::Local.to_string()).collect();
+        let blamed = lost.hosts(&running).into_iter().filter(|name| *name != Host::Local.to_string()).collect();
         event(&format!("generation {number} has ended: {}", lost.in_words(&running, code)));
-        Ok(GenerationEnd::Failed(Failure { code, hosts: blamed.into_iter().collect() }))
+        Ok(GenerationEnd::Failed(Failure { code, hosts: blamed }))
     }
 }
 
