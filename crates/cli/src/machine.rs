@@ -92,6 +92,12 @@ impl Machine {
         }
     }
 
+    /// How a job can go on that has lost ranks.
+    fn elastic(&self) -> String {
+        let by_restart = "by starting again from memory (ringpull launch --elastic), not without a restart";
+        self.mpirun.as_ref().map_or_else(|| "no: there is no mpirun".to_owned(), |_| by_restart.to_owned())
+    }
+
     /// The survey as names and values.
     pub(crate) fn lines(&self) -> Vec<(&'static str, String)> {
         let none = || "none".to_owned();
@@ -101,6 +107,7 @@ impl Machine {
             ("kinds", self.kinds.clone()),
             ("mpi library", self.mpi_library.clone().unwrap_or_else(|| "none".to_owned())),
             ("mpirun", self.mpirun.clone().unwrap_or_else(|| "none on PATH (run scripts/setup)".to_owned())),
+            ("elastic jobs", self.elastic()),
             ("host", self.host.clone()),
             ("cores", cores.to_string()),
             ("processor", processor.clone().unwrap_or_else(none)),

@@ -27,7 +27,7 @@ enum Meaning {
 use Meaning::{Elastic, Nothing, Option as Ours, Refused, Variable};
 
 /// Its names, whether a value follows, and what it is.
-const OPTIONS: [(&[&str], bool, Meaning); 31] = [
+const OPTIONS: [(&[&str], bool, Meaning); 33] = [
     (&["-np", "--num-proc"], true, Ours("--num-workers")),
     (&["-hostfile"], true, Ours("--hostfile")),
     (&["--hosts"], true, Ours("--hostfile")),
@@ -63,6 +63,8 @@ const OPTIONS: [(&[&str], bool, Meaning); 31] = [
     (&["--max-np", "--max-num-proc"], true, Elastic("--max-workers")),
     (&["--host-discovery-script"], true, Elastic("--discover-hosts")),
     (&["--reset-limit"], true, Elastic("--max-restarts")),
+    (&["--elastic-timeout"], true, Nothing("an elastic job waits for hosts until there are enough")),
+    (&["--slots", "--slots-per-host"], true, Refused("let the script print the slots of each host: host:slots")),
 ];
 
 fn same(value: &str) -> Option<String> {

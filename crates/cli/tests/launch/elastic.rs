@@ -30,10 +30,16 @@ impl Job {
         std::fs::rename(self.path("new"), self.path("hosts")).unwrap();
     }
 
-    fn start(mut self, options: &[&str], script: &str) -> Self {
-        let (discover, memory) = (self.path("discover"), self.path("memory"));
-        let mut command = launch(&["--elastic", "--discover-hosts", discover.to_str().unwrap(), "--snapshots"]);
-        command.arg(memory).args(options).args(["--", "sh", "-c", script, "sh"]).arg(self.folder.path());
+    fn start(self, options: &[&str], script: &str) -> Self {
+        let discover = self.path("discover");
+        let options = [&["--discover-hosts", discover.to_str().unwrap()], options].concat();
+        self.start_on(&options, &[], script)
+    }
+
+    fn start_on(mut self, options: &[&str], variables: &[(&str, String)], script: &str) -> Self {
+        let mut command = launch(&["--elastic", "--snapshots"]);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        command.arg(self.path("memory")).args(options).args(["--", "sh", "-c", script, "sh"]).arg(self.folder.path());
         let stdout = std::fs::File::create(self.path("out")).unwrap();
         let stderr = std::fs::File::create(self.path("err")).unwrap();
         self.child = Some(command.stdout(stdout).stderr(stderr).spawn().unwrap());
@@ -136,4 +142,31 @@ fn a_job_that_waits_for_hosts_or_runs_is_ended_by_a_signal() {
     until("it waits", || !job.events().is_empty());
     kill_process(Pid::from_child(job.child.as_ref().unwrap()), Signal::INT).unwrap();
     assert_eq!(job.code(), Some(130), "{}", job.read("err"));
+}
+
+#[test]
+fn a_hostfile_may_change_and_snapshots_are_on_its_hosts() {
+    if !has_mpi() {
+        return;
+    }
+    let Some(sshd) = ssh::Sshd::start() else { return };
+    // Two names of this host, whose processes are reached by ssh alone.
+    let script = format!(
+        "{BEGIN}
+        if [ $RINGPULL_GENERATION = 0 ]; then
+          : >$me/snapshot-0-1; until [ $(wc -l <$1/begun) = 2 ]; do sleep 0.01; done
+          if [ $rank = 1 ]; then cp $1/one $1/hosts; kill -9 $$; fi; exec sleep 60
+        fi"
+    );
+    let line = |host: &str| format!("{host}:{} slots=1\n", sshd.port);
+    let job = Job::new(&[line("127.0.0.1"), line("localhost")].concat());
+    std::fs::write(job.path("one"), line("127.0.0.1")).unwrap();
+    let hosts = job.path("hosts");
+    let variables = [("RINGPULL_SSH", sshd.ssh())];
+    let mut job = job.start_on(&["--min-workers", "1", "-H", hosts.to_str().unwrap()], &variables, &script);
+    assert_eq!(job.code(), Some(0), "{}", job.read("err"));
+    let mut events = job.events();
+    events.retain(|said| !said.starts_with("hosts have changed"));
+    assert_eq!(events[0], "generation 0: 2 workers on 2 hosts");
+    assert_eq!(events.last().unwrap(), "generation 1: 2 to 1 worker on 127.0.0.1", "{events:?}");
 }

@@ -3,14 +3,14 @@
 use super::*;
 
 /// An ssh server of this test on loopback, with keys of its own.
-struct Sshd {
+pub(super) struct Sshd {
     server: Child,
     folder: tempfile::TempDir,
-    port: u16,
+    pub(super) port: u16,
 }
 
 impl Sshd {
-    fn start() -> Option<Self> {
+    pub(super) fn start() -> Option<Self> {
         if !Path::new("/usr/sbin/sshd").exists() || !rustix::process::geteuid().is_root() {
             eprintln!("skipped: a test of ssh needs root and /usr/sbin/sshd");
             return None;
@@ -45,7 +45,7 @@ impl Sshd {
     }
 
     /// How this server is reached.
-    fn ssh(&self) -> String {
+    pub(super) fn ssh(&self) -> String {
         let at = |name: &str| self.folder.path().join(name).display().to_string();
         format!("ssh -F none -i {} -o UserKnownHostsFile={}", at("user"), at("known"))
     }

@@ -59,7 +59,7 @@ impl Discovery {
             return hosts.into_iter().filter(|host| is_wanted(&host.name)).map(emulated).collect();
         }
         // This host alone needs no ssh.
-        if !hosts.is_empty() && hosts.iter().all(hostfile::SshHost::is_this) {
+        if !hosts.is_empty() && hosts.iter().all(|host| host.is_this() && host.port.is_none()) {
             return Ok(vec![found(Host::Local, hosts.iter().map(|host| host.slots).sum())]);
         }
         hosts.retain(|host| is_wanted(&host.login));
