@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use ringpull_base::Result;
+use ringpull_base::{Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
 /// The endings of the names of a layer's tensors.
@@ -38,6 +38,14 @@ pub(crate) fn load(model: &str, scale: f64) -> Result<Network> {
     let whole = models::load_whole(model)?;
     let costs: Vec<f64> = whole.iter().map(|(key, flops)| flops.unwrap_or(key.len() as f64)).collect();
     Ok(Network { layers: layers(&keys, &costs), keys })
+}
+
+/// The arguments of `ringpull bench` that name this model.
+pub(crate) fn named(model: &str, scale: f64) -> Result<Vec<String>> {
+    let is_file = !models::NAMES.contains(&model);
+    let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
+    let model = if is_file { file.display().to_string() } else { model.to_owned() };
+    Ok(vec!["--model".to_owned(), model, "--scale".to_owned(), scale.to_string()])
 }
 
 fn layers(keys: &[ModelKey], costs: &[f64]) -> Vec<Layer> {

@@ -13,10 +13,12 @@
 //!   `kept`: what an interrupted benchmark has measured;
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
 //!   allreduce over all sizes, against others; `quiet`: the wait between jobs;
+//! - `advise`: steps of training predicted for any number of hosts;
 //! - `rehearse`: jobs that meet faults;
 //! - `timeline`: merges the ranks' timelines, and accounts for each step's time;
 //! - `size`, `text`: the formats of sizes, times, counts and tables.
 
+mod advise;
 mod allreduce;
 mod child;
 mod collectives;

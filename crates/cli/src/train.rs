@@ -42,7 +42,7 @@ pub(crate) struct ReplayOptions {
 }
 
 /// The part of a step's computing that is the backward pass.
-const BACKWARD: f64 = 2.0 / 3.0;
+pub(crate) const BACKWARD: f64 = 2.0 / 3.0;
 /// Steps without communication, which measure how long computing on the processor takes here.
 const STEPS_ALONE: usize = 3;
 

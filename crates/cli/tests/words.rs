@@ -96,6 +96,23 @@ fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
 }
 
 #[test]
+fn what_cannot_be_predicted_is_an_error_that_says_what_can() {
+    for (words, code, parts) in [
+        ("--link none", 1, ["--link none has no rate to predict with", "--link 10gbit"]),
+        ("--link 1gbit --latency 50", 2, ["invalid time \"50\"", "such as 50us"]),
+        ("--link 1gbit --hosts 0", 1, ["invalid --hosts 0: expected numbers from 1 to 1024", "--hosts 8,64"]),
+        ("--link 1gbit --compute 0", 1, ["invalid --compute 0", "such as 2.184"]),
+        ("--link 1gbit --modes dist_async:1", 1, ["dist_async:1 has no prediction", "dist_sync:Kshared"]),
+        ("--link 1gbit --hosts 64 --check", 1, ["--check has nothing to measure", "--hosts 2,4,8"]),
+        ("--link 1gbit --hosts 2 --check=none", 1, ["--check none has no rate to scale to", "--check=200mbit"]),
+    ] {
+        let compute = if words.contains("--compute") { "" } else { " --compute 0.1" };
+        let (had, text) = said(None, &format!("advise --model resnet50 --scale 0.01 {words}{compute}"));
+        assert!(had == code && parts.iter().all(|part| text.contains(part)), "{words}: {had}, {text}");
+    }
+}
+
+#[test]
 fn the_command_alone_shows_where_to_start_and_a_shell_can_complete_it() {
     let run = |words: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words).output().unwrap();

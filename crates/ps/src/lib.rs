@@ -34,6 +34,8 @@ pub(crate) mod socket;
 pub mod worker;
 mod worker_loop;
 
+pub use worker_loop::{WINDOW, WINDOW_BYTES};
+
 use ringpull_base::config::{Config, Dmlc, Role};
 use ringpull_base::{Error, Result};
 

@@ -27,6 +27,7 @@ use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
 use crate::worker::{self, Command, Worker, WorkerState};
 use crate::worker_loop::queue::{Queue, Queued};
+pub use crate::worker_loop::queue::{WINDOW, WINDOW_BYTES};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;

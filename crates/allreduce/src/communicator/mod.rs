@@ -51,6 +51,7 @@ pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
 pub use learn::Learned;
 pub use ringpull_plan::Parts;
+pub use schedules::plan_of_codes;
 
 /// All ranks of a job, seen from one of them. Every operation is collective, and has the same length, dtype
 /// and stamp on all ranks. Every operation blocks, except those whose names begin with `begin`. All ranks

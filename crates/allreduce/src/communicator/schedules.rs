@@ -90,7 +90,7 @@ const SEGMENT_LEN: (usize, usize) = (16 << 10, 128 << 10);
 const SEGMENTS_PER_PART: usize = 16;
 
 /// The plan of `rank` for the codes of a gradient of `len` elements.
-fn plan_of_codes(rank: usize, size: usize, len: usize) -> Plan {
+pub fn plan_of_codes(rank: usize, size: usize, len: usize) -> Plan {
     let longest = len.div_ceil(size);
     let segment = (longest / SEGMENTS_PER_PART).clamp(SEGMENT_LEN.0, SEGMENT_LEN.1).next_multiple_of(Codec::BLOCK);
     ringpull_plan::allreduce_in_turns(rank, size, len, (Codec::BLOCK, segment))

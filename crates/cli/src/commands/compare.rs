@@ -293,11 +293,7 @@ struct Payload {
 impl Payload {
     fn of(args: &CompareArgs) -> Result<Self> {
         let (keys, named) = if let Some(model) = &args.model {
-            let file = std::path::absolute(model).map_err(|cause| Error::io("find", model, &cause))?;
-            let is_named = models::NAMES.contains(&model.as_str());
-            let model_arg = if is_named { model.clone() } else { file.display().to_string() };
-            let named = ["--model", &model_arg, "--scale", &args.scale.to_string()].map(str::to_owned);
-            (models::load(model, args.scale)?, named.to_vec())
+            (models::load(model, args.scale)?, layers::named(model, args.scale)?)
         } else {
             let bytes = parse_size(&args.bytes)?;
             let key = ModelKey { name: "payload".to_owned(), shape: vec![elements(bytes, DType::F32)?] };

@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure and 2 for
 //! an invalid command line. `launch` and `lab exec` exit with the code of the command that they ran.
 
+mod advise;
 mod bench;
 mod compare;
 mod doctor;
@@ -53,6 +54,8 @@ pub struct Cli {
 enum Command {
     /// Measure one job: the ranks that `mpirun` or `ringpull launch` starts.
     Bench(bench::BenchArgs),
+    /// Predict steps of training on hosts that are not there yet, and say which mode wins.
+    Advise(advise::AdviseArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),
     /// Measure our allreduce against others over all sizes and numbers of ranks, and write a page.
@@ -228,6 +231,7 @@ impl Command {
     fn run(self) -> Result<Status> {
         match self {
             Command::Bench(args) => bench::run(&args),
+            Command::Advise(args) => advise::run(&args),
             Command::Compare(args) => compare::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),

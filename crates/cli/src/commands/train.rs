@@ -20,15 +20,8 @@ use crate::{layers, train};
     gradients when it has them. The forward pass takes one third, and waits for each layer's sums. A\n\
     layer's share of the time is its share of the FLOPs. Every sum of every step is checked.")]
 pub(crate) struct TrainArgs {
-    /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
-    #[arg(long)]
-    model: String,
-    /// Scale every tensor of the model to this part of its elements.
-    #[arg(long, default_value_t = 1.0)]
-    scale: f64,
-    /// Seconds of computing in a step on one host.
-    #[arg(long, value_name = "SECONDS")]
-    compute: f64,
+    #[command(flatten)]
+    step: StepArgs,
     /// Compute on the processor instead of by the clock; with =PART only for that part of the time.
     #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     burn: Option<f64>,
@@ -42,12 +35,26 @@ pub(crate) struct TrainArgs {
     pub(super) store: StoreArgs,
 }
 
+/// What a step computes and pushes.
+#[derive(Debug, Args)]
+pub(super) struct StepArgs {
+    /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
+    #[arg(long)]
+    pub(super) model: String,
+    /// Scale every tensor of the model to this part of its elements.
+    #[arg(long, default_value_t = 1.0)]
+    pub(super) scale: f64,
+    /// Seconds of computing in a step on one host.
+    #[arg(long, value_name = "SECONDS")]
+    pub(super) compute: f64,
+}
+
 /// Replays the model; rank 0 gets the record.
 pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
-    let network = layers::load(&args.model, args.scale)?;
+    let network = layers::load(&args.step.model, args.step.scale)?;
     let keys = args.store.plan(args.iters)?;
     let store = super::store(args.store.kv_store)?;
-    let plan = train::ReplayOptions { keys, compute_s: args.compute, burn: args.burn, batch: args.batch };
+    let plan = train::ReplayOptions { keys, compute_s: args.step.compute, burn: args.burn, batch: args.batch };
     let progress = progress(args.store.format);
     Ok(train::run(&store, &network, &plan, progress.as_ref())?.map(|record| vec![record]))
 }

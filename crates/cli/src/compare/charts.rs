@@ -38,7 +38,7 @@ pub(super) enum Mark {
 
 /// A chart, laid out.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Drawing {
+pub(crate) struct Drawing {
     pub(super) id: &'static str,
     /// The heading, also for screen readers.
     pub(super) title: &'static str,
@@ -80,6 +80,8 @@ pub(crate) struct Curves {
     pub id: &'static str,
     pub title: &'static str,
     pub axis: &'static str,
+    /// Whether each doubling of the workers is as wide as the others.
+    pub by_doubling: bool,
     pub of_variants: Vec<Curve>,
     pub tick: fn(f64) -> String,
 }
@@ -175,7 +177,7 @@ const CURVES_HEIGHT: f64 = 260.0;
 const NAME: f64 = 17.0;
 
 impl Curves {
-    pub(super) fn drawn(&self) -> Drawing {
+    pub(crate) fn drawn(&self) -> Drawing {
         let all = || self.of_variants.iter().flat_map(|curve| &curve.points);
         let (step, end) = axis(all().map(|(_, value)| *value).fold(0.0, f64::max));
         let counts: std::collections::BTreeSet<usize> = all().map(|(workers, _)| *workers).collect();
@@ -185,7 +187,9 @@ impl Curves {
         let bottom = 8.0 + height;
         let round = |value: f64| (value * 1e3).round() / 1e3;
         let x = |workers: usize| {
-            let part = (workers - first) as f64 / (last - first).max(1) as f64;
+            let place = |workers: usize| if self.by_doubling { (workers.max(1) as f64).log2() } else { workers as f64 };
+            let width = place(last) - place(first);
+            let part = if width > 0.0 { (place(workers) - place(first)) / width } else { 0.0 };
             round(CURVES.0 + part * (CURVES.1 - CURVES.0))
         };
         let y = |value: f64| round(bottom - value / end * height);
@@ -287,7 +291,7 @@ mod tests {
             curve("b", Some(Family::Shared), 4.01),
             curve("bound", None, 0.1),
         ];
-        Curves { id: "scaling", title: "t", axis: "workers", of_variants, tick: plain }
+        Curves { id: "scaling", title: "t", axis: "workers", by_doubling: false, of_variants, tick: plain }
     }
 
     #[test]
@@ -357,6 +361,19 @@ mod tests {
             }
         }
         assert_eq!(drawing.marks.iter().filter(|mark| matches!(mark, Mark::Dot { .. })).count(), 6);
+    }
+
+    #[test]
+    fn by_doubling_every_number_of_workers_is_as_far_from_the_next() {
+        let ticks = |by_doubling| {
+            let marks = Curves { by_doubling, ..curves() }.drawn().marks;
+            let of = |mark: &Mark| match mark {
+                Mark::Text { class: "tick", anchor: "middle", at, .. } => Some(at.0),
+                _ => None,
+            };
+            marks.iter().filter_map(of).collect::<Vec<f64>>()
+        };
+        assert_eq!((ticks(true), ticks(false)), (vec![14.0, 36.0, 58.0], vec![14.0, 28.667, 58.0]));
     }
 
     #[test]

@@ -63,15 +63,24 @@ pub(crate) fn picture(results: &Comparison) -> Result<Option<String>> {
     let setup = &results.setup;
     let Some(chart) = drawings(results).into_iter().next() else { return Ok(None) };
     let subtitle = format!("{} on {}, {}", setup.payload, several(setup.workers, "worker"), place(results));
+    framed(&chart, &subtitle, families(results)).map(Some)
+}
+
+/// A chart as a file, with a legend of these families.
+pub(crate) fn framed(
+    chart: &Drawing,
+    subtitle: &str,
+    families: impl Iterator<Item = (Family, &'static str)>,
+) -> Result<String> {
     let legend: Vec<Value> = (0..)
-        .zip(families(results))
+        .zip(families)
         .map(|(index, (family, words))| {
             context! { class => Serde(family), words, x => 24 + 356 * (index % 2), y => 70 + 20 * (index / 2) }
         })
         .collect();
     let top = 90 + 20 * legend.len().div_ceil(2);
     let values = context! { title => chart.title, subtitle, families => legend, top, chart => Serde(chart) };
-    filled("chart.svg", values).map(Some)
+    filled("chart.svg", values)
 }
 
 pub(crate) fn render(results: &Comparison) -> Result<String> {
@@ -157,10 +166,10 @@ fn scaling(results: &Comparison) -> Option<Curves> {
     } else {
         ("Time by number of workers", "seconds (median) over the number of workers", plain)
     };
-    Some(Curves { id: "scaling", title, axis, of_variants, tick })
+    Some(Curves { id: "scaling", title, axis, by_doubling: false, of_variants, tick })
 }
 
-fn percent(value: f64) -> String {
+pub(crate) fn percent(value: f64) -> String {
     format!("{} %", plain(value))
 }
 

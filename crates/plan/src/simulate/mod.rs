@@ -23,9 +23,10 @@ use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
-/// Messages of a host in its link at a time, of all that are ready: those that the interpreter gives to the
-/// transport ahead of a more urgent one.
-const POSTED: usize = 4;
+/// What a host has sent, as far as it knows, and its link has not: so many messages, or so many bytes,
+/// whichever is more. The interpreter posts four messages, and sockets and queues hold megabytes. A more urgent
+/// message waits for them.
+const POSTED: (usize, usize) = (4, 3 << 20);
 
 /// What joins the hosts of a job, one worker on each.
 #[derive(Debug, Clone, PartialEq)]
@@ -84,7 +85,7 @@ impl Network {
     }
 
     /// The ranks whose schedules have to be known of a sum by `algorithm`: the first alone, if it stands for
-    /// all of them.
+    /// all of them, as it does when all parts have one length.
     pub fn ranks(&self, algorithm: Algorithm) -> Range<usize> {
         let is_alike = match algorithm {
             Algorithm::Ring | Algorithm::Direct | Algorithm::Circulant => true,
@@ -103,7 +104,7 @@ impl Network {
                 out: engine.station(sends),
                 into: engine.station(receives),
                 processor: engine.station(1.0),
-                window: engine.window(POSTED, 0),
+                window: engine.window(POSTED.0, POSTED.1),
                 rack: self.racks.as_ref().map_or(0, |(of, _)| of[worker]),
             }
         });

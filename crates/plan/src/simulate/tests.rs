@@ -60,9 +60,9 @@ fn direct_takes_two_latencies_and_doubling_one_for_each_of_its_rounds() {
 
 #[test]
 fn one_rank_stands_for_all_that_are_alike() {
-    for n in 2..12 {
+    for n in (2..12).chain([13, 16]) {
         for algorithm in [Algorithm::Ring, Algorithm::Direct, Algorithm::Circulant, Algorithm::Doubling] {
-            for (len, segment_bytes) in [(n * 5000, 1 << 20), (n * 50_000, 64 << 10)] {
+            for (len, segment_bytes) in [(n, 1 << 20), (n * 5000, 1 << 20), (n * 50_000, 64 << 10)] {
                 let network = network(n);
                 let all = collective_us(&network, &schedules(&network, 0..n, algorithm, len, segment_bytes));
                 // Some ranks of a circulant plan cut a range in two, which ranks of a power of two never do.
@@ -88,22 +88,22 @@ fn every_plan_ends_on_every_number_of_ranks() {
 
 #[test]
 fn a_slow_host_holds_up_a_ring_and_an_uplink_a_ring_that_crosses_it_often() {
-    let (n, len) = (8, 8 * 100_000);
-    let even = time(&network(n), Algorithm::Ring, len, 16 << 10);
+    let (n, len) = (8, 8 * 1_000_000);
+    let even = time(&network(n), Algorithm::Ring, len, 64 << 10);
     let slow = Network { own: vec![(3, RATE / 2.0, RATE / 2.0)], ..network(n) };
-    assert_near(time(&slow, Algorithm::Ring, len, 16 << 10), 2.0 * even, 0.02);
+    assert_near(time(&slow, Algorithm::Ring, len, 64 << 10), 2.0 * even, 0.02);
     let racks = |of: Vec<usize>| Network { racks: Some((of, RATE / 2.0)), ..network(n) };
     let halves = racks((0..n).map(|rank| rank / 4).collect());
-    assert_near(time(&halves, Algorithm::Ring, len, 16 << 10), 2.0 * even, 0.02);
+    assert_near(time(&halves, Algorithm::Ring, len, 64 << 10), 2.0 * even, 0.02);
     let in_turn = racks((0..n).map(|rank| rank % 2).collect());
-    assert_near(time(&in_turn, Algorithm::Ring, len, 16 << 10), 8.0 * even, 0.02);
+    assert_near(time(&in_turn, Algorithm::Ring, len, 64 << 10), 8.0 * even, 0.02);
     // The plan for racks takes every byte across once, in halves.
     let members: [Vec<usize>; 2] = [(0..4).collect(), (4..8).collect()];
     let plan = |rank| allreduce_in_racks(rank, [&members[0], &members[1]], len, 64);
-    let schedules: Vec<Schedule> = (0..n).map(|rank| Schedule::of(&plan(rank), DType::F32, 16 << 10)).collect();
+    let schedules: Vec<Schedule> = (0..n).map(|rank| Schedule::of(&plan(rank), DType::F32, 64 << 10)).collect();
     let across = 4.0 * len as f64 / (RATE / 2.0);
     let racks = collective_us(&halves, &schedules);
-    assert!((1.0..1.1).contains(&(racks / across)), "{racks} of {across}");
+    assert!((1.0..1.2).contains(&(racks / across)), "{racks} of {across}");
 }
 
 const WINDOW: (usize, usize) = (4, 128 << 10);
@@ -132,14 +132,14 @@ fn servers_take_the_time_of_the_busiest_link() {
 }
 
 fn training(network: &Network, compute_us: f64, priority: impl Fn(usize) -> i32) -> f64 {
-    let (layers, len) = (8, network.workers * 20_000);
+    let (layers, len) = (8, 4_000_000);
     let layer = Layer { backward_us: compute_us * 2.0 / 24.0, forward_us: compute_us / 24.0 };
     let unit = |index| Unit {
         layers: vec![index],
         priority: priority(index),
         is_alone: false,
         exchange: Exchange::Sum(
-            schedules(network, network.ranks(Algorithm::Ring), Algorithm::Ring, len, 8 << 10),
+            schedules(network, network.ranks(Algorithm::Ring), Algorithm::Ring, len, 256 << 10),
             None,
         ),
     };
@@ -150,7 +150,7 @@ fn training(network: &Network, compute_us: f64, priority: impl Fn(usize) -> i32)
 #[test]
 fn a_step_takes_the_longer_of_computing_and_communication_and_what_cannot_overlap() {
     let network = network(4);
-    let wire = 8.0 * 6.0 * 4.0 * 20_000.0 / RATE;
+    let wire = 8.0 * 6.0 * 4.0 * 1_000_000.0 / RATE;
     // All sums but the first layer's hide behind the computing that is left.
     let long = training(&network, 10.0 * wire, |_| 0);
     assert_near(long, 10.0 * wire + wire / 8.0, 0.002);

@@ -17,8 +17,9 @@ use std::collections::{BTreeMap, VecDeque};
 /// What may be under way to one server and back, in messages and in bytes, whichever is more: as little as
 /// keeps the links busy in both directions. That of eight workers together is about what waits in a switch or
 /// a shaper without loss.
-const WINDOW: usize = 4;
-const WINDOW_BYTES: usize = 128 << 10;
+pub const WINDOW: usize = 4;
+/// The bytes of [`WINDOW`].
+pub const WINDOW_BYTES: usize = 128 << 10;
 
 /// A call's position among those that wait: its priority, and its number.
 type Position = (Reverse<i32>, u64);

@@ -1,0 +1,114 @@
+//! Predictions beside measurements: the same step on emulated hosts, scaled to their links.
+
+use serde::Serialize;
+
+use ringpull_base::{Error, Result};
+
+use crate::advise::Choice;
+use crate::advise::predict::Setting;
+use crate::lab::Shape;
+use crate::layers;
+use crate::link::LinkRate;
+use crate::rounds::launched::{Launched, Testbed};
+use crate::rounds::{self, Job, NextJob, Runner as _, TrainSetup, Work};
+use crate::statistics::Summary;
+use crate::variant::Variant;
+
+/// From one emulated host to another, while the processors are busy.
+const LATENCY_S: f64 = 150e-6;
+/// What an error may be.
+const MOST: f64 = 0.1;
+
+/// How to check.
+pub(crate) struct Plan {
+    pub model: String,
+    /// Of the model in the prediction.
+    pub scale: f64,
+    pub compute_s: f64,
+    pub link_bytes_per_s: f64,
+    /// The rate of the emulated links.
+    pub lab: LinkRate,
+    pub hosts: Vec<usize>,
+    pub rounds: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Checked {
+    /// What was measured.
+    pub words: String,
+    pub rows: Vec<CheckedRow>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckedRow {
+    pub hosts: usize,
+    pub mode: String,
+    pub predicted_s: f64,
+    /// The median of all rounds; none if it failed.
+    pub measured_s: Option<f64>,
+    /// Of the prediction, as a part of what was measured.
+    pub error: Option<f64>,
+}
+
+impl Checked {
+    /// How many predictions are near enough.
+    pub(crate) fn outcome(&self) -> String {
+        let near = self.rows.iter().filter(|row| row.error.is_some_and(|error| error.abs() <= MOST)).count();
+        format!("{near} of {} predictions are within {:.0} % of what was measured.", self.rows.len(), 100.0 * MOST)
+    }
+}
+
+/// Measures every choice on each of these numbers of emulated hosts.
+pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(NextJob)) -> Result<Checked> {
+    let Some(lab_bytes_per_s) = plan.lab.bytes_per_s() else {
+        return Err(Error::argument("--check none has no rate to scale to", "give a rate, such as --check=200mbit"));
+    };
+    // With so much less to move on links that are so much slower, every time stays what it was.
+    let scale = plan.scale * lab_bytes_per_s / plan.link_bytes_per_s;
+    let network = layers::load(&plan.model, scale)?;
+    let named = layers::named(&plan.model, scale)?;
+    let most = plan.hosts.iter().copied().max().unwrap_or(0);
+    let of = |hosts: usize| {
+        let mut variants: Vec<Variant> = Vec::new();
+        for variant in choices.iter().map(|choice| choice.variant(hosts)) {
+            if !variants.contains(&variant) {
+                variants.push(variant);
+            }
+        }
+        variants
+    };
+    let extra = of(most).iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
+    let shape = Shape { hosts: most, rate: plan.lab, own: Vec::new(), racks: None };
+    let mut runner = Launched::start(Testbed::Lab(shape), extra, None)?;
+    let train = TrainSetup { model: plan.model.clone(), compute_s: plan.compute_s, burn: None, batch: None };
+    let setting = Setting {
+        network: network.clone(),
+        compute_s: plan.compute_s,
+        link_bytes_per_s: lab_bytes_per_s,
+        latency_s: LATENCY_S,
+    };
+    let mut rows = Vec::new();
+    for hosts in &plan.hosts {
+        let work = Work::Steps { network: network.clone(), named: named.clone(), train: train.clone() };
+        let job = Job { ranks: *hosts, work, iters: 3, warmup: 3 };
+        let variants = of(*hosts);
+        let found = rounds::run(&mut runner, &variants, &vec![vec![job]; plan.rounds], Vec::new(), progress);
+        for variant in variants {
+            let samples = found.done.iter().filter(|done| done.variant == variant);
+            let samples: Vec<f64> = samples.flat_map(|done| done.record.seconds.iter().copied()).collect();
+            let measured_s = Summary::of(&samples).map(|summary| summary.median);
+            let predicted_s = setting.step_s(variant, *hosts)?;
+            let error = measured_s.map(|measured| predicted_s / measured - 1.0);
+            rows.push(CheckedRow { hosts: *hosts, mode: variant.to_string(), predicted_s, measured_s, error });
+        }
+        if runner.interrupted().is_some() {
+            break;
+        }
+    }
+    let words = format!(
+        "check: the same step with {scale:.3} of the model on emulated hosts with links of {}, {}",
+        plan.lab,
+        crate::text::several(plan.rounds, "round")
+    );
+    Ok(Checked { words, rows })
+}

@@ -1,0 +1,193 @@
+//! Which mode is worth its hosts: steps of training, predicted for numbers of hosts that nobody has to try.
+//!
+//! [`predict`] gives a step in one mode to the simulation. An [`Advice`] has the rows of all modes and numbers
+//! of hosts; `verdict` says which wins. [`check`] measures some of them on emulated hosts. All but that is
+//! pure.
+
+pub(crate) mod check;
+pub(crate) mod predict;
+pub(crate) mod table;
+pub(crate) mod verdict;
+
+use std::sync::Mutex;
+
+use serde::Serialize;
+
+use ringpull_base::Result;
+
+use crate::advise::predict::Setting;
+use crate::cost;
+use crate::mode::{Mode, Placement};
+use crate::variant::{Family, Variant};
+
+/// A mode, whose servers may depend on the number of hosts.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Choice {
+    pub name: String,
+    of: Kind,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    Fixed(Variant),
+    /// As many servers as there are hosts, divided by this and at least one.
+    Servers(usize, Placement),
+}
+
+impl Choice {
+    pub(crate) fn fixed(variant: Variant) -> Self {
+        Choice { name: variant.to_string(), of: Kind::Fixed(variant) }
+    }
+
+    /// What is predicted unless modes are named.
+    pub(crate) fn all() -> Vec<Self> {
+        let fixed = |name: &str| name.parse().ok().map(Choice::fixed);
+        let servers = |name: &str, divisor, placement| {
+            Some(Choice { name: name.to_owned(), of: Kind::Servers(divisor, placement) })
+        };
+        [
+            fixed("dist_sync_mpi"),
+            fixed("dist_sync_mpi+fp16"),
+            fixed("dist_sync_mpi+2bit:0.5"),
+            fixed("dist_sync:1shared"),
+            servers("dist_sync:Kshared, K=n/2", 2, Placement::Shared),
+            servers("dist_sync:Kshared, K=n", 1, Placement::Shared),
+            fixed("dist_sync:1"),
+            servers("dist_sync:K, K=n/2", 2, Placement::Dedicated),
+            servers("dist_sync:K, K=n", 1, Placement::Dedicated),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    pub(crate) fn variant(&self, hosts: usize) -> Variant {
+        match self.of {
+            Kind::Fixed(variant) => variant,
+            Kind::Servers(divisor, placement) => {
+                Variant::ours(Mode::Servers { sync: true, servers: (hosts / divisor).max(1), placement })
+            }
+        }
+    }
+}
+
+/// What is predicted for one mode on one number of hosts.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct PredictedRow {
+    pub mode: String,
+    /// Those of the workers.
+    pub hosts: usize,
+    /// Those, and the servers' own.
+    pub machines: usize,
+    pub step_s: f64,
+    /// The part of a step that computes.
+    pub efficiency: f64,
+    /// The part of a step that does not, in seconds.
+    pub exposed_s: f64,
+    /// What the busiest host sends or receives in a step, whichever is more, without compression.
+    pub busiest_host_bytes: f64,
+    #[serde(skip)]
+    pub variant: Variant,
+}
+
+/// What is predicted, and what follows from it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Advice {
+    /// Such as `vgg16, 32 tensors, 553 MB`.
+    pub model: String,
+    pub compute_s: f64,
+    pub link: String,
+    pub latency_s: f64,
+    /// Sorted by the number of hosts, then as the modes were given.
+    pub rows: Vec<PredictedRow>,
+    pub assumptions: Vec<String>,
+    pub verdict: Vec<String>,
+    /// What was measured beside its prediction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub check: Option<check::Checked>,
+}
+
+/// The rows of all choices for all numbers of hosts, each mode once for a number.
+pub(crate) fn rows(setting: &Setting, choices: &[Choice], hosts: &[usize]) -> Result<Vec<PredictedRow>> {
+    let mut wanted: Vec<(usize, Variant)> = Vec::new();
+    for hosts in hosts {
+        for variant in choices.iter().map(|choice| choice.variant(*hosts)) {
+            if !wanted.contains(&(*hosts, variant)) {
+                wanted.push((*hosts, variant));
+            }
+        }
+    }
+    // Those of most hosts take longest.
+    let (queue, found) = (Mutex::new(wanted.iter().enumerate()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                let next = || queue.lock().ok()?.next_back();
+                while let Some((at, (hosts, variant))) = next() {
+                    let row = row(setting, *variant, *hosts);
+                    found.lock().expect("no prediction panics").push((at, row));
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().expect("no prediction panics");
+    found.sort_by_key(|(at, _)| *at);
+    found.into_iter().map(|(_, row)| row).collect()
+}
+
+fn row(setting: &Setting, variant: Variant, hosts: usize) -> Result<PredictedRow> {
+    let step_s = setting.step_s(variant, hosts)?;
+    Ok(PredictedRow {
+        mode: variant.to_string(),
+        hosts,
+        machines: hosts + variant.mode.extra_hosts(),
+        step_s,
+        efficiency: (setting.compute_s / step_s).min(1.0),
+        exposed_s: (step_s - setting.compute_s).max(0.0),
+        busiest_host_bytes: cost::busiest_host_bytes(variant.mode, hosts, setting.bytes()),
+        variant,
+    })
+}
+
+impl Advice {
+    pub(crate) fn row(&self, hosts: usize, variant: Variant) -> Option<&PredictedRow> {
+        self.rows.iter().find(|row| (row.hosts, row.variant) == (hosts, variant))
+    }
+
+    /// The numbers of hosts, the fewest first.
+    pub(crate) fn hosts(&self) -> Vec<usize> {
+        let mut hosts: Vec<usize> = self.rows.iter().map(|row| row.hosts).collect();
+        hosts.dedup();
+        hosts
+    }
+
+    /// The families of its rows, in the order of the legend.
+    pub(crate) fn families(&self) -> Vec<(Family, &'static str)> {
+        let is_there = |family| self.rows.iter().any(|row| row.variant.family() == family);
+        Family::ALL.into_iter().filter(|(family, _)| is_there(*family)).collect()
+    }
+}
+
+/// What every row assumes.
+pub(crate) fn assumptions(setting: &Setting, link: &str) -> Vec<String> {
+    let words = crate::text::format_seconds;
+    vec![
+        format!(
+            "Links: {link} in each direction at the same time, of which TCP carries {:.1} %; {} from one host to another.",
+            100.0 * predict::GOODPUT,
+            words(setting.latency_s)
+        ),
+        "Switches: they hold what has to wait, lose nothing and carry all links at full rate. One worker a host."
+            .to_owned(),
+        format!(
+            "Computing: {} a step on each host, two thirds of it backward; a layer's share is its share of the FLOPs.",
+            words(setting.compute_s)
+        ),
+        format!(
+            "Sums: this build's plans, buckets, segments and priorities, message by message, each with {} of a processor; encoding is not counted.",
+            words(setting.message_s())
+        ),
+        "Not in it: late hosts, hosts that differ, other traffic, reading data, and updates by the optimizer."
+            .to_owned(),
+    ]
+}

@@ -1,0 +1,143 @@
+//! Which mode wins, by how much, and why.
+
+use crate::advise::{Advice, PredictedRow};
+use crate::size::format_size;
+use crate::text::{format_seconds, several};
+use crate::variant::Family;
+
+/// Times that differ by less are level: the simulation is no more exact than that.
+const LEVEL: f64 = 1.05;
+
+/// The sentences, the most important first.
+pub(crate) fn sentences(advice: &Advice) -> Vec<String> {
+    let most = advice.hosts().last().copied().unwrap_or(0);
+    let own_and = |hosts, family| best(advice, hosts, Family::Allreduce).zip(best(advice, hosts, family));
+    let same = own_and(most, Family::Shared).map(|(own, shared)| on_the_same_hosts(own, shared));
+    let ahead = |family| {
+        let pairs = advice.hosts().into_iter().filter_map(|hosts| own_and(hosts, family));
+        let pairs: Vec<(&PredictedRow, &PredictedRow)> = pairs.collect();
+        let ahead: Vec<_> = pairs.iter().copied().filter(|(own, other)| own.step_s > LEVEL * other.step_s).collect();
+        (!pairs.is_empty()).then_some(ahead)
+    };
+    let others = [
+        (Family::Shared, "Servers on the workers' hosts are"),
+        (Family::Dedicated, "Servers on hosts of their own are"),
+        (Family::Compressed, "Compressed gradients, which are not the same gradients, are"),
+    ];
+    let others = others.into_iter().filter_map(|(family, whose)| Some(where_ahead(whose, &ahead(family)?)));
+    same.into_iter().chain(others).collect()
+}
+
+/// The fastest row of a family on so many hosts.
+fn best(advice: &Advice, hosts: usize, family: Family) -> Option<&PredictedRow> {
+    let rows = advice.rows.iter().filter(|row| row.hosts == hosts && row.variant.family() == family);
+    rows.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
+}
+
+fn on_the_same_hosts(own: &PredictedRow, shared: &PredictedRow) -> String {
+    let on = format!("On {}", several(own.hosts, "host"));
+    let ratio = shared.step_s / own.step_s;
+    let step = |row: &PredictedRow| {
+        format!("{} a step, efficiency {:.1} %", format_seconds(row.step_s), 100.0 * row.efficiency)
+    };
+    if (1.0 / LEVEL..LEVEL).contains(&ratio) {
+        return format!("{on} {} ({}) and {} ({}) are level.", own.mode, step(own), shared.mode, step(shared));
+    }
+    let (first, other) = if ratio > 1.0 { (own, shared) } else { (shared, own) };
+    let why = if other.busiest_host_bytes > LEVEL * first.busiest_host_bytes {
+        let [one, two] = [first, other].map(|row| format_size(row.busiest_host_bytes));
+        format!("its busiest host moves {two} a step, not {one}")
+    } else if other.variant == shared.variant {
+        "it moves as many bytes, but each server takes a message of every worker for every segment".to_owned()
+    } else {
+        "it moves as many bytes, but later".to_owned()
+    };
+    let times = other.step_s / first.step_s;
+    format!("{on} {} wins: {}. {} takes {times:.2}x as long: {why}.", first.mode, step(first), other.mode)
+}
+
+/// Where rows are faster than allreduce, of the pairs of it and them in which they are.
+fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String {
+    let gain = |(own, other): &(&PredictedRow, &PredictedRow)| own.step_s / other.step_s;
+    let Some((own, other)) = ahead.iter().max_by(|a, b| gain(a).total_cmp(&gain(b))) else {
+        return format!("{whose} nowhere ahead of allreduce by 5 % or more.");
+    };
+    let hosts: Vec<String> = ahead.iter().map(|(own, _)| own.hosts.to_string()).collect();
+    let ratio = other.step_s / own.step_s;
+    let charged = if other.machines > other.hosts {
+        format!(
+            ", and {:.2}x if its {} hosts are paid",
+            ratio * other.machines as f64 / own.machines as f64,
+            other.machines
+        )
+    } else {
+        String::new()
+    };
+    format!(
+        "{whose} ahead of allreduce on {} hosts, most of all on {}: {} takes {ratio:.2}x its time{charged}.",
+        hosts.join(", "),
+        own.hosts,
+        other.mode
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::variant::Variant;
+
+    fn row(mode: &str, hosts: usize, step_s: f64, busiest_host_bytes: f64) -> PredictedRow {
+        let variant: Variant = mode.parse().unwrap();
+        let machines = hosts + variant.mode.extra_hosts();
+        let (efficiency, exposed_s) = (1.0 / step_s, step_s - 1.0);
+        PredictedRow {
+            mode: mode.to_owned(),
+            hosts,
+            machines,
+            step_s,
+            efficiency,
+            exposed_s,
+            busiest_host_bytes,
+            variant,
+        }
+    }
+
+    fn of(rows: Vec<PredictedRow>) -> Vec<String> {
+        let (model, link) = ("m".to_owned(), "1gbit".to_owned());
+        let (assumptions, verdict) = (Vec::new(), Vec::new());
+        sentences(&Advice { model, compute_s: 1.0, link, latency_s: 0.0, rows, assumptions, verdict, check: None })
+    }
+
+    #[test]
+    fn the_winner_on_the_same_hosts_is_named_with_the_reason() {
+        let more = of(vec![row("dist_sync_mpi", 8, 2.0, 1.75e6), row("dist_sync:1shared", 8, 5.0, 7e6)]);
+        assert_eq!(
+            more[0],
+            "On 8 hosts dist_sync_mpi wins: 2.00 s a step, efficiency 50.0 %. dist_sync:1shared takes 2.50x as long: its busiest host moves 7 MB a step, not 1.75 MB."
+        );
+        let often = of(vec![row("dist_sync_mpi", 8, 2.0, 7e6), row("dist_sync:8shared", 8, 3.0, 7e6)]);
+        assert!(often[0].contains("each server takes a message of every worker"), "{}", often[0]);
+        let level = of(vec![row("dist_sync_mpi", 8, 2.0, 7e6), row("dist_sync:8shared", 8, 2.05, 7e6)]);
+        assert!(level[0].ends_with("are level."), "{}", level[0]);
+        let behind = of(vec![row("dist_sync_mpi", 8, 3.0, 7e6), row("dist_sync:8shared", 8, 2.0, 7e6)]);
+        assert!(behind[0].starts_with("On 8 hosts dist_sync:8shared wins: 2.00 s"), "{}", behind[0]);
+    }
+
+    #[test]
+    fn rows_that_beat_allreduce_are_named_where_they_do_and_charged_for_their_hosts() {
+        let rows = vec![
+            row("dist_sync_mpi", 2, 1.0, 1e6),
+            row("dist_sync:2", 2, 1.0, 1e6),
+            row("dist_sync_mpi", 8, 2.0, 1e6),
+            row("dist_sync:8", 8, 1.5, 1e6),
+            row("dist_sync_mpi+fp16", 8, 1.99, 1e6),
+        ];
+        assert_eq!(
+            of(rows),
+            [
+                "Servers on hosts of their own are ahead of allreduce on 8 hosts, most of all on 8: dist_sync:8 takes 0.75x its time, and 1.50x if its 16 hosts are paid.",
+                "Compressed gradients, which are not the same gradients, are nowhere ahead of allreduce by 5 % or more.",
+            ]
+        );
+    }
+}

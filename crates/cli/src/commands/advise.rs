@@ -1,0 +1,154 @@
+//! `ringpull advise`: which mode is worth its hosts, before there are any.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use ringpull_base::{Error, Result};
+
+use super::train::StepArgs;
+use super::{FAILURE, Format, SUCCESS, Status, print, write};
+use crate::advise::predict::Setting;
+use crate::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
+use crate::compare::report;
+use crate::layers;
+use crate::link::LinkRate;
+use crate::progress::Progress;
+use crate::size::format_size;
+use crate::text::{parse_seconds, several};
+use crate::variant::Variant;
+
+/// Beyond this a prediction has been compared with nothing.
+const MOST_HOSTS: usize = 1024;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ringpull advise --model vgg16 --compute 2.184 --link 10gbit --latency 50us\n  \
+    ringpull advise --model bert-large --compute 0.35 --link 25gbit --hosts 8,64,512 --out advice.svg\n  \
+    ringpull advise --model model.txt --compute 0.2 --link 1gbit --hosts 16 --modes dist_sync_mpi,dist_sync:4 --format json\n  \
+    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --hosts 2,4,8 --check\n\n\
+    --compute is what one host alone takes for a step: measure it with your framework. --latency is half\n\
+    of what `ping` says. Modes are those of `ringpull compare`, without dist_async and topk.\n\
+    --check runs the same modes on emulated hosts (root, Linux), as many as fit, and prints predicted\n\
+    next to measured; the model is scaled so that its bytes take as long on the emulated links. The exit\n\
+    code is 1 if a measurement failed.")]
+pub(crate) struct AdviseArgs {
+    #[command(flatten)]
+    step: StepArgs,
+    /// The rate of each host's link, such as 10gbit.
+    #[arg(long)]
+    link: LinkRate,
+    /// From one host to another, one way, such as 50us.
+    #[arg(long, default_value = "50us", value_parser = parse_seconds)]
+    latency: f64,
+    /// Numbers of workers' hosts, 1 to 1024.
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256,512,1024")]
+    hosts: Vec<usize>,
+    /// Modes, separated by commas [default: allreduce, plain and compressed, and 1, n/2 and n servers].
+    #[arg(long, value_delimiter = ',')]
+    modes: Vec<Variant>,
+    /// Write a chart of the efficiency to this file, as SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    out: Option<PathBuf>,
+    /// Measure on emulated hosts with links of this rate [without a value: 200mbit].
+    #[arg(long, value_name = "RATE", num_args = 0..=1, require_equals = true, default_missing_value = "200mbit")]
+    check: Option<LinkRate>,
+    /// Rounds of --check: in each, every mode runs once for each number of hosts.
+    #[arg(long, default_value_t = 1, requires = "check")]
+    rounds: usize,
+    /// A table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Predicts, and measures if that is asked for.
+pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
+    let (mut hosts, choices) = (args.hosts.clone(), choices(args));
+    hosts.sort_unstable();
+    hosts.dedup();
+    let setting = setting(args, &hosts)?;
+    let progress = Progress::start("simulating");
+    let rows = rows(&setting, &choices, &hosts)?;
+    drop(progress);
+    let keys = several(setting.network.keys.len(), "tensor");
+    let mut advice = Advice {
+        model: format!("{}, {keys}, {}", args.step.model, format_size(setting.bytes())),
+        compute_s: setting.compute_s,
+        link: args.link.to_string(),
+        latency_s: setting.latency_s,
+        rows,
+        assumptions: assumptions(&setting, &args.link.to_string()),
+        verdict: Vec::new(),
+        check: None,
+    };
+    advice.verdict = verdict::sentences(&advice);
+    if let Some(file) = &args.out {
+        let subtitle = table::headline(&advice);
+        let chart = table::curves(&advice, &choices).drawn();
+        write(file, &report::framed(&chart, &subtitle, advice.families().into_iter())?)?;
+    }
+    if let Some(lab) = args.check {
+        advice.check = Some(checked(args, lab, &setting, hosts, &choices)?);
+    }
+    print(args.format, &advice, || table::render(&advice, &choices))?;
+    let failed = advice.check.is_some_and(|check| check.rows.iter().any(|row| row.measured_s.is_none()));
+    Ok(if failed { FAILURE } else { SUCCESS })
+}
+
+fn choices(args: &AdviseArgs) -> Vec<Choice> {
+    if args.modes.is_empty() { Choice::all() } else { args.modes.iter().copied().map(Choice::fixed).collect() }
+}
+
+fn setting(args: &AdviseArgs, hosts: &[usize]) -> Result<Setting> {
+    let StepArgs { model, scale, compute } = &args.step;
+    if let Some(wrong) = hosts.iter().find(|hosts| !(1..=MOST_HOSTS).contains(*hosts)) {
+        return Err(Error::argument(
+            format!("invalid --hosts {wrong}: expected numbers from 1 to {MOST_HOSTS}"),
+            "give numbers of hosts, such as --hosts 8,64",
+        ));
+    }
+    if !(*compute > 0.0 && *compute <= 3600.0) {
+        return Err(Error::argument(
+            format!("invalid --compute {compute}: expected seconds above 0 and up to 3600"),
+            "give the seconds that a step computes for on one host, such as 2.184",
+        ));
+    }
+    let Some(link_bytes_per_s) = args.link.bytes_per_s() else {
+        return Err(Error::argument(
+            "--link none has no rate to predict with",
+            "give the rate of each host's link, such as --link 10gbit",
+        ));
+    };
+    let network = layers::load(model, *scale)?;
+    Ok(Setting { network, compute_s: *compute, link_bytes_per_s, latency_s: args.latency })
+}
+
+/// Emulated hosts for workers that share this machine's processors.
+const MOST_EMULATED: usize = 16;
+
+fn checked(
+    args: &AdviseArgs,
+    lab: LinkRate,
+    setting: &Setting,
+    mut hosts: Vec<usize>,
+    choices: &[Choice],
+) -> Result<check::Checked> {
+    hosts.retain(|hosts| (2..=MOST_EMULATED).contains(hosts));
+    if hosts.is_empty() {
+        return Err(Error::argument(
+            format!("--check has nothing to measure: it emulates 2 to {MOST_EMULATED} hosts"),
+            "add such numbers to --hosts, as in --hosts 2,4,8",
+        ));
+    }
+    let plan = check::Plan {
+        model: args.step.model.clone(),
+        scale: args.step.scale,
+        compute_s: setting.compute_s,
+        link_bytes_per_s: setting.link_bytes_per_s,
+        lab,
+        hosts,
+        rounds: args.rounds,
+    };
+    let progress = Progress::start("making the hosts");
+    check::run(&plan, choices, &mut |step| progress.part(step.done, step.planned, step.words))
+}
