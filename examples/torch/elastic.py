@@ -9,7 +9,6 @@ The batch over all ranks stays the same when their number changes, and so does t
 
 import argparse
 import pathlib
-import time
 
 import ringpull.horovod.torch as hvd
 import torch
@@ -49,7 +48,7 @@ def main():
     @hvd.elastic.run
     def train(state):
         if hvd.rank() == 0:
-            print(f"generation {generation()} with {hvd.size()} ranks at step {state.step} (clock {time.time():.2f})", flush=True)
+            print(f"generation {generation()} with {hvd.size()} ranks at step {state.step}", flush=True)
         while state.sampler.epoch < options.epochs:
             for rows in state.sampler.batches(options.batch):
                 taken = (state.sampler.position - 1) % options.batch + 1

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import ringpull
-from ranks import HERE, ended, ringpull_binary
+from ranks import HERE, ended, job, ringpull_binary
 from ranks import run as run_command
 from ringpull.elastic import Sampler, State, run
 from ringpull.elastic.packing import is_whole, packed, unpacked
@@ -100,6 +100,30 @@ def test_a_store_s_optimizer_states_are_part_of_a_state():
     state.restore()
     before = value[0]
     assert step() - before == first, "the momentum is that of the commit"
+
+
+def test_gluon_s_blocks_and_trainers_and_arrays_are_part_of_a_state():
+    mx = pytest.importorskip("mxnet")
+    net = mx.gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=None)
+    array = mx.nd.zeros(2)
+    state = State(net=net, trainer=trainer, array=array)
+
+    def step():
+        with mx.autograd.record():
+            loss = (net(mx.nd.ones((1, 2))) ** 2).sum()
+        loss.backward()
+        trainer.step(1)
+        array[:] += 1
+        return net.weight.data().asnumpy()
+
+    step()
+    state.commit()
+    second = step()
+    state.restore()
+    assert (array.asnumpy() == 1).all() and state.array is array
+    assert (step() == second).all(), "weights and momentum are those of the commit"
 
 
 @pytest.mark.parametrize("sizes", [[3, 2, 3], [1, 4], [5]])
@@ -243,6 +267,14 @@ def test_a_script_of_horovod_s_runs_without_a_change(tmp_path):
     (tmp_path / "script.py").write_text(OF_HOROVOD)
     status, output = run_command([sys.executable, "-m", "ringpull.horovod", tmp_path / "script.py"])
     assert status == 0 and output.splitlines() == [f"{epoch} 3 {list(range(8))}" for epoch in range(2)], output
+
+
+def test_ranks_agree_on_the_newest_commit_that_a_host_has_whole(tmp_path):
+    done = job(3, "resumed", RINGPULL_SNAPSHOTS=tmp_path / "snapshots", RINGPULL_GENERATION=2)
+    for rank, printed in enumerate(done.ranks):
+        assert printed.out == f"rank {rank} has the value of (1, 4)\n", f"{done}"
+    # The first host has it too now, and what it had.
+    assert sorted(path.name for path in (tmp_path / "snapshots/h0").iterdir()) == ["snapshot-1-3", "snapshot-1-4"]
 
 
 def said(folder, generation, rank):

@@ -222,7 +222,7 @@ def test_every_example_says_how_it_is_run(name):
     assert status == 0 and "mpirun -n 4 --oversubscribe python" in output and "--kv-store" in output, output
 
 
-@pytest.mark.parametrize("name", ["mxnet/train.py", "torch/train.py"])
+@pytest.mark.parametrize("name", ["mxnet/train.py", "torch/train.py", "torch/elastic.py"])
 def test_an_example_without_its_images_says_how_they_are_had(name, tmp_path):
     pytest.importorskip(name.split("/")[0])
     status, output = run([sys.executable, ROOT / "examples" / name, "--data", tmp_path / "nowhere"])

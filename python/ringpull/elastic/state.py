@@ -14,13 +14,15 @@ import numpy
 from .. import _native
 from ..collectives import Communicator, communicator
 from ..errors import ArgumentError
-from ..kvstore import KVStore
 from .packing import packed, unpacked
 from .snapshots import Key, Snapshots
 
 __all__ = ["HostsUpdatedInterrupt", "State", "generation", "run"]
 
 T = TypeVar("T")
+
+#: How objects write themselves to a file, and read it again: stores, Gluon's trainers and blocks.
+_FILES = (("save_optimizer_states", "load_optimizer_states"), ("save_states", "load_states"), ("save_parameters", "load_parameters"))
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -51,8 +53,9 @@ class State:
     """What a program needs to go on: objects by name, which become attributes.
 
     What is the same on every rank belongs here: weights, states of optimizers, counts of steps, a :class:`Sampler`. An object with
-    ``state_dict`` and ``load_state_dict`` is saved by these. Of a :class:`ringpull.KVStore` the optimizer's states are saved; its
-    values are to be given to ``init`` again. NumPy arrays are restored in place. Everything else is pickled, and restored by setting the attribute.
+    ``state_dict`` and ``load_state_dict`` is saved by these, Gluon's blocks and trainers by their own files. Of a :class:`ringpull.KVStore`
+    the optimizer's states are saved; its values are to be given to ``init`` again. Arrays of NumPy and MXNet are restored in place. Everything
+    else is pickled, and restored by setting the attribute.
     """
 
     #: What :meth:`restore` goes back to, if the job is not elastic.
@@ -190,30 +193,37 @@ class State:
 
     def _load_one(self, name: str, value: Any) -> None:
         own = getattr(self, name)
-        if isinstance(own, KVStore):
-            _load_states(own, value)
-        elif hasattr(own, "load_state_dict"):
+        files = _files(own)
+        if hasattr(own, "load_state_dict"):
             own.load_state_dict(value)
+        elif files is not None:
+            with tempfile.TemporaryDirectory(prefix="ringpull-") as folder:
+                file = pathlib.Path(folder, "state")
+                file.write_bytes(value)
+                getattr(own, files[1])(os.fspath(file))
+        elif type(own).__module__.startswith("mxnet.") and hasattr(own, "shape") and own.shape == value.shape:
+            own[:] = value
         elif isinstance(own, numpy.ndarray) and isinstance(value, numpy.ndarray) and own.flags.writeable and (own.shape, own.dtype) == (value.shape, value.dtype):
             own[...] = value
         else:
             setattr(self, name, value)
 
 
+def _files(value: Any) -> tuple[str, str] | None:
+    """The names of the methods by which an object writes a file and reads it."""
+    return next((pair for pair in _FILES if all(callable(getattr(value, name, None)) for name in pair)), None)
+
+
 def _saved(value: Any) -> Any:
-    if isinstance(value, KVStore):
-        with tempfile.TemporaryDirectory(prefix="ringpull-") as folder:
-            file = pathlib.Path(folder, "states")
-            value.save_optimizer_states(os.fspath(file))
-            return file.read_bytes()
-    return value.state_dict() if hasattr(value, "state_dict") and hasattr(value, "load_state_dict") else value
-
-
-def _load_states(store: KVStore, states: bytes) -> None:
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return value.state_dict()
+    files = _files(value)
+    if files is None:
+        return value
     with tempfile.TemporaryDirectory(prefix="ringpull-") as folder:
-        file = pathlib.Path(folder, "states")
-        file.write_bytes(states)
-        store.load_optimizer_states(os.fspath(file))
+        file = pathlib.Path(folder, "state")
+        getattr(value, files[0])(os.fspath(file))
+        return file.read_bytes()
 
 
 def _broadcast(whole: Communicator, content: bytes | memoryview | None, root: int) -> bytes | memoryview:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import Sampler
 
 from ...collectives import communicator
 from ...elastic.state import place
@@ -24,7 +25,7 @@ class TorchState(State):
         super().__init__(**{name: one for name, one in given.items() if one is not None}, **kwargs)
 
 
-class ElasticSampler(torch.utils.data.Sampler[int]):
+class ElasticSampler(Sampler[int]):
     """Divides the samples of an epoch over the ranks, without those that were processed before a restart.
 
     ``record_batch`` or ``record_indices`` says what this rank has processed; a commit of a state that has the sampler gathers that from all
