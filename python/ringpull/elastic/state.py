@@ -7,7 +7,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
@@ -61,6 +61,11 @@ class State:
     #: What :meth:`restore` goes back to, if the job is not elastic.
     _kept: bytes | None = None
     _snapshots: Snapshots | None = None
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """One of the objects."""
 
     def __init__(self, **objects: Any) -> None:
         taken = [name for name in objects if name.startswith("_") or hasattr(State, name)]
