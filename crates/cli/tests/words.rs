@@ -113,6 +113,25 @@ fn what_cannot_be_predicted_is_an_error_that_says_what_can() {
 }
 
 #[test]
+fn a_plan_is_printed_for_every_rank_in_both_formats() {
+    let run = |words: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words.split(' ')).output().unwrap();
+        (output.status.code().unwrap(), [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()))
+    };
+    let (code, [goal, _]) = run("plan --ranks 3 --bytes 48 --algorithm ring --format goal");
+    assert!(code == 0 && goal.starts_with("num_ranks 3\nrank 0 {\nl1: send 16b to 1 tag 0\n"), "{goal}");
+    assert_eq!(goal.lines().filter(|line| line.starts_with("rank ")).count(), 3);
+    let (code, [json, _]) = run("plan --ranks 5 --bytes 1MB --algorithm ordered");
+    let ranks =
+        json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["rank"].as_u64().unwrap());
+    assert_eq!((code, ranks.collect::<Vec<_>>()), (0, vec![0, 1, 2, 3, 4]));
+    let (code, [_, error]) = run("plan --ranks 3 --algorithm native");
+    assert!(code == 1 && error.contains("native has no plan of ours") && error.contains("auto or ring"), "{error}");
+    let (code, [_, error]) = run("plan --ranks 0");
+    assert!(code == 1 && error.contains("invalid --ranks 0: expected 1 to 4096"), "{error}");
+}
+
+#[test]
 fn the_command_alone_shows_where_to_start_and_a_shell_can_complete_it() {
     let run = |words: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words).output().unwrap();

@@ -10,7 +10,8 @@
 //!   `ringpull-allreduce` does it;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
 //!   symbols, that the plans of all ranks do what they promise;
-//! - `simulate`: what they take on given links, alone and in steps of training, message by message.
+//! - `simulate`: what they take on given links, alone and in steps of training, message by message;
+//! - `export`: schedules for other programs.
 //!
 //! Promises of every plan here:
 //!
@@ -47,6 +48,7 @@ mod choose;
 mod circulant;
 mod direct;
 mod doubling;
+pub mod export;
 mod model;
 mod ordered;
 mod parts;

@@ -194,7 +194,7 @@ impl AllreduceArgs {
     }
 }
 
-fn algorithms() -> impl TypedValueParser<Value = AlgorithmChoice> {
+pub(super) fn algorithms() -> impl TypedValueParser<Value = AlgorithmChoice> {
     let value = |name| PossibleValue::new(name).aliases(AlgorithmChoice::alias(name));
     PossibleValuesParser::new(AlgorithmChoice::names().into_iter().map(value))
         .try_map(|name| name.parse::<AlgorithmChoice>())

@@ -15,6 +15,7 @@ mod manifest;
 mod measured;
 #[cfg(test)]
 mod page;
+mod plan;
 mod rehearse;
 mod shell;
 mod sweep;
@@ -56,6 +57,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Predict steps of training on hosts that are not there yet, and say which mode wins.
     Advise(advise::AdviseArgs),
+    /// Export the messages that the ranks of an allreduce send, for other programs.
+    Plan(plan::PlanArgs),
     /// Compare modes and peers in rotating rounds, and write a report.
     Compare(compare::CompareArgs),
     /// Measure our allreduce against others over all sizes and numbers of ranks, and write a page.
@@ -232,6 +235,7 @@ impl Command {
         match self {
             Command::Bench(args) => bench::run(&args),
             Command::Advise(args) => advise::run(&args),
+            Command::Plan(args) => plan::run(&args),
             Command::Compare(args) => compare::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),

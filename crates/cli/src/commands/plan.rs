@@ -1,0 +1,104 @@
+//! `ringpull plan`: what the ranks of an allreduce send each other.
+
+use clap::{Args, ValueEnum};
+
+use serde::Serialize;
+
+use ringpull_base::config::Config;
+use ringpull_base::{AlgorithmChoice, DType, Error, Result};
+use ringpull_plan::export::{ExportedMessage, goal, messages};
+use ringpull_plan::{Model, Schedule, Segments, allreduce, allreduce_in_order, choose, predict};
+
+use super::bench::algorithms;
+use super::{SUCCESS, Status, put, to_json_line};
+use crate::size::{elements, parse_size};
+
+/// What fits in memory, message by message.
+const MOST_RANKS: usize = 4096;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    ringpull plan --ranks 4 --bytes 1MB --algorithm ring\n  \
+    ringpull plan --ranks 1000 --bytes 25MB --format goal > allreduce.goal\n\n\
+    auto chooses by a model of Ethernet hosts, not of yours. JSON has a line for each rank. A message's\n\
+    `after` names the earlier ones of the same rank that must be done first, from 0. GOAL is the input of\n\
+    LogGOPSim: the same, counted from 1.")]
+pub(crate) struct PlanArgs {
+    /// Number of ranks, 1 to 4096.
+    #[arg(long)]
+    ranks: usize,
+    /// The payload, of f32 elements, such as 25MB.
+    #[arg(long, default_value = "25MB")]
+    bytes: String,
+    /// How the buffers are summed.
+    #[arg(long, default_value = "auto", value_parser = algorithms())]
+    algorithm: AlgorithmChoice,
+    /// For programs.
+    #[arg(long, value_enum, default_value_t)]
+    format: PlanFormat,
+}
+
+/// How a plan is written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum PlanFormat {
+    /// A line of JSON for each rank.
+    #[default]
+    Json,
+    /// Group Operation Assembly Language.
+    Goal,
+}
+
+/// The messages of one rank.
+#[derive(Serialize)]
+struct RankPlan {
+    rank: usize,
+    ranks: usize,
+    algorithm: &'static str,
+    messages: Vec<ExportedMessage>,
+}
+
+/// Prints the plan of every rank.
+pub(crate) fn run(args: &PlanArgs) -> Result<Status> {
+    let ranks = args.ranks;
+    if !(1..=MOST_RANKS).contains(&ranks) {
+        return Err(Error::argument(
+            format!("invalid --ranks {ranks}: expected 1 to {MOST_RANKS}"),
+            "give another number",
+        ));
+    }
+    let bytes = parse_size(&args.bytes)?;
+    let len = elements(bytes, DType::F32)?;
+    let (model, most_bytes) = (Model::default(), Config::default().segment_bytes);
+    let segments = Segments { most_bytes, is_fixed: false };
+    let chosen = match args.algorithm {
+        AlgorithmChoice::Auto => Some(choose(&model, bytes, ranks, segments)),
+        AlgorithmChoice::Plan(algorithm) => Some(predict(&model, algorithm, bytes, ranks, segments)),
+        AlgorithmChoice::Ordered => None,
+        AlgorithmChoice::Native | AlgorithmChoice::Nccl => {
+            return Err(Error::argument(
+                format!("{} has no plan of ours: the library decides", args.algorithm),
+                "choose another --algorithm, such as auto or ring",
+            ));
+        }
+    };
+    let algorithm = chosen.map_or("ordered", |chosen| chosen.algorithm.name());
+    if args.format == PlanFormat::Goal {
+        put(&format!("num_ranks {ranks}\n"));
+    }
+    for rank in 0..ranks {
+        let schedule = match chosen {
+            Some(chosen) => {
+                Schedule::of(&allreduce(chosen.algorithm, rank, ranks, len), DType::F32, chosen.segment_bytes)
+            }
+            None => Schedule::of(&allreduce_in_order(rank, ranks, len), DType::F32, most_bytes),
+        };
+        match args.format {
+            PlanFormat::Goal => put(&goal(rank, &schedule)),
+            PlanFormat::Json => {
+                let plan = RankPlan { rank, ranks, algorithm, messages: messages(&schedule) };
+                put(&(to_json_line(&plan)? + "\n"));
+            }
+        }
+    }
+    Ok(SUCCESS)
+}

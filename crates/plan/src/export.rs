@@ -1,0 +1,117 @@
+//! Schedules for other programs: as data, and as the operations of GOAL, which `LogGOPSim` and its successors
+//! simulate (Hoefler, Siebert and Lumsdaine 2009, "Group operation assembly language").
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::schedule::{Action, Schedule};
+
+/// A message as one of its two ranks sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ExportedMessage {
+    /// `send`, `reduce` or `copy`: the last two receive.
+    pub action: &'static str,
+    /// The rank at the other end.
+    pub peer: usize,
+    /// Its place among the messages to, or from, that peer: both ends have the same.
+    pub tag: usize,
+    /// Where its bytes begin in the buffer.
+    pub start: usize,
+    /// How many they are.
+    pub bytes: usize,
+    /// The messages of this rank, by their places in its list, that must be done first.
+    pub after: Vec<usize>,
+}
+
+/// The messages of a schedule, in program order.
+pub fn messages(schedule: &Schedule) -> Vec<ExportedMessage> {
+    let mut tags = [vec![0; schedule.out.len()], vec![0; schedule.into.len()]];
+    let of = |message: &crate::Message| {
+        let (action, lanes, tags) = match message.action {
+            Action::Send => ("send", &schedule.out, &mut tags[0]),
+            Action::Reduce => ("reduce", &schedule.into, &mut tags[1]),
+            Action::Copy => ("copy", &schedule.into, &mut tags[1]),
+        };
+        let lane = message.lane as usize;
+        tags[lane] += 1;
+        let (peer, tag) = (lanes[lane].peer, tags[lane] - 1);
+        ExportedMessage { action, peer, tag, start: message.start, bytes: message.len(), after: Vec::new() }
+    };
+    let mut all: Vec<ExportedMessage> = schedule.all.iter().map(of).collect();
+    for index in 0..all.len() {
+        for later in schedule.dependents(index as u32) {
+            all[*later as usize].after.push(index);
+        }
+    }
+    all
+}
+
+/// The block of one rank in GOAL. A file is `num_ranks N` and the blocks of all ranks.
+pub fn goal(rank: usize, schedule: &Schedule) -> String {
+    let mut text = format!("rank {rank} {{\n");
+    let all = messages(schedule);
+    let wrote = "a string takes all that is written";
+    for (index, message) in (1..).zip(&all) {
+        let ExportedMessage { peer, tag, bytes, .. } = message;
+        let (verb, way) = if message.action == "send" { ("send", "to") } else { ("recv", "from") };
+        writeln!(text, "l{index}: {verb} {bytes}b {way} {peer} tag {tag}").expect(wrote);
+    }
+    for (index, message) in (1..).zip(&all) {
+        for earlier in &message.after {
+            writeln!(text, "l{index} requires l{}", earlier + 1).expect(wrote);
+        }
+    }
+    text + "}\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use ringpull_base::DType;
+
+    use super::*;
+    use crate::{Algorithm, allreduce};
+
+    fn schedule(algorithm: Algorithm, rank: usize, size: usize, len: usize) -> Schedule {
+        Schedule::of(&allreduce(algorithm, rank, size, len), DType::F32, 64)
+    }
+
+    #[test]
+    fn a_ring_of_two_sends_its_part_and_forwards_the_sum() {
+        let expected = "rank 0 {\n\
+            l1: send 20b to 1 tag 0\nl2: recv 20b from 1 tag 0\nl3: send 20b to 1 tag 1\nl4: recv 20b from 1 tag 1\n\
+            l3 requires l2\nl4 requires l1\n}\n";
+        assert_eq!(goal(0, &schedule(Algorithm::Ring, 0, 2, 10)), expected);
+    }
+
+    #[test]
+    fn what_one_rank_sends_another_receives_under_the_same_tag() {
+        for algorithm in Algorithm::ALL {
+            for size in 1..10 {
+                let mut open: BTreeMap<(usize, usize, usize), (usize, usize)> = BTreeMap::new();
+                let all: Vec<_> = (0..size).map(|rank| messages(&schedule(algorithm, rank, size, 97))).collect();
+                let sides = |is_send: bool| {
+                    let of = move |(rank, list): (usize, &Vec<ExportedMessage>)| {
+                        let own = list.clone().into_iter().filter(move |message| (message.action == "send") == is_send);
+                        own.map(move |message| (rank, message))
+                    };
+                    all.iter().enumerate().flat_map(of)
+                };
+                for (rank, it) in sides(true) {
+                    open.insert((rank, it.peer, it.tag), (it.start, it.bytes));
+                }
+                for (rank, it) in sides(false) {
+                    let sent = open.remove(&(it.peer, rank, it.tag));
+                    assert_eq!(sent, Some((it.start, it.bytes)), "{algorithm} on {size}, rank {rank}");
+                }
+                assert!(open.is_empty(), "{algorithm} on {size}: {open:?}");
+                let is_earlier = |list: &Vec<ExportedMessage>| {
+                    list.iter().enumerate().all(|(at, message)| message.after.iter().all(|earlier| *earlier < at))
+                };
+                assert!(all.iter().all(is_earlier), "{algorithm} on {size}");
+            }
+        }
+    }
+}
