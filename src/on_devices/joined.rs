@@ -26,9 +26,16 @@ const UNSURE: u8 = 1;
 const WAITED: u8 = 2;
 const JOINED: u8 = 3;
 
+/// Why no rank has joined.
+pub(super) struct NotJoined {
+    /// The first of the ranks that know the cause: the same on every rank.
+    pub(super) knows: usize,
+    pub(super) cause: Error,
+}
+
 /// Joins the devices of all ranks; each rank has the same number of them. Either all ranks have joined, or
 /// each gets an error of its own and none has. Collective. The outer error is one of the transport.
-pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Joined>> {
+pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result::Result<Joined, NotJoined>> {
     let (rank, size, platform) = (comm.rank(), comm.size(), sum.devices.platform());
     let own: Result<Vec<UniqueId>> = match rank {
         0 => (0..sum.devices.count()).map(|_| platform.unique_id()).collect(),
@@ -66,19 +73,18 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<Result<Join
     // A rank that only waited knows less than the rank that it waited for.
     let (lacking, least) =
         outcomes.bytes().iter().copied().enumerate().min_by_key(|(_, outcome)| *outcome).unwrap_or((rank, outcome));
-    if least == JOINED {
-        return Ok(joined);
-    }
-    Ok(match joined {
-        Err(cause) if outcome == least => Err(cause),
+    let cause = match joined {
+        Ok(joined) if least == JOINED => return Ok(Ok(joined)),
+        Err(cause) if outcome == least => cause,
         _ => {
             if comm.choice() == AlgorithmChoice::Nccl {
                 await_cause(comm);
             }
             let what = format!("the devices of rank {lacking} could not join those of the other ranks");
-            Err(Error::on_rank(lacking, what))
+            Error::on_rank(lacking, what)
         }
-    })
+    };
+    Ok(Err(NotJoined { knows: lacking, cause }))
 }
 
 /// The parts become the sums over all ranks. Blocks; collective.

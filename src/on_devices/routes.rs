@@ -26,6 +26,7 @@ use ringpull_allreduce::transport::Stamp;
 use ringpull_base::{AlgorithmChoice, Error, Result};
 use ringpull_device::{Joined, Pool};
 
+use super::joined::NotJoined;
 use super::sum::Sum;
 use super::{direct, joined, staged};
 
@@ -99,13 +100,16 @@ impl Ways {
         let unlike = |way: usize| cards.iter().position(|card| card[way] == 0 || card[way] != cards[0][way]);
         let joined = match unlike(1) {
             None => joined::join(comm, sum)?,
-            Some(rank) => Err(Error::job_mismatch(
-                format!(
-                    "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
-                    cards[rank][1], cards[0][1]
-                ),
-                "give every rank as many GPUs, each once, and NCCL 2.14 or later, which `ringpull info` shows, without NCCL_COMM_BLOCKING=1; or leave RINGPULL_ALGORITHM at auto",
-            )),
+            Some(rank) => {
+                let cause = Error::job_mismatch(
+                    format!(
+                        "rank {rank} has {} devices that can sum with those of other ranks, rank 0 {}",
+                        cards[rank][1], cards[0][1]
+                    ),
+                    "give every rank as many GPUs, each once, and NCCL 2.14 or later, which `ringpull info` shows, without NCCL_COMM_BLOCKING=1; or leave RINGPULL_ALGORITHM at auto",
+                );
+                Err(NotJoined { knows: rank, cause })
+            }
         };
         let mut open = if unlike(0).is_none() { vec![Way::Direct] } else { Vec::new() };
         if choice == AlgorithmChoice::Auto || open.is_empty() {
@@ -117,9 +121,9 @@ impl Ways {
                 Some(joined)
             }
             (Ok(joined), _) => Some(joined),
-            (Err(cause), AlgorithmChoice::Nccl) => return Err(cause),
-            (Err(cause), _) => {
-                if unlike(1).is_none() {
+            (Err(NotJoined { cause, .. }), AlgorithmChoice::Nccl) => return Err(cause),
+            (Err(NotJoined { knows, cause }), _) => {
+                if unlike(1).is_none() && comm.rank() == knows {
                     tracing::warn!(rank = comm.rank(), %cause, "the ranks' devices cannot sum among themselves (nccl)");
                 }
                 None
