@@ -95,7 +95,9 @@ pub enum Fault {
         rank: usize,
     },
     /// A move that no plan may have.
-    #[error("move {index} of rank {rank}, {step:?}, is to itself, to nobody, empty or out of bounds")]
+    #[error(
+        "move {index} of rank {rank}, {step:?}, is to itself, to nobody, empty or out of bounds, or waits for what is no earlier receive"
+    )]
     BadMove {
         /// The rank.
         rank: usize,
@@ -181,6 +183,12 @@ fn check_form(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
             let is_within = parts.start <= parts.end && parts.end <= plan.parts.count();
             if peer == rank || peer >= plans.len() || !is_within || plan.parts.range(parts).is_empty() {
                 return Err(Fault::BadMove { rank, index, step: step.clone() });
+            }
+        }
+        for (send, receive) in plan.after.iter().copied() {
+            let are = (&plan.moves[send], &plan.moves[receive]);
+            if receive >= send || !matches!(are, (Move::Send { .. }, Move::Recv { .. })) {
+                return Err(Fault::BadMove { rank, index: send, step: are.0.clone() });
             }
         }
     }
@@ -279,6 +287,9 @@ fn longest_chain(plans: &[Plan], messages: &[MatchedMessage]) -> Result<usize, F
                 }
             }
         }
+    }
+    for (rank, plan) in plans.iter().enumerate() {
+        plan.after.iter().for_each(|(send, receive)| waits.add(done(rank, *receive), posted(rank, *send), false));
     }
     for message in messages {
         let ends = [(message.from, message.send), (message.to, message.recv)];

@@ -16,7 +16,7 @@
 //! | 64 | 24 KB | circulant | 6.9 MB |
 
 use super::model::Model;
-use super::{Algorithm, ReduceScatter};
+use super::{Algorithm, Links, Plan, ReduceScatter, allreduce, allreduce_weighted};
 
 /// Shortest first: of equal predictions the longest segment wins.
 const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10];
@@ -45,6 +45,56 @@ pub struct Prediction {
 pub fn choose(model: &Model, len_bytes: usize, size: usize, segments: Segments) -> Prediction {
     let [first, rest @ ..] = Algorithm::ALL.map(|algorithm| predict(model, algorithm, len_bytes, size, segments));
     rest.into_iter().fold(first, |best, other| if other.time_us < best.time_us { other } else { best })
+}
+
+/// The plan of `rank` that `auto` stands for, and the most bytes of one of its messages: that of [`choose`],
+/// or parts that suit the `links`, if they are not alike and that is predicted to be faster.
+pub fn auto(
+    (model, links): (&Model, Option<&Links>),
+    (rank, size): (usize, usize),
+    (len, element_bytes): (usize, usize),
+    segments: Segments,
+) -> (Plan, usize) {
+    let len_bytes = len * element_bytes;
+    let chosen = choose(model, len_bytes, size, segments);
+    if let Some(links) = links.filter(|links| links.len() == size) {
+        let weighted = choose_weighted(model, links, len_bytes, segments);
+        if weighted.time_us < chosen.time_us {
+            return (allreduce_weighted(rank, links, len, weighted.turns), segments.most_bytes);
+        }
+    }
+    (allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
+}
+
+/// In how many turns a sum of weighted parts goes, and the time predicted for it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weighted {
+    /// The turns.
+    pub turns: usize,
+    /// The time by the model, in microseconds.
+    pub time_us: f64,
+}
+
+/// The best that parts which suit the `links` can do.
+pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> Weighted {
+    /// What a shorter segment has to gain: the model knows that it fills the trees sooner, but not that ranks
+    /// which share cores run out of turns.
+    const WORTH: f64 = 1.03;
+    /// Longer ones of several flows overflow the queue of a link in which they meet.
+    const MOST_BYTES: usize = 64 << 10;
+    let longest = links.shape().longest_share * len_bytes as f64;
+    let with = |segment_bytes: usize| {
+        let turns = (longest / segment_bytes.max(1) as f64).ceil().max(1.0) as usize;
+        Weighted { turns, time_us: model.predicted_weighted_us(links, len_bytes, turns) }
+    };
+    if segments.is_fixed {
+        return with(segments.most_bytes);
+    }
+    let most_bytes = segments.most_bytes.min(MOST_BYTES);
+    let shorter = SEGMENTS.into_iter().filter(|bytes| *bytes < most_bytes);
+    shorter
+        .map(with)
+        .fold(with(most_bytes), |best, other| if WORTH * other.time_us < best.time_us { other } else { best })
 }
 
 /// The best that `algorithm` can do.
@@ -132,6 +182,24 @@ mod tests {
             assert_eq!(chosen(&model, (len_bytes * 0.95) as usize, size), below, "{size} ranks below {len_bytes}");
             assert_eq!(chosen(&model, (len_bytes * 1.05) as usize, size), above, "{size} ranks above {len_bytes}");
         }
+    }
+
+    #[test]
+    fn links_that_are_not_alike_have_weighted_parts_where_bytes_count() {
+        let of = |rates: &[f64], len| {
+            let links = Links::of(rates);
+            let plan = |links| auto((&Model::default(), links), (0, rates.len()), (len, 4), SEGMENTS);
+            plan(links.as_ref()) != plan(None)
+        };
+        let one_slow = [1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0];
+        assert_eq!([of(&one_slow, 100), of(&one_slow, 25_000_000), of(&[1.0; 8], 25_000_000)], [false, true, false]);
+        let links = Links::of(&one_slow).unwrap();
+        let bound_us = 1e8 / Model::default().long_bytes_per_us;
+        let weighted = choose_weighted(&Model::default(), &links, 100_000_000, SEGMENTS);
+        assert!((1.0..1.25).contains(&(weighted.time_us / bound_us)), "{weighted:?} of {bound_us}");
+        // Links of another number of ranks suit nobody.
+        let seven = auto((&Model::default(), Some(&links)), (0, 7), (25_000_000, 4), SEGMENTS);
+        assert_eq!(seven, auto((&Model::default(), None), (0, 7), (25_000_000, 4), SEGMENTS));
     }
 
     #[test]

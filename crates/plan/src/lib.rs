@@ -4,8 +4,8 @@
 //! [`Plan`], the list of its sends and receives, without a message and without a buffer. The map:
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
-//! - `ring`, `direct`, `turns`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`, `alltoall`: one
-//!   family of plans each, opened by the prose that explains it;
+//! - `ring`, `direct`, `turns`, `weighted`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`,
+//!   `alltoall`: one family of plans each, opened by the prose that explains it;
 //! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
 //!   `ringpull-allreduce` does it;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
@@ -27,6 +27,7 @@
 //! | allreduce `ring` | `2 (n-1)` | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce in turns, `k` segments a part | 2, the segments behind one another | `2 k (n-1)` | `2 (n-1)/n S` |
+//! | allreduce on trees, of mean degree `d_i`, in `k` turns | twice the levels, the turns behind one another | `k` for each neighbour in each tree | `d_i S` |
 //! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
 //! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
@@ -64,14 +65,16 @@ pub mod simulate;
 mod star;
 mod tree;
 mod turns;
+mod weighted;
 
 pub use check::{Contribution, Fault, Goal, Traffic, check};
-pub use choose::{Prediction, Segments, choose, choose_reduce_scatter, predict};
+pub use choose::{Prediction, Segments, Weighted, auto, choose, choose_reduce_scatter, choose_weighted, predict};
 pub use model::Model;
 pub use parts::Parts;
 pub use plan::{Move, Plan, Then};
 pub use ringpull_base::Algorithm;
 pub use schedule::{Action, Lane, Message, Schedule};
+pub use weighted::Links;
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages
 /// in a row. Longer ones are rings: a part much longer than the others passes each link once, and all links
@@ -143,6 +146,16 @@ pub fn allreduce_in_turns(rank: usize, size: usize, len: usize, (block, segment)
     assert!(rank < size, "rank {rank} of {size}");
     assert!(segment > 0 && segment.is_multiple_of(block), "segments of {segment} in blocks of {block}");
     turns::allreduce(rank, size, len, block, segment)
+}
+
+/// The plan of `rank` for the same sum in parts that suit the ranks' `links`, in as many turns: each part
+/// goes up a tree of its own and down again, all of them at once.
+///
+/// # Panics
+/// If `rank` is not one of the links', or `turns` is 0.
+pub fn allreduce_weighted(rank: usize, links: &Links, len: usize, turns: usize) -> Plan {
+    assert!(rank < links.len() && turns > 0, "rank {rank} of {} in {turns} turns", links.len());
+    weighted::allreduce(rank, links, len, turns)
 }
 
 /// The elements that `rank` sums for all in [`allreduce_in_turns`].

@@ -24,12 +24,15 @@
 //! | circulant | `2 q` | `2 q` | `2 n q` | `2 (n-1)/n S` | the same | `2 (n-1) S` | `(n-1)/n S` |
 //! | doubling | `l`, and 2 if `n` is no power of two | the same | `l 2^l + 2 (n - 2^l)` | a row `S` | `l S`, and `S` | messages times `S` | `l S` |
 //! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `(n-1) S` | `2 (n-1) S` | `(n-1) S` |
+//! | weighted, in `k` turns on trees of `v` levels | `2 v` | `k` for each neighbour in each tree | `2 k (n-1)` for each tree | `(k+v/2)/k t S` | the same | `2 (n-1) S` | `max(d) S` |
 //! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `q S` | `2 (n-1) S` | `q S` |
 //!
 //! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for
-//! direct and circulant. A message longer than a segment counts once for each segment. The ring's latency
-//! hides behind the other segments of a part: with `j` of them a step waits for `A` less the time that
-//! `j - 1` segments take.
+//! direct and circulant, and for weighted where a rank has more than three neighbours in a tree. `B` is the
+//! slowest link's rate, and `t` and `d` are those of links that are not alike (`weighted`); in the first and
+//! the last `v` turns of these links are idle a quarter of the time. A message longer than a segment counts
+//! once for each segment. The ring's latency hides behind the other segments of a part: with `j` of them a
+//! step waits for `A` less the time that `j - 1` segments take.
 //!
 //! A link is shaped if `B` is less than half of `b`; then `P` is what its shaper lets through at once after a
 //! rest, of each direction. A shaper saves up while nobody sends that way, between two rounds too, so latency
@@ -43,7 +46,7 @@
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
-use super::Algorithm;
+use super::{Algorithm, Links};
 
 /// The numbers of one cluster. They travel as they stand in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
@@ -176,10 +179,33 @@ impl Model {
                 }
             }
         };
+        self.time_us(&work)
+    }
+
+    /// As [`predicted_us`](Self::predicted_us), in parts that suit `links`, the slowest of which the model
+    /// knows, and in `turns` turns.
+    pub fn predicted_weighted_us(&self, links: &Links, len_bytes: usize, turns: usize) -> f64 {
+        /// As many flows hardly wait for one another.
+        const FEW: usize = 3;
+        let (bytes, ranks, turns, shape) = (len_bytes as f64, links.len() as f64, turns as f64, links.shape());
+        let link_bytes = links.least_time() * bytes * (turns + shape.levels as f64 / 2.0) / turns;
+        self.time_us(&Work {
+            rounds: 2.0 * shape.levels as f64,
+            messages: shape.most_messages as f64 * turns,
+            all_messages: 2.0 * (ranks - 1.0) * shape.trees as f64 * turns,
+            link_bytes,
+            way_bytes: link_bytes,
+            all_bytes: 2.0 * (ranks - 1.0) * bytes,
+            added: links.carried().into_iter().fold(0.0, f64::max) * bytes,
+            fan: if shape.most_neighbours > FEW { self.fan_factor } else { 1.0 },
+        })
+    }
+
+    fn time_us(&self, work: &Work) -> f64 {
         // Behind a shaper the two directions of a tree wait for one another; what an open link needs is in
         // the busy time.
         let turns = if self.is_shaped() { work.link_bytes / work.way_bytes.max(1.0) } else { 1.0 };
-        (work.rounds * self.latency_us + self.busy_us(&work)).max(work.fan * turns * self.wire_us(work.way_bytes))
+        (work.rounds * self.latency_us + self.busy_us(work)).max(work.fan * turns * self.wire_us(work.way_bytes))
     }
 
     /// All but the latency.

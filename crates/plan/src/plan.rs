@@ -76,12 +76,15 @@ pub struct Plan {
     pub parts: Parts,
     /// This rank's moves. No move is without elements, and none is to this rank itself.
     pub moves: Vec<Move>,
+    /// Sends that wait, beside what their parts make them wait for: the index of the send, and that of an
+    /// earlier receive, which is done before the send is issued. In rising order of the sends.
+    pub after: Vec<(usize, usize)>,
 }
 
 impl Plan {
     /// A plan without moves.
     pub fn new(parts: Parts) -> Self {
-        Plan { parts, moves: Vec::new() }
+        Plan { parts, moves: Vec::new(), after: Vec::new() }
     }
 
     /// Appends a send, unless the parts are empty: then the receiver leaves its receive out as well.

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::check::{Fault, Goal, Traffic, check};
 use super::plan::Parts;
 use super::{
-    Algorithm, Move, Plan, ReduceScatter, Then, allgather, allreduce, allreduce_in_halves, allreduce_in_order,
-    allreduce_in_turns, alltoall, broadcast, reduce_scatter,
+    Algorithm, Links, Move, Plan, ReduceScatter, Then, allgather, allreduce, allreduce_in_halves, allreduce_in_order,
+    allreduce_in_turns, allreduce_weighted, alltoall, broadcast, reduce_scatter,
 };
 
 const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
@@ -105,6 +105,39 @@ fn a_sum_in_turns_moves_as_little_as_direct_in_segments_of_whole_blocks() {
                 }
                 let sent: usize = plans.iter().map(Plan::sent_len).sum();
                 assert_eq!(sent, 2 * (size - 1) * len, "{what}");
+            }
+        }
+    }
+}
+
+/// Proves the sum on trees in which each rank carries the buffer once, and more in proportion to its weight.
+fn assert_weighted(weights: &[f64], len: usize, turns: usize) {
+    let size = weights.len();
+    let what = format!("{len} elements in {turns} turns by {weights:?}");
+    let sum: f64 = weights.iter().sum();
+    let beyond: Vec<f64> = weights.iter().map(|weight| (size as f64 - 2.0).max(0.0) * weight / sum).collect();
+    let links = Links::carrying(vec![1.0; size], &beyond);
+    let plans: Vec<Plan> = (0..size).map(|rank| allreduce_weighted(rank, &links, len, turns)).collect();
+    let traffic = proved(&plans, Goal::Allreduce, &what);
+    assert_eq!(traffic.sent_len, traffic.received_len, "{what}");
+    for (rank, beyond) in beyond.iter().enumerate().filter(|_| size > 1) {
+        // The ends of parts are rounded, and parts of less than a hundredth have no tree of their own.
+        let most = (1.02 + beyond) * len as f64 + (size * size) as f64;
+        assert!(traffic.sent_len[rank] as f64 <= most, "{what}: {} of rank {rank}", traffic.sent_len[rank]);
+        assert!(traffic.sent_len[rank] >= len, "{what}, rank {rank}");
+    }
+    assert_eq!(traffic.sent_len.iter().sum::<usize>(), 2 * (size - 1) * len, "{what}");
+}
+
+#[test]
+fn a_sum_of_weighted_parts_moves_what_each_link_can_carry() {
+    for size in SIZES {
+        // One rank that has everything, and some that have nothing.
+        let first: Vec<f64> = (0..size).map(|rank| f64::from(u8::from(rank == 0))).collect();
+        let uneven: Vec<f64> = (0..size).map(|rank| 0.01 + (rank % 5) as f64).collect();
+        for weights in [vec![1.0; size], first, uneven] {
+            for (len, turns) in [(0, 2), (1, 1), (size + 1, 2), (1000, 3), (10_000, 2)] {
+                assert_weighted(&weights, len, turns);
             }
         }
     }
@@ -252,6 +285,16 @@ proptest! {
         for (received, own) in traffic.received_len.iter().zip(&lens) {
             prop_assert_eq!(*received, parts.len() - own);
         }
+    }
+
+    #[test]
+    fn a_sum_of_parts_of_any_weights_has_each_contribution_once(
+        weights in prop::collection::vec(prop_oneof![Just(0u32), 1u32..1000], 1..34),
+        len in 0usize..20_000,
+        turns in 1usize..4,
+    ) {
+        let weights: Vec<f64> = weights.into_iter().map(|weight| 1e-3 + f64::from(weight)).collect();
+        assert_weighted(&weights, len, turns);
     }
 
     #[test]
@@ -560,6 +603,17 @@ fn the_checker_finds_additions_in_another_order() {
     };
     let plans: Vec<Plan> = (0..3).map(everyone_to_everyone).collect();
     assert_eq!(check(&plans, Goal::Allreduce), Err(Fault::BitsDiffer { rank: 2, part: 0 }));
+}
+
+#[test]
+fn the_checker_finds_a_send_that_waits_for_what_is_no_earlier_receive() {
+    let (size, len) = (4, 8);
+    // Its moves are sends and receives by turns.
+    for (after, is_right) in [((4, 1), true), ((4, 5), false), ((4, 2), false), ((3, 1), false)] {
+        let mut plans = allreduces(Algorithm::Ring, size, len);
+        plans[1].after = vec![after];
+        assert_eq!(check(&plans, Goal::Allreduce).is_ok(), is_right, "{after:?}");
+    }
 }
 
 #[test]

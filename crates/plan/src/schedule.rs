@@ -93,7 +93,11 @@ impl Schedule {
         let mut writer: Vec<Option<u32>> = vec![None; cells.count()];
         let mut readers: Vec<Vec<u32>> = vec![Vec::new(); cells.count()];
         let mut before: Vec<u32> = Vec::new();
-        for step in &plan.moves {
+        // The last message of each move.
+        let mut last: Vec<u32> = Vec::with_capacity(plan.moves.len());
+        let mut after = plan.after.iter().peekable();
+        for (at, step) in plan.moves.iter().enumerate() {
+            let awaited = after.next_if(|(send, _)| *send == at).map(|(_, receive)| last[*receive]);
             let (peer, parts, action) = match step {
                 Move::Send { to, parts } => (*to, parts, Action::Send),
                 Move::Recv { from, parts, then: Then::Reduce } => (*from, parts, Action::Reduce),
@@ -104,6 +108,7 @@ impl Schedule {
             for group in cells.groups(parts, most) {
                 let index = schedule.all.len() as u32;
                 before.clear();
+                before.extend(awaited);
                 for cell in group.clone() {
                     before.extend(writer[cell]);
                     if action == Action::Send {
@@ -122,6 +127,7 @@ impl Schedule {
                 lanes[lane].bytes += end - start;
                 schedule.all.push(Message { lane: lane as u32, action, start, end, first_dependent: 0 });
             }
+            last.push(schedule.all.len() as u32 - 1);
         }
         schedule.traffic_bytes = schedule.all.iter().map(Message::len).sum();
         edges.sort_unstable();

@@ -140,7 +140,8 @@ impl Communicator {
     ) -> Ticket {
         let (place, size) = self.place_in(Some(set));
         let sum = Sum { reduction, ..Sum::of(self.choice, dtype, data.len()) };
-        let (plan, segment_bytes) = sum.plan((place, size), &Placement::apart(size), &self.learned.model, self.cuts);
+        let (plan, segment_bytes) =
+            sum.plan((place, size), &Placement::apart(size), (&self.learned.model, None), self.cuts);
         let schedule = Arc::new(Self::cut(plan, Some(set), dtype, segment_bytes).by(reduction));
         // SAFETY: as the caller promises.
         unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }

@@ -12,7 +12,7 @@
 
 use ringpull_base::{AlgorithmChoice, Result};
 use ringpull_kernels::reduce::Arithmetic;
-use ringpull_plan::{Model, Parts, Segments};
+use ringpull_plan::{Links, Model, Parts, Segments};
 
 use super::executor::Executor;
 use super::node::{Node, WaitLimits};
@@ -33,6 +33,8 @@ pub(super) struct Hosts<'a> {
     pub(super) racks: Option<&'a Racks>,
     /// What is known of the network between them.
     pub(super) model: &'a Model,
+    /// Their links, if these are not alike.
+    pub(super) links: Option<&'a Links>,
     /// How messages are cut.
     pub(super) segments: Segments,
 }
@@ -95,8 +97,9 @@ unsafe fn between_hosts(
         if let Some(plan) = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes())) {
             return (plan.among(&members), hosts.segments.most_bytes);
         }
-        let chosen = ringpull_plan::choose(hosts.model, share.len(), size, hosts.segments);
-        (ringpull_plan::allreduce(chosen.algorithm, place, size, len).among(&members), chosen.segment_bytes)
+        let (cluster, elements) = ((hosts.model, hosts.links), (len, dtype.size_bytes()));
+        let (plan, segment_bytes) = ringpull_plan::auto(cluster, (place, size), elements, hosts.segments);
+        (plan.among(&members), segment_bytes)
     };
     let schedule = schedules
         .find(Sum { between_hosts: true, reduction, ..Sum::of(AlgorithmChoice::Auto, dtype, share.len()) }, plan);

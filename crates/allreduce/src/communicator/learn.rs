@@ -12,11 +12,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::config::ModelSource;
 use ringpull_base::{Error, Result};
-use ringpull_plan::{Algorithm, Model, Segments, choose, predict};
+use ringpull_plan::{Algorithm, Links, Model, Segments, choose, choose_weighted, predict};
 
 use super::executor::Executor;
 use super::model_cache::{self, Stored};
 use super::probe::{self, Prober};
+use super::rack_probe::Pairs;
 
 /// How far the smallest ring may be from what a cached model predicts.
 const CREDIBLE: f64 = 4.0;
@@ -28,6 +29,8 @@ pub struct Learned {
     pub model: Model,
     /// Which of two racks each host was found in, bit `h` for host `h`; 0 for one rack.
     pub racks: u64,
+    /// The hosts' links, if they are not alike.
+    pub links: Option<Links>,
     /// Their source.
     pub source: String,
     /// How long ago the cache got them, on rank 0.
@@ -36,7 +39,7 @@ pub struct Learned {
 
 impl Default for Learned {
     fn default() -> Self {
-        Learned { model: Model::default(), racks: 0, source: "the default".to_owned(), age: None }
+        Learned { model: Model::default(), racks: 0, links: None, source: "the default".to_owned(), age: None }
     }
 }
 
@@ -61,6 +64,14 @@ impl Learned {
                 self.racks
             );
         }
+        if let Some(links) = &self.links {
+            tracing::debug!(
+                "the hosts' links are not alike, relative to the slowest: {:.2?}; of long sums each sends, and receives, as many times the bytes: {:.3?}, on trees: {:?}",
+                links.rates(),
+                links.carried(),
+                links.shape()
+            );
+        }
         for len_bytes in [4, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 100_000_000] {
             let times: Vec<String> = Algorithm::ALL
                 .map(|algorithm| predict(&self.model, algorithm, len_bytes, hosts, segments))
@@ -68,6 +79,14 @@ impl Learned {
                 .map(|of| format!("{} {:.0} us", of.algorithm, of.time_us))
                 .collect();
             let chosen = choose(&self.model, len_bytes, hosts, segments);
+            if let Some(links) = &self.links {
+                let weighted = choose_weighted(&self.model, links, len_bytes, segments);
+                tracing::debug!(
+                    "{len_bytes} bytes in weighted parts: {:.0} us in {} turns",
+                    weighted.time_us,
+                    weighted.turns
+                );
+            }
             tracing::debug!(
                 "{len_bytes} bytes: {} in segments of {}, the least of {}",
                 chosen.algorithm,
@@ -86,6 +105,15 @@ enum Found {
     Wrong(Error),
 }
 
+impl Found {
+    fn stored(&self) -> Option<&Stored> {
+        match self {
+            Found::Given(stored) | Found::Cached(stored) => Some(stored),
+            Found::Nothing | Found::Wrong(_) => None,
+        }
+    }
+}
+
 /// What rank 0 sends to the others, as it stands in memory.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -93,6 +121,8 @@ struct Told {
     origin: u64,
     racks: u64,
     hosts: u64,
+    /// How many rates of links follow.
+    rates: u64,
     model: Model,
 }
 
@@ -103,21 +133,22 @@ impl Told {
     const WRONG: u64 = 3;
 
     fn of(found: &Found) -> Self {
-        let (origin, stored) = match found {
-            Found::Given(stored) => (Self::GIVEN, Some(stored)),
-            Found::Cached(stored) => (Self::CACHED, Some(stored)),
-            Found::Nothing => (Self::NOTHING, None),
-            Found::Wrong(_) => (Self::WRONG, None),
+        let origin = match found {
+            Found::Given(_) => Self::GIVEN,
+            Found::Cached(_) => Self::CACHED,
+            Found::Nothing => Self::NOTHING,
+            Found::Wrong(_) => Self::WRONG,
         };
-        let ((racks, hosts), model) =
-            stored.map_or_else(|| ((0, 0), Model::default()), |stored| (stored.racks, stored.model));
-        Told { origin, racks, hosts: hosts as u64, model }
+        let ((racks, hosts), rates, model) = found
+            .stored()
+            .map_or_else(|| ((0, 0), 0, Model::default()), |stored| (stored.racks, stored.rates.len(), stored.model));
+        Told { origin, racks, hosts: hosts as u64, rates: rates as u64, model }
     }
 }
 
 /// The model of the cluster of `hosts` (ranks by host) under `transport`; racks are looked for among hosts of
 /// which not all are in racks with names. Collective, in well under a second on links of 1 Gbit/s, in about
-/// one where it finds racks, and in several on links of 10 Mbit/s.
+/// one where it finds racks, in two where links differ, and in several on links of 10 Mbit/s.
 pub(super) fn learn(
     executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),
@@ -134,17 +165,21 @@ pub(super) fn learn(
     let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
     let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
     let told = prober.told(Told::of(&found))?;
+    let mut rates = found.stored().map_or_else(|| vec![0.0; told.rates as usize], |stored| stored.rates.clone());
+    prober.tell(&mut rates)?;
     if let Found::Wrong(cause) = found {
         return Err(cause);
     }
-    // The racks of other hosts, or of the same ranks on others, are none of these.
-    let is_of_these = !are_named && told.hosts == hosts.len() as u64;
-    let (known, racks) = (told.model, if is_of_these { told.racks } else { 0 });
+    // The racks and links of other hosts, or of the same ranks on others, are none of these.
+    let is_of_these = told.hosts == hosts.len() as u64;
+    let (known, racks) = (told.model, if is_of_these && !are_named { told.racks } else { 0 });
+    let links = Links::of(&rates).filter(|links| is_of_these && links.len() == hosts.len());
     if told.origin == Told::WRONG {
         return Err(Error::on_rank(0, "rank 0 could not use the model that its RINGPULL_MODEL names"));
     }
     if told.origin == Told::GIVEN {
-        return Ok(Learned { model: known, racks, source: format!("{source}, as rank 0 reports"), age: None });
+        let source = format!("{source}, as rank 0 reports");
+        return Ok(Learned { model: known, racks, links, source, age: None });
     }
     if told.origin == Told::CACHED {
         let then = known.predicted_us(Algorithm::Ring, size, size, prober.executor.runner.segment_bytes());
@@ -154,7 +189,7 @@ pub(super) fn learn(
         for _ in 0..2 {
             now = prober.smallest_ring_us()?;
             if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
-                return Ok(Learned { model: known, racks, source: "the cache".to_owned(), age });
+                return Ok(Learned { model: known, racks, links, source: "the cache".to_owned(), age });
             }
         }
         if rank == 0 {
@@ -164,16 +199,22 @@ pub(super) fn learn(
         }
     }
     let times = prober.measure()?;
-    let model = probe::fit(&times);
-    let racks = if are_named { 0 } else { prober.racks(hosts, &times)? };
+    let mut model = probe::fit(&times);
+    let Pairs { racks, rates } = prober.pairs(hosts, are_named, &times)?;
+    let links = Links::of(&rates);
+    if links.is_some() {
+        // The model's rate is that of the slowest link; that of a long exchange is surer than that of a ring.
+        model.long_bytes_per_us = rates.iter().copied().fold(f64::INFINITY, f64::min);
+        model.short_bytes_per_us = model.short_bytes_per_us.max(model.long_bytes_per_us);
+    }
     if let Some(file) = cached {
-        let stored = Stored { model, racks: (racks, hosts.len()), library, ranks: size };
+        let stored = Stored { model, racks: (racks, hosts.len()), rates, library, ranks: size };
         if let Err(cause) = model_cache::store(&file, &stored) {
             tracing::info!(%cause, "the model is not kept for later runs");
         }
     }
     let source = format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
-    Ok(Learned { model, racks, source, age: None })
+    Ok(Learned { model, racks, links, source, age: None })
 }
 
 fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
@@ -218,7 +259,10 @@ mod tests {
             let models: Vec<Learned> = learned(size, &ModelSource::Probe).into_iter().map(Result::unwrap).collect();
             assert!(models[0].model.is_sound());
             assert!(
-                models.iter().all(|learned| (learned.model, learned.racks) == (models[0].model, models[0].racks)),
+                models.iter().all(|learned| {
+                    (learned.model, learned.racks, &learned.links)
+                        == (models[0].model, models[0].racks, &models[0].links)
+                }),
                 "{models:?}"
             );
         }
@@ -229,12 +273,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/model.json");
         let model = Model { latency_us: 1.0 / 3.0, ..Model::default() };
-        model_cache::store(&path, &Stored { model, racks: (0b110, 3), library: "a library".to_owned(), ranks: 3 })
-            .unwrap();
+        let rates = vec![100.0, 50.0, 100.0];
+        let stored =
+            Stored { model, racks: (0b110, 3), rates: rates.clone(), library: "a library".to_owned(), ranks: 3 };
+        model_cache::store(&path, &stored).unwrap();
         for learned in learned(3, &ModelSource::File(path.clone())) {
             let learned = learned.unwrap();
-            assert_eq!((learned.model, learned.racks), (model, 0b110));
+            assert_eq!((learned.model, learned.racks, learned.links), (model, 0b110, Links::of(&rates)));
         }
+        // The links of three hosts are not those of two.
+        assert!(learned(2, &ModelSource::File(path.clone())).into_iter().all(|it| it.unwrap().links.is_none()));
         let wrong = Stored { model: Model { fan_factor: -1.0, ..model }, ..Stored::default() };
         model_cache::store(&path, &wrong).unwrap();
         let errors: Vec<String> =

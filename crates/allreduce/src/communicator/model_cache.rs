@@ -14,7 +14,7 @@ use ringpull_base::{Error, Result, files};
 use ringpull_plan::Model;
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 /// The cache keeps the latest models: containers and emulated hosts are new ones, with new addresses, each
 /// time they are made.
 const KEPT: usize = 32;
@@ -26,6 +26,10 @@ pub(super) struct Stored {
     /// Bit `h` of the first number is the rack of host `h`; the second is the number of hosts.
     #[serde(default)]
     pub(super) racks: (u64, usize),
+    /// Of each host's link, in the slower direction, in bytes per microsecond; none if they were not
+    /// measured.
+    #[serde(default)]
+    pub(super) rates: Vec<f64>,
     /// For people.
     #[serde(default)]
     pub(super) library: String,

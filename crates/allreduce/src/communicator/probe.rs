@@ -193,12 +193,19 @@ impl Prober<'_> {
     }
 
     /// Rank 0's `word` on every rank.
-    pub(super) fn told<T: Pod>(&mut self, word: T) -> Result<T> {
-        let plan = ringpull_plan::broadcast(0, self.executor.rank(), self.executor.size(), size_of::<T>());
-        let mut data = Buffer::zeroed(size_of::<T>());
-        data.bytes_mut().copy_from_slice(bytemuck::bytes_of(&word));
-        let (data, _) = self.timed(&plan, data)?;
-        Ok(bytemuck::pod_read_unaligned(data.bytes()))
+    pub(super) fn told<T: Pod>(&mut self, mut word: T) -> Result<T> {
+        self.tell(std::slice::from_mut(&mut word))?;
+        Ok(word)
+    }
+
+    /// Makes `words` those of rank 0, which are as many on every rank.
+    pub(super) fn tell<T: Pod>(&mut self, words: &mut [T]) -> Result<()> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+        let plan = ringpull_plan::broadcast(0, self.executor.rank(), self.executor.size(), bytes.len());
+        let mut data = Buffer::zeroed(bytes.len());
+        data.bytes_mut().copy_from_slice(bytes);
+        bytes.copy_from_slice(self.timed(&plan, data)?.0.bytes());
+        Ok(())
     }
 
     fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {

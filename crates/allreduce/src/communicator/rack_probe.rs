@@ -1,4 +1,4 @@
-//! Finds two racks by measuring, if they are not named.
+//! Finds two racks and slow links by measuring hosts in pairs. Racks are looked for if they are not named.
 //!
 //! A narrow link between racks is slow only when several pairs of hosts use it at once. So hosts exchange
 //! data in pairs, all pairs of a round at the same time, until every host has met every other: a tournament
@@ -7,20 +7,37 @@
 //! Load on a machine slows some pairs down, but hardly ever so that two groups result. So tournaments are
 //! repeated, each pair's median counts, and two in a row must find the same racks.
 //!
+//! A host's link is as fast as its exchanges with hosts whose links are no slower: about as fast as with its
+//! fastest partner. What other load adds to a time does not last through all of a host's exchanges. With a
+//! host whose link is slow all are slow, so no two groups are found. Links that seem to differ are measured
+//! again, with more bytes, until all pairs but a few take what the rates say.
+//!
 //! The racks are used only if the plan for racks is predicted to be faster: a ring over hosts in the order of
 //! the racks may be nearly as fast.
 
 use std::time::Instant;
 
 use ringpull_base::{Buffer, Result};
-use ringpull_plan::Algorithm;
+use ringpull_plan::{Algorithm, Links};
 
 use super::probe::{Prober, STAMP, Times, median};
 
-/// With fewer hosts, times fall into two groups by chance too often; with more, a tournament takes too long.
-const HOSTS: std::ops::RangeInclusive<usize> = 6..=32;
+/// With fewer hosts neither racks nor weighted parts are of use; with more, a tournament takes too long.
+const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
+/// With fewer hosts, times fall into two groups by chance too often.
+const RACKED: usize = 6;
 /// At most this many tournaments; two in a row must find the same racks.
 const TOURNAMENTS: usize = 6;
+/// Links that seem to differ are measured in as many tournaments of longer games, until every pair but a few
+/// takes what the rates say: a shaper that saves up while a busy host does not send lets some of a short game
+/// through at once, and on busy hosts chance makes links of many rates.
+const SURE: std::ops::RangeInclusive<usize> = 2..=6;
+/// The limit for these.
+const SURE_US: f64 = 6_000_000.0;
+/// What a pair's time may differ from that of its slower link.
+const FIT: f64 = 1.15;
+const LONG_GAME_US: f64 = 50_000.0;
+const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 262_144.0..=1_048_576.0;
 /// About the limit for all of them together.
 const MOST_US: f64 = 1_500_000.0;
 /// What a pair sends in each direction: what a ring passes on in about 12 ms.
@@ -36,31 +53,71 @@ const OVERHEAD: f64 = 1.15;
 /// The times of all pairs, by host and host, in microseconds.
 type PairTimes = Vec<Vec<f64>>;
 
+/// What games between pairs of hosts have shown.
+#[derive(Default)]
+pub(super) struct Pairs {
+    /// The racks, bit `h` for host `h`; 0 if all are in one rack, or if the plan for racks would not be
+    /// faster.
+    pub(super) racks: u64,
+    /// Of each host's link, in the slower direction, in bytes per microsecond; none if they are alike.
+    pub(super) rates: Vec<f64>,
+}
+
 impl Prober<'_> {
-    /// The racks of `hosts` (ranks by host), bit `h` for host `h`; 0 if all are in one rack, or if the plan
-    /// for racks would not be faster. Collective.
-    pub(super) fn racks(&mut self, hosts: &[Vec<usize>], times: &Times) -> Result<u64> {
+    /// The racks and the links of `hosts` (ranks by host). Racks are not looked for if they have names.
+    /// Collective.
+    pub(super) fn pairs(&mut self, hosts: &[Vec<usize>], are_named: bool, times: &Times) -> Result<Pairs> {
         if !HOSTS.contains(&hosts.len()) {
-            return Ok(0);
+            return Ok(Pairs::default());
         }
         let ring_us_per_byte = self.ring_of(hosts, times.size * times.long_part)?;
         let bytes = (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
-        let (mut played, mut last, mut spent_us) = (Vec::new(), None, 0.0);
-        for _ in 0..TOURNAMENTS {
-            let Some(times) = self.tournament(hosts, bytes, &mut spent_us)? else { return Ok(0) };
+        let step_us = times.ring_us / (2 * (times.size - 1)) as f64;
+        let (mut played, mut last, mut left_us) = (Vec::new(), None, MOST_US);
+        let (mut racks, mut looks_for_racks) = (0, !are_named && hosts.len() >= RACKED);
+        while played.len() < TOURNAMENTS {
+            let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { break };
             played.push(times);
             let pairs = typical(&played);
+            looks_for_racks &= !are_alike(&pairs);
+            if !looks_for_racks {
+                break;
+            }
             let found = split(&pairs).filter(|racks| is_worth_it(*racks, &pairs, bytes, ring_us_per_byte));
             tracing::trace!(?pairs, bytes, ring_us_per_byte, ?found, "pairs of hosts, in microseconds");
-            if are_alike(&pairs) {
-                return Ok(0);
-            }
-            if let Some(racks) = found.filter(|_| found == last) {
-                return Ok(racks);
+            if found.is_some() && found == last {
+                racks = found.unwrap_or(0);
+                break;
             }
             last = found;
         }
-        Ok(0)
+        let mut rates = rates(&played, bytes, step_us);
+        let rates = if racks == 0 && Links::of(&rates).is_some() {
+            let bytes = LONG_GAME_US * median(&mut rates);
+            self.sure_rates(hosts, bytes.clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize, step_us)?
+        } else {
+            Vec::new()
+        };
+        Ok(Pairs { racks, rates })
+    }
+
+    /// The rates of links that seem to differ, by longer games; none if they do not, or if they cannot be told.
+    fn sure_rates(&mut self, hosts: &[Vec<usize>], bytes: usize, step_us: f64) -> Result<Vec<f64>> {
+        let (mut played, mut left_us) = (Vec::new(), SURE_US);
+        while played.len() < *SURE.end() {
+            let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { break };
+            played.push(times);
+            if !SURE.contains(&played.len()) {
+                continue;
+            }
+            let found = rates(&played, bytes, step_us);
+            let (differ, is_sure) = (Links::of(&found).is_some(), fit(&found, &typical(&played), bytes, step_us));
+            tracing::debug!(?found, bytes, differ, is_sure, "the rates of the hosts' links, in bytes per microsecond");
+            if is_sure || !differ {
+                return Ok(if differ { found } else { Vec::new() });
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// What a byte on a link takes in a ring over the hosts' first ranks, in microseconds.
@@ -82,9 +139,8 @@ impl Prober<'_> {
         Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
     }
 
-    /// Every host meets every other. `None` once more than [`MOST_US`] have been spent, by the clock of the
-    /// slowest.
-    fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, spent_us: &mut f64) -> Result<Option<PairTimes>> {
+    /// Every host meets every other. `None` once nothing is left of `left_us`, by the clock of the slowest.
+    fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, left_us: &mut f64) -> Result<Option<PairTimes>> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
         for round in 0..rounds(hosts.len()) {
@@ -93,9 +149,9 @@ impl Prober<'_> {
             // No host begins the next round before all have ended this one.
             let rows = self.gather([took])?;
             // The half of each game that is not timed takes as long.
-            *spent_us += 2.0 * rows.iter().map(|row| row[0]).fold(0.0, f64::max);
-            if *spent_us > MOST_US {
-                tracing::debug!("looking for racks takes too long; RINGPULL_RACK can name them");
+            *left_us -= 2.0 * rows.iter().map(|row| row[0]).fold(0.0, f64::max);
+            if *left_us < 0.0 {
+                tracing::debug!("looking for racks and slow links takes too long; RINGPULL_RACK can name racks");
                 return Ok(None);
             }
             for (host, ranks) in hosts.iter().enumerate() {
@@ -114,6 +170,36 @@ impl Prober<'_> {
         let (data, _) = self.timed(&plan, Buffer::zeroed(2 * bytes))?;
         Ok(self.timed(&plan, data)?.1)
     }
+}
+
+/// Of each host's link, in bytes per microsecond: by what its exchanges of `bytes` bytes with hosts whose
+/// links are no slower typically take, of which `step_us` are not the link's.
+fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<f64> {
+    /// What noise adds to a time, or takes from it.
+    const NOISE: f64 = 1.25;
+    if played.is_empty() {
+        return Vec::new();
+    }
+    let pairs = typical(played);
+    let with_others = |host: usize| (0..pairs.len()).filter(move |other| *other != host);
+    let shortest = |host: usize| with_others(host).map(|other| pairs[host][other]).fold(f64::INFINITY, f64::min);
+    let shortest: Vec<f64> = (0..pairs.len()).map(shortest).collect();
+    let typical = |host: usize| {
+        let no_slower = with_others(host).filter(|other| shortest[*other] < NOISE * shortest[host]);
+        median(&mut no_slower.map(|other| pairs[host][other]).collect::<Vec<_>>())
+    };
+    // Not less than half of it, whatever load has done to the other time.
+    (0..pairs.len()).map(typical).map(|time| bytes as f64 / (time - step_us).max(0.5 * time)).collect()
+}
+
+/// Whether what each pair takes, but for a quarter of all, is what the slower of its links says.
+fn fit(rates: &[f64], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
+    let all = || (0..rates.len()).flat_map(|host| (0..host).map(move |other| (host, other)));
+    let is_off = |(host, other): &(usize, usize)| {
+        let ratio = (pairs[*host][*other] - step_us) * rates[*host].min(rates[*other]) / bytes as f64;
+        !(1.0 / FIT..FIT).contains(&ratio)
+    };
+    4 * all().filter(is_off).count() <= all().count()
 }
 
 /// Each pair's median; of an even number the lower of the two.
@@ -249,6 +335,40 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn the_rates_of_links_are_found_whoever_meets_whom_and_whatever_one_time_is() {
+        for hosts in [3, 5, 8] {
+            let rate = |host: usize| if host == 2 { 12.5 } else { 25.0 };
+            let exchange = |host: usize, other: usize| 100.0 + 1e6 / f64::min(rate(host), rate(other));
+            let pairs: PairTimes = (0..hosts)
+                .map(|host| (0..hosts).map(|other| if other == host { 0.0 } else { exchange(host, other) }).collect())
+                .collect();
+            let mut noisy = pairs.clone();
+            (noisy[0][1], noisy[1][0]) = (1.0, 1.0);
+            let found = rates(&[pairs.clone(), noisy, pairs], 1_000_000, 100.0);
+            for (host, found) in found.iter().enumerate() {
+                assert!((found - rate(host)).abs() < 1e-6, "host {host} of {hosts}: {found}");
+            }
+        }
+        assert_eq!(rates(&[], 1, 1.0), [0.0; 0]);
+    }
+
+    #[test]
+    fn rates_are_sure_where_every_pair_has_the_time_of_its_slower_link() {
+        let rate = |host: usize| if host < 4 { 12.5 } else { 25.0 };
+        let exchange = |host: usize, other: usize| 100.0 + 1e6 / f64::min(rate(host), rate(other));
+        let mut pairs: PairTimes = (0..8).map(|host| (0..8).map(|other| exchange(host, other)).collect()).collect();
+        let found: Vec<f64> = (0..8).map(rate).collect();
+        assert!(fit(&found, &pairs, 1_000_000, 100.0));
+        // A quarter of 28 pairs is 7.
+        for other in 0..7 {
+            (pairs[7][other], pairs[other][7]) = (2e5, 2e5);
+        }
+        assert!(fit(&found, &pairs, 1_000_000, 100.0));
+        (pairs[1][0], pairs[0][1]) = (2e5, 2e5);
+        assert!(!fit(&found, &pairs, 1_000_000, 100.0));
     }
 
     #[test]

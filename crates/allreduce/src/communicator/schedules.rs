@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ringpull_base::{AlgorithmChoice, DType, Reduction};
 use ringpull_kernels::compress::Codec;
-use ringpull_plan::{Model, Plan, Schedule, Segments};
+use ringpull_plan::{Links, Model, Plan, Schedule, Segments};
 
 use crate::communicator::placement::Placement;
 
@@ -53,7 +53,7 @@ impl Sum {
         self,
         (rank, size): (usize, usize),
         placement: &Placement,
-        model: &Model,
+        (model, links): (&Model, Option<&Links>),
         cuts: Segments,
     ) -> Planned {
         let element_bytes = self.dtype.size_bytes();
@@ -69,8 +69,9 @@ impl Sum {
                 if let Some(plan) = in_racks {
                     (plan, cuts.most_bytes)
                 } else {
-                    let chosen = ringpull_plan::choose(&model.within(self.step_bytes), self.len_bytes, size, cuts);
-                    (ringpull_plan::allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
+                    // Those of ranks that share a host are not theirs alone.
+                    let cluster = (&model.within(self.step_bytes), links.filter(|_| is_apart));
+                    ringpull_plan::auto(cluster, (rank, size), (len, element_bytes), cuts)
                 }
             }
             AlgorithmChoice::Plan(algorithm) => (ringpull_plan::allreduce(algorithm, rank, size, len), cuts.most_bytes),
@@ -196,7 +197,7 @@ mod tests {
         let segment_bytes = |choice, least_bytes, is_fixed| {
             let cuts = Segments { most_bytes: 1 << 16, is_fixed };
             let sum = Sum { least_bytes, ..Sum::of(choice, DType::F32, 1 << 20) };
-            sum.plan((0, 8), &Placement::apart(8), &Model::default(), cuts).1
+            sum.plan((0, 8), &Placement::apart(8), (&Model::default(), None), cuts).1
         };
         for choice in [AlgorithmChoice::Auto, AlgorithmChoice::Plan(Algorithm::Ring)] {
             assert!(segment_bytes(choice, None, false) <= 1 << 16);

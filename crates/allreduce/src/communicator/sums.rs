@@ -33,8 +33,9 @@ impl Communicator {
     /// The schedule of a sum by messages between all ranks.
     pub(super) fn schedule(&mut self, sum: Sum) -> Arc<Schedule> {
         let (rank, size) = (self.rank(), self.size());
-        let (placement, model, cuts) = (&self.placement, &self.learned.model, self.cuts);
-        self.schedules.find(sum, || sum.plan((rank, size), placement, model, cuts))
+        let (placement, learned, cuts) = (&self.placement, &self.learned, self.cuts);
+        let cluster = (&learned.model, learned.links.as_ref());
+        self.schedules.find(sum, || sum.plan((rank, size), placement, cluster, cuts))
     }
 
     /// Whether all ranks sum in shared memory, which adds in the order of the ranks anyway.
@@ -179,6 +180,7 @@ impl Communicator {
             ranks: &self.placement.hosts,
             racks: self.placement.racks.as_ref(),
             model: &self.learned.model,
+            links: self.learned.links.as_ref(),
             segments: self.cuts,
         };
         let node = self.placement.node.as_mut();
