@@ -210,6 +210,9 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
             "put the program where every host finds it, such as a shared folder",
         ));
     }
+    // The launcher's own commands on other hosts do not begin in the working folder.
+    let memory = std::path::absolute(&options.snapshots)
+        .map_err(|cause| Error::io("find", options.snapshots.display(), &cause))?;
     let in_lab = launcher == Launcher::Lab;
     let source = match (&options.discover_hosts, &args.hostfile) {
         (Some(script), _) => Source::Script(script.clone()),
@@ -225,7 +228,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         least,
         most: most.unwrap_or(usize::MAX),
         discovery: Discovery { source, in_lab, port: args.ssh_port },
-        memory: options.snapshots.clone(),
+        memory,
         restarts: options.max_restarts,
         spec: Spec { workers: least, servers: 0, command: args.command, variables: args.variables },
         sink: if args.no_tag { Sink::Plain } else { Sink::Tagged },
