@@ -77,24 +77,15 @@ pub struct Weighted {
 
 /// The best that parts which suit the `links` can do.
 pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> Weighted {
-    /// What a shorter segment has to gain: the model knows that it fills the trees sooner, but not that ranks
-    /// which share cores run out of turns.
-    const WORTH: f64 = 1.03;
-    /// Longer ones of several flows overflow the queue of a link in which they meet.
-    const MOST_BYTES: usize = 64 << 10;
     let longest = links.shape().longest_share * len_bytes as f64;
     let with = |segment_bytes: usize| {
         let turns = (longest / segment_bytes.max(1) as f64).ceil().max(1.0) as usize;
         Weighted { turns, time_us: model.predicted_weighted_us(links, len_bytes, turns) }
     };
-    if segments.is_fixed {
-        return with(segments.most_bytes);
-    }
-    let most_bytes = segments.most_bytes.min(MOST_BYTES);
-    let shorter = SEGMENTS.into_iter().filter(|bytes| *bytes < most_bytes);
+    let shorter = SEGMENTS.into_iter().filter(|bytes| !segments.is_fixed && *bytes < segments.most_bytes);
     shorter
         .map(with)
-        .fold(with(most_bytes), |best, other| if WORTH * other.time_us < best.time_us { other } else { best })
+        .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
 /// The best that `algorithm` can do.

@@ -161,7 +161,7 @@ fn least_time(rates: &[f64]) -> f64 {
 /// The rates, relative to the slowest, where those that a probe may have found for equal links are equal.
 fn classes(rates: &[f64]) -> Vec<f64> {
     /// What the fastest link of a class may have more than the slowest.
-    const NOISE: f64 = 1.15;
+    const NOISE: f64 = ALIKE;
     let mut ranks: Vec<usize> = (0..rates.len()).collect();
     ranks.sort_by(|one, other| rates[*one].total_cmp(&rates[*other]));
     let mut equal = vec![0.0; rates.len()];
