@@ -473,7 +473,7 @@ impl<T: Outcome> Job for Bcast<T> {
         let passage = self.site.passage(launch);
         // SAFETY: the job owns the lock until it is done, and the root's data are only read; `fail` never
         // frees the memory.
-        Ok(Some(unsafe { comm.begin_broadcast(self.site.set.as_deref(), self.root, data, passage) }))
+        unsafe { comm.begin_broadcast(self.site.set.as_deref(), self.root, data, passage) }
     }
 
     fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {

@@ -147,7 +147,7 @@ impl Communicator {
         unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }
     }
 
-    /// Begins to make `data` that of the `root` of the set, whose own is only read.
+    /// Begins to make `data` that of the `root` of the set, whose own is only read. `None` if it is done.
     ///
     /// # Safety
     /// As the module's text says.
@@ -157,11 +157,15 @@ impl Communicator {
         root: usize,
         data: *mut [u8],
         passage: Passage,
-    ) -> Ticket {
+    ) -> Result<Option<Ticket>> {
+        if self.is_in_memory(set) {
+            // SAFETY: as the caller promises; the root's data are only read.
+            return unsafe { self.broadcast_in_memory(root, data, passage.stamp) }.map(|()| None);
+        }
         let (place, size) = self.place_in(set);
         let schedule = self.cut_bytes(ringpull_plan::broadcast(root, place, size, data.len()), set);
         // SAFETY: as the caller promises; the root's schedule only sends.
-        unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }
+        Ok(Some(unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }))
     }
 
     /// Begins to give every rank of the set all parts of `data`, bounded in bytes, of which each has brought

@@ -1,10 +1,13 @@
 //! Broadcast and allgather: what ranks give each other as it is.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::Parts;
 
 use crate::communicator::Communicator;
+use crate::communicator::node::WaitLimits;
 use crate::transport::Stamp;
 
 impl Communicator {
@@ -13,6 +16,10 @@ impl Communicator {
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).
     pub unsafe fn broadcast(&mut self, root: usize, data: &mut [u8], stamp: Stamp) -> Result<()> {
+        if self.is_in_one_memory() {
+            // SAFETY: it is borrowed.
+            return unsafe { self.broadcast_in_memory(root, data, stamp) };
+        }
         let plan = ringpull_plan::broadcast(root, self.rank(), self.size(), data.len());
         let schedule = self.executor.schedule(&plan);
         // SAFETY: as the caller promises.
@@ -25,10 +32,26 @@ impl Communicator {
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).
     pub unsafe fn broadcast_own(&mut self, data: &[u8], stamp: Stamp) -> Result<()> {
+        if self.is_in_one_memory() {
+            // SAFETY: it is borrowed, and a root only reads.
+            return unsafe { self.broadcast_in_memory(self.rank(), std::ptr::from_ref(data).cast_mut(), stamp) };
+        }
         let plan = ringpull_plan::broadcast(self.rank(), self.rank(), self.size(), data.len());
         let schedule = self.executor.schedule(&plan);
         // SAFETY: as the caller promises.
         unsafe { self.executor.send_out(&schedule, data, stamp) }
+    }
+
+    /// Rank `root`'s `data` become those of all ranks, which share one host's memory.
+    ///
+    /// # Safety
+    /// They are valid until this returns; the root's are only read, nobody else touches the others'.
+    pub(super) unsafe fn broadcast_in_memory(&mut self, root: usize, data: *mut [u8], stamp: Stamp) -> Result<()> {
+        let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
+        let limits = WaitLimits { stamp, stop: &stop, limit };
+        let node = self.placement.node.as_mut().expect("ranks that share memory have a window");
+        // SAFETY: as the caller promises. On one host a rank is its local rank.
+        unsafe { node.broadcast(root, (data.cast(), data.len()), limits) }
     }
 
     /// Every rank's `own` word.

@@ -269,29 +269,63 @@ impl Node {
 
     /// Every local rank gets part `s` of `data`, bounded in bytes, from local rank `s`.
     pub(super) fn allgather(&mut self, data: &mut [u8], parts: &Parts, limits: WaitLimits) -> Result<()> {
-        if data.is_empty() {
+        // SAFETY: it is borrowed.
+        unsafe { self.allgather_at(data.as_mut_ptr(), parts, limits) }
+    }
+
+    /// Every local rank gets the `len_bytes` bytes at `start` from local rank `root`, which only reads its
+    /// own.
+    ///
+    /// # Safety They are valid, and nobody else touches them until this returns, or reads them only if this
+    /// is the root.
+    pub(super) unsafe fn broadcast(
+        &mut self,
+        root: usize,
+        (start, len_bytes): (*mut u8, usize),
+        limits: WaitLimits,
+    ) -> Result<()> {
+        let bound = |local_rank: usize| if local_rank <= root { 0 } else { len_bytes };
+        let parts = Parts::of((0..=self.window.local_size()).map(bound).collect());
+        // SAFETY: as the caller promises.
+        unsafe { self.allgather_at(start, &parts, limits) }
+    }
+
+    /// As [`allgather`](Self::allgather), of the bytes at `start`, of which this rank's part is only read.
+    ///
+    /// # Safety
+    /// They are valid. Nobody else touches them until this returns, but may read this rank's part.
+    unsafe fn allgather_at(&mut self, start: *mut u8, parts: &Parts, limits: WaitLimits) -> Result<()> {
+        let (len_bytes, local_rank) = (parts.len(), self.local_rank());
+        if len_bytes == 0 {
             return Ok(());
         }
         let all = || (0..parts.count()).map(|owner| parts.range(owner..owner + 1));
         if all().all(|part| part.len() <= SHORT_BYTES) {
-            let own = data[self.part_of(parts)].to_vec();
+            let own = self.part_of(parts);
+            // SAFETY: the part lies in the data.
+            let own = unsafe { std::slice::from_raw_parts(start.add(own.start), own.len()) };
             let take = |slots: &[*const u8]| {
-                for (slot, part) in slots.iter().zip(all()) {
-                    // SAFETY: every slot holds the part of its local rank, and is filled.
-                    unsafe { copy(*slot, data[part.clone()].as_mut_ptr(), part.len()) };
+                for (owner, (slot, part)) in slots.iter().zip(all()).enumerate() {
+                    if owner != local_rank {
+                        // SAFETY: every slot holds the part of its local rank, and is filled.
+                        unsafe { copy(*slot, start.add(part.start), part.len()) };
+                    }
                 }
             };
-            return self.show_short(&own, parts.len(), take, limits);
+            return self.show_short(own, len_bytes, take, limits);
         }
-        self.begin(data.len(), limits.stamp);
-        self.show(data);
-        self.meet_first(data.len(), limits)?;
-        let buffers = self.buffers(data.as_mut_ptr(), data.len());
+        self.begin(len_bytes, limits.stamp);
+        self.window.show(self.reach.shown(start, len_bytes));
+        self.meet_first(len_bytes, limits)?;
+        let buffers = self.buffers(start, len_bytes);
         let owners = 0..parts.count();
-        if owners.clone().all(|local_rank| buffers.is_reached(local_rank)) {
-            let mut others = owners.filter(|owner| *owner != self.local_rank());
+        if owners.clone().all(|owner| buffers.is_reached(owner) || parts.range(owner..owner + 1).is_empty()) {
+            let mut others = owners.filter(|owner| *owner != local_rank);
             let taken = others.try_for_each(|owner| {
                 let part = parts.range(owner..owner + 1);
+                if part.is_empty() {
+                    return Ok(());
+                }
                 // SAFETY: the part is within both buffers, and its owner changes it after the next meeting
                 // only.
                 unsafe { buffers.read(owner, part.clone(), buffers.own.add(part.start)) }

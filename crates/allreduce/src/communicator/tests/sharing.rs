@@ -170,6 +170,14 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                 assert!(ticket.unwrap().is_none());
                 let found: &[u64] = bytemuck::cast_slice(given.bytes());
                 assert!((0..size * len).all(|at| found[at] == value(at / len, at)), "allgather {reads} {size} {len}");
+
+                given.bytes_mut()[0] = rank as u8;
+                let root = size - 1;
+                // SAFETY: as above.
+                unsafe { comm.broadcast(root, given.bytes_mut(), 4).unwrap() };
+                assert_eq!(usize::from(given.bytes()[0]), root, "broadcast {reads} {size} {len}");
+                let found: &[u64] = bytemuck::cast_slice(given.bytes());
+                assert!((1..size * len).all(|at| found[at] == value(at / len, at)), "broadcast {reads} {size} {len}");
             });
         }
     }
