@@ -77,15 +77,18 @@ pub struct Weighted {
 
 /// The best that parts which suit the `links` can do.
 pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> Weighted {
+    /// What longer segments have to gain: a contribution is some turns ahead of its sum, and the model does
+    /// not know what that costs.
+    const WORTH: f64 = 1.1;
     let longest = links.shape().longest_share * len_bytes as f64;
     let with = |segment_bytes: usize| {
         let turns = (longest / segment_bytes.max(1) as f64).ceil().max(1.0) as usize;
         Weighted { turns, time_us: model.predicted_weighted_us(links, len_bytes, turns) }
     };
-    let shorter = SEGMENTS.into_iter().filter(|bytes| !segments.is_fixed && *bytes < segments.most_bytes);
-    shorter
-        .map(with)
-        .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
+    let shorter = SEGMENTS.into_iter().rev().filter(|bytes| !segments.is_fixed && *bytes < segments.most_bytes);
+    let all = shorter.chain([segments.most_bytes]).map(with);
+    all.reduce(|best, longer| if WORTH * longer.time_us < best.time_us { longer } else { best })
+        .unwrap_or_else(|| with(segments.most_bytes))
 }
 
 /// The best that `algorithm` can do.
