@@ -276,8 +276,9 @@ impl Node {
     /// Every local rank gets the `len_bytes` bytes at `start` from local rank `root`, which only reads its
     /// own.
     ///
-    /// # Safety They are valid, and nobody else touches them until this returns, or reads them only if this
-    /// is the root.
+    /// # Safety
+    /// They are valid, and nobody else touches them until this returns, or reads them only if this is the
+    /// root.
     pub(super) unsafe fn broadcast(
         &mut self,
         root: usize,
@@ -348,6 +349,9 @@ impl Node {
                 let piece = buffers.piece(round - 1);
                 let from = self.window.sums(round - 1);
                 for taken in [piece.start..part.start.min(piece.end), part.end.max(piece.start)..piece.end] {
+                    if taken.is_empty() {
+                        continue;
+                    }
                     // SAFETY: the owners have filled the piece before the last meeting.
                     unsafe { copy(from.add(taken.start - piece.start), buffers.own.add(taken.start), taken.len()) };
                 }
@@ -599,16 +603,27 @@ impl Node {
         self.reach.buffers((own, len_bytes), (self.window.local_rank(), self.window.slot_bytes()), shown)
     }
 
-    /// The last meeting of an operation. A rank that has died is missed there: that is the better error.
+    /// The last meeting of an operation. A rank that has died is missed there: that is the better error. If
+    /// one rank could not do its part, no rank has the result.
     fn end(&self, moved: Moved, limits: WaitLimits) -> Result<()> {
+        if let Err((local_rank, _)) = &moved {
+            self.window.fail(*local_rank);
+        }
         self.meet(limits)?;
-        moved.map_err(|(local_rank, cause)| Error::PeerLost {
+        let lost = |local_rank: usize, cause: String| Error::PeerLost {
             peer: format!("local rank(s) {:?} of this host", [local_rank]),
             ranks: Vec::new(),
-            cause: format!("the memory of its process cannot be used: {cause}"),
+            cause,
             operation: "a collective in shared memory".to_owned(),
             rank: Some(self.rank),
-        })
+        };
+        moved.map_err(|(local_rank, cause)| {
+            lost(local_rank, format!("the memory of its process cannot be used: {cause}"))
+        })?;
+        match self.window.failed() {
+            None => Ok(()),
+            Some(local_rank) => Err(lost(local_rank, "another rank cannot use the memory of its process".to_owned())),
+        }
     }
 
     /// Names the next operation.

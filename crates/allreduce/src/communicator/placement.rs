@@ -104,7 +104,8 @@ impl Placement {
         let window = (lowest[rank] == rank)
             .then(|| Window::create(lowest.iter().filter(|other| **other == rank).count()))
             .and_then(|region| region.inspect_err(|cause| tracing::debug!(%cause, "no shared window")).ok());
-        let card = card(lowest[rank], window.as_ref());
+        let neighbours = lowest.iter().filter(|other| **other == lowest[rank]).count();
+        let card = card(lowest[rank], window.as_ref(), may_read(read_memory, neighbours));
         let cards = executor.gather_rows(&card, FIRST)?;
         let hosts = by_host(&cards);
         let are_racks_named = cards.iter().all(|card| card[11] != 0);
@@ -140,7 +141,7 @@ impl Placement {
     }
 }
 
-fn card(lowest: usize, window: Option<&Region>) -> Card {
+fn card(lowest: usize, window: Option<&Region>, may_read: bool) -> Card {
     let name = xxh3_64(host_name().as_bytes());
     let is_willing = config::shared_memory();
     let arena = if is_willing { arena::of_process().map(arena::Arena::address) } else { None };
@@ -155,7 +156,7 @@ fn card(lowest: usize, window: Option<&Region>) -> Card {
     // that.
     let place = lowest as u64 | u64::from(is_willing) << 63;
     let pid = u64::from(std::process::id());
-    let probe = peer_memory::probe();
+    let probe = if may_read && is_willing { peer_memory::probe() } else { Probe::NONE };
     [
         place,
         name,
@@ -192,6 +193,12 @@ fn by_host(cards: &[Card]) -> Vec<Vec<usize>> {
         }
     }
     hosts
+}
+
+/// Whether so many ranks of a host may turn out to read each other's memory. If they cannot, nobody is
+/// allowed to.
+fn may_read(wanted: Option<bool>, neighbours: usize) -> bool {
+    wanted.unwrap_or(neighbours == 2 || own_cores() % MOST_CORES < neighbours as u64)
 }
 
 /// Whether this rank can read the memory of its neighbours' processes, and should: it does if `wanted`, and

@@ -35,6 +35,8 @@ const LINE_BYTES: usize = 64;
 const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
+/// The local rank, from 1, whose memory somebody could not use; 0 as long as there is none.
+const UNUSABLE: usize = 3 * LINE_BYTES;
 const LOCAL_RANKS: usize = 4 * LINE_BYTES;
 /// Within a local rank: how many meetings it came to, how often it got on with something, what it shows, how
 /// many pieces of its work are taken, and the names of its present operation and of the one before.
@@ -171,6 +173,17 @@ impl Window {
 
     fn name_of(&self, turn: usize, local_rank: usize) -> &AtomicU64 {
         self.long(LOCAL_RANKS + local_rank * LINE_BYTES + NAMES + turn % 2 * 8)
+    }
+
+    /// Lets all ranks know after the next meeting, for good, that this one could not use a local rank's
+    /// memory.
+    pub fn fail(&self, local_rank: usize) {
+        self.number(UNUSABLE).store(local_rank as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// The local rank whose memory somebody could not use before the last meeting.
+    pub fn failed(&self) -> Option<usize> {
+        self.number(UNUSABLE).load(Ordering::Relaxed).checked_sub(1).map(|local_rank| local_rank as usize)
     }
 
     /// Offers this local rank's work anew, to be taken after the next meeting by anybody, and all of it

@@ -184,6 +184,38 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
 }
 
 #[test]
+fn memory_that_one_rank_cannot_use_is_an_error_on_all() {
+    let page = rustix::param::page_size();
+    let len = 64 * page;
+    let (config, stop) = (Config { read_memory: Some(true), ..Config::default() }, || Arc::new(AtomicBool::new(false)));
+    std::thread::scope(|scope| {
+        let config = &config;
+        let ranks = world_on(&[0; 3]).into_iter().enumerate().map(|(rank, end)| {
+            scope.spawn(move || {
+                let mut comm = Communicator::new(Box::new(end), config, stop()).unwrap();
+                // SAFETY: new memory, of which rank 1's part has a hole that only the others look into; it
+                // stays.
+                let outcome = unsafe {
+                    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                    let start = libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0);
+                    assert_ne!(start, libc::MAP_FAILED);
+                    if rank == 1 {
+                        assert_eq!(libc::mprotect(start.add(len / 2), page, libc::PROT_NONE), 0);
+                    }
+                    let data = std::ptr::slice_from_raw_parts_mut(start.cast::<u8>(), len);
+                    let passage = Passage { stamp: 1, priority: 0 };
+                    comm.begin_allgather(None, Parts::even(len, 3), data, passage)
+                };
+                let Err(Error::PeerLost { peer, .. }) = outcome else { panic!("rank {rank}: {outcome:?}") };
+                assert!(peer.contains("[1]"), "rank {rank}: {peer}");
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+}
+
+#[test]
 fn all_ranks_hold_the_same_bits_in_every_run() {
     let runs: Vec<Vec<u8>> = (0..4)
         .flat_map(|run| {
