@@ -31,7 +31,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         import torch
 
-        found = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        found = obj.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(found), obj.dtype, tuple(obj.shape))
 
 

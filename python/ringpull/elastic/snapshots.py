@@ -24,6 +24,18 @@ __all__ = ["Key", "Snapshots"]
 #: The generation and the number of a snapshot. A later one is greater.
 Key = tuple[int, int]
 
+
+def _check(folder: pathlib.Path) -> bool:
+    """Whether the folder is there; an error unless it is this user's alone. What pickle reads there, it may run."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise FileError(f"{folder} belongs to somebody else, or others may write there\n  hint: remove it, or start the job with --snapshots DIR")
+    return True
+
+
 class Snapshots:
     """The snapshots of this host."""
 
@@ -37,15 +49,13 @@ class Snapshots:
         try:
             for folder in (self.job, self.folder):
                 folder.mkdir(mode=0o700, parents=folder is self.folder, exist_ok=True)
-                found = folder.lstat()
-                if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                    raise FileError(f"{folder} belongs to somebody else, or others may write there\n  hint: remove it, or start the job with --snapshots DIR")
+                _check(folder)
         except OSError as cause:
             raise FileError(f"the folder of snapshots cannot be made: {cause}\n  hint: start the job with --snapshots DIR, a folder in memory that every host has") from cause
 
     def keys(self) -> list[Key]:
         """Of the files that are there, the newest first."""
-        if not self.folder.is_dir():
+        if not (_check(self.job) and _check(self.folder)):
             return []
         found = [path.name.split("-") for path in self.folder.iterdir()]
         numbers = [parts[1:] for parts in found if len(parts) == 3 and parts[0] == "snapshot"]
@@ -53,7 +63,8 @@ class Snapshots:
 
     def write(self, key: Key, pieces: Sequence[bytes | memoryview]) -> None:
         """Writes one, and keeps the one before."""
-        part = self.folder / f"part-{os.getpid()}"
+        # One name, so that what a killed rank has left takes no memory for long.
+        part = self.folder / "part"
         try:
             for old in self.keys()[1:]:
                 os.replace(self._path(old), part)
@@ -81,7 +92,7 @@ class Snapshots:
         return self.folder / f"snapshot-{key[0]}-{key[1]}"
 
     def has_changed(self) -> bool:
-        """Whether the launcher has left word on this host that other hosts are present."""
+        """Whether the launcher has written on this host that other hosts are present."""
         return (self.job / f"changed-{self.generation}").exists()
 
     def ask_for_restart(self) -> None:

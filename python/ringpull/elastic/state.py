@@ -138,8 +138,8 @@ class State:
         self._prepare()
         if whole.size > 1:
             content = _broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)
-            if whole.rank != 0:
-                self._load(unpacked(content))
+            # On rank 0 too: a sampler divides what is left when it is loaded.
+            self._load(unpacked(content))
 
     def resume(self) -> bool:
         """Makes every rank's state that of the job's newest commit, wherever a rank's host has it; whether there is one. Collective.

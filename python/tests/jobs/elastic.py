@@ -24,6 +24,12 @@ def say(text):
         file.write(f"{text}\n")
 
 
+def offer(slots):
+    """The hosts from now on: the launcher reads the old line or the new one."""
+    (folder / "new").write_text(f"localhost:{slots}\n")
+    os.replace(folder / "new", folder / "hosts")
+
+
 @run
 def train(state):
     say(f"begins with {job.size} at step {state.step}")
@@ -33,14 +39,15 @@ def train(state):
             state.seen[state.epoch] += job.allreduce(counts, out=counts).wait()
             state.step += 1
             if state.step == lost and generation() == 0 and job.rank == job.size - 1:
-                (folder / "hosts").write_text(f"localhost:{job.size - 1}\n")
+                offer(job.size - 1)
                 os.kill(os.getpid(), signal.SIGKILL)
             if state.step % 2 == 0:
                 state.commit()
                 say(f"has committed step {state.step}")
             while generation() == 1 and state.step == lost + 4:
                 # As long as it takes the launcher to see the host that is added.
-                (folder / "hosts").write_text(f"localhost:{job.size + 1}\n")
+                if job.rank == 0:
+                    offer(job.size + 1)
                 state.commit()
         state.epoch += 1
         state.sampler.set_epoch(state.epoch)
