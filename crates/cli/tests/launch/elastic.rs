@@ -58,9 +58,23 @@ impl Job {
 
     /// The exit code, once it has ended. Nothing may be left of its snapshots.
     fn code(&mut self) -> Option<i32> {
-        let code = self.child.as_mut().unwrap().wait().unwrap().code();
+        let mut status = None;
+        until("the job has ended", || {
+            status = self.child.as_mut().unwrap().try_wait().unwrap();
+            status.is_some()
+        });
+        let code = status.unwrap().code();
         assert_eq!(std::fs::read_dir(self.path("memory")).unwrap().count(), 0, "{}", self.read("err"));
         code
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 

@@ -113,6 +113,8 @@ impl Past {
     ) -> Consequence {
         if has_progressed {
             self.proven.extend(hosts.iter().cloned());
+            // Also if it ended without a failure, for other hosts.
+            self.repeats = Repeats::default();
         }
         let Some(mut failure) = failure else { return Consequence { left_out: Vec::new(), hopeless: None } };
         if !has_progressed
@@ -225,6 +227,19 @@ mod tests {
         assert!(past.suspects.is_left_out("c", at(4)));
         assert_eq!(past.add(&hosts("a b"), failure("b"), true, at(5)), nothing, "the first loss of a proven host");
         assert_eq!(past.add(&hosts("a b d"), failure("b"), false, at(6)), out("b"), "the loss is known");
+    }
+
+    #[test]
+    fn a_snapshot_of_a_generation_that_ended_for_other_hosts_counts_too() {
+        let hosts = |text: &str| names(text).into_iter().collect::<BTreeSet<_>>();
+        let mut past = Past::default();
+        past.add(&hosts("a b"), None, true, Duration::from_secs(1));
+        for turn in 1..20 {
+            let failure = Some(Failure { code: 127, hosts: names("c") });
+            let verdict = past.add(&hosts("a b c"), failure, false, Duration::from_secs(60 * turn));
+            assert_eq!(verdict.hopeless, None, "time {turn}");
+            past.add(&hosts("a b"), None, true, Duration::from_secs(60 * turn + 30));
+        }
     }
 
     #[test]

@@ -54,10 +54,15 @@ impl Lost {
         if self.killed.is_empty() { self.missed.clone() } else { self.killed.iter().map(|(rank, _)| *rank).collect() }
     }
 
+    /// The first rank that has ended by itself: not because it lost another one.
+    fn first_failed(&self) -> Option<&(usize, String)> {
+        self.failed.iter().find(|(rank, _)| self.missed.is_empty() || self.missed.contains(rank))
+    }
+
     /// The names of the hosts that have failed, of a job whose ranks are on `running`. A rank that has ended by
     /// itself says nothing about its host.
     pub(super) fn hosts(&self, running: &[String]) -> BTreeSet<String> {
-        if !self.failed.is_empty() {
+        if self.first_failed().is_some() {
             return BTreeSet::new();
         }
         let of_ranks = self.ranks().into_iter().filter_map(|rank| running.get(rank).cloned());
@@ -72,7 +77,7 @@ impl Lost {
             Some(host) => format!("rank {rank} on {host}"),
             None => format!("rank {rank}"),
         };
-        if let Some((number, code)) = self.failed.first() {
+        if let Some((number, code)) = self.first_failed() {
             return format!("{} failed with exit code {code}", rank(number));
         }
         let mut lost: Vec<String> = self.killed.iter().map(|(number, by)| format!("{} ({by})", rank(number))).collect();
@@ -139,6 +144,15 @@ mod tests {
     fn what_mpirun_does_not_name_is_known_by_the_others() {
         let lost = of("[rank 0] rank 0: stopped: rank 1 (pid 7 on h2) is lost: its process ended (during pull)\n");
         assert_eq!(lost.in_words(&running(), 1), "lost rank 1 on h2");
+        // A rank that ends for the loss of another one, before `mpirun` sees that.
+        let said = "[rank 0] rank 0: stopped: rank 1 (pid 7 on h2) is lost: nothing heard of it\n";
+        let lost = of(&format!("{said}  Process name: [[23000,1],0]\n  Exit code:    1\n"));
+        assert_eq!(lost.in_words(&running(), 1), "lost rank 1 on h2");
+        assert_eq!(lost.hosts(&running()), BTreeSet::from(["h2".to_owned()]));
+        // The rank that the others miss has ended by itself.
+        let lost = of(&format!("{said}  Process name: [[23000,1],1]\n  Exit code:    3\n"));
+        assert_eq!(lost.in_words(&running(), 3), "rank 1 on h2 failed with exit code 3");
+        assert!(lost.hosts(&running()).is_empty());
     }
 
     #[test]

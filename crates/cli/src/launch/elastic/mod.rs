@@ -101,7 +101,10 @@ impl Elastic {
                 GenerationEnd::Resized => None,
                 GenerationEnd::Failed(failure) => Some(failure),
             };
-            let reached = snapshots.newest(used).snapshot;
+            // Hosts of earlier generations may be gone, and would not answer.
+            let hosts: Vec<Host> =
+                used.iter().filter(|host| ranks.iter().any(|found| found.host == **host)).cloned().collect();
+            let reached = snapshots.newest(&hosts).snapshot;
             let has_progressed = reached > newest.snapshot;
             newest.snapshot = newest.snapshot.max(reached);
             let code = failure.as_ref().map(|failure| failure.code);
@@ -209,8 +212,18 @@ impl Elastic {
         };
         if code == 0 {
             // Rank 0 is on the first host.
-            let again = snapshots.newest(&[ranks[0].host.clone()]).again;
-            return Ok(if again == Some(number) { GenerationEnd::Resized } else { GenerationEnd::Done });
+            return Ok(match snapshots.is_to_go_on(&ranks[0].host, number) {
+                Some(true) => GenerationEnd::Resized,
+                Some(false) => GenerationEnd::Done,
+                None => {
+                    let host = &ranks[0].offer.name;
+                    event(&format!(
+                        "generation {number} has ended, and {host} does not answer whether the job is done: it goes \
+                         on from its last commit"
+                    ));
+                    GenerationEnd::Failed(Failure { code: 1, hosts: vec![host.clone()] })
+                }
+            });
         }
         let lost = lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let blamed = lost.hosts(&running).into_iter().filter(|name| *name != Host::Local.to_string()).collect();

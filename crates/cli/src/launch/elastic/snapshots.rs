@@ -1,5 +1,5 @@
 //! The memory of an elastic job: a folder on every host for snapshots, which outlives the ranks. The launcher
-//! names it, looks which snapshot is the newest, leaves word there for rank 0, and removes it.
+//! names it, looks which snapshot is the newest, writes a file there for rank 0, and removes it.
 //!
 //! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that hosts
 //! have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
@@ -17,6 +17,8 @@ use crate::launch::remote::ask_all;
 
 /// How long hosts may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How often a host is asked whether the job is to be started again.
+const TRIES: u32 = 3;
 
 #[derive(Debug, Clone)]
 pub(super) struct Snapshots(PathBuf);
@@ -45,17 +47,25 @@ impl Snapshots {
 
     /// What these hosts have. One that does not answer has nothing.
     pub(super) fn newest(&self, hosts: &[Host]) -> Newest {
-        let listed = on_all(hosts, &format!("cd {} 2>/dev/null && ls . */", self.quoted()));
+        let listed = on_all(hosts, &self.list());
         read(listed.iter().flat_map(|text| text.lines()))
     }
 
-    /// Lets rank 0, which is on this host, know that hosts have changed.
-    pub(super) fn announce(&self, host: &Host, generation: u32) {
+    /// Whether rank 0, which was on this host, has ended to be started again; `None` if the host does not answer.
+    pub(super) fn is_to_go_on(&self, host: &Host, generation: u32) -> Option<bool> {
+        let listed = (0..TRIES).find_map(|_| on_all(std::slice::from_ref(host), &self.list()).pop())?;
+        Some(read(listed.lines()).again == Some(generation))
+    }
+
+    fn list(&self) -> String {
+        format!("cd {} 2>/dev/null && ls . */", self.quoted())
+    }
+
+    /// Lets rank 0, which is on this host, know that hosts have changed; whether that is done.
+    pub(super) fn announce(&self, host: &Host, generation: u32) -> bool {
         let folder = self.quoted();
-        let script = format!("mkdir -p -m 700 {folder} && : >{folder}/changed-{generation}");
-        if on_all(std::slice::from_ref(host), &script).is_empty() {
-            tracing::warn!("rank 0 cannot be reached to learn of the change");
-        }
+        let script = format!("mkdir -p -m 700 {folder} && : >{folder}/changed-{generation} && echo done");
+        on_all(std::slice::from_ref(host), &script).iter().any(|said| said.trim() == "done")
     }
 
     /// Removes what these hosts have.
@@ -137,14 +147,32 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::new(base.path()).unwrap();
         assert_eq!(snapshots.newest(&[Host::Local]), Newest::default());
-        snapshots.announce(&Host::Local, 4);
+        assert!(snapshots.announce(&Host::Local, 4));
+        assert_eq!(snapshots.is_to_go_on(&Host::Local, 4), Some(false));
         assert!(snapshots.folder().join("changed-4").is_file());
         std::fs::create_dir(snapshots.folder().join("h1")).unwrap();
         std::fs::write(snapshots.folder().join("h1/snapshot-2-7"), "").unwrap();
         std::fs::write(snapshots.folder().join("again-4"), "").unwrap();
         let hosts = [Host::Local, Host::Lab(1)];
         assert_eq!(snapshots.newest(&hosts), Newest { snapshot: Some((2, 7)), again: Some(4) });
+        assert_eq!(snapshots.is_to_go_on(&Host::Local, 4), Some(true));
+        assert_eq!(snapshots.is_to_go_on(&Host::Local, 5), Some(false));
         snapshots.remove(&hosts);
         assert!(!snapshots.folder().exists());
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_has_not_said_that_the_job_is_done() {
+        let base = tempfile::tempdir().unwrap();
+        let snapshots = Snapshots::new(base.path()).unwrap();
+        // No server listens there.
+        let mut host = crate::launch::hostfile::parse_lines("127.0.0.1").unwrap().remove(0);
+        host.port = Some(1);
+        let silent = Host::Ssh(host);
+        assert_eq!(snapshots.is_to_go_on(&silent, 0), None);
+        assert!(!snapshots.announce(&silent, 0));
+        // A folder that cannot be made.
+        std::fs::write(snapshots.folder(), "").unwrap();
+        assert!(!snapshots.announce(&Host::Local, 0));
     }
 }

@@ -1,8 +1,7 @@
 //! Watches, while a generation runs, whether a restart would give it other hosts, and lets rank 0 know. Its
 //! ranks end at their next commit.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::decide::{Suspects, change};
@@ -12,7 +11,7 @@ use super::{Elastic, LOOK, count, event};
 
 /// A thread that looks until the generation has ended, or it has found a change.
 pub(super) struct Watch {
-    over: Arc<AtomicBool>,
+    over: Arc<Mutex<bool>>,
 }
 
 struct Watched {
@@ -26,7 +25,12 @@ struct Watched {
     suspects: Suspects,
     begun: Instant,
     snapshots: Snapshots,
-    over: Arc<AtomicBool>,
+    /// Whether the generation has ended. It is locked while rank 0 is told of a change.
+    over: Arc<Mutex<bool>>,
+}
+
+fn locked(over: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    over.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watch {
@@ -38,7 +42,7 @@ impl Watch {
         (suspects, begun): (Suspects, Instant),
         snapshots: &Snapshots,
     ) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+        let over = Arc::new(Mutex::new(false));
         let watched = Watched {
             discovery: job.discovery.clone(),
             generation,
@@ -55,9 +59,9 @@ impl Watch {
         Watch { over }
     }
 
-    /// A look that is under way ends without a word.
+    /// A look that is under way ends without a word. Nothing is written to a host after this.
     pub(super) fn stop(&self) {
-        self.over.store(true, Ordering::Release);
+        *locked(&self.over) = true;
     }
 }
 
@@ -66,20 +70,29 @@ impl Watched {
         let mut failed = false;
         loop {
             std::thread::sleep(LOOK);
-            if self.over.load(Ordering::Acquire) {
+            if *locked(&self.over) {
                 return;
             }
-            match self.workers() {
-                Ok(_) if self.over.load(Ordering::Acquire) => return,
-                Ok(Some(workers)) => {
+            let found = self.workers();
+            let over = locked(&self.over);
+            if *over {
+                return;
+            }
+            match found {
+                Ok(Some(workers)) if self.snapshots.announce(&self.first.host, self.generation) => {
                     let before = self.running.len();
                     event(&format!(
                         "hosts have changed: generation {} ends at its next commit, {before} to {}",
                         self.generation,
                         count(workers, "worker")
                     ));
-                    self.snapshots.announce(&self.first.host, self.generation);
                     return;
+                }
+                Ok(Some(_)) => {
+                    if !failed {
+                        event("hosts have changed, but rank 0 cannot be told: its host is asked again");
+                    }
+                    failed = true;
                 }
                 Ok(None) => failed = false,
                 Err(cause) => {
