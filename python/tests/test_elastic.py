@@ -43,16 +43,19 @@ def test_the_newest_two_snapshots_stay_and_a_half_one_does_not_count(tmp_path):
     assert unpacked(snapshots.read((1, 4))) == list(range(6))
     assert stat.S_IMODE(snapshots.folder.stat().st_mode) == 0o700
     # A rank that is killed while it writes leaves a file of another name; one that a bad memory changes is not read.
-    (snapshots.folder / "part").write_bytes(b"half" * 1000)
+    (snapshots.folder / "part-1").write_bytes(b"half" * 1000)
     assert snapshots.keys() == [(1, 4), (1, 3)]
     path = snapshots.folder / "snapshot-1-4"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert snapshots.read((1, 4)) is None and snapshots.read((1, 3)) is not None
     # The numbers of another generation are later ones, whatever they are.
     later = Snapshots(tmp_path / "job", 2)
+    later.prepare()
     later.write((2, 1), packed("later"))
     assert later.keys() == [(2, 1), (1, 4)]
     assert sorted(path.name for path in later.folder.iterdir()) == ["snapshot-1-4", "snapshot-2-1"], "the half one is gone"
+    with pytest.raises(ringpull.errors.FileError, match="generation 2, and this process is one of 1"):
+        snapshots.write((1, 5), packed("late"))
 
 
 def test_a_folder_that_others_may_write_is_an_error(tmp_path):

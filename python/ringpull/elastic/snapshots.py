@@ -50,6 +50,10 @@ class Snapshots:
             for folder in (self.job, self.folder):
                 folder.mkdir(mode=0o700, parents=folder is self.folder, exist_ok=True)
                 _check(folder)
+            for half in self.folder.glob("part-*"):
+                if half != self._part():
+                    # A rank of an earlier generation was killed while it wrote.
+                    half.unlink(missing_ok=True)
         except OSError as cause:
             raise FileError(f"the folder of snapshots cannot be made: {cause}\n  hint: start the job with --snapshots DIR, a folder in memory that every host has") from cause
 
@@ -62,11 +66,12 @@ class Snapshots:
         return sorted(((int(parts[0]), int(parts[1])) for parts in numbers if all(part.isdigit() for part in parts)), reverse=True)
 
     def write(self, key: Key, pieces: Sequence[bytes | memoryview]) -> None:
-        """Writes one, and keeps the one before."""
-        # One name, so that what a killed rank has left takes no memory for long.
-        part = self.folder / "part"
+        """Writes one, and keeps the one before. An error if a later generation writes here: this rank's job has gone on without it."""
+        part, present = self._part(), self.keys()
+        if present and present[0][0] > self.generation:
+            raise FileError(f"{self.folder} has snapshots of generation {present[0][0]}, and this process is one of {self.generation}\n  hint: end it")
         try:
-            for old in self.keys()[1:]:
+            for old in present[1:]:
                 os.replace(self._path(old), part)
             with open(part, "r+b" if part.exists() else "wb") as file:
                 for piece in pieces:
@@ -87,6 +92,10 @@ class Snapshots:
         except FileNotFoundError:
             return None
         return content if is_whole(content) else None
+
+    def _part(self) -> pathlib.Path:
+        """One name in a generation, so that what a killed rank has left takes no memory for long."""
+        return self.folder / f"part-{self.generation}"
 
     def _path(self, key: Key) -> pathlib.Path:
         return self.folder / f"snapshot-{key[0]}-{key[1]}"

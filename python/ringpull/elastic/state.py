@@ -13,7 +13,7 @@ import numpy
 
 from .. import _native
 from ..collectives import Communicator, communicator
-from ..errors import ArgumentError
+from ..errors import ArgumentError, FileError
 from .packing import packed, unpacked
 from .snapshots import Key, Snapshots
 
@@ -129,6 +129,8 @@ class State:
             content = self._kept
         else:
             content = self._snapshots.read(self._key)
+            if content is None and self._key[1] > 0:
+                raise FileError(f"the snapshot of the last commit is gone from {self._snapshots.folder}, or damaged\n  hint: end the process; the job goes on from the commit before")
         if content is not None:
             self._load(unpacked(content))
 
