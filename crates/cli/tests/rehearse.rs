@@ -8,8 +8,8 @@ use serde_json::Value;
 
 const TRAIN: &str = "bench train --model resnet50 --scale 0.001 --compute 0.05 --iters 40";
 
-/// Rehearses `program` with faults; the output and the jobs. What the launcher runs in a rank's place before the
-/// program is slow: no fault may take it for the rank.
+/// Rehearses `program` with faults; the output and the jobs. What the launcher runs in a rank's place before
+/// the program is slow: no fault may take it for the rank.
 fn rehearse(options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
     let slow = folder.path().join("mktemp");

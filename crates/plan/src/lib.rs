@@ -27,7 +27,8 @@
 //! | allreduce `ring` | `2 (n-1)` | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce `direct` | 2 | `2 (n-1)` | `2 (n-1)/n S` |
 //! | allreduce in turns, `k` segments a part | 2, the segments behind one another | `2 k (n-1)` | `2 (n-1)/n S` |
-//! | allreduce on trees, of mean degree `d_i`, in `k` turns | twice the levels, the turns behind one another | `k` for each neighbour in each tree | `d_i S` |
+//! | allreduce on trees, of mean degree `d_i`, in `k` turns | twice the levels, the turns behind one another
+//! | `k` for each neighbour in each tree | `d_i S` |
 //! | allreduce `circulant` | at most `2 q` | `2 q`, up to `6 q` where ranges wrap or are split | `2 (n-1)/n S` |
 //! | allreduce `doubling` | `floor(log2 n)`, and 2 if `n` is no power of two | the same | `S` each |
 //! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |

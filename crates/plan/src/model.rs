@@ -24,7 +24,8 @@
 //! | circulant | `2 q` | `2 q` | `2 n q` | `2 (n-1)/n S` | the same | `2 (n-1) S` | `(n-1)/n S` |
 //! | doubling | `l`, and 2 if `n` is no power of two | the same | `l 2^l + 2 (n - 2^l)` | a row `S` | `l S`, and `S` | messages times `S` | `l S` |
 //! | star | 2 | `2 (n-1)` | `2 (n-1)` | `2 (n-1) S` | `(n-1) S` | `2 (n-1) S` | `(n-1) S` |
-//! | weighted, in `k` turns on trees of `v` levels | `2 v` | `k` for each neighbour in each tree | `2 k (n-1)` for each tree | `(k+v/2)/k t S` | the same | `2 (n-1) S` | `max(d) S` |
+//! | weighted, in `k` turns on trees of `v` levels | `2 v` | `k` for each neighbour in each tree | `2 k
+//! (n-1)` for each tree | `(k+v/2)/k t S` | the same | `2 (n-1) S` | `max(d) S` |
 //! | tree | `2 l` | `2 q` | `2 (n-1)` | `2 q S` | `q S` | `2 (n-1) S` | `q S` |
 //!
 //! `time = rounds A + messages O + all messages W + wire(x) + X w + added / C`, with `F` before `wire` for

@@ -17,10 +17,10 @@
 //!
 //! *Parts.* One tree has whole numbers of neighbours. So the buffer is cut into parts, each with a tree of
 //! its own, such that the mean degree of each rank is `d_i`. What a rank has beyond one neighbour, `d_i - 1`,
-//! is laid end to end on a line of length `n - 2`. In the tree of the point `u` of 0 to 1, a rank has one more
-//! neighbour for each of `u, u + 1, u + 2, ...` that lies on its piece. Between two ends of pieces, modulo 1,
-//! all `u` have the same tree: there are at most `n`. Each rank has its `d_i` rounded up or down, the fewest
-//! neighbours that meet in its link at a time: two or three if no rate is more than twice another.
+//! is laid end to end on a line of length `n - 2`. In the tree of the point `u` of 0 to 1, a rank has one
+//! more neighbour for each of `u, u + 1, u + 2, ...` that lies on its piece. Between two ends of pieces,
+//! modulo 1, all `u` have the same tree: there are at most `n`. Each rank has its `d_i` rounded up or down,
+//! the fewest neighbours that meet in its link at a time: two or three if no rate is more than twice another.
 //!
 //! *What is left over.* Where `1 / min(b)` is longer, links other than the slowest carry less than they
 //! could: all that carry more than `S` take equally long for what they carry.

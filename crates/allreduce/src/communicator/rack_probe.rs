@@ -101,7 +101,8 @@ impl Prober<'_> {
         Ok(Pairs { racks, rates })
     }
 
-    /// The rates of links that seem to differ, by longer games; none if they do not, or if they cannot be told.
+    /// The rates of links that seem to differ, by longer games; none if they do not, or if they cannot be
+    /// told.
     fn sure_rates(&mut self, hosts: &[Vec<usize>], bytes: usize, step_us: f64) -> Result<Vec<f64>> {
         let (mut played, mut left_us) = (Vec::new(), SURE_US);
         while played.len() < *SURE.end() {

@@ -60,8 +60,8 @@ impl Reach {
         }
     }
 
-    /// The buffers of an operation, from what each local rank has shown. The own buffer keeps the address that
-    /// the caller lent.
+    /// The buffers of an operation, from what each local rank has shown. The own buffer keeps the address
+    /// that the caller lent.
     pub(super) fn buffers(
         &mut self,
         (own, len_bytes): (*mut u8, usize),

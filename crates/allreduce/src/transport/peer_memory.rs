@@ -1,5 +1,5 @@
-//! Memory of another process of this host, read and written through the kernel (`process_vm_readv`), so that a
-//! buffer that nobody else maps needs no shared copy.
+//! Memory of another process of this host, read and written through the kernel (`process_vm_readv`), so that
+//! a buffer that nobody else maps needs no shared copy.
 //!
 //! The system may forbid it: a process may be touched by those that may trace it (`ptrace(2)`). So every rank
 //! reads a number from every other before anything depends on it.
@@ -23,7 +23,8 @@ impl Probe {
     pub const NONE: Probe = Probe { address: 0, value: 0 };
 }
 
-/// This process's number. Allows the processes of the same launcher to read it where the system asks for that.
+/// This process's number. Allows the processes of the same launcher to read it where the system asks for
+/// that.
 pub fn probe() -> Probe {
     static VALUE: OnceLock<u64> = OnceLock::new();
     let value = VALUE.get_or_init(|| {

@@ -1,8 +1,8 @@
 //! Which mode is worth its hosts: steps of training, predicted for numbers of hosts that nobody has to try.
 //!
-//! [`predict`] gives a step in one mode to the simulation. An [`Advice`] has the rows of all modes and numbers
-//! of hosts; `verdict` says which wins. [`check`] measures some of them on emulated hosts. All but that is
-//! pure.
+//! [`predict`] gives a step in one mode to the simulation. An [`Advice`] has the rows of all modes and
+//! numbers of hosts; `verdict` says which wins. [`check`] measures some of them on emulated hosts. All but
+//! that is pure.
 
 pub(crate) mod check;
 pub(crate) mod predict;

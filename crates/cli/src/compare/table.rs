@@ -89,8 +89,8 @@ fn names(results: &Comparison) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-/// From how many rounds a median is: fewer of a variant that was interrupted or failed. `None` if no round of any
-/// was finished.
+/// From how many rounds a median is: fewer of a variant that was interrupted or failed. `None` if no round of
+/// any was finished.
 pub(super) fn rounds(results: &Comparison) -> Option<String> {
     let counts = results.rows.iter().filter_map(|row| match &row.outcome {
         Outcome::Measured { rounds, .. } => Some(rounds.len()),

@@ -79,7 +79,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<SshHost>> {
     Ok(hosts)
 }
 
-/// The hosts that an option names now: those of the file of this name, which may have none, or the list itself.
+/// The hosts that an option names now: those of the file of this name, which may have none, or the list
+/// itself.
 pub(crate) fn listed(option: &Path) -> Result<Vec<SshHost>> {
     if let Some(list) = option.to_str().filter(|text| text.contains([':', ',']) && !option.exists()) {
         return parse_list(list);

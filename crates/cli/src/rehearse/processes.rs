@@ -11,8 +11,8 @@ use super::fault::Member;
 /// The variable that every process of the job inherits.
 pub(crate) const MARK: &str = "REHEARSED_JOB";
 
-/// What brings a process's output to the terminal, or watches over it: never the process that is meant. The last
-/// three make and remove the pipes of the output before the program begins.
+/// What brings a process's output to the terminal, or watches over it: never the process that is meant. The
+/// last three make and remove the pipes of the output before the program begins.
 const HELPERS: [&str; 9] = ["sh", "bash", "sed", "cat", "nsenter", "ip", "mktemp", "mkfifo", "rm"];
 
 /// A process of the job, as the kernel shows it.

@@ -1,9 +1,9 @@
 //! What plans and steps of training take on given links: a simulation, message by message.
 //!
-//! `engine` keeps the clock. `collective` and `servers` say which tasks the messages of a sum are, `step` adds
-//! the computing around them. The model is that of each message's own way: it leaves its host in turn with
-//! the others, is `latency_us` later at the next link, waits there for what came before, and is taken by a
-//! processor. Links carry their rate in both directions at the same time; switches hold what has to wait.
+//! `engine` keeps the clock. `collective` and `servers` say which tasks the messages of a sum are, `step`
+//! adds the computing around them. The model is that of each message's own way: it leaves its host in turn
+//! with the others, is `latency_us` later at the next link, waits there for what came before, and is taken by
+//! a processor. Links carry their rate in both directions at the same time; switches hold what has to wait.
 //!
 //! What it leaves out: packets that are lost and sent again, congestion control, bursts that a shaper lets
 //! through, ranks that share cores, and hosts that differ in what they do at the same time.
@@ -24,8 +24,8 @@ pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
 /// What a host has sent, as far as it knows, and its link has not: so many messages, or so many bytes,
-/// whichever is more. The interpreter posts four messages, and sockets and queues hold megabytes. A more urgent
-/// message waits for them.
+/// whichever is more. The interpreter posts four messages, and sockets and queues hold megabytes. A more
+/// urgent message waits for them.
 const POSTED: (usize, usize) = (4, 3 << 20);
 
 /// What joins the hosts of a job, one worker on each.

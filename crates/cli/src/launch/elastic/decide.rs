@@ -17,8 +17,8 @@ pub(super) fn choose(present: &[Offer], most: usize) -> Vec<usize> {
     slots.take(most).collect()
 }
 
-/// How many workers a job that runs on `running`, a host's name for each rank, would have on the hosts that are
-/// present now; `None` if it has no reason to be started again: it would not have more workers, and every
+/// How many workers a job that runs on `running`, a host's name for each rank, would have on the hosts that
+/// are present now; `None` if it has no reason to be started again: it would not have more workers, and every
 /// host that it uses is still offered, or else too few would be left.
 pub(super) fn change(running: &[String], present: &[Offer], least: usize, most: usize) -> Option<usize> {
     let wanted = choose(present, most).len();

@@ -1,5 +1,5 @@
-//! Which ranks and hosts a job has lost, by what Open MPI's `mpirun` and the ranks say of it. MPICH's `mpiexec`
-//! says it on stdout, among the output of ranks, where it is not read.
+//! Which ranks and hosts a job has lost, by what Open MPI's `mpirun` and the ranks say of it. MPICH's
+//! `mpiexec` says it on stdout, among the output of ranks, where it is not read.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,8 @@ impl Lost {
             return;
         }
         if let Some((_, rest)) = text.split_once("noticed that process rank ") {
-            // Open MPI: "mpirun noticed that process rank 2 with PID 0 on node h3 exited on signal 9 (Killed)."
+            // Open MPI: "mpirun noticed that process rank 2 with PID 0 on node h3 exited on signal 9
+            // (Killed)."
             let how = rest.split_once("exited on ").map_or("", |(_, how)| how.split(" (").next().unwrap_or(how));
             if let Some(rank) = number(rest) {
                 self.killed.push((rank, how.trim_end_matches('.').to_owned()));
@@ -59,8 +60,8 @@ impl Lost {
         self.failed.iter().find(|(rank, _)| self.missed.is_empty() || self.missed.contains(rank))
     }
 
-    /// The names of the hosts that have failed, of a job whose ranks are on `running`. A rank that has ended by
-    /// itself says nothing about its host.
+    /// The names of the hosts that have failed, of a job whose ranks are on `running`. A rank that has ended
+    /// by itself says nothing about its host.
     pub(super) fn hosts(&self, running: &[String]) -> BTreeSet<String> {
         if self.first_failed().is_some() {
             return BTreeSet::new();
@@ -102,7 +103,8 @@ fn number(text: &str) -> Option<usize> {
     text[..digits].parse().ok()
 }
 
-/// The rank that a rank's line names as lost: "rank 0: stopped: rank 1 (pid 7 on h2) is lost: its process ended".
+/// The rank that a rank's line names as lost: "rank 0: stopped: rank 1 (pid 7 on h2) is lost: its process
+/// ended".
 fn missed(text: &str) -> Option<usize> {
     let before = text.split_once(") is lost: ")?.0;
     number(before.rsplit_once("rank ")?.1)

@@ -67,8 +67,8 @@ fn count(number: usize, what: &str) -> String {
 }
 
 impl Elastic {
-    /// Runs the job until it ends well, or a restart cannot mend how it ends; its exit code. No process of the
-    /// job and no snapshot is left when this returns.
+    /// Runs the job until it ends well, or a restart cannot mend how it ends; its exit code. No process of
+    /// the job and no snapshot is left when this returns.
     pub(crate) fn run(self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
         let snapshots = Snapshots::new(&self.memory)?;

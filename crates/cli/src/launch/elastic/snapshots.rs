@@ -1,8 +1,8 @@
 //! The memory of an elastic job: a folder on every host for snapshots, which outlives the ranks. The launcher
 //! names it, looks which snapshot is the newest, writes a file there for rank 0, and removes it.
 //!
-//! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that hosts
-//! have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
+//! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that
+//! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ impl Snapshots {
         read(listed.iter().flat_map(|text| text.lines()))
     }
 
-    /// Whether rank 0, which was on this host, has ended to be started again; `None` if the host does not answer.
+    /// Whether rank 0, which was on this host, has ended to be started again; `None` if the host does not
+    /// answer.
     pub(super) fn is_to_go_on(&self, host: &Host, generation: u32) -> Option<bool> {
         let listed = (0..TRIES).find_map(|_| on_all(std::slice::from_ref(host), &self.list()).pop())?;
         Some(read(listed.lines()).again == Some(generation))
