@@ -2,6 +2,7 @@
 
 #[cfg(feature = "ps")]
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
@@ -24,6 +25,7 @@ use self::without_devices::over_ranks;
 #[cfg(not(feature = "devices"))]
 use self::without_devices::{Devices, open, over_devices};
 use crate::local::Local;
+use crate::recorded::RecordedBackend;
 use crate::{Backend, KvStore};
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
@@ -164,7 +166,18 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
             over_servers(kind, config, job, devices)?
         }
     };
-    Ok(KvStore::over(kind, backend, config))
+    Ok(KvStore::over(kind, recorded(kind, backend)?, config))
+}
+
+/// The backend of a store that is recorded, if recording is asked for: the first of the process.
+fn recorded(kind: Kind, backend: Box<dyn Backend>) -> Result<Box<dyn Backend>> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+    match config::recording()? {
+        Some(options) if !IS_TAKEN.swap(true, Ordering::Relaxed) => {
+            Ok(Box::new(RecordedBackend::new(backend, kind, &options)?))
+        }
+        _ => Ok(backend),
+    }
 }
 
 /// A process of a job with servers that asks for another kind would do each worker's work on its own, and

@@ -37,6 +37,7 @@ mod kvstore;
 mod local;
 #[cfg(feature = "devices")]
 mod on_devices;
+mod recorded;
 #[cfg(feature = "allreduce")]
 mod replica;
 #[cfg(feature = "ps")]

@@ -14,6 +14,7 @@ pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
 use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto, wrong};
 pub use self::variables::{is_in_environment, misspelt_variables, text};
 use crate::named::named;
+use crate::recording::RecordingOptions;
 use crate::{AlgorithmChoice, Error, Result, closest};
 
 named! {
@@ -474,6 +475,21 @@ pub fn devices() -> Option<String> {
 pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
+
+/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES`: where calls of the store are recorded, and how many bytes of
+/// values.
+pub fn recording() -> Result<Option<RecordingOptions>> {
+    let value_bytes = match text(RECORD_VALUES) {
+        Some(_) => Some(required(RECORD_VALUES, "a number of bytes")?),
+        None => None,
+    };
+    Ok(text(RECORD).map(|folder| RecordingOptions { folder: folder.into(), value_bytes }))
+}
+
+/// The variables that [`recording`] reads, for what sets them.
+pub const RECORD: &str = "RINGPULL_RECORD";
+#[allow(missing_docs)]
+pub const RECORD_VALUES: &str = "RINGPULL_RECORD_VALUES";
 
 /// The variables by which `ringpull launch --elastic` makes the ranks of a job elastic.
 pub const SNAPSHOTS: &str = "RINGPULL_SNAPSHOTS";

@@ -29,6 +29,7 @@ mod names;
 pub mod notice;
 #[cfg(test)]
 mod pages;
+pub mod recording;
 mod reduction;
 mod remote;
 pub mod secret;

@@ -14,7 +14,7 @@
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
 //!   allreduce over all sizes, against others; `quiet`: the wait between jobs;
 //! - `advise`: steps of training predicted for any number of hosts;
-//! - `rehearse`: jobs that meet faults;
+//! - `rehearse`: jobs that meet faults; `differ`: the values of two kinds;
 //! - `timeline`: merges the ranks' timelines, and accounts for each step's time;
 //! - `size`, `text`: the formats of sizes, times, counts and tables.
 
@@ -29,6 +29,7 @@ mod committed;
 mod compare;
 mod compute;
 mod cost;
+mod differ;
 mod doctor;
 mod explain;
 mod gpu_check;

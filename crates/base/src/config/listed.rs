@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 38] = [
+pub const VARIABLES: [Variable; 40] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -126,6 +126,18 @@ pub const VARIABLES: [Variable; 38] = [
         "RINGPULL_TIMELINE",
         "",
         "the file to which each process writes what it did when, as a Chrome trace; its folder is created",
+    ),
+    variable(
+        "RINGPULL_RECORD",
+        "",
+        "a folder where each worker writes what it calls of its first store, and when: a line of JSON for each \
+         call, in `worker-RANK.jsonl`. `ringpull differ` sets it",
+    ),
+    variable(
+        "RINGPULL_RECORD_VALUES",
+        "",
+        "with `RINGPULL_RECORD`: the hash of each gradient and value is recorded too, and in `worker-RANK.values` \
+         that many bytes of values at most",
     ),
     variable(
         "RINGPULL_METRICS",

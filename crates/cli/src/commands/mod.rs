@@ -6,6 +6,7 @@
 mod advise;
 mod bench;
 mod compare;
+mod differ;
 mod doctor;
 mod gpu_check;
 mod info;
@@ -69,6 +70,8 @@ enum Command {
     Timeline(timeline::TimelineArgs),
     /// Show what the ranks of a running job are doing, and which one is late.
     Top(top::TopArgs),
+    /// Run a command with two kinds of store, and say where their values begin to differ, and why.
+    Differ(differ::DifferArgs),
     /// Run a command as a job that meets faults, and say what becomes of it.
     Rehearse(rehearse::RehearseArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
@@ -241,6 +244,7 @@ impl Command {
             Command::Launch(args) => launch::run(args),
             Command::GpuCheck(args) => gpu_check::run(&args),
             Command::Timeline(args) => timeline::run(&args),
+            Command::Differ(args) => differ::run(args),
             Command::Top(args) => top::run(&args),
             Command::Rehearse(args) => rehearse::run(&args),
             Command::Manifest(args) => manifest::run(*args),

@@ -17,6 +17,7 @@ use ringpull_base::{Error, Result};
 
 use self::fault::{Expected, Fault, FaultKind, USUAL};
 use self::job::{End, JobOutcome, Rehearsal};
+pub(crate) use self::said::Said;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::text::{format_seconds, grid};

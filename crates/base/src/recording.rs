@@ -1,0 +1,236 @@
+//! `RINGPULL_RECORD`: what a program calls of its store, and what it gets, in a file for each worker.
+//!
+//! A file has a line of JSON for each [`RecordedLine`]. A line is written at once, so a job that is killed
+//! leaves what it has done. `ringpull differ` compares the files of two jobs.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{DType, Error, Key, Kind, Result, notice, waits};
+
+/// A line of a recording. An `update` is how many pushes of the key this worker had made, with this one.
+/// Hashes are there if `RINGPULL_RECORD_VALUES` is set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecordedLine {
+    /// The first line: whose file it is.
+    Store {
+        /// The store's.
+        kind: Kind,
+        /// This worker's.
+        rank: usize,
+        /// How many there are.
+        workers: usize,
+    },
+    /// A key got its first value.
+    Init {
+        /// Which one.
+        key: Key,
+        /// The type of its elements.
+        dtype: DType,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// When.
+        when: When,
+    },
+    /// A gradient was pushed, with or without an output.
+    Push {
+        /// Of which key.
+        key: Key,
+        /// Which one of the key.
+        update: u64,
+        /// Whether the new value goes into an output.
+        pulls: bool,
+        /// As it was given.
+        priority: i32,
+        /// How many rows, if it was row-sparse.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rows: Option<usize>,
+        /// Of this worker's gradient, and its ids.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hash: Option<u64>,
+        /// When.
+        when: When,
+    },
+    /// A value was pulled.
+    Pull {
+        /// Of which key.
+        key: Key,
+        /// As it was given.
+        priority: i32,
+        /// When the call was made.
+        when: When,
+    },
+    /// A value has come, by either call.
+    Value {
+        /// Of which key.
+        key: Key,
+        /// After which update.
+        update: u64,
+        /// Of the row ids, if rows were pulled.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ids: Option<u64>,
+        /// Of the value, or of those rows.
+        hash: u64,
+        /// Where it begins in the file of values, if it is there.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        offset: Option<u64>,
+        /// Its length in bytes.
+        len: u64,
+    },
+}
+
+/// When a call was made.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct When {
+    /// Seconds since the store was created.
+    pub at_s: f64,
+    /// For how many seconds this process's threads have waited in calls before.
+    pub waited_s: f64,
+}
+
+/// What is recorded, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordingOptions {
+    /// `RINGPULL_RECORD`: the folder.
+    pub folder: PathBuf,
+    /// `RINGPULL_RECORD_VALUES`: how many bytes of values a worker writes; `None` does not hash them either.
+    pub value_bytes: Option<u64>,
+}
+
+/// The files of one worker.
+#[derive(Debug)]
+pub struct Recording {
+    value_bytes: Option<u64>,
+    begun: Instant,
+    files: Mutex<Files>,
+}
+
+#[derive(Debug)]
+struct Files {
+    lines: File,
+    values: Option<File>,
+    written: u64,
+    has_failed: bool,
+}
+
+/// The file of lines of a worker.
+pub fn lines_of(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("worker-{rank}.jsonl"))
+}
+
+/// The file of values of a worker, one after the other.
+pub fn values_of(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("worker-{rank}.values"))
+}
+
+impl Recording {
+    /// Creates the folder and the files of a worker, in the place of any that are there.
+    pub fn create(options: &RecordingOptions, kind: Kind, rank: usize, workers: usize) -> Result<Self> {
+        let create = |path: PathBuf| File::create(&path).map_err(|cause| Error::io("create", path.display(), &cause));
+        let folder = &options.folder;
+        std::fs::create_dir_all(folder).map_err(|cause| Error::io("create", folder.display(), &cause))?;
+        let values = options.value_bytes.map(|_| create(values_of(folder, rank))).transpose()?;
+        let files = Files { lines: create(lines_of(folder, rank))?, values, written: 0, has_failed: false };
+        let recording = Recording { value_bytes: options.value_bytes, begun: Instant::now(), files: Mutex::new(files) };
+        recording.write(&RecordedLine::Store { kind, rank, workers });
+        Ok(recording)
+    }
+
+    /// Now.
+    pub fn when(&self) -> When {
+        When { at_s: self.begun.elapsed().as_secs_f64(), waited_s: waits::waited().as_secs_f64() }
+    }
+
+    /// The hash of `parts`, one after the other, if hashes are wanted.
+    pub fn hash(&self, parts: &[&[u8]]) -> Option<u64> {
+        self.value_bytes?;
+        Some(parts.iter().fold(0, |before, part| xxh3_64(part) ^ before.rotate_left(1)))
+    }
+
+    /// Writes a line. If that fails, says so once and records nothing more: the job goes on.
+    pub fn write(&self, line: &RecordedLine) {
+        self.files.lock().write(line);
+    }
+
+    /// Writes that `value` of `key` has come, if values are wanted: its hash, and the bytes of a whole value
+    /// while there is room for them.
+    pub fn value(&self, key: &Key, update: u64, ids: Option<u64>, value: &[u8]) {
+        let (Some(hash), Some(most)) = (self.hash(&[value]), self.value_bytes) else { return };
+        let mut files = self.files.lock();
+        let len = value.len() as u64;
+        let offset = (ids.is_none() && files.written + len <= most).then_some(files.written);
+        if offset.is_some() {
+            files.keep(value);
+        }
+        files.write(&RecordedLine::Value { key: key.clone(), update, ids, hash, offset, len });
+    }
+}
+
+impl Files {
+    fn write(&mut self, line: &RecordedLine) {
+        if self.has_failed {
+            return;
+        }
+        let line = serde_json::to_string(line).map(|line| line + "\n").map_err(std::io::Error::from);
+        let written = line.and_then(|line| self.lines.write_all(line.as_bytes()));
+        self.note(written);
+    }
+
+    fn keep(&mut self, value: &[u8]) {
+        if self.has_failed {
+            return;
+        }
+        let Some(file) = &mut self.values else { return };
+        let written = file.write_all(value);
+        self.written += value.len() as u64;
+        self.note(written);
+    }
+
+    fn note(&mut self, outcome: std::io::Result<()>) {
+        if let Err(cause) = outcome {
+            self.has_failed = true;
+            notice(&format!("warning: RINGPULL_RECORD: nothing more is recorded: {cause}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_records_writes_its_lines_and_as_many_values_as_may_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = RecordingOptions { folder: folder.path().join("run"), value_bytes: Some(6) };
+        let recording = Recording::create(&options, Kind::Local, 1, 2).unwrap();
+        recording.value(&"w".into(), 0, None, &[1, 2, 3, 4]);
+        recording.value(&"w".into(), 1, None, &[5, 6, 7, 8]);
+        let text = std::fs::read_to_string(lines_of(&options.folder, 1)).unwrap();
+        let lines: Vec<RecordedLine> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines[0], RecordedLine::Store { kind: Kind::Local, rank: 1, workers: 2 });
+        let offsets = lines[1..].iter().map(|line| match line {
+            RecordedLine::Value { offset, .. } => *offset,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(offsets.collect::<Vec<_>>(), [Some(0), None]);
+        assert_eq!(std::fs::read(values_of(&options.folder, 1)).unwrap(), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn without_values_nothing_is_hashed() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = RecordingOptions { folder: folder.path().to_owned(), value_bytes: None };
+        let recording = Recording::create(&options, Kind::Local, 0, 1).unwrap();
+        recording.value(&"w".into(), 0, None, &[1, 2, 3, 4]);
+        assert_eq!(recording.hash(&[&[1]]), None);
+        assert_eq!(std::fs::read_to_string(lines_of(folder.path(), 0)).unwrap().lines().count(), 1);
+        assert!(!values_of(folder.path(), 0).exists());
+    }
+}

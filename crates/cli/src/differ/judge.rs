@@ -1,0 +1,201 @@
+//! Where two recorded jobs begin to differ, and by how much.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use ringpull_base::{Key, Result};
+
+use super::read::{GradientId, JobRecording, SeenValue, ValueId};
+
+/// The first thing that is not the same in both jobs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum FirstDifference {
+    /// A worker pushed another gradient, although all values had been the same.
+    Gradient {
+        /// Which push of the key.
+        update: u64,
+        /// Which key.
+        key: Key,
+        /// Which worker.
+        rank: usize,
+    },
+    /// A value differs, although all gradients so far were the same.
+    Value {
+        /// After which update; 0: the first value.
+        update: u64,
+        /// Of which key.
+        key: Key,
+        /// By how much, if both values were written down.
+        size: Option<DifferenceSize>,
+    },
+}
+
+/// How far two values are from each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(super) struct DifferenceSize {
+    /// Elements that are not the same, and all.
+    pub(super) elements: usize,
+    pub(super) of: usize,
+    /// The largest difference.
+    pub(super) largest: f64,
+    /// The same over the largest element.
+    pub(super) relative: f64,
+}
+
+/// The values of one update.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct UpdateRow {
+    pub(super) update: u64,
+    /// Values that differ, and all.
+    pub(super) differ: usize,
+    pub(super) of: usize,
+    /// The largest relative difference among those that were written down.
+    pub(super) relative: Option<f64>,
+}
+
+/// What the comparison of two jobs has found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(super) struct Judgement {
+    pub(super) first: Option<FirstDifference>,
+    /// An entry for each update of which both jobs have values.
+    pub(super) updates: Vec<UpdateRow>,
+    /// How many values were compared.
+    pub(super) values: usize,
+    /// Values and gradients that only one job has.
+    pub(super) unpaired: usize,
+}
+
+/// Compares what all workers have pushed and received. `one` and `other` have as many workers.
+pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgement> {
+    let mut found = Judgement::default();
+    let mut rows: BTreeMap<u64, UpdateRow> = BTreeMap::new();
+    let mut gradient: Option<(GradientId, usize)> = None;
+    let mut value: Option<(ValueId, usize)> = None;
+    for (rank, (own, theirs)) in one.workers.iter().zip(&other.workers).enumerate() {
+        let differs = own.gradients.iter().find(|(id, hash)| theirs.gradients.get(id).is_some_and(|it| it != *hash));
+        let earlier = |id: &GradientId| gradient.as_ref().is_none_or(|(first, _)| id.update < first.update);
+        if let Some((id, _)) = differs.filter(|(id, _)| earlier(id)) {
+            gradient = Some((id.clone(), rank));
+        }
+        found.unpaired += unpaired(own.gradients.keys(), theirs.gradients.keys());
+        found.unpaired += unpaired(own.values.keys(), theirs.values.keys());
+        for (id, seen) in &own.values {
+            let Some(beside) = theirs.values.get(id) else { continue };
+            found.values += 1;
+            let row =
+                rows.entry(id.update).or_insert(UpdateRow { update: id.update, differ: 0, of: 0, relative: None });
+            row.of += 1;
+            if seen.hash == beside.hash {
+                continue;
+            }
+            row.differ += 1;
+            if value.as_ref().is_none_or(|(first, _)| id.update < first.update) {
+                value = Some((id.clone(), rank));
+            }
+            if let Some(size) = size(one, other, rank, &id.key, (seen, beside))? {
+                row.relative = Some(row.relative.unwrap_or(0.0).max(size.relative));
+            }
+        }
+    }
+    found.updates = rows.into_values().collect();
+    found.first = match (gradient, value) {
+        // The gradients of an update come before its value.
+        (Some((id, rank)), value) if value.as_ref().is_none_or(|(value, _)| id.update <= value.update) => {
+            Some(FirstDifference::Gradient { update: id.update, key: id.key, rank })
+        }
+        (_, Some((id, rank))) => {
+            let seen = (&one.workers[rank].values[&id], &other.workers[rank].values[&id]);
+            let size = size(one, other, rank, &id.key, seen)?;
+            Some(FirstDifference::Value { update: id.update, key: id.key, size })
+        }
+        (_, None) => None,
+    };
+    Ok(found)
+}
+
+fn unpaired<'a, T: Ord + 'a>(one: impl Iterator<Item = &'a T>, other: impl Iterator<Item = &'a T>) -> usize {
+    let (one, other): (BTreeSet<&T>, BTreeSet<&T>) = (one.collect(), other.collect());
+    one.symmetric_difference(&other).count()
+}
+
+fn size(
+    one: &JobRecording,
+    other: &JobRecording,
+    rank: usize,
+    key: &Key,
+    (own, theirs): (&SeenValue, &SeenValue),
+) -> Result<Option<DifferenceSize>> {
+    let own = one.workers[rank].elements(own, key)?;
+    let theirs = other.workers[rank].elements(theirs, key)?;
+    Ok(own.zip(theirs).map(|(own, theirs)| distance(&own, &theirs)))
+}
+
+/// A NaN that only one of them has is an infinite difference.
+fn distance(own: &[f64], theirs: &[f64]) -> DifferenceSize {
+    let mut size = DifferenceSize { of: own.len().max(theirs.len()), ..DifferenceSize::default() };
+    let mut most = 0.0f64;
+    for (own, theirs) in own.iter().zip(theirs) {
+        if own.to_bits() == theirs.to_bits() {
+            most = most.max(own.abs());
+            continue;
+        }
+        size.elements += 1;
+        let apart = (own - theirs).abs();
+        size.largest = size.largest.max(if apart.is_nan() { f64::INFINITY } else { apart });
+        most = most.max(own.abs()).max(theirs.abs());
+    }
+    size.relative = if size.largest == 0.0 { 0.0 } else { size.largest / most };
+    size
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::differ::read::WorkerRecording;
+
+    /// A worker that pushed these gradients of key `w`, and received these values, from update 1.
+    fn worker(gradients: &[u64], values: &[u64]) -> WorkerRecording {
+        let mut worker = WorkerRecording::default();
+        for (at, hash) in gradients.iter().enumerate() {
+            worker.gradients.insert(GradientId { update: at as u64 + 1, key: "w".into() }, *hash);
+        }
+        for (at, hash) in values.iter().enumerate() {
+            let id = ValueId { update: at as u64 + 1, key: "w".into(), ids: None };
+            worker.values.insert(id, SeenValue::of_hash(*hash));
+        }
+        worker
+    }
+
+    fn first(one: WorkerRecording, other: WorkerRecording) -> Option<FirstDifference> {
+        let job = |second| JobRecording { workers: vec![worker(&[1, 2], &[5, 6]), second] };
+        judge(&job(one), &job(other)).unwrap().first
+    }
+
+    #[test]
+    fn a_gradient_that_differs_before_any_value_is_to_blame_and_a_value_otherwise() {
+        assert_eq!(first(worker(&[3, 4], &[5, 6]), worker(&[3, 4], &[5, 6])), None);
+        let (update, key) = (2, Key::from("w"));
+        let gradient = FirstDifference::Gradient { update, key: key.clone(), rank: 1 };
+        assert_eq!(first(worker(&[3, 4], &[5, 6]), worker(&[3, 9], &[5, 7])), Some(gradient));
+        // The second gradients differ because the first values did.
+        let value = FirstDifference::Value { update: 1, key, size: None };
+        assert_eq!(first(worker(&[3, 4], &[5, 6]), worker(&[3, 9], &[8, 7])), Some(value));
+    }
+
+    #[test]
+    fn updates_of_one_job_only_are_counted() {
+        let job = |values: &[u64]| JobRecording { workers: vec![worker(&[1, 2], values)] };
+        let judgement = judge(&job(&[5, 6]), &job(&[5])).unwrap();
+        assert_eq!((judgement.unpaired, judgement.values, judgement.first), (1, 1, None));
+    }
+
+    #[test]
+    fn a_difference_is_measured_by_the_largest_element() {
+        let size = distance(&[1.0, -4.0, 0.0], &[1.0, -4.0, 0.5]);
+        assert_eq!(size, DifferenceSize { elements: 1, of: 3, largest: 0.5, relative: 0.125 });
+        assert_eq!(distance(&[0.0], &[-0.0]).relative, 0.0);
+        assert!(distance(&[1.0], &[f64::NAN]).largest.is_infinite());
+    }
+}

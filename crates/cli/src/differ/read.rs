@@ -1,0 +1,132 @@
+//! What a job has recorded, read from its folder.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use ringpull_base::recording::{RecordedLine, lines_of, values_of};
+use ringpull_base::{DType, Error, Key, Kind, Result};
+
+/// The recordings of all workers of a job.
+#[derive(Debug, Default)]
+pub(super) struct JobRecording {
+    pub(super) workers: Vec<WorkerRecording>,
+}
+
+/// What one worker has recorded.
+#[derive(Debug, Default)]
+pub(super) struct WorkerRecording {
+    /// The keys with their element types, in the order of their inits.
+    pub(super) keys: Vec<(Key, DType)>,
+    /// The hash of each gradient.
+    pub(super) gradients: BTreeMap<GradientId, u64>,
+    /// Each value that has come; of one that came twice the first.
+    pub(super) values: BTreeMap<ValueId, SeenValue>,
+    values_file: PathBuf,
+}
+
+/// A gradient of a worker: the number of the push of its key.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct GradientId {
+    pub(super) update: u64,
+    pub(super) key: Key,
+}
+
+/// A value: after which update, of which key, and of which rows if not of all.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ValueId {
+    pub(super) update: u64,
+    pub(super) key: Key,
+    pub(super) ids: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SeenValue {
+    pub(super) hash: u64,
+    offset: Option<u64>,
+    len: u64,
+}
+
+#[cfg(test)]
+impl SeenValue {
+    pub(super) fn of_hash(hash: u64) -> Self {
+        SeenValue { hash, offset: None, len: 0 }
+    }
+}
+
+impl JobRecording {
+    /// Reads the files of all workers of a job of `kind` in `folder`.
+    pub(super) fn read(folder: &Path, kind: Kind) -> Result<Self> {
+        let (first, workers) = WorkerRecording::read(folder, 0, kind)?;
+        let mut all = vec![first];
+        for rank in 1..workers {
+            all.push(WorkerRecording::read(folder, rank, kind)?.0);
+        }
+        Ok(JobRecording { workers: all })
+    }
+
+    /// How many updates there were of the key that was updated most.
+    pub(super) fn updates(&self) -> u64 {
+        let last = |worker: &WorkerRecording| worker.gradients.last_key_value().map_or(0, |(id, _)| id.update);
+        self.workers.iter().map(last).max().unwrap_or(0)
+    }
+}
+
+impl WorkerRecording {
+    /// The recording of a worker, and the number of all workers.
+    fn read(folder: &Path, rank: usize, kind: Kind) -> Result<(Self, usize)> {
+        let path = lines_of(folder, rank);
+        let file = File::open(&path).map_err(|_| {
+            Error::argument(
+                format!(
+                    "the job with {kind} has no recording of rank {rank}: that process created no store of ringpull"
+                ),
+                "let every worker create a store, of the kind for which {kind} stands in the command",
+            )
+        })?;
+        let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
+        let mut found = WorkerRecording { values_file: values_of(folder, rank), ..WorkerRecording::default() };
+        let mut workers = 0;
+        for line in BufReader::new(file).lines() {
+            let line = line.map_err(failed)?;
+            match serde_json::from_str(&line).map_err(|cause| failed(cause.into()))? {
+                RecordedLine::Store { kind: own, .. } if own != kind => {
+                    return Err(Error::argument(
+                        format!("the command has created a store of kind {own}, and not {kind}"),
+                        "write {kind} where the command takes its kind, as in --kv-store {kind}",
+                    ));
+                }
+                RecordedLine::Store { workers: all, .. } => workers = all,
+                RecordedLine::Init { key, dtype, .. } => found.keys.push((key, dtype)),
+                RecordedLine::Push { key, update, hash: Some(hash), .. } => {
+                    found.gradients.insert(GradientId { update, key }, hash);
+                }
+                RecordedLine::Value { key, update, ids, hash, offset, len } => {
+                    let seen = SeenValue { hash, offset, len };
+                    found.values.entry(ValueId { update, key, ids }).or_insert(seen);
+                }
+                RecordedLine::Push { .. } | RecordedLine::Pull { .. } => {}
+            }
+        }
+        Ok((found, workers))
+    }
+
+    /// The elements of a value, if they were written.
+    pub(super) fn elements(&self, seen: &SeenValue, key: &Key) -> Result<Option<Vec<f64>>> {
+        let dtype = self.keys.iter().find(|(known, _)| known == key).map(|(_, dtype)| *dtype);
+        let (Some(offset), Some(dtype)) = (seen.offset, dtype) else { return Ok(None) };
+        let failed = |cause: std::io::Error| Error::io("read", self.values_file.display(), &cause);
+        let mut bytes = vec![0; seen.len as usize];
+        File::open(&self.values_file).and_then(|file| file.read_exact_at(&mut bytes, offset)).map_err(failed)?;
+        Ok(Some(widened(dtype, &bytes)))
+    }
+}
+
+fn widened(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    ringpull_base::with_element!(dtype, T => {
+        let element = |bytes| ringpull_base::Element::to_f64(bytemuck::pod_read_unaligned::<T>(bytes));
+        bytes.chunks_exact(size_of::<T>()).map(element).collect()
+    })
+}
