@@ -61,8 +61,11 @@ pub(super) struct Judgement {
     pub(super) first: Option<FirstDifference>,
     /// An entry for each update of which both jobs have values.
     pub(super) updates: Vec<UpdateRow>,
-    /// How many values were compared.
+    /// How many values and gradients were compared.
     pub(super) values: usize,
+    pub(super) gradients: usize,
+    /// How many of the gradients differ.
+    pub(super) gradients_differ: usize,
     /// Values and gradients that only one job has.
     pub(super) unpaired: usize,
 }
@@ -74,10 +77,16 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
     let mut gradient: Option<(GradientId, usize)> = None;
     let mut value: Option<(ValueId, usize)> = None;
     for (rank, (own, theirs)) in one.workers.iter().zip(&other.workers).enumerate() {
-        let differs = own.gradients.iter().find(|(id, hash)| theirs.gradients.get(id).is_some_and(|it| it != *hash));
-        let earlier = |id: &GradientId| gradient.as_ref().is_none_or(|(first, _)| id.update < first.update);
-        if let Some((id, _)) = differs.filter(|(id, _)| earlier(id)) {
-            gradient = Some((id.clone(), rank));
+        for (id, hash) in &own.gradients {
+            let Some(beside) = theirs.gradients.get(id) else { continue };
+            found.gradients += 1;
+            if hash == beside {
+                continue;
+            }
+            found.gradients_differ += 1;
+            if gradient.as_ref().is_none_or(|(first, _)| id.update < first.update) {
+                gradient = Some((id.clone(), rank));
+            }
         }
         found.unpaired += unpaired(own.gradients.keys(), theirs.gradients.keys());
         found.unpaired += unpaired(own.values.keys(), theirs.values.keys());
@@ -113,6 +122,15 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
         (_, None) => None,
     };
     Ok(found)
+}
+
+impl Judgement {
+    /// Whether values differ, and yet no gradient that was pushed after them: so the weights were the same.
+    pub(super) fn is_of_other_values(&self) -> bool {
+        let last = self.updates.last().map_or(0, |row| row.update);
+        let is_early = matches!(self.first, Some(FirstDifference::Value { update, .. }) if (1..last).contains(&update));
+        is_early && self.gradients > 0 && self.gradients_differ == 0
+    }
 }
 
 fn unpaired<'a, T: Ord + 'a>(one: impl Iterator<Item = &'a T>, other: impl Iterator<Item = &'a T>) -> usize {
@@ -182,6 +200,17 @@ mod tests {
         // The second gradients differ because the first values did.
         let value = FirstDifference::Value { update: 1, key, size: None };
         assert_eq!(first(worker(&[3, 4], &[5, 6]), worker(&[3, 9], &[8, 7])), Some(value));
+    }
+
+    #[test]
+    fn values_that_no_gradient_depends_on_are_others_and_the_last_ones_may_not_be() {
+        let judged = |values: &[u64], gradients: &[u64]| {
+            let job = |values| JobRecording { workers: vec![worker(gradients, values)] };
+            judge(&job(&[5, 6, 7]), &job(values)).unwrap()
+        };
+        assert!(judged(&[8, 9, 9], &[1, 2, 3]).is_of_other_values());
+        assert!(!judged(&[5, 6, 9], &[1, 2, 3]).is_of_other_values(), "nothing was pushed after the last update");
+        assert!(!judged(&[8, 9, 9], &[]).is_of_other_values());
     }
 
     #[test]

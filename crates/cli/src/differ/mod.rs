@@ -51,6 +51,9 @@ pub(crate) struct DifferPlan {
 pub(crate) enum Cause {
     /// They do not.
     Same,
+    /// The values differ, and no gradient does: the weights are updated in the store with one kind, and by the
+    /// program with the other.
+    OtherValues,
     /// With sums in the order of the ranks they have the same bits.
     OrderOfAddition,
     /// The program: it gave other first values, or pushed another gradient while all values were the same.
@@ -101,6 +104,7 @@ pub(crate) fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<
     let cause = match &judgement.first {
         None => Cause::Same,
         Some(FirstDifference::Gradient { .. } | FirstDifference::Value { update: 0, .. }) => Cause::Program,
+        Some(FirstDifference::Value { .. }) if judgement.is_of_other_values() => Cause::OtherValues,
         Some(FirstDifference::Value { .. }) => {
             // Servers always add in that order.
             let mut sides = [0, 1];
@@ -110,7 +114,7 @@ pub(crate) fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<
                 sides[side] = jobs.len() - 1;
             }
             let again = judge(&jobs[sides[0]].recording, &jobs[sides[1]].recording)?;
-            let is_same = again.first.is_none() && sides != [0, 1];
+            let is_same = (again.first.is_none() || again.is_of_other_values()) && sides != [0, 1];
             ordered = (sides != [0, 1]).then_some(again);
             if is_same { Cause::OrderOfAddition } else { Cause::Unexplained }
         }
@@ -183,7 +187,9 @@ impl Differed {
         let mut parts = vec![grid(["job", "time", "updates", "keys"], jobs.collect(), 1)];
         if let Some(first) = &self.judgement.first {
             parts.push(format!("First difference: {}.", first.words()));
-            if self.judgement.updates.iter().any(|row| row.differ > 0) {
+            let judgements = self.ordered.iter().chain([&self.judgement]);
+            let means_something = !judgements.into_iter().any(Judgement::is_of_other_values);
+            if means_something && self.judgement.updates.iter().any(|row| row.differ > 0) {
                 parts.push(self.growth());
             }
         }
@@ -213,11 +219,23 @@ impl Differed {
         let (values, ordered) = (self.judgement.values, self.ordered.as_ref());
         match self.cause {
             Cause::Same => format!("The same bits in all {values} values that were compared."),
-            Cause::OrderOfAddition => format!(
-                "The order of addition explains it: with RINGPULL_ALGORITHM=ordered, which adds in the order of the\n\
-                 ranks as servers do, all {} values have the same bits.",
-                ordered.map_or(0, |judgement| judgement.values)
+            Cause::OtherValues => format!(
+                "The weights are the same: none of {} gradients differs. With one kind the store updates them, and with\n\
+                 the other the program does (update_on_kvstore), so what is pulled is not the same thing.",
+                self.judgement.gradients
             ),
+            Cause::OrderOfAddition => {
+                let same = match ordered {
+                    Some(ordered) if ordered.first.is_none() => format!("all {} values", ordered.values),
+                    ordered => {
+                        format!("all {} gradients, and so the weights,", ordered.map_or(0, |ordered| ordered.gradients))
+                    }
+                };
+                format!(
+                    "The order of addition explains it: with RINGPULL_ALGORITHM=ordered, which adds in the order of the\n\
+                     ranks as servers do, {same} have the same bits."
+                )
+            }
             Cause::Program => "The program explains it: no value that was summed had differed before.\n  \
                  hint: fix the seeds and the order of the data; to see whether it then does the same in every run,\n  \
                  compare a kind with itself, as in --kinds dist_sync_mpi,dist_sync_mpi"
