@@ -12,6 +12,7 @@ Where the package is installed, PyTorch 2.5 and later know the backend by themse
   in their order in each group; groups work beside each other.
 - ``work``: an operation under way; who owns its results, and who completes its future.
 - ``threads``: the threads that futures are completed on.
+- ``buckets``: where the gradients of DistributedDataParallel are.
 - ``tensors``: the memory of tensors as it travels.
 - ``order``: the order of results among what GPUs do.
 - ``reductions``: how tensors are reduced.

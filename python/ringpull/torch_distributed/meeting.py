@@ -15,6 +15,7 @@ import torch.distributed
 
 from ..collectives import Communicator, communicator
 from ..errors import ArgumentError, KVStoreError
+from . import buckets
 from .faults import raised
 from .group import ProcessGroup
 
@@ -54,6 +55,7 @@ def create(options: Any) -> ProcessGroup:
             f"which is rank {comm.rank} of {comm.size} by MPI\n"
             "  hint: give init_process_group no rank and world_size, and start the program by mpirun"
         )
+    buckets.share()
     return ProcessGroup(comm, seconds if _job_limit == 0 or seconds < _job_limit else None)
 
 

@@ -375,6 +375,53 @@ def data_parallel_training_is_that_of_the_whole_batch():
     assert all(torch.equal(one, hashes[0]) for one in hashes)
 
 
+def is_shared(tensor):
+    """Whether it lies in memory that the ranks of a host share."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            start, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+            if start <= tensor.data_ptr() < end:
+                return "memfd:ringpull" in line
+    return False
+
+
+def buckets_are_in_memory_that_ranks_of_a_host_share():
+    for dtype, group in ((torch.float32, None), (torch.bfloat16, None), (torch.float32, dist.new_group(backend="gloo"))):
+        layer = nn.Linear(400, 400).to(dtype)
+        model = DistributedDataParallel(layer, process_group=group, gradient_as_bucket_view=True)
+        # The second step begins with new buckets.
+        for step in range(3):
+            model(torch.full((1, 400), float(rank + step), dtype=dtype)).sum().backward()
+            gradients = [parameter.grad for parameter in layer.parameters()]
+            assert gradients[0].eq((size - 1) / 2 + step).all() and gradients[1].eq(1).all()
+            assert [is_shared(gradient) for gradient in gradients] == [group is None] * 2, (dtype, group, step)
+            model.zero_grad(set_to_none=False)
+    # A small bucket is not worth it.
+    small = nn.Linear(4, 4)
+    model = DistributedDataParallel(small, gradient_as_bucket_view=True)
+    model(torch.ones(1, 4)).sum().backward()
+    assert not is_shared(small.weight.grad)
+
+
+def a_forked_child_has_the_gradients_of_the_time_of_the_fork():
+    layer = nn.Linear(400, 400)
+    model = DistributedDataParallel(layer, gradient_as_bucket_view=True)
+    model(torch.ones(1, 400)).sum().backward()
+    gradient = layer.weight.grad.numpy()
+    assert is_shared(layer.weight.grad)
+    waits, ends = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(waits, 1)
+        is_kept = (gradient == 1).all()
+        gradient[:] = 3
+        os._exit(not is_kept)
+    gradient[:] = 2
+    os.write(ends, b".")
+    assert os.waitpid(child, 0)[1] == 0, "the child has other gradients"
+    assert (gradient == 2).all(), "the child writes the parent's gradients"
+
+
 def divided_states_and_parameters():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -426,6 +473,8 @@ for check in (
     groups_work_beside_each_other,
     objects_travel,
     data_parallel_training_is_that_of_the_whole_batch,
+    buckets_are_in_memory_that_ranks_of_a_host_share,
+    a_forked_child_has_the_gradients_of_the_time_of_the_fork,
     divided_states_and_parameters,
     a_group_is_left_and_made_again,
 ):
