@@ -95,7 +95,7 @@ fn plans(collective: &Collective, size: usize, len: usize) -> (Vec<Plan>, Goal) 
             let out = |rank: usize| (0..size).map(move |to| split(rank, to));
             let into = |rank: usize| (0..size).map(move |from| split(from, rank));
             let parts = |rank: usize| Parts::of_lens(out(rank).chain(into(rank)));
-            (ranks.map(|rank| alltoall(rank, size, parts(rank))).collect(), Goal::Alltoall)
+            (ranks.map(|rank| alltoall(rank, size, &parts(rank), 64)).collect(), Goal::Alltoall)
         }
     }
 }

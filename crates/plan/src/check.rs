@@ -38,8 +38,8 @@ pub enum Goal {
     Allgather,
     /// Rank `r` ends with the sum of all ranks' parts `r`. What its other parts hold has no meaning.
     ReduceScatter,
-    /// Of `n` ranks each has `2 n` parts: rank `r` ends with part `r` of rank `s` in its part `n + s`, for
-    /// each other `s`. Its first `n` parts stay as they were.
+    /// Of `n` ranks each has `2 n` blocks of equally many parts: rank `r` ends with block `r` of rank `s` in
+    /// its block `n + s`, for each other `s`. Its first `n` blocks stay as they were.
     Alltoall,
 }
 
@@ -57,17 +57,25 @@ impl Goal {
         matches!(self, Goal::Allreduce | Goal::Broadcast { .. } | Goal::Allgather)
     }
 
-    /// What `part` of `rank` of `size` has to end with; `None` if that has no meaning.
-    fn expected(self, rank: usize, part: usize, size: usize) -> Option<Vec<Contribution>> {
+    /// What `part` of `rank` has to end with; `None` if that has no meaning.
+    fn expected(self, rank: usize, part: usize, plans: &[Plan]) -> Option<Vec<Contribution>> {
+        let size = plans.len();
         let of_all = || Some((0..size).map(|other| (other, part)).collect());
         match self {
             Goal::Allreduce => of_all(),
             Goal::ReduceScatter if part == rank => of_all(),
             Goal::Broadcast { root } => Some(vec![(root, part)]),
             Goal::Allgather => Some(vec![(part, part)]),
-            Goal::Alltoall if part < size => Some(vec![(rank, part)]),
-            Goal::Alltoall if part != size + rank => Some(vec![(part - size, rank)]),
-            Goal::ReduceScatter | Goal::Alltoall => None,
+            Goal::Alltoall => {
+                let parts_per_block = |rank: usize| plans[rank].parts.count() / (2 * size);
+                let (block, at) = (part / parts_per_block(rank), part % parts_per_block(rank));
+                match block.checked_sub(size) {
+                    None => Some(vec![(rank, part)]),
+                    Some(from) if from == rank => None,
+                    Some(from) => Some(vec![(from, rank * parts_per_block(from) + at)]),
+                }
+            }
+            Goal::ReduceScatter => None,
         }
     }
 }
@@ -173,8 +181,8 @@ pub fn check(plans: &[Plan], goal: Goal) -> Result<Traffic, Fault> {
 
 fn check_form(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
     for (rank, plan) in plans.iter().enumerate() {
-        let fits =
-            if goal.has_one_buffer() { plan.parts == plans[0].parts } else { plan.parts.count() == 2 * plans.len() };
+        let has_blocks = || plan.parts.count().is_multiple_of(2 * plans.len());
+        let fits = if goal.has_one_buffer() { plan.parts == plans[0].parts } else { has_blocks() };
         if !fits {
             return Err(Fault::PartsDiffer { rank });
         }
@@ -361,12 +369,11 @@ impl Symbols {
 }
 
 fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
-    let (size, count) = (plans.len(), plans.first().map_or(0, |plan| plan.parts.count()));
-    let mut symbols = Symbols::of_ranks(size, count);
+    let mut symbols = Symbols::of_ranks(plans.len(), most_parts(plans));
     let values = execute(plans, &mut symbols)?;
     for (rank, values) in values.iter().enumerate() {
-        for part in (0..count).filter(|part| !plans[rank].parts.range(*part..part + 1).is_empty()) {
-            let Some(expected) = goal.expected(rank, part, size) else { continue };
+        for part in filled_parts(&plans[rank]) {
+            let Some(expected) = goal.expected(rank, part, plans) else { continue };
             let got = &symbols.contributions[values[part]];
             if *got != expected {
                 return Err(Fault::WrongSum { rank, part, got: got.clone(), expected });
@@ -374,7 +381,7 @@ fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
         }
     }
     for (rank, of_rank) in values.iter().enumerate().filter(|_| goal.is_for_all()) {
-        for part in (0..count).filter(|part| !plans[rank].parts.range(*part..part + 1).is_empty()) {
+        for part in filled_parts(&plans[rank]) {
             if of_rank[part] != values[0][part] {
                 return Err(Fault::BitsDiffer { rank, part });
             }
@@ -383,11 +390,19 @@ fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
     Ok(())
 }
 
+/// The parts of the rank that has most: all have as many where they have one buffer.
+fn most_parts(plans: &[Plan]) -> usize {
+    plans.iter().map(|plan| plan.parts.count()).max().unwrap_or(0)
+}
+
+fn filled_parts(plan: &Plan) -> impl Iterator<Item = usize> {
+    (0..plan.parts.count()).filter(|part| !plan.parts.range(*part..part + 1).is_empty())
+}
+
 /// Executes the plans by their meaning: moves in order, sends that never wait. Returns each rank's symbol per
 /// part.
 fn execute(plans: &[Plan], symbols: &mut Symbols) -> Result<Vec<Vec<usize>>, Fault> {
-    let size = plans.len();
-    let count = plans.first().map_or(0, |plan| plan.parts.count());
+    let (size, count) = (plans.len(), most_parts(plans));
     let mut values: Vec<Vec<usize>> = (0..size).map(|rank| (rank * count..(rank + 1) * count).collect()).collect();
     let mut wires: Vec<VecDeque<Vec<usize>>> = vec![VecDeque::new(); size * size];
     let mut next = vec![0; size];

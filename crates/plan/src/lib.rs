@@ -42,7 +42,7 @@
 //! | reduce-scatter, ring | `n - 1` | `n - 1` | `S` less its own part |
 //! | reduce-scatter, direct | 1 | `n - 1` | `S` less its own part |
 //! | reduce-scatter, ordered | `n`, the parts behind one another | `n`, from the last rank `n - 1` | `S`, from the last rank less its own part |
-//! | alltoall | 1 | `n - 1` | what it has for the others |
+//! | alltoall, `k` segments a block | 1, the segments behind one another | `k (n-1)` | what it has for the others |
 
 mod alltoall;
 mod check;
@@ -68,6 +68,7 @@ mod tree;
 mod turns;
 mod weighted;
 
+pub use alltoall::SEGMENT_BYTES as ALLTOALL_SEGMENT_BYTES;
 pub use check::{Contribution, Fault, Goal, Traffic, check};
 pub use choose::{Prediction, Segments, Weighted, auto, choose, choose_reduce_scatter, choose_weighted, predict};
 pub use model::Model;
@@ -250,14 +251,13 @@ pub fn allreduce_in_halves(way: ReduceScatter, rank: usize, size: usize, parts: 
     plan
 }
 
-/// The plan of `rank` that gives each other rank what this one has for it. `parts` are this rank's own: first
-/// one for each rank, then one from each rank, whose length is that of the part over there.
+/// The plan of `rank` that gives each other rank what this one has for it, in segments of `segment` elements.
+/// `blocks` are this rank's own: first one for each rank, then one from each rank, whose length is that of
+/// the block over there.
 ///
 /// # Panics
-/// If `rank` is not below `size`, or there are not two parts per rank.
-pub fn alltoall(rank: usize, size: usize, parts: Parts) -> Plan {
-    assert!(rank < size && parts.count() == 2 * size, "rank {rank} of {size} with {} parts", parts.count());
-    let mut plan = Plan::new(parts);
-    alltoall::alltoall(&mut plan, rank, size);
-    plan
+/// If `rank` is not below `size`, there are not two blocks per rank, or `segment` is 0.
+pub fn alltoall(rank: usize, size: usize, blocks: &Parts, segment: usize) -> Plan {
+    assert!(rank < size && blocks.count() == 2 * size, "rank {rank} of {size} with {} blocks", blocks.count());
+    alltoall::alltoall(rank, size, blocks, segment)
 }

@@ -153,6 +153,11 @@ impl Schedule {
         self.all.len()
     }
 
+    /// The number of messages that are received.
+    pub fn arrivals(&self) -> usize {
+        self.into.iter().map(|lane| lane.queue.len()).sum()
+    }
+
     /// Whether it sends and never receives.
     pub fn only_sends(&self) -> bool {
         self.into.is_empty()

@@ -10,12 +10,11 @@
 //! call, for ever. What is only read may be read by others.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use ringpull_base::{DType, Reduction, Result, Tensor};
 use ringpull_kernels::reduce::Arithmetic;
-use ringpull_plan::{Parts, Plan, Schedule, choose_reduce_scatter};
+use ringpull_plan::{ALLTOALL_SEGMENT_BYTES, Parts, Plan, Schedule, Segments, choose_reduce_scatter};
 
 use crate::communicator::Communicator;
 use crate::communicator::node::WaitLimits;
@@ -256,15 +255,14 @@ impl Communicator {
         }
         let (place, size) = self.place_in(set);
         let parts = Parts::of_lens(given.iter().chain(taken).copied());
-        let (own, kept): (Range<usize>, Range<usize>) =
-            (parts.range(place..place + 1), parts.range(size + place..size + place + 1));
-        // SAFETY: both lie in their buffers, which are two, and have one length: what a rank has for itself.
-        unsafe {
-            let to = out.cast::<u8>().wrapping_add(kept.start - input.len());
-            copy(input.cast::<u8>().wrapping_add(own.start), to, own.len());
-        }
-        let endpoint = Box::new(BlockExchange::new(input.cast(), input.len(), out.cast()));
-        let schedule = self.cut_bytes(ringpull_plan::alltoall(place, size, parts), set);
+        let (own, kept) = (parts.range(place..place + 1), parts.range(size + place..size + place + 1));
+        let Segments { most_bytes, is_fixed } = self.cuts;
+        let segment_bytes = if is_fixed { most_bytes } else { most_bytes.min(ALLTOALL_SEGMENT_BYTES) };
+        let schedule = self.cut_bytes(ringpull_plan::alltoall(place, size, &parts, segment_bytes), set);
+        let own = (own, kept.start - input.len());
+        // SAFETY: as the caller promises; what a rank has for itself has one length in its two buffers.
+        let endpoint = unsafe { BlockExchange::new((input.cast(), input.len()), out.cast(), own, schedule.arrivals()) };
+        let endpoint = Box::new(endpoint);
         // SAFETY: as the caller promises.
         Ok(Some(unsafe { self.executor.begin_between(&schedule, endpoint, passage.stamp, passage.priority) }))
     }

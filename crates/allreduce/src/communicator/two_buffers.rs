@@ -76,15 +76,47 @@ impl Endpoint for Scatter {
 }
 
 /// An alltoall: what is sent stands in the input, and behind its `input_bytes` come the places of the output.
+/// What the rank has for itself is copied a piece with each message that arrives: no link waits for it.
 pub(super) struct BlockExchange {
     input: *const u8,
     input_bytes: usize,
     out: *mut u8,
+    /// What is not copied yet of the rank's block for itself, and where that goes in the output.
+    own: Range<usize>,
+    kept_start: usize,
+    /// What is copied at a time.
+    piece_bytes: usize,
 }
 
 impl BlockExchange {
-    pub(super) fn new(input: *const u8, input_bytes: usize, out: *mut u8) -> Self {
-        BlockExchange { input, input_bytes, out }
+    /// `own` lies in the input and has its place in the output at `kept_start`; `arrivals` messages arrive.
+    ///
+    /// # Safety
+    /// Until the operation is finished the input is valid for reads, and the output for writes by nobody
+    /// else. The two do not overlap, and both hold the block.
+    pub(super) unsafe fn new(
+        (input, input_bytes): (*const u8, usize),
+        out: *mut u8,
+        (own, kept_start): (Range<usize>, usize),
+        arrivals: usize,
+    ) -> Self {
+        let piece_bytes = own.len().div_ceil(arrivals.max(1));
+        let mut exchange = BlockExchange { input, input_bytes, out, own, kept_start, piece_bytes };
+        if arrivals == 0 {
+            exchange.copy_piece();
+        }
+        exchange
+    }
+
+    fn copy_piece(&mut self) {
+        let len = self.piece_bytes.min(self.own.len());
+        // SAFETY: as the caller of `new` promises.
+        unsafe {
+            let to = self.out.add(self.kept_start);
+            std::ptr::copy_nonoverlapping(self.input.add(self.own.start), to, len);
+        }
+        self.own.start += len;
+        self.kept_start += len;
     }
 }
 
@@ -104,6 +136,7 @@ impl Endpoint for BlockExchange {
     }
 
     fn received(&mut self, _message: &Message, _peer: usize, _place: *mut u8, _scratch: &mut Scratch) -> Result<()> {
+        self.copy_piece();
         Ok(())
     }
 }
