@@ -4,13 +4,14 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ringpull_allreduce::progress::{Engine, Job, Operation, Terms, Topic};
+use ringpull_allreduce::progress::{Change, Engine, Job, Operation, Terms, Topic};
 use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::check;
 use crate::jobs::{CompressedPush, Init, Push, PushRows, join_shards};
+use crate::kept_push::KeptPush;
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
 use crate::update::Update;
@@ -88,6 +89,14 @@ impl Backend for Allreduce {
         self.engine.fault()
     }
 
+    fn generation(&self) -> u64 {
+        self.engine.generation()
+    }
+
+    fn changes(&self, seen: usize) -> Vec<Change> {
+        self.engine.changes(seen)
+    }
+
     fn failing(&self, why: Option<&str>) {
         self.engine.failing(why);
     }
@@ -98,7 +107,7 @@ impl Backend for Allreduce {
             Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes, self.engine.sums().check_replicas));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = Terms { sums: Some(self.engine.sums().clone()), ..terms(entry, &Update::Overwrite, None) };
-        self.submit(&slot, Operation::Init, terms, Box::new(Init::new(&slot, value)))
+        self.submit(&slot, Operation::Init, terms, Box::new(Init::new(&slot, value, self.engine.is_elastic())))
     }
 
     fn make_room(&self, entry: &Entry, _priority: i32) -> Result<()> {
@@ -126,6 +135,10 @@ impl Backend for Allreduce {
             return self.submit(&slot, Operation::Push, terms, Box::new(job));
         }
         let terms = terms(entry, &update, None);
+        if self.engine.is_elastic() && !matches!(update, Update::Shard(_)) {
+            let job = KeptPush::new(&slot, gradient, outs, update, updates, priority);
+            return self.submit(&slot, Operation::Push, terms, Box::new(job));
+        }
         let job = Push::new(&slot, gradient, outs, update, updates, priority);
         let keeps = job.keeps();
         self.submit_keeping(&slot, Operation::Push, terms, Box::new(job), keeps)
@@ -135,7 +148,7 @@ impl Backend for Allreduce {
         let (slot, updates) = (self.slot(entry)?, &self.replica.updates);
         let update = self.update(&slot, "push_rows")?;
         let terms = terms(entry, &update, None);
-        let job = PushRows::new(&slot, gradient, update, updates);
+        let job = PushRows::new(&slot, gradient, update, updates, self.engine.is_elastic());
         self.submit(&slot, Operation::PushRows, terms, Box::new(job))
     }
 
@@ -168,6 +181,14 @@ impl Backend for Allreduce {
     }
 
     fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
+        if let (Some(compression), true) = (compression, self.engine.is_elastic()) {
+            return Err(Error::Unsupported {
+                kind: "dist_sync_mpi".to_owned(),
+                operation: format!("gradient compression by {compression}"),
+                reason: "a job that goes on without lost ranks (RINGPULL_ELASTIC) cannot do a compressed sum again"
+                    .to_owned(),
+            });
+        }
         self.replica.compressor.set(compression);
         Ok(())
     }

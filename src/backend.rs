@@ -6,6 +6,7 @@ use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
+use crate::kvstore::Change;
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// What happens between processes. Arguments have been checked; keys are known and values fit them. The
@@ -22,6 +23,14 @@ pub trait Backend: Send + Sync {
     /// The first fatal fault, if there was one: every call raises it from then on.
     fn fault(&self) -> Option<Error> {
         None
+    }
+    /// How many losses of workers the job has gone on after.
+    fn generation(&self) -> u64 {
+        0
+    }
+    /// Those losses, from the one at place `seen` on.
+    fn changes(&self, _seen: usize) -> Vec<Change> {
+        Vec::new()
     }
     /// The devices that it works on. Without any, all tensors that it is given are in host memory.
     #[cfg(feature = "devices")]

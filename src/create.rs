@@ -58,6 +58,19 @@ pub fn create(kind: &str) -> Result<KvStore> {
     create_with(kind, &Config::from_env()?)
 }
 
+/// As [`create`], of a job that goes on without workers that it loses: as `RINGPULL_ELASTIC=1`. It takes
+/// `dist_sync_mpi` on an MPI with fault tolerance, as Open MPI 5 under `mpirun --with-ft ulfm`; elsewhere a
+/// notice says that nothing comes of it. Every rank calls it alike. See [`KvStore::on_change`].
+///
+/// ```
+/// let store = ringpull::create_elastic("local")?;
+/// assert_eq!(store.generation(), 0);
+/// # Ok::<(), ringpull::Error>(())
+/// ```
+pub fn create_elastic(kind: &str) -> Result<KvStore> {
+    create_with(kind, &Config { elastic: true, ..Config::from_env()? })
+}
+
 /// As [`create`], with the caller's settings. They must be the same on every rank, and how `dist_sync_mpi`
 /// sums the same for all stores of a process. Collective and blocking as [`create`].
 ///
@@ -297,6 +310,7 @@ fn no_servers(asked: &str) -> Error {
 
 #[cfg(feature = "mpi")]
 fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
+    check_elastic(config, devices.is_some())?;
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
     if engine.rank() == 0 {
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
@@ -315,6 +329,22 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
         }
         Some(devices) => over_ranks(devices, engine, config.timeout),
     })
+}
+
+/// An error if what is asked for cannot go on without a lost rank.
+#[cfg(feature = "mpi")]
+fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
+    let (what, variable) = match config.elastic {
+        true if on_devices => ("values on devices", "RINGPULL_DEVICES"),
+        true if config.check_replicas > 0 => ("comparing replicas", "RINGPULL_CHECK_REPLICAS"),
+        _ => return Ok(()),
+    };
+    Err(Error::argument(
+        format!("a job that goes on without lost ranks (RINGPULL_ELASTIC) cannot have {what}"),
+        format!(
+            "unset {variable}, or RINGPULL_ELASTIC; `ringpull launch --elastic` starts a job again that has lost a rank"
+        ),
+    ))
 }
 
 #[cfg(not(feature = "mpi"))]

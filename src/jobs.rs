@@ -11,7 +11,7 @@ use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut, unshare};
 use ringpull_kernels::optim::{Optimizer, slot_element_bytes};
 
 use crate::compressed::Coding;
-use crate::slot::Slot;
+use crate::slot::{LastSum, Slot};
 use crate::update::{Update, Updates};
 use crate::{Contribution, Entry, MergedRows, SavedStates};
 
@@ -19,11 +19,14 @@ use crate::{Contribution, Entry, MergedRows, SavedStates};
 pub(super) struct Init {
     slot: Arc<Slot>,
     value: Arc<Buffer>,
+    /// This rank's value, in a job in which it may become everybody's when rank 0 is lost.
+    own: Option<Arc<Buffer>>,
 }
 
 impl Init {
-    pub(super) fn new(slot: &Arc<Slot>, value: Arc<Buffer>) -> Self {
-        Init { slot: Arc::clone(slot), value }
+    pub(super) fn new(slot: &Arc<Slot>, value: Arc<Buffer>, is_elastic: bool) -> Self {
+        let own = is_elastic.then(|| Arc::new(Buffer::copy_of(value.bytes())));
+        Init { slot: Arc::clone(slot), value, own }
     }
 }
 
@@ -41,6 +44,9 @@ impl Job for Init {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
+        if self.own.is_some() {
+            self.slot.keep_last(LastSum::Dense(Arc::clone(&self.value)));
+        }
         self.slot.settle(self.value);
         Ok(())
     }
@@ -48,6 +54,17 @@ impl Job for Init {
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
         std::mem::forget(self.value);
+    }
+
+    fn again(&mut self) -> bool {
+        let Some(own) = &self.own else { return false };
+        std::mem::forget(std::mem::replace(&mut self.value, Arc::new(Buffer::copy_of(own.bytes()))));
+        true
+    }
+
+    fn given(mut self: Box<Self>, value: &[u8]) -> Result<()> {
+        self.value = Arc::new(Buffer::copy_of(value));
+        self.finish()
     }
 }
 
@@ -254,11 +271,19 @@ pub(super) struct PushRows {
     value: Option<Arc<Buffer>>,
     update: Update,
     updates: Arc<Updates>,
+    is_elastic: bool,
 }
 
 impl PushRows {
-    pub(super) fn new(slot: &Arc<Slot>, gradient: MergedRows, update: Update, updates: &Arc<Updates>) -> Self {
-        PushRows { slot: Arc::clone(slot), gradient, value: None, update, updates: Arc::clone(updates) }
+    pub(super) fn new(
+        slot: &Arc<Slot>,
+        gradient: MergedRows,
+        update: Update,
+        updates: &Arc<Updates>,
+        is_elastic: bool,
+    ) -> Self {
+        let (slot, updates) = (Arc::clone(slot), Arc::clone(updates));
+        PushRows { slot, gradient, value: None, update, updates, is_elastic }
     }
 }
 
@@ -380,6 +405,9 @@ impl Job for PushRows {
             return Ok(());
         }
         let entry = &self.slot.entry;
+        if self.is_elastic {
+            self.slot.keep_last(LastSum::Rows(rows_to_bytes(&self.gradient)));
+        }
         let mut value = self.slot.take_value().unwrap_or_else(|| Arc::new(Buffer::zeroed(entry.len_bytes())));
         if let Err(fault) = self.updates.apply_rows(&self.update, entry, &self.gradient, &mut value) {
             self.slot.fail(&fault);
@@ -393,6 +421,32 @@ impl Job for PushRows {
         self.slot.fail(fault);
         std::mem::forget(self.gradient);
     }
+
+    /// What is gathered is a copy.
+    fn again(&mut self) -> bool {
+        self.is_elastic && !matches!(self.update, Update::Shard(_))
+    }
+
+    fn given(mut self: Box<Self>, rows: &[u8]) -> Result<()> {
+        self.gradient = rows_of_bytes(rows)?;
+        self.finish()
+    }
+}
+
+fn rows_to_bytes(rows: &MergedRows) -> Vec<u8> {
+    let mut bytes = (rows.ids.len() as u64).to_ne_bytes().to_vec();
+    bytes.extend_from_slice(bytemuck::cast_slice(&rows.ids));
+    bytes.extend_from_slice(rows.rows.bytes());
+    bytes
+}
+
+fn rows_of_bytes(bytes: &[u8]) -> Result<MergedRows> {
+    let count = bytes.get(..8).map(bytemuck::pod_read_unaligned::<u64>);
+    let ids_bytes = count.and_then(|count| usize::try_from(count).ok()?.checked_mul(size_of::<i64>()));
+    let parts = ids_bytes.and_then(|ids_bytes| bytes[8..].split_at_checked(ids_bytes));
+    let (ids, rows) = parts.ok_or_else(|| Error::bug("rows that other ranks have cannot be read"))?;
+    let ids = ids.chunks_exact(size_of::<i64>()).map(bytemuck::pod_read_unaligned).collect();
+    Ok(MergedRows { ids, rows: Buffer::copy_of(rows) })
 }
 
 /// A dense gradient that travels compressed. The sum is decoded into an output if there is one.

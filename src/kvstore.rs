@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::path::Path;
 #[cfg(feature = "devices")]
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -62,6 +62,23 @@ pub enum Capability {
 /// # Ok::<(), ringpull::Error>(())
 /// ```
 pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
+
+#[cfg(feature = "allreduce")]
+pub use ringpull_allreduce::progress::Change;
+
+/// What has changed with a loss.
+#[cfg(not(feature = "allreduce"))]
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Change {
+    pub generation: u64,
+    pub rank: usize,
+    pub num_workers: usize,
+    pub lost: Vec<usize>,
+}
+
+/// What a program does after a loss; see [`KvStore::on_change`].
+pub type OnChange = Box<dyn FnMut(&Change) -> Result<()> + Send>;
 
 /// What a store has done since it was created; see [`KvStore::stats`].
 ///
@@ -128,6 +145,9 @@ pub struct KvStore {
     output_limit: Duration,
     /// How many failures it has reported: a call withdraws none that was reported after the call was made.
     reports: Mutex<u64>,
+    /// How many losses the program has been told of, and what it does about them.
+    seen: AtomicUsize,
+    on_change: Mutex<Option<OnChange>>,
 }
 
 thread_local! {
@@ -141,11 +161,13 @@ impl KvStore {
         last_words::introduce(backend.rank(), backend.num_workers());
         KvStore {
             kind,
+            seen: AtomicUsize::new(backend.changes(0).len()),
             backend: OfProcess::new(backend),
             table: Table::default(),
             check_nan: config.check_nan,
             factor: AtomicU64::new(1f64.to_bits()),
             output_limit: config.timeout,
+            on_change: Mutex::new(None),
             reports: Mutex::new(0),
         }
     }
@@ -163,6 +185,50 @@ impl KvStore {
     /// The number of workers.
     pub fn num_workers(&self) -> usize {
         self.backend.num_workers()
+    }
+
+    /// How many losses of workers the job has gone on after: 0 but with [`create_elastic`](crate::create_elastic).
+    /// The ranks and the number of workers are those of this generation.
+    pub fn generation(&self) -> u64 {
+        self.backend.generation()
+    }
+
+    /// Lets `callback` know of workers that were lost and that the job goes on without. It is called on the
+    /// program's thread, at the start of its next call of the store; the call returns its error. It may call the
+    /// store. Without one the job goes on silently.
+    ///
+    /// Sums have fewer contributions from then on. A program that averages by a fixed number changes that here,
+    /// as it does its learning rate; so does one that has given shares ([`set_shares`](Self::set_shares)).
+    ///
+    /// ```
+    /// let store = ringpull::create("local")?;
+    /// store.on_change(Box::new(|change| {
+    ///     println!("{} workers are left", change.num_workers);
+    ///     Ok(())
+    /// }));
+    /// assert_eq!(store.generation(), 0);
+    /// # Ok::<(), ringpull::Error>(())
+    /// ```
+    pub fn on_change(&self, callback: OnChange) {
+        *self.on_change.lock() = Some(callback);
+    }
+
+    /// Tells the program of losses that it does not know of.
+    fn tell_changes(&self) -> Result<()> {
+        let seen = self.seen.load(Ordering::Acquire);
+        if self.backend.generation() == 0 {
+            return Ok(());
+        }
+        let changes = self.backend.changes(seen);
+        let all = seen + changes.len();
+        if changes.is_empty() || self.seen.compare_exchange(seen, all, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return Ok(());
+        }
+        // Not locked while it is called, as it may call the store.
+        let Some(mut callback) = self.on_change.lock().take() else { return Ok(()) };
+        let outcome = changes.iter().try_for_each(&mut *callback);
+        self.on_change.lock().get_or_insert(callback);
+        outcome
     }
 
     /// Whether the store has that feature.
@@ -589,7 +655,7 @@ impl KvStore {
             ));
         }
         let made_at = MADE_AT.get().unwrap_or_else(|| self.reports());
-        let outcome = work();
+        let outcome = self.tell_changes().and_then(|()| work());
         match &outcome {
             Ok(_) => {
                 let reports = self.reports.lock();

@@ -33,6 +33,8 @@ mod create;
 mod device_sums;
 #[cfg(feature = "allreduce")]
 mod jobs;
+#[cfg(feature = "allreduce")]
+mod kept_push;
 mod kvstore;
 mod local;
 #[cfg(feature = "devices")]
@@ -56,8 +58,8 @@ mod update;
 pub use communicator::{CallOptions, Communicator, Handle, communicator, communicator_with};
 #[cfg(feature = "devices")]
 pub use create::create_on;
-pub use create::{create, create_with, run_node};
-pub use kvstore::{Capability, KvStore, Stats, Updater};
+pub use create::{create, create_elastic, create_with, run_node};
+pub use kvstore::{Capability, Change, KvStore, OnChange, Stats, Updater};
 #[cfg(feature = "allreduce")]
 pub use shares::suggest_shares;
 

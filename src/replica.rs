@@ -90,7 +90,7 @@ impl StandIn for Replica {
         let job: Box<dyn Job> = match theirs.compression {
             _ if *operation == Operation::PushRows => {
                 let nothing = MergedRows { ids: Vec::new(), rows: Buffer::zeroed(0) };
-                Box::new(PushRows::new(&slot, nothing, update, &self.updates))
+                Box::new(PushRows::new(&slot, nothing, update, &self.updates, false))
             }
             None => Box::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, 0)),
             Some(compression) => {
@@ -99,5 +99,22 @@ impl StandIn for Replica {
             }
         };
         Ok(check::before(&slot, job))
+    }
+
+    fn last_sum(&self, key: &Key) -> Option<Vec<u8>> {
+        self.slots.read().get(key)?.last_sum()
+    }
+
+    fn check_complete(&self) -> Result<()> {
+        if !self.updates.are_shards() {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            kind: "dist_sync_mpi".to_owned(),
+            operation: "going on without a lost rank".to_owned(),
+            reason: "its part of the sharded optimizer's states is lost with it; commit the state by \
+                     ringpull.elastic, and start the job by `ringpull launch --elastic`, which restores it"
+                .to_owned(),
+        })
     }
 }

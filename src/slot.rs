@@ -48,6 +48,14 @@ struct State {
     keeps: bool,
     is_left_out: bool,
     fault: Option<Error>,
+    /// What the last operation that is done has summed, for ranks that lack it after a loss.
+    last: Option<LastSum>,
+}
+
+/// What an operation has summed.
+pub(super) enum LastSum {
+    Dense(Arc<Buffer>),
+    Rows(Vec<u8>),
 }
 
 /// What there is when operations are done: the value, if one is kept.
@@ -263,6 +271,19 @@ impl Slot {
         drop(sum);
         drop(span);
         self.settle_as(None, hash);
+    }
+
+    /// To be called by an operation before it settles, in a job that goes on without lost ranks.
+    pub(super) fn keep_last(&self, sum: LastSum) {
+        self.state.lock().last = Some(sum);
+    }
+
+    /// What the last operation that is done has summed.
+    pub(super) fn last_sum(&self) -> Option<Vec<u8>> {
+        Some(match self.state.lock().last.as_ref()? {
+            LastSum::Dense(sum) => sum.bytes().to_vec(),
+            LastSum::Rows(rows) => rows.clone(),
+        })
     }
 
     pub(super) fn fail(&self, fault: &Error) {

@@ -52,6 +52,8 @@ pub struct Communicator {
     output_limit: Duration,
     /// Adds zeros to sums when this rank has joined.
     zeros: Arc<Zeros>,
+    /// The generation of ranks that it is of.
+    generation: u64,
 }
 
 /// All ranks of this process's MPI job, as [`create`](crate::create) finds them for `dist_sync_mpi`, with
@@ -131,6 +133,7 @@ impl Communicator {
         engine.introduce(number, stand_in);
         let (ranks, place) = ((0..engine.size()).collect(), engine.rank());
         Ok(Communicator {
+            generation: engine.generation(),
             engine: OfProcess::new(engine),
             number,
             set: None,
@@ -450,6 +453,12 @@ impl Communicator {
     fn check(&self) -> Result<()> {
         self.engine.process().check("this communicator")?;
         waits::call();
+        if self.engine.generation() != self.generation {
+            return Err(Error::argument(
+                format!("a communicator of {} ranks, of which the job has lost some", self.size()),
+                "make another one: ringpull::communicator() has the ranks that are left",
+            ));
+        }
         self.engine.fault().map_or(Ok(()), Err)
     }
 

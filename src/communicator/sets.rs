@@ -88,6 +88,7 @@ impl Communicator {
             self.engine.introduce(number, stand_in);
         }
         Communicator {
+            generation: self.generation,
             engine: OfProcess::new(Arc::clone(&self.engine)),
             number,
             set: (!is_whole).then(|| Arc::clone(&members)),

@@ -106,6 +106,9 @@ pub struct Config {
     /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): how many updates of a key lie between two comparisons
     /// of its value over the ranks of `dist_sync_mpi`.
     pub check_replicas: u64,
+    /// `RINGPULL_ELASTIC` (0): whether the ranks of `dist_sync_mpi` go on without one that is lost, where MPI can
+    /// (Open MPI 5 under `mpirun --with-ft ulfm`).
+    pub elastic: bool,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
     /// servers.
     pub bigarray_bound: usize,
@@ -128,6 +131,7 @@ impl Default for Config {
             read_memory: None,
             check_nan: false,
             check_replicas: 0,
+            elastic: false,
             bigarray_bound: 1_000_000,
             heartbeat_interval: Duration::from_secs(1),
         }
@@ -183,6 +187,10 @@ impl Config {
             mpi_device_memory: switch_or_auto("RINGPULL_MPI_DEVICE_MEMORY", default.mpi_device_memory)?,
             read_memory: switch_or_auto("RINGPULL_READ_MEMORY", default.read_memory)?,
             check_replicas: parsed("RINGPULL_CHECK_REPLICAS", "a number of updates; 0: never", default.check_replicas)?,
+            elastic: match text("RINGPULL_ELASTIC") {
+                Some(given) => switch("RINGPULL_ELASTIC", &given)?,
+                None => default.elastic,
+            },
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,
         };
@@ -316,6 +324,16 @@ pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String
     }
     settings
 }
+
+/// Whether the `mpirun` that started this process lets its job go on when a rank is lost.
+pub fn launcher_survives_losses() -> bool {
+    text("OMPI_MCA_mpi_ft_enable").is_some_and(|value| !matches!(value.as_str(), "0" | "f" | "false" | "no"))
+}
+
+/// A parameter of Open MPI for a job that goes on without lost ranks: its shared memory is left out, because a
+/// process that is killed at a bad moment leaves a queue there for ever unreadable. Ranks of a host sum in
+/// shared memory of our own.
+pub const ELASTIC_SETTING: (&str, &str) = ("OMPI_MCA_btl", "^sm");
 
 /// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`, and a launcher that
 /// starts no ranks of MPI, as `torchrun` does, whose variable is the last.

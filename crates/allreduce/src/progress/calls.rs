@@ -141,6 +141,11 @@ impl Calls {
         self.ordinals.get(topic).copied().unwrap_or(0)
     }
 
+    /// How many calls on each topic have been made.
+    pub(super) fn ordinals(&self) -> impl Iterator<Item = (&Topic, u64)> {
+        self.ordinals.iter().map(|(topic, made)| (topic, *made))
+    }
+
     /// A call is made; returns what has to be done.
     pub fn call(&mut self, topic: Topic, operation: Operation, terms: Terms, transfer: Transfer) -> Vec<Act> {
         let next = self.ordinals.entry(topic.clone()).or_default();

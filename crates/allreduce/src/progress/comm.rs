@@ -63,7 +63,8 @@ struct Comm<'a> {
     buckets: Vec<Buffer>,
 }
 
-/// Runs launched jobs until it receives the command to stop.
+/// Runs launched jobs until it receives the command to stop, or a fault ends this generation of ranks and not
+/// the job: then every job is kept or has failed.
 pub(super) fn communicate(
     shared: &Shared,
     communicator: Communicator,
@@ -76,6 +77,12 @@ pub(super) fn communicate(
         Comm { shared, communicator, running: Vec::new(), held: VecDeque::new(), finishing, buckets: Vec::new() };
     let mut lingers = false;
     loop {
+        if comm.running.is_empty() && shared.is_renewed() {
+            let fault = shared.fault.get().expect("a generation ends by a fault");
+            let left = comm.held.drain(..).chain(inbox.try_iter());
+            left.flat_map(Command::into_jobs).for_each(|job| shared.abandon(job, fault));
+            break;
+        }
         let held = comm.take_held();
         let was_held = held.is_some();
         let command = match held {
@@ -87,7 +94,7 @@ pub(super) fn communicate(
             command if !was_held && comm.holds(&command) => comm.held.push_back(command),
             // Every rank has called it: for a barrier there is nothing left to be done.
             Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.fault.get() {
-                Some(fault) => job.fail(fault),
+                Some(fault) => shared.abandon(job, fault),
                 None => comm.done(job, launch.topic),
             },
             Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], launch, 0),
@@ -139,7 +146,10 @@ impl Comm<'_> {
     /// those that are held before it.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
-        (command.is_divided() && self.running.iter().flat_map(Running::topics).any(is_of))
+        // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all of
+        // the one before it on the same topic: so a rank lacks at most one that another has.
+        let waits_for_running = command.is_divided() || self.shared.elastic.is_some();
+        (waits_for_running && self.running.iter().flat_map(Running::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
     }
 
@@ -191,12 +201,12 @@ impl Comm<'_> {
     /// that wants the communicator to itself.
     fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.fault.get() {
-            return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
         }
         if jobs.iter().any(|(_, job)| job.checks())
             && let Err(fault) = self.check(&mut jobs, &launch)
         {
-            return jobs.into_iter().for_each(|(_, job)| job.fail(&fault));
+            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
         }
         if let [(_, job)] = &jobs[..]
             && let Transfer::Messages { priority } = job.transfer()
@@ -218,7 +228,7 @@ impl Comm<'_> {
             self.drain();
         }
         if let Some(fault) = self.shared.fault.get() {
-            return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
         }
         let owners = if is_divided { self.communicator.size() } else { 1 };
         let layout = Layout::new(sums.iter().map(|sum| sum.1), arithmetic.1.size_bytes(), owners);
@@ -227,7 +237,7 @@ impl Comm<'_> {
             Ok(update) => update,
             Err(cause) => {
                 self.fail(&cause, None);
-                return jobs.into_iter().for_each(|(_, job)| job.fail(&cause));
+                return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &cause));
             }
         };
         let parts = layout.parts();
@@ -272,7 +282,7 @@ impl Comm<'_> {
         if launch.topic.set().is_none() && self.communicator.sums_block() {
             self.drain();
             if let Some(fault) = self.shared.fault.get() {
-                return jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+                return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
             }
         }
         // What blocks is at it from here on.
@@ -374,7 +384,7 @@ impl Comm<'_> {
     fn run_alone(&mut self, mut job: Box<dyn Job>, launch: &Launch) {
         self.drain();
         if let Some(fault) = self.shared.fault.get() {
-            return job.fail(fault);
+            return self.shared.abandon(job, fault);
         }
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let span = timeline::span(Phase::Collective, || launch.topic.name());
@@ -479,9 +489,9 @@ impl Comm<'_> {
         for sum in self.running.drain(..) {
             // The transport may still use it.
             std::mem::forget(sum.bucket);
-            sum.jobs.into_iter().for_each(|(_, job)| job.fail(fault));
+            sum.jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
         }
-        job.into_iter().for_each(|job| job.fail(fault));
+        job.into_iter().for_each(|job| self.shared.abandon(job, fault));
         self.shared.running.lock().clear();
     }
 

@@ -8,12 +8,12 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use parking_lot::Mutex;
 
 use ringpull_base::config::Config;
@@ -23,14 +23,13 @@ use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Tensor, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
-use crate::progress::answers::Answers;
-use crate::progress::calls::Calls;
-use crate::progress::comm::{AbortOnPanic, communicate};
+use crate::progress::comm::AbortOnPanic;
 use crate::progress::fusion::BUCKET_BYTES;
-use crate::progress::handover::Handover;
+use crate::progress::generation::{Change, Current};
 use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
-use crate::progress::shared::{Command, Shared};
+use crate::progress::renewal::{self, Generation};
+use crate::progress::shared::{Inherited, Shared};
 use crate::progress::status;
 use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
@@ -42,7 +41,7 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
 pub struct Engine {
-    shared: Arc<Shared>,
+    current: Arc<Current>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     limit: Duration,
     sums: Sums,
@@ -65,100 +64,47 @@ pub struct Connected {
     pub is_cluster: bool,
     /// What ends the library, after the transport was dropped without a fault.
     pub finalise: Box<dyn FnOnce()>,
+    /// How those that are left go on when a rank is lost, if they can.
+    pub succession: Option<Succession>,
 }
+
+/// How the ranks that are left go on when a rank is lost.
+pub struct Succession {
+    /// The numbers that the present ranks had among those before them.
+    pub ranks: Vec<usize>,
+    /// Connects those that are left. Returns what it is given if no rank is lost. On the comm thread.
+    pub next: Next,
+}
+
+/// Connects the ranks that are left, after a fault.
+pub type Next = Box<dyn FnOnce(&Error) -> Result<Connected>>;
 
 impl Engine {
     /// Starts the threads; returns when every rank is connected.
     pub fn start(config: &Config, connect: Connect) -> Result<Arc<Engine>> {
-        let (commands, inbox) = unbounded();
-        let (own_notes, notes) = unbounded();
         let (ready, started) = crossbeam_channel::bounded(1);
-        let (finishing, finished) = unbounded::<Box<dyn Job>>();
-        let stop = Arc::new(AtomicBool::new(false));
         let comm = {
-            let (config, stop) = (config.clone(), Arc::clone(&stop));
+            let config = config.clone();
             spawn("ringpull-comm", move || {
-                let mut end = None;
-                let connected = connect().and_then(|connected| {
-                    let mut comm = Communicator::new(connected.transport, &config, stop)?;
-                    if connected.is_cluster {
-                        comm.learn(&config)?;
-                    }
-                    end = Some(connected.finalise);
-                    Ok((comm, connected.control))
-                });
-                let (comm, control) = match connected {
-                    Ok(both) => both,
+                let begun = connect()
+                    .and_then(|connected| renewal::ready(connected, &config, None, |_| Ok(())))
+                    .and_then(|(ready, _)| Generation::begin(ready, &config, Inherited::default()));
+                let generation = match begun {
+                    Ok(generation) => generation,
                     Err(cause) => return drop(ready.send(Err(cause))),
                 };
-                let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
-                let (handle, shared) = crossbeam_channel::bounded::<Arc<Shared>>(1);
-                let about = (comm.library(), comm.placement());
-                drop(ready.send(Ok((control, about, comm.sums_block(), bucket_bytes, handle))));
-                if let Ok(shared) = shared.recv() {
-                    communicate(&shared, comm, &inbox, &finishing);
-                    drop(finishing);
-                    if shared.fault.get().is_none()
-                        && let Some(finalise) = end
-                    {
-                        finalise();
-                    }
+                let current = Arc::new(Current::new(Arc::clone(&generation.shared)));
+                if ready.send(Ok(Arc::clone(&current))).is_ok() {
+                    generation.run(&config, &current);
                 }
             })?
         };
-        let (control, (library, placement), sums_block, bucket_bytes, handle) = wait_for_all(config, &started)?;
-        let calls = if control.size() == 1 {
-            Calls::of_one_rank()
-        } else {
-            // A check comes before a sum when nothing else is under way, so it must come in one order too.
-            Calls::new(control.rank(), sums_block || config.check_replicas > 0)
-        };
-        let shared = Arc::new(Shared {
-            rank: control.rank(),
-            size: control.size(),
-            library,
-            placement,
-            calls: Mutex::new(calls),
-            control,
-            stop,
-            fault: OnceLock::new(),
-            reported: AtomicBool::new(false),
-            failing: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
-            ending: AtomicBool::new(false),
-            waiting: Mutex::default(),
-            orders: AtomicU64::new(0),
-            joining: Mutex::default(),
-            stand_ins: Mutex::default(),
-            running: Mutex::default(),
-            last: Mutex::default(),
-            commands,
-            unfinished: Handover::default(),
-            watched: AtomicU64::new(0),
-            all_returned: AtomicBool::new(false),
-            own_notes,
-            sent_bytes: AtomicU64::new(0),
-            received_bytes: AtomicU64::new(0),
-            control_messages: AtomicU64::new(0),
-            started: Instant::now(),
-            answers: Answers::default(),
-        });
-        handle.send(Arc::clone(&shared)).map_err(|_| lost_thread(Some(shared.rank)))?;
-        let mut threads = vec![comm];
-        let sharing = Arc::clone(&shared);
-        threads.push(spawn("ringpull-finish", move || finish(&sharing, &finished))?);
-        let (watching, mut watcher) = (Arc::downgrade(&shared), Watcher::new(config, shared.size, bucket_bytes));
-        if sums_block || config.check_replicas > 0 {
-            watcher.sums_block();
-        }
-        // Ends by itself when the last owner of `shared` is gone; it is not joined.
-        spawn("ringpull-agree", move || watcher.run(&watching, &notes))?;
-        let limit = config.silence();
-        let sums = Sums::from(config);
+        let current = wait_for_all(config, &started)?;
+        let (limit, sums) = (config.silence(), Sums::from(config));
         let stores = AtomicU64::new(0);
-        let (threads, process) = (Mutex::new(threads), Process::this());
+        let (threads, process) = (Mutex::new(vec![comm]), Process::this());
         let (sets, files) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Engine { shared, threads, limit, sums, stores, sets, process, files }))
+        Ok(Arc::new(Engine { current, threads, limit, sums, stores, sets, process, files }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -166,7 +112,13 @@ impl Engine {
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
         let start = |transport: inproc::Inproc, control| {
             let connected = move || {
-                Ok(Connected { transport: Box::new(transport), control, is_cluster: false, finalise: Box::new(|| ()) })
+                Ok(Connected {
+                    transport: Box::new(transport),
+                    control,
+                    is_cluster: false,
+                    finalise: Box::new(|| ()),
+                    succession: None,
+                })
             };
             Engine::start(config, Box::new(connected))
         };
@@ -180,12 +132,27 @@ impl Engine {
 
     /// This rank.
     pub fn rank(&self) -> usize {
-        self.shared.rank
+        self.current.get().rank
     }
 
     /// The number of ranks.
     pub fn size(&self) -> usize {
-        self.shared.size
+        self.current.get().size
+    }
+
+    /// How many losses of ranks the job has gone on after.
+    pub fn generation(&self) -> u64 {
+        self.current.generation()
+    }
+
+    /// Those losses, from the one at place `seen` on.
+    pub fn changes(&self, seen: usize) -> Vec<Change> {
+        self.current.changes(seen)
+    }
+
+    /// Whether the job goes on when it loses a rank.
+    pub fn is_elastic(&self) -> bool {
+        self.current.get().elastic.is_some()
     }
 
     /// What every rank must have set alike: plans of one kind and segments of one size fit together.
@@ -194,13 +161,13 @@ impl Engine {
     }
 
     /// The name of the library under the transport.
-    pub fn library(&self) -> &str {
-        &self.shared.library
+    pub fn library(&self) -> String {
+        self.current.get().library.clone()
     }
 
     /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
-    pub fn placement(&self) -> &str {
-        &self.shared.placement
+    pub fn placement(&self) -> String {
+        self.current.get().placement.clone()
     }
 
     /// The number of the next store on this engine: the same on every rank, if every rank creates its stores
@@ -211,36 +178,38 @@ impl Engine {
 
     /// Who makes the jobs of that store while this rank has joined.
     pub fn introduce(&self, store: u32, stand_in: Weak<dyn StandIn>) {
-        self.shared.stand_ins.lock().insert(store, stand_in);
+        self.current.get().stand_ins.lock().insert(store, stand_in);
     }
 
     /// The first fault.
     pub fn fault(&self) -> Option<Error> {
-        let fault = self.shared.fault.get().cloned();
+        let shared = self.current.get();
+        let fault = shared.fatal().cloned();
         if fault.is_some() {
-            self.shared.reported.store(true, Ordering::Release);
+            shared.reported.store(true, Ordering::Release);
         }
         fault
     }
 
     /// The first fault, without taking note that a caller has been given it.
     pub fn first_fault(&self) -> Option<Error> {
-        self.shared.fault.get().cloned()
+        self.current.get().fatal().cloned()
     }
 
     /// Whether the engine ends, as it does when the process exits.
     pub fn is_leaving(&self) -> bool {
-        self.shared.leaving.load(Ordering::Acquire)
+        self.current.get().leaving.load(Ordering::Acquire)
     }
 
     /// Whether a caller has been given the first fault.
     pub fn is_reported(&self) -> bool {
-        self.shared.reported.load(Ordering::Acquire)
+        self.current.get().reported.load(Ordering::Acquire)
     }
 
     /// Payload bytes sent and received, and control messages sent.
     pub fn traffic(&self) -> (u64, u64, u64) {
-        let counters = [&self.shared.sent_bytes, &self.shared.received_bytes, &self.shared.control_messages];
+        let shared = self.current.get();
+        let counters = [&shared.sent_bytes, &shared.received_bytes, &shared.control_messages];
         let [sent, received, control] = counters.map(|counter| counter.load(Ordering::Relaxed));
         (sent, received, control)
     }
@@ -248,15 +217,16 @@ impl Engine {
     /// What every rank is doing: on rank 0, which asks them. Blocks for at most 300 ms; a rank that has not
     /// answered by then is left out.
     pub fn status(&self) -> JobStatus {
-        status::ask_everybody(&self.shared)
+        status::ask_everybody(&self.current.get())
     }
 
     /// Prints what the ranks are doing: on rank 0 at once, on another when rank 0 has answered.
     pub(super) fn describe(&self) {
-        if self.shared.rank == 0 {
+        let shared = self.current.get();
+        if shared.rank == 0 {
             notice(&(status::heading(0) + &self.status().lines()));
         } else {
-            self.shared.tell(0, &ControlMessage::Describe(0));
+            shared.tell(0, &ControlMessage::Describe(0));
         }
     }
 
@@ -268,40 +238,20 @@ impl Engine {
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
     /// `terms`. Returns at once. An error while this rank has joined.
     pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
-        let shared = &self.shared;
-        let transfer = job.transfer();
-        {
-            let mut calls = shared.calls.lock();
-            if calls.has_joined() {
-                return Err(Error::argument(
-                    format!("{operation} of key {} on rank {} after it has joined", topic.key(), shared.rank),
-                    "call nothing on this rank until `join` has returned",
-                ));
-            }
-            if shared.all_returned.swap(false, Ordering::AcqRel) {
-                calls.all_returned();
-            }
-            shared.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
-            shared.act(calls.call(topic, operation, terms, transfer));
-        }
-        if shared.fault.get().is_some() {
-            // The fault may have come before the job was there to be failed by it.
-            shared.fail_waiting();
-        }
-        Ok(())
+        self.current.get().submit(topic, operation, terms, job)
     }
 
     /// Notified when a caller waits for a call's result, or reads it. What is fused with what never reaches
     /// across such a point.
     pub fn wait(&self) {
-        self.shared.wait();
+        self.current.wait();
     }
 
     /// Tells the engine the same on behalf of a tensor.
     pub fn waiter(&self) -> Weak<dyn Waiter> {
         // The annotation makes the trait object out of a `Weak` of a sized type.
-        let shared: Weak<Shared> = Arc::downgrade(&self.shared);
-        shared
+        let current: Weak<Current> = Arc::downgrade(&self.current);
+        current
     }
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
@@ -324,7 +274,7 @@ impl Engine {
     /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The
     /// last rank to join. Blocks.
     pub fn join(&self) -> Result<usize> {
-        let shared = &self.shared;
+        let shared = self.current.get();
         if shared.size == 1 {
             return Ok(shared.rank);
         }
@@ -393,16 +343,14 @@ impl Engine {
         match received {
             Ok(outcome) => outcome.map(Some),
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(self.fault().unwrap_or_else(|| lost_thread(Some(self.shared.rank))))
-            }
+            Err(RecvTimeoutError::Disconnected) => Err(self.fault().unwrap_or_else(|| lost_thread(Some(self.rank())))),
         }
     }
 
     /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when
     /// it does; `None`: not any more.
     pub fn failing(&self, why: Option<&str>) {
-        let shared = &self.shared;
+        let shared = self.current.get();
         let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
         if !(had_told || why.is_some()) || shared.size == 1 || shared.fault.get().is_some() {
             return;
@@ -416,12 +364,12 @@ impl Engine {
 
     /// This rank unwinds and will call no more: says so to every rank, so that none waits for it.
     pub fn give_up(&self) {
-        let shared = &self.shared;
+        let shared = self.current.get();
         let operation = shared.doing_or_done();
         let (peer, ranks) = (Peer::this(shared.rank).to_string(), vec![shared.rank]);
         let cause = "it panicked".to_owned();
         let fault = Error::PeerLost { peer, ranks, cause, operation, rank: Some(shared.rank) };
-        shared.poison(&fault, true);
+        shared.end(&fault);
     }
 
     /// The process that it serves, which is not the caller's if that is a forked child.
@@ -433,40 +381,40 @@ impl Engine {
     /// at once. Nothing in a forked child, whose parent goes on.
     pub fn leave(&self) {
         const LOOK: Duration = Duration::from_millis(1);
-        let shared = &self.shared;
-        if !self.process.is_here() || shared.leaving.swap(true, Ordering::AcqRel) {
+        if !self.process.is_here() || self.current.get().leaving.swap(true, Ordering::AcqRel) {
             return;
         }
         self.files.lock().drain(..).for_each(|file| drop(std::fs::remove_file(file)));
         // A thread that is given the fault from now on may have no time to say so.
+        let shared = self.current.get();
         let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
+        drop(shared);
         // Whether something that this rank has called was not done when it last looked before a fault.
         let mut was_open = true;
         let mut is_well = || {
-            let is_open = !shared.waiting.lock().is_empty() || !shared.running.lock().is_empty();
-            let is_well = shared.fault.get().is_none();
+            let shared = self.current.get();
+            let is_open = shared.is_renewed() || !shared.waiting.lock().is_empty() || !shared.running.lock().is_empty();
+            let is_well = shared.fatal().is_none();
             was_open = if is_well { is_open } else { was_open };
             is_well
         };
         self.wait();
-        while is_well() && !shared.waiting.lock().is_empty() {
+        let has_more = || {
+            let shared = self.current.get();
+            shared.is_renewed() || !shared.waiting.lock().is_empty()
+        };
+        while is_well() && has_more() {
             std::thread::sleep(LOOK);
         }
-        if shared.fault.get().is_none() && shared.size > 1 {
-            let begun = shared.calls.lock().begun();
-            shared.tell_everyone(&ControlMessage::Leaving(begun.clone()));
-            if shared.rank == 0 {
-                drop(shared.own_notes.send(ControlMessage::Leaving(begun)));
-            }
-        }
-        drop(shared.commands.send(Command::Stop));
+        self.current.has_left.store(true, Ordering::SeqCst);
+        self.current.get().say_goodbye();
         // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has
         // gone, is there a limit. It is counted in looks, so that a process that was stopped meanwhile has
         // all of it.
         let (mut left, mut is_stuck) = (self.limit, false);
         for thread in self.threads.lock().drain(..) {
             while !thread.is_finished() && is_well() && !left.is_zero() {
-                if shared.ending.load(Ordering::Acquire) {
+                if self.current.get().ending.load(Ordering::Acquire) {
                     left = left.saturating_sub(LOOK);
                 }
                 std::thread::sleep(LOOK);
@@ -477,6 +425,7 @@ impl Engine {
                 is_stuck = true;
             }
         }
+        let shared = self.current.get();
         if is_stuck && shared.fault.get().is_none() {
             // The log may be gone when a process exits.
             notice(&format!(
@@ -486,7 +435,7 @@ impl Engine {
                 self.limit
             ));
         }
-        if let Some(fault) = shared.fault.get().filter(|_| shared.size > 1) {
+        if let Some(fault) = shared.fatal().filter(|_| shared.size > 1) {
             if was_open && !is_reported && !last_words::has_spoken() {
                 notice(&fault.report());
             }
@@ -504,7 +453,7 @@ impl Drop for Engine {
 
 /// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is
 /// finished, which it says.
-fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
+pub(super) fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     for job in finished {
         if let Err(cause) = job.finish() {
@@ -517,7 +466,22 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     }
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+/// Starts the control thread, which ends by itself when the last owner of `shared` is gone; it is not joined.
+pub(super) fn watch(
+    shared: &Arc<Shared>,
+    config: &Config,
+    comm: &Communicator,
+    notes: Receiver<ControlMessage>,
+) -> Result<()> {
+    let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
+    let (watching, mut watcher) = (Arc::downgrade(shared), Watcher::new(config, shared.size, bucket_bytes));
+    if comm.sums_block() || config.check_replicas > 0 {
+        watcher.sums_block();
+    }
+    spawn("ringpull-agree", move || watcher.run(&watching, &notes)).map(drop)
+}
+
+pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let builder = std::thread::Builder::new().name(name.to_owned());
     builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
 }

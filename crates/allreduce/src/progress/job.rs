@@ -8,6 +8,7 @@ use ringpull_base::{DType, Error, Key, Reduction, Result, Tensor};
 
 use crate::communicator::{Communicator, PartUpdate};
 use crate::interpreter::Ticket;
+use crate::progress::generation::Orphan;
 use crate::progress::messages::{Launch, Operation, Terms, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
@@ -15,6 +16,16 @@ pub trait StandIn: Send + Sync {
     /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can
     /// stand in for it.
     fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>>;
+
+    /// The sum of the key's last operation that is done here, for ranks that lack it; `None` if it has none.
+    fn last_sum(&self, _key: &Key) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// An error if what it has cannot go on without the ranks that are lost.
+    fn check_complete(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// An operation between its call and its end.
@@ -69,6 +80,24 @@ pub trait Job: Send {
     /// Called instead of `finish` when the job will never be done. The transport may still use the job's
     /// memory, if it was ever given any of it.
     fn fail(self: Box<Self>, fault: &Error);
+
+    /// Whether the job can be done once more by other ranks, if this has to be. It then begins anew, with
+    /// memory that the transport has never had: what it has may still be in use.
+    fn again(&mut self) -> bool {
+        false
+    }
+
+    /// Other ranks have done the operation, and this is their sum: as if it was done here.
+    fn given(self: Box<Self>, _sum: &[u8]) -> Result<()> {
+        Err(Error::bug("an operation was done elsewhere, and cannot be given"))
+    }
+
+    /// What is kept of a job whose generation of ranks ends, if it can be done once more.
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn orphan(&mut self) -> Option<Orphan> {
+        None
+    }
 }
 
 /// Where what a job gives its caller goes.
@@ -181,6 +210,15 @@ impl Job for Barrier {
     fn finish(self: Box<Self>) -> Result<()> {
         drop(self.result.send(Ok(())));
         Ok(())
+    }
+
+    fn again(&mut self) -> bool {
+        std::mem::forget(std::mem::replace(&mut self.byte, Box::new([0])));
+        true
+    }
+
+    fn given(self: Box<Self>, _sum: &[u8]) -> Result<()> {
+        self.finish()
     }
 
     fn fail(self: Box<Self>, fault: &Error) {

@@ -13,6 +13,7 @@
 //!   (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share,
 //!   `standstill` finds out whether this rank waits for what cannot come; `status` says what every rank is
 //!   doing (`answers`, `under_way`);
+//! - `generation`: what lives on when a rank is lost and the others go on, and `renewal`: how they do;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
 //!   `termination`: what it reports when a launcher ends it; `hang`: its end if MPI does not return.
 
@@ -26,6 +27,7 @@ pub mod frozen;
 pub mod fusion;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod generation;
 mod handover;
 mod hang;
 pub mod job;
@@ -35,6 +37,7 @@ mod period;
 mod phases;
 #[cfg(feature = "mpi")]
 pub mod process;
+mod renewal;
 mod rest;
 mod shared;
 mod standstill;
@@ -47,5 +50,6 @@ mod under_way;
 mod watcher;
 
 pub use engine::Engine;
+pub use generation::Change;
 pub use job::{Answer, Job, Reply, StandIn, answer};
 pub use messages::{Call, Launch, Operation, Sums, Terms, Topic, Transfer};

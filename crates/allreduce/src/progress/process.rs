@@ -10,14 +10,16 @@ use parking_lot::Mutex;
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::forked::Process;
-use ringpull_base::{DType, Error, Kind, Result, timeline};
+use ringpull_base::{DType, Error, Kind, Result, notice, timeline};
 
-use crate::progress::engine::{Connect, Connected, Engine};
+use crate::progress::engine::{Connect, Connected, Engine, Succession};
 use crate::progress::messages::Sums;
+use crate::progress::renewal::LEARNING;
 use crate::progress::termination;
-use crate::transport::Transport;
-use crate::transport::mpi::Mpi;
+use crate::transport::control::Control;
+use crate::transport::mpi::{Mpi, network_id};
 use crate::transport::star::{self, Hub, StartLimits};
+use crate::transport::{Transport, has_ulfm};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
@@ -67,32 +69,100 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
 }
 
 fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
-    let segment_bytes = config.segment_bytes;
+    let (segment_bytes, elastic) = (config.segment_bytes, config.elastic);
     let limits = StartLimits { warn: config.warn, silence: config.silence() };
     Box::new(move || {
-        let mut mpi = Mpi::initialise(eager_bytes)?;
+        let mut mpi = Mpi::initialise(eager_bytes, elastic)?;
+        if mpi.is_elastic() {
+            let ranks = (0..mpi.size()).collect();
+            return without_the_lost(mpi, ranks, segment_bytes, limits);
+        }
+        if elastic && mpi.rank() == 0 {
+            notice(&not_elastic(&mpi));
+        }
         let (rank, size) = (mpi.rank(), mpi.size());
         check_segments(&mut mpi, segment_bytes)?;
         let is_local = are_equal(&mut mpi, network_id())?;
         let control = if rank == 0 {
             let hub = Hub::listen(is_local)?;
             mpi.broadcast_text(&hub.invitation()?)?;
-            hub.gather(size, limits)?
+            hub.gather(size, limits, &mut || Ok(()))?
         } else {
             let invitation = mpi.broadcast_text("")?;
-            star::join(rank, size, &invitation, limits)?
+            star::join(rank, size, &invitation, limits, &mut || Ok(()))?
         };
         let finalise = mpi.finaliser();
-        Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise })
+        Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise, succession: None })
     })
 }
 
-/// What is the same for all processes that reach each other over loopback, and for hardly any others.
-fn network_id() -> u64 {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|_| std::process::id().to_string());
-    let namespace = std::fs::read_link("/proc/self/ns/net").map(|name| name.to_string_lossy().into_owned());
-    let namespace = namespace.unwrap_or_else(|_| std::process::id().to_string());
-    xxhash_rust::xxh3::xxh3_64((read("/proc/sys/kernel/random/boot_id") + &namespace).as_bytes())
+/// Why a job that is to go on without lost ranks will not.
+fn not_elastic(mpi: &Mpi) -> String {
+    let library = mpi.name();
+    let why = if !mpi.is_initialised_here() {
+        "the program has initialised MPI itself, and create() has to".to_owned()
+    } else if has_ulfm() {
+        format!("this mpirun ends the job with a rank, unless {library} is started by `mpirun --with-ft ulfm`")
+    } else {
+        format!("{library} cannot go on without a rank; Open MPI 5 can, under `mpirun --with-ft ulfm`")
+    };
+    format!(
+        "warning: RINGPULL_ELASTIC has no effect: {why}\n  hint: `ringpull launch --elastic` starts a job that has lost a rank again, with every MPI"
+    )
+}
+
+/// Connects the ranks of a job that goes on without lost ones. `ranks` are their numbers before. A rank that is
+/// lost meanwhile is left out.
+fn without_the_lost(
+    mut mpi: Mpi,
+    mut ranks: Vec<usize>,
+    segment_bytes: usize,
+    limits: StartLimits,
+) -> Result<Connected> {
+    loop {
+        let heritage = mpi.heritage().ok_or_else(|| Error::bug("a job that is not elastic has lost a rank"))?;
+        match meet(&mut mpi, segment_bytes, limits) {
+            Ok(control) => {
+                let next = move |cause: &Error| {
+                    let (mpi, ranks) = heritage.successor(LEARNING).unwrap_or_else(|| Err(cause.clone()))?;
+                    without_the_lost(mpi, ranks, segment_bytes, limits)
+                };
+                let succession = Some(Succession { ranks, next: Box::new(next) });
+                // Nobody ends MPI: whoever is lost meanwhile would be waited for without end.
+                let finalise = Box::new(|| ());
+                return Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise, succession });
+            }
+            Err(cause) => {
+                let (next, left) = heritage.successor(LEARNING).unwrap_or(Err(cause))?;
+                ranks = left.into_iter().map(|rank| ranks[rank]).collect();
+                // The library may still use its messages.
+                std::mem::forget(std::mem::replace(&mut mpi, next));
+            }
+        }
+    }
+}
+
+/// The control star of the present ranks, by messages alone. Blocks; collective.
+fn meet(mpi: &mut Mpi, segment_bytes: usize, limits: StartLimits) -> Result<Control> {
+    const INVITATION_BYTES: usize = 4096;
+    let (rank, size) = (mpi.rank(), mpi.size());
+    let own = [segment_bytes as u64, network_id()];
+    let words: Vec<[u64; 2]> = mpi
+        .exchange(bytemuck::cast_slice(&own), 0)?
+        .iter()
+        .map(|bytes| [0, 8].map(|at| bytemuck::pod_read_unaligned(&bytes[at..at + 8])))
+        .collect();
+    same_segments(&words.iter().map(|words| words[0]).collect::<Vec<_>>())?;
+    let is_local = words.iter().all(|other| other[1] == words[0][1]);
+    let hub = if rank == 0 { Some(Hub::listen(is_local)?) } else { None };
+    let mut text = hub.as_ref().map_or(Ok(String::new()), Hub::invitation)?.into_bytes();
+    text.resize(INVITATION_BYTES, b' ');
+    let invitation = mpi.exchange(&text, 0)?.swap_remove(0);
+    let mut meanwhile = || mpi.check_failures();
+    match hub {
+        Some(hub) => hub.gather(size, limits, &mut meanwhile),
+        None => star::join(rank, size, String::from_utf8_lossy(&invitation).trim_end(), limits, &mut meanwhile),
+    }
 }
 
 /// Whether every rank gives the same. Blocks; collective.
@@ -109,6 +179,10 @@ fn check_segments(mpi: &mut Mpi, segment_bytes: usize) -> Result<()> {
     let mut lens = vec![0u64; mpi.size()];
     lens[mpi.rank()] = segment_bytes as u64;
     mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut lens))?;
+    same_segments(&lens)
+}
+
+fn same_segments(lens: &[u64]) -> Result<()> {
     match lens.iter().position(|len| *len != lens[0]) {
         None => Ok(()),
         Some(other) => Err(Error::job_mismatch(

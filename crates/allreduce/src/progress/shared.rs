@@ -8,14 +8,17 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
+use ringpull_base::config::Config;
 use ringpull_base::{Error, Result, Waiter};
 
+use crate::communicator::Communicator;
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
 use crate::progress::frozen::Unit;
+use crate::progress::generation::Elastic;
 use crate::progress::handover::Handover;
 use crate::progress::job::{Barrier, Job, StandIn};
-use crate::progress::messages::{Call, ControlMessage, Launch, Order, Refusal, Topic};
+use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
 use crate::progress::under_way::UnderWay;
 use crate::transport::control::Control;
 use crate::transport::messages;
@@ -26,7 +29,7 @@ pub(super) enum Command {
     Run(Box<dyn Job>, Launch),
     /// A unit of a frozen cycle.
     Unit(Vec<Box<dyn Job>>, Unit),
-    /// Go on with what is under way.
+    /// Go on with what is under way, or see that there was a fault.
     Go,
     Stop,
 }
@@ -46,6 +49,14 @@ impl Command {
         self.topics().any(|own| own == topic)
     }
 
+    pub(super) fn into_jobs(self) -> Vec<Box<dyn Job>> {
+        match self {
+            Command::Run(job, _) => vec![job],
+            Command::Unit(jobs, _) => jobs,
+            Command::Go | Command::Stop => Vec::new(),
+        }
+    }
+
     /// Whether it is a sum that is divided.
     pub(super) fn is_divided(&self) -> bool {
         match self {
@@ -55,6 +66,9 @@ impl Command {
         }
     }
 }
+
+/// What makes the jobs of each store.
+type StandIns = Arc<Mutex<BTreeMap<u32, Weak<dyn StandIn>>>>;
 
 /// The state that the caller, the comm thread, the finishing thread and the control thread share.
 pub(super) struct Shared {
@@ -67,11 +81,15 @@ pub(super) struct Shared {
     pub(super) control: Control,
     /// Set with the first fault; the collectives watch it.
     pub(super) stop: Arc<AtomicBool>,
+    /// What is kept for the next generation of ranks, if there is to be one after a loss.
+    pub(super) elastic: Option<Elastic>,
     pub(super) fault: OnceLock<Error>,
     pub(super) reported: AtomicBool,
     /// Whether the reason why this rank would end was sent to the others.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
+    /// Whether this rank has said that it calls nothing more.
+    has_left: AtomicBool,
     /// All ranks are done, or one has left and its process has ended: ending the library has a limit from
     /// then on.
     pub(super) ending: AtomicBool,
@@ -81,7 +99,7 @@ pub(super) struct Shared {
     /// What a caller waits at that has joined.
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
     /// What makes the jobs of each store for calls that a rank that has joined does not make.
-    pub(super) stand_ins: Mutex<BTreeMap<u32, Weak<dyn StandIn>>>,
+    pub(super) stand_ins: StandIns,
     /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in
     /// order.
     pub(super) calls: Mutex<Calls>,
@@ -93,9 +111,9 @@ pub(super) struct Shared {
     /// Jobs that the finishing thread has been given and has not finished.
     pub(super) unfinished: Handover,
     /// Tensors that were lent and have not been returned, of those whose owners are notified when they are.
-    pub(super) watched: AtomicU64,
+    pub(super) watched: Arc<AtomicU64>,
     /// Whether there was none of them left at some time since the last call.
-    pub(super) all_returned: AtomicBool,
+    pub(super) all_returned: Arc<AtomicBool>,
     /// Notes of rank 0 to itself.
     pub(super) own_notes: Sender<ControlMessage>,
     pub(super) sent_bytes: AtomicU64,
@@ -105,7 +123,104 @@ pub(super) struct Shared {
     pub(super) answers: Answers,
 }
 
+/// Whether a fault may be the loss of a process.
+pub(super) fn is_loss(fault: &Error) -> bool {
+    matches!(fault, Error::PeerLost { .. } | Error::Library { .. } | Error::Stopped {})
+}
+
+/// What a generation of ranks has of the one before it.
+#[derive(Default)]
+pub(super) struct Inherited {
+    pub(super) is_elastic: bool,
+    /// How many operations of each topic are done.
+    done: BTreeMap<Topic, u64>,
+    stand_ins: StandIns,
+    watched: Arc<AtomicU64>,
+    all_returned: Arc<AtomicBool>,
+    is_leaving: bool,
+    control_messages: u64,
+    since: Option<Instant>,
+}
+
+impl Inherited {
+    pub(super) fn of(old: &Shared, done: BTreeMap<Topic, u64>) -> Self {
+        Inherited {
+            is_elastic: true,
+            done,
+            stand_ins: Arc::clone(&old.stand_ins),
+            watched: Arc::clone(&old.watched),
+            all_returned: Arc::clone(&old.all_returned),
+            is_leaving: old.leaving.load(Ordering::Acquire),
+            control_messages: old.control_messages.load(Ordering::Relaxed),
+            since: Some(old.started),
+        }
+    }
+}
+
 impl Shared {
+    pub(super) fn new(
+        comm: &Communicator,
+        control: Control,
+        config: &Config,
+        (stop, commands, own_notes): (Arc<AtomicBool>, Sender<Command>, Sender<ControlMessage>),
+        inherited: Inherited,
+    ) -> Self {
+        let calls = if control.size() == 1 {
+            Calls::of_one_rank()
+        } else {
+            // A check comes before a sum when nothing else is under way, so it must come in one order too.
+            Calls::new(control.rank(), comm.sums_block() || config.check_replicas > 0)
+        };
+        Shared {
+            rank: control.rank(),
+            size: control.size(),
+            library: comm.library(),
+            placement: comm.placement(),
+            calls: Mutex::new(calls),
+            control,
+            stop,
+            elastic: inherited.is_elastic.then(|| Elastic::new(inherited.done)),
+            fault: OnceLock::new(),
+            reported: AtomicBool::new(false),
+            failing: AtomicBool::new(false),
+            leaving: AtomicBool::new(inherited.is_leaving),
+            has_left: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            orders: AtomicU64::new(0),
+            joining: Mutex::default(),
+            stand_ins: inherited.stand_ins,
+            running: Mutex::default(),
+            last: Mutex::default(),
+            commands,
+            unfinished: Handover::default(),
+            watched: inherited.watched,
+            all_returned: inherited.all_returned,
+            own_notes,
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            control_messages: AtomicU64::new(inherited.control_messages),
+            started: inherited.since.unwrap_or_else(Instant::now),
+            answers: Answers::default(),
+        }
+    }
+
+    /// The sum of a topic's last operation that is done here.
+    pub(super) fn last_sum(&self, topic: &Topic) -> Result<Vec<u8>> {
+        let Topic::Key { store, key } = topic else { return Ok(Vec::new()) };
+        let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
+        let sum = store.and_then(|store| store.last_sum(key));
+        sum.ok_or_else(|| {
+            Error::argument(
+                format!(
+                    "the sum of key {key}, which other ranks lack after a loss, is not on rank {} any more",
+                    self.rank
+                ),
+                "keep the store until every rank has called its last operation, by a barrier",
+            )
+        })
+    }
+
     pub(super) fn tell(&self, to: usize, note: &ControlMessage) {
         let bytes = postcard::to_stdvec(note).expect("control messages are plain data");
         if note.is_counted() {
@@ -249,12 +364,88 @@ impl Shared {
             self.tell_everyone(&ControlMessage::Failed(fault.clone()));
         }
         self.fail_waiting();
+        if self.elastic.is_some() {
+            // It may sleep, and has to make the next generation.
+            drop(self.commands.send(Command::Go));
+        }
+    }
+
+    /// Whether there was a fault that ends this generation of ranks, and not the job.
+    pub(super) fn is_renewed(&self) -> bool {
+        self.elastic.as_ref().is_some_and(|elastic| self.fault.get().is_some_and(is_loss) && elastic.goes_on())
+    }
+
+    /// The fault that ends the job.
+    pub(super) fn fatal(&self) -> Option<&Error> {
+        self.fault.get().filter(|_| !self.is_renewed())
+    }
+
+    /// There will be no next generation: what was kept fails.
+    pub(super) fn end(&self, fault: &Error) {
+        let orphans = self.elastic.as_ref().map(Elastic::end).unwrap_or_default();
+        self.poison(fault, true);
+        orphans.into_iter().for_each(|orphan| orphan.job.fail(fault));
+        self.fail_waiting();
+    }
+
+    /// After a fault: the job fails, or is kept to be done again.
+    pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
+        let kept = match &self.elastic {
+            Some(elastic) if self.is_renewed() => elastic.adopt(job),
+            _ => Err(job),
+        };
+        if let Err(job) = kept {
+            job.fail(fault);
+        }
+    }
+
+    /// Calls an operation: `job` runs when every rank has called it. An error while this rank has joined.
+    pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
+        let transfer = job.transfer();
+        {
+            let mut calls = self.calls.lock();
+            if calls.has_joined() {
+                return Err(Error::argument(
+                    format!("{operation} of key {} on rank {} after it has joined", topic.key(), self.rank),
+                    "call nothing on this rank until `join` has returned",
+                ));
+            }
+            if self.all_returned.swap(false, Ordering::AcqRel) {
+                calls.all_returned();
+            }
+            let job = match &self.elastic {
+                Some(elastic) => elastic.keep(&topic, &operation, &terms, job),
+                None => job,
+            };
+            self.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
+            self.act(calls.call(topic, operation, terms, transfer));
+        }
+        if self.fault.get().is_some() {
+            // The fault may have come before the job was there to be failed by it.
+            self.fail_waiting();
+        }
+        Ok(())
+    }
+
+    /// This rank calls nothing more. To be said once to each generation.
+    pub(super) fn say_goodbye(&self) {
+        if self.has_left.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if self.fault.get().is_none() && self.size > 1 {
+            let begun = self.calls.lock().begun();
+            self.tell_everyone(&ControlMessage::Leaving(begun.clone()));
+            if self.rank == 0 {
+                drop(self.own_notes.send(ControlMessage::Leaving(begun)));
+            }
+        }
+        drop(self.commands.send(Command::Stop));
     }
 
     pub(super) fn fail_waiting(&self) {
         let Some(fault) = self.fault.get() else { return };
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        waiting.into_values().for_each(|job| job.fail(fault));
+        waiting.into_values().for_each(|job| self.abandon(job, fault));
         self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }
 }

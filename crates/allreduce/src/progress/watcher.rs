@@ -19,6 +19,7 @@ use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
+use crate::progress::renewal::LEARNING;
 use crate::progress::shared::Shared;
 use crate::progress::standstill::Standstill;
 use crate::progress::status;
@@ -72,6 +73,8 @@ pub(super) struct Watcher {
     offset: Offset,
     /// On rank 0: how many orders each rank was given.
     orders: Vec<u64>,
+    /// Since when the ranks that are left are about to go on without a lost one.
+    renewed: Option<Instant>,
     /// What was seen of a frozen cycle that does not come on, and since when.
     standstill: Option<(CycleSnapshot, f64)>,
 }
@@ -111,6 +114,7 @@ impl Watcher {
             hang: Hang::default(),
             offset: Offset::default(),
             orders: vec![0; size],
+            renewed: None,
             standstill: None,
         }
     }
@@ -300,6 +304,7 @@ impl Watcher {
 
     fn tick(&mut self, shared: &Shared) {
         self.hang.check(shared);
+        self.check_renewal(shared);
         if shared.size > 1 && shared.fault.get().is_none() {
             shared.tell_everyone(&ControlMessage::Alive);
             let now_s = self.clock.now_s();
@@ -357,6 +362,20 @@ impl Watcher {
             self.look(shared, now_s);
             self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(ControlMessage::Stuck(stuck)));
             self.still.tell_data(now_s, |is_still| shared.tell_rank_0(ControlMessage::DataStill(is_still)));
+        }
+    }
+
+    /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does nothing.
+    fn check_renewal(&mut self, shared: &Shared) {
+        let Some(elastic) = shared.elastic.as_ref().filter(|elastic| shared.is_renewed() && elastic.waits()) else {
+            return;
+        };
+        let since = *self.renewed.get_or_insert_with(Instant::now);
+        if since.elapsed().as_secs_f64() > self.silence_s + LEARNING.as_secs_f64()
+            && elastic.waits()
+            && let Some(fault) = shared.fault.get()
+        {
+            shared.end(&fault.clone());
         }
     }
 

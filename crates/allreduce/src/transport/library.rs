@@ -149,11 +149,16 @@ pub(super) fn in_place(library: &str) -> Option<*const c_void> {
 /// 1.37 under MPICH. What the user has set is left as it is.
 pub(super) fn set_parameters(eager_bytes: Option<usize>) {
     for (name, value) in config::library_settings(eager_bytes) {
-        if config::text(name).is_none() {
-            // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine,
-            // while the caller waits for it.
-            unsafe { std::env::set_var(name, value) };
-        }
+        set_parameter(name, &value);
+    }
+}
+
+/// Sets a parameter that the user has not set, before the library is initialised.
+pub(super) fn set_parameter(name: &str, value: &str) {
+    if config::text(name).is_none() {
+        // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine, while
+        // the caller waits for it.
+        unsafe { std::env::set_var(name, value) };
     }
 }
 

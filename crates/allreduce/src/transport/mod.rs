@@ -23,11 +23,15 @@ pub mod peer_memory;
 #[cfg(feature = "mpi")]
 mod sockets;
 pub mod star;
+#[cfg(feature = "mpi")]
+mod ulfm;
 pub mod window;
 mod wire;
 
 #[cfg(feature = "mpi")]
 pub use library::mpi_library;
+#[cfg(feature = "mpi")]
+pub use ulfm::has_ulfm;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -53,6 +57,12 @@ pub fn open_messages() -> usize {
 #[cfg(feature = "mpi")]
 fn opened() {
     OPEN.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What is under way is given up: it will never be done.
+#[cfg(feature = "mpi")]
+fn forget_open() {
+    OPEN.store(0, Ordering::Relaxed);
 }
 
 #[cfg(feature = "mpi")]

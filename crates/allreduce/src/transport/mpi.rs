@@ -7,17 +7,19 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mpi::ffi;
 
+use ringpull_base::config::ELASTIC_SETTING;
 use ringpull_base::{DType, Error, Result, file_limit};
 
 use crate::transport::library::{
-    check, check_launcher, check_threads, error_text, in_place, library_error, mpi_library, set_parameters,
-    yields_when_idle,
+    check, check_launcher, check_threads, error_text, in_place, library_error, mpi_library, set_parameter,
+    set_parameters, yields_when_idle,
 };
 use crate::transport::sockets::Sockets;
+use crate::transport::ulfm::Ulfm;
 use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
 
 /// Bits of a tag that carry the stamp, and the one for process sets: every MPI allows tags up to 32767.
@@ -27,6 +29,14 @@ const TAG_OF_A_SET: u32 = 0x4000;
 fn tag(stamp: Stamp) -> c_int {
     let of_a_set = if stamp & OF_A_SET == 0 { 0 } else { TAG_OF_A_SET };
     (of_a_set | stamp & TAG_MASK) as c_int
+}
+
+/// What is the same for all processes that reach each other over loopback, and for hardly any others.
+pub fn network_id() -> u64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|_| std::process::id().to_string());
+    let namespace = std::fs::read_link("/proc/self/ns/net").map(|name| name.to_string_lossy().into_owned());
+    let namespace = namespace.unwrap_or_else(|_| std::process::id().to_string());
+    xxhash_rust::xxh3::xxh3_64((read("/proc/sys/kernel/random/boot_id") + &namespace).as_bytes())
 }
 
 /// `MPI_Isend`, or another that is called like it.
@@ -58,11 +68,16 @@ pub struct Mpi {
     /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not
     /// this thread, there is no looking after answers to synchronous messages then, so there are none.
     initialised_here: bool,
+    /// For a job that goes on without lost ranks.
+    ulfm: Option<Ulfm>,
 }
 
 #[derive(Clone, Copy)]
 struct InFlight {
     token: u32,
+    /// Whether it is a receive, the peer and the tag: of those that have them alike, none is done before an
+    /// earlier one.
+    way: (bool, usize, c_int),
     /// For a receive: the peer, the stamp and the length that are due.
     due: Option<(usize, Stamp, usize)>,
 }
@@ -70,13 +85,18 @@ struct InFlight {
 impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
     /// ranks. Messages of up to `eager_bytes` must be sent without asking, the same on every rank; `None`
-    /// leaves the library its own limit. Collective.
-    pub fn initialise(eager_bytes: Option<usize>) -> Result<Self> {
+    /// leaves the library its own limit. `elastic`: the job is to go on without lost ranks, if the library and
+    /// the launcher can. Collective.
+    pub fn initialise(eager_bytes: Option<usize>, elastic: bool) -> Result<Self> {
         let name = mpi_library()?;
         // The library makes files of its own, to share memory with ranks of this host, and does without where
         // it cannot.
         file_limit::without_signal_in_this_thread();
         set_parameters(eager_bytes);
+        let ulfm = if elastic { Ulfm::usable() } else { None };
+        if ulfm.is_some() {
+            set_parameter(ELASTIC_SETTING.0, ELASTIC_SETTING.1);
+        }
         let mut flag: c_int = 0;
         // SAFETY: may be called at any time.
         check("MPI_Initialized", 0, unsafe { ffi::MPI_Initialized(&raw mut flag) })?;
@@ -122,7 +142,78 @@ impl Mpi {
             yields: yields_when_idle(&name),
             name,
             initialised_here,
+            ulfm,
         })
+    }
+
+    /// Whether the job can go on without lost ranks.
+    pub fn is_elastic(&self) -> bool {
+        self.ulfm.is_some() && self.initialised_here
+    }
+
+    /// Whether this process's thread has initialised MPI, and not the program before.
+    pub fn is_initialised_here(&self) -> bool {
+        self.initialised_here
+    }
+
+    /// An error if a process of the communicator is known to be lost. Lets the library find out.
+    pub fn check_failures(&mut self) -> Result<()> {
+        self.progress();
+        self.checked_failures()
+    }
+
+    fn checked_failures(&self) -> Result<()> {
+        match self.ulfm.map_or(0, |ulfm| ulfm.failures(self.comm)) {
+            0 => Ok(()),
+            count => Err(Error::PeerLost {
+                peer: format!("{count} of {} processes", self.size),
+                ranks: Vec::new(),
+                cause: "MPI has lost them".to_owned(),
+                operation: "communication".to_owned(),
+                rank: Some(self.rank),
+            }),
+        }
+    }
+
+    /// What `successor` needs to go on without the lost ranks of this communicator.
+    pub fn heritage(&self) -> Option<Heritage> {
+        let ulfm = self.ulfm.filter(|_| self.initialised_here)?;
+        let Mpi { comm, rank, name, yields, .. } = self;
+        Some(Heritage { ulfm, comm: *comm, rank: *rank, name: name.clone(), yields: *yields })
+    }
+
+    /// Every rank's bytes, of which each gives as many. An error if a rank is lost meanwhile. Blocks;
+    /// collective. By messages of our own, as a collective of the library may leave freed ones behind.
+    pub fn exchange(&mut self, own: &[u8], stamp: Stamp) -> Result<Vec<Vec<u8>>> {
+        let given = own.to_vec();
+        let mut taken = vec![vec![0; own.len()]; self.size];
+        let exchanged = self.exchange_from(&given, &mut taken, stamp);
+        if exchanged.is_err() {
+            // The library may still use them.
+            std::mem::forget((given, taken));
+            return exchanged.map(|()| Vec::new());
+        }
+        Ok(taken)
+    }
+
+    fn exchange_from(&mut self, given: &[u8], taken: &mut [Vec<u8>], stamp: Stamp) -> Result<()> {
+        let others: Vec<usize> = (0..self.size).filter(|rank| *rank != self.rank).collect();
+        for other in &others {
+            // SAFETY: the caller keeps both until all are done, or for ever.
+            unsafe {
+                self.recv(*other, stamp, &raw mut taken[*other][..], 0)?;
+                self.send(*other, stamp, &raw const *given, SendMode::Synchronous, 0)?;
+            }
+        }
+        taken[self.rank].copy_from_slice(given);
+        let (mut left, mut done) = (2 * others.len(), Vec::new());
+        while left > 0 {
+            self.poll(&mut done)?;
+            left -= done.drain(..).count();
+            self.check_failures()?;
+            std::thread::yield_now();
+        }
+        Ok(())
     }
 
     /// Rank 0's `text` on every rank. Blocks; collective.
@@ -156,10 +247,104 @@ impl Mpi {
         })
     }
 
-    fn post(&mut self, token: u32, due: Option<(usize, Stamp, usize)>, request: ffi::MPI_Request) {
+    fn post(&mut self, flight: InFlight, request: ffi::MPI_Request) {
         super::opened();
         self.requests.push(request);
-        self.inflight.push(InFlight { token, due });
+        self.inflight.push(flight);
+    }
+
+    /// As `poll`, without ever completing a message that has failed: the library would free it, and must not.
+    fn poll_elastic(&mut self, done: &mut Vec<u32>) -> Result<()> {
+        let mut waiting: Vec<(bool, usize, c_int)> = Vec::new();
+        let mut finished = 0;
+        let mut at = 0;
+        while at < self.requests.len() {
+            let InFlight { token, way, due } = self.inflight[at];
+            let mut flag: c_int = 0;
+            let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
+            if !waiting.contains(&way) {
+                // SAFETY: the request is an active one of this communicator, the out-pointers are valid.
+                let code = unsafe {
+                    ffi::MPI_Request_get_status(self.requests[at], &raw mut flag, status.as_mut_ptr().cast())
+                };
+                self.checked_failures()?;
+                check("MPI_Request_get_status", self.rank, code)?;
+            }
+            if flag == 0 {
+                waiting.push(way);
+                at += 1;
+                continue;
+            }
+            // SAFETY: the request is done, so this returns at once and frees it.
+            let code = unsafe { ffi::MPI_Wait(&raw mut self.requests[at], status.as_mut_ptr().cast()) };
+            check("MPI_Wait", self.rank, code)?;
+            self.requests.remove(at);
+            self.inflight.remove(at);
+            finished += 1;
+            if let Some((from, stamp, len)) = due {
+                // SAFETY: MPI_Wait wrote it.
+                check_arrival(self.rank, from, stamp, len, unsafe { status.assume_init() })?;
+            }
+            done.push(token);
+        }
+        if finished > 0 {
+            self.sockets.moved();
+            super::moved(finished);
+        }
+        Ok(())
+    }
+}
+
+/// A communicator that ranks were lost of, for the one that follows it.
+pub struct Heritage {
+    ulfm: Ulfm,
+    comm: ffi::MPI_Comm,
+    rank: usize,
+    name: String,
+    yields: bool,
+}
+
+impl Heritage {
+    /// MPI over the processes that are left, and their ranks before; nothing if MPI does not learn within
+    /// `patience` that one is gone. Waits for all of them; collective. On the thread that initialised MPI. What
+    /// is under way in the old communicator is never looked at again.
+    pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
+        let begun = Instant::now();
+        while self.ulfm.failures(self.comm) == 0 {
+            if begun.elapsed() >= patience {
+                return None;
+            }
+            let mut flag: c_int = 0;
+            // SAFETY: the out-pointer is valid; this lets the library take news, and nothing is received.
+            unsafe {
+                let (source, tag, ignored) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG, ffi::RSMPI_STATUS_IGNORE);
+                ffi::MPI_Iprobe(source, tag, self.comm, &raw mut flag, ignored);
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Some(self.shrunk())
+    }
+
+    fn shrunk(&self) -> Result<(Mpi, Vec<usize>)> {
+        let (comm, ranks) = self.ulfm.shrink(self.comm, self.rank)?;
+        let rank = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0);
+        super::forget_open();
+        let mpi = Mpi {
+            comm,
+            rank,
+            size: ranks.len(),
+            name: self.name.clone(),
+            requests: Vec::new(),
+            inflight: Vec::new(),
+            finished: Vec::new(),
+            statuses: Vec::new(),
+            sockets: Sockets::default(),
+            copy: Vec::new(),
+            yields: self.yields,
+            initialised_here: true,
+            ulfm: Some(self.ulfm),
+        };
+        Ok((mpi, ranks))
     }
 }
 
@@ -175,6 +360,9 @@ impl Transport for Mpi {
     unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
         let (name, send): (_, SendCall) = match mode {
+            // A send that is done has arrived, in a job that goes on without lost ranks: none is under way that
+            // the library has freed.
+            _ if self.ulfm.is_some() => ("MPI_Issend", ffi::MPI_Issend),
             SendMode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
             _ => ("MPI_Isend", ffi::MPI_Isend),
         };
@@ -193,7 +381,7 @@ impl Transport for Mpi {
         };
         check(name, self.rank, code)?;
         // SAFETY: a successful call wrote the request.
-        self.post(token, None, unsafe { request.assume_init() });
+        self.post(InFlight { token, way: (false, to, tag(stamp)), due: None }, unsafe { request.assume_init() });
         Ok(())
     }
 
@@ -214,13 +402,18 @@ impl Transport for Mpi {
         };
         check("MPI_Irecv", self.rank, code)?;
         // SAFETY: a successful MPI_Irecv wrote the request.
-        self.post(token, Some((from, stamp, into.len())), unsafe { request.assume_init() });
+        let flight = InFlight { token, way: (true, from, tag(stamp)), due: Some((from, stamp, into.len())) };
+        // SAFETY: as above.
+        self.post(flight, unsafe { request.assume_init() });
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
         if self.requests.is_empty() {
             return Ok(());
+        }
+        if self.ulfm.is_some() {
+            return self.poll_elastic(done);
         }
         let count = self.requests.len();
         self.finished.resize(count, 0);
@@ -350,6 +543,10 @@ impl Transport for Mpi {
     }
 
     fn hosts(&mut self) -> Result<Vec<usize>> {
+        if self.ulfm.is_some() {
+            let all = self.exchange(&network_id().to_ne_bytes(), 0)?;
+            return Ok(all.iter().map(|own| all.iter().position(|other| other == own).unwrap_or(0)).collect());
+        }
         let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
         let mut lowest = self.rank as c_int;
         let mut hosts = vec![0 as c_int; self.size];

@@ -35,6 +35,8 @@ mod thread;
 /// How long one attempt to connect may take, and how long until the next.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
+/// How often rank 0 looks up while it waits for the others.
+const GATHERING: Duration = Duration::from_millis(20);
 
 /// How long to wait for what.
 #[derive(Debug, Clone, Copy)]
@@ -72,14 +74,20 @@ impl Hub {
         Ok(invitation)
     }
 
-    /// Waits until every other rank has connected.
-    pub fn gather(self, size: usize, limits: StartLimits) -> Result<Control> {
+    /// Waits until every other rank has connected, or `meanwhile` returns an error.
+    pub fn gather(
+        self,
+        size: usize,
+        limits: StartLimits,
+        meanwhile: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Control> {
         let (come, arrivals) = unbounded();
         let (links, events) = start(0, size, limits, self.secret, Role::Hub(self.guests), Some(come))?;
         let begun = Instant::now();
         let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), limits.warn);
         while !missing.is_empty() {
-            match arrivals.recv_timeout(Duration::from_millis(100).min(limits.silence)) {
+            meanwhile()?;
+            match arrivals.recv_timeout(GATHERING.min(limits.silence)) {
                 Ok(rank) => missing.retain(|missing| *missing != rank),
                 Err(_) if begun.elapsed() >= limits.silence => {
                     return Err(Error::PeerLost {
@@ -104,8 +112,14 @@ impl Hub {
     }
 }
 
-/// Connects rank `rank` to the hub that wrote `invitation`.
-pub fn join(rank: usize, size: usize, invitation: &str, limits: StartLimits) -> Result<Control> {
+/// Connects rank `rank` to the hub that wrote `invitation`. Ends when `meanwhile` returns an error.
+pub fn join(
+    rank: usize,
+    size: usize,
+    invitation: &str,
+    limits: StartLimits,
+    meanwhile: &mut dyn FnMut() -> Result<()>,
+) -> Result<Control> {
     let mut words = invitation.split(' ');
     let secret = words
         .next()
@@ -115,6 +129,7 @@ pub fn join(rank: usize, size: usize, invitation: &str, limits: StartLimits) -> 
     let begun = Instant::now();
     let (mut last, mut attempt) = ("no address was given".to_owned(), 0);
     while begun.elapsed() < limits.silence {
+        meanwhile()?;
         for address in &addresses {
             // The process is there as long as this port is.
             let dialled = TcpStream::connect_timeout(address, ATTEMPT).and_then(|stream| {

@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 40] = [
+pub const VARIABLES: [Variable; 41] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -121,6 +121,13 @@ pub const VARIABLES: [Variable; 40] = [
          ranks. 0: never. Set it alike on every rank. If the program's own arrays hold the values \
          (`keep=False`, MXNet, PyTorch), the sums are compared. With servers it does nothing, since they \
          keep one copy. With values on devices it is an error",
+    ),
+    variable(
+        "RINGPULL_ELASTIC",
+        "0",
+        "1: the ranks of `dist_sync_mpi` go on without one that is lost, and sum what was not done again. It \
+         takes Open MPI 5 under `mpirun --with-ft ulfm`; where that is missing, a notice says so. Set it alike \
+         on every rank",
     ),
     variable(
         "RINGPULL_TIMELINE",

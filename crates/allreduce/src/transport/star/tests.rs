@@ -20,10 +20,10 @@ fn gathered(hub: Hub, size: usize) -> (Control, Vec<Control>) {
     let leaves: Vec<_> = (1..size)
         .map(|rank| {
             let invitation = invitation.clone();
-            std::thread::spawn(move || join(rank, size, &invitation, PATIENCE).unwrap())
+            std::thread::spawn(move || join(rank, size, &invitation, PATIENCE, &mut || Ok(())).unwrap())
         })
         .collect();
-    let middle = hub.gather(size, PATIENCE).unwrap();
+    let middle = hub.gather(size, PATIENCE, &mut || Ok(())).unwrap();
     (middle, leaves.into_iter().map(|leaf| leaf.join().unwrap()).collect())
 }
 
@@ -67,9 +67,9 @@ fn strangers_keep_nobody_waiting_and_are_turned_away() {
     let hub = Hub::listen(true).unwrap();
     let (invitation, address) = (hub.invitation().unwrap(), hub.guests.addresses().unwrap()[0]);
     let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
-    let peer = std::thread::spawn(move || join(1, 2, &invitation, PATIENCE).unwrap());
+    let peer = std::thread::spawn(move || join(1, 2, &invitation, PATIENCE, &mut || Ok(())).unwrap());
     let begun = Instant::now();
-    let middle = hub.gather(2, PATIENCE).unwrap();
+    let middle = hub.gather(2, PATIENCE, &mut || Ok(())).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let leaf = peer.join().unwrap();
     // Garbage of the right length, to a challenge that was read.
@@ -87,10 +87,10 @@ fn a_rank_0_that_accepts_late_is_waited_for() {
     let limits = StartLimits { silence: Duration::from_secs(20), ..PATIENCE };
     let hub = Hub::listen(true).unwrap();
     let invitation = hub.invitation().unwrap();
-    let peer = std::thread::spawn(move || join(1, 2, &invitation, limits).unwrap());
+    let peer = std::thread::spawn(move || join(1, 2, &invitation, limits, &mut || Ok(())).unwrap());
     // The other gives its first connection up meanwhile.
     std::thread::sleep(GREETING + Duration::from_millis(500));
-    let middle = hub.gather(2, limits).unwrap();
+    let middle = hub.gather(2, limits, &mut || Ok(())).unwrap();
     let leaf = peer.join().unwrap();
     leaf.send(0, b"of the job").unwrap();
     assert_eq!(next(&middle), Event::Frame { from: 1, bytes: b"of the job".to_vec() });
@@ -173,6 +173,6 @@ fn once_all_are_there_only_the_interface_they_came_over_is_listened_on() {
 #[test]
 fn a_rank_that_never_comes_is_named() {
     let limits = StartLimits { silence: Duration::from_millis(10), ..PATIENCE };
-    let error = Hub::listen(true).unwrap().gather(3, limits).err().unwrap().to_string();
+    let error = Hub::listen(true).unwrap().gather(3, limits, &mut || Ok(())).err().unwrap().to_string();
     assert!(error.contains("rank(s) [1, 2]"), "{error}");
 }

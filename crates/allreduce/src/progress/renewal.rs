@@ -1,0 +1,306 @@
+//! From one generation of ranks to the next: what the ranks that are left have done differently far is brought
+//! level, and what none of them has done is done again.
+//!
+//! 1. The transport and the control star are made anew over the ranks that are left (`Succession`), and the
+//!    placement, the schedules, the agreement and the threads with them. The measured model is kept.
+//! 2. Every rank sends to all others how many operations of each topic it has done.
+//! 3. What some rank has done counts, with what the lost rank had given to it: ranks that lack it get its sum
+//!    from the lowest rank that has it, and update their value by it as they would have.
+//! 4. What no rank has done is called again, in the order of each rank's calls, by the ranks that are left.
+//!
+//! If another rank is lost meanwhile, all of that begins again over those that are left then: a rank that has
+//! come further only has done more.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use ringpull_base::config::Config;
+use ringpull_base::{Error, Result, last_words};
+use ringpull_plan::Parts;
+
+use crate::communicator::{Communicator, Learned};
+use crate::progress::comm::communicate;
+use crate::progress::engine::{Connected, Succession, finish, spawn, watch};
+use crate::progress::generation::{Change, Current, Elastic};
+use crate::progress::job::Job;
+use crate::progress::messages::Topic;
+use crate::progress::shared::{Command, Inherited, Shared, is_loss};
+use crate::transport::control::Control;
+
+/// How long MPI may take to learn that a process is gone whose end was noticed otherwise.
+pub(super) const LEARNING: Duration = Duration::from_secs(5);
+
+/// The ranks between two losses, as the comm thread has them.
+pub(super) struct Generation {
+    pub(super) shared: Arc<Shared>,
+    communicator: Communicator,
+    inbox: Receiver<Command>,
+    finishing: Sender<Box<dyn Job>>,
+    finisher: JoinHandle<()>,
+    succession: Option<Succession>,
+    finalise: Box<dyn FnOnce()>,
+}
+
+/// Ranks that are connected and can talk.
+pub(super) struct Ready {
+    pub(super) communicator: Communicator,
+    pub(super) control: Control,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) succession: Option<Succession>,
+    pub(super) finalise: Box<dyn FnOnce()>,
+}
+
+/// Makes a communicator of connected ranks, by the model that was learned before, if one was, and does `first`.
+/// If a rank is lost meanwhile, the same without it.
+pub(super) fn ready(
+    mut connected: Connected,
+    config: &Config,
+    kept: Option<(&Learned, (u64, u64))>,
+    mut first: impl FnMut(&mut Communicator) -> Result<()>,
+) -> Result<(Ready, Vec<usize>)> {
+    let mut ranks: Vec<usize> = match &connected.succession {
+        Some(succession) => succession.ranks.clone(),
+        None => (0..connected.control.size()).collect(),
+    };
+    loop {
+        let Connected { transport, control, is_cluster, finalise, succession } = connected;
+        let stop = Arc::new(AtomicBool::new(false));
+        let made = Communicator::new(transport, config, Arc::clone(&stop)).and_then(|mut communicator| {
+            let done = match kept {
+                Some((learned, traffic)) => {
+                    communicator.go_on_from(learned, traffic);
+                    Ok(())
+                }
+                None if is_cluster => communicator.learn(config),
+                None => Ok(()),
+            };
+            match done.and_then(|()| first(&mut communicator)) {
+                Ok(()) => Ok(communicator),
+                Err(cause) => {
+                    // The library may still use its memory.
+                    std::mem::forget(communicator);
+                    Err(cause)
+                }
+            }
+        });
+        match (made, succession) {
+            (Ok(communicator), succession) => {
+                return Ok((Ready { communicator, control, stop, succession, finalise }, ranks));
+            }
+            (Err(cause), Some(succession)) if is_loss(&cause) => {
+                connected = (succession.next)(&cause)?;
+                end_later(control);
+                if let Some(succession) = &connected.succession {
+                    ranks = succession.ranks.iter().map(|rank| ranks[*rank]).collect();
+                }
+            }
+            (Err(cause), _) => return Err(cause),
+        }
+    }
+}
+
+/// Drops what takes its time to end.
+fn end_later(what: impl Send + 'static) {
+    drop(std::thread::Builder::new().name("ringpull-end".to_owned()).spawn(move || drop(what)));
+}
+
+impl Generation {
+    /// Starts the threads of a generation.
+    pub(super) fn begin(ready: Ready, config: &Config, mut inherited: Inherited) -> Result<Self> {
+        let Ready { communicator, control, stop, succession, finalise } = ready;
+        let (commands, inbox) = unbounded();
+        let (own_notes, notes) = unbounded();
+        let (finishing, finished) = unbounded::<Box<dyn Job>>();
+        inherited.is_elastic = succession.is_some();
+        let shared = Arc::new(Shared::new(&communicator, control, config, (stop, commands, own_notes), inherited));
+        let sharing = Arc::clone(&shared);
+        let finisher = spawn("ringpull-finish", move || finish(&sharing, &finished))?;
+        watch(&shared, config, &communicator, notes)?;
+        Ok(Generation { shared, communicator, inbox, finishing, finisher, succession, finalise })
+    }
+
+    /// Runs what is launched until this rank leaves or there was a fault, over as many generations as it takes.
+    pub(super) fn run(mut self, config: &Config, current: &Current) {
+        loop {
+            let learned = self.communicator.learned().clone();
+            let Generation { shared, communicator, inbox, finishing, finisher, succession, finalise } = self;
+            communicate(&shared, communicator, &inbox, &finishing);
+            drop(finishing);
+            let Some(succession) = succession else {
+                if shared.fault.get().is_none() {
+                    finalise();
+                }
+                return drop(finisher.join());
+            };
+            // What is finished is finished: from here on no job changes but by this thread.
+            drop(finisher.join());
+            wait_for_all(&shared);
+            if !shared.is_renewed() {
+                return;
+            }
+            match renew(&shared, succession, config, &learned, current) {
+                Ok(next) => self = next,
+                Err(fault) => return shared.end(&fault),
+            }
+            end_later(shared);
+        }
+    }
+}
+
+/// Returns when all ranks are done, or there was a fault, if this rank has left: until then it may be needed by
+/// those that go on after a loss. One whose program fails is not waited for, and does not wait.
+fn wait_for_all(shared: &Shared) {
+    let is_over = || shared.ending.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
+    while shared.fault.get().is_none() && !is_over() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn renew(
+    old: &Arc<Shared>,
+    succession: Succession,
+    config: &Config,
+    learned: &Learned,
+    current: &Current,
+) -> Result<Generation> {
+    let fault = old.fault.get().expect("a generation ends by a fault");
+    let connected = (succession.next)(fault)?;
+    let traffic = [&old.sent_bytes, &old.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+    let kept = (learned, (traffic[0], traffic[1]));
+    let (mut done, mut generation) = (BTreeMap::new(), 0);
+    let (ready, ranks) = ready(connected, config, Some(kept), |communicator| {
+        (done, generation) = bring_level(old, current.generation(), communicator)?;
+        Ok(())
+    })?;
+    let (rank, size) = (ready.control.rank(), ready.control.size());
+    let lost: Vec<usize> = (0..old.size).filter(|rank| !ranks.contains(rank)).collect();
+    tracing::info!(rank, size, ?lost, "the job goes on without lost ranks");
+    last_words::introduce(rank, size);
+    let next = Generation::begin(ready, config, Inherited::of(old, done))?;
+    current.replace(old, &next.shared, Change { generation, rank, num_workers: size, lost });
+    Ok(next)
+}
+
+/// What a rank sends to all others.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Standing {
+    generation: u64,
+    done: Vec<(Topic, u64)>,
+    /// Why it cannot go on without the lost rank.
+    cannot: Option<Error>,
+}
+
+/// Lets every rank have what some rank has done; how many operations of each topic are done then, and the number
+/// of the next generation: a rank may have come through a loss that another still works on.
+fn bring_level(
+    shared: &Shared,
+    generation: u64,
+    communicator: &mut Communicator,
+) -> Result<(BTreeMap<Topic, u64>, u64)> {
+    let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
+    let own = done_here(shared, elastic);
+    let cannot = check_complete(shared).err();
+    let standing = Standing { generation, done: own.clone().into_iter().collect(), cannot };
+    let all: Vec<Standing> = gather(communicator, &standing)?;
+    if let Some(cause) = all.iter().find_map(|standing| standing.cannot.clone()) {
+        return Err(cause);
+    }
+    let mut most: BTreeMap<Topic, (u64, usize)> = BTreeMap::new();
+    for (rank, standing) in all.iter().enumerate() {
+        for (topic, count) in &standing.done {
+            let entry = most.entry(topic.clone()).or_insert((*count, rank));
+            if *count > entry.0 {
+                *entry = (*count, rank);
+            }
+        }
+    }
+    let count_of = |standing: &Standing, topic: &Topic| {
+        let at = standing.done.binary_search_by(|(other, _)| other.cmp(topic));
+        at.map_or(0, |at| standing.done[at].1)
+    };
+    let is_lacking =
+        |(topic, (count, _)): &(&Topic, &(u64, usize))| all.iter().any(|standing| count_of(standing, topic) < *count);
+    let lacking: Vec<(&Topic, usize, u64)> =
+        most.iter().filter(is_lacking).map(|(topic, (count, rank))| (topic, *rank, *count)).collect();
+    if !lacking.is_empty() {
+        let own_rank = communicator.rank();
+        let given: Vec<(Topic, Vec<u8>)> = lacking
+            .iter()
+            .filter(|(_, rank, _)| *rank == own_rank)
+            .map(|(topic, ..)| Ok(((*topic).clone(), shared.last_sum(topic)?)))
+            .collect::<Result<_>>()?;
+        let sums: Vec<Vec<(Topic, Vec<u8>)>> = gather(communicator, &given)?;
+        for (topic, sum) in sums.into_iter().flatten() {
+            let (_, _, count) = lacking.iter().find(|(other, ..)| **other == topic).expect("only these are given");
+            let lacks = count - own.get(&topic).copied().unwrap_or(0);
+            if lacks > 1 {
+                return Err(Error::bug(format!("{lacks} operations on {} are done elsewhere", topic.key())));
+            }
+            if lacks == 1 {
+                take(elastic, &topic, &sum)?;
+            }
+        }
+    }
+    let generation = 1 + all.iter().map(|standing| standing.generation).max().unwrap_or(0);
+    Ok((most.into_iter().map(|(topic, (count, _))| (topic, count)).collect(), generation))
+}
+
+/// How many operations of each topic this rank has done, of those that can be done again.
+fn done_here(shared: &Shared, elastic: &Elastic) -> BTreeMap<Topic, u64> {
+    let calls = shared.calls.lock();
+    shared.fail_waiting();
+    let mut done = elastic.before.clone();
+    for (topic, called) in calls.ordinals().filter(|(topic, _)| matches!(topic, Topic::Key { .. } | Topic::Barrier)) {
+        *done.entry(topic.clone()).or_default() += called;
+    }
+    elastic.with(|orphans| {
+        for orphan in orphans.iter() {
+            if let Some(count) = done.get_mut(&orphan.topic) {
+                *count -= 1;
+            }
+        }
+    });
+    done
+}
+
+/// Finishes the first operation of a topic that is not done here by the sum that other ranks have.
+fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
+    let orphan = elastic.with(|orphans| {
+        let first = (0..orphans.len()).filter(|at| orphans[*at].topic == *topic).min_by_key(|at| orphans[*at].place)?;
+        Some(orphans.swap_remove(first))
+    });
+    match orphan.flatten() {
+        Some(orphan) => orphan.job.given(sum),
+        None => Err(Error::bug(format!("an operation on {} is done elsewhere and was not called here", topic.key()))),
+    }
+}
+
+fn check_complete(shared: &Shared) -> Result<()> {
+    if shared.calls.lock().has_joined() {
+        return Err(Error::Unsupported {
+            kind: "dist_sync_mpi".to_owned(),
+            operation: "going on without a lost rank".to_owned(),
+            reason: "some ranks have joined, and wait for the others to have no data left".to_owned(),
+        });
+    }
+    let stores: Vec<_> = shared.stand_ins.lock().values().filter_map(std::sync::Weak::upgrade).collect();
+    stores.iter().try_for_each(|store| store.check_complete())
+}
+
+/// What every rank gives. Collective.
+fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(comm: &mut Communicator, own: &T) -> Result<Vec<T>> {
+    let bytes = postcard::to_stdvec(own).expect("plain data");
+    let lens = comm.gather_word(bytes.len() as u64, 0)?;
+    let parts = Parts::of_lens(lens.iter().map(|len| *len as usize));
+    let all = comm.gather(parts.clone(), 0, |part| part.copy_from_slice(&bytes))?;
+    let read = |rank: usize| {
+        let bytes = &all.bytes()[parts.range(rank..rank + 1)];
+        postcard::from_bytes(bytes).map_err(|cause| Error::protocol(None, format!("rank {rank}"), cause.to_string()))
+    };
+    (0..comm.size()).map(read).collect()
+}

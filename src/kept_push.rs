@@ -1,0 +1,101 @@
+//! A dense push of a job that goes on without lost ranks: nothing that the store has is changed before the sum is
+//! there, so the push can be done again.
+//!
+//! The sum is made in memory of its own and not in an output, because MPI may still write into what it was given
+//! for a sum that was given up. Such memory is never freed and never used again. The gradient is kept beside it:
+//! that is one copy more than a push of another job makes.
+
+use std::sync::Arc;
+
+use ringpull_allreduce::communicator::Communicator;
+use ringpull_allreduce::progress::{Job, Launch, Transfer};
+use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut};
+
+use crate::Contribution;
+use crate::slot::{LastSum, Slot};
+use crate::update::{Update, Updates};
+
+/// A gradient, kept until its sum is done.
+pub(super) struct KeptPush {
+    slot: Arc<Slot>,
+    gradient: Contribution,
+    sum: Option<Buffer>,
+    outs: Vec<TensorMut>,
+    update: Update,
+    updates: Arc<Updates>,
+    priority: i32,
+}
+
+impl KeptPush {
+    pub(super) fn new(
+        slot: &Arc<Slot>,
+        gradient: Contribution,
+        outs: Vec<TensorMut>,
+        update: Update,
+        updates: &Arc<Updates>,
+        priority: i32,
+    ) -> Self {
+        let (slot, updates) = (Arc::clone(slot), Arc::clone(updates));
+        KeptPush { slot, gradient, sum: None, outs, update, updates, priority }
+    }
+}
+
+impl Job for KeptPush {
+    fn transfer(&self) -> Transfer {
+        let entry = &self.slot.entry;
+        let (dtype, len_bytes) = (entry.dtype, entry.len_bytes());
+        Transfer::Sum { dtype, reduction: Reduction::Sum, len_bytes, priority: self.priority, is_divided: false }
+    }
+
+    fn addend(&mut self) -> &mut [u8] {
+        if self.sum.is_none() {
+            if let Contribution::Held(held) = &self.gradient {
+                // The caller's tensor is free again from now on, as in other jobs.
+                self.gradient = Contribution::Summed(Buffer::copy_of(held.bytes()));
+            }
+            self.slot.begin();
+        }
+        let (gradient, outs) = (&self.gradient, &self.outs);
+        self.sum.get_or_insert_with(|| Buffer::copy_of(gradient.bytes(outs))).bytes_mut()
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Err(Error::bug("a sum is begun, and not run"))
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        let Some(sum) = self.sum.take() else { return Ok(()) };
+        let sum = Arc::new(sum);
+        self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
+        if self.update.overwrites() {
+            self.slot.settle_with(sum, self.outs);
+            return Ok(());
+        }
+        match self.slot.updated(&self.updates, &self.update, sum.bytes()) {
+            Ok(value) => {
+                self.slot.settle_with(value, self.outs);
+                Ok(())
+            }
+            Err(fault) => {
+                self.fail(&fault);
+                Err(fault)
+            }
+        }
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        self.slot.fail(fault);
+        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+        std::mem::forget(self.sum);
+    }
+
+    fn again(&mut self) -> bool {
+        std::mem::forget(self.sum.take());
+        true
+    }
+
+    fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {
+        self.sum = Some(Buffer::copy_of(sum));
+        self.finish()
+    }
+}
