@@ -1,9 +1,9 @@
-//! A dense push of a job that goes on without lost ranks: nothing that the store has is changed before the sum is
-//! there, so the push can be done again.
+//! A dense push of a job that goes on without lost ranks: nothing that the store has is changed before the
+//! sum is there, so the push can be done again.
 //!
-//! The sum is made in memory of its own and not in an output, because MPI may still write into what it was given
-//! for a sum that was given up. Such memory is never freed and never used again. The gradient is kept beside it:
-//! that is one copy more than a push of another job makes.
+//! The sum is made in memory of its own and not in an output, because MPI may still write into what it was
+//! given for a sum that was given up. Such memory is never freed and never used again. The gradient is kept
+//! beside it: that is one copy more than a push of another job makes.
 
 use std::sync::Arc;
 

@@ -187,18 +187,20 @@ impl KvStore {
         self.backend.num_workers()
     }
 
-    /// How many losses of workers the job has gone on after: 0 but with [`create_elastic`](crate::create_elastic).
-    /// The ranks and the number of workers are those of this generation.
+    /// How many losses of workers the job has gone on after: 0 but with
+    /// [`create_elastic`](crate::create_elastic). The ranks and the number of workers are those of this
+    /// generation.
     pub fn generation(&self) -> u64 {
         self.backend.generation()
     }
 
     /// Lets `callback` know of workers that were lost and that the job goes on without. It is called on the
-    /// program's thread, at the start of its next call of the store; the call returns its error. It may call the
-    /// store. Without one the job goes on silently.
+    /// program's thread, at the start of its next call of the store; the call returns its error. It may call
+    /// the store. Without one the job goes on silently.
     ///
-    /// Sums have fewer contributions from then on. A program that averages by a fixed number changes that here,
-    /// as it does its learning rate; so does one that has given shares ([`set_shares`](Self::set_shares)).
+    /// Sums have fewer contributions from then on. A program that averages by a fixed number changes that
+    /// here, as it does its learning rate; so does one that has given shares
+    /// ([`set_shares`](Self::set_shares)).
     ///
     /// ```
     /// let store = ringpull::create("local")?;

@@ -1,9 +1,10 @@
-//! Jobs that go on without ranks that are killed, under the `mpirun` of an Open MPI with fault tolerance: which
-//! contributions every sum has, on every rank that is left. Skipped where there is none: `scripts/setup
+//! Jobs that go on without ranks that are killed, under the `mpirun` of an Open MPI with fault tolerance:
+//! which contributions every sum has, on every rank that is left. Skipped where there is none: `scripts/setup
 //! --openmpi5` fetches it.
 //!
-//! In step `s` each rank adds to every element `2^own + 1024 s`, `own` being its number at the start. So a sum
-//! tells whose contributions it has: all of those that were there before a loss, or all that are there after it.
+//! In step `s` each rank adds to every element `2^own + 1024 s`, `own` being its number at the start. So a
+//! sum tells whose contributions it has: all of those that were there before a loss, or all that are there
+//! after it.
 #![cfg(feature = "mpi")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,8 +18,8 @@ use ringpull_processes::{Processes, own_path};
 use rustix::process::{Signal, getpid, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The variable with what a rank does, and when it kills itself: `steps=40;kill=2@7+300,0@12`, which is rank 2
-/// in step 7, 300 us after its beginning, and rank 0 in step 12 before it.
+/// The variable with what a rank does, and when it kills itself: `steps=40;kill=2@7+300,0@12`, which is rank
+/// 2 in step 7, 300 us after its beginning, and rank 0 in step 12 before it.
 const CHILD: &str = "RINGPULL_ELASTIC_CHILD";
 const STEP: f64 = 1024.0;
 
@@ -68,8 +69,8 @@ impl Ended {
         lines.map(|(_, rest)| rest.split_whitespace().map(str::to_owned).collect()).collect()
     }
 
-    /// Checks every sum; `lost` are the ranks that are killed, in that order, in `steps` steps. The time from the
-    /// first kill to the first sum without that rank on all others.
+    /// Checks every sum; `lost` are the ranks that are killed, in that order, in `steps` steps. The time from
+    /// the first kill to the first sum without that rank on all others.
     fn check(&self, lost: &[usize], steps: usize) -> Option<f64> {
         let complain = |what: String| -> ! { panic!("{what}\n{}", self.processes) };
         let mut allowed: Vec<u32> = vec![(1 << self.ranks) - 1];
@@ -261,6 +262,33 @@ fn two_ranks_may_die_one_after_the_other() {
 fn a_rank_may_die_while_steps_are_frozen() {
     case(3, "kill=1@25", &[1], 40, &[]);
     case(3, "kill=1@25+100", &[1], 40, BY_MESSAGES);
+}
+
+/// Kills a random rank of eight at a random time, as often as `RINGPULL_ELASTIC_TRIALS` says, and prints the
+/// time from the kill to the next correct sum on all that are left.
+#[test]
+#[ignore = "a measurement: RINGPULL_ELASTIC_TRIALS=200 cargo test --release --test elastic -- --ignored trials"]
+fn trials() {
+    let Some(folder) = open_mpi() else { return };
+    let count: u64 = config::text("RINGPULL_ELASTIC_TRIALS").map_or(10, |count| count.parse().unwrap());
+    let seed = config::text("RINGPULL_ELASTIC_SEED").map_or(1, |seed| seed.parse().unwrap());
+    // A linear congruence is random enough, and the same again for the same seed.
+    let mut state: u64 = seed;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let mut times = Vec::new();
+    for trial in 0..count {
+        let (rank, step, after) = (random(8), random(30), random(20_000));
+        let plan = format!("kill={rank}@{step}+{after};len=100000;steps=60;pause=1000");
+        let env = if trial % 2 == 0 { &[][..] } else { BY_MESSAGES };
+        let time = run(&folder, 8, &plan, env).check(&[rank as usize], 60).unwrap_or(f64::NAN);
+        println!("{trial}: {plan} {}: {:.1} ms", if trial % 2 == 0 { "shared" } else { "messages" }, time * 1e3);
+        times.push(time * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    println!("{count} losses: median {:.1} ms, worst {:.1} ms", times[times.len() / 2], times[times.len() - 1]);
 }
 
 #[test]

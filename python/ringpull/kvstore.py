@@ -183,6 +183,22 @@ class KVStore(Worker):
             )
         self._native.set_optimizer(optimizer.spec() if isinstance(optimizer, Optimizer) else optimizer, sharded)
 
+    @property
+    def generation(self) -> int:
+        """How many losses of workers the job has gone on after: 0 but with ``RINGPULL_ELASTIC=1``. ``rank`` and
+        ``num_workers`` are those of this generation."""
+        return self._native.generation
+
+    def on_change(self, callback: Callable[[int, int, int, list[int]], object]) -> None:
+        """Lets ``callback(generation, rank, num_workers, lost)`` know of workers that were lost and that the job goes on
+        without; ``lost`` has the numbers that they had until then.
+
+        It is called on the program's thread at the start of its next call of the store, which raises what it raises. It may call
+        the store, for example to set another learning rate. Without it the job goes on silently. Sums have fewer contributions from
+        then on.
+        """
+        self._native.on_change(callback)
+
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Lets ``updater(key, received, stored)`` apply every push made from now on: it changes ``stored`` in place.
 

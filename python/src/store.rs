@@ -41,9 +41,9 @@ impl Store {
         inner.clone().ok_or_else(|| argument(py, "the store has been closed", "create another one"))
     }
 
-    /// What a store that is open says of itself, and that of its parent in a forked child.
-    fn known<T>(&self, py: Python<'_>, value: T) -> PyResult<T> {
-        if self.process.is_here() { self.open(py).map(|_| value) } else { Ok(value) }
+    /// What a store that is open says of itself, and in a forked child what that of its parent said at its start.
+    fn known<T>(&self, py: Python<'_>, present: impl Fn(&KvStore) -> T, first: T) -> PyResult<T> {
+        if self.process.is_here() { self.open(py).map(|store| present(&store)) } else { Ok(first) }
     }
 
     /// Runs `work` on the store without holding the interpreter.
@@ -160,12 +160,40 @@ impl Store {
     /// Known in a forked child too, such as one that loads this rank's part of the data.
     #[getter]
     fn rank(&self, py: Python<'_>) -> PyResult<usize> {
-        self.known(py, self.rank)
+        self.known(py, KvStore::rank, self.rank)
     }
 
     #[getter]
     fn num_workers(&self, py: Python<'_>) -> PyResult<usize> {
-        self.known(py, self.num_workers)
+        self.known(py, KvStore::num_workers, self.num_workers)
+    }
+
+    /// How many losses of workers the job has gone on after.
+    #[getter]
+    fn generation(&self, py: Python<'_>) -> PyResult<u64> {
+        self.known(py, KvStore::generation, 0)
+    }
+
+    /// `callback(generation, rank, num_workers, lost)` is called at the next call after a loss, on its thread; what it
+    /// raises is raised by that call.
+    fn on_change(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        if !callback.bind(py).is_callable() {
+            return Err(PyTypeError::new_err("it is called as callback(generation, rank, num_workers, lost)"));
+        }
+        let store = self.open(py)?;
+        store.on_change(Box::new(move |change| {
+            let (generation, rank, num_workers) = (change.generation, change.rank, change.num_workers);
+            let words = (generation, rank, num_workers, change.lost.clone());
+            let raised = Python::try_attach(|py| callback.call1(py, words).err()).flatten();
+            match raised {
+                None => Ok(()),
+                Some(raised) => {
+                    RAISED.set(Some(raised));
+                    Err(Error::Interrupted {})
+                }
+            }
+        }));
+        Ok(())
     }
 
     /// This process's place among those of its host, as the launcher says; 0 where none says it.

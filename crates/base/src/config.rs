@@ -106,8 +106,8 @@ pub struct Config {
     /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): how many updates of a key lie between two comparisons
     /// of its value over the ranks of `dist_sync_mpi`.
     pub check_replicas: u64,
-    /// `RINGPULL_ELASTIC` (0): whether the ranks of `dist_sync_mpi` go on without one that is lost, where MPI can
-    /// (Open MPI 5 under `mpirun --with-ft ulfm`).
+    /// `RINGPULL_ELASTIC` (0): whether the ranks of `dist_sync_mpi` go on without one that is lost, where MPI
+    /// can (Open MPI 5 under `mpirun --with-ft ulfm`).
     pub elastic: bool,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
     /// servers.
@@ -330,8 +330,8 @@ pub fn launcher_survives_losses() -> bool {
     text("OMPI_MCA_mpi_ft_enable").is_some_and(|value| !matches!(value.as_str(), "0" | "f" | "false" | "no"))
 }
 
-/// A parameter of Open MPI for a job that goes on without lost ranks: its shared memory is left out, because a
-/// process that is killed at a bad moment leaves a queue there for ever unreadable. Ranks of a host sum in
+/// A parameter of Open MPI for a job that goes on without lost ranks: its shared memory is left out, because
+/// a process that is killed at a bad moment leaves a queue there for ever unreadable. Ranks of a host sum in
 /// shared memory of our own.
 pub const ELASTIC_SETTING: (&str, &str) = ("OMPI_MCA_btl", "^sm");
 

@@ -146,8 +146,8 @@ impl Comm<'_> {
     /// those that are held before it.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
-        // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all of
-        // the one before it on the same topic: so a rank lacks at most one that another has.
+        // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
+        // of the one before it on the same topic: so a rank lacks at most one that another has.
         let waits_for_running = command.is_divided() || self.shared.elastic.is_some();
         (waits_for_running && self.running.iter().flat_map(Running::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::topics).any(is_of)

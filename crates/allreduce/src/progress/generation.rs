@@ -1,8 +1,9 @@
 //! The generations of an engine: its ranks between two losses.
 //!
-//! Everything of a generation is made anew for the next one: the transport and the control star, the placement,
-//! the agreement, the numbers of calls. What lives on is [`Current`], which the callers hold, and the operations
-//! that were called and are not done: each is kept ([`Orphan`]) with what it needs to be done again.
+//! Everything of a generation is made anew for the next one: the transport and the control star, the
+//! placement, the agreement, the numbers of calls. What lives on is [`Current`], which the callers hold, and
+//! the operations that were called and are not done: each is kept ([`Orphan`]) with what it needs to be done
+//! again.
 //!
 //! How many operations of a topic are done is counted from the start of the job, so that ranks that have come
 //! through a loss differently far can be compared (`renewal`).
@@ -63,7 +64,8 @@ impl Current {
         self.changes.lock().last().map_or(0, |change| change.generation)
     }
 
-    /// The next generation takes the place of `old`, and gets what that has kept, and what is still called there.
+    /// The next generation takes the place of `old`, and gets what that has kept, and what is still called
+    /// there.
     pub(super) fn replace(&self, old: &Shared, next: &Arc<Shared>, change: Change) {
         old.fail_waiting();
         if let Some(elastic) = &old.elastic {

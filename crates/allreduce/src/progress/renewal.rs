@@ -1,5 +1,5 @@
-//! From one generation of ranks to the next: what the ranks that are left have done differently far is brought
-//! level, and what none of them has done is done again.
+//! From one generation of ranks to the next: what the ranks that are left have done differently far is
+//! brought level, and what none of them has done is done again.
 //!
 //! 1. The transport and the control star are made anew over the ranks that are left (`Succession`), and the
 //!    placement, the schedules, the agreement and the threads with them. The measured model is kept.
@@ -55,8 +55,8 @@ pub(super) struct Ready {
     pub(super) finalise: Box<dyn FnOnce()>,
 }
 
-/// Makes a communicator of connected ranks, by the model that was learned before, if one was, and does `first`.
-/// If a rank is lost meanwhile, the same without it.
+/// Makes a communicator of connected ranks, by the model that was learned before, if one was, and does
+/// `first`. If a rank is lost meanwhile, the same without it.
 pub(super) fn ready(
     mut connected: Connected,
     config: &Config,
@@ -124,7 +124,8 @@ impl Generation {
         Ok(Generation { shared, communicator, inbox, finishing, finisher, succession, finalise })
     }
 
-    /// Runs what is launched until this rank leaves or there was a fault, over as many generations as it takes.
+    /// Runs what is launched until this rank leaves or there was a fault, over as many generations as it
+    /// takes.
     pub(super) fn run(mut self, config: &Config, current: &Current) {
         loop {
             let learned = self.communicator.learned().clone();
@@ -152,8 +153,8 @@ impl Generation {
     }
 }
 
-/// Returns when all ranks are done, or there was a fault, if this rank has left: until then it may be needed by
-/// those that go on after a loss. One whose program fails is not waited for, and does not wait.
+/// Returns when all ranks are done, or there was a fault, if this rank has left: until then it may be needed
+/// by those that go on after a loss. One whose program fails is not waited for, and does not wait.
 fn wait_for_all(shared: &Shared) {
     let is_over = || shared.ending.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
     while shared.fault.get().is_none() && !is_over() {
@@ -195,8 +196,8 @@ struct Standing {
     cannot: Option<Error>,
 }
 
-/// Lets every rank have what some rank has done; how many operations of each topic are done then, and the number
-/// of the next generation: a rank may have come through a loss that another still works on.
+/// Lets every rank have what some rank has done; how many operations of each topic are done then, and the
+/// number of the next generation: a rank may have come through a loss that another still works on.
 fn bring_level(
     shared: &Shared,
     generation: u64,

@@ -365,7 +365,8 @@ impl Watcher {
         }
     }
 
-    /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does nothing.
+    /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does
+    /// nothing.
     fn check_renewal(&mut self, shared: &Shared) {
         let Some(elastic) = shared.elastic.as_ref().filter(|elastic| shared.is_renewed() && elastic.waits()) else {
             return;

@@ -85,8 +85,8 @@ struct InFlight {
 impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
     /// ranks. Messages of up to `eager_bytes` must be sent without asking, the same on every rank; `None`
-    /// leaves the library its own limit. `elastic`: the job is to go on without lost ranks, if the library and
-    /// the launcher can. Collective.
+    /// leaves the library its own limit. `elastic`: the job is to go on without lost ranks, if the library
+    /// and the launcher can. Collective.
     pub fn initialise(eager_bytes: Option<usize>, elastic: bool) -> Result<Self> {
         let name = mpi_library()?;
         // The library makes files of its own, to share memory with ranks of this host, and does without where
@@ -306,8 +306,8 @@ pub struct Heritage {
 
 impl Heritage {
     /// MPI over the processes that are left, and their ranks before; nothing if MPI does not learn within
-    /// `patience` that one is gone. Waits for all of them; collective. On the thread that initialised MPI. What
-    /// is under way in the old communicator is never looked at again.
+    /// `patience` that one is gone. Waits for all of them; collective. On the thread that initialised MPI.
+    /// What is under way in the old communicator is never looked at again.
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
         while self.ulfm.failures(self.comm) == 0 {
@@ -360,8 +360,8 @@ impl Transport for Mpi {
     unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
         let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
         let (name, send): (_, SendCall) = match mode {
-            // A send that is done has arrived, in a job that goes on without lost ranks: none is under way that
-            // the library has freed.
+            // A send that is done has arrived, in a job that goes on without lost ranks: none is under way
+            // that the library has freed.
             _ if self.ulfm.is_some() => ("MPI_Issend", ffi::MPI_Issend),
             SendMode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
             _ => ("MPI_Isend", ffi::MPI_Isend),

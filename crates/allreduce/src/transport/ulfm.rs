@@ -71,8 +71,8 @@ impl Ulfm {
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// A communicator of the processes of `comm` that are left, and their ranks in `comm`. Blocks until all of
-    /// them call it; collective.
+    /// A communicator of the processes of `comm` that are left, and their ranks in `comm`. Blocks until all
+    /// of them call it; collective.
     pub(super) fn shrink(&self, comm: ffi::MPI_Comm, rank: usize) -> Result<(ffi::MPI_Comm, Vec<usize>)> {
         let mut next = MaybeUninit::<ffi::MPI_Comm>::uninit();
         // SAFETY: `comm` lives, and the out-pointer is valid.
