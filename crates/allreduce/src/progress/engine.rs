@@ -23,17 +23,15 @@ use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Tensor, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
-use crate::progress::comm::AbortOnPanic;
-use crate::progress::fusion::BUCKET_BYTES;
+use crate::progress::connected::{Connect, Connected};
 use crate::progress::generation::{Change, Current};
 use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
-use crate::progress::renewal::{self, Generation};
-use crate::progress::shared::{Inherited, Shared};
+use crate::progress::renewal::{self, Generation, spawn};
+use crate::progress::shared::Inherited;
 use crate::progress::status;
-use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
-use crate::transport::{Transport, inproc};
+use crate::transport::inproc;
 
 /// How long a process that has met a fault stays, so that its peers can report the fault before a launcher
 /// ends them.
@@ -50,34 +48,6 @@ pub struct Engine {
     process: Process,
     files: Mutex<Vec<PathBuf>>,
 }
-
-/// How a transport and its control star come to be; called on the comm thread.
-pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
-
-/// A transport that is ready, and how to end it.
-pub struct Connected {
-    /// The wire.
-    pub transport: Box<dyn Transport>,
-    /// The control star over the same ranks.
-    pub control: Control,
-    /// Whether ranks are processes, whose cluster `auto` has to know. Threads of one process are not.
-    pub is_cluster: bool,
-    /// What ends the library, after the transport was dropped without a fault.
-    pub finalise: Box<dyn FnOnce()>,
-    /// How those that are left go on when a rank is lost, if they can.
-    pub succession: Option<Succession>,
-}
-
-/// How the ranks that are left go on when a rank is lost.
-pub struct Succession {
-    /// The numbers that the present ranks had among those before them.
-    pub ranks: Vec<usize>,
-    /// Connects those that are left. Returns what it is given if no rank is lost. On the comm thread.
-    pub next: Next,
-}
-
-/// Connects the ranks that are left, after a fault.
-pub type Next = Box<dyn FnOnce(&Error) -> Result<Connected>>;
 
 impl Engine {
     /// Starts the threads; returns when every rank is connected.
@@ -449,41 +419,6 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.leave();
     }
-}
-
-/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is
-/// finished, which it says.
-pub(super) fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
-    let _guard = AbortOnPanic;
-    for job in finished {
-        if let Err(cause) = job.finish() {
-            shared.poison(&cause, true);
-        }
-        shared.unfinished.finished();
-    }
-    if shared.fault.get().is_none() {
-        shared.tell_rank_0(ControlMessage::Done);
-    }
-}
-
-/// Starts the control thread, which ends by itself when the last owner of `shared` is gone; it is not joined.
-pub(super) fn watch(
-    shared: &Arc<Shared>,
-    config: &Config,
-    comm: &Communicator,
-    notes: Receiver<ControlMessage>,
-) -> Result<()> {
-    let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
-    let (watching, mut watcher) = (Arc::downgrade(shared), Watcher::new(config, shared.size, bucket_bytes));
-    if comm.sums_block() || config.check_replicas > 0 {
-        watcher.sums_block();
-    }
-    spawn("ringpull-agree", move || watcher.run(&watching, &notes)).map(drop)
-}
-
-pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let builder = std::thread::Builder::new().name(name.to_owned());
-    builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
 }
 
 /// Waits until every rank has come this far, which starting MPI waits for, and says so when it takes long.

@@ -8,8 +8,7 @@ use ringpull_base::{DType, Error, Key, Reduction, Result, Tensor};
 
 use crate::communicator::{Communicator, PartUpdate};
 use crate::interpreter::Ticket;
-use crate::progress::generation::Orphan;
-use crate::progress::messages::{Launch, Operation, Terms, Transfer};
+use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
@@ -98,6 +97,16 @@ pub trait Job: Send {
     fn orphan(&mut self) -> Option<Orphan> {
         None
     }
+}
+
+/// An operation that was called and is not done.
+pub(super) struct Orphan {
+    /// Its place among the calls of this rank.
+    pub(super) place: u64,
+    pub(super) topic: Topic,
+    pub(super) operation: Operation,
+    pub(super) terms: Terms,
+    pub(super) job: Box<dyn Job>,
 }
 
 /// Where what a job gives its caller goes.

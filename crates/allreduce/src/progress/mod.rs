@@ -13,7 +13,8 @@
 //!   (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share,
 //!   `standstill` finds out whether this rank waits for what cannot come; `status` says what every rank is
 //!   doing (`answers`, `under_way`);
-//! - `generation`: what lives on when a rank is lost and the others go on, and `renewal`: how they do;
+//! - `generation`: what lives on when a rank is lost and the others go on, `kept`: what is done again, and
+//!   `renewal`: how they go on; `connected`: the ranks that a transport joins, and those that follow them;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
 //!   `termination`: what it reports when a launcher ends it; `hang`: its end if MPI does not return.
 
@@ -21,6 +22,7 @@ pub mod agreement;
 mod answers;
 pub mod calls;
 mod comm;
+pub mod connected;
 pub mod engine;
 mod freezing;
 pub mod frozen;
@@ -31,6 +33,7 @@ mod generation;
 mod handover;
 mod hang;
 pub mod job;
+mod kept;
 mod layout;
 pub mod messages;
 mod period;

@@ -12,9 +12,9 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::forked::Process;
 use ringpull_base::{DType, Error, Kind, Result, notice, timeline};
 
-use crate::progress::engine::{Connect, Connected, Engine, Succession};
+use crate::progress::connected::{Connect, Connected, LEARNING, Succession};
+use crate::progress::engine::Engine;
 use crate::progress::messages::Sums;
-use crate::progress::renewal::LEARNING;
 use crate::progress::termination;
 use crate::transport::control::Control;
 use crate::transport::mpi::{Mpi, network_id};

@@ -24,16 +24,16 @@ use ringpull_base::{Error, Result, last_words};
 use ringpull_plan::Parts;
 
 use crate::communicator::{Communicator, Learned};
-use crate::progress::comm::communicate;
-use crate::progress::engine::{Connected, Succession, finish, spawn, watch};
-use crate::progress::generation::{Change, Current, Elastic};
+use crate::progress::comm::{AbortOnPanic, communicate};
+use crate::progress::connected::{Connected, Succession};
+use crate::progress::fusion::BUCKET_BYTES;
+use crate::progress::generation::{Change, Current};
 use crate::progress::job::Job;
-use crate::progress::messages::Topic;
+use crate::progress::kept::Elastic;
+use crate::progress::messages::{ControlMessage, Topic};
 use crate::progress::shared::{Command, Inherited, Shared, is_loss};
+use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
-
-/// How long MPI may take to learn that a process is gone whose end was noticed otherwise.
-pub(super) const LEARNING: Duration = Duration::from_secs(5);
 
 /// The ranks between two losses, as the comm thread has them.
 pub(super) struct Generation {
@@ -153,6 +153,36 @@ impl Generation {
     }
 }
 
+/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is
+/// finished, which it says.
+fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
+    let _guard = AbortOnPanic;
+    for job in finished {
+        if let Err(cause) = job.finish() {
+            shared.poison(&cause, true);
+        }
+        shared.unfinished.finished();
+    }
+    if shared.fault.get().is_none() {
+        shared.tell_rank_0(ControlMessage::Done);
+    }
+}
+
+/// Starts the control thread, which ends by itself when the last owner of `shared` is gone; it is not joined.
+fn watch(shared: &Arc<Shared>, config: &Config, comm: &Communicator, notes: Receiver<ControlMessage>) -> Result<()> {
+    let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
+    let (watching, mut watcher) = (Arc::downgrade(shared), Watcher::new(config, shared.size, bucket_bytes));
+    if comm.sums_block() || config.check_replicas > 0 {
+        watcher.sums_block();
+    }
+    spawn("ringpull-agree", move || watcher.run(&watching, &notes)).map(drop)
+}
+
+pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let builder = std::thread::Builder::new().name(name.to_owned());
+    builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
+}
+
 /// Returns when all ranks are done, or there was a fault, if this rank has left: until then it may be needed
 /// by those that go on after a loss. One whose program fails is not waited for, and does not wait.
 fn wait_for_all(shared: &Shared) {
@@ -189,7 +219,7 @@ fn renew(
 
 /// What a rank sends to all others.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Standing {
+struct Account {
     generation: u64,
     done: Vec<(Topic, u64)>,
     /// Why it cannot go on without the lost rank.
@@ -206,26 +236,26 @@ fn bring_level(
     let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
     let own = done_here(shared, elastic);
     let cannot = check_complete(shared).err();
-    let standing = Standing { generation, done: own.clone().into_iter().collect(), cannot };
-    let all: Vec<Standing> = gather(communicator, &standing)?;
-    if let Some(cause) = all.iter().find_map(|standing| standing.cannot.clone()) {
+    let account = Account { generation, done: own.clone().into_iter().collect(), cannot };
+    let all: Vec<Account> = gather(communicator, &account)?;
+    if let Some(cause) = all.iter().find_map(|account| account.cannot.clone()) {
         return Err(cause);
     }
     let mut most: BTreeMap<Topic, (u64, usize)> = BTreeMap::new();
-    for (rank, standing) in all.iter().enumerate() {
-        for (topic, count) in &standing.done {
+    for (rank, account) in all.iter().enumerate() {
+        for (topic, count) in &account.done {
             let entry = most.entry(topic.clone()).or_insert((*count, rank));
             if *count > entry.0 {
                 *entry = (*count, rank);
             }
         }
     }
-    let count_of = |standing: &Standing, topic: &Topic| {
-        let at = standing.done.binary_search_by(|(other, _)| other.cmp(topic));
-        at.map_or(0, |at| standing.done[at].1)
+    let count_of = |account: &Account, topic: &Topic| {
+        let at = account.done.binary_search_by(|(other, _)| other.cmp(topic));
+        at.map_or(0, |at| account.done[at].1)
     };
     let is_lacking =
-        |(topic, (count, _)): &(&Topic, &(u64, usize))| all.iter().any(|standing| count_of(standing, topic) < *count);
+        |(topic, (count, _)): &(&Topic, &(u64, usize))| all.iter().any(|account| count_of(account, topic) < *count);
     let lacking: Vec<(&Topic, usize, u64)> =
         most.iter().filter(is_lacking).map(|(topic, (count, rank))| (topic, *rank, *count)).collect();
     if !lacking.is_empty() {
@@ -247,7 +277,7 @@ fn bring_level(
             }
         }
     }
-    let generation = 1 + all.iter().map(|standing| standing.generation).max().unwrap_or(0);
+    let generation = 1 + all.iter().map(|account| account.generation).max().unwrap_or(0);
     Ok((most.into_iter().map(|(topic, (count, _))| (topic, count)).collect(), generation))
 }
 

@@ -17,9 +17,9 @@ use ringpull_base::{Error, after_error, notice, timeline, waits};
 
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
+use crate::progress::connected::LEARNING;
 use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
-use crate::progress::renewal::LEARNING;
 use crate::progress::shared::Shared;
 use crate::progress::standstill::Standstill;
 use crate::progress::status;

@@ -7,7 +7,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use ringpull_base::config::Config;
 
-use crate::progress::engine::{Connected, Engine};
+use crate::progress::connected::Connected;
+use crate::progress::engine::Engine;
 use crate::transport::control::Control;
 use crate::transport::inproc;
 
