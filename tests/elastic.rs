@@ -135,7 +135,7 @@ fn mask(sum: f64, step: usize) -> Option<u32> {
     (1..=16u32).find_map(|count| {
         let rest = sum - f64::from(count) * STEP * step as f64;
         let mask = rest as u32;
-        (rest >= 0.0 && rest < STEP && mask.count_ones() == count).then_some(mask)
+        ((0.0..STEP).contains(&rest) && mask.count_ones() == count).then_some(mask)
     })
 }
 
