@@ -79,8 +79,11 @@ pub(super) fn communicate(
     loop {
         if comm.running.is_empty() && shared.is_renewed() {
             let fault = shared.fault.get().expect("a generation ends by a fault");
-            let left = comm.held.drain(..).chain(inbox.try_iter());
-            left.flat_map(Command::into_jobs).for_each(|job| shared.abandon(job, fault));
+            // What is sent is sent under this lock, and nothing once there is a fault: this is all.
+            let waiting = shared.waiting.lock();
+            let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
+            drop(waiting);
+            left.into_iter().flat_map(Command::into_jobs).for_each(|job| shared.abandon(job, fault));
             break;
         }
         let held = comm.take_held();

@@ -338,6 +338,10 @@ impl Shared {
     fn launch(&self, launch: Launch) {
         // Held until the job is on its way: a thread that finds nothing waiting may stop the comm thread.
         let mut waiting = self.waiting.lock();
+        if self.is_renewed() {
+            // The comm thread takes no more commands: it stays to be kept for the next generation.
+            return;
+        }
         if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
             drop(self.commands.send(Command::Run(job, launch)));
         }
@@ -345,6 +349,9 @@ impl Shared {
 
     fn begin(&self, unit: Unit) {
         let mut waiting = self.waiting.lock();
+        if self.is_renewed() {
+            return;
+        }
         // After a fault some have been failed and are gone; the others stay, to be failed as well.
         if unit.members.iter().all(|member| waiting.contains_key(member)) {
             let jobs = unit.members.iter().filter_map(|member| waiting.remove(member)).collect();
