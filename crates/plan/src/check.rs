@@ -29,6 +29,12 @@ use super::plan::{Move, Plan, Then};
 pub enum Goal {
     /// Every rank ends with the sum of all ranks' buffers.
     Allreduce,
+    /// Every one of the first ranks ends with the sum of their buffers. The others bring nothing, and what
+    /// they end with has no meaning.
+    HelpedAllreduce {
+        /// How many the first ranks are.
+        workers: usize,
+    },
     /// Every rank ends with the buffer of one.
     Broadcast {
         /// The one.
@@ -52,9 +58,13 @@ impl Goal {
         self != Goal::Alltoall
     }
 
-    /// Whether every rank ends with the same.
-    fn is_for_all(self) -> bool {
-        matches!(self, Goal::Allreduce | Goal::Broadcast { .. } | Goal::Allgather)
+    /// How many ranks, the first ones of `size`, end with the same.
+    fn alike(self, size: usize) -> usize {
+        match self {
+            Goal::Allreduce | Goal::Broadcast { .. } | Goal::Allgather => size,
+            Goal::HelpedAllreduce { workers } => workers,
+            Goal::ReduceScatter | Goal::Alltoall => 0,
+        }
     }
 
     /// What `part` of `rank` has to end with; `None` if that has no meaning.
@@ -63,6 +73,9 @@ impl Goal {
         let of_all = || Some((0..size).map(|other| (other, part)).collect());
         match self {
             Goal::Allreduce => of_all(),
+            Goal::HelpedAllreduce { workers } if rank < workers => {
+                Some((0..workers).map(|worker| (worker, part)).collect())
+            }
             Goal::ReduceScatter if part == rank => of_all(),
             Goal::Broadcast { root } => Some(vec![(root, part)]),
             Goal::Allgather => Some(vec![(part, part)]),
@@ -75,7 +88,7 @@ impl Goal {
                     Some(from) => Some(vec![(from, rank * parts_per_block(from) + at)]),
                 }
             }
-            Goal::ReduceScatter => None,
+            Goal::HelpedAllreduce { .. } | Goal::ReduceScatter => None,
         }
     }
 }
@@ -380,7 +393,7 @@ fn check_values(plans: &[Plan], goal: Goal) -> Result<(), Fault> {
             }
         }
     }
-    for (rank, of_rank) in values.iter().enumerate().filter(|_| goal.is_for_all()) {
+    for (rank, of_rank) in values.iter().enumerate().take(goal.alike(plans.len())) {
         for part in filled_parts(&plans[rank]) {
             if of_rank[part] != values[0][part] {
                 return Err(Fault::BitsDiffer { rank, part });

@@ -16,7 +16,7 @@
 //! | 64 | 24 KB | circulant | 6.9 MB |
 
 use super::model::Model;
-use super::{Algorithm, Links, Plan, ReduceScatter, allreduce, allreduce_weighted};
+use super::{Algorithm, Links, Parts, Plan, ReduceScatter, allreduce, allreduce_weighted};
 
 /// Shortest first: of equal predictions the longest segment wins.
 const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10];
@@ -48,7 +48,8 @@ pub fn choose(model: &Model, len_bytes: usize, size: usize, segments: Segments) 
 }
 
 /// The plan of `rank` that `auto` stands for, and the most bytes of one of its messages: that of [`choose`],
-/// or parts that suit the `links`, if they are not alike and that is predicted to be faster.
+/// or parts that suit the `links`, if they are not alike or have helpers, and that is predicted to be faster.
+/// The ranks from `size` on are the helpers, whose plan is empty if they have no part in the sum.
 pub fn auto(
     (model, links): (&Model, Option<&Links>),
     (rank, size): (usize, usize),
@@ -57,11 +58,17 @@ pub fn auto(
 ) -> (Plan, usize) {
     let len_bytes = len * element_bytes;
     let chosen = choose(model, len_bytes, size, segments);
-    if let Some(links) = links.filter(|links| links.len() == size) {
+    if let Some(links) = links.filter(|links| links.len() == size + links.helpers()) {
+        // With helpers every rank has a host of its own: none has a part in what ranks that share cores take.
+        let apart = Model { shared_message_us: 0.0, shared_us_per_byte: 0.0, ..*model };
+        let model = if links.helpers() > 0 { &apart } else { model };
         let weighted = choose_weighted(model, links, len_bytes, segments);
-        if weighted.time_us < chosen.time_us {
+        if weighted.time_us < choose(model, len_bytes, size, segments).time_us {
             return (allreduce_weighted(rank, links, len, weighted.turns), segments.most_bytes);
         }
+    }
+    if rank >= size {
+        return (Plan::new(Parts::even(len, 1)), chosen.segment_bytes);
     }
     (allreduce(chosen.algorithm, rank, size, len), chosen.segment_bytes)
 }
@@ -194,6 +201,21 @@ mod tests {
         // Links of another number of ranks suit nobody.
         let seven = auto((&Model::default(), Some(&links)), (0, 7), (25_000_000, 4), SEGMENTS);
         assert_eq!(seven, auto((&Model::default(), None), (0, 7), (25_000_000, 4), SEGMENTS));
+    }
+
+    #[test]
+    fn helpers_take_part_where_bytes_count_and_have_an_empty_plan_elsewhere() {
+        for (workers, helpers) in [(3, 2), (8, 4), (8, 8), (4, 8)] {
+            let links = Links::with_helpers(&vec![1.0; workers + helpers], helpers);
+            // What ranks that share cores take would speak against it.
+            let busy = Model { shared_message_us: 10.0, shared_us_per_byte: 0.01, ..Model::default() };
+            for (len, is_helped) in [(0, false), (100, false), (25_000_000, true)] {
+                let of = |rank| auto((&busy, links.as_ref()), (rank, workers), (len, 4), SEGMENTS).0;
+                let has_part = |rank: usize| !of(rank).moves.is_empty();
+                assert!((workers..workers + helpers).all(|helper| has_part(helper) == is_helped), "{len}");
+                assert!((0..workers).all(|worker| has_part(worker) == (len > 0)), "{len}");
+            }
+        }
     }
 
     #[test]

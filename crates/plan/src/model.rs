@@ -188,15 +188,15 @@ impl Model {
     pub fn predicted_weighted_us(&self, links: &Links, len_bytes: usize, turns: usize) -> f64 {
         /// As many flows hardly wait for one another.
         const FEW: usize = 3;
-        let (bytes, ranks, turns, shape) = (len_bytes as f64, links.len() as f64, turns as f64, links.shape());
+        let (bytes, turns, shape) = (len_bytes as f64, turns as f64, links.shape());
         let link_bytes = links.least_time() * bytes * (turns + shape.levels as f64 / 2.0) / turns;
         self.time_us(&Work {
             rounds: 2.0 * shape.levels as f64,
             messages: shape.most_messages as f64 * turns,
-            all_messages: 2.0 * (ranks - 1.0) * shape.trees as f64 * turns,
+            all_messages: shape.all_messages as f64 * turns,
             link_bytes,
             way_bytes: link_bytes,
-            all_bytes: 2.0 * (ranks - 1.0) * bytes,
+            all_bytes: shape.all_sent * bytes,
             added: links.carried().into_iter().fold(0.0, f64::max) * bytes,
             fan: if shape.most_neighbours > FEW { self.fan_factor } else { 1.0 },
         })

@@ -143,6 +143,64 @@ fn a_sum_of_weighted_parts_moves_what_each_link_can_carry() {
     }
 }
 
+/// Proves the sum with helpers, and that no rank carries more than its link does in the least time.
+fn assert_helped(rates: &[f64], helpers: usize, len: usize, turns: usize) {
+    let (size, workers) = (rates.len(), rates.len() - helpers);
+    let what = format!("{len} elements in {turns} turns on {workers} workers and {helpers} helpers: {rates:?}");
+    let links = Links::with_helpers(rates, helpers).unwrap();
+    let plans: Vec<Plan> = (0..size).map(|rank| allreduce_weighted(rank, &links, len, turns)).collect();
+    let traffic = proved(&plans, Goal::HelpedAllreduce { workers }, &what);
+    assert_eq!(traffic.sent_len, traffic.received_len, "{what}");
+    for (rank, rate) in links.rates().iter().enumerate() {
+        let most = (links.least_time() * rate + 0.05) * len as f64 + (size * size) as f64;
+        assert!(traffic.sent_len[rank] as f64 <= most, "{what}: {} of rank {rank}", traffic.sent_len[rank]);
+        assert!(rank >= workers || traffic.sent_len[rank] >= len, "{what}, rank {rank}");
+    }
+}
+
+#[test]
+fn a_sum_with_helpers_has_each_workers_contribution_once_and_moves_what_each_link_can_carry() {
+    for size in SIZES {
+        for helpers in 0..=size {
+            let Some(links) = Links::with_helpers(&vec![1.0; size], helpers) else {
+                assert!(helpers == 0 || size - helpers < 3, "{size} ranks, {helpers} of them helpers");
+                continue;
+            };
+            let (n, k) = ((size - helpers) as f64, helpers as f64);
+            let least = (2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k)).max(1.0);
+            assert!((links.least_time() - least).abs() < 0.01, "{n} workers, {k} helpers: {}", links.least_time());
+            let uneven: Vec<f64> = (0..size).map(|rank| 1.0 + (rank % 3) as f64).collect();
+            for rates in [vec![1.0; size], uneven] {
+                for (len, turns) in [(0, 2), (1, 1), (size + 1, 2), (1000, 3)] {
+                    assert_helped(&rates, helpers, len, turns);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_checker_finds_helpers_that_contribute_or_leave_something_out() {
+    let links = Links::with_helpers(&[1.0; 6], 2).unwrap();
+    let good: Vec<Plan> = (0..6).map(|rank| allreduce_weighted(rank, &links, 60, 2)).collect();
+    let goal = Goal::HelpedAllreduce { workers: 4 };
+    proved(&good, goal, "four workers and two helpers");
+    for (rank, plan) in good.iter().enumerate() {
+        for (index, step) in plan.moves.iter().enumerate() {
+            let mut wrong = good.clone();
+            wrong[rank].moves.remove(index);
+            wrong[rank].after.clear();
+            assert!(check(&wrong, goal).is_err(), "rank {rank} without move {index}");
+            if let Move::Recv { from, parts, then } = step.clone() {
+                let then = if then == Then::Copy { Then::Reduce } else { Then::Copy };
+                let mut wrong = good.clone();
+                wrong[rank].moves[index] = Move::Recv { from, parts, then };
+                assert!(check(&wrong, goal).is_err(), "rank {rank}, move {index}: {then:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_ordered_sum_adds_in_the_order_of_the_ranks_whatever_its_length() {
     // In several pieces.
@@ -295,6 +353,17 @@ proptest! {
     ) {
         let weights: Vec<f64> = weights.into_iter().map(|weight| 1e-3 + f64::from(weight)).collect();
         assert_weighted(&weights, len, turns);
+    }
+
+    #[test]
+    fn a_sum_with_any_helpers_has_each_contribution_once(
+        rates in prop::collection::vec(1u32..20, 4..34),
+        helpers in 1usize..33,
+        len in 0usize..20_000,
+        turns in 1usize..4,
+    ) {
+        let rates: Vec<f64> = rates.into_iter().map(f64::from).collect();
+        assert_helped(&rates, 1 + helpers % (rates.len() - 3), len, turns);
     }
 
     #[test]

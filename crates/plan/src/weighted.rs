@@ -44,6 +44,31 @@
 //! end. So a contribution waits for the sum of an earlier segment of its part: of the segment that the turns
 //! would have returned by then, and [`SLACK`] turns more.
 
+//! *Helpers* are ranks that only reduce: they bring no contribution and keep no sum. A tree may have any of
+//! them. With `n` workers and a helper in it, its degrees add up to `2 n`: two more than without. So a helper
+//! of `d` neighbours takes `d - 2` off the workers for `d` that it carries, and the more neighbours the
+//! better: it is the root of a tree in which every worker is a leaf. Such a part passes each worker's link
+//! once in each direction. The rest of the buffer goes on trees of the workers alone. With `h` for the sum of
+//! what the helpers' links carry in the time of 1, `t` is the least for which
+//!
+//! ```text
+//!   sum over workers of (t b_i - 1)  =  (n - 2) (1 - t h / n),        t >= 1 / min(b of workers)
+//! ```
+//!
+//! On equal links and with `k` helpers that is `t = 2 n (n-1) / (n^2 + k n - 2 k)`, and 1 from `k = n` on.
+//! With two workers a helper takes nothing off them.
+//!
+//! ```text
+//!   with n = 4 and k = 2, h for a helper:      h         h'          and the rest:  w1 - w2 - w3 - w4, ...
+//!                                           /|   |\   /|   |\
+//!                                          w1 w2 w3 w4 (of both)
+//! ```
+//!
+//! Every worker has a message for every helper in each turn. They leave in an order in which no two of a slot
+//! are for the same helper.
+
+use std::collections::BTreeSet;
+
 use super::parts::Parts;
 use super::plan::{Move, Plan, Then};
 
@@ -63,6 +88,8 @@ const SLACK: usize = 4;
 pub struct Links {
     /// Of each rank, relative to the slowest.
     rates: Vec<f64>,
+    /// How many of the ranks, the last ones, only reduce.
+    helpers: usize,
     trees: Vec<Tree>,
 }
 
@@ -79,14 +106,20 @@ pub struct Shape {
     pub most_neighbours: usize,
     /// What a rank sends, and receives, in a turn.
     pub most_messages: usize,
+    /// What all ranks send in a turn,
+    pub all_messages: usize,
+    /// and of a buffer as long as 1.
+    pub all_sent: f64,
 }
 
-/// A tree of all ranks, and its part of the buffer.
+/// A tree of ranks, all workers among them, and its part of the buffer.
 #[derive(Debug, Clone, PartialEq)]
 struct Tree {
     /// Of 1.
     share: f64,
-    /// Of each rank; the root has none.
+    /// The helper that is its root.
+    helper: Option<usize>,
+    /// Of each rank; the root has none, nor has a helper of another tree.
     parents: Vec<Option<usize>>,
     children: Vec<Vec<usize>>,
     /// Levels below each rank.
@@ -110,9 +143,46 @@ impl Links {
         Some(Links::carrying(rates, &beyond))
     }
 
+    /// Of the ranks' rates in the slower direction of each, in any unit, where the last `helpers` of them
+    /// only reduce; `None` if they have nothing to do: there are none, or fewer than three workers.
+    pub fn with_helpers(rates: &[f64], helpers: usize) -> Option<Self> {
+        let is_sound = rates.iter().all(|rate| rate.is_finite() && *rate > 0.0);
+        if helpers == 0 || rates.len() < helpers + 3 || !is_sound {
+            return None;
+        }
+        Some(Links::helped(classes(rates), helpers))
+    }
+
+    fn helped(rates: Vec<f64>, helpers: usize) -> Self {
+        let workers = rates.len() - helpers;
+        let (of_workers, of_helpers) = rates.split_at(workers);
+        let time = balanced_time(of_workers, of_helpers);
+        let helped = helped_share(time, of_workers, of_helpers);
+        let sum: f64 = of_helpers.iter().sum();
+        let star = |(at, rate): (usize, &f64)| Tree::star(workers, (workers + at, helpers), helped * rate / sum);
+        let mut trees: Vec<Tree> = of_helpers.iter().enumerate().map(star).collect();
+        if helped < 1.0 {
+            let all: f64 = of_workers.iter().map(|rate| (time * rate - 1.0).max(0.0)).sum();
+            let whole = workers as f64 - 2.0;
+            let beyond: Vec<f64> = of_workers.iter().map(|rate| (time * rate - 1.0).max(0.0) * whole / all).collect();
+            trees.extend(self::trees(&beyond).into_iter().map(|tree| tree.among(1.0 - helped, helpers)));
+        }
+        Links { rates, helpers, trees }
+    }
+
     /// Of ranks that carry as much more than the buffer, in buffers: `n - 2` together.
     pub(crate) fn carrying(rates: Vec<f64>, beyond: &[f64]) -> Self {
-        Links { rates, trees: trees(beyond) }
+        Links { rates, helpers: 0, trees: trees(beyond) }
+    }
+
+    /// Those of the workers alone; `None` if even parts suit them.
+    pub fn without_helpers(&self) -> Option<Self> {
+        Links::of(&self.rates[..self.len() - self.helpers])
+    }
+
+    /// How many of the ranks, the last ones, only reduce.
+    pub fn helpers(&self) -> usize {
+        self.helpers
     }
 
     /// The number of ranks.
@@ -142,13 +212,51 @@ impl Links {
             levels: self.trees.iter().map(Tree::height).max().unwrap_or(0),
             most_neighbours: most(&|rank| degrees(rank).max().unwrap_or(0)),
             most_messages: most(&|rank| degrees(rank).sum()),
+            all_messages: (0..self.len()).flat_map(degrees).sum(),
+            all_sent: self.carried().iter().sum(),
         }
     }
 
     /// The least time of an allreduce, where 1 is what the slowest link takes for the whole buffer.
     pub fn least_time(&self) -> f64 {
-        least_time(&self.rates)
+        if self.helpers == 0 {
+            return least_time(&self.rates);
+        }
+        let (workers, helpers) = self.rates.split_at(self.len() - self.helpers);
+        let slowest = workers.iter().copied().fold(f64::INFINITY, f64::min);
+        balanced_time(workers, helpers).max(1.0 / slowest)
     }
+}
+
+/// The part of the buffer that helpers reduce in this time, of 1.
+fn helped_share(time: f64, workers: &[f64], helpers: &[f64]) -> f64 {
+    /// What is left over is not worth a tree.
+    const WHOLE: f64 = 1.0 - LEAST;
+    let share = time * helpers.iter().sum::<f64>() / workers.len() as f64;
+    if share > WHOLE { 1.0 } else { share }
+}
+
+/// The time in which all links that carry more than the buffer do so until the end.
+fn balanced_time(workers: &[f64], helpers: &[f64]) -> f64 {
+    /// The time is halved as often: more digits than it has.
+    const HALVINGS: usize = 64;
+    let whole = workers.len() as f64 - 2.0;
+    let is_enough = |time: f64| {
+        let beyond: f64 = workers.iter().map(|rate| (time * rate - 1.0).max(0.0)).sum();
+        beyond >= whole * (1.0 - helped_share(time, workers, helpers))
+    };
+    // Without helpers, and with all on the slowest link.
+    let slowest = workers.iter().copied().fold(f64::INFINITY, f64::min);
+    let (mut short, mut long) = (0.0, 2.0 / slowest);
+    for _ in 0..HALVINGS {
+        let half = f64::midpoint(short, long);
+        if is_enough(half) {
+            long = half;
+        } else {
+            short = half;
+        }
+    }
+    long
 }
 
 /// The least time of an allreduce for links of these rates, of a buffer as long as 1 at the rate 1.
@@ -234,6 +342,7 @@ impl Tree {
         ranks.sort_by_key(|rank| std::cmp::Reverse(more[*rank]));
         let mut tree = Tree {
             share,
+            helper: None,
             parents: vec![None; size],
             children: vec![Vec::new(); size],
             heights: vec![0; size],
@@ -257,6 +366,34 @@ impl Tree {
         tree
     }
 
+    /// A helper of so many, which has all workers as its children.
+    fn star(workers: usize, (helper, helpers): (usize, usize), share: f64) -> Self {
+        let size = workers + helpers;
+        let mut tree = Tree {
+            share,
+            helper: Some(helper),
+            parents: vec![None; size],
+            children: vec![Vec::new(); size],
+            heights: vec![0; size],
+            depths: vec![1; size],
+        };
+        tree.parents[..workers].fill(Some(helper));
+        tree.children[helper] = (0..workers).collect();
+        (tree.heights[helper], tree.depths[helper]) = (1, 0);
+        tree
+    }
+
+    /// The same for a shorter part, beside helpers of other trees.
+    fn among(mut self, share: f64, helpers: usize) -> Self {
+        let size = self.parents.len() + helpers;
+        self.share *= share;
+        self.parents.resize(size, None);
+        self.children.resize(size, Vec::new());
+        self.heights.resize(size, 0);
+        self.depths.resize(size, 0);
+        self
+    }
+
     fn height(&self) -> usize {
         self.heights.iter().copied().max().unwrap_or(0)
     }
@@ -278,25 +415,34 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
         start = end;
     }
     starts.push(len);
-    // With the turn in which each leaves its sender.
-    let mut moves: Vec<(usize, Move)> = Vec::new();
+    let slots = (links.len() - links.helpers).max(links.helpers).max(1);
+    // With the turn in which each leaves its sender, and its slot there.
+    let mut moves: Vec<((usize, usize), Move)> = Vec::new();
     for (at, tree) in trees.iter().enumerate() {
         let height = tree.height();
         for turn in 0..turns {
             let parts = at * turns + turn..at * turns + turn + 1;
-            let up = |sender: usize| turn + tree.heights[sender];
-            let down = |sender: usize| turn + height + tree.depths[sender];
+            let slot = |other: usize| match tree.helper {
+                None => 0,
+                Some(helper) if rank == helper => (helper + slots - other) % slots,
+                Some(helper) => (helper + slots - rank) % slots,
+            };
+            let up = |sender: usize, other: usize| (turn + tree.heights[sender], slot(other));
+            let down = |sender: usize, other: usize| (turn + height + tree.depths[sender], slot(other));
             let send = |to: usize| Move::Send { to, parts: parts.clone() };
             let recv = |from: usize, then: Then| Move::Recv { from, parts: parts.clone(), then };
-            moves.extend(tree.children[rank].iter().map(|child| (up(*child), recv(*child, Then::Reduce))));
+            moves.extend(tree.children[rank].iter().map(|child| (up(*child, *child), recv(*child, Then::Reduce))));
             if let Some(parent) = tree.parents[rank] {
-                moves.push((up(rank), send(parent)));
-                moves.push((down(parent), recv(parent, Then::Copy)));
+                moves.push((up(rank, parent), send(parent)));
+                moves.push((down(parent, parent), recv(parent, Then::Copy)));
             }
-            moves.extend(tree.children[rank].iter().map(|child| (down(rank), send(*child))));
+            moves.extend(tree.children[rank].iter().map(|child| (down(rank, *child), send(*child))));
         }
     }
-    moves.sort_by_key(|(turn, _)| *turn);
+    moves.sort_by_key(|(leaves, _)| *leaves);
+    if rank + links.helpers >= links.len() {
+        begin_with_copies(moves.iter_mut().map(|(_, step)| step));
+    }
     let mut plan = Plan::new(Parts::of(starts));
     // Of each segment whose sum comes from another rank, the place of its receive.
     let mut sums = vec![None; plan.parts.count()];
@@ -320,6 +466,18 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
         }
     }
     plan
+}
+
+/// The first contribution to a part takes the place of what a helper has there, which is none.
+fn begin_with_copies<'a>(moves: impl Iterator<Item = &'a mut Move>) {
+    let mut begun = BTreeSet::new();
+    for step in moves {
+        if let Move::Recv { parts, then, .. } = step
+            && begun.insert(parts.start)
+        {
+            *then = Then::Copy;
+        }
+    }
 }
 
 #[cfg(test)]
