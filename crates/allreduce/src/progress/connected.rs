@@ -8,7 +8,7 @@ use crate::transport::Transport;
 use crate::transport::control::Control;
 
 /// How long MPI may take to learn that a process is gone whose end was noticed otherwise.
-pub(super) const LEARNING: Duration = Duration::from_secs(5);
+pub(super) const LEARNING: Duration = Duration::from_millis(200);
 
 /// How a transport and its control star come to be; called on the comm thread.
 pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;

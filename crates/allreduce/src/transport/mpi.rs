@@ -178,8 +178,8 @@ impl Mpi {
     /// What `successor` needs to go on without the lost ranks of this communicator.
     pub fn heritage(&self) -> Option<Heritage> {
         let ulfm = self.ulfm.filter(|_| self.initialised_here)?;
-        let Mpi { comm, rank, name, yields, .. } = self;
-        Some(Heritage { ulfm, comm: *comm, rank: *rank, name: name.clone(), yields: *yields })
+        let Mpi { comm, rank, size, name, yields, .. } = self;
+        Some(Heritage { ulfm, comm: *comm, rank: *rank, size: *size, name: name.clone(), yields: *yields })
     }
 
     /// Every rank's bytes, of which each gives as many. An error if a rank is lost meanwhile. Blocks;
@@ -300,19 +300,21 @@ pub struct Heritage {
     ulfm: Ulfm,
     comm: ffi::MPI_Comm,
     rank: usize,
+    size: usize,
     name: String,
     yields: bool,
 }
 
 impl Heritage {
-    /// MPI over the processes that are left, and their ranks before; nothing if MPI does not learn within
-    /// `patience` that one is gone. Waits for all of them; collective. On the thread that initialised MPI.
-    /// What is under way in the old communicator is never looked at again.
+    /// MPI over the processes that are left, and their ranks before; nothing if all are left. MPI may have told
+    /// other ranks of a loss and not this one, which learns of it with them: so after `patience` it goes on
+    /// without that. Waits for all that are left; collective. On the thread that initialised MPI. What is under
+    /// way in the old communicator is never looked at again.
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
         while self.ulfm.failures(self.comm) == 0 {
             if begun.elapsed() >= patience {
-                return None;
+                break;
             }
             let mut flag: c_int = 0;
             // SAFETY: the out-pointer is valid; this lets the library take news, and nothing is received.
@@ -322,7 +324,9 @@ impl Heritage {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        Some(self.shrunk())
+        let next = self.shrunk();
+        let is_whole = next.as_ref().is_ok_and(|(mpi, _)| mpi.size == self.size);
+        (!is_whole).then_some(next)
     }
 
     fn shrunk(&self) -> Result<(Mpi, Vec<usize>)> {
