@@ -30,6 +30,9 @@ use crate::{Backend, KvStore};
 
 /// Creates a store. `kind` is one of [`Kind::ALL`], spelled exactly.
 ///
+/// In a process whose `RINGPULL_ROLE` is `helper`, `create("dist_sync_mpi")` does not return: it reduces for
+/// the workers of its job, and the process exits when they are done ([`run_node`] returns instead).
+///
 /// The distributed kinds find their peers by what started the process: `mpirun` for `dist_sync_mpi`, the
 /// `DMLC_*` variables for the kinds with servers. A process whose `DMLC_ROLE` is `server` or `scheduler` has
 /// no store: it calls [`run_node`].
@@ -121,8 +124,8 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
 }
 
 /// Serves the job as its scheduler or as one of its servers if that is what `DMLC_ROLE` says this process is,
-/// until the job has ended: then returns true. Returns false at once in a worker, and in a process of no job
-/// with servers. Blocks.
+/// or as a helper of `dist_sync_mpi` if `RINGPULL_ROLE` says so, until the job has ended: then returns true.
+/// Returns false at once in a worker, and in a process of no job with servers. Blocks.
 ///
 /// A program that is started in every role calls it before [`create`], as MXNet does while it is imported:
 ///
@@ -141,6 +144,12 @@ pub fn create_on(kind: &str, devices: &Arc<Devices>) -> Result<KvStore> {
 /// If the job failed: every node has received the error, and the process should exit with a status other than
 /// 0.
 pub fn run_node() -> Result<bool> {
+    if config::is_helper() {
+        let config = Config::from_env()?;
+        config.check()?;
+        serve(&config)?;
+        return Ok(true);
+    }
     let Some(job) = Dmlc::from_env()?.filter(|job| job.role != Role::Worker) else { return Ok(false) };
     #[cfg(feature = "ps")]
     {
@@ -345,6 +354,18 @@ fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
             "unset {variable}, or RINGPULL_ELASTIC; `ringpull launch --elastic` starts a job again that has lost a rank"
         ),
     ))
+}
+
+/// Reduces for the workers of this helper's job until they are done. Blocks.
+#[cfg(feature = "mpi")]
+fn serve(config: &Config) -> Result<()> {
+    timeline::start(config::timeline_file());
+    ringpull_allreduce::progress::process::serve(config, Some(config.segment_bytes))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn serve(config: &Config) -> Result<()> {
+    over_mpi(config, None).map(drop)
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -88,6 +88,9 @@ pub(crate) use update::{Update, Updates};
 #[doc(hidden)]
 pub mod internal {
     #[cfg(feature = "ps")]
+    use ringpull_base::config::Role;
+
+    #[cfg(feature = "ps")]
     use crate::Result;
     #[cfg(feature = "allreduce")]
     pub use crate::allreduce::Allreduce;
@@ -101,26 +104,28 @@ pub mod internal {
     pub use crate::states::{SavedStates, replace_file};
     use crate::{Config, Kind, KvStore};
 
-    /// Serves the job if this process is a server or the scheduler of one and the store that its program is
-    /// about to create is of a kind with servers: the status that the process must exit with then. None in
+    /// Serves the job if this process is a server, a scheduler or a helper, and the store that its program is
+    /// about to create is of a kind that has these: the status that the process must exit with then. None in
     /// any other process, at once. Blocks.
     #[cfg(feature = "ps")]
     pub fn serve(kind: &str) -> Result<Option<i32>> {
-        let Some(job) = ringpull_base::config::Dmlc::from_env()?.filter(|_| has_servers(kind)) else { return Ok(None) };
+        let Ok(kind) = kind.parse::<Kind>() else { return Ok(None) };
+        let job = ringpull_base::config::Dmlc::from_env()?.filter(|_| kind.has_servers());
+        let role = if kind == Kind::DistSyncMpi && ringpull_base::config::is_helper() {
+            Role::Helper
+        } else {
+            let Some(job) = job else { return Ok(None) };
+            job.role
+        };
         Ok(match crate::run_node() {
             Ok(serves) => serves.then_some(0),
             Err(error) => {
                 let words = error.last_words(None);
                 let hint = words.hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
-                ringpull_base::notice(&format!("ringpull {}: {}{hint}", job.role, words.line));
+                ringpull_base::notice(&format!("ringpull {role}: {}{hint}", words.line));
                 Some(1)
             }
         })
-    }
-
-    #[cfg(feature = "ps")]
-    fn has_servers(kind: &str) -> bool {
-        kind.parse::<Kind>().is_ok_and(Kind::has_servers)
     }
 
     /// A store of `kind` over `backend`.

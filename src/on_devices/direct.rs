@@ -127,7 +127,7 @@ mod tests {
             thread::spawn(move || {
                 let rank = ringpull_allreduce::transport::Transport::rank(&transport);
                 let mut comm =
-                    Communicator::new(Box::new(transport), &config, Arc::new(AtomicBool::new(false))).unwrap();
+                    Communicator::new(Box::new(transport), 0, &config, Arc::new(AtomicBool::new(false))).unwrap();
                 let platform = Simulated::new(count);
                 let devices = Devices::over(platform.clone(), LIMIT).unwrap();
                 let layout = Layout::new(len, dtype.size_bytes(), count);

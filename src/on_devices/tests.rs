@@ -73,7 +73,7 @@ fn on_ranks<T: Send, W: Transport + Send + 'static>(
         let ranks = wires.into_iter().zip(counts).enumerate().map(|(rank, (wire, &count))| {
             scope.spawn(move || {
                 let stop = Arc::new(AtomicBool::new(false));
-                let comm = Communicator::new(Box::new(wire), config, Arc::clone(&stop)).unwrap();
+                let comm = Communicator::new(Box::new(wire), 0, config, Arc::clone(&stop)).unwrap();
                 let platform = Simulated::new(count);
                 let devices = Devices::over(platform.clone(), LIMIT).unwrap();
                 let value = Tensor::full(dtype, &[len], (rank + 1) as f64 * unit);
@@ -182,6 +182,10 @@ impl Transport for Slow {
 
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
         self.0.poll(done)
+    }
+
+    fn narrow(&mut self, _workers: usize) -> Result<()> {
+        Ok(())
     }
 
     fn name(&self) -> String {

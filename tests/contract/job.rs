@@ -19,6 +19,11 @@ const OWN_GPUS: &str = "RINGPULL_CONTRACT_GPUS";
 /// How long a job may take. It takes a second or two on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// The arguments by which this binary is one process of a job.
+const ONE_PROCESS: [&str; 5] = ["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"];
+/// How many helpers a job has.
+const HELPERS: &str = "CONTRACT_HELPERS";
+
 /// Promises of `group` on `workers` workers of `kind`.
 pub(crate) struct Job {
     pub(crate) kind: &'static str,
@@ -36,6 +41,22 @@ impl Job {
     /// As [`run`](Self::run), with the ranks as if each were on a host of its own.
     pub(crate) fn run_without_shared_memory(&self) -> Option<String> {
         self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
+    }
+
+    /// The same with helpers that take part in every sum: with this model only bytes count.
+    pub(crate) fn run_with_helpers(&self, helpers: usize) -> Option<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("model.json");
+        let numbers = r#"{"model": {"latency_us": 0.0, "message_us": 1e-9, "shared_message_us": 0.0,
+            "shared_us_per_byte": 0.0, "short_bytes_per_us": 1e-3, "short_bytes": 0.0, "long_bytes_per_us": 1e-3,
+            "fan_factor": 1.0, "sum_bytes_per_us": 1e9}, "racks": [0, 0], "rates": [], "library": "any", "ranks": 1}"#;
+        std::fs::write(&model, numbers).unwrap();
+        let count = helpers.to_string();
+        self.run_with(&[
+            (HELPERS, &count),
+            ("RINGPULL_SHARED_MEMORY", "0"),
+            ("RINGPULL_MODEL", model.to_str().expect("a temporary folder has a plain name")),
+        ])
     }
 
     /// As [`run`](Self::run), on GPUs of the double, which must find nothing wrong.
@@ -109,8 +130,13 @@ impl Job {
                 processes.start("worker 0", command.envs(env.iter().copied()));
             }
             "dist_sync_mpi" => {
-                let command = processes.mpirun(self.workers, own_path());
-                processes.start("mpirun", self.this_binary(command, folder).envs(env.iter().copied()));
+                let mut command = self.this_binary(processes.mpirun(self.workers, own_path()), folder);
+                if let Some((_, helpers)) = env.iter().find(|(name, _)| *name == HELPERS) {
+                    command.args([OsStr::new(":"), OsStr::new("-n"), *helpers]);
+                    command.args(["env", "RINGPULL_ROLE=helper"]).args(processes.redirected([own_path()]));
+                    command.args(ONE_PROCESS);
+                }
+                processes.start("mpirun", command.envs(env.iter().copied()));
             }
             _ => self.start_with_servers(processes, folder, env),
         }
@@ -121,7 +147,7 @@ impl Job {
         let check_nan = if self.group == "integers" { "1" } else { "0" };
         let (kind, devices) = self.kind_and_devices();
         command
-            .args(["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+            .args(ONE_PROCESS)
             .env(CHILD, format!("{kind}\n{}\n{}", self.group, folder.display()))
             .env("RINGPULL_CHECK_NAN", check_nan)
             .env("RINGPULL_DEVICES", devices.map(named).unwrap_or_default());

@@ -72,6 +72,15 @@ fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
 }
 
 #[test]
+fn dist_sync_mpi_keeps_every_promise_with_helpers() {
+    for (workers, helpers) in [(3, 1), (4, 2)] {
+        for group in ["strings", "integers", "compressed", "sharded"] {
+            Job { kind: "dist_sync_mpi", workers, group }.run_with_helpers(helpers);
+        }
+    }
+}
+
+#[test]
 fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
     for group in ["strings", "integers"] {
         Job { kind: "dist_sync_mpi", workers: 3, group }.run_without_shared_memory();

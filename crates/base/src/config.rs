@@ -18,7 +18,7 @@ use crate::recording::RecordingOptions;
 use crate::{AlgorithmChoice, Error, Result, closest};
 
 named! {
-    /// What one process of a parameter-server job is.
+    /// What one process of a job is: of one with parameter servers, or a helper of `dist_sync_mpi`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
     #[serde(rename_all = "lowercase")]
     #[allow(missing_docs)]
@@ -26,6 +26,7 @@ named! {
         Worker = "worker",
         Server = "server",
         Scheduler = "scheduler",
+        Helper = "helper",
     }
 }
 
@@ -205,6 +206,7 @@ impl Config {
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
         wants_quiet()?;
+        role()?;
         metrics()?;
         refuse_encryption()?;
         if SEGMENTS.contains(&self.segment_bytes) {
@@ -264,7 +266,9 @@ impl Dmlc {
     /// Reads the `DMLC_*` variables; `None` if no job is described at all.
     pub fn from_env() -> Result<Option<Self>> {
         let role = match text("DMLC_ROLE") {
-            Some(name) => Role::of_name(&name).ok_or_else(|| bad("DMLC_ROLE", "worker, server or scheduler"))?,
+            Some(name) => Role::of_name(&name)
+                .filter(|role| *role != Role::Helper)
+                .ok_or_else(|| bad("DMLC_ROLE", "worker, server or scheduler"))?,
             None => Role::Worker,
         };
         if ["DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER"].iter().all(|name| text(name).is_none()) {
@@ -402,6 +406,23 @@ pub fn shared_memory() -> bool {
 
 fn wants_shared_memory() -> Result<bool> {
     text(SHARED_MEMORY).map_or(Ok(true), |given| switch(SHARED_MEMORY, &given))
+}
+
+/// The variable that makes a process of an MPI job a helper.
+pub const ROLE: &str = "RINGPULL_ROLE";
+
+/// `RINGPULL_ROLE` (worker): whether this process is a helper of a job of `dist_sync_mpi`, a rank that only
+/// reduces. Another word is an error of [`Config::from_env`] and of whatever creates a store.
+pub fn is_helper() -> bool {
+    role() == Ok(true)
+}
+
+fn role() -> Result<bool> {
+    match text(ROLE).as_deref() {
+        None | Some("worker") => Ok(false),
+        Some("helper") => Ok(true),
+        Some(_) => Err(bad(ROLE, "worker or helper")),
+    }
 }
 
 /// `RINGPULL_QUIET` (0): whether a job begins without the line that says where its ranks are.

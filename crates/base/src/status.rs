@@ -21,6 +21,9 @@ pub struct JobStatus {
     pub fault: Option<String>,
     /// Each rank, in order; `None` for one that did not answer in time.
     pub ranks: Vec<Option<RankStatus>>,
+    /// Likewise each helper.
+    #[serde(default)]
+    pub helpers: Vec<Option<RankStatus>>,
     /// Whom others wait for, if they do.
     pub late: Option<LateRanks>,
 }
@@ -123,11 +126,14 @@ impl JobStatus {
 
     /// One line for each rank, then who is late: for a log. The last line is not ended.
     pub fn lines(&self) -> String {
-        let ranks = self.ranks.iter().enumerate().map(|(rank, status)| match status {
-            None => format!("rank {rank} does not answer"),
-            Some(status) => status.line(),
-        });
-        let lines = ranks.chain(self.late_line()).chain(self.fault.clone());
+        let of = |role: &'static str, all: &[Option<RankStatus>]| -> Vec<String> {
+            let line = |(rank, status): (usize, &Option<RankStatus>)| {
+                status.as_ref().map_or_else(|| format!("{role} {rank} does not answer"), RankStatus::line)
+            };
+            all.iter().enumerate().map(line).collect()
+        };
+        let all = of("rank", &self.ranks).into_iter().chain(of("helper", &self.helpers));
+        let lines = all.chain(self.late_line()).chain(self.fault.clone());
         lines.map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
     }
 
@@ -151,10 +157,11 @@ impl JobStatus {
         let mut text = String::new();
         for (name, kind, help, value) in METRICS {
             let _ = writeln!(text, "# HELP ringpull_{name} {help}\n# TYPE ringpull_{name} {kind}");
-            for rank in self.ranks.iter().flatten() {
-                let Peer { rank: number, host, .. } = &rank.peer;
+            for rank in self.ranks.iter().chain(&self.helpers).flatten() {
+                let Peer { rank: number, is_helper, host, .. } = &rank.peer;
+                let role = if *is_helper { "helper" } else { "rank" };
                 let host = host.replace('\\', "\\\\").replace('"', "\\\"");
-                let _ = writeln!(text, "ringpull_{name}{{rank=\"{number}\",host=\"{host}\"}} {}", value(rank));
+                let _ = writeln!(text, "ringpull_{name}{{{role}=\"{number}\",host=\"{host}\"}} {}", value(rank));
             }
         }
         let is_late = |rank: &usize| self.late.as_ref().is_some_and(|late| late.ranks.contains(rank));
@@ -176,6 +183,9 @@ impl RankStatus {
     /// What it does now, in a few words.
     pub fn now(&self) -> String {
         let doing = self.doing.as_deref();
+        if self.peer.is_helper {
+            return if doing.is_some() { "reduces" } else { "has nothing to reduce" }.to_owned();
+        }
         match (self.waits_s, doing) {
             (Some(waits_s), Some(doing)) => format!("waits {waits_s:.1} s for {doing}"),
             (Some(waits_s), None) => format!("waits {waits_s:.1} s"),
@@ -184,6 +194,9 @@ impl RankStatus {
     }
 
     fn line(&self) -> String {
+        if self.peer.is_helper {
+            return format!("{}: {}", self.peer, self.now());
+        }
         let site = self.site.as_ref().filter(|_| self.waits_s.is_some());
         let site = site.map_or_else(String::new, |site| format!(" at {site}"));
         let RankStatus { peer, steps, calls, .. } = self;
@@ -215,7 +228,7 @@ mod tests {
         let doing = waits_s.map(|_| "push of key w7".to_owned());
         let site = waits_s.is_none().then(|| "train.py:41 in evaluate".to_owned());
         RankStatus {
-            peer: Peer { rank, host: "h\"1".to_owned(), pid: 10 + rank as u32 },
+            peer: Peer { rank, is_helper: false, host: "h\"1".to_owned(), pid: 10 + rank as u32 },
             seconds: 9.0,
             steps: calls / 2,
             calls,
@@ -237,7 +250,14 @@ mod tests {
     }
 
     fn job(ranks: Vec<Option<RankStatus>>) -> JobStatus {
-        JobStatus { placement: "3 ranks".to_owned(), library: "MPI".to_owned(), fault: None, ranks, late: None }
+        JobStatus {
+            placement: "3 ranks".to_owned(),
+            library: "MPI".to_owned(),
+            fault: None,
+            ranks,
+            helpers: Vec::new(),
+            late: None,
+        }
     }
 
     #[test]

@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 /// A process as its peers name it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Its rank.
+    /// Its rank; a helper's number among the helpers.
     pub rank: usize,
+    /// Whether it is a helper: a rank that only reduces.
+    #[serde(default)]
+    pub is_helper: bool,
     /// Its host's name.
     pub host: String,
     /// Its process id there.
@@ -16,13 +19,19 @@ pub struct Peer {
 impl Peer {
     /// This process, as `rank`.
     pub fn this(rank: usize) -> Self {
-        Peer { rank, host: host_name(), pid: std::process::id() }
+        Peer { rank, is_helper: false, host: host_name(), pid: std::process::id() }
+    }
+
+    /// This process, as the `index`-th helper.
+    pub fn helper(index: usize) -> Self {
+        Peer { is_helper: true, ..Peer::this(index) }
     }
 }
 
 impl std::fmt::Display for Peer {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "rank {} (pid {} on {})", self.rank, self.pid, self.host)
+        let role = if self.is_helper { "helper" } else { "rank" };
+        write!(out, "{role} {} (pid {} on {})", self.rank, self.pid, self.host)
     }
 }
 

@@ -13,6 +13,10 @@
 //! without a server sends and receives `S`, which is never more. With `h` servers on the busiest host it is
 //! `(h (n-1) + k - h)/k S`.
 //!
+//! *Helpers.* With `h` hosts that only reduce, the `n` workers and they carry equally much,
+//! `2 n (n-1) / (n^2 + h n - 2 h) S`, but a worker no less than `S`. With fewer than three workers helpers
+//! are of no use (`ringpull_plan::Links`).
+//!
 //! *When the answers begin.* A server can answer a segment once the last worker's push of it is there. With
 //! `m` segments of a share, which all workers send in one order and equally fast, that is after `1/m` of the
 //! pushes; the last answer leaves as long after the last push. So the two directions overlap but for `1/m`,
@@ -82,6 +86,11 @@ pub(crate) fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 
     let n = workers as f64;
     match mode {
         Mode::Allreduce => bus_factor(workers) * bytes,
+        Mode::Helped { .. } if workers < 3 => bus_factor(workers) * bytes,
+        Mode::Helped { helpers } => {
+            let h = helpers as f64;
+            bytes * (2.0 * n * (n - 1.0) / (n * n + h * n - 2.0 * h)).max(1.0)
+        }
         Mode::Servers { servers, placement: Placement::Dedicated, .. } => bytes * (n / servers as f64).max(1.0),
         Mode::Servers { servers, placement: Placement::Shared, .. } => {
             bytes * host_share(workers, servers, servers.div_ceil(workers.max(1)))
@@ -93,7 +102,24 @@ pub(crate) fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 
 /// in the slower direction, as it sends as much as it receives.
 pub(crate) fn mode_bound_s<'a>(mode: Mode, workers: usize, bytes: f64, links: impl Into<Links<'a>>) -> f64 {
     let links = links.into();
-    let Mode::Servers { servers, placement, .. } = mode else { return allreduce_bound_s(workers, bytes, links) };
+    if let Mode::Helped { helpers } = mode
+        && !links.own.is_empty()
+    {
+        let of_worker = |worker: usize| {
+            let (sends, receives) = links.of(worker);
+            sends.min(receives)
+        };
+        let rates: Vec<f64> = (0..workers).map(of_worker).chain(vec![links.bytes_per_s; helpers]).collect();
+        let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
+        if let Some(trees) = ringpull_plan::Links::with_helpers(&rates, helpers) {
+            return bytes * trees.least_time() / slowest;
+        }
+    }
+    let (servers, placement) = match mode {
+        Mode::Servers { servers, placement, .. } => (servers, placement),
+        Mode::Helped { .. } => return busiest_host_bytes(mode, workers, bytes) / links.bytes_per_s,
+        Mode::Allreduce => return allreduce_bound_s(workers, bytes, links),
+    };
     let of_worker = |worker: usize| {
         let here = match placement {
             Placement::Dedicated => 0,

@@ -23,12 +23,14 @@ impl Placement {
     }
 }
 
-/// How our store sums: `dist_sync_mpi`, `dist_sync:K`, `dist_sync:Kshared`, `dist_async:K`,
-/// `dist_async:Kshared`.
+/// How our store sums: `dist_sync_mpi`, `dist_sync_mpi:Khelpers`, `dist_sync:K`, `dist_sync:Kshared`,
+/// `dist_async:K`, `dist_async:Kshared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     /// Allreduce over the workers, no server.
     Allreduce,
+    /// The same with helpers, each on a host of its own.
+    Helped { helpers: usize },
     Servers {
         /// Whether a push waits for the other workers' pushes.
         sync: bool,
@@ -41,7 +43,7 @@ impl Mode {
     /// The kind of store that the workers create.
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Mode::Allreduce => Kind::DistSyncMpi,
+            Mode::Allreduce | Mode::Helped { .. } => Kind::DistSyncMpi,
             Mode::Servers { sync: true, .. } => Kind::DistSync,
             Mode::Servers { sync: false, .. } => Kind::DistAsync,
         }
@@ -50,7 +52,7 @@ impl Mode {
     /// The number of servers, 0 for allreduce.
     pub(crate) fn servers(self) -> usize {
         match self {
-            Mode::Allreduce => 0,
+            Mode::Allreduce | Mode::Helped { .. } => 0,
             Mode::Servers { servers, .. } => servers,
         }
     }
@@ -59,6 +61,7 @@ impl Mode {
     pub(crate) fn extra_hosts(self) -> usize {
         match self {
             Mode::Servers { servers, placement: Placement::Dedicated, .. } => servers,
+            Mode::Helped { helpers } => helpers,
             _ => 0,
         }
     }
@@ -68,6 +71,7 @@ impl fmt::Display for Mode {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match *self {
             Mode::Allreduce => Kind::DistSyncMpi.name().to_owned(),
+            Mode::Helped { helpers } => format!("{}:{helpers}helpers", self.kind()),
             Mode::Servers { servers, placement, .. } => {
                 let suffix = if placement == Placement::Shared { "shared" } else { "" };
                 format!("{}:{servers}{suffix}", self.kind())
@@ -90,7 +94,7 @@ impl FromStr for Mode {
             Error::argument(
                 format!("unknown mode {text:?}"),
                 format!(
-                    "the modes are dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, with K at least 1{meant}"
+                    "the modes are dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, with K at least 1{meant}"
                 ),
             )
         };
@@ -98,6 +102,14 @@ impl FromStr for Mode {
             return Ok(Mode::Allreduce);
         }
         let (kind, count) = text.split_once(':').ok_or_else(unknown)?;
+        let number = |text: &str| -> Result<usize, Error> {
+            let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = if is_plain { text.parse().ok() } else { None };
+            number.filter(|number| (1..=1024).contains(number)).ok_or_else(unknown)
+        };
+        if kind == Kind::DistSyncMpi.name() {
+            return Ok(Mode::Helped { helpers: number(count.strip_suffix("helpers").ok_or_else(unknown)?)? });
+        }
         let sync = match kind {
             "dist_sync" => true,
             "dist_async" => false,
@@ -107,11 +119,7 @@ impl FromStr for Mode {
             Some(count) => (count, Placement::Shared),
             None => (count, Placement::Dedicated),
         };
-        if !count.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(unknown());
-        }
-        let servers = count.parse().ok().filter(|servers| (1..=1024).contains(servers)).ok_or_else(unknown)?;
-        Ok(Mode::Servers { sync, servers, placement })
+        Ok(Mode::Servers { sync, servers: number(count)?, placement })
     }
 }
 
@@ -121,15 +129,31 @@ mod tests {
 
     #[test]
     fn every_mode_is_printed_as_it_is_read() {
-        for text in ["dist_sync_mpi", "dist_sync:1", "dist_sync:8shared", "dist_async:2", "dist_async:4shared"] {
+        for text in [
+            "dist_sync_mpi",
+            "dist_sync_mpi:8helpers",
+            "dist_sync:1",
+            "dist_sync:8shared",
+            "dist_async:2",
+            "dist_async:4shared",
+        ] {
             assert_eq!(text.parse::<Mode>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn an_unknown_mode_is_an_error_that_lists_the_modes() {
-        for wrong in ["", "dist_sync", "dist_sync:", "dist_sync:0", "dist_sync:+1", "dist_snyc:1", "dist_sync:2Shared"]
-        {
+        for wrong in [
+            "",
+            "dist_sync",
+            "dist_sync:",
+            "dist_sync:0",
+            "dist_sync:+1",
+            "dist_snyc:1",
+            "dist_sync:2Shared",
+            "dist_sync_mpi:2",
+            "dist_sync_mpi:0helpers",
+        ] {
             let error = wrong.parse::<Mode>().unwrap_err().to_string();
             assert!(error.contains("dist_sync:Kshared") && error.contains(&format!("{wrong:?}")), "{error}");
         }

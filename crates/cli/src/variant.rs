@@ -185,7 +185,7 @@ impl Variant {
             (Some(peer), _) if peer.is_front_end() => Family::Allreduce,
             (Some(_), _) => Family::Peer,
             (None, _) if self.compression.is_some() => Family::Compressed,
-            (None, Mode::Allreduce) => Family::Allreduce,
+            (None, Mode::Allreduce | Mode::Helped { .. }) => Family::Allreduce,
             (None, Mode::Servers { placement: Placement::Shared, .. }) => Family::Shared,
             (None, Mode::Servers { placement: Placement::Dedicated, .. }) => Family::Dedicated,
         }
@@ -196,9 +196,10 @@ impl Variant {
         let method = match (self.peer, self.mode) {
             (None, Mode::Allreduce) if self.on_mpich => "ours on MPICH".to_owned(),
             (None, Mode::Allreduce) => "allreduce (dist_sync_mpi)".to_owned(),
+            (None, Mode::Helped { .. }) => "allreduce, with helpers".to_owned(),
             (None, Mode::Servers { sync: true, placement, .. }) => format!("PS {}", placement.name()),
             (None, Mode::Servers { sync: false, placement, .. }) => format!("PS {}, async", placement.name()),
-            (Some(peer), Mode::Allreduce) => peer.method().to_owned(),
+            (Some(peer), Mode::Allreduce | Mode::Helped { .. }) => peer.method().to_owned(),
             (Some(peer), Mode::Servers { placement, .. }) => format!("{} {}", peer.method(), placement.name()),
         };
         self.compression.map_or(method.clone(), |compression| format!("{method}, {compression}"))

@@ -30,6 +30,24 @@ fn a_command_whose_reader_has_gone_ends_without_a_word() {
 }
 
 #[test]
+fn helpers_of_jobs_that_have_none_are_an_error_that_says_what_to_do() {
+    for (words, parts) in [
+        ("launch -n 2 -s 2 --helpers 1 -- true", ["--helpers 1 is for jobs without servers", "hint: let the command"]),
+        (
+            "launch -n 2 --launcher slurm --helpers 1 -- true",
+            ["--helpers is for the launchers", "RINGPULL_ROLE=helper"],
+        ),
+    ] {
+        let (code, text) = said(None, words);
+        assert_eq!(code, 1, "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{words}: {text}");
+    }
+    let (code, text) = said_with("RINGPULL_ROLE", Some("helpr"), "bench pushpull --kv-store local --sizes 4 --iters 1");
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("RINGPULL_ROLE=\"helpr\"") && text.contains("worker or helper"), "{text}");
+}
+
+#[test]
 fn an_invalid_algorithm_in_the_environment_is_an_error_that_lists_the_names() {
     let (code, text) = said(Some("rign"), "bench pushpull --kv-store local --sizes 4 --iters 1");
     assert_eq!(code, 1);

@@ -48,8 +48,8 @@ pub fn run_node(role: Role, config: &Config, dmlc: &Dmlc) -> Result<()> {
     match role {
         Role::Scheduler => scheduler_loop::run(config, dmlc),
         Role::Server => server_loop::run(config, dmlc),
-        Role::Worker => Err(Error::argument(
-            "run_node was called in a worker, which runs no node",
+        Role::Worker | Role::Helper => Err(Error::argument(
+            format!("run_node was called in a {role}, which runs no node of a job with servers"),
             "create a store of kind dist_sync or dist_async in the worker's program",
         )),
     }

@@ -377,6 +377,7 @@ impl Scheduler {
             Role::Worker => self.settings.num_workers,
             Role::Server => self.settings.num_servers,
             Role::Scheduler => return Err("a second scheduler".to_owned()),
+            Role::Helper => return Err("a helper, which jobs with servers do not have".to_owned()),
         };
         if self.nodes.iter().any(|node| node.identity == from) {
             return Err("a second registration".to_owned());

@@ -19,6 +19,8 @@ use crate::transport::{Stamp, Transport};
 pub struct Executor {
     pub(super) transport: Box<dyn Transport>,
     pub(super) runner: Runner,
+    /// How many ranks, the first ones, take part in what is of all ranks: those with a contribution.
+    members: usize,
     /// When it is set, what is under way ends in an error.
     pub(super) stop: Arc<AtomicBool>,
 }
@@ -32,7 +34,8 @@ impl Executor {
         limit: Duration,
         stop: Arc<AtomicBool>,
     ) -> Self {
-        Executor { transport, runner: Runner::new(segment_bytes, limit), stop }
+        let members = transport.size();
+        Executor { transport, runner: Runner::new(segment_bytes, limit), members, stop }
     }
 
     /// This rank.
@@ -40,9 +43,28 @@ impl Executor {
         self.transport.rank()
     }
 
-    /// The number of ranks.
+    /// The number of ranks, without helpers.
     pub(super) fn size(&self) -> usize {
-        self.transport.size()
+        self.members
+    }
+
+    /// Whether this rank only reduces.
+    pub(super) fn is_helper(&self) -> bool {
+        self.rank() >= self.members
+    }
+
+    /// What `work` gives among all ranks, helpers too.
+    pub(super) fn with_helpers<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let workers = std::mem::replace(&mut self.members, self.transport.size());
+        let outcome = work(self);
+        self.members = workers;
+        outcome
+    }
+
+    /// From now on only the first `workers` ranks take part in what is of all ranks. Collective.
+    pub(super) fn narrow(&mut self, workers: usize) -> Result<()> {
+        self.members = workers;
+        self.transport.narrow(workers)
     }
 
     /// An error once the job is stopping.

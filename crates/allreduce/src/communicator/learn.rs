@@ -66,7 +66,8 @@ impl Learned {
         }
         if let Some(links) = &self.links {
             tracing::debug!(
-                "the hosts' links are not alike, relative to the slowest: {:.2?}; of long sums each sends, and receives, as many times the bytes: {:.3?}, on trees: {:?}",
+                "the hosts' links, of which the last {} are helpers', are not alike or have helpers, relative to the slowest: {:.2?}; of long sums each sends, and receives, as many times the bytes: {:.3?}, on trees: {:?}",
+                links.helpers(),
                 links.rates(),
                 links.carried(),
                 links.shape()
@@ -146,13 +147,15 @@ impl Told {
     }
 }
 
-/// The model of the cluster of `hosts` (ranks by host) under `transport`; racks are looked for among hosts of
-/// which not all are in racks with names. Collective, in well under a second on links of 1 Gbit/s, in about
-/// one where it finds racks, in two where links differ, and in several on links of 10 Mbit/s.
+/// The model of the cluster of `hosts` (ranks by host, the last `helpers` of which only reduce) under
+/// `transport`; racks are looked for among hosts of which not all are in racks with names. Collective, in well
+/// under a second on links of 1 Gbit/s, in about one where it finds racks, in two where links differ, and in
+/// several on links of 10 Mbit/s.
 pub(super) fn learn(
     executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),
     source: &ModelSource,
+    helpers: usize,
 ) -> Result<Learned> {
     let (rank, size, library) = (executor.rank(), executor.size(), executor.transport.name());
     if size == 1 {
@@ -173,7 +176,8 @@ pub(super) fn learn(
     // The racks and links of other hosts, or of the same ranks on others, are none of these.
     let is_of_these = told.hosts == hosts.len() as u64;
     let (known, racks) = (told.model, if is_of_these && !are_named { told.racks } else { 0 });
-    let links = Links::of(&rates).filter(|links| is_of_these && links.len() == hosts.len());
+    let known_rates = if is_of_these && rates.len() == hosts.len() { &rates[..] } else { &[] };
+    let links = links_of(known_rates, hosts.len(), helpers);
     if told.origin == Told::WRONG {
         return Err(Error::on_rank(0, "rank 0 could not use the model that its RINGPULL_MODEL names"));
     }
@@ -201,8 +205,8 @@ pub(super) fn learn(
     let times = prober.measure()?;
     let mut model = probe::fit(&times);
     let Pairs { racks, rates } = prober.pairs(hosts, are_named, &times)?;
-    let links = Links::of(&rates);
-    if links.is_some() {
+    let links = links_of(&rates, hosts.len(), helpers);
+    if !rates.is_empty() {
         // The model's rate is that of the slowest link; that of a long exchange is surer than that of a ring.
         model.long_bytes_per_us = rates.iter().copied().fold(f64::INFINITY, f64::min);
         model.short_bytes_per_us = model.short_bytes_per_us.max(model.long_bytes_per_us);
@@ -215,6 +219,15 @@ pub(super) fn learn(
     }
     let source = format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
     Ok(Learned { model, racks, links, source, age: None })
+}
+
+/// The links of so many hosts, which are alike if there are no rates.
+fn links_of(rates: &[f64], hosts: usize, helpers: usize) -> Option<Links> {
+    match (rates, helpers) {
+        (_, 0) => Links::of(rates),
+        ([], _) => Links::with_helpers(&vec![1.0; hosts], helpers),
+        _ => Links::with_helpers(rates, helpers),
+    }
 }
 
 fn find(source: &ModelSource, cached: Option<&Path>) -> Found {
@@ -245,7 +258,7 @@ mod tests {
                         let mut executor =
                             Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
                         let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
-                        learn(&mut executor, (&hosts, false), source)
+                        learn(&mut executor, (&hosts, false), source, 0)
                     })
                 })
                 .collect();

@@ -3,6 +3,9 @@
 //! all ranks or of some, with `two_buffers` for those whose input and output are different buffers; `divided`
 //! begins sums that each rank updates a part of; `executor` runs the schedules of plans.
 //!
+//! Helpers are ranks of the transport that are no ranks here: they come after the others, and take part in
+//! sums alone (`helped`).
+//!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
@@ -16,6 +19,7 @@ mod copies;
 mod divided;
 mod ends;
 mod executor;
+mod helped;
 mod hierarchy;
 mod learn;
 mod model_cache;
@@ -37,9 +41,10 @@ use std::time::Duration;
 
 use ringpull_base::config::{Config, ModelSource};
 use ringpull_base::{AlgorithmChoice, Result};
-use ringpull_plan::Segments;
+use ringpull_plan::{Links, Segments};
 
 use crate::communicator::divided::DividedSchedules;
+use crate::communicator::helped::{Ask, Helpers};
 use crate::communicator::node::Node;
 use crate::communicator::placement::Placement;
 use crate::communicator::racks::Racks;
@@ -49,6 +54,7 @@ use crate::transport::Transport;
 pub use crate::interpreter::{PartUpdate, Ticket};
 pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
+pub use helped::Asked;
 pub use learn::Learned;
 pub use ringpull_plan::Parts;
 pub use schedules::plan_of_codes;
@@ -65,18 +71,28 @@ pub struct Communicator {
     schedules: Schedules,
     divided: DividedSchedules,
     placement: Placement,
+    helpers: Helpers,
+    /// On rank 0: what asks the helpers to take part in a sum.
+    ask: Option<Ask>,
     takes_device_memory: bool,
 }
 
 impl Communicator {
-    /// Collectives over `transport`. When `stop` is set, a running operation returns an error. Collective.
-    pub fn new(transport: Box<dyn Transport>, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
+    /// Collectives over `transport`, of which the last `helpers` ranks only reduce. When `stop` is set, a
+    /// running operation returns an error. Collective.
+    pub fn new(transport: Box<dyn Transport>, helpers: usize, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
         // Longer than the control star waits for a silent rank: the star reports which rank is lost, while a
         // runner knows only its neighbours.
         let mut executor = Executor::new(transport, config.segment_bytes, config.timeout * 3 / 2, stop);
         let choice = config.algorithm;
-        let placement = Placement::find(&mut executor, config.read_memory)?;
-        let learned = Learned::default();
+        let helpers = Helpers::find(&mut executor, helpers, config)?;
+        let placement = if executor.is_helper() {
+            Placement::apart(executor.size())
+        } else {
+            Placement::find(&mut executor, config.read_memory)?
+        };
+        let links = Links::with_helpers(&vec![1.0; executor.transport.size()], helpers.active());
+        let learned = Learned { links, ..Learned::default() };
         // The library's own allreduce sends no message of ours.
         let takes_device_memory = choice != AlgorithmChoice::Native
             && config.mpi_device_memory.unwrap_or_else(|| executor.transport.takes_device_memory());
@@ -89,6 +105,8 @@ impl Communicator {
             schedules: Schedules::default(),
             divided: DividedSchedules::default(),
             placement,
+            helpers,
+            ask: None,
             takes_device_memory,
         })
     }
@@ -104,8 +122,24 @@ impl Communicator {
         }
         let source = if self.choice.is_auto() { &config.model } else { &ModelSource::Default };
         let Placement { hosts, racks, are_racks_named, .. } = &mut self.placement;
+        let helpers = self.helpers.active();
+        if helpers > 0 {
+            // Racks are not looked for: a sum with helpers crosses the link between racks anyhow.
+            self.learned = self.executor.with_helpers(|all| {
+                let hosts: Vec<Vec<usize>> = (0..all.size()).map(|rank| vec![rank]).collect();
+                learn::learn(all, (&hosts, true), source, helpers)
+            })?;
+            self.schedules = Schedules::default();
+            if self.rank() == 0 {
+                self.learned.explain(self.size(), self.size(), false, self.cuts);
+            }
+            return Ok(());
+        }
+        if self.executor.is_helper() {
+            return Ok(());
+        }
         let cluster = (&hosts[..], *are_racks_named);
-        self.learned = learn::learn(&mut self.executor, cluster, source)?;
+        self.learned = learn::learn(&mut self.executor, cluster, source, 0)?;
         if !*are_racks_named {
             *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
@@ -187,9 +221,9 @@ impl Communicator {
         self.executor.size()
     }
 
-    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
+    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each, and 2 helpers`.
     pub fn placement(&self) -> String {
-        self.placement.description()
+        self.placement.description() + &self.helpers.description()
     }
 
     /// The name of the library under the transport, for messages.

@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use ringpull_base::{AlgorithmChoice, DType, Reduction};
 use ringpull_kernels::compress::Codec;
 use ringpull_plan::{Links, Model, Plan, Schedule, Segments};
@@ -14,7 +16,7 @@ use ringpull_plan::{Links, Model, Plan, Schedule, Segments};
 use crate::communicator::placement::Placement;
 
 /// What decides how a sum is done.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Sum {
     pub(super) choice: AlgorithmChoice,
     pub(super) dtype: DType,
@@ -28,6 +30,8 @@ pub(super) struct Sum {
     pub(super) between_hosts: bool,
     /// Of codes rather than of elements.
     pub(super) is_coded: bool,
+    /// Helpers may take part in it.
+    pub(super) may_be_helped: bool,
 }
 
 /// A plan, and the most bytes that one message carries.
@@ -45,10 +49,11 @@ impl Sum {
             least_bytes: None,
             between_hosts: false,
             is_coded: false,
+            may_be_helped: false,
         }
     }
 
-    /// The plan of `rank` of `size`, between all ranks.
+    /// The plan of `rank` of `size`, between all ranks; of a helper if it is not below that.
     pub(super) fn plan(
         self,
         (rank, size): (usize, usize),
@@ -70,6 +75,8 @@ impl Sum {
                     (plan, cuts.most_bytes)
                 } else {
                     // Those of ranks that share a host are not theirs alone.
+                    let alone = if self.may_be_helped { None } else { links.map(Links::without_helpers) };
+                    let links = alone.as_ref().map_or(links, Option::as_ref);
                     let cluster = (&model.within(self.step_bytes), links.filter(|_| is_apart));
                     ringpull_plan::auto(cluster, (rank, size), (len, element_bytes), cuts)
                 }

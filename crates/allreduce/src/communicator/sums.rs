@@ -75,7 +75,8 @@ impl Communicator {
             // SAFETY: the caller gives the memory away until this is done.
             return unsafe { self.reduce_by(choice, (reduction, dtype), &mut *data, stamp) }.map(|()| None);
         }
-        let schedule = self.schedule(Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.len()) });
+        let sum = Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.len()) };
+        let schedule = self.helped_schedule(sum, stamp, priority);
         // SAFETY: as the caller promises.
         Ok(Some(unsafe { self.executor.begin(&schedule, data, stamp, priority) }))
     }
@@ -133,7 +134,8 @@ impl Communicator {
                 _ => unsafe { self.allreduce_by_host((reduction, dtype), data, stamp) },
             };
         }
-        let schedule = self.schedule(Sum { reduction, ..Sum::of(choice, dtype, data.len()) });
+        let sum = Sum { reduction, ..Sum::of(choice, dtype, data.len()) };
+        let schedule = self.helped_schedule(sum, stamp, 0);
         // SAFETY: as the caller promises.
         unsafe { self.executor.run(&schedule, data, stamp) }
     }
@@ -159,7 +161,8 @@ impl Communicator {
         stamp: Stamp,
     ) -> Result<()> {
         let least_bytes = Some(least_bytes);
-        let schedule = self.schedule(Sum { least_bytes, ..Sum::of(self.choice, dtype, len_bytes) });
+        let sum = Sum { least_bytes, ..Sum::of(self.choice, dtype, len_bytes) };
+        let schedule = self.helped_schedule(sum, stamp, 0);
         // SAFETY: as the caller promises.
         unsafe { self.executor.run_between(&schedule, endpoint, stamp) }
     }

@@ -22,11 +22,11 @@ pub(super) struct Come {
 }
 
 impl Answers {
-    pub(super) fn take(&self, question: u32, status: RankStatus) {
+    /// Takes that of rank `from`.
+    pub(super) fn take(&self, question: u32, from: usize, status: RankStatus) {
         let mut come = self.come.lock();
-        let rank = status.peer.rank;
         if come.question == question
-            && let Some(place) = come.ranks.get_mut(rank)
+            && let Some(place) = come.ranks.get_mut(from)
         {
             *place = Some(status);
         }

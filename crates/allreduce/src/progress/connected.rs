@@ -19,6 +19,8 @@ pub struct Connected {
     pub transport: Box<dyn Transport>,
     /// The control star over the same ranks.
     pub control: Control,
+    /// How many of the ranks, the last ones, only reduce.
+    pub helpers: usize,
     /// Whether ranks are processes, whose cluster `auto` has to know. Threads of one process are not.
     pub is_cluster: bool,
     /// What ends the library, after the transport was dropped without a fault.

@@ -19,7 +19,6 @@ use parking_lot::Mutex;
 use ringpull_base::config::Config;
 use ringpull_base::forked::Process;
 use ringpull_base::status::JobStatus;
-use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Tensor, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
@@ -79,12 +78,19 @@ impl Engine {
 
     /// The engines of `size` ranks in this process, over threads and channels.
     pub fn in_process(size: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
+        Engine::in_process_with_helpers(size, 0, config)
+    }
+
+    /// The same with helpers, whose engines come last, each to be [served](Self::serve) by a thread.
+    pub fn in_process_with_helpers(workers: usize, helpers: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
+        let size = workers + helpers;
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
         let start = |transport: inproc::Inproc, control| {
             let connected = move || {
                 Ok(Connected {
                     transport: Box::new(transport),
                     control,
+                    helpers,
                     is_cluster: false,
                     finalise: Box::new(|| ()),
                     succession: None,
@@ -105,7 +111,7 @@ impl Engine {
         self.current.get().rank
     }
 
-    /// The number of ranks.
+    /// The number of ranks, without helpers.
     pub fn size(&self) -> usize {
         self.current.get().size
     }
@@ -123,6 +129,33 @@ impl Engine {
     /// Whether the job goes on when it loses a rank.
     pub fn is_elastic(&self) -> bool {
         self.current.get().elastic.is_some()
+    }
+
+    /// Whether this rank only reduces: it is [served](Self::serve), and calls nothing.
+    pub fn is_helper(&self) -> bool {
+        self.current.get().is_helper()
+    }
+
+    /// On a helper: takes part in the sums of the others until all of them are done, and then leaves. Blocks.
+    /// An error if the job fails.
+    pub fn serve(&self) -> Result<()> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        let shared = self.current.get();
+        *shared.serving.lock() = Some(result);
+        if shared.fault.get().is_some() {
+            shared.fail_waiting();
+        } else if shared.ending.load(Ordering::Acquire) {
+            shared.served();
+        }
+        drop(shared);
+        // No wait for another rank: that a helper waits says nothing about the job.
+        let outcome = waits::until(|limit| self.answer(&answer, limit));
+        if outcome.is_err() {
+            // The caller reports it.
+            self.current.get().reported.store(true, Ordering::Release);
+        }
+        self.leave();
+        outcome
     }
 
     /// What every rank must have set alike: plans of one kind and segments of one size fit together.
@@ -322,7 +355,7 @@ impl Engine {
     pub fn failing(&self, why: Option<&str>) {
         let shared = self.current.get();
         let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
-        if !(had_told || why.is_some()) || shared.size == 1 || shared.fault.get().is_some() {
+        if !(had_told || why.is_some()) || shared.ranks() == 1 || shared.fault.get().is_some() {
             return;
         }
         let note = || ControlMessage::Failing(why.map(str::to_owned));
@@ -336,7 +369,7 @@ impl Engine {
     pub fn give_up(&self) {
         let shared = self.current.get();
         let operation = shared.doing_or_done();
-        let (peer, ranks) = (Peer::this(shared.rank).to_string(), vec![shared.rank]);
+        let (peer, ranks) = (shared.peer().to_string(), vec![shared.rank]);
         let cause = "it panicked".to_owned();
         let fault = Error::PeerLost { peer, ranks, cause, operation, rank: Some(shared.rank) };
         shared.end(&fault);
@@ -405,7 +438,7 @@ impl Engine {
                 self.limit
             ));
         }
-        if let Some(fault) = shared.fatal().filter(|_| shared.size > 1) {
+        if let Some(fault) = shared.fatal().filter(|_| shared.ranks() > 1) {
             if was_open && !is_reported && !last_words::has_spoken() {
                 notice(&fault.report());
             }

@@ -10,6 +10,8 @@ use ringpull_base::{AlgorithmChoice, DType, Error, Key, Reduction};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
+use crate::communicator::Asked;
+
 /// What an operation is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Topic {
@@ -396,6 +398,8 @@ pub(super) enum ControlMessage {
     Answered(u64, u64),
     /// To rank 0: this rank has forgotten the names.
     Forgot,
+    /// From rank 0 to a helper: take part in this sum.
+    Help(Asked),
 }
 
 impl ControlMessage {
@@ -409,6 +413,20 @@ impl ControlMessage {
                 | ControlMessage::CaughtUp
                 | ControlMessage::Stopped(_)
                 | ControlMessage::Order(_)
+                | ControlMessage::Help(_)
+        )
+    }
+
+    /// Whether a helper sends it: it calls nothing, and nobody waits for its calls.
+    pub(super) fn is_of_a_helper(&self) -> bool {
+        matches!(
+            self,
+            ControlMessage::Here(_)
+                | ControlMessage::Failed(_)
+                | ControlMessage::Alive
+                | ControlMessage::Describe(_)
+                | ControlMessage::Described(..)
+                | ControlMessage::Asked(_)
         )
     }
 }

@@ -32,6 +32,7 @@ pub mod fuzzing;
 mod generation;
 mod handover;
 mod hang;
+mod help;
 pub mod job;
 mod kept;
 mod layout;

@@ -27,7 +27,23 @@ static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 /// wants sums made in another way than by the engine there is. The MPI library is to send up to `eager_bytes`
 /// without asking, the same on every rank: into what is prepared for less it writes past the end. `None`
 /// leaves it its own limit.
+///
+/// In a helper it does not return but for an error: the helper takes part in the sums of its job, and the
+/// process exits when the others are done, as MXNet's servers do.
 pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
+    if config::is_helper() {
+        serve(config, eager_bytes)?;
+        std::process::exit(0);
+    }
+    start(config, eager_bytes)
+}
+
+/// Takes part in the sums of this helper's job until the others are done. Blocks.
+pub fn serve(config: &Config, eager_bytes: Option<usize>) -> Result<()> {
+    start(config, eager_bytes)?.serve()
+}
+
+fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     /// Whether a call was interrupted while MPI started, which goes on by itself and cannot begin again.
     static STARTING: Mutex<bool> = Mutex::new(false);
     static OWNER: OnceLock<Process> = OnceLock::new();
@@ -72,11 +88,12 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
     let (segment_bytes, elastic) = (config.segment_bytes, config.elastic);
     let limits = StartLimits { warn: config.warn, silence: config.silence() };
     Box::new(move || {
-        let mut mpi = Mpi::initialise(eager_bytes, elastic)?;
+        let mut mpi = Mpi::initialise(eager_bytes, elastic, config::is_helper())?;
         if mpi.is_elastic() {
             let ranks = (0..mpi.size()).collect();
             return without_the_lost(mpi, ranks, segment_bytes, limits);
         }
+        let helpers = count_helpers(&mut mpi, elastic)?;
         if elastic && mpi.rank() == 0 {
             notice(&not_elastic(&mpi));
         }
@@ -92,7 +109,7 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
             star::join(rank, size, &invitation, limits, &mut || Ok(()))?
         };
         let finalise = mpi.finaliser();
-        Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise, succession: None })
+        Ok(Connected { transport: Box::new(mpi), control, helpers, is_cluster: true, finalise, succession: None })
     })
 }
 
@@ -130,7 +147,8 @@ fn without_the_lost(
                 let succession = Some(Succession { ranks, next: Box::new(next) });
                 // Nobody ends MPI: whoever is lost meanwhile would be waited for without end.
                 let finalise = Box::new(|| ());
-                return Ok(Connected { transport: Box::new(mpi), control, is_cluster: true, finalise, succession });
+                let transport = Box::new(mpi);
+                return Ok(Connected { transport, control, helpers: 0, is_cluster: true, finalise, succession });
             }
             Err(cause) => {
                 let (next, left) = heritage.successor(LEARNING).unwrap_or(Err(cause))?;
@@ -146,12 +164,15 @@ fn without_the_lost(
 fn meet(mpi: &mut Mpi, segment_bytes: usize, limits: StartLimits) -> Result<Control> {
     const INVITATION_BYTES: usize = 4096;
     let (rank, size) = (mpi.rank(), mpi.size());
-    let own = [segment_bytes as u64, network_id()];
-    let words: Vec<[u64; 2]> = mpi
+    let own = [segment_bytes as u64, network_id(), u64::from(config::is_helper())];
+    let words: Vec<[u64; 3]> = mpi
         .exchange(bytemuck::cast_slice(&own), 0)?
         .iter()
-        .map(|bytes| [0, 8].map(|at| bytemuck::pod_read_unaligned(&bytes[at..at + 8])))
+        .map(|bytes| [0, 8, 16].map(|at| bytemuck::pod_read_unaligned(&bytes[at..at + 8])))
         .collect();
+    if words.iter().any(|words| words[2] == 1) {
+        return Err(elastic_with_helpers());
+    }
     same_segments(&words.iter().map(|words| words[0]).collect::<Vec<_>>())?;
     let is_local = words.iter().all(|other| other[1] == words[0][1]);
     let hub = if rank == 0 { Some(Hub::listen(is_local)?) } else { None };
@@ -163,6 +184,34 @@ fn meet(mpi: &mut Mpi, segment_bytes: usize, limits: StartLimits) -> Result<Cont
         Some(hub) => hub.gather(size, limits, &mut meanwhile),
         None => star::join(rank, size, String::from_utf8_lossy(&invitation).trim_end(), limits, &mut meanwhile),
     }
+}
+
+/// How many ranks only reduce. An error on every rank if some has to go on without lost ranks. Blocks;
+/// collective.
+fn count_helpers(mpi: &mut Mpi, elastic: bool) -> Result<usize> {
+    let mut counts = [config::is_helper(), elastic].map(u64::from);
+    mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut counts))?;
+    let [helpers, elastic] = counts.map(|count| count as usize);
+    if helpers > 0 && elastic > 0 {
+        return Err(elastic_with_helpers());
+    }
+    if helpers == mpi.size() {
+        return Err(Error::argument(
+            format!("every rank of this job is a helper ({}=helper), and nobody has anything to sum", config::ROLE),
+            format!("start workers beside the helpers: ranks without {}", config::ROLE),
+        ));
+    }
+    Ok(helpers)
+}
+
+fn elastic_with_helpers() -> Error {
+    Error::argument(
+        format!(
+            "a job that goes on without lost ranks (RINGPULL_ELASTIC) cannot have helpers ({}=helper)",
+            config::ROLE
+        ),
+        "start it without helpers, or unset RINGPULL_ELASTIC",
+    )
 }
 
 /// Whether every rank gives the same. Blocks; collective.

@@ -68,9 +68,9 @@ pub(super) fn ready(
         None => (0..connected.control.size()).collect(),
     };
     loop {
-        let Connected { transport, control, is_cluster, finalise, succession } = connected;
+        let Connected { transport, control, helpers, is_cluster, finalise, succession } = connected;
         let stop = Arc::new(AtomicBool::new(false));
-        let made = Communicator::new(transport, config, Arc::clone(&stop)).and_then(|mut communicator| {
+        let made = Communicator::new(transport, helpers, config, Arc::clone(&stop)).and_then(|mut communicator| {
             let done = match kept {
                 Some((learned, traffic)) => {
                     communicator.go_on_from(learned, traffic);
@@ -112,12 +112,18 @@ fn end_later(what: impl Send + 'static) {
 impl Generation {
     /// Starts the threads of a generation.
     pub(super) fn begin(ready: Ready, config: &Config, mut inherited: Inherited) -> Result<Self> {
-        let Ready { communicator, control, stop, succession, finalise } = ready;
+        let Ready { mut communicator, control, stop, succession, finalise } = ready;
         let (commands, inbox) = unbounded();
         let (own_notes, notes) = unbounded();
         let (finishing, finished) = unbounded::<Box<dyn Job>>();
         inherited.is_elastic = succession.is_some();
         let shared = Arc::new(Shared::new(&communicator, control, config, (stop, commands, own_notes), inherited));
+        if shared.rank == 0 && shared.helpers > 0 {
+            let weak = Arc::downgrade(&shared);
+            communicator.ask_helpers_by(Box::new(move |asked| {
+                weak.upgrade().into_iter().for_each(|shared| shared.ask_helpers(&asked));
+            }));
+        }
         let sharing = Arc::clone(&shared);
         let finisher = spawn("ringpull-finish", move || finish(&sharing, &finished))?;
         watch(&shared, config, &communicator, notes)?;
@@ -163,7 +169,7 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
         }
         shared.unfinished.finished();
     }
-    if shared.fault.get().is_none() {
+    if shared.fault.get().is_none() && !shared.is_helper() {
         shared.tell_rank_0(ControlMessage::Done);
     }
 }
@@ -171,7 +177,8 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
 /// Starts the control thread, which ends by itself when the last owner of `shared` is gone; it is not joined.
 fn watch(shared: &Arc<Shared>, config: &Config, comm: &Communicator, notes: Receiver<ControlMessage>) -> Result<()> {
     let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
-    let (watching, mut watcher) = (Arc::downgrade(shared), Watcher::new(config, shared.size, bucket_bytes));
+    let (watching, mut watcher) =
+        (Arc::downgrade(shared), Watcher::new(config, (shared.size, shared.helpers), bucket_bytes));
     if comm.sums_block() || config.check_replicas > 0 {
         watcher.sums_block();
     }

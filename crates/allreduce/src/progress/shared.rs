@@ -9,13 +9,15 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use ringpull_base::config::Config;
+use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Waiter};
 
-use crate::communicator::Communicator;
+use crate::communicator::{Asked, Communicator};
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
+use crate::progress::help::{Help, Rooms};
 use crate::progress::job::{Barrier, Job, StandIn};
 use crate::progress::kept::Elastic;
 use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
@@ -73,7 +75,10 @@ type StandIns = Arc<Mutex<BTreeMap<u32, Weak<dyn StandIn>>>>;
 /// The state that the caller, the comm thread, the finishing thread and the control thread share.
 pub(super) struct Shared {
     pub(super) rank: usize,
+    /// The ranks that call, without helpers.
     pub(super) size: usize,
+    /// The ranks after these, which only reduce.
+    pub(super) helpers: usize,
     /// The library under the transport.
     pub(super) library: String,
     /// Where the ranks are, in words.
@@ -98,6 +103,10 @@ pub(super) struct Shared {
     pub(super) orders: AtomicU64,
     /// What a caller waits at that has joined.
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
+    /// What a helper waits at until the job has ended.
+    pub(super) serving: Mutex<Option<Sender<Result<()>>>>,
+    /// Memory of a helper's sums.
+    pub(super) rooms: Arc<Rooms>,
     /// What makes the jobs of each store for calls that a rank that has joined does not make.
     pub(super) stand_ins: StandIns,
     /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in
@@ -165,7 +174,7 @@ impl Shared {
         (stop, commands, own_notes): (Arc<AtomicBool>, Sender<Command>, Sender<ControlMessage>),
         inherited: Inherited,
     ) -> Self {
-        let calls = if control.size() == 1 {
+        let calls = if comm.size() == 1 {
             Calls::of_one_rank()
         } else {
             // A check comes before a sum when nothing else is under way, so it must come in one order too.
@@ -173,7 +182,8 @@ impl Shared {
         };
         Shared {
             rank: control.rank(),
-            size: control.size(),
+            size: comm.size(),
+            helpers: control.size() - comm.size(),
             library: comm.library(),
             placement: comm.placement(),
             calls: Mutex::new(calls),
@@ -189,6 +199,8 @@ impl Shared {
             waiting: Mutex::default(),
             orders: AtomicU64::new(0),
             joining: Mutex::default(),
+            serving: Mutex::default(),
+            rooms: Arc::default(),
             stand_ins: inherited.stand_ins,
             running: Mutex::default(),
             last: Mutex::default(),
@@ -221,6 +233,37 @@ impl Shared {
         })
     }
 
+    /// How many processes the job has.
+    pub(super) fn ranks(&self) -> usize {
+        self.size + self.helpers
+    }
+
+    pub(super) fn is_helper(&self) -> bool {
+        self.rank >= self.size
+    }
+
+    /// This process, as others name it.
+    pub(super) fn peer(&self) -> Peer {
+        if self.is_helper() { Peer::helper(self.rank - self.size) } else { Peer::this(self.rank) }
+    }
+
+    /// On rank 0: asks all helpers to take part in a sum.
+    pub(super) fn ask_helpers(&self, asked: &Asked) {
+        (self.size..self.ranks()).for_each(|helper| self.tell(helper, &ControlMessage::Help(asked.clone())));
+    }
+
+    /// On a helper: takes part in a sum.
+    pub(super) fn help(&self, asked: Asked) {
+        let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None };
+        let job = Box::new(Help::new(asked, Arc::clone(&self.rooms)));
+        drop(self.commands.send(Command::Run(job, launch)));
+    }
+
+    /// On a helper: the job has ended.
+    pub(super) fn served(&self) {
+        self.serving.lock().take().into_iter().for_each(|result| drop(result.send(Ok(()))));
+    }
+
     pub(super) fn tell(&self, to: usize, note: &ControlMessage) {
         let bytes = postcard::to_stdvec(note).expect("control messages are plain data");
         if note.is_counted() {
@@ -240,7 +283,7 @@ impl Shared {
 
     /// Rank 0 sends it to every other rank; another rank sends it to rank 0.
     pub(super) fn tell_everyone(&self, note: &ControlMessage) {
-        let peers = if self.rank == 0 { 1..self.size } else { 0..1 };
+        let peers = if self.rank == 0 { 1..self.ranks() } else { 0..1 };
         peers.for_each(|peer| self.tell(peer, note));
     }
 
@@ -439,7 +482,7 @@ impl Shared {
         if self.has_left.swap(true, Ordering::AcqRel) {
             return;
         }
-        if self.fault.get().is_none() && self.size > 1 {
+        if self.fault.get().is_none() && self.ranks() > 1 && !self.is_helper() {
             let begun = self.calls.lock().begun();
             self.tell_everyone(&ControlMessage::Leaving(begun.clone()));
             if self.rank == 0 {
@@ -454,6 +497,7 @@ impl Shared {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         waiting.into_values().for_each(|job| self.abandon(job, fault));
         self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
+        self.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }
 }
 

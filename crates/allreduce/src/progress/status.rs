@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ringpull_base::status::{JobStatus, LateRanks, RankStatus, resident_bytes};
-use ringpull_base::topology::Peer;
 use ringpull_base::waits;
 
 use crate::progress::answers::Come;
@@ -24,12 +23,12 @@ pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
     let _one = answers.asking.lock();
     let question = {
         let mut come = answers.come.lock();
-        *come = Come { question: come.question.wrapping_add(1), ranks: vec![None; shared.size], late: None };
+        *come = Come { question: come.question.wrapping_add(1), ranks: vec![None; shared.ranks()], late: None };
         come.question
     };
     let fault = shared.fault.get().map(ToString::to_string);
     if fault.is_none() && !shared.leaving.load(Ordering::Acquire) {
-        (1..shared.size).for_each(|peer| shared.tell(peer, &ControlMessage::Describe(question)));
+        (1..shared.ranks()).for_each(|peer| shared.tell(peer, &ControlMessage::Describe(question)));
     }
     drop(shared.own_notes.send(ControlMessage::Describe(question)));
     let deadline = Instant::now() + PATIENCE;
@@ -39,9 +38,10 @@ pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
             break;
         }
     }
-    let (ranks, late) = (std::mem::take(&mut come.ranks), come.late.take());
+    let (mut ranks, late) = (std::mem::take(&mut come.ranks), come.late.take());
+    let helpers = ranks.split_off(shared.size);
     let (placement, library) = (shared.placement.clone(), shared.library.clone());
-    let mut status = JobStatus { placement, library, fault, ranks, late };
+    let mut status = JobStatus { placement, library, fault, ranks, helpers, late };
     status.find_late();
     status
 }
@@ -77,7 +77,7 @@ pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) 
     };
     let moving_s = shared.running.lock().moving().as_secs_f64();
     let status = RankStatus {
-        peer: Peer::this(shared.rank),
+        peer: shared.peer(),
         seconds: shared.started.elapsed().as_secs_f64(),
         steps,
         calls,
@@ -94,7 +94,7 @@ pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) 
     };
     if shared.rank == 0 {
         shared.answers.come.lock().late = late;
-        shared.answers.take(question, status);
+        shared.answers.take(question, 0, status);
     } else {
         shared.tell(0, &ControlMessage::Described(question, Box::new(status)));
     }

@@ -91,14 +91,14 @@ struct CycleSnapshot {
 
 impl Watcher {
     /// One whose buckets hold `bucket_bytes`, if it is rank 0's.
-    pub(super) fn new(config: &Config, size: usize, bucket_bytes: usize) -> Self {
+    pub(super) fn new(config: &Config, (size, helpers): (usize, usize), bucket_bytes: usize) -> Self {
         let interval = config.heartbeat_interval.min(config.silence() / 4);
         Watcher {
             agreement: Agreement::new(size, config.timeout.as_secs_f64(), bucket_bytes),
             peers: BTreeMap::new(),
-            heard_s: vec![0.0; size],
+            heard_s: vec![0.0; size + helpers],
             all_heard_s: 0.0,
-            departed: vec![false; size],
+            departed: vec![false; size + helpers],
             done: vec![false; size],
             clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
             interval,
@@ -127,9 +127,11 @@ impl Watcher {
     pub(super) fn run(&mut self, weak: &Weak<Shared>, notes: &Receiver<ControlMessage>) {
         let _guard = AbortOnPanic;
         let Some(events) = weak.upgrade().map(|shared| {
-            shared.tell_everyone(&ControlMessage::Here(Peer::this(shared.rank)));
+            let peer = shared.peer();
+            shared.tell_everyone(&ControlMessage::Here(peer.clone()));
             if timeline::is_on() {
-                timeline::introduce(Role::Worker, shared.rank, shared.size);
+                let role = if peer.is_helper { Role::Helper } else { Role::Worker };
+                timeline::introduce(role, peer.rank, shared.size);
                 if shared.rank > 0 {
                     shared.tell(0, &ControlMessage::Asked(timeline::clock_ns()));
                 }
@@ -157,7 +159,9 @@ impl Watcher {
             match arrived {
                 Ok((from, note)) => {
                     self.heard_s[from] = self.clock.now_s();
-                    self.take(&shared, weak, from, note);
+                    if from < shared.size || note.is_of_a_helper() {
+                        self.take(&shared, weak, from, note);
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.say_where(&shared);
@@ -244,7 +248,7 @@ impl Watcher {
                 Ok(())
             }
             ControlMessage::Described(question, status) => {
-                shared.answers.take(question, *status);
+                shared.answers.take(question, from, *status);
                 Ok(())
             }
             ControlMessage::Everybody(lines) => {
@@ -277,6 +281,11 @@ impl Watcher {
             }
             ControlMessage::Ending => {
                 shared.ending.store(true, Ordering::Release);
+                shared.served();
+                Ok(())
+            }
+            ControlMessage::Help(asked) => {
+                shared.help(asked);
                 Ok(())
             }
             ControlMessage::Asked(sent_ns) => {
@@ -305,17 +314,18 @@ impl Watcher {
     fn tick(&mut self, shared: &Shared) {
         self.hang.check(shared);
         self.check_renewal(shared);
-        if shared.size > 1 && shared.fault.get().is_none() {
+        if shared.ranks() > 1 && shared.fault.get().is_none() {
             shared.tell_everyone(&ControlMessage::Alive);
             let now_s = self.clock.now_s();
-            let watched = if shared.rank == 0 { 1..shared.size } else { 0..1 };
+            let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
             for peer in watched {
-                let awaited = !self.agreement.has_left(peer) || shared.doing().is_some();
+                let has_left = self.has_left(shared, peer);
+                let awaited = !has_left || shared.doing().is_some();
                 if self.departed[peer] && shared.awaits_calls() {
                     // This rank has called an operation since, for which that peer will not come. What is on
                     // its way had all of that peer's data before it left.
                     let operation = self.interrupted(shared);
-                    let why = self.agreement.why(peer).unwrap_or_default().to_owned();
+                    let why = self.why(shared, peer).unwrap_or_default().to_owned();
                     let (peer, ranks) = (self.name(peer), vec![peer]);
                     let fault = Error::Finished { peer, ranks, operation, rank: shared.rank, why };
                     shared.poison(&fault, true);
@@ -329,7 +339,7 @@ impl Watcher {
                         shared.ending.store(true, Ordering::Release);
                     }
                 }
-                if !self.agreement.has_left(peer) && now_s - self.heard_s[peer] > 3.0 * self.interval.as_secs_f64() {
+                if !has_left && now_s - self.heard_s[peer] > 3.0 * self.interval.as_secs_f64() {
                     self.all_heard_s = now_s;
                 }
             }
@@ -476,7 +486,7 @@ impl Watcher {
     }
 
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
-        if self.agreement.has_left(rank) {
+        if self.has_left(shared, rank) {
             self.departed[rank] = true;
             shared.ending.store(true, Ordering::Release);
         } else {
@@ -486,9 +496,20 @@ impl Watcher {
 
     fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
         let (peer, operation) = (self.name(rank), self.interrupted(shared));
-        let cause = after_error(cause, self.agreement.why(rank));
-        let fault = Error::PeerLost { peer, ranks: vec![rank], cause, operation, rank: Some(shared.rank) };
+        let cause = after_error(cause, self.why(shared, rank));
+        let ranks = if rank < shared.size { vec![rank] } else { Vec::new() };
+        let fault = Error::PeerLost { peer, ranks, cause, operation, rank: Some(shared.rank) };
         shared.poison(&fault, true);
+    }
+
+    /// Whether a rank has left in order, as a helper does when every other rank is done.
+    fn has_left(&self, shared: &Shared, rank: usize) -> bool {
+        if rank < shared.size { self.agreement.has_left(rank) } else { shared.ending.load(Ordering::Acquire) }
+    }
+
+    /// The error that a rank has last said it would end with.
+    fn why(&self, shared: &Shared, rank: usize) -> Option<&str> {
+        if rank < shared.size { self.agreement.why(rank) } else { None }
     }
 
     fn name(&self, rank: usize) -> String {

@@ -162,6 +162,11 @@ impl Transport for Inproc {
         Ok(self.hosts.iter().filter_map(first).collect())
     }
 
+    fn narrow(&mut self, workers: usize) -> Result<()> {
+        self.hosts.truncate(workers);
+        Ok(())
+    }
+
     fn name(&self) -> String {
         "threads of one process".to_owned()
     }

@@ -172,6 +172,10 @@ pub trait Transport {
         Ok((0..self.size()).collect())
     }
 
+    /// From now on the library's own collectives, and [`hosts`](Self::hosts), are of the first `workers`
+    /// ranks, and no other rank calls them. Messages may go to every rank as before. Collective.
+    fn narrow(&mut self, workers: usize) -> Result<()>;
+
     /// The name of the library behind it.
     fn name(&self) -> String;
 }

@@ -53,6 +53,8 @@ type SendCall = unsafe extern "C" fn(
 /// MPI, from initialisation to finalisation, and this process's place in it.
 pub struct Mpi {
     comm: ffi::MPI_Comm,
+    /// Of the ranks that call the library's collectives, and how many these are.
+    collective: (ffi::MPI_Comm, usize),
     rank: usize,
     size: usize,
     name: String,
@@ -84,10 +86,10 @@ struct InFlight {
 
 impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
-    /// ranks. Messages of up to `eager_bytes` must be sent without asking, the same on every rank; `None`
-    /// leaves the library its own limit. `elastic`: the job is to go on without lost ranks, if the library
-    /// and the launcher can. Collective.
-    pub fn initialise(eager_bytes: Option<usize>, elastic: bool) -> Result<Self> {
+    /// ranks, in which helpers come last. Messages of up to `eager_bytes` must be sent without asking, the
+    /// same on every rank; `None` leaves the library its own limit. `elastic`: the job is to go on without
+    /// lost ranks, if the library and the launcher can. Collective.
+    pub fn initialise(eager_bytes: Option<usize>, elastic: bool, is_helper: bool) -> Result<Self> {
         let name = mpi_library()?;
         // The library makes files of its own, to share memory with ranks of this host, and does without where
         // it cannot.
@@ -116,21 +118,34 @@ impl Mpi {
             check_threads(false, provided)?;
         }
         let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
-        let (mut rank, mut size): (c_int, c_int) = (0, 0);
+        let (mut rank, mut size, mut world): (c_int, c_int, c_int) = (0, 0, 0);
         // SAFETY: MPI is initialised; the out-pointers are valid; `comm` is written by a successful
-        // MPI_Comm_dup.
+        // MPI_Comm_split. Ranks with the same key keep their order.
         let comm = unsafe {
-            check("MPI_Comm_dup", 0, ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, comm.as_mut_ptr()))?;
+            let (color, key) = (c_int::from(ulfm.is_some()), c_int::from(is_helper));
+            check("MPI_Comm_size", 0, ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &raw mut world))?;
+            check("MPI_Comm_split", 0, ffi::MPI_Comm_split(ffi::RSMPI_COMM_WORLD, color, key, comm.as_mut_ptr()))?;
             let comm = comm.assume_init();
             check("MPI_Comm_set_errhandler", 0, ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
             check("MPI_Comm_rank", 0, ffi::MPI_Comm_rank(comm, &raw mut rank))?;
             check("MPI_Comm_size", rank as usize, ffi::MPI_Comm_size(comm, &raw mut size))?;
             comm
         };
+        if size < world {
+            // They would wait for each other in different ways.
+            return Err(Error::job_mismatch(
+                format!(
+                    "{} of {world} ranks are to go on without lost ranks (RINGPULL_ELASTIC), the others are not",
+                    if ulfm.is_some() { size } else { world - size }
+                ),
+                "give every rank the same; a job with helpers (RINGPULL_ROLE=helper) has to be without RINGPULL_ELASTIC",
+            ));
+        }
         let (rank, size) = (rank as usize, size as usize);
         check_launcher(size)?;
         Ok(Mpi {
             comm,
+            collective: (comm, size),
             rank,
             size,
             requests: Vec::new(),
@@ -335,6 +350,7 @@ impl Heritage {
         super::forget_open();
         let mpi = Mpi {
             comm,
+            collective: (comm, ranks.len()),
             rank,
             size: ranks.len(),
             name: self.name.clone(),
@@ -491,7 +507,7 @@ impl Transport for Mpi {
     }
 
     fn native_allreduce(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {
-        let datatype = self.datatype(dtype)?;
+        let (datatype, (comm, _)) = (self.datatype(dtype)?, self.collective);
         let count = self.count(data.len() / dtype.size_bytes())?;
         let from = in_place(&self.name).unwrap_or_else(|| {
             self.copy.clear();
@@ -500,35 +516,32 @@ impl Transport for Mpi {
         });
         // SAFETY: `data` holds `count` elements, and so does `from` or is the library's own word for `data`;
         // the call blocks until they are no longer needed.
-        let code =
-            unsafe { ffi::MPI_Allreduce(from, data.as_mut_ptr().cast(), count, datatype, ffi::RSMPI_SUM, self.comm) };
+        let code = unsafe { ffi::MPI_Allreduce(from, data.as_mut_ptr().cast(), count, datatype, ffi::RSMPI_SUM, comm) };
         check("MPI_Allreduce", self.rank, code)
     }
 
     fn native_collective(&mut self, which: BlockCollective, input: &[u8], out: &mut [u8]) -> Result<()> {
         let (from, to) = (input.as_ptr().cast::<c_void>(), out.as_mut_ptr().cast::<c_void>());
+        let (comm, size) = self.collective;
         let (name, code) = match which {
             BlockCollective::Allgather => {
                 let count = self.count(input.len())?;
                 // SAFETY: `input` holds `count` bytes, `out` as many of each rank; the call blocks.
-                let code = unsafe {
-                    ffi::MPI_Allgather(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, self.comm)
-                };
+                let code =
+                    unsafe { ffi::MPI_Allgather(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, comm) };
                 ("MPI_Allgather", code)
             }
             BlockCollective::Alltoall => {
-                let count = self.count(input.len() / self.size)?;
+                let count = self.count(input.len() / size)?;
                 // SAFETY: both hold `count` bytes for each rank; the call blocks.
-                let code = unsafe {
-                    ffi::MPI_Alltoall(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, self.comm)
-                };
+                let code =
+                    unsafe { ffi::MPI_Alltoall(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, comm) };
                 ("MPI_Alltoall", code)
             }
             BlockCollective::ReduceScatter(dtype) => {
                 let (datatype, count) = (self.datatype(dtype)?, self.count(out.len() / dtype.size_bytes())?);
                 // SAFETY: `out` holds `count` elements, `input` as many for each rank; the call blocks.
-                let code =
-                    unsafe { ffi::MPI_Reduce_scatter_block(from, to, count, datatype, ffi::RSMPI_SUM, self.comm) };
+                let code = unsafe { ffi::MPI_Reduce_scatter_block(from, to, count, datatype, ffi::RSMPI_SUM, comm) };
                 ("MPI_Reduce_scatter_block", code)
             }
         };
@@ -553,22 +566,38 @@ impl Transport for Mpi {
         }
         let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
         let mut lowest = self.rank as c_int;
-        let mut hosts = vec![0 as c_int; self.size];
+        let (comm, size) = self.collective;
+        let mut hosts = vec![0 as c_int; size];
         // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call
         // reads or writes.
         unsafe {
             let (kind, key) = (ffi::RSMPI_COMM_TYPE_SHARED, self.rank as c_int);
-            let code = ffi::MPI_Comm_split_type(self.comm, kind, key, ffi::RSMPI_INFO_NULL, local.as_mut_ptr());
+            let code = ffi::MPI_Comm_split_type(comm, kind, key, ffi::RSMPI_INFO_NULL, local.as_mut_ptr());
             check("MPI_Comm_split_type", self.rank, code)?;
             // Ordered by their ranks here: the first is the lowest.
             let code = ffi::MPI_Bcast((&raw mut lowest).cast(), 1, ffi::RSMPI_INT32_T, 0, local.assume_init());
             check("MPI_Bcast", self.rank, code)?;
             check("MPI_Comm_free", self.rank, ffi::MPI_Comm_free(local.as_mut_ptr()))?;
             let (from, to) = ((&raw const lowest).cast(), hosts.as_mut_ptr().cast());
-            let code = ffi::MPI_Allgather(from, 1, ffi::RSMPI_INT32_T, to, 1, ffi::RSMPI_INT32_T, self.comm);
+            let code = ffi::MPI_Allgather(from, 1, ffi::RSMPI_INT32_T, to, 1, ffi::RSMPI_INT32_T, comm);
             check("MPI_Allgather", self.rank, code)?;
         }
         Ok(hosts.into_iter().map(|rank| rank as usize).collect())
+    }
+
+    fn narrow(&mut self, workers: usize) -> Result<()> {
+        let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let (color, key) = (c_int::from(self.rank >= workers), self.rank as c_int);
+        // SAFETY: `comm` is written by a successful MPI_Comm_split.
+        let comm = unsafe {
+            check("MPI_Comm_split", self.rank, ffi::MPI_Comm_split(self.comm, color, key, comm.as_mut_ptr()))?;
+            comm.assume_init()
+        };
+        // SAFETY: the communicator was just made.
+        let code = unsafe { ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN) };
+        check("MPI_Comm_set_errhandler", self.rank, code)?;
+        self.collective = (comm, if self.rank < workers { workers } else { self.size - workers });
+        Ok(())
     }
 
     fn name(&self) -> String {

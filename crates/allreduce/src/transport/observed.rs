@@ -54,6 +54,10 @@ impl Transport for Observed<'_> {
         self.whole.wait(longest);
     }
 
+    fn narrow(&mut self, workers: usize) -> Result<()> {
+        self.whole.narrow(workers)
+    }
+
     fn name(&self) -> String {
         self.whole.name()
     }

@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 41] = [
+pub const VARIABLES: [Variable; 42] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -88,6 +88,12 @@ pub const VARIABLES: [Variable; 41] = [
         "RINGPULL_MPI_DEVICE_MEMORY",
         "`auto`",
         "whether MPI is given the memory of devices: `auto` as the MPI library says, 0 never, 1 always",
+    ),
+    variable(
+        "RINGPULL_ROLE",
+        "`worker`",
+        "`helper`: this rank of an MPI job runs no program of its own and only reduces for the workers; set \
+         by `ringpull launch --helpers`, or for a part of the job of a plain `mpirun`",
     ),
     variable(
         "RINGPULL_SHARED_MEMORY",

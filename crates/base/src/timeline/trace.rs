@@ -15,6 +15,7 @@ use crate::{Error, Result, file_limit};
 /// Where servers' and schedulers' process numbers begin; a worker's is its rank.
 const NUMBERS_OF_SERVERS: u32 = 100_000;
 const NUMBERS_OF_SCHEDULERS: u32 = 200_000;
+const NUMBERS_OF_HELPERS: u32 = 300_000;
 
 /// A whole file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -131,6 +132,7 @@ impl About {
             Role::Worker => rank,
             Role::Server => NUMBERS_OF_SERVERS + rank,
             Role::Scheduler => NUMBERS_OF_SCHEDULERS + rank,
+            Role::Helper => NUMBERS_OF_HELPERS + rank,
         }
     }
 

@@ -32,6 +32,8 @@ enum Kind {
     Fixed(Variant),
     /// As many servers as there are hosts, divided by this and at least one.
     Servers(usize, Placement),
+    /// As many helpers as there are hosts.
+    Helpers,
 }
 
 impl Choice {
@@ -55,6 +57,7 @@ impl Choice {
             fixed("dist_sync:1"),
             servers("dist_sync:K, K=n/2", 2, Placement::Dedicated),
             servers("dist_sync:K, K=n", 1, Placement::Dedicated),
+            Some(Choice { name: "dist_sync_mpi:Khelpers, K=n".to_owned(), of: Kind::Helpers }),
         ]
         .into_iter()
         .flatten()
@@ -67,7 +70,13 @@ impl Choice {
             Kind::Servers(divisor, placement) => {
                 Variant::ours(Mode::Servers { sync: true, servers: (hosts / divisor).max(1), placement })
             }
+            Kind::Helpers => Variant::ours(Mode::Helped { helpers: hosts }),
         }
+    }
+
+    /// Whether there is a prediction for so many hosts.
+    fn is_for(&self, hosts: usize) -> bool {
+        self.of != Kind::Helpers || 2 * hosts <= predict::MOST_HELPED
     }
 }
 
@@ -111,7 +120,8 @@ pub(crate) struct Advice {
 pub(crate) fn rows(setting: &Setting, choices: &[Choice], hosts: &[usize]) -> Result<Vec<PredictedRow>> {
     let mut wanted: Vec<(usize, Variant)> = Vec::new();
     for hosts in hosts {
-        for variant in choices.iter().map(|choice| choice.variant(*hosts)) {
+        let choices = choices.iter().filter(|choice| choice.is_for(*hosts));
+        for variant in choices.map(|choice| choice.variant(*hosts)) {
             if !wanted.contains(&(*hosts, variant)) {
                 wanted.push((*hosts, variant));
             }

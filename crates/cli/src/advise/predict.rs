@@ -9,7 +9,7 @@ use ringpull_base::config::Config;
 use ringpull_base::{Algorithm, DType, Error, Key, Reduction, Result};
 use ringpull_kernels::compress::{Codec, Compression};
 use ringpull_plan::simulate::{self, Codes, Exchange, Layer, Network, Segment, Servers, Unit};
-use ringpull_plan::{Model, Schedule, Segments, allreduce, part_in_turns, predict};
+use ringpull_plan::{Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
 use ringpull_ps::shard;
 
 use crate::layers;
@@ -46,9 +46,10 @@ impl Setting {
             forward_us: 1e6 * self.compute_s * (1.0 - BACKWARD) * layer.part,
         });
         let (units, servers) = match variant.mode {
-            Mode::Allreduce if workers == 1 => (Vec::new(), None),
-            Mode::Allreduce => match codec {
-                None => (self.sums(&network, &model), None),
+            Mode::Allreduce | Mode::Helped { .. } if workers == 1 => (Vec::new(), None),
+            Mode::Helped { helpers } if workers + helpers > MOST_HELPED => return Err(too_many(variant, workers)),
+            Mode::Allreduce | Mode::Helped { .. } => match codec {
+                None => (self.sums(&network, &model, variant.mode.extra_hosts()), None),
                 Some(codec) => (self.coded_sums(codec, workers), None),
             },
             Mode::Servers { servers, placement, .. } => {
@@ -79,8 +80,9 @@ impl Setting {
         layers.flat_map(|(index, layer)| layer.keys.clone().rev().map(move |key| (index, key))).collect()
     }
 
-    /// Sums over all ranks, short ones together.
-    fn sums(&self, network: &Network, model: &Model) -> Vec<Unit> {
+    /// Sums over all ranks, short ones together. A helper's schedule stands behind those of the workers: it
+    /// begins when they do.
+    fn sums(&self, network: &Network, model: &Model, helpers: usize) -> Vec<Unit> {
         let (workers, calls) = (network.workers, self.calls());
         let segments = Segments { most_bytes: Config::default().segment_bytes, is_fixed: false };
         let len_bytes = |key: usize| 4 * self.network.keys[key].len();
@@ -98,6 +100,7 @@ impl Setting {
             },
         };
         let steps: Vec<Called> = calls.iter().map(called).collect();
+        let links = Links::with_helpers(&vec![1.0; workers + helpers], helpers);
         let bucket_bytes = model.bucket_bytes(workers, segments).min(BUCKET_BYTES);
         // Those of which one rank stands for all: what takes another plan has few bytes.
         let plans = || Algorithm::ALL.into_iter().filter(|algorithm| network.ranks(*algorithm).len() == 1);
@@ -106,6 +109,15 @@ impl Setting {
             let bytes: usize = members.clone().map(|(_, key)| len_bytes(key)).sum();
             let predicted = plans().map(|algorithm| predict(model, algorithm, bytes, workers, segments));
             let best = predicted.min_by(|a, b| a.time_us.total_cmp(&b.time_us)).expect("rings suit any ranks");
+            if let Some(links) = &links {
+                let (len, cluster) = (bytes / 4, (model, Some(links)));
+                let of = |rank| {
+                    let (plan, segment_bytes) = auto(cluster, (rank, workers), (len, 4), segments);
+                    Schedule::of(&plan, DType::F32, segment_bytes)
+                };
+                let all = (0..links.len()).map(of).collect();
+                return unit(members.map(|(layer, _)| layer), false, Exchange::Sum(all, None));
+            }
             // Ranks are alike if their parts are.
             let plan = allreduce(best.algorithm, 0, workers, (bytes / 4).next_multiple_of(workers));
             let exchange = Exchange::Sum(vec![Schedule::of(&plan, DType::F32, best.segment_bytes)], None);
@@ -160,6 +172,16 @@ fn unit(layers: impl Iterator<Item = usize>, is_alone: bool, exchange: Exchange)
     Unit { layers, priority, is_alone, exchange }
 }
 
+/// With helpers every rank is simulated: more take too long.
+pub(crate) const MOST_HELPED: usize = 64;
+
+fn too_many(variant: Variant, workers: usize) -> Error {
+    Error::argument(
+        format!("{variant} has no prediction for {workers} hosts"),
+        format!("predict helpers for up to {MOST_HELPED} hosts in all"),
+    )
+}
+
 /// The codec of a variant that has a prediction.
 fn codec(variant: Variant) -> Result<Option<Codec>> {
     let is_sync = !matches!(variant.mode, Mode::Servers { sync: false, .. });
@@ -191,7 +213,14 @@ mod tests {
     #[test]
     fn a_step_without_computing_takes_a_little_more_than_the_bound_of_its_mode() {
         let setting = setting("vgg16", 1e-9);
-        for mode in ["dist_sync_mpi", "dist_sync:1", "dist_sync:8", "dist_sync:4shared", "dist_sync:8shared"] {
+        for mode in [
+            "dist_sync_mpi",
+            "dist_sync:1",
+            "dist_sync:8",
+            "dist_sync:4shared",
+            "dist_sync:8shared",
+            "dist_sync_mpi:8helpers",
+        ] {
             let bound = crate::cost::mode_bound_s(mode.parse::<Variant>().unwrap().mode, 8, setting.bytes(), 1.25e9);
             let ratio = GOODPUT * step_s(&setting, mode, 8) / bound;
             assert!((0.999..1.15).contains(&ratio), "{mode}: {ratio}");

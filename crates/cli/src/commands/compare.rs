@@ -35,9 +35,9 @@ use crate::variant::{Peer, Variant};
     ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
-    Modes: dist_sync_mpi, dist_sync:K (K dedicated servers), dist_sync:Kshared (on the workers' hosts),\n\
-    and the same for dist_async. Append +COMPRESSION to compress gradients: fp16, bf16, 2bit:THRESHOLD,\n\
-    1bit:THRESHOLD or topk:RATIO.\n\
+    Modes: dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync:K (K\n\
+    dedicated servers), dist_sync:Kshared (on the workers' hosts), and the same for dist_async. Append\n\
+    +COMPRESSION to compress gradients: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
     On a virtual machine a job starts once the hypervisor has taken no processor time for 3 s. It waits\n\
     at most 15 s, and at most as long as the last job took; with a hostfile it does not wait. While\n\
     emulated hosts are up, Linux does not divide processors by session (kernel.sched_autogroup_enabled\n\

@@ -21,6 +21,7 @@ use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfi
 #[command(after_help = "Examples:
   ringpull launch -n 4 -- python train.py                            4 MPI ranks on this host
   ringpull launch -n 8 -H hosts -- python train.py                   on the hosts of a file
+  ringpull launch -n 8 --helpers 8 -H hosts -- python train.py       8 more hosts that only reduce
   ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync          with 2 parameter servers
   ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
   ringpull launch -n 8 --launcher slurm -- ./train --kv-store dist_sync_mpi
@@ -45,6 +46,10 @@ pub(crate) struct LaunchArgs {
     /// `--kv-store` with servers, as with MXNet's launch.py].
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
+    /// The number of helpers: MPI ranks after the workers', best on hosts of their own, that only reduce for
+    /// them (`dist_sync_mpi`; launchers local, ssh, mpi, lab).
+    #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, conflicts_with = "elastic")]
+    helpers: u32,
     /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
@@ -132,6 +137,8 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     }
     let workers = args.num_workers.unwrap_or(1);
     let (workers, servers) = (workers as usize, servers(workers, args.num_servers, &args.command) as usize);
+    let helpers = args.helpers as usize;
+    check_helpers(helpers, servers, launcher)?;
     let hosts = read_hosts(&args, launcher)?;
     if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && hosts.is_empty() {
         check_program(&args.command)?;
@@ -142,7 +149,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     let grace = Config::from_env()?.silence() * 3 / 2;
     let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
     let code = if launcher == Launcher::Yarn {
-        let spec = Spec { workers, servers, command: args.command, variables: args.variables };
+        let spec = Spec { workers, servers, helpers, command: args.command, variables: args.variables };
         YarnJob { cluster: args.cluster, spec, sink, grace }.run()?
     } else if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         let batch = match (launcher, &args.sge_pe) {
@@ -155,7 +162,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
                 ));
             }
         };
-        let spec = Spec { workers, servers, command: args.command, variables: args.variables };
+        let spec = Spec { workers, servers, helpers, command: args.command, variables: args.variables };
         BatchJob { batch, spec, is_tagged: !args.no_tag }.run()?
     } else {
         let mut hosts = match launcher {
@@ -163,7 +170,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
             _ => one_per_slot(&hosts),
         };
         if servers == 0 || launcher == Launcher::Mpi {
-            let spec = Spec { workers, servers, command: args.command, variables: args.variables };
+            let spec = Spec { workers, servers, helpers, command: args.command, variables: args.variables };
             return Ok(status(by_mpi::run(&spec, &hosts, sink)?));
         }
         if hosts.is_empty() {
@@ -176,6 +183,23 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         launch.run()?.code
     };
     Ok(status(code))
+}
+
+/// An error if a job like this has no helpers.
+fn check_helpers(helpers: usize, servers: usize, launcher: Launcher) -> Result<()> {
+    if helpers > 0 && servers > 0 {
+        return Err(Error::argument(
+            format!("--helpers {helpers} is for jobs without servers, and this one has {servers}"),
+            "let the command ask for dist_sync_mpi and leave out -s, or leave out --helpers",
+        ));
+    }
+    if helpers > 0 && matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) {
+        return Err(Error::argument(
+            "--helpers is for the launchers local, ssh, mpi and lab",
+            "inside an allocation, start one mpirun of two programs: workers, and ranks with RINGPULL_ROLE=helper",
+        ));
+    }
+    Ok(())
 }
 
 /// Runs an elastic job; its exit code.
@@ -230,7 +254,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         discovery: Discovery { source, in_lab, port: args.ssh_port },
         memory,
         restarts: options.max_restarts,
-        spec: Spec { workers: least, servers: 0, command: args.command, variables: args.variables },
+        spec: Spec { workers: least, servers: 0, helpers: 0, command: args.command, variables: args.variables },
         sink: if args.no_tag { Sink::Plain } else { Sink::Tagged },
     }
     .run()?;

@@ -183,7 +183,8 @@ fn page(status: &JobStatus, before: Option<&JobStatus>) -> String {
     let first = status.ranks.first().and_then(Option::as_ref);
     let pid = first.map_or_else(String::new, |rank| format!(", rank 0 is process {}", rank.peer.pid));
     let heading = format!("{}, {}{pid}", status.placement, status.library);
-    let rows: Vec<RankRow> = (0..status.ranks.len()).map(|rank| RankRow::new(rank, status, before)).collect();
+    let rows: Vec<RankRow> =
+        (0..status.ranks.len() + status.helpers.len()).map(|rank| RankRow::new(rank, status, before)).collect();
     let late = |rank: &usize| status.late.as_ref().is_some_and(|late| late.ranks.contains(rank));
     let mut shown: Vec<&RankRow> = rows.iter().collect();
     if shown.len() > SHOWN {
@@ -206,6 +207,11 @@ fn page(status: &JobStatus, before: Option<&JobStatus>) -> String {
     lines.into_iter().flatten().map(|line| line + "\n").collect()
 }
 
+/// The answer of a rank, or of a helper, which follow the ranks.
+fn process(status: &JobStatus, at: usize) -> Option<&RankStatus> {
+    status.ranks.iter().chain(&status.helpers).nth(at)?.as_ref()
+}
+
 /// A rank's line.
 struct RankRow {
     rank: usize,
@@ -221,7 +227,7 @@ struct Rates {
 
 impl RankRow {
     fn new(rank: usize, status: &JobStatus, before: Option<&JobStatus>) -> Self {
-        let of = |status: &JobStatus| -> Option<RankStatus> { status.ranks.get(rank)?.clone() };
+        let of = |status: &JobStatus| -> Option<RankStatus> { process(status, rank).cloned() };
         let rates = of(status).map(|now| {
             // Without an earlier look: since the job began.
             let then = before.and_then(of).filter(|then| then.peer == now.peer);
@@ -238,14 +244,16 @@ impl RankRow {
     }
 
     fn cells(&self, status: &JobStatus) -> Vec<String> {
-        let (Some(now), Some(rates)) = (&status.ranks[self.rank], &self.rates) else {
-            let mut cells = vec![self.rank.to_string(), String::new(), "does not answer".to_owned()];
+        let helper = self.rank.checked_sub(status.ranks.len());
+        let name = helper.map_or_else(|| self.rank.to_string(), |helper| format!("helper {helper}"));
+        let (Some(now), Some(rates)) = (process(status, self.rank), &self.rates) else {
+            let mut cells = vec![name, String::new(), "does not answer".to_owned()];
             cells.resize(10, String::new());
             return cells;
         };
         let percent = |part: f64| format!("{:.0} %", 100.0 * part);
         vec![
-            self.rank.to_string(),
+            name,
             now.peer.host.clone(),
             now.now(),
             now.steps.to_string(),
@@ -268,7 +276,7 @@ mod tests {
 
     fn rank(rank: usize, steps: u64, waited_s: f64) -> RankStatus {
         RankStatus {
-            peer: Peer { rank, host: "h1".to_owned(), pid: 7 },
+            peer: Peer { rank, is_helper: false, host: "h1".to_owned(), pid: 7 },
             seconds: 10.0 * steps as f64,
             steps,
             calls: steps,
@@ -286,7 +294,14 @@ mod tests {
     }
 
     fn job(ranks: Vec<Option<RankStatus>>) -> JobStatus {
-        JobStatus { placement: "2 ranks".to_owned(), library: "MPI".to_owned(), fault: None, ranks, late: None }
+        JobStatus {
+            placement: "2 ranks".to_owned(),
+            library: "MPI".to_owned(),
+            fault: None,
+            ranks,
+            helpers: Vec::new(),
+            late: None,
+        }
     }
 
     #[test]

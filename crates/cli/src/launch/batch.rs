@@ -277,7 +277,7 @@ mod tests {
             env_server: Vec::new(),
             env_worker: vec![("B".to_owned(), "3".to_owned())],
         };
-        BatchJob { batch, spec: Spec { workers: 2, servers, command, variables }, is_tagged: true }
+        BatchJob { batch, spec: Spec { workers: 2, servers, helpers: 0, command, variables }, is_tagged: true }
     }
 
     fn words(job: &BatchJob, meet: &str) -> Vec<String> {

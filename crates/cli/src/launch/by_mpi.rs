@@ -22,10 +22,13 @@ use crate::interrupt::Interrupt;
 use crate::mpirun::{MpiCommand, Mpirun, Ranks};
 
 /// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank
-/// if that is `rank`. The filters are no children of the program, so that it can wait for its own children;
-/// they end when its output ends.
+/// if that is `rank`, or its place after the workers if that is `helper:` and their number. The filters are no
+/// children of the program, so that it can wait for its own children; they end when its output ends.
 pub(super) const TAG: &str = r#"name=$0
 [ "$name" != rank ] || name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-?}}"
+case $name in helper:*)
+  name="helper $((${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} - ${name#helper:}))" ;;
+esac
 pipes=$(mktemp -d) || exec "$@"
 mkfifo "$pipes/1" "$pipes/2"
 (trap '' INT TERM HUP; sed -u "s/^/[$name] /" <"$pipes/1" &)
@@ -120,7 +123,11 @@ pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Rank
         Ranks { count, command, env }
     };
     if spec.servers == 0 {
-        return Ok((vec![ranks(spec.workers, "rank", spec.variables.of(Role::Worker))], None));
+        let workers = ranks(spec.workers, "rank", spec.variables.of(Role::Worker));
+        let role = (config::ROLE.to_owned(), "helper".to_owned());
+        let env = [spec.variables.of(Role::Helper), vec![role]].concat();
+        let helpers = (spec.helpers > 0).then(|| ranks(spec.helpers, &format!("helper:{}", spec.workers), env));
+        return Ok(([workers].into_iter().chain(helpers).collect(), None));
     }
     // Rank 0 is the scheduler and runs on the first host.
     let root = match hosts.first() {

@@ -43,6 +43,8 @@ use ringpull_base::{Error, Result, Secret};
 pub(crate) struct Spec {
     pub workers: usize,
     pub servers: usize,
+    /// MPI ranks that only reduce for the workers, in a job without servers.
+    pub helpers: usize,
     /// The program and its arguments.
     pub command: Vec<OsString>,
     pub variables: Variables,
@@ -77,7 +79,11 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
 impl Variables {
     /// The variables of a role. The last one of a name counts.
     pub(crate) fn of(&self, role: Role) -> Vec<(String, String)> {
-        [&self.env[..], if role == Role::Worker { &self.env_worker } else { &self.env_server }].concat()
+        let own = match role {
+            Role::Worker | Role::Helper => &self.env_worker,
+            Role::Server | Role::Scheduler => &self.env_server,
+        };
+        [&self.env[..], own].concat()
     }
 }
 
@@ -94,7 +100,7 @@ impl Spec {
         let id = match role {
             Role::Worker => Some(("DMLC_WORKER_ID", index.to_string())),
             Role::Server => Some(("DMLC_SERVER_ID", index.to_string())),
-            Role::Scheduler => None,
+            Role::Scheduler | Role::Helper => None,
         };
         let own = std::iter::once(("DMLC_ROLE", role.to_string())).chain(id);
         let job = [
@@ -176,7 +182,7 @@ impl Launch {
             Host::Ssh(host) => (Host::Local, address_towards(&host.name)?),
         };
         Ok(Launch {
-            spec: Spec { workers: workers.len(), servers: servers.len(), command, variables },
+            spec: Spec { workers: workers.len(), servers: servers.len(), helpers: 0, command, variables },
             workers,
             servers,
             scheduler,
@@ -199,7 +205,7 @@ impl Launch {
             let host = match role {
                 Role::Scheduler => &self.scheduler,
                 Role::Server => &self.servers[index],
-                Role::Worker => &self.workers[index],
+                Role::Worker | Role::Helper => &self.workers[index],
             };
             let near = self.workers.iter().filter(|other| other.shares_cores_with(host)).count().max(1);
             let here = [("RINGPULL_LOCAL_WORKERS", near.to_string()), (config::SECRET, secret.reveal().to_owned())];

@@ -191,6 +191,7 @@ impl fmt::Display for Member {
             Role::Worker => write!(out, "rank {}", self.index),
             Role::Server => write!(out, "server {}", self.index),
             Role::Scheduler => out.write_str("scheduler"),
+            Role::Helper => write!(out, "helper {}", self.index),
         }
     }
 }

@@ -52,6 +52,7 @@ impl Seen {
         let numbered = |name: &str| self.has(&format!("{name}={}", member.index));
         match member.role {
             Role::Scheduler => self.has(&role),
+            Role::Helper => false,
             Role::Server => self.has(&role) && numbered("DMLC_SERVER_ID"),
             Role::Worker if self.has(&role) => numbered("DMLC_WORKER_ID"),
             Role::Worker => ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(numbered),

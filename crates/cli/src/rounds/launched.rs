@@ -1,14 +1,14 @@
 //! The runner that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
 //!
-//! Worker `i` runs on host `i`. Dedicated servers run on the hosts after the workers'; shared server `s` runs
-//! on the host of worker `s mod n`. The scheduler runs on the first host.
+//! Worker `i` runs on host `i`. Dedicated servers and helpers run on the hosts after the workers'; shared
+//! server `s` runs on the host of worker `s mod n`. The scheduler runs on the first host.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ringpull_base::config::Role;
+use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result};
 
 use crate::child::{self, Childless};
@@ -181,15 +181,19 @@ impl Launched {
         Ok((variables.map(|(variable, value)| (variable.to_owned(), value)).to_vec(), port))
     }
 
-    /// Runs one MPI job on the first hosts to its end; what it printed, and its error if it failed.
-    fn mpi_job(&self, mpirun: &Mpirun, mut ranks: Ranks) -> Result<(String, Option<Error>)> {
-        let hosts = &self.hosts[..ranks.count];
+    /// Runs one MPI job on the first hosts, and its helpers on those after the workers', to its end; what it
+    /// printed, and its error if it failed.
+    fn mpi_job(&self, mpirun: &Mpirun, mut ranks: Ranks, helpers: usize) -> Result<(String, Option<Error>)> {
+        let hosts = [&self.hosts[..ranks.count], &self.hosts[self.workers..][..helpers]].concat();
         let (meeting_point, _port) = self.meeting_point()?;
         ranks.env.extend(meeting_point);
-        let mut ready = mpirun.command(hosts, ranks)?;
+        let role = (config::ROLE.to_owned(), "helper".to_owned());
+        let helping = Ranks { count: helpers, env: [&ranks.env[..], &[role]].concat(), ..ranks.clone() };
+        let parts: Vec<Ranks> = [ranks, helping].into_iter().filter(|part| part.count > 0).collect();
+        let mut ready = mpirun.command_of_parts(&hosts, &parts)?;
         let (deadline, mut childless) = (Instant::now() + JOB_LIMIT, None);
         let end = child::run(&mut ready.command, "mpirun", |pid| {
-            let childless = childless.get_or_insert_with(|| Childless::watch(pid, hosts));
+            let childless = childless.get_or_insert_with(|| Childless::watch(pid, &hosts));
             Instant::now() > deadline || self.interrupt.count() > 0 || childless.is_stuck()
         })?;
         let what = match end.was_killed {
@@ -251,7 +255,9 @@ impl Runner for Launched {
             return Record::parse_list(&name, &self.with_servers(job.ranks, command, servers, placement)?);
         }
         let mpirun = mpich.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
-        let (printed, fault) = self.mpi_job(&mpirun, Ranks { count: job.ranks, command, env: variant.env() })?;
+        let helpers = if let Mode::Helped { helpers } = variant.mode { helpers } else { 0 };
+        let ranks = Ranks { count: job.ranks, command, env: variant.env() };
+        let (printed, fault) = self.mpi_job(&mpirun, ranks, helpers)?;
         if variant.on_mpich
             && let Ok(records) = Record::parse_list(&name, &printed)
         {

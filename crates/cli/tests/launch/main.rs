@@ -286,6 +286,17 @@ fn segments_that_differ_between_ranks_are_an_error_on_each_before_anything_is_se
 }
 
 #[test]
+#[cfg(feature = "mpi")]
+fn helpers_of_a_job_that_goes_on_without_lost_ranks_are_one_error() {
+    let options = ["-n", "2", "-s", "0", "--helpers", "1", "--env", "RINGPULL_ELASTIC=1"];
+    let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--sizes", "4MB"];
+    let (processes, code) = run_by_mpirun(&options, &bench);
+    let said = processes.to_string();
+    let words = ["(RINGPULL_ELASTIC) cannot have helpers (RINGPULL_ROLE=helper)", "start it without helpers, or unset"];
+    assert!(code != Some(0) && words.iter().all(|words| said.contains(words)), "{code:?}: {said}");
+}
+
+#[test]
 fn servers_are_started_for_a_command_that_names_a_kind_with_servers_or_as_many_as_asked_for() {
     if !has_mpi() {
         eprintln!("skipped: mpirun is not installed");

@@ -30,7 +30,7 @@ fn on_ranks_that_read<T: Send>(reads: bool, hosts: &[usize], work: impl Fn(&mut 
         let (config, work) = (&config, &work);
         let ranks = world_on(hosts).into_iter().map(|end| {
             scope.spawn(move || {
-                let mut comm = Communicator::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
+                let mut comm = Communicator::new(Box::new(end), 0, config, Arc::new(AtomicBool::new(false))).unwrap();
                 work(&mut comm)
             })
         });
@@ -192,7 +192,7 @@ fn memory_that_one_rank_cannot_use_is_an_error_on_all() {
         let config = &config;
         let ranks = world_on(&[0; 3]).into_iter().enumerate().map(|(rank, end)| {
             scope.spawn(move || {
-                let mut comm = Communicator::new(Box::new(end), config, stop()).unwrap();
+                let mut comm = Communicator::new(Box::new(end), 0, config, stop()).unwrap();
                 // SAFETY: new memory, of which rank 1's part has a hole that only the others look into; it
                 // stays.
                 let outcome = unsafe {
@@ -264,7 +264,7 @@ fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
         let config = &config;
         let ranks = world_on(&[0; 3]).into_iter().enumerate().map(|(rank, end)| {
             scope.spawn(move || {
-                let mut comm = Communicator::new(Box::new(end), config, Arc::new(AtomicBool::new(false))).unwrap();
+                let mut comm = Communicator::new(Box::new(end), 0, config, Arc::new(AtomicBool::new(false))).unwrap();
                 // SAFETY: in shared memory no transport keeps the data.
                 (rank != 1)
                     .then(|| unsafe { comm.allreduce_by(AlgorithmChoice::Auto, DType::F32, &mut [0; 4 << 10], 0) })

@@ -89,6 +89,10 @@ impl Transport for Recorder {
         Ok(())
     }
 
+    fn narrow(&mut self, _workers: usize) -> Result<()> {
+        Ok(())
+    }
+
     fn name(&self) -> String {
         self.end.name()
     }

@@ -26,6 +26,7 @@ fn held(limit: Duration) -> (Vec<Arc<Engine>>, Sender<()>) {
                     Ok(Connected {
                         transport: Box::new(transport),
                         control,
+                        helpers: 0,
                         is_cluster: false,
                         finalise,
                         succession: None,

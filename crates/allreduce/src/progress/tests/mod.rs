@@ -2,5 +2,6 @@
 
 mod explore;
 mod finish;
+mod helpers;
 mod leave;
 mod schedule;

@@ -1,0 +1,141 @@
+//! Helpers: ranks that only reduce. They bring no contribution, keep no sum, and make no call.
+//!
+//! A helper takes part in sums between hosts that `auto` finds faster with it (`ringpull_plan::Links`), and
+//! in nothing else. Rank 0 asks all helpers over the control star when it begins such a sum; the other ranks
+//! begin theirs without a word, and a helper's library keeps what comes early. So the agreement, frozen
+//! cycles and their end are the workers' alone.
+//!
+//! What a host's ranks sum in shared memory has no use for a helper, and a helper that shares a host with a
+//! worker has a share of that worker's link only. So helpers are idle unless every rank is on a host of its
+//! own.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use ringpull_base::config::Config;
+use ringpull_base::{Result, notice};
+use ringpull_plan::Schedule;
+
+use super::Communicator;
+use super::executor::Executor;
+use super::placement::Placement;
+use super::schedules::Sum;
+use crate::interpreter::Ticket;
+use crate::transport::Stamp;
+
+/// The stamp of the messages by which ranks find out about helpers.
+const FIRST: Stamp = 0;
+/// With fewer workers a helper takes nothing off them.
+const WORKERS: usize = 3;
+
+/// What rank 0 asks of the helpers: to take part in a sum.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Asked {
+    sum: Sum,
+    stamp: Stamp,
+    priority: i32,
+}
+
+impl Asked {
+    /// Of the buffer.
+    pub fn len_bytes(&self) -> usize {
+        self.sum.len_bytes
+    }
+
+    /// The number of the operation.
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
+    /// A higher one goes first.
+    pub fn priority(&self) -> i32 {
+        self.priority
+    }
+}
+
+/// Sends that to every helper.
+pub(super) type Ask = Box<dyn Fn(Asked)>;
+
+/// The helpers of a job.
+#[derive(Debug, Default)]
+pub(super) struct Helpers {
+    count: usize,
+    /// Why they are idle.
+    idle: Option<&'static str>,
+}
+
+impl Helpers {
+    /// The last `count` ranks, and whether they can be of use. From then on collectives are of the others.
+    /// Collective.
+    pub(super) fn find(executor: &mut Executor, count: usize, config: &Config) -> Result<Self> {
+        if count == 0 {
+            return Ok(Helpers::default());
+        }
+        let (workers, rank) = (executor.size() - count, executor.rank());
+        let everyone = Placement::find(executor, config.read_memory)?;
+        let are_auto = executor.gather_rows(&[u64::from(config.algorithm.is_auto())], FIRST)?;
+        let idle = if workers < WORKERS {
+            Some("with fewer than three workers they can take nothing off them")
+        } else if everyone.has_neighbours() {
+            Some("some ranks share a host, and helpers need hosts of their own, as does each worker")
+        } else if are_auto.contains(&[0]) {
+            Some("RINGPULL_ALGORITHM names another way than `auto`, and only that has a use for them")
+        } else {
+            None
+        };
+        drop(everyone);
+        executor.narrow(workers)?;
+        if let (Some(why), 0) = (idle, rank) {
+            notice(&format!("warning: this job's helpers ({count}) are idle: {why}"));
+        }
+        Ok(Helpers { count, idle })
+    }
+
+    /// How many take part in sums.
+    pub(super) fn active(&self) -> usize {
+        if self.idle.is_some() { 0 } else { self.count }
+    }
+
+    /// For the end of a sentence about ranks.
+    pub(super) fn description(&self) -> String {
+        let plural = if self.count == 1 { "" } else { "s" };
+        match (self.count, self.idle) {
+            (0, _) => String::new(),
+            (count, None) => format!(", and {count} helper{plural}"),
+            (count, Some(_)) => format!(", and {count} idle helper{plural}"),
+        }
+    }
+}
+
+impl Communicator {
+    /// Rank 0 asks the helpers by this.
+    pub fn ask_helpers_by(&mut self, ask: Box<dyn Fn(Asked)>) {
+        self.ask = Some(ask);
+    }
+
+    /// The schedule of a sum in which helpers may take part; if they do, rank 0 asks them now.
+    pub(super) fn helped_schedule(&mut self, sum: Sum, stamp: Stamp, priority: i32) -> Arc<Schedule> {
+        let sum = Sum { may_be_helped: self.helpers.active() > 0, ..sum };
+        let schedule = self.schedule(sum);
+        let workers = self.size();
+        if let Some(ask) = &self.ask
+            && sum.may_be_helped
+            && schedule.into.iter().any(|lane| lane.peer >= workers)
+        {
+            ask(Asked { sum, stamp, priority });
+        }
+        schedule
+    }
+
+    /// On a helper: begins its part of a sum.
+    ///
+    /// # Safety
+    /// As for [`begin_allreduce`](Self::begin_allreduce). What `data` holds has no meaning before and after.
+    pub unsafe fn begin_help(&mut self, asked: &Asked, data: *mut [u8]) -> Ticket {
+        let schedule = self.schedule(asked.sum);
+        // SAFETY: as the caller promises.
+        unsafe { self.executor.begin(&schedule, data, asked.stamp, asked.priority) }
+    }
+}
