@@ -21,18 +21,19 @@ pub(super) struct Init {
     value: Arc<Buffer>,
     /// This rank's value, in a job in which it may become everybody's when rank 0 is lost.
     own: Option<Arc<Buffer>>,
+    is_begun: bool,
 }
 
 impl Init {
     pub(super) fn new(slot: &Arc<Slot>, value: Arc<Buffer>, is_elastic: bool) -> Self {
         let own = is_elastic.then(|| Arc::new(Buffer::copy_of(value.bytes())));
-        Init { slot: Arc::clone(slot), value, own }
+        Init { slot: Arc::clone(slot), value, own, is_begun: false }
     }
 }
 
 impl Job for Init {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        self.slot.begin();
+        self.slot.begin_once(&mut self.is_begun);
         if comm.rank() == 0 {
             // It may be the caller's tensor, which is only read.
             // SAFETY: `fail` never frees the memory.
@@ -63,6 +64,7 @@ impl Job for Init {
     }
 
     fn given(mut self: Box<Self>, value: &[u8]) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
         self.value = Arc::new(Buffer::copy_of(value));
         self.finish()
     }
@@ -272,6 +274,7 @@ pub(super) struct PushRows {
     update: Update,
     updates: Arc<Updates>,
     is_elastic: bool,
+    is_begun: bool,
 }
 
 impl PushRows {
@@ -283,7 +286,7 @@ impl PushRows {
         is_elastic: bool,
     ) -> Self {
         let (slot, updates) = (Arc::clone(slot), Arc::clone(updates));
-        PushRows { slot, gradient, value: None, update, updates, is_elastic }
+        PushRows { slot, gradient, value: None, update, updates, is_elastic, is_begun: false }
     }
 }
 
@@ -387,7 +390,7 @@ pub(super) fn join_shards(
 impl Job for PushRows {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         let Update::Shard(optimizer) = &self.update else {
-            self.slot.begin();
+            self.slot.begin_once(&mut self.is_begun);
             self.gradient = sum_rows(comm, launch, &self.slot.entry, &self.gradient)?;
             return Ok(());
         };
@@ -428,6 +431,7 @@ impl Job for PushRows {
     }
 
     fn given(mut self: Box<Self>, rows: &[u8]) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
         self.gradient = rows_of_bytes(rows)?;
         self.finish()
     }

@@ -20,6 +20,7 @@ pub(super) struct KeptPush {
     slot: Arc<Slot>,
     gradient: Contribution,
     sum: Option<Buffer>,
+    is_begun: bool,
     outs: Vec<TensorMut>,
     update: Update,
     updates: Arc<Updates>,
@@ -36,7 +37,7 @@ impl KeptPush {
         priority: i32,
     ) -> Self {
         let (slot, updates) = (Arc::clone(slot), Arc::clone(updates));
-        KeptPush { slot, gradient, sum: None, outs, update, updates, priority }
+        KeptPush { slot, gradient, sum: None, is_begun: false, outs, update, updates, priority }
     }
 }
 
@@ -53,7 +54,7 @@ impl Job for KeptPush {
                 // The caller's tensor is free again from now on, as in other jobs.
                 self.gradient = Contribution::Summed(Buffer::copy_of(held.bytes()));
             }
-            self.slot.begin();
+            self.slot.begin_once(&mut self.is_begun);
         }
         let (gradient, outs) = (&self.gradient, &self.outs);
         self.sum.get_or_insert_with(|| Buffer::copy_of(gradient.bytes(outs))).bytes_mut()
@@ -95,6 +96,7 @@ impl Job for KeptPush {
     }
 
     fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
         self.sum = Some(Buffer::copy_of(sum));
         self.finish()
     }

@@ -165,6 +165,14 @@ impl Slot {
         self.state.lock().begun += 1;
     }
 
+    /// As [`begin`](Self::begin), of an operation that may be begun again after a loss, or be given its sum
+    /// before it has begun: counts it once.
+    pub(super) fn begin_once(&self, is_begun: &mut bool) {
+        if !std::mem::replace(is_begun, true) {
+            self.begin();
+        }
+    }
+
     /// As [`begin`](Self::begin), of an operation that needs the value which those before it leave: takes it
     /// out when they are done. They have left the comm thread.
     pub(super) fn begin_with_value(&self) -> Result<Arc<Buffer>> {
