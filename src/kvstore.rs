@@ -217,18 +217,17 @@ impl KvStore {
 
     /// Tells the program of losses that it does not know of.
     fn tell_changes(&self) -> Result<()> {
-        let seen = self.seen.load(Ordering::Acquire);
         if self.backend.generation() == 0 {
-            return Ok(());
-        }
-        let changes = self.backend.changes(seen);
-        let all = seen + changes.len();
-        if changes.is_empty() || self.seen.compare_exchange(seen, all, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Ok(());
         }
         // Not locked while it is called, as it may call the store.
         let Some(mut callback) = self.on_change.lock().take() else { return Ok(()) };
-        let outcome = changes.iter().try_for_each(&mut *callback);
+        let changes = self.backend.changes(self.seen.load(Ordering::Acquire));
+        let outcome = changes.iter().try_for_each(|change| {
+            // Whatever comes of it: those after it are told at the next call.
+            self.seen.fetch_add(1, Ordering::AcqRel);
+            callback(change)
+        });
         self.on_change.lock().get_or_insert(callback);
         outcome
     }
