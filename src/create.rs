@@ -1,6 +1,6 @@
 //! From a kind's name to a store.
 
-#[cfg(feature = "ps")]
+#[cfg(any(feature = "mpi", feature = "ps"))]
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -319,8 +319,16 @@ fn no_servers(asked: &str) -> Error {
 
 #[cfg(feature = "mpi")]
 fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
+    /// Whether the first store was to go on without lost ranks.
+    static IS_ELASTIC: OnceLock<bool> = OnceLock::new();
     check_elastic(config, devices.is_some())?;
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
+    if *IS_ELASTIC.get_or_init(|| config.elastic || engine.is_elastic()) != config.elastic {
+        return Err(Error::argument(
+            "stores of one process go on without lost ranks (RINGPULL_ELASTIC, create_elastic) all or none",
+            "create all of its dist_sync_mpi stores alike",
+        ));
+    }
     if engine.rank() == 0 {
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
         crate::status::serve(&engine)?;
