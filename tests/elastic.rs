@@ -170,7 +170,7 @@ fn rank(words: &BTreeMap<&str, &str>, steps: usize, len: usize) -> Result<()> {
     let kills: Vec<(usize, String, Option<u64>)> = kills.collect();
     let own_kill = kills.iter().find(|(rank, ..)| *rank == own);
     store.on_change(Box::new(|change| {
-        println!("change {} {} {} {:?}", change.generation, change.rank, change.num_workers, change.lost);
+        println!("without {} {} {} {:?}", change.generation, change.rank, change.num_workers, change.lost);
         Ok(())
     }));
     let dies = |step: &str| {
@@ -187,8 +187,6 @@ fn rank(words: &BTreeMap<&str, &str>, steps: usize, len: usize) -> Result<()> {
     let (long, short) = (Tensor::zeros(DType::F32, &[len]), Tensor::zeros(DType::F32, &[10]));
     store.init("long", &long)?;
     store.init("short", &short)?;
-    // Its value is the sum of all sums, which every rank makes by itself.
-    store.init("total", &short)?;
     let others = ringpull::create_elastic("dist_sync_mpi")?;
     others.set_optimizer(&"sgd,lr=1,momentum=0.5".parse::<Optimizer>()?)?;
     others.init("weights", &short)?;
@@ -201,6 +199,10 @@ fn rank(words: &BTreeMap<&str, &str>, steps: usize, len: usize) -> Result<()> {
         give(&long, value);
         give(&short, value);
         give(&gradient, value / 1024.0);
+        if words.get("error").is_some_and(|when| *when == format!("{own}@{step}")) {
+            store.push("no such key", std::slice::from_ref(&long), 0)?;
+        }
+        assert!(words.get("panic").is_none_or(|when| *when != format!("{own}@{step}")), "a program may panic");
         store.push_pull("long", std::slice::from_ref(&long), std::slice::from_ref(&long), 0)?;
         store.push_pull("short", std::slice::from_ref(&short), std::slice::from_ref(&short), 0)?;
         others.push("weights", std::slice::from_ref(&gradient), 0)?;
@@ -211,24 +213,75 @@ fn rank(words: &BTreeMap<&str, &str>, steps: usize, len: usize) -> Result<()> {
         }
         std::thread::sleep(pause);
     }
+    if words.contains_key("leave") {
+        // All but rank 0 leave at once, and a rank may die while their last sum is under way.
+        give(&long, f64::from(1u32 << own));
+        store.push("long", std::slice::from_ref(&long), 0)?;
+        dies("leave");
+        if own == 0 {
+            store.pull("long", std::slice::from_ref(&long), 0)?;
+            println!("last {}", element(&long)?);
+        } else if own_kill.is_some() {
+            std::thread::sleep(Duration::from_secs(5));
+        }
+        return Ok(());
+    }
     others.pull("weights", std::slice::from_ref(&weights), 0)?;
     store.barrier()?;
     println!("ended {} {} {}", store.num_workers(), store.generation().min(9), element(&weights)?);
     Ok(())
 }
 
-/// The end of ranks that have come through: one value of what an optimizer has made of all sums.
-fn weights_agree(ended: &Ended, lost: &[usize]) {
-    let left = (0..ended.ranks).filter(|rank| !lost.contains(rank));
-    let values: BTreeSet<String> = left.map(|rank| ended.lines(rank, "ended")[0][2].clone()).collect();
+/// The end of ranks that have come through: one value of what an optimizer has made of all sums, each of them
+/// of all that were there before a loss or after it; and each was told of every loss.
+fn check_ends(ended: &Ended, lost: &[usize], steps: usize) {
+    let left: Vec<usize> = (0..ended.ranks).filter(|rank| !lost.contains(rank)).collect();
+    let values: BTreeSet<String> = left.iter().map(|rank| ended.lines(*rank, "ended")[0][2].clone()).collect();
     assert_eq!(values.len(), 1, "optimizers differ:\n{}", ended.processes);
+    let value: f64 = values.first().unwrap().parse().unwrap();
+    let weights = possible_weights(ended.ranks, lost, steps);
+    let is_near = |weights: &f64| (value - weights).abs() < 1e-5 * weights.abs().max(1.0);
+    assert!(weights.iter().any(is_near), "the weights are {value}, not one of {weights:?}");
+    for rank in left {
+        let mut numbers: Vec<usize> = (0..ended.ranks).collect();
+        let expected = lost.iter().zip(1..).map(|(lost, generation)| {
+            let place = numbers.iter().position(|other| other == lost).unwrap();
+            numbers.remove(place);
+            let own = numbers.iter().position(|other| *other == rank).unwrap();
+            [generation, own, numbers.len()].map(|number| number.to_string()).into_iter().chain([format!("[{place}]")])
+        });
+        let expected: Vec<Vec<String>> = expected.map(Iterator::collect).collect();
+        assert_eq!(ended.lines(rank, "without"), expected, "rank {rank}:\n{}", ended.processes);
+    }
+}
+
+/// What the optimizer may have made of the sums, whenever the ranks were lost.
+fn possible_weights(ranks: usize, lost: &[usize], steps: usize) -> Vec<f64> {
+    // The weights and their momentum after some steps, with who is there and who will be lost.
+    let mut all = vec![(0.0, 0.0, (1u32 << ranks) - 1, lost)];
+    for step in 0..steps {
+        for at in 0..all.len() {
+            let (mut state, mut lost) = (all[at], all[at].3);
+            while let [first, rest @ ..] = lost {
+                lost = rest;
+                (state.2, state.3) = (state.2 & !(1 << first), rest);
+                all.push(state);
+            }
+        }
+        for (weights, velocity, mask, _) in &mut all {
+            let sum = f64::from(*mask) + f64::from(mask.count_ones()) * STEP * step as f64;
+            *velocity = 0.5 * *velocity - sum / 1024.0;
+            *weights += *velocity;
+        }
+    }
+    all.into_iter().map(|(weights, ..)| weights).collect()
 }
 
 fn case(ranks: usize, plan: &str, lost: &[usize], steps: usize, env: &[(&str, &str)]) {
     let Some(folder) = open_mpi() else { return };
     let ended = run(&folder, ranks, &format!("steps={steps};{plan}"), env);
     let time = ended.check(lost, steps);
-    weights_agree(&ended, lost);
+    check_ends(&ended, lost, steps);
     println!("{plan}: {:.1} ms", time.unwrap_or(0.0) * 1e3);
 }
 
@@ -289,6 +342,26 @@ fn trials() {
     }
     times.sort_by(f64::total_cmp);
     println!("{count} losses: median {:.1} ms, worst {:.1} ms", times[times.len() / 2], times[times.len() - 1]);
+}
+
+#[test]
+fn a_program_that_fails_is_no_loss() {
+    let Some(folder) = open_mpi() else { return };
+    for (plan, why) in [("error=2@3", "no such key"), ("panic=2@3", "it panicked")] {
+        let ended = run(&folder, 3, &format!("steps=8;{plan}"), &[]);
+        for rank in 0..2 {
+            let failed: Vec<String> = ended.lines(rank, "failed").iter().map(|words| words.join(" ")).collect();
+            assert!(failed.iter().any(|failed| failed.contains(why)), "{plan}: {failed:?}\n{}", ended.processes);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_stays_for_its_last_sum() {
+    let Some(folder) = open_mpi() else { return };
+    let ended = run(&folder, 4, "steps=4;len=4000000;leave=1;kill=2@leave+1000", &[]);
+    let last = ended.lines(0, "last");
+    assert!(last == [["15"]] || last == [["11"]], "{last:?}\n{}", ended.processes);
 }
 
 #[test]

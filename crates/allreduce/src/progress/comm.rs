@@ -71,7 +71,6 @@ pub(super) fn communicate(
     inbox: &Receiver<Command>,
     finishing: &Sender<Box<dyn Job>>,
 ) {
-    let _guard = AbortOnPanic;
     waits::leave_out_this_thread();
     let mut comm =
         Comm { shared, communicator, running: Vec::new(), held: VecDeque::new(), finishing, buckets: Vec::new() };

@@ -278,6 +278,15 @@ impl Engine {
     /// last rank to join. Blocks.
     pub fn join(&self) -> Result<usize> {
         let shared = self.current.get();
+        if shared.elastic.is_some() {
+            return Err(Error::Unsupported {
+                kind: "dist_sync_mpi".to_owned(),
+                operation: "join".to_owned(),
+                reason: "what others do for a rank that has joined cannot be done again after a loss \
+                         (RINGPULL_ELASTIC); give each rank the same number of steps"
+                    .to_owned(),
+            });
+        }
         if shared.size == 1 {
             return Ok(shared.rank);
         }
@@ -368,9 +377,14 @@ impl Engine {
     /// This rank unwinds and will call no more: says so to every rank, so that none waits for it.
     pub fn give_up(&self) {
         let shared = self.current.get();
-        let operation = shared.doing_or_done();
         let (peer, ranks) = (shared.peer().to_string(), vec![shared.rank]);
         let cause = "it panicked".to_owned();
+        if shared.elastic.is_some() && shared.size > 1 {
+            // No loss: the program is wrong, and the others are not to go on.
+            let (operation, waiting) = ("the next operation".to_owned(), usize::from(shared.rank == 0));
+            return shared.end(&Error::Finished { peer, ranks, operation, rank: waiting, why: cause });
+        }
+        let operation = shared.doing_or_done();
         let fault = Error::PeerLost { peer, ranks, cause, operation, rank: Some(shared.rank) };
         shared.end(&fault);
     }
@@ -396,21 +410,23 @@ impl Engine {
         let mut was_open = true;
         let mut is_well = || {
             let shared = self.current.get();
-            let is_open = shared.is_renewed() || !shared.waiting.lock().is_empty() || !shared.running.lock().is_empty();
+            let is_open = shared.has_calls() || !shared.running.lock().is_empty();
             let is_well = shared.fatal().is_none();
             was_open = if is_well { is_open } else { was_open };
             is_well
         };
         self.wait();
-        let has_more = || {
-            let shared = self.current.get();
-            shared.is_renewed() || !shared.waiting.lock().is_empty()
-        };
-        while is_well() && has_more() {
+        while is_well() && self.current.get().has_calls() {
             std::thread::sleep(LOOK);
         }
-        self.current.has_left.store(true, Ordering::SeqCst);
-        self.current.get().say_goodbye();
+        // After a loss what was kept comes first again.
+        let say_goodbye = || {
+            let shared = self.current.get();
+            if shared.elastic.is_none() || shared.fatal().is_some() || !shared.has_calls() {
+                shared.say_goodbye();
+            }
+        };
+        say_goodbye();
         // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has
         // gone, is there a limit. It is counted in looks, so that a process that was stopped meanwhile has
         // all of it.
@@ -420,6 +436,7 @@ impl Engine {
                 if self.current.get().ending.load(Ordering::Acquire) {
                     left = left.saturating_sub(LOOK);
                 }
+                say_goodbye();
                 std::thread::sleep(LOOK);
             }
             if thread.is_finished() {

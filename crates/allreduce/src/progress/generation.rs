@@ -5,7 +5,6 @@
 //! what is kept of the operations that are not done (`kept`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -31,13 +30,11 @@ pub struct Change {
 pub(super) struct Current {
     shared: RwLock<Arc<Shared>>,
     changes: Mutex<Vec<Change>>,
-    /// Whether this rank has said that it calls nothing more.
-    pub(super) has_left: AtomicBool,
 }
 
 impl Current {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Current { shared: RwLock::new(shared), changes: Mutex::default(), has_left: AtomicBool::new(false) }
+        Current { shared: RwLock::new(shared), changes: Mutex::default() }
     }
 
     /// The present generation, which may be replaced at once.
@@ -66,13 +63,13 @@ impl Current {
             }
         });
         if !old.elastic.as_ref().is_some_and(|elastic| elastic.pass(pass)) {
-            next.end(&Error::bug("a generation of ranks follows one that was to be the last"));
+            let follows = || Error::bug("a generation of ranks follows one that was to be the last");
+            next.end(&old.fatal().cloned().unwrap_or_else(follows));
         }
+        // A caller may wait for what was called before.
+        next.wait();
         self.changes.lock().push(change);
         *self.shared.write() = Arc::clone(next);
-        if self.has_left.load(Ordering::SeqCst) {
-            next.say_goodbye();
-        }
     }
 }
 

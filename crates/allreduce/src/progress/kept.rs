@@ -1,8 +1,8 @@
 //! What a generation of ranks keeps for the next one: the operations that were called and are not done.
 //!
-//! Each call is wrapped so that it can be taken out with what it needs to be called again ([`Orphan`]). How many
-//! operations of a topic are done is counted from the start of the job, so that ranks that have come through a
-//! loss differently far can be compared (`renewal`).
+//! Each call is wrapped so that it can be taken out with what it needs to be called again ([`Orphan`]). How
+//! many operations of a topic are done is counted from the start of the job, so that ranks that have come
+//! through a loss differently far can be compared (`renewal`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -80,8 +80,8 @@ impl Elastic {
         kept
     }
 
-    /// Gives what was kept to `next`, in the order of the calls, and what still comes. Not if there is to be no
-    /// next generation.
+    /// Gives what was kept to `next`, in the order of the calls, and what still comes. Not if there is to be
+    /// no next generation.
     pub(super) fn pass(&self, next: Box<dyn Fn(Orphan) + Send>) -> bool {
         let mut orphans = self.orphans.lock();
         let Orphans::Kept(kept) = &mut *orphans else { return false };

@@ -133,6 +133,7 @@ impl Generation {
     /// Runs what is launched until this rank leaves or there was a fault, over as many generations as it
     /// takes.
     pub(super) fn run(mut self, config: &Config, current: &Current) {
+        let _guard = AbortOnPanic;
         loop {
             let learned = self.communicator.learned().clone();
             let Generation { shared, communicator, inbox, finishing, finisher, succession, finalise } = self;
@@ -229,9 +230,15 @@ fn renew(
 struct Account {
     generation: u64,
     done: Vec<(Topic, u64)>,
+    /// Its number before, and why others would end, as far as it knows.
+    rank: usize,
+    reasons: Vec<(usize, String)>,
     /// Why it cannot go on without the lost rank.
     cannot: Option<Error>,
 }
+
+/// What was summed of some topics.
+type SumsByTopic = Vec<(Topic, Vec<u8>)>;
 
 /// Lets every rank have what some rank has done; how many operations of each topic are done then, and the
 /// number of the next generation: a rank may have come through a loss that another still works on.
@@ -243,8 +250,16 @@ fn bring_level(
     let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
     let own = done_here(shared, elastic);
     let cannot = check_complete(shared).err();
-    let account = Account { generation, done: own.clone().into_iter().collect(), cannot };
+    let reasons = shared.reasons.lock().clone().into_iter().collect();
+    let account = Account { generation, done: own.clone().into_iter().collect(), rank: shared.rank, reasons, cannot };
     let all: Vec<Account> = gather(communicator, &account)?;
+    // A program that has ended with an error is no loss.
+    let is_here = |rank: usize| all.iter().any(|account| account.rank == rank);
+    if let Some((rank, why)) = all.iter().flat_map(|account| &account.reasons).find(|(rank, _)| !is_here(*rank)) {
+        let (peer, ranks, why) = (format!("rank {rank}"), vec![*rank], why.clone());
+        let operation = shared.doing().unwrap_or_else(|| "the next operation".to_owned());
+        return Err(Error::Finished { peer, ranks, operation, rank: shared.rank, why });
+    }
     if let Some(cause) = all.iter().find_map(|account| account.cannot.clone()) {
         return Err(cause);
     }
@@ -267,13 +282,14 @@ fn bring_level(
         most.iter().filter(is_lacking).map(|(topic, (count, rank))| (topic, *rank, *count)).collect();
     if !lacking.is_empty() {
         let own_rank = communicator.rank();
-        let given: Vec<(Topic, Vec<u8>)> = lacking
+        // Every rank gets an error of any, and none waits for one that has it.
+        let given: Result<SumsByTopic> = lacking
             .iter()
             .filter(|(_, rank, _)| *rank == own_rank)
             .map(|(topic, ..)| Ok(((*topic).clone(), shared.last_sum(topic)?)))
-            .collect::<Result<_>>()?;
-        let sums: Vec<Vec<(Topic, Vec<u8>)>> = gather(communicator, &given)?;
-        for (topic, sum) in sums.into_iter().flatten() {
+            .collect();
+        let sums: Vec<Result<SumsByTopic>> = gather(communicator, &given)?;
+        for (topic, sum) in sums.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
             let (_, _, count) = lacking.iter().find(|(other, ..)| **other == topic).expect("only these are given");
             let lacks = count - own.get(&topic).copied().unwrap_or(0);
             if lacks > 1 {
@@ -319,13 +335,6 @@ fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
 }
 
 fn check_complete(shared: &Shared) -> Result<()> {
-    if shared.calls.lock().has_joined() {
-        return Err(Error::Unsupported {
-            kind: "dist_sync_mpi".to_owned(),
-            operation: "going on without a lost rank".to_owned(),
-            reason: "some ranks have joined, and wait for the others to have no data left".to_owned(),
-        });
-    }
     let stores: Vec<_> = shared.stand_ins.lock().values().filter_map(std::sync::Weak::upgrade).collect();
     stores.iter().try_for_each(|store| store.check_complete())
 }

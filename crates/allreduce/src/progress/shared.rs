@@ -89,7 +89,11 @@ pub(super) struct Shared {
     /// What is kept for the next generation of ranks, if there is to be one after a loss.
     pub(super) elastic: Option<Elastic>,
     pub(super) fault: OnceLock<Error>,
+    /// After a loss: why the job cannot go on.
+    verdict: OnceLock<Error>,
     pub(super) reported: AtomicBool,
+    /// Why other ranks would end, as far as they have said so here.
+    pub(super) reasons: Mutex<BTreeMap<usize, String>>,
     /// Whether the reason why this rank would end was sent to the others.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
@@ -191,7 +195,9 @@ impl Shared {
             stop,
             elastic: inherited.is_elastic.then(|| Elastic::new(inherited.done)),
             fault: OnceLock::new(),
+            verdict: OnceLock::new(),
             reported: AtomicBool::new(false),
+            reasons: Mutex::default(),
             failing: AtomicBool::new(false),
             leaving: AtomicBool::new(inherited.is_leaving),
             has_left: AtomicBool::new(false),
@@ -332,6 +338,8 @@ impl Shared {
                         }
                     }
                 }
+                // What cannot be sent is a fault, which takes it.
+                drop(waiting);
                 self.tell_rank_0(ControlMessage::Forgot);
                 Vec::new()
             }
@@ -427,12 +435,18 @@ impl Shared {
 
     /// The fault that ends the job.
     pub(super) fn fatal(&self) -> Option<&Error> {
-        self.fault.get().filter(|_| !self.is_renewed())
+        self.verdict.get().or_else(|| self.fault.get().filter(|_| !self.is_renewed()))
     }
 
-    /// There will be no next generation: what was kept fails.
+    /// There will be no next generation: what was kept fails. Ranks that have the loss before it, and wait
+    /// for this one, are told why.
     pub(super) fn end(&self, fault: &Error) {
+        let fault = &fault.clone().met_by(self.rank);
+        let is_second = self.is_renewed() && self.verdict.set(fault.clone()).is_ok();
         let orphans = self.elastic.as_ref().map(Elastic::end).unwrap_or_default();
+        if is_second && !is_loss(fault) {
+            self.tell_everyone(&ControlMessage::Failed(fault.clone()));
+        }
         self.poison(fault, true);
         orphans.into_iter().for_each(|orphan| orphan.job.fail(fault));
         self.fail_waiting();
@@ -440,12 +454,16 @@ impl Shared {
 
     /// After a fault: the job fails, or is kept to be done again.
     pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
-        let kept = match &self.elastic {
+        if let Err(job) = self.keep(job) {
+            job.fail(fault);
+        }
+    }
+
+    /// After a fault: keeps the job to be done again, if it can be.
+    fn keep(&self, job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
+        match &self.elastic {
             Some(elastic) if self.is_renewed() => elastic.adopt(job),
             _ => Err(job),
-        };
-        if let Err(job) = kept {
-            job.fail(fault);
         }
     }
 
@@ -477,6 +495,11 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether this rank has called what has not begun.
+    pub(super) fn has_calls(&self) -> bool {
+        self.is_renewed() || !self.waiting.lock().is_empty()
+    }
+
     /// This rank calls nothing more. To be said once to each generation.
     pub(super) fn say_goodbye(&self) {
         if self.has_left.swap(true, Ordering::AcqRel) {
@@ -493,9 +516,13 @@ impl Shared {
     }
 
     pub(super) fn fail_waiting(&self) {
-        let Some(fault) = self.fault.get() else { return };
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        waiting.into_values().for_each(|job| self.abandon(job, fault));
+        let Some(fault) = self.verdict.get().or_else(|| self.fault.get()) else { return };
+        let mut waiting = self.waiting.lock();
+        // Locked until the last is kept: who then finds none here finds all of them kept.
+        let all = std::mem::take(&mut *waiting).into_values();
+        let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
+        drop(waiting);
+        failed.into_iter().for_each(|job| job.fail(fault));
         self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
         self.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }

@@ -20,7 +20,7 @@ use crate::progress::comm::AbortOnPanic;
 use crate::progress::connected::LEARNING;
 use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
-use crate::progress::shared::Shared;
+use crate::progress::shared::{Shared, is_loss};
 use crate::progress::standstill::Standstill;
 use crate::progress::status;
 use crate::transport::control::Event;
@@ -263,6 +263,11 @@ impl Watcher {
                 shared.obey(order);
                 Ok(())
             }
+            // After a loss: a rank says why it does not go on.
+            ControlMessage::Failed(fault) if shared.is_renewed() && !is_loss(&fault) => {
+                shared.end(&fault);
+                Ok(())
+            }
             ControlMessage::Failed(fault) => {
                 shared.poison(&fault, shared.rank == 0);
                 Ok(())
@@ -301,6 +306,10 @@ impl Watcher {
                 Ok(())
             }
             ControlMessage::Failing(why) => {
+                match &why {
+                    Some(why) => drop(shared.reasons.lock().insert(from, why.clone())),
+                    None => drop(shared.reasons.lock().remove(&from)),
+                }
                 self.agreement.failing(from, why);
                 Ok(())
             }
