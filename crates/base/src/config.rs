@@ -515,8 +515,8 @@ pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
 
-/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES`: where calls of the store are recorded, and how many bytes of
-/// values.
+/// `RINGPULL_RECORD` and `RINGPULL_RECORD_VALUES`: where calls of the store are recorded, and how many bytes
+/// of values.
 pub fn recording() -> Result<Option<RecordingOptions>> {
     let value_bytes = match text(RECORD_VALUES) {
         Some(_) => Some(required(RECORD_VALUES, "a number of bytes")?),

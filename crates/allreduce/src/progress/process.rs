@@ -128,8 +128,8 @@ fn not_elastic(mpi: &Mpi) -> String {
     )
 }
 
-/// Connects the ranks of a job that goes on without lost ones. `ranks` are their numbers before. A rank that is
-/// lost meanwhile is left out.
+/// Connects the ranks of a job that goes on without lost ones. `ranks` are their numbers before. A rank that
+/// is lost meanwhile is left out.
 fn without_the_lost(
     mut mpi: Mpi,
     mut ranks: Vec<usize>,

@@ -156,8 +156,8 @@ pub(super) fn set_parameters(eager_bytes: Option<usize>) {
 /// Sets a parameter that the user has not set, before the library is initialised.
 pub(super) fn set_parameter(name: &str, value: &str) {
     if config::text(name).is_none() {
-        // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine, while
-        // the caller waits for it.
+        // SAFETY: this runs before MPI starts any thread, on the thread that creates the store's engine,
+        // while the caller waits for it.
         unsafe { std::env::set_var(name, value) };
     }
 }

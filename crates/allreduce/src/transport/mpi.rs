@@ -321,10 +321,10 @@ pub struct Heritage {
 }
 
 impl Heritage {
-    /// MPI over the processes that are left, and their ranks before; nothing if all are left. MPI may have told
-    /// other ranks of a loss and not this one, which learns of it with them: so after `patience` it goes on
-    /// without that. Waits for all that are left; collective. On the thread that initialised MPI. What is under
-    /// way in the old communicator is never looked at again.
+    /// MPI over the processes that are left, and their ranks before; nothing if all are left. MPI may have
+    /// told other ranks of a loss and not this one, which learns of it with them: so after `patience` it goes
+    /// on without that. Waits for all that are left; collective. On the thread that initialised MPI. What is
+    /// under way in the old communicator is never looked at again.
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
         while self.ulfm.failures(self.comm) == 0 {

@@ -1,9 +1,9 @@
 //! `ringpull differ`: one command with two kinds of store, and whether they give the same values.
 //!
-//! Both jobs record the hash of every gradient and value (`ringpull_base::recording`). `read`: the recordings;
-//! `judge`: where they begin to differ. If a sum does, the jobs of allreduce run once more with the algorithm
-//! `ordered`, which adds in the order of the ranks, as servers do. If the values are then the same, the order
-//! of addition was all that differed.
+//! Both jobs record the hash of every gradient and value (`ringpull_base::recording`). `read`: the
+//! recordings; `judge`: where they begin to differ. If a sum does, the jobs of allreduce run once more with
+//! the algorithm `ordered`, which adds in the order of the ranks, as servers do. If the values are then the
+//! same, the order of addition was all that differed.
 
 mod judge;
 mod read;
@@ -51,8 +51,8 @@ pub(crate) struct DifferPlan {
 pub(crate) enum Cause {
     /// They do not.
     Same,
-    /// The values differ, and no gradient does: the weights are updated in the store with one kind, and by the
-    /// program with the other.
+    /// The values differ, and no gradient does: the weights are updated in the store with one kind, and by
+    /// the program with the other.
     OtherValues,
     /// With sums in the order of the ranks they have the same bits.
     OrderOfAddition,

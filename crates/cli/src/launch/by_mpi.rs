@@ -22,8 +22,8 @@ use crate::interrupt::Interrupt;
 use crate::mpirun::{MpiCommand, Mpirun, Ranks};
 
 /// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank
-/// if that is `rank`, or its place after the workers if that is `helper:` and their number. The filters are no
-/// children of the program, so that it can wait for its own children; they end when its output ends.
+/// if that is `rank`, or its place after the workers if that is `helper:` and their number. The filters are
+/// no children of the program, so that it can wait for its own children; they end when its output ends.
 pub(super) const TAG: &str = r#"name=$0
 [ "$name" != rank ] || name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-?}}"
 case $name in helper:*)
