@@ -93,7 +93,8 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !is_a_node => {
             Some(open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
         }
-        Kind::DistSyncMpi => match named {
+        // A helper needs none.
+        Kind::DistSyncMpi if !config::is_helper() => match named {
             Some(named) => Some(open(&named).map_err(|cause| no_devices(kind, &cause))?),
             None => None,
         },

@@ -10,6 +10,7 @@ use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter}
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
+use crate::kvstore::Change;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// `inner`, and the recording of its calls.
@@ -128,6 +129,14 @@ impl Backend for RecordedBackend {
         self.inner.fault()
     }
 
+    fn generation(&self) -> u64 {
+        self.inner.generation()
+    }
+
+    fn changes(&self, seen: usize) -> Vec<Change> {
+        self.inner.changes(seen)
+    }
+
     #[cfg(feature = "devices")]
     fn devices(&self) -> Option<&Arc<ringpull_device::Devices>> {
         self.inner.devices()
@@ -146,14 +155,17 @@ impl Backend for RecordedBackend {
     }
 
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.recording.write(&RecordedLine::Updates);
         self.inner.set_optimizer(optimizer)
     }
 
     fn set_sharded_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        self.recording.write(&RecordedLine::Updates);
         self.inner.set_sharded_optimizer(optimizer)
     }
 
     fn set_updater(&self, updater: Updater) -> Result<()> {
+        self.recording.write(&RecordedLine::Updates);
         self.inner.set_updater(updater)
     }
 

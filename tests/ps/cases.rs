@@ -63,13 +63,17 @@ fn ahead(store: &KvStore) -> Result<()> {
     if store.rank() == 0 {
         store.push("long", std::slice::from_ref(&long), 0)?;
     }
-    for _ in 0..20 {
+    let meet = || {
         let out = Tensor::zeros(DType::F32, &[1]);
         store.push_pull("short", std::slice::from_ref(&short), std::slice::from_ref(&out), 0)?;
         assert_all(&out, 2);
-    }
+        Ok(())
+    };
+    (0..20).try_for_each(|_| meet())?;
     let sent_bytes = store.stats().sent_bytes;
     assert!(sent_bytes < (8 << 20) + (2 << 20), "it has sent {sent_bytes} bytes, with those of init");
+    // Worker 1 does not push before worker 0 has looked.
+    meet()?;
     if store.rank() == 1 {
         store.push("long", std::slice::from_ref(&long), 0)?;
     }

@@ -67,6 +67,8 @@ pub enum RecordedLine {
         /// When the call was made.
         when: When,
     },
+    /// From now on the store updates its values by gradients: it was given an optimizer or an updater.
+    Updates,
     /// A value has come, by either call.
     Value {
         /// Of which key.

@@ -66,30 +66,52 @@ pub(super) struct Judgement {
     pub(super) gradients: usize,
     /// How many of the gradients differ.
     pub(super) gradients_differ: usize,
+    /// Whether the store updates its values in one of the jobs, and not in the other.
+    pub(super) updates_elsewhere: bool,
     /// Values and gradients that only one job has.
     pub(super) unpaired: usize,
 }
 
-/// Compares what all workers have pushed and received. `one` and `other` have as many workers.
-pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgement> {
-    let mut found = Judgement::default();
-    let mut rows: BTreeMap<u64, UpdateRow> = BTreeMap::new();
-    let mut gradient: Option<(GradientId, usize)> = None;
-    let mut value: Option<(ValueId, usize)> = None;
-    for (rank, (own, theirs)) in one.workers.iter().zip(&other.workers).enumerate() {
-        for (id, hash) in &own.gradients {
-            let Some(beside) = theirs.gradients.get(id) else { continue };
-            found.gradients += 1;
-            if hash == beside {
-                continue;
-            }
-            found.gradients_differ += 1;
-            if gradient.as_ref().is_none_or(|(first, _)| id.update < first.update) {
-                gradient = Some((id.clone(), rank));
-            }
+/// What differs first in the file of a worker, by its line there.
+struct FirstLine {
+    line: usize,
+    rank: usize,
+    what: Thing,
+}
+
+enum Thing {
+    Gradient(GradientId),
+    Value(ValueId),
+}
+
+impl FirstLine {
+    fn update(&self) -> u64 {
+        match &self.what {
+            Thing::Gradient(id) => id.update,
+            Thing::Value(id) => id.update,
         }
+    }
+}
+
+/// Compares what all workers have pushed and received. `one` and `other` have as many workers. A gradient is
+/// the first difference only if the worker had received nothing else before that differs.
+pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgement> {
+    let mut found =
+        Judgement { updates_elsewhere: one.store_updates() != other.store_updates(), ..Judgement::default() };
+    let mut rows: BTreeMap<u64, UpdateRow> = BTreeMap::new();
+    let mut firsts = Vec::new();
+    for (rank, (own, theirs)) in one.workers.iter().zip(&other.workers).enumerate() {
+        let mut lines = Vec::new();
         found.unpaired += unpaired(own.gradients.keys(), theirs.gradients.keys());
         found.unpaired += unpaired(own.values.keys(), theirs.values.keys());
+        for (id, seen) in &own.gradients {
+            let Some(beside) = theirs.gradients.get(id) else { continue };
+            found.gradients += 1;
+            if seen.hash != beside.hash {
+                found.gradients_differ += 1;
+                lines.push(FirstLine { line: seen.line, rank, what: Thing::Gradient(id.clone()) });
+            }
+        }
         for (id, seen) in &own.values {
             let Some(beside) = theirs.values.get(id) else { continue };
             found.values += 1;
@@ -100,36 +122,37 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
                 continue;
             }
             row.differ += 1;
-            if value.as_ref().is_none_or(|(first, _)| id.update < first.update) {
-                value = Some((id.clone(), rank));
-            }
+            lines.push(FirstLine { line: seen.line, rank, what: Thing::Value(id.clone()) });
             if let Some(size) = size(one, other, rank, &id.key, (seen, beside))? {
                 row.relative = Some(row.relative.unwrap_or(0.0).max(size.relative));
             }
         }
+        firsts.extend(lines.into_iter().min_by_key(|first| first.line));
     }
     found.updates = rows.into_values().collect();
-    found.first = match (gradient, value) {
-        // The gradients of an update come before its value.
-        (Some((id, rank)), value) if value.as_ref().is_none_or(|(value, _)| id.update <= value.update) => {
-            Some(FirstDifference::Gradient { update: id.update, key: id.key, rank })
+    let of_gradients = firsts.iter().filter(|first| matches!(first.what, Thing::Gradient(_)));
+    let first = of_gradients.min_by_key(|first| first.update()).or(firsts.iter().min_by_key(|first| first.update()));
+    found.first = match first {
+        None => None,
+        Some(FirstLine { rank, what: Thing::Gradient(id), .. }) => {
+            Some(FirstDifference::Gradient { update: id.update, key: id.key.clone(), rank: *rank })
         }
-        (_, Some((id, rank))) => {
-            let seen = (&one.workers[rank].values[&id], &other.workers[rank].values[&id]);
-            let size = size(one, other, rank, &id.key, seen)?;
-            Some(FirstDifference::Value { update: id.update, key: id.key, size })
+        Some(FirstLine { rank, what: Thing::Value(id), .. }) => {
+            let seen = (&one.workers[*rank].values[id], &other.workers[*rank].values[id]);
+            let size = size(one, other, *rank, &id.key, seen)?;
+            Some(FirstDifference::Value { update: id.update, key: id.key.clone(), size })
         }
-        (_, None) => None,
     };
     Ok(found)
 }
 
 impl Judgement {
-    /// Whether values differ, and yet no gradient that was pushed after them: so the weights were the same.
+    /// Whether values differ since only one of the stores updates them, and yet no gradient that was pushed
+    /// after them does: so the weights were the same.
     pub(super) fn is_of_other_values(&self) -> bool {
         let last = self.updates.last().map_or(0, |row| row.update);
         let is_early = matches!(self.first, Some(FirstDifference::Value { update, .. }) if (1..last).contains(&update));
-        is_early && self.gradients > 0 && self.gradients_differ == 0
+        self.updates_elsewhere && is_early && self.gradients > 0 && self.gradients_differ == 0
     }
 }
 
@@ -171,19 +194,25 @@ fn distance(own: &[f64], theirs: &[f64]) -> DifferenceSize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::differ::read::WorkerRecording;
+    use crate::differ::read::{SeenGradient, WorkerRecording};
 
-    /// A worker that pushed these gradients of key `w`, and received these values, from update 1.
+    /// A worker that pushed these gradients of key `w`, each followed by one of these values.
     fn worker(gradients: &[u64], values: &[u64]) -> WorkerRecording {
         let mut worker = WorkerRecording::default();
+        push(&mut worker, "w", gradients, values);
+        worker
+    }
+
+    fn push(worker: &mut WorkerRecording, key: &str, gradients: &[u64], values: &[u64]) {
+        let begun = worker.gradients.len() + worker.values.len();
         for (at, hash) in gradients.iter().enumerate() {
-            worker.gradients.insert(GradientId { update: at as u64 + 1, key: "w".into() }, *hash);
+            let seen = SeenGradient { hash: *hash, line: begun + 2 * at };
+            worker.gradients.insert(GradientId { update: at as u64 + 1, key: key.into() }, seen);
         }
         for (at, hash) in values.iter().enumerate() {
-            let id = ValueId { update: at as u64 + 1, key: "w".into(), ids: None };
-            worker.values.insert(id, SeenValue::of_hash(*hash));
+            let id = ValueId { update: at as u64 + 1, key: key.into(), ids: None };
+            worker.values.insert(id, SeenValue::new(*hash, begun + 2 * at + 1));
         }
-        worker
     }
 
     fn first(one: WorkerRecording, other: WorkerRecording) -> Option<FirstDifference> {
@@ -203,14 +232,34 @@ mod tests {
     }
 
     #[test]
-    fn values_that_no_gradient_depends_on_are_others_and_the_last_ones_may_not_be() {
-        let judged = |values: &[u64], gradients: &[u64]| {
-            let job = |values| JobRecording { workers: vec![worker(gradients, values)] };
-            judge(&job(&[5, 6, 7]), &job(values)).unwrap()
+    fn a_gradient_of_another_key_may_come_from_a_value_of_the_same_update() {
+        // `w` is pushed and pulled before the gradient of `v` is computed.
+        let job = |value: u64, gradient: u64| {
+            let mut worker = worker(&[1], &[value]);
+            push(&mut worker, "v", &[gradient], &[7]);
+            JobRecording { workers: vec![worker] }
         };
-        assert!(judged(&[8, 9, 9], &[1, 2, 3]).is_of_other_values());
-        assert!(!judged(&[5, 6, 9], &[1, 2, 3]).is_of_other_values(), "nothing was pushed after the last update");
-        assert!(!judged(&[8, 9, 9], &[]).is_of_other_values());
+        let first = judge(&job(5, 2), &job(6, 3)).unwrap().first;
+        assert_eq!(first, Some(FirstDifference::Value { update: 1, key: "w".into(), size: None }));
+    }
+
+    #[test]
+    fn values_that_no_gradient_depends_on_are_others_and_the_last_ones_may_not_be() {
+        let judged = |values: &[u64], gradients: &[u64], store_updates: bool| {
+            let job = |values, store_updates| {
+                let mut worker = worker(gradients, values);
+                worker.store_updates = store_updates;
+                JobRecording { workers: vec![worker] }
+            };
+            judge(&job(&[5, 6, 7], true), &job(values, store_updates)).unwrap()
+        };
+        assert!(judged(&[8, 9, 9], &[1, 2, 3], false).is_of_other_values());
+        assert!(!judged(&[8, 9, 9], &[1, 2, 3], true).is_of_other_values(), "both stores update: sums are wrong");
+        assert!(
+            !judged(&[5, 6, 9], &[1, 2, 3], false).is_of_other_values(),
+            "nothing was pushed after the last update"
+        );
+        assert!(!judged(&[8, 9, 9], &[], false).is_of_other_values());
     }
 
     #[test]

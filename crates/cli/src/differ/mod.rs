@@ -56,6 +56,8 @@ pub(crate) enum Cause {
     OtherValues,
     /// With sums in the order of the ranks they have the same bits.
     OrderOfAddition,
+    /// What both jobs have is the same, but one has gradients or values that the other has not.
+    OtherCalls,
     /// The program: it gave other first values, or pushed another gradient while all values were the same.
     Program,
     /// Something else.
@@ -91,7 +93,7 @@ pub(crate) struct Differed {
 pub(crate) fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<Differed>> {
     let progress = Progress::start("the first job");
     let run = |at: usize, kind: Kind, ordered: bool| {
-        progress.part(at, 3, format!("{kind}{}", if ordered { " in the order of the ranks" } else { "" }));
+        progress.part(at, at.max(2) + 1, format!("{kind}{}", if ordered { " in the order of the ranks" } else { "" }));
         plan.run(at, kind, ordered, interrupt)
     };
     let mut jobs = Vec::new();
@@ -100,8 +102,15 @@ pub(crate) fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<
         jobs.push(job);
     }
     let judgement = judge(&jobs[0].recording, &jobs[1].recording)?;
+    if judgement.gradients + judgement.values == 0 {
+        return Err(Error::argument(
+            "the jobs have no gradient and no value in common, so nothing can be compared",
+            "let both push and pull the same keys",
+        ));
+    }
     let mut ordered = None;
     let cause = match &judgement.first {
+        None if judgement.unpaired > 0 => Cause::OtherCalls,
         None => Cause::Same,
         Some(FirstDifference::Gradient { .. } | FirstDifference::Value { update: 0, .. }) => Cause::Program,
         Some(FirstDifference::Value { .. }) if judgement.is_of_other_values() => Cause::OtherValues,
@@ -109,7 +118,7 @@ pub(crate) fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<
             // Servers always add in that order.
             let mut sides = [0, 1];
             for (side, kind) in plan.kinds.into_iter().enumerate().filter(|(_, kind)| *kind == Kind::DistSyncMpi) {
-                let Some(job) = run(2, kind, true)? else { return Ok(None) };
+                let Some(job) = run(jobs.len(), kind, true)? else { return Ok(None) };
                 jobs.push(job);
                 sides[side] = jobs.len() - 1;
             }
@@ -158,6 +167,13 @@ impl DifferPlan {
 
     fn start(&self, kind: Kind, ordered: bool, folder: &Path, log: &Path) -> Result<Child> {
         let failed = |cause: std::io::Error| Error::io("write", log.display(), &cause);
+        // What an earlier job has left there is not of this one.
+        match std::fs::remove_dir_all(folder) {
+            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("empty", folder.display(), &cause));
+            }
+            _ => {}
+        }
         let out = File::create(log).map_err(failed)?;
         let err = out.try_clone().map_err(failed)?;
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
@@ -219,6 +235,10 @@ impl Differed {
         let (values, ordered) = (self.judgement.values, self.ordered.as_ref());
         match self.cause {
             Cause::Same => format!("The same bits in all {values} values that were compared."),
+            Cause::OtherCalls => format!(
+                "The same bits in all {values} values that both jobs have, but one has more of them.\n  \
+                 hint: let both make the same calls, with as many steps and the same keys"
+            ),
             Cause::OtherValues => format!(
                 "The weights are the same: none of {} gradients differs. With one kind the store updates them, and with\n\
                  the other the program does (update_on_kvstore), so what is pulled is not the same thing.",

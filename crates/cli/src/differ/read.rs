@@ -20,10 +20,12 @@ pub(super) struct JobRecording {
 pub(super) struct WorkerRecording {
     /// The keys with their element types, in the order of their inits.
     pub(super) keys: Vec<(Key, DType)>,
-    /// The hash of each gradient.
-    pub(super) gradients: BTreeMap<GradientId, u64>,
+    /// Each gradient.
+    pub(super) gradients: BTreeMap<GradientId, SeenGradient>,
     /// Each value that has come; of one that came twice the first.
     pub(super) values: BTreeMap<ValueId, SeenValue>,
+    /// Whether its store was given an optimizer or an updater.
+    pub(super) store_updates: bool,
     values_file: PathBuf,
 }
 
@@ -43,16 +45,25 @@ pub(super) struct ValueId {
 }
 
 #[derive(Debug, Clone, Copy)]
+pub(super) struct SeenGradient {
+    pub(super) hash: u64,
+    /// Its line.
+    pub(super) line: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
 pub(super) struct SeenValue {
     pub(super) hash: u64,
+    /// Its line. The program may use the value after it, and not before.
+    pub(super) line: usize,
     offset: Option<u64>,
     len: u64,
 }
 
 #[cfg(test)]
 impl SeenValue {
-    pub(super) fn of_hash(hash: u64) -> Self {
-        SeenValue { hash, offset: None, len: 0 }
+    pub(super) fn new(hash: u64, line: usize) -> Self {
+        SeenValue { hash, line, offset: None, len: 0 }
     }
 }
 
@@ -65,6 +76,11 @@ impl JobRecording {
             all.push(WorkerRecording::read(folder, rank, kind)?.0);
         }
         Ok(JobRecording { workers: all })
+    }
+
+    /// Whether the store of any worker updates its values itself.
+    pub(super) fn store_updates(&self) -> bool {
+        self.workers.iter().any(|worker| worker.store_updates)
     }
 
     /// How many updates there were of the key that was updated most.
@@ -89,9 +105,9 @@ impl WorkerRecording {
         let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
         let mut found = WorkerRecording { values_file: values_of(folder, rank), ..WorkerRecording::default() };
         let mut workers = 0;
-        for line in BufReader::new(file).lines() {
-            let line = line.map_err(failed)?;
-            match serde_json::from_str(&line).map_err(|cause| failed(cause.into()))? {
+        for (line, text) in BufReader::new(file).lines().enumerate() {
+            let text = text.map_err(failed)?;
+            match serde_json::from_str(&text).map_err(|cause| failed(cause.into()))? {
                 RecordedLine::Store { kind: own, .. } if own != kind => {
                     return Err(Error::argument(
                         format!("the command has created a store of kind {own}, and not {kind}"),
@@ -101,12 +117,13 @@ impl WorkerRecording {
                 RecordedLine::Store { workers: all, .. } => workers = all,
                 RecordedLine::Init { key, dtype, .. } => found.keys.push((key, dtype)),
                 RecordedLine::Push { key, update, hash: Some(hash), .. } => {
-                    found.gradients.insert(GradientId { update, key }, hash);
+                    found.gradients.insert(GradientId { update, key }, SeenGradient { hash, line });
                 }
                 RecordedLine::Value { key, update, ids, hash, offset, len } => {
-                    let seen = SeenValue { hash, offset, len };
+                    let seen = SeenValue { hash, line, offset, len };
                     found.values.entry(ValueId { update, key, ids }).or_insert(seen);
                 }
+                RecordedLine::Updates => found.store_updates = true,
                 RecordedLine::Push { .. } | RecordedLine::Pull { .. } => {}
             }
         }
