@@ -221,7 +221,7 @@ pub(super) fn learn(
     Ok(Learned { model, racks, links, source, age: None })
 }
 
-/// The links of so many hosts, which are alike if there are no rates.
+/// The links of so many hosts. Without rates they are alike.
 fn links_of(rates: &[f64], hosts: usize, helpers: usize) -> Option<Links> {
     match (rates, helpers) {
         (_, 0) => Links::of(rates),

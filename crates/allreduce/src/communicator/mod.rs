@@ -3,8 +3,8 @@
 //! all ranks or of some, with `two_buffers` for those whose input and output are different buffers; `divided`
 //! begins sums that each rank updates a part of; `executor` runs the schedules of plans.
 //!
-//! Helpers are ranks of the transport that are no ranks here: they come after the others, and take part in
-//! sums alone (`helped`).
+//! The transport's last ranks may be helpers. They take part in sums only (`helped`), and this module does
+//! not count them as ranks.
 //!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
 //!

@@ -67,7 +67,7 @@ impl Job for Help {
     fn finish(self: Box<Self>) -> Result<()> {
         let mut rooms = self.rooms.lock();
         if rooms.len() == MOST_KEPT {
-            // Of sums that are no more.
+            // Its sums may have ended long ago.
             rooms.remove(0);
         }
         rooms.extend(self.room);

@@ -30,7 +30,7 @@ enum Orphans {
     Kept(Vec<Orphan>),
     /// They went to the next generation, and those that still come do.
     Passed(Box<dyn Fn(Orphan) + Send>),
-    /// There is no next generation.
+    /// The job has ended without a next generation.
     Ended,
 }
 
@@ -71,7 +71,7 @@ impl Elastic {
         matches!(*self.orphans.lock(), Orphans::Kept(_))
     }
 
-    /// There is no next generation: what was kept.
+    /// Ends the job without a next generation. Returns what was kept for it.
     pub(super) fn end(&self) -> Vec<Orphan> {
         let mut orphans = self.orphans.lock();
         let Orphans::Kept(kept) = &mut *orphans else { return Vec::new() };

@@ -253,7 +253,7 @@ fn bring_level(
     let reasons = shared.reasons.lock().clone().into_iter().collect();
     let account = Account { generation, done: own.clone().into_iter().collect(), rank: shared.rank, reasons, cannot };
     let all: Vec<Account> = gather(communicator, &account)?;
-    // A program that has ended with an error is no loss.
+    // A program that has ended with an error does not count as a loss.
     let is_here = |rank: usize| all.iter().any(|account| account.rank == rank);
     if let Some((rank, why)) = all.iter().flat_map(|account| &account.reasons).find(|(rank, _)| !is_here(*rank)) {
         let (peer, ranks, why) = (format!("rank {rank}"), vec![*rank], why.clone());

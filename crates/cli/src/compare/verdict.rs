@@ -61,7 +61,9 @@ fn more_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Compar
     let (extra, name) = (best.row.machines - setup.workers, best.row.variant.as_str());
     let with = format!("With {extra} more: {name}");
     Some(match best.relation(home) {
-        Relation::Level => format!("{with} may be no faster ({}): they buy nothing here.", ratio(factor)),
+        Relation::Level => {
+            format!("{with} shows no clear difference ({}); more rounds may show one.", ratio(factor))
+        }
         Relation::Apart if factor >= 1.0 => {
             format!(
                 "{with} takes {:.0} % more time ({}): they buy nothing here.",
