@@ -123,11 +123,26 @@ impl Cuda {
     }
 
     /// Whether any stream answers so when it is asked whether it is done.
-    fn any_stream(&self, answers: impl Fn(sys::CUresult) -> bool) -> bool {
+    fn any_stream(&self, mut answers: impl FnMut(sys::CUresult) -> bool) -> bool {
         self.streams.lock().iter().any(|(stream, device)| {
             // SAFETY: the stream is not destroyed before the lock is given back.
             self.current(*device).is_ok_and(|_| answers(unsafe { sys::cuStreamQuery(*stream as sys::CUstream) }))
         })
+    }
+
+    /// The outcome of a call of NCCL. Of a device that has failed NCCL says only that CUDA has; a stream of
+    /// that device says with which error, which is the one to give.
+    fn explained<T>(&self, outcome: Result<T>) -> Result<T> {
+        let Err(of_nccl) = outcome else { return outcome };
+        let mut of_device = None;
+        self.any_stream(|answer| {
+            let is_failure = !matches!(answer, sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_NOT_READY);
+            if is_failure {
+                of_device = checked("cuStreamQuery", answer.result()).err();
+            }
+            is_failure
+        });
+        Err(of_device.unwrap_or(of_nccl))
     }
 
     /// Waits for what is on the device's streams now, as the driver does when memory is given back. A
@@ -439,7 +454,7 @@ impl Platform for Cuda {
             };
             streams.iter().enumerate().map(of_one).collect()
         });
-        group.launch(&of_all.collect::<Vec<_>>())
+        self.explained(group.launch(&of_all.collect::<Vec<_>>()))
     }
 
     fn can_join(&self) -> bool {
@@ -485,13 +500,13 @@ impl Platform for Cuda {
             len: part.len_bytes() / dtype.size_bytes(),
             stream: stream.id(),
         };
-        group.launch(&[parts.iter().zip(streams).map(call).collect()])?;
-        group.settle(go_on)
+        let queued = group.launch(&[parts.iter().zip(streams).map(call).collect()]);
+        self.explained(queued.and_then(|()| group.settle(go_on)))
     }
 
     fn check(&self) -> Result<()> {
-        self.group.as_ref().map_or(Ok(()), nccl::Group::poll)?;
-        self.joined.lock().values().try_for_each(|group| group.poll())
+        self.explained(self.group.as_ref().map_or(Ok(()), nccl::Group::poll))?;
+        self.explained(self.joined.lock().values().try_for_each(|group| group.poll()))
     }
 
     fn abort(&self) {
