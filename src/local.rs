@@ -81,8 +81,7 @@ impl Backend for Local {
         Err(Error::Unsupported {
             kind: "local".to_owned(),
             operation: format!("set_gradient_compression({compression})"),
-            reason: "gradient compression is not supported for this type of kvstore: its gradients do not travel"
-                .to_owned(),
+            reason: "its gradients do not travel".to_owned(),
         })
     }
 

@@ -1,6 +1,6 @@
-//! Where somebody asks what the ranks of a job are doing: a socket in a folder of the user's, for `ringpull
-//! top`, and a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are for
-//! reading alone, and belong to rank 0.
+//! Answers what the ranks of a job are doing: at a socket in a folder of the user's, for `ringpull top`, and
+//! at a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are read-only,
+//! and belong to rank 0.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::{Result, config, forked, notice, status};
 
-/// How long whoever asks may take for a request, and for each piece of the answer.
+/// How long a client may take for its request, and for each piece of the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So many are answered at once; who comes then is turned away.
+/// At most this many requests are answered at once; others are turned away.
 const MOST: usize = 8;
 /// A longer request is refused.
 const LONGEST: usize = 8192;

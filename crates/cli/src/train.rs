@@ -95,7 +95,7 @@ fn check(plan: &ReplayOptions) -> Result<()> {
     if !(plan.compute_s > 0.0 && plan.compute_s <= 3600.0) {
         return Err(Error::argument(
             format!("invalid --compute {}: expected seconds above 0 and up to 3600", plan.compute_s),
-            "give the seconds that a step computes for on one host, such as 2.184",
+            "give the seconds of computing in a step on one host, such as 2.184",
         ));
     }
     match plan.burn {

@@ -22,8 +22,8 @@ const LENGTHS: [usize; 3] = [1, 37, 1000];
 /// More than one wave of blocks on any GPU.
 const LONG: usize = (1 << 20) + 3;
 
-/// The outcome of each check by its name. Buffers have few elements; devices that are not simulated get buffers
-/// of up to `bytes` bytes and some more too.
+/// The outcome of each check by its name. Buffers have few elements. On devices that are not simulated, some
+/// buffers have up to `bytes` bytes and a few elements more.
 pub fn check_operations(devices: &Arc<Devices>, bytes: usize) -> Vec<(String, Result<()>)> {
     let mut lengths = LENGTHS.to_vec();
     if devices.platform().name() != "sim" {

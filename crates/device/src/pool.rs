@@ -1,8 +1,8 @@
 //! Memory that is used again and again: allocating may wait for a whole device, or for the system to pin
 //! pages.
 //!
-//! Lengths are rounded up, and each such length is a class of its own. What is given back is what nothing
-//! uses any more; memory that a library may still write after an error never comes back here.
+//! Lengths are rounded up, and each such length is a class of its own. Only memory that nothing uses any more
+//! is given back; memory that a library may still write after an error never comes back here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ type Class = (Option<usize>, usize);
 pub struct Pool(Mutex<BTreeMap<Class, Vec<Arc<Memory>>>>);
 
 impl Pool {
-    /// Memory of at least `len_bytes` on `device`, or pinned on the host. Its content is not defined. May
-    /// wait for the device, and is an error if there is not enough, only if more of its class is in use than
-    /// ever before.
+    /// Memory of at least `len_bytes` on `device`, or pinned on the host. Its content is not defined. If the
+    /// pool has none of this class, memory is allocated: this may wait for the device, and is an error if
+    /// there is not enough.
     pub fn take(&self, platform: &Arc<dyn Platform>, device: Option<usize>, len_bytes: usize) -> Result<Arc<Memory>> {
         let len_bytes = rounded(len_bytes);
         if let Some(kept) = self.0.lock().get_mut(&(device, len_bytes)).and_then(Vec::pop) {

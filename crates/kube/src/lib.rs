@@ -1,11 +1,9 @@
 //! Kubernetes manifests of our jobs, and a linter of other people's.
 //!
-//! - [`options`]: the description of a job, and which kinds of job use which option; `check`: whether they
-//!   fit
-//!   together; [`specification`]: the same from the dictionary that Kubeflow pipelines pass; [`quantity`]:
-//!   amounts of processor and memory; `names`: what Kubernetes accepts as names; `command`: what the words of
-//!   a
-//!   command say; `suitability`: whether a command suits its kind of job;
+//! - [`options`]: the description of a job, and which kinds of job use which option; `check`: whether options
+//!   fit together; [`specification`]: the same from the dictionary that Kubeflow pipelines pass;
+//!   [`quantity`]: amounts of processor and memory; `names`: what Kubernetes accepts as names; `command`:
+//!   what the words of a command say; `suitability`: whether a command suits its kind of job;
 //! - `jobs`: the objects of each kind of job; `pod`: their pods; [`patch`]: what users merge into them;
 //! - [`schema`]: the fields that objects may have; [`security`]: what Pod Security allows;
 //! - [`lint`]: what will go wrong with a job; [`convert`]: a job of another kind.
@@ -38,7 +36,7 @@ use self::options::{Request, wrong};
 pub fn documents(request: &Request) -> Result<Vec<Value>> {
     request.check()?;
     let mut objects = jobs::objects(request);
-    // What a file or a resource's name has brought.
+    // Faults that a file or a resource's name has brought in.
     for object in &objects {
         if let Some(fault) = schema::check(object).into_iter().next() {
             wrong(format!("{}: {}", fault.path, fault.what), fault.fix)?;

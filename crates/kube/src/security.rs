@@ -77,11 +77,11 @@ const CONTAINER: [(PodSecurity, &str, Must); 8] = [
 const VOLUMES: [&str; 8] =
     ["configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"];
 
-/// What the kubelet calls, which may not be at another host.
+/// Calls of the kubelet, which may not name another host.
 const HOOKS: [&str; 5] =
     ["livenessProbe", "readinessProbe", "startupProbe", "lifecycle.postStart", "lifecycle.preStop"];
 
-/// The kernel's settings that are of the pod alone.
+/// The kernel's settings (sysctls) that belong to one pod alone, and that `baseline` allows.
 const SYSCTLS: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -106,7 +106,8 @@ pub fn breaches(pod: &Value, level: PodSecurity) -> Vec<Breach> {
     found.extend(judge(&BOTH, "", pod, &Value::Null));
     for (at, sysctl) in pod["securityContext"]["sysctls"].as_array().into_iter().flatten().enumerate() {
         if !sysctl["name"].as_str().is_some_and(|name| SYSCTLS.contains(&name)) {
-            found.push((Baseline, format!("securityContext.sysctls[{at}]"), "is not of the pod alone".to_owned()));
+            let what = "is a sysctl that is not allowed".to_owned();
+            found.push((Baseline, format!("securityContext.sysctls[{at}]"), what));
         }
     }
     for list in ["initContainers", "containers"] {
@@ -134,7 +135,7 @@ pub fn breaches(pod: &Value, level: PodSecurity) -> Vec<Breach> {
         for kind in volume.as_object().into_iter().flat_map(serde_json::Map::keys).filter(|kind| *kind != "name") {
             if !VOLUMES.contains(&kind.as_str()) {
                 let of = if kind == "hostPath" { Baseline } else { Restricted };
-                found.push((of, format!("volumes[{at}].{kind}"), "is no volume that is allowed".to_owned()));
+                found.push((of, format!("volumes[{at}].{kind}"), "is a kind of volume that is not allowed".to_owned()));
             }
         }
     }

@@ -1,4 +1,4 @@
-"""MXNet's optimizers as those that stores run themselves: on servers, or each rank its part."""
+"""Turns MXNet's optimizers into those that a store runs itself: on servers, or on each rank for its part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import UnsupportedError
 
 
 class StoredOptimizer:
-    """Stands where MXNet keeps an updater, for stores that run the optimizer.
+    """Takes the place of MXNet's updater, for stores that run the optimizer.
 
     Learning rates, schedules and rescaling that change here reach the store before the next push.
     """
@@ -37,7 +37,7 @@ class StoredOptimizer:
 
 
 def mapped(optimizer: Any, kind: str) -> optimizers.Optimizer:
-    """Ours for one of MXNet's."""
+    """The optimizer of ringpull that computes what one of MXNet's does."""
     if isinstance(optimizer, optimizers.Optimizer):
         return optimizer
     common = {

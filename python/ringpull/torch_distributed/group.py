@@ -44,10 +44,10 @@ def _limit(options: Any) -> float | None:
 class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     """A process group on a communicator. Made by ``init_process_group`` and ``new_group``.
 
-    A tensor that is contiguous, in host memory and of a type that we sum is used where it is, others through a copy.
-    One on a GPU travels through pinned host memory: a call waits until its content is there, and its result comes back in
-    the order of the stream that was current at the call. Errors
-    are :class:`ringpull.KVStoreError` and ``torch.distributed.DistBackendError`` at once, on every rank.
+    A tensor that is contiguous, in host memory and of a type that we sum is used in place; any other is
+    copied. A tensor on a GPU travels through pinned host memory: a call waits until its content is there, and
+    its result comes back in the order of the stream that was current at the call. An error is both a
+    :class:`ringpull.KVStoreError` and a ``torch.distributed.DistBackendError``, at once, on every rank.
     """
 
     def __init__(self, comm: Communicator, limit: float | None) -> None:
@@ -87,7 +87,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """``ringpull``."""
         return "ringpull"
 
-    #: PyTorch keeps a group's name and description with what it has for each device: this has nothing there.
+    #: PyTorch keeps a group's name and description with its backend for each device; here there is none.
     _name, _desc = "", "undefined"
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
@@ -109,7 +109,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         return self
 
-    #: `batch_isend_irecv` asks; our messages go beside each other as they are.
+    #: `batch_isend_irecv` asks for this. Our messages are sent beside each other without coalescing.
     supports_coalescing = False
     supports_splitting = False
 
@@ -363,7 +363,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int] | None,
         opts: Any = None,
     ) -> Work:
-        """So many rows for each rank, and from each: as many if nothing is said."""
+        """``input_splits[r]`` rows for rank r, ``output_splits[r]`` from it; without splits equally many."""
         check_types("all_to_all_single", [output], tensor)
         row, out = moved(tensor), moved(output, is_read=False)
         given, taken = self._rows(tensor, row, input_splits), self._rows(output, out, output_splits)
@@ -377,8 +377,8 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if not splits:
             if count % size:
                 raise ArgumentError(
-                    f"all_to_all_single of {count} rows between {size} ranks\n"
-                    "  hint: give split sizes, or as many rows for each"
+                    f"all_to_all_single of {count} rows: {size} ranks cannot get equally many\n"
+                    "  hint: give split sizes, or as many rows for each rank"
                 )
             splits = [count // size] * size
         elif sum(splits) != count or len(splits) != size:
@@ -413,8 +413,8 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         )
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Not to be had: whose message it is, is agreed on before it travels."""
-        raise UnsupportedError("recv from any rank\n  hint: name the rank: recv(tensor, src=RANK)")
+        """Not supported: the ranks agree on who sends a message before it travels."""
+        raise UnsupportedError("recv from any rank is not supported\n  hint: name the rank: recv(tensor, src=RANK)")
 
     recvAnysource = recv_anysource  # noqa: N815
 

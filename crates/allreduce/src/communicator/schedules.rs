@@ -1,8 +1,9 @@
 //! The schedules of sums by messages: found once and kept for the next equal sum.
 //!
-//! To find a plan takes a microsecond or more, most of it to predict what each algorithm would take, and a
-//! sum of few bytes no more than twenty. To cut one of 100 MB takes some tenths of a millisecond (`cargo
-//! bench --bench plans`) before anything can be sent, and ranks that share cores do so one after another.
+//! Finding a plan takes a microsecond or more, most of it for predicting the time of each algorithm. A whole
+//! sum of few bytes takes no more than twenty microseconds. Cutting the plan of 100 MB takes some tenths of a
+//! millisecond (`cargo bench --bench plans`) before anything can be sent, and ranks that share cores do so
+//! one after another.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub(super) struct Sum {
     pub(super) step_bytes: usize,
     /// Messages are at least this long, rather than as long as the model says.
     pub(super) least_bytes: Option<usize>,
-    /// Between the hosts' ranks in the place of this one, rather than between all ranks.
+    /// Between the ranks that have this rank's place on each host, rather than between all ranks.
     pub(super) between_hosts: bool,
     /// Of codes rather than of elements.
     pub(super) is_coded: bool,
@@ -74,7 +75,7 @@ impl Sum {
                 if let Some(plan) = in_racks {
                     (plan, cuts.most_bytes)
                 } else {
-                    // Those of ranks that share a host are not theirs alone.
+                    // Ranks that share a host share its link, so its rate says nothing about one of them.
                     let alone = if self.may_be_helped { None } else { links.map(Links::without_helpers) };
                     let links = alone.as_ref().map_or(links, Option::as_ref);
                     let cluster = (&model.within(self.step_bytes), links.filter(|_| is_apart));
@@ -121,9 +122,10 @@ struct Kept {
 impl Schedules {
     /// The schedule of a sum like this; `plan` makes its plan if it is the first.
     pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> Planned) -> Arc<Schedule> {
-        /// More kinds of sums than any model's step has; who makes more has no use for old ones.
+        /// More kinds of sums than any model's step has. A program that makes more has no use for old ones.
         const MOST: usize = 1024;
-        /// As many as sums of 2 GB have on eight ranks, some megabytes. What is beyond is cut each time.
+        /// As many messages as sums of 2 GB have on eight ranks; they take some megabytes. A schedule beyond
+        /// this limit is cut again for each sum.
         const MOST_MESSAGES: usize = 128 << 10;
         if self.kept.len() >= MOST && !self.kept.contains_key(&sum) {
             *self = Schedules::default();

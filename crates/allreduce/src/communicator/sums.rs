@@ -1,4 +1,5 @@
-//! Sums over all ranks, and other reductions, each begun to be advanced beside others, or run to its end.
+//! Sums and other reductions over all ranks. A call begins one, which then advances beside others, or runs it
+//! to its end.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -54,10 +55,11 @@ impl Communicator {
         self.sums_block() && self.placement.is_one_host()
     }
 
-    /// Begins to sum `data` over all ranks, or another reduction; its ticket, or `None` if it had to be done
-    /// at once and is: no other collective of all ranks is to be under way then. Sums of higher `priority` go
-    /// first. Operations under way together have stamps of their own. `step_bytes` is what the step that it
-    /// is part of sums in all, the same on every rank, and 0 where that is not known.
+    /// Begins to sum `data` over all ranks, or another reduction, and returns its ticket. Returns `None` if
+    /// the reduction had to be done at once and is done; no other collective of all ranks may be under way
+    /// then. Sums of higher `priority` go first. Operations under way together have stamps of their own.
+    /// `step_bytes` is the number of bytes that the whole step sums: the same on every rank, and 0 if that is
+    /// not known.
     ///
     /// # Safety
     /// `data` stays valid, and nobody else touches it, until the ticket is reported by

@@ -1,4 +1,4 @@
-//! What a rank makes of the sums of its part between the two halves of an allreduce.
+//! The update of the sums of a rank's part between the two halves of an allreduce.
 //!
 //! In a plan of two halves (`ringpull_plan::allreduce_in_halves`) a rank holds the sums of its own part when
 //! the first half has brought the last contribution, and in the second half it sends that part and no other
@@ -11,8 +11,8 @@ use std::ops::Range;
 use ringpull_base::Result;
 use ringpull_plan::{Action, Message, Schedule};
 
-/// Makes of the sums that begin at a byte of the buffer what every rank is to get instead. Each byte of the
-/// rank's part is given to it once, in any order.
+/// Replaces the sums that begin at a byte of the buffer by what every rank gets instead, such as new weights.
+/// Each byte of the rank's part is given to it once, in any order.
 pub type PartUpdate = Box<dyn FnMut(usize, &mut [u8]) -> Result<()> + Send>;
 
 /// The update of one operation.

@@ -12,9 +12,9 @@ pub(super) struct Given {
     pub(super) ticket: Ticket,
     /// The message of its schedule.
     pub(super) index: u32,
-    /// How it was sent, if it was.
+    /// How it was sent, if it is a message that this rank sends.
     pub(super) mode: SendMode,
-    /// When, by the timeline's clock.
+    /// When it was given to the transport, by the timeline's clock.
     pub(super) since_ns: u64,
 }
 

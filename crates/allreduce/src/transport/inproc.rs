@@ -29,8 +29,9 @@ pub struct Inproc {
     rank: usize,
     to: Vec<Sender<(Stamp, Message)>>,
     from: Vec<Receiver<(Stamp, Message)>>,
-    /// Per peer and stamp: receives without a message, or messages without a receive.
+    /// Per peer and stamp: receives that have no message yet.
     posted: Vec<BTreeMap<Stamp, VecDeque<Posted>>>,
+    /// Per peer and stamp: messages that have no receive yet.
     early: Vec<BTreeMap<Stamp, VecDeque<Message>>>,
     sent: Vec<u32>,
     /// The tokens of synchronous sends that the peers have received.

@@ -1,4 +1,4 @@
-//! Which store holds a tensor that its owner has not asked for since, and who is notified of what.
+//! Records which store holds a tensor until its owner asks for it again, and notifies that store.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -69,7 +69,7 @@ impl Lent {
         }
     }
 
-    /// The store that had it, which has it no more.
+    /// Takes the tensor back, and returns the store that had it.
     pub(super) fn take_back(&self) -> Option<Arc<dyn Waiter>> {
         if self.how.load(Ordering::Acquire) == 0 {
             return None;

@@ -110,7 +110,7 @@ fn setting(args: &AdviseArgs, hosts: &[usize]) -> Result<Setting> {
     if !(*compute > 0.0 && *compute <= 3600.0) {
         return Err(Error::argument(
             format!("invalid --compute {compute}: expected seconds above 0 and up to 3600"),
-            "give the seconds that a step computes for on one host, such as 2.184",
+            "give the seconds of computing in a step on one host, such as 2.184",
         ));
     }
     let Some(link_bytes_per_s) = args.link.bytes_per_s() else {

@@ -189,7 +189,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
 fn check_helpers(helpers: usize, servers: usize, launcher: Launcher) -> Result<()> {
     if helpers > 0 && servers > 0 {
         return Err(Error::argument(
-            format!("--helpers {helpers} is for jobs without servers, and this one has {servers}"),
+            format!("--helpers {helpers} is for jobs without servers, but this job has servers: {servers}"),
             "let the command ask for dist_sync_mpi and leave out -s, or leave out --helpers",
         ));
     }
@@ -207,7 +207,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     let given = |number: Option<u32>| number.or(args.num_workers).map(|number| number as usize);
     let options = &args.elastic;
     let Some(least) = given(options.min_workers) else {
-        return Err(Error::argument("--elastic needs the fewest workers", "give them with --min-workers A"));
+        return Err(Error::argument("--elastic needs the least number of workers", "give it with --min-workers A"));
     };
     let most = given(options.max_workers);
     if most.is_some_and(|most| most < least) {

@@ -91,7 +91,8 @@ fn open_mpi_5(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-/// The operator's own images are on Debian trixie since v0.7.0. Others of that name are older, or moving.
+/// The operator's own images are on Debian trixie since v0.7.0. Other tags of that name are older, or do not
+/// stay with one image.
 fn brings_open_mpi_5(image: &str) -> bool {
     let Some((_, rest)) = image.split_once("mpioperator/") else { return false };
     let (name, tag) = rest.split_once(':').unwrap_or((rest, ""));

@@ -49,7 +49,7 @@ pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
 
 fn has_its_servers(kind: Kind, job: &Mpi, words: &[String], findings: &mut Findings) {
     let at = job.launcher_words();
-    // Without -s as many as workers, so at least one, if the kind has servers.
+    // Without -s there are as many servers as workers, so at least one, if the kind has servers.
     match launch_words(words).map(|own| servers(own).unwrap_or(u64::from(kind.has_servers()))) {
         Some(0) if kind.has_servers() => findings.add(
             "no-servers",

@@ -1,3 +1,3 @@
-//! Hosts together.
+//! Tests of communicators whose ranks share hosts.
 
 mod sharing;
