@@ -214,7 +214,7 @@ impl Communicator {
         options: &[CallOptions],
     ) -> Result<Vec<Handle<Tensor>>> {
         if inputs.len() != options.len() {
-            let what = format!("{} tensors with {} sets of options", inputs.len(), options.len());
+            let what = format!("{} tensors have {} sets of options", inputs.len(), options.len());
             return Err(Error::argument(what, "give one for each tensor"));
         }
         inputs.iter().zip(options).map(|(input, options)| self.allreduce(input, reduction, options)).collect()
@@ -268,7 +268,7 @@ impl Communicator {
                     self.check_lens("allgather", lens, None)?;
                     if lens[self.place] != count {
                         return Err(Error::argument(
-                            format!("allgather on rank {}: {count} rows where {lens:?} are given", self.place),
+                            format!("allgather on rank {}: {count} rows do not fit lengths {lens:?}", self.place),
                             "give the number of each rank's rows",
                         ));
                     }
@@ -278,7 +278,7 @@ impl Communicator {
                 (None, None) => None,
                 (None, Some(_)) => {
                     return Err(Error::argument(
-                        format!("allgather into an output on rank {} without lengths", self.place),
+                        format!("allgather on rank {}: an output is given without lengths", self.place),
                         "give the number of each rank's rows, or no output",
                     ));
                 }
@@ -310,8 +310,8 @@ impl Communicator {
                 }
                 (None, _) => {
                     return Err(Error::argument(
-                        format!("alltoall of {count} rows between {size} ranks on rank {}", self.place),
-                        "give the rows for each rank as splits, or as many for each",
+                        format!("alltoall of {count} rows on rank {}: they do not divide by {size} ranks", self.place),
+                        "give the rows for each rank as splits, or as many rows for each",
                     ));
                 }
                 (Some(splits), None) => (splits.to_vec(), None, " in blocks of each rank's own"),
@@ -331,7 +331,7 @@ impl Communicator {
                 (None, None) => None,
                 (None, Some(_)) => {
                     return Err(Error::argument(
-                        format!("alltoall into an output on rank {} without what comes from each", self.place),
+                        format!("alltoall on rank {}: an output needs the rows that come from each", self.place),
                         "give the rows that come from each rank, or no output",
                     ));
                 }
@@ -426,7 +426,7 @@ impl Communicator {
     /// ranks. Of the whole job alone. Blocks.
     pub fn join(&self) -> Result<usize> {
         if self.set.is_some() {
-            return Err(Error::argument("join of a process set", "join with the communicator of the whole job"));
+            return Err(Error::argument("a process set cannot join", "join with the communicator of the whole job"));
         }
         self.check()?;
         self.engine.join()
@@ -455,7 +455,7 @@ impl Communicator {
         waits::call();
         if self.engine.generation() != self.generation {
             return Err(Error::argument(
-                format!("a communicator of {} ranks, of which the job has lost some", self.size()),
+                format!("a communicator of {} ranks ends when the job has lost some of them", self.size()),
                 "make another one: ringpull::communicator() has the ranks that are left",
             ));
         }
@@ -477,7 +477,7 @@ impl Communicator {
         }
         let total = total.map_or_else(String::new, |total| format!(" and {total} rows"));
         Err(Error::argument(
-            format!("{what} on rank {}: lengths {lens:?} with {} ranks{total}", self.place, self.size()),
+            format!("{what} on rank {}: lengths {lens:?} do not fit {} ranks{total}", self.place, self.size()),
             "give a number of rows for each rank, which together are all rows",
         ))
     }
@@ -494,13 +494,13 @@ impl Communicator {
         let len: usize = shape.iter().product();
         if out.dtype() != dtype || out.len() != len {
             return Err(Error::argument(
-                format!("an output of {} for {}", out.dtype().of_shape(out.shape()), dtype.of_shape(shape)),
+                format!("an output of {} cannot hold {}", out.dtype().of_shape(out.shape()), dtype.of_shape(shape)),
                 "give an output of the result's dtype and shape",
             ));
         }
         if !out.is_same(input) && out.overlaps(input) {
             return Err(Error::argument(
-                "an output that shares memory with the input, and is not the same",
+                "an output shares memory with the input, but is not the input itself",
                 "give the input itself, or memory of its own",
             ));
         }
@@ -512,7 +512,7 @@ impl Communicator {
     /// As [`result`](Self::result), in memory other than the input's.
     fn result_apart(&self, input: &Tensor, out: Option<&Tensor>, shape: &[usize]) -> Result<(Tensor, TensorMut)> {
         if out.is_some_and(|out| out.is_same(input)) {
-            return Err(Error::argument("an output that is the input", "give memory of its own"));
+            return Err(Error::argument("an output that is the input cannot be given here", "give memory of its own"));
         }
         self.result(input, out, input.dtype(), shape)
     }

@@ -30,7 +30,7 @@ impl Communicator {
         let members = self.members(ranks)?;
         if !ranks.contains(&self.place) {
             return Err(Error::argument(
-                format!("a process set of ranks {ranks:?} made by rank {}", self.place),
+                format!("a process set of ranks {ranks:?} made by rank {}, which is none of them", self.place),
                 "call subset on its ranks alone, or split on every rank",
             ));
         }
@@ -43,13 +43,13 @@ impl Communicator {
         let size = self.size();
         if ranks.is_empty() || ranks.iter().any(|rank| *rank >= size) {
             return Err(Error::argument(
-                format!("a process set of ranks {ranks:?} of {size}"),
+                format!("a process set of ranks {ranks:?}: the communicator has {size} ranks, counted from 0"),
                 "give one or more ranks of the communicator",
             ));
         }
         if let Some(twice) = (1..ranks.len()).find(|at| ranks[..*at].contains(&ranks[*at])) {
             return Err(Error::argument(
-                format!("a process set of ranks {ranks:?}, of which {} is named twice", ranks[twice]),
+                format!("a process set of ranks {ranks:?}: {} is named twice", ranks[twice]),
                 "name each rank once",
             ));
         }

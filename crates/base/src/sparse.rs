@@ -34,7 +34,7 @@ impl RowSparse {
         if rows.shape().first() != Some(&row_ids.len()) || &rows.shape()[1..] != row_shape {
             return Err(Error::argument(
                 format!(
-                    "{} row ids with rows of shape {:?} for a tensor of shape {shape:?}",
+                    "{} row ids and rows of shape {:?} do not fit a tensor of shape {shape:?}",
                     row_ids.len(),
                     rows.shape()
                 ),
@@ -64,7 +64,7 @@ impl RowSparse {
 pub fn check_row_ids(row_ids: &[i64], count: usize) -> Result<()> {
     match row_ids.iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= count)) {
         Some(id) => Err(Error::argument(
-            format!("row id {id} in a tensor of {count} rows"),
+            format!("row id {id} is not in a tensor of {count} rows"),
             format!("row ids lie between 0 and {}", count.saturating_sub(1)),
         )),
         None => Ok(()),

@@ -62,7 +62,7 @@ pub(crate) fn run(sizes: &[usize], asked: AlgorithmChoice) -> Result<Option<Expl
         AlgorithmChoice::Plan(algorithm) => Some(algorithm),
         AlgorithmChoice::Ordered | AlgorithmChoice::Native | AlgorithmChoice::Nccl => {
             return Err(Error::argument(
-                format!("no prediction for {asked}"),
+                format!("there is no prediction for {asked}"),
                 "give --algorithm auto; measure ordered and native without --explain; nccl is for stores on GPUs",
             ));
         }
