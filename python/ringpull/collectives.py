@@ -304,8 +304,8 @@ class Communicator:
         self._native.barrier()
 
     def barrier_async(self) -> Operation[None]:
-        """A barrier that :meth:`Operation.wait` waits at. It goes together with :meth:`barrier_async` of
-        other ranks."""
+        """A barrier whose :meth:`Operation.wait` returns when every rank has called it. Calls of :meth:`barrier_async`
+        go together with each other only."""
         return Operation(self._native.begin_barrier(), lambda _made, _taken: None)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Operation[None]:
@@ -319,21 +319,22 @@ class Communicator:
     def join(self) -> int:
         """To be called by a rank that has no data left: until every rank of the job has joined it adds zeros to the sums and averages of others.
 
-        Returns the rank that joined last. What else the others call meanwhile raises on them. Of the whole job alone; blocks.
+        Returns the rank that joined last. Other calls that the other ranks make meanwhile raise on them. Only the
+        communicator of the whole job has it. Blocks.
         """
         return self._native.join()
 
     # What the end of a program asks of it.
 
     def finish(self) -> None:
-        """Nothing is left to be done before the program ends."""
+        """Does nothing: nothing is left to be done before the program ends."""
 
     def report_failure(self, why: str) -> None:
         """Tells the other ranks why this one is about to end. Those that wait for it raise an error with the first line of it."""
         self._native.report_failure(why)
 
     def close(self) -> None:
-        """Nothing: the job ends with the program."""
+        """Does nothing: the job ends with the program."""
 
     def __repr__(self) -> str:
         return f"<ringpull.Communicator rank {self.rank} of {self.size}>"

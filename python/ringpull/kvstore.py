@@ -68,10 +68,10 @@ class KVStore(Worker):
     A store on devices takes tensors on its GPUs too, with DLPack or ``__cuda_array_interface__``; the latter are used in the order
     of the stream that they name. Those of torch and CuPy are used in the order of the stream that is
     current when they are given: what is queued there after the call, or after the handle's ``wait()``, comes after the store's work, and no call waits
-    for the GPU. With others what has returned is done.
+    for the GPU. With tensors of other libraries the work is done when the call, or ``wait()``, has returned.
 
     A store belongs to the process that created it. In a forked child its calls raise :class:`ringpull.UnavailableError`, but for ``rank``,
-    ``num_workers`` and ``type``; the child's end is nothing to the job.
+    ``num_workers`` and ``type``. The end of the child does not affect the job.
     """
 
     def __init__(self, kind: str) -> None:
@@ -99,8 +99,8 @@ class KVStore(Worker):
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Adds the sum of the values to this step's gradient of ``key``. Returns at once.
 
-        Where four pushes of the key are not done, or some and 1 GiB of the store, it first waits for some of them:
-        workers ahead of a slow one would otherwise fill the memory. Ctrl-C ends that wait, and nothing is pushed.
+        It first waits if four pushes of the key are unfinished, or if one is and all unfinished pushes of the store have
+        1 GiB together: workers ahead of a slow one would otherwise fill the memory. Ctrl-C ends that wait, and nothing is pushed.
 
         Values are copied, so they may be changed as soon as it returns; :meth:`pushpull` borrows them. A value may be a
         :class:`RowSparse`. A higher ``priority`` may leave earlier.
@@ -138,17 +138,17 @@ class KVStore(Worker):
         """:meth:`push` of the values and :meth:`pull` into the outputs in one; without ``out`` into the values.
 
         Waits for the result. With ``wait=False`` it returns a :class:`Handle` at once: neither values nor outputs may be
-        touched until its ``wait()`` has returned. Several keys travel together, and one after the other need not wait; what is no tensor
-        raises before the first of them leaves.
+        touched until its ``wait()`` has returned. Several keys travel together: no key waits
+        for the one before it. An argument that is no tensor raises before any key is sent.
 
         Memory that is given twice, also by views of one array, is found by its address. In one call a value that
         shares memory with another output is copied first; outputs that share some are an error that names their
         keys. A later call on memory that an unfinished one still needs waits for that, so calls on it must come in
         one order on every rank.
 
-        The store keeps a copy of the sum, for a later :meth:`pull`. With ``keep=False`` it need not: the outputs alone have the sum, and
-        where the store has left it to them pulling the key is an error until its next ``push``. An optimizer's or updater's value is
-        always kept. Every rank must say the same.
+        The store keeps a copy of the sum, for a later :meth:`pull`. With ``keep=False`` it may keep none: then only the
+        outputs have the sum, and pulling the key is an error until its next ``push``. The value of an optimizer or an
+        updater is always kept. Every rank must give the same ``keep``.
         """
         outs = None if out is None else pairs(key, out)
         handle = Handle(self._native.push_pull(pairs(key, value), outs, priority, keep))
@@ -185,7 +185,7 @@ class KVStore(Worker):
 
     @property
     def generation(self) -> int:
-        """How many losses of workers the job has gone on after: 0 but with ``RINGPULL_ELASTIC=1``. ``rank`` and
+        """How many losses of workers the job has gone on after; always 0 without ``RINGPULL_ELASTIC=1``. ``rank`` and
         ``num_workers`` are those of this generation."""
         return self._native.generation
 
@@ -203,8 +203,8 @@ class KVStore(Worker):
         """Lets ``updater(key, received, stored)`` apply every push made from now on: it changes ``stored`` in place.
 
         Both are NumPy arrays, valid during the call. It runs on a thread of the store, must do the same on every rank, and may not
-        call stores. What it raises is an :class:`ringpull.UpdaterError` on every rank.
-        Not for kinds with servers: code is never sent to one.
+        call stores. If it raises, every rank gets a :class:`ringpull.UpdaterError`. Kinds with servers have no updaters,
+        since code is never sent to a server.
         """
         import numpy
 
@@ -297,7 +297,7 @@ def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     """A NumPy array of zeros in memory that the ranks of one host share, for gradients.
 
     Where several ranks run on a host, ``pushpull`` sums such arrays where they are; others are read and written through a window
-    in pieces. Arrays from 128 KiB on profit; :func:`torch.from_numpy` and :func:`numpy.ndarray.view` keep the memory.
+    in pieces. This is faster for arrays of 128 KiB and more; :func:`torch.from_numpy` and :func:`numpy.ndarray.view` keep the memory.
 
     A forked child gets a copy, made when it is forked: what it writes is its own, as with any other array. That copy is made at once and takes
     as much memory in each child, so with gigabytes of such arrays start a data loader's workers with ``spawn`` or ``forkserver``.

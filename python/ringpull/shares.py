@@ -24,8 +24,8 @@ def split(batch: Any, work_load_list: Sequence[float]) -> list[Any]:
 def suggest_shares() -> list[float]:
     """Shares of a batch, for :func:`split` and ``set_shares``, with which all ranks of the MPI job would compute for the same time.
 
-    By how long each has computed since its first push, or since it last set shares or asked: whatever it has not waited for in a call of a
-    store counts. Call it after some steps, of which all ranks have made as many. They add up to the number of ranks, and are the same on each.
-    Collective; blocks.
+    They follow from how long each rank has computed since its first push, or since it last set shares or called this:
+    all time counts in which it has not waited in a call of a store. Call it after some steps, the same number on every
+    rank. The shares add up to the number of ranks, and are the same on each rank. Collective; blocks.
     """
     return _native.suggest_shares()

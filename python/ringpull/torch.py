@@ -176,6 +176,8 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
         torch.distributed.init_process_group("gloo", init_method=where, rank=store.rank, world_size=store.num_workers)
         model = DistributedDataParallel(model)
         model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+
+    Each bucket is a key of the store.
     """
     opened = _opened(store)
     waiter = _Waiter()
@@ -218,8 +220,8 @@ class DistributedOptimizer(CombiningOptimizer):
 
     A gradient leaves as soon as the backward pass has accumulated it, and ``backward()`` returns when every gradient is the average: to
     clip or to log it needs nothing else. A parameter without a gradient on some rank counts as zero there. With
-    ``backward_passes_per_step=K`` the gradients of K passes add up before they travel, and inside :meth:`no_sync` until it is left; without
-    these each pass of a step travels, and all ranks must make as many.
+    ``backward_passes_per_step=K`` the gradients of K passes add up before they travel, and inside :meth:`no_sync` until it is left.
+    Without these, the gradients of each pass travel, and all ranks must make the same number of passes in a step.
     """
 
     def __init__(

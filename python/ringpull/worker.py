@@ -89,7 +89,7 @@ class Worker:
             self._codec = str(params.get("type"))
         else:
             raise ArgumentError(
-                f"gradient compression by a {type(params).__name__}\n"
+                f"gradient compression cannot be set by a {type(params).__name__}\n"
                 "  hint: give {'type': '2bit', 'threshold': 0.5} or '2bit:0.5'; the types are fp16, bf16, 2bit, 1bit, topk and none"
             )
 

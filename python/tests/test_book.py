@@ -113,7 +113,7 @@ def prose(node):
     """A docstring as Markdown: code in one backtick, names without roles, and what is indented as text."""
     text = ast.get_docstring(node) or ""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
-    return re.sub(r"^((?: {4}.*\n?|\n(?= {4}))+)", lambda code: f"```text\n{textwrap.dedent(code[1]).rstrip()}\n```\n", text, flags=re.MULTILINE)
+    return re.sub(r"^((?: {4}.*\n?|\n(?= {4}))+)", lambda code: f"\n```text\n{textwrap.dedent(code[1]).strip()}\n```\n", text, flags=re.MULTILINE)
 
 
 def signature(function, name):

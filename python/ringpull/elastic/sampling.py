@@ -19,7 +19,7 @@ class Sampler:
 
     def __init__(self, length: int, shuffle: bool = True, seed: int = 0) -> None:
         if length < 0:
-            raise ValueError(f"a sampler of {length} samples\n  hint: give the number of samples")
+            raise ValueError(f"a sampler cannot have {length} samples\n  hint: give the number of samples")
         self.length, self.shuffle, self.seed = int(length), shuffle, seed
         self.epoch = self.position = 0
 
@@ -41,7 +41,7 @@ class Sampler:
         all the same. ``rank`` and ``size`` are those of the job.
         """
         if batch < 1:
-            raise ValueError(f"batches of {batch} samples\n  hint: give the number of samples that all ranks take in a step")
+            raise ValueError(f"batches cannot have {batch} samples\n  hint: give the number of samples that all ranks take in a step")
         if rank is None or size is None:
             from .state import place
 
@@ -53,11 +53,11 @@ class Sampler:
             yield taken[rank::size]
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """The epoch, and how many of its samples have been taken."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes there."""
+        """Continues at what :meth:`state_dict` returned."""
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
     def __len__(self) -> int:

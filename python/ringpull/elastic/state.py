@@ -80,7 +80,7 @@ class State:
         found = _native.elastic()
         if found is not None:
             if _owner:
-                raise ArgumentError("a program with two states, of which an elastic job has one\n  hint: give one State all objects")
+                raise ArgumentError("an elastic job has one State, but this program has two\n  hint: give one State all objects")
             self._snapshots = Snapshots(*found)
             _owner.append(self)
 
@@ -144,9 +144,9 @@ class State:
             self._load(unpacked(content))
 
     def resume(self) -> bool:
-        """Makes every rank's state that of the job's newest commit, wherever a rank's host has it; whether there is one. Collective.
+        """Makes every rank's state that of the job's newest commit, whichever host has it. Collective.
 
-        Otherwise it is that of rank 0.
+        Returns whether there was a commit. If there was none, every rank gets the state of rank 0.
         """
         if self._snapshots is None:
             self.sync()

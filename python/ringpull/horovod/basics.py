@@ -54,7 +54,7 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job. If that was done, it only finds ``process_sets`` among those that are known.
+    """Joins the job. A later call makes no new process sets: it looks for ``process_sets`` among those that are known.
 
     ``comm`` is a list of ranks or a communicator of mpi4py, if not all ranks take part; ``process_sets`` a list of
     :class:`ProcessSet`, of lists of ranks or of communicators, or ``"dynamic"``: sets may be added later in any case. A set that is given
@@ -104,7 +104,7 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has as many processes."""
+    """Whether every host has the same number of processes."""
     job = sets.job()
     return int(job.local_size) * int(job.cross_size) == int(job.size)
 
@@ -153,7 +153,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether a program that calls MPI itself, as with mpi4py, may do so beside us: it is asked for when MPI begins."""
+    """Whether a program may also call MPI itself, as with mpi4py: always, since MPI is initialised for several threads."""
     sets.job()
     return True
 
@@ -163,7 +163,7 @@ def _not_here() -> bool:
 
 
 def nccl_built() -> int:
-    """0: a number of version where Horovod is built with NCCL. GPUs are used through :func:`ringpull.create`."""
+    """Always 0, where Horovod with NCCL returns a version number. GPUs are used through :func:`ringpull.create`."""
     return 0
 
 

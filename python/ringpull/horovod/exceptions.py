@@ -11,7 +11,7 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "NotInitializedError
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed on some rank; what it says and has is as of :class:`ringpull.KVStoreError`."""
+    """An operation failed on some rank. Text and attributes are those of :class:`ringpull.KVStoreError`."""
 
 
 class SplitsError(HorovodInternalError, ValueError):

@@ -24,21 +24,21 @@ def op_of(op: int | None, average: bool | None) -> int:
     if op is None:
         return Average if average is None or average else Sum
     if op not in (*OPS, Adasum):
-        raise ValueError(f"op={op!r}\n  hint: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product or hvd.Adasum")
+        raise ValueError(f"unknown op={op!r}\n  hint: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product or hvd.Adasum")
     return op
 
 
 def check_sum(op: int, what: str) -> None:
     """Raises if the reduction is another than the sum or the average."""
     if op not in (Average, Sum):
-        raise NotImplementedError(f"op={op!r} of {what}\n  hint: give hvd.Average or hvd.Sum")
+        raise NotImplementedError(f"op={op!r} is not supported for {what}\n  hint: give hvd.Average or hvd.Sum")
 
 
 def index_of_root(root_rank: int, process_set: ProcessSet) -> int:
     """The number in the set of a rank of the job."""
     ranks = process_set.ranks or []
     if root_rank not in ranks:
-        raise ValueError(f"broadcast from root_rank={root_rank} in {process_set}\n  hint: name one of its ranks")
+        raise ValueError(f"broadcast: root_rank={root_rank} is not in {process_set}\n  hint: name one of its ranks")
     return ranks.index(root_rank)
 
 
@@ -47,13 +47,13 @@ def splits_of(splits: Iterable[Any] | None, rows: int, count: int) -> list[int]:
     if splits is None:
         if rows % count:
             raise SplitsError(
-                f"alltoall of {rows} rows over {count} ranks\n  hint: give splits, how many rows go to each rank"
+                f"alltoall of {rows} rows: they do not divide by {count} ranks\n  hint: give splits, how many rows go to each rank"
             )
         return [rows // count] * count
     wanted = [int(split) for split in splits]
     if len(wanted) != count or min(wanted) < 0 or sum(wanted) != rows:
         raise SplitsError(
-            f"splits={wanted} of {rows} rows over {count} ranks\n"
+            f"splits={wanted} do not fit {rows} rows and {count} ranks\n"
             "  hint: give one for each rank, which add up to the rows"
         )
     return wanted

@@ -70,7 +70,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         check_outputs(name, results)
         if self._is_down:
-            raise ArgumentError(f"{name} of {self!r}, which was shut down\n  hint: call destroy_process_group last")
+            raise ArgumentError(f"{name} of {self!r} comes too late: the group was shut down\n  hint: call destroy_process_group last")
         try:
             operations = call()
         except KVStoreError as error:
@@ -383,8 +383,8 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             splits = [count // size] * size
         elif sum(splits) != count or len(splits) != size:
             raise ArgumentError(
-                f"all_to_all_single of {count} rows in parts of {list(splits)} between {size} ranks\n"
-                "  hint: give all rows, to every rank"
+                f"all_to_all_single of {count} rows: split sizes {list(splits)} do not fit {size} ranks\n"
+                "  hint: give a number of rows for each rank, which together are all rows"
             )
         width = flat.numel() // count if count else 0
         return [rows * width for rows in splits]

@@ -51,8 +51,8 @@ def create(options: Any) -> ProcessGroup:
         raise raised(error) from None
     if (comm.rank, comm.size) != (options.group_rank, options.group_size):
         raise ArgumentError(
-            f"a process group of {options.group_size} ranks with this as rank {options.group_rank}, "
-            f"which is rank {comm.rank} of {comm.size} by MPI\n"
+            f"this process is rank {options.group_rank} of {options.group_size} by init_process_group, "
+            f"but rank {comm.rank} of {comm.size} by MPI\n"
             "  hint: give init_process_group no rank and world_size, and start the program by mpirun"
         )
     buckets.share()

@@ -51,12 +51,12 @@ def op_of(options: Any) -> tuple[str, float | torch.Tensor]:
             if name != "PREMUL_SUM":
                 return name, 1.0
             return name, op.factor if hasattr(op, "factor") else op.__getstate__()[1]
-    raise UnsupportedError(f"a reduction by {op}\n  hint: give one of {', '.join((*_REDUCTIONS, *BITWISE))}")
+    raise UnsupportedError(f"there is no reduction by {op}\n  hint: give one of {', '.join((*_REDUCTIONS, *BITWISE))}")
 
 
 def refused(name: str, dtype: torch.dtype, known: str) -> KVStoreError:
     """The error of a reduction that there is not, and those that there are."""
-    return UnsupportedError(f"a reduction of {dtype} by {name}\n  hint: reductions of it are {known}")
+    return UnsupportedError(f"there is no reduction of {dtype} by {name}\n  hint: reductions of it are {known}")
 
 
 class Sum:

@@ -51,7 +51,7 @@ def flat_of(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
         )
     if tensor.layout != torch.strided:
         raise UnsupportedError(
-            f"a tensor of layout {tensor.layout}\n"
+            f"a tensor of layout {tensor.layout} is not supported\n"
             "  hint: give a dense one; of sparse ones there is all_reduce by SUM and AVG"
         )
     tensor = tensor.detach().resolve_neg()
@@ -163,14 +163,14 @@ def one_of(tensors: Any) -> torch.Tensor:
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
-        raise ArgumentError(f"{len(tensors)} tensors where one belongs\n  hint: give one tensor on each rank")
+        raise ArgumentError(f"{len(tensors)} tensors are given where one belongs\n  hint: give one tensor on each rank")
     return cast("torch.Tensor", tensors[0])
 
 
 def one_list_of(lists: Any) -> Sequence[torch.Tensor]:
     """The list of tensors of a call: PyTorch gives one for each device."""
     if len(lists) != 1:
-        raise ArgumentError(f"{len(lists)} lists of tensors where one belongs\n  hint: give one list on each rank")
+        raise ArgumentError(f"{len(lists)} lists of tensors are given where one belongs\n  hint: give one list on each rank")
     return cast("Sequence[torch.Tensor]", lists[0])
 
 
@@ -178,7 +178,7 @@ def check_types(name: str, tensors: Sequence[torch.Tensor], like: torch.Tensor) 
     for tensor in tensors:
         if tensor.dtype != like.dtype:
             raise ArgumentError(
-                f"{name} with tensors of {tensor.dtype} and {like.dtype}\n  hint: give tensors of one dtype"
+                f"{name} cannot mix tensors of {tensor.dtype} and {like.dtype}\n  hint: give tensors of one dtype"
             )
 
 
@@ -189,6 +189,6 @@ def check_outputs(name: str, tensors: Sequence[torch.Tensor]) -> None:
             continue
         if any(length > 1 and step == 0 for length, step in zip(tensor.shape, tensor.stride())):
             raise ArgumentError(
-                f"{name} into a tensor of shape {list(tensor.shape)} that was expanded: its elements share memory\n"
+                f"{name} cannot write a tensor of shape {list(tensor.shape)} that was expanded: its elements share memory\n"
                 "  hint: give tensor.contiguous()"
             )

@@ -47,7 +47,7 @@ def reduced(
 ) -> list[numpy.ndarray[Any, Any]]:
     """The reductions of NumPy's arrays, of which all travel before the first is waited for."""
     if op not in OPS:
-        raise ValueError(f"op={op!r} with Keras\n  hint: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
+        raise ValueError(f"op={op!r} is not supported with Keras\n  hint: give hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product")
     # A copy of ours is written.
     sent = [numpy.array(array, dtype=dtype if array.dtype.kind == "f" and dtype else None, order="C") for array in arrays]
 
@@ -145,9 +145,9 @@ def DistributedOptimizer(
     ``sparse_as_dense``. With ``backward_passes_per_step=K`` Keras adds up the gradients of K steps before it applies them.
     """
     if op not in (Average, Sum):
-        raise ValueError(f"op={op!r} of gradients\n  hint: give hvd.Average or hvd.Sum")
+        raise ValueError(f"op={op!r} is not supported for gradients\n  hint: give hvd.Average or hvd.Sum")
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} with another op than Average\n  hint: leave it out, or average")
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} goes only with op=Average\n  hint: leave it out, or average")
     if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     config = optimizer.get_config()

@@ -30,7 +30,7 @@ __all__ = [
 def _given(tensor: Any) -> numpy.ndarray[Any, Any]:
     """A copy of the array, when MXNet has computed it."""
     if not isinstance(tensor, mxnet.nd.NDArray):
-        raise ValueError(f"a {type(tensor).__name__}\n  hint: give an NDArray")
+        raise ValueError(f"a {type(tensor).__name__} cannot be reduced or sent\n  hint: give an NDArray")
     return numpy.ascontiguousarray(tensor.asnumpy())
 
 
@@ -48,7 +48,7 @@ def _divisible(tensor: Any, what: str) -> numpy.ndarray[Any, Any]:
     """The array, whose first dimension is divided over the ranks."""
     values = _given(tensor)
     if tensor.ndim == 0:
-        raise ValueError(f"{what} of a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any")
+        raise ValueError(f"{what} does not take a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any")
     return values
 
 
@@ -72,7 +72,7 @@ def reduce_async(
     kind, count = OPS[op], process_set.size()
     integral = _is_integral(given[0])
     if any(_is_integral(values) != integral for values in given):
-        raise ValueError("a group of integers and floating-point numbers\n  hint: reduce them apart")
+        raise ValueError("a group mixes integers and floating-point numbers\n  hint: reduce them apart")
     if integral:
         kind = OPS[Sum] if op == Average else kind
         given = [_scaled(values, prescale) for values in given]
@@ -196,7 +196,7 @@ def alltoall(tensor: Any, splits: Any = None, name: str | None = None, priority:
     if isinstance(splits, mxnet.nd.NDArray):
         splits = splits.asnumpy()
         if splits.dtype.kind == "f":
-            raise ValueError(f"splits of {splits.dtype}\n  hint: give integers")
+            raise ValueError(f"splits cannot be {splits.dtype}\n  hint: give integers")
     wanted = splits_of(splits, given.shape[0], count)
 
     def call(comm: Any, known: str | None) -> list[Any]:

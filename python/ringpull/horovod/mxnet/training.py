@@ -177,7 +177,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     A parameter whose shape is not known yet is broadcast when it is made.
     """
     if not isinstance(params, Mapping) and not hasattr(params, "items"):
-        raise ValueError(f"parameters by a {type(params).__name__}\n  hint: give net.collect_params() or module.get_params()")
+        raise ValueError(f"parameters cannot be a {type(params).__name__}\n  hint: give net.collect_params() or module.get_params()")
     for name, value in sorted(params.items()):
         if isinstance(value, mxnet.gluon.parameter.Parameter):
             try:
@@ -206,7 +206,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     """The object of ``root_rank``, which travels pickled."""
     comm, ranks = process_set.comm(), process_set.ranks or []
     if root_rank not in ranks:
-        raise ValueError(f"broadcast_object from root_rank={root_rank} in {process_set}\n  hint: name one of its ranks")
+        raise ValueError(f"broadcast_object: root_rank={root_rank} is not in {process_set}\n  hint: name one of its ranks")
     return sets.broadcast_object(comm, obj, ranks.index(root_rank), name and f"object.{name}")
 
 

@@ -22,7 +22,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
     elif isinstance(params, (list, tuple)) or hasattr(params, "__next__"):
         pairs = [pair if isinstance(pair, tuple) else (None, pair) for pair in params]
     else:
-        raise ValueError(f"parameters by a {type(params).__name__}\n  hint: give model.state_dict() or model.named_parameters()")
+        raise ValueError(f"parameters cannot be a {type(params).__name__}\n  hint: give model.state_dict() or model.named_parameters()")
     tensors = [value for _, value in pairs if isinstance(value, torch.Tensor)]
     for handle in [broadcast_async_(tensor, root_rank, process_set=process_set) for tensor in tensors]:
         synchronize(handle)
@@ -32,7 +32,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     """The object of ``root_rank``, which travels pickled."""
     comm, ranks = process_set.comm(), process_set.ranks or []
     if root_rank not in ranks:
-        raise ValueError(f"broadcast_object from root_rank={root_rank} in {process_set}\n  hint: name one of its ranks")
+        raise ValueError(f"broadcast_object: root_rank={root_rank} is not in {process_set}\n  hint: name one of its ranks")
     return sets.broadcast_object(comm, obj, ranks.index(root_rank), name and f"object.{name}")
 
 

@@ -35,7 +35,7 @@ def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Te
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"named_parameters has several parameters of one name: {', '.join(twice)}\n  hint: put something of each model's before its names")
+        raise ValueError(f"named_parameters has several parameters of one name: {', '.join(twice)}\n  hint: put a prefix for each model before its names")
     found = {parameter: name for name, parameter in pairs}
     missing = sum(parameter not in found for parameter in parameters)
     if missing:
@@ -231,9 +231,9 @@ def DistributedOptimizer(
     steps are combined, not the gradients.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} with another op than Average\n  hint: leave it out, or average")
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} goes only with op=Average\n  hint: leave it out, or average")
     if op not in (Average, Sum, Adasum):
-        raise ValueError(f"op={op!r} of gradients\n  hint: give hvd.Average, hvd.Sum or hvd.Adasum")
+        raise ValueError(f"op={op!r} is not supported for gradients\n  hint: give hvd.Average, hvd.Sum or hvd.Adasum")
     if num_groups:
         warnings.warn("num_groups is Horovod's old name of groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -241,10 +241,10 @@ def DistributedOptimizer(
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     lists: list[list[Any]] = []
     if isinstance(groups, bool) or not isinstance(groups, (int, list, tuple, type(None))):
-        raise ValueError(f"groups={groups!r}\n  hint: give their number, or a list of lists of parameters")
+        raise ValueError(f"invalid groups={groups!r}\n  hint: give their number, or a list of lists of parameters")
     if isinstance(groups, int):
         if groups < 0:
-            raise ValueError(f"groups={groups}\n  hint: give a number that is not negative")
+            raise ValueError(f"invalid groups={groups}\n  hint: give a number that is not negative")
         # As long as each other, in the order in which they were given.
         lists = [trained[at * len(trained) // groups : (at + 1) * len(trained) // groups] for at in range(groups)]
     elif groups is not None:

@@ -38,16 +38,16 @@ def _reduce_async(
 ) -> Operation:
     """Starts the reduction of tensors, into `outs` if these are given."""
     if not tensors:
-        raise ValueError("grouped_allreduce of no tensors\n  hint: give one at least")
+        raise ValueError("grouped_allreduce has no tensors\n  hint: give one at least")
     given = [given_of(tensor) for tensor in tensors]
     if op == Adasum:
         return _adasum_async(given, outs, name, prescale, postscale, process_set, is_single)
     if any(tensor.dtype == torch.bool for tensor in given):
-        raise ValueError("a reduction of bool\n  hint: give a tensor of numbers")
+        raise ValueError("bool cannot be reduced\n  hint: give a tensor of numbers")
     # The arithmetic of integers is made here: all of it rounds towards zero.
     integral = is_integral(given[0])
     if any(is_integral(tensor) != integral for tensor in given):
-        raise ValueError("a group of integers and floating-point numbers\n  hint: reduce them apart")
+        raise ValueError("a group mixes integers and floating-point numbers\n  hint: reduce them apart")
     addends, kind = given, OPS[op]
     if integral:
         if op == Average:
@@ -90,9 +90,9 @@ def _adasum_async(
     on."""
     count = process_set.size()
     if count & (count - 1):
-        raise NotImplementedError(f"Adasum over {count} ranks\n  hint: it is defined for a power of two")
+        raise NotImplementedError(f"Adasum does not work over {count} ranks\n  hint: it is defined for a power of two")
     if any(is_integral(tensor) for tensor in given):
-        raise ValueError("Adasum of integers\n  hint: give floating-point numbers")
+        raise ValueError("Adasum does not take integers\n  hint: give floating-point numbers")
 
     def call(comm: Any, known: str | None) -> list[Any]:
         return [

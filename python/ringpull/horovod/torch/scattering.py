@@ -54,7 +54,7 @@ def _scatter_async(
     given = [given_of(tensor) for tensor in tensors]
     if any(tensor.dim() == 0 for tensor in given):
         raise ValueError(
-            "reducescatter of a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any"
+            "reducescatter does not take a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any"
         )
     count = process_set.size()
 

@@ -18,7 +18,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm of {input.dim()} dimensions\n  hint: give 2 or more")
+            raise ValueError(f"SyncBatchNorm does not take {input.dim()} dimensions\n  hint: give 2 or more")
 
     def forward(self, input: torch.Tensor) -> Any:
         """The values, normalised."""

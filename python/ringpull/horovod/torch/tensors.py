@@ -28,7 +28,7 @@ AS_BYTES = (torch.int16, torch.bool)
 def given_of(tensor: Any) -> Any:
     """The tensor's memory as a communicator takes it: on the host, contiguous, apart from the graph."""
     if not isinstance(tensor, torch.Tensor):
-        raise ValueError(f"a {type(tensor).__name__}\n  hint: give a torch.Tensor")
+        raise ValueError(f"a {type(tensor).__name__} cannot be reduced or sent\n  hint: give a torch.Tensor")
     return tensor.detach().cpu().contiguous()
 
 

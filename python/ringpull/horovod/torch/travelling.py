@@ -161,10 +161,10 @@ def _alltoall_async(
     given, count = given_of(tensor), process_set.size()
     if tensor.dim() == 0:
         raise ValueError(
-            "alltoall of a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any"
+            "alltoall does not take a scalar\n  hint: its first dimension is divided over the ranks, so give one that has any"
         )
     if isinstance(splits, torch.Tensor) and splits.is_floating_point():
-        raise ValueError(f"splits of {splits.dtype}\n  hint: give integers")
+        raise ValueError(f"splits cannot be {splits.dtype}\n  hint: give integers")
     wanted = splits_of(splits, tensor.shape[0], count)
 
     def call(comm: Any, known: str | None) -> list[Any]:
