@@ -124,7 +124,7 @@ fn below(results: &Comparison) -> Vec<String> {
         return lines;
     }
     let is_measured = results.rows.iter().any(|row| row.host_bytes(true).is_some_and(|(_, it)| it));
-    let source = if is_measured { "by its interface, * computed" } else { "* computed" };
+    let source = if is_measured { "counted by its interface; *: computed" } else { "*: computed" };
     let charged = if results.any_needs_more() { "charged: time x machines / workers. " } else { "" };
     lines.push(format!("{charged}busiest host: bytes in its busier direction, {source}."));
     lines
@@ -132,8 +132,11 @@ fn below(results: &Comparison) -> Vec<String> {
 
 fn below_training(results: &Comparison) -> Vec<String> {
     let setup = &results.setup;
-    let published =
-        if results.ranking().iter().any(|it| it.published(results).is_some()) { "; published: efficiency" } else { "" };
+    let published = if results.ranking().iter().any(|it| it.published(results).is_some()) {
+        "; published: efficiency as published"
+    } else {
+        ""
+    };
     let mut lines = vec![order(results)];
     lines.extend(names(results));
     if let Some(rounds) = rounds(results) {
@@ -143,7 +146,7 @@ fn below_training(results: &Comparison) -> Vec<String> {
         ));
     }
     lines.push(
-        "of possible: the longer of computing and this mode's bound on the link / step; img/s: of one worker."
+        "of possible: (the longer of computing and this mode's bound on the link) / step; img/s: of one worker."
             .to_owned(),
     );
     lines

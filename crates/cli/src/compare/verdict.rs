@@ -74,7 +74,7 @@ fn more_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Compar
         found => {
             let charged = factor * best.row.machines as f64 / setup.workers as f64;
             let time = if factor < 1.0 { (1.0 - factor, "less") } else { (factor - 1.0, "more") };
-            let doubt = if found == Relation::TooFewRounds { ", if that is no chance" } else { "" };
+            let doubt = if found == Relation::TooFewRounds { ", if that is not by chance" } else { "" };
             let cost = if charged < 1.0 { "so they pay for themselves" } else { "the price of the shorter wait" };
             let cost = if factor < 1.0 { format!(", {cost}") } else { String::new() };
             format!(
