@@ -257,7 +257,7 @@ fn a_handle_says_whether_it_is_done_and_a_wait_may_have_a_limit() {
             assert_eq!(called.wait().unwrap().to_vec::<i64>().unwrap(), [3]);
         } else {
             let out = ints(&[1], [0]);
-            comm.recv(&out, 0, 0).unwrap().wait().unwrap();
+            assert_eq!(comm.recv(&out, 0, 0).unwrap().wait().unwrap().1, 0);
             assert_eq!(out.to_vec::<i64>().unwrap(), [7]);
             let called = comm.allreduce(&ints(&[1], [2]), Reduction::Sum, &plain()).unwrap();
             assert_eq!(called.wait().unwrap().to_vec::<i64>().unwrap(), [3]);
@@ -274,10 +274,132 @@ fn messages_between_two_ranks_are_told_apart_by_their_tags_and_ends() {
             .collect();
         for tag in (0..4u32).rev() {
             let out = ints(&[1000], vec![0; 1000]);
-            let found = comm.recv(&out, left, tag).unwrap().wait().unwrap();
+            let (found, from) = comm.recv(&out, left, tag).unwrap().wait().unwrap();
+            assert_eq!(from, left);
             assert_eq!(found.to_vec::<i64>().unwrap(), vec![(left * 10) as i64 + i64::from(tag); 1000]);
         }
         sent.into_iter().for_each(|sent| sent.wait().unwrap());
+    });
+}
+
+#[test]
+fn a_receive_from_any_rank_takes_the_first_message_and_says_whose_it_is() {
+    on_ranks(4, |comm| {
+        // Numbered in another way than in the job.
+        let turned = comm.split(&[3, 2, 1, 0]).unwrap().unwrap();
+        for (comm, rounds) in [(comm, 3), (&turned, 1)] {
+            let me = comm.rank();
+            if me == 1 {
+                let mut counts = [0; 4];
+                for _ in 0..3 * rounds {
+                    let (found, from) = comm.recv(&ints(&[50], vec![0; 50]), None, 4).unwrap().wait().unwrap();
+                    assert_eq!(found.to_vec::<i64>().unwrap(), vec![(10 * from + counts[from]) as i64; 50]);
+                    counts[from] += 1;
+                }
+                assert_eq!(counts, [rounds, 0, rounds, rounds], "every message came, each rank's in its order");
+            } else {
+                let sent =
+                    (0..rounds).map(|at| comm.send(&ints(&[50], vec![(10 * me + at) as i64; 50]), 1, 4).unwrap());
+                sent.collect::<Vec<_>>().into_iter().for_each(|sent| sent.wait().unwrap());
+            }
+        }
+    });
+}
+
+#[test]
+fn receives_take_messages_in_the_order_in_which_they_were_called() {
+    on_ranks(3, |comm| match comm.rank() {
+        0 => {
+            let of = |from: Option<usize>| comm.recv(&ints(&[1], [0]), from, 0).unwrap();
+            let (first, second, third) = (of(None), of(Some(1)), of(None));
+            // Another tag, and another communicator, are other messages.
+            let (apart, pair) = (comm.recv(&ints(&[1], [0]), None, 1).unwrap(), comm.subset(&[0, 2]).unwrap());
+            let of_pair = pair.recv(&ints(&[1], [0]), None, 0).unwrap();
+            comm.send(&ints(&[1], [0]), 1, 9).unwrap().wait().unwrap();
+            let found = |handle: ringpull::Handle<(Tensor, usize)>| {
+                let (found, from) = handle.wait().unwrap();
+                (found.to_vec::<i64>().unwrap()[0], from)
+            };
+            assert_eq!([first, second, third].map(found), [(10, 1), (11, 1), (12, 1)]);
+            comm.send(&ints(&[1], [0]), 2, 9).unwrap().wait().unwrap();
+            assert_eq!((found(apart), found(of_pair)), ((20, 2), (21, 1)));
+        }
+        1 => {
+            comm.recv(&ints(&[1], [0]), 0, 9).unwrap().wait().unwrap();
+            (10..13).for_each(|value| comm.send(&ints(&[1], [value]), 0, 0).unwrap().wait().unwrap());
+        }
+        _ => {
+            let pair = comm.subset(&[0, 2]).unwrap();
+            comm.recv(&ints(&[1], [0]), 0, 9).unwrap().wait().unwrap();
+            comm.send(&ints(&[1], [20]), 0, 1).unwrap().wait().unwrap();
+            pair.send(&ints(&[1], [21]), 0, 0).unwrap().wait().unwrap();
+        }
+    });
+}
+
+#[test]
+fn messages_that_do_not_fit_fail_at_both_ends_and_those_after_them_arrive() {
+    on_ranks(3, |comm| {
+        for from in [Some(1), None] {
+            if comm.rank() == 0 {
+                for words in ["i64 of shape [4]", "f32 of shape [3]"] {
+                    let error = comm.recv(&ints(&[3], vec![0; 3]), from, 2).unwrap().wait().err().unwrap();
+                    assert_disagrees(
+                        &error,
+                        &["to rank 0, tag 2", "rank 1 has send and recv of", words, "i64 of shape [3]"],
+                    );
+                }
+                let (found, from) = comm.recv(&ints(&[3], vec![0; 3]), from, 2).unwrap().wait().unwrap();
+                assert_eq!((found.to_vec::<i64>().unwrap(), from), (vec![7; 3], 1));
+            } else if comm.rank() == 1 {
+                for wrong in [ints(&[4], vec![1; 4]), Tensor::from_slice(&[3], &[1f32; 3])] {
+                    let error = comm.send(&wrong, 0, 2).unwrap().wait().err().unwrap();
+                    assert_disagrees(&error, &["to rank 0, tag 2", "rank 0 has send and recv of i64 of shape [3]"]);
+                }
+                comm.send(&ints(&[3], vec![7; 3]), 0, 2).unwrap().wait().unwrap();
+            }
+            comm.barrier().unwrap();
+        }
+    });
+    on_ranks(1, |comm| {
+        let error = comm.recv(&ints(&[1], [0]), None, 0).err().unwrap().to_string();
+        assert!(error.contains("sends to itself"), "{error}");
+    });
+}
+
+#[test]
+fn a_receive_that_nobody_sends_to_is_an_error_and_no_hang() {
+    // All wait: nothing can come. Rank 1 waits for rank 0, which has called nothing of it.
+    let errors = on_ranks(3, |comm| {
+        let from = if comm.rank() == 1 { Some(0) } else { None };
+        comm.recv(&ints(&[1], [0]), from, 0).unwrap().wait().err().unwrap()
+    });
+    for error in errors {
+        assert!(matches!(error, Error::Deadlock { .. }), "{error}");
+        let text = error.to_string();
+        let words = "send and recv of key \"from any rank to rank 0, tag 0\", which rank(s) [1, 2] have not called";
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn messages_go_on_beside_sums_that_repeat_themselves() {
+    on_ranks(3, |comm| {
+        let (me, right) = (comm.rank(), (comm.rank() + 1) % 3);
+        for step in 0..60i64 {
+            // From some step on the sums begin without messages.
+            let sent = (step % 7 == 6).then(|| comm.send(&ints(&[1], [step]), right, 0).unwrap());
+            let early =
+                (step % 7 == 6 && me == 1).then(|| comm.recv(&ints(&[1], [0]), None, 0).unwrap().wait().unwrap());
+            let sum = comm.allreduce(&ints(&[2000], vec![step; 2000]), Reduction::Sum, &plain()).unwrap();
+            let late =
+                (step % 7 == 6 && me != 1).then(|| comm.recv(&ints(&[1], [0]), None, 0).unwrap().wait().unwrap());
+            for (found, from) in early.into_iter().chain(late) {
+                assert_eq!((found.to_vec::<i64>().unwrap(), from), (vec![step], (me + 2) % 3));
+            }
+            assert_eq!(sum.wait().unwrap().to_vec::<i64>().unwrap(), vec![3 * step; 2000]);
+            sent.into_iter().for_each(|sent| sent.wait().unwrap());
+        }
     });
 }
 

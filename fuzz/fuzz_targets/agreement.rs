@@ -10,7 +10,9 @@
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_allreduce::progress::agreement::Agreement;
-use ringpull_allreduce::progress::messages::{Call, Operation, Order, Overdue, Stopped, Stuck, Terms, Topic, Transfer};
+use ringpull_allreduce::progress::messages::{
+    Call, Envelope, Operation, Order, Overdue, Peering, Stopped, Stuck, Terms, Topic, Transfer,
+};
 use ringpull_base::{DType, Key, Reduction};
 
 #[allow(dead_code)]
@@ -151,6 +153,8 @@ enum Message {
     Call { key: u8, ordinal: Option<u32>, terms: bool, transfer: u8, waited: bool },
     /// The next call of a collective of this name, of all ranks or of a process set.
     Collective { name: u8, set: Option<u8>, ordinal: Option<u32>, arguments: bool },
+    /// A send to a rank, or a receive from one or from any.
+    Message { sends: bool, other: Option<u8>, ordinal: Option<u32>, arguments: bool },
     Forgot,
     Barrier,
     Invalidate { epoch: u8, has_begun: Option<bool> },
@@ -171,7 +175,7 @@ fuzz_target!(|input: Input| match input {
 fn table(size: usize, messages: Vec<(u8, Message)>) {
     let mut agreement = Agreement::new(size, 10.0, 1000);
     agreement.remember(2);
-    let mut ordinals = vec![[0u64; 9]; size];
+    let mut ordinals = vec![[0u64; 10]; size];
     let mut number = 0u32;
     for (at, (rank, message)) in messages.into_iter().enumerate() {
         let (rank, now_s) = (usize::from(rank) % size, at as f64);
@@ -212,6 +216,15 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 let operation = if name == 0 { Operation::split() } else { Operation::Collective("allreduce".into()) };
                 let terms = Terms { arguments: arguments.to_string(), ..Terms::default() };
                 let transfer = Transfer::Messages { priority: 0 };
+                agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited: false }, now_s)
+            }
+            Message::Message { sends, other, ordinal, arguments } => {
+                let other = other.map(|other| usize::from(other % 4));
+                let peer = if sends { Peering::To(other.unwrap_or(0)) } else { Peering::From(other) };
+                let topic = Topic::Message(Envelope { comm: 0, among: None, tag: 0, rank, peer });
+                let ordinal = ordinal.map_or_else(|| next(9), u64::from);
+                let terms = Terms { arguments: arguments.to_string(), ..Terms::default() };
+                let (operation, transfer) = (Operation::message(), Transfer::Messages { priority: 0 });
                 agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited: false }, now_s)
             }
             Message::Forgot => {

@@ -22,7 +22,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from . import errors, uncaught
-from .collectives import Communicator, Operation, communicator
+from .collectives import Communicator, Operation, Receive, communicator
 from .errors import *  # noqa: F403
 from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
 from .optimizers import NAG, SGD, Adam, Optimizer, Test
@@ -38,6 +38,7 @@ __all__ = [
     "Key",
     "Operation",
     "Optimizer",
+    "Receive",
     "RowSparse",
     "Test",
     "__version__",

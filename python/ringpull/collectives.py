@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from . import _native
 from .worker import leave_at_exit
 
-__all__ = ["Communicator", "Operation", "communicator"]
+__all__ = ["Communicator", "Operation", "Receive", "communicator"]
 
 #: An object with the buffer protocol or ``__dlpack__``: NumPy, PyTorch, JAX.
 Array = Any
@@ -70,6 +70,23 @@ class Operation(Generic[T]):
             return True
         finally:
             self._lock.release()
+
+
+class Receive(Operation[Any]):
+    """A receive under way. Its result is the array that it received into."""
+
+    def __init__(self, called: _native.Called, out: Array) -> None:
+        super().__init__(called, self._received)
+        self._out, self._source = out, -1
+
+    def _received(self, _made: Any, senders: list[int] | None) -> Array:
+        (self._source,) = senders or [-1]
+        return self._out
+
+    def source(self) -> int:
+        """The rank of the communicator whose message it is, when it is there."""
+        self.wait()
+        return self._source
 
 
 class _Group(Operation[list[T]]):
@@ -309,12 +326,16 @@ class Communicator:
         return Operation(self._native.begin_barrier(), lambda _made, _taken: None)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Operation[None]:
-        """Sends the array to rank ``to``, which receives it. Calls of one tag between two ranks go together in their order."""
+        """Sends the array to rank ``to``, which receives it. What one rank sends to another with one tag is received in the order of the calls."""
         return Operation(self._native.send(_travels(array), to, tag), lambda _made, _taken: None)
 
-    def recv(self, out: Array, source: int, tag: int = 0) -> Operation[Any]:
-        """Receives into ``out`` what rank ``source`` sends: as many elements of its dtype."""
-        return _operation(out, out, self._native.recv(_travels(out), source, tag))
+    def recv(self, out: Array, source: int | None = None, tag: int = 0) -> Receive:
+        """Receives into ``out`` what rank ``source`` sends, or, without one, what any rank sends to this one with the tag: as many elements of its dtype.
+
+        Receives take messages in the order of the calls, those from any rank too. Of several ranks that have sent, the one whose message is taken
+        is that which rank 0 of the job heard of first.
+        """
+        return Receive(self._native.recv(_travels(out), source, tag), out)
 
     def join(self) -> int:
         """To be called by a rank that has no data left: until every rank of the job has joined it adds zeros to the sums and averages of others.

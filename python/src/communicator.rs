@@ -23,6 +23,7 @@ enum Under {
     Tensor(Handle<Tensor>),
     Blocks(Handle<(Tensor, Vec<usize>)>),
     Sent(Handle<()>),
+    Received(Handle<(Tensor, usize)>),
 }
 
 /// A collective under way.
@@ -34,17 +35,64 @@ pub(crate) struct Called {
     has_output: bool,
 }
 
-/// A result: a new array if there was no output, and the rows that came from each rank in an alltoall.
+/// A result: a new array if there was no output, and the rows that came from each rank in an alltoall, or the
+/// rank that a message came from.
 type Given = (Option<Array>, Option<Vec<usize>>);
+
+/// The same before Python has it.
+type Found = (Option<Tensor>, Option<Vec<usize>>);
+
+/// Whether whoever asks for a result waits for it, and for how long.
+#[derive(Clone, Copy)]
+enum Patience {
+    Endless,
+    Within(Duration),
+    None,
+}
+
+impl Patience {
+    fn ask<T>(self, handle: &Handle<T>) -> Result<Option<T>> {
+        match self {
+            Patience::Endless => handle.wait_here().map(Some),
+            Patience::Within(limit) => handle.wait_within(limit),
+            Patience::None => handle.take(),
+        }
+    }
+}
+
+impl Under {
+    fn outcome(&self, patience: Patience) -> Result<Option<Found>> {
+        Ok(match self {
+            Under::Tensor(handle) => patience.ask(handle)?.map(|tensor| (Some(tensor), None)),
+            Under::Blocks(handle) => patience.ask(handle)?.map(|(tensor, taken)| (Some(tensor), Some(taken))),
+            Under::Sent(handle) => patience.ask(handle)?.map(|()| (None, None)),
+            Under::Received(handle) => patience.ask(handle)?.map(|(tensor, from)| (Some(tensor), Some(vec![from]))),
+        })
+    }
+}
 
 impl Called {
     fn new(under: Under, tensors: Vec<Tensor>, has_output: bool) -> Self {
         Called { under: Mutex::new(Some(under)), tensors: Mutex::new(tensors), has_output }
     }
 
-    fn given(&self, tensor: Tensor, taken: Option<Vec<usize>>) -> Result<Given> {
-        let array = if self.has_output { None } else { Some(Array::given(tensor)?) };
-        Ok((array, taken))
+    /// The result, once.
+    fn outcome(&self, patience: Patience) -> Result<Option<Given>> {
+        // Another thread may wait for the same.
+        let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(under) = place.as_ref() else { return Ok(None) };
+        let Some((tensor, taken)) = under.outcome(patience)? else { return Ok(None) };
+        place.take();
+        let array = tensor.filter(|_| !self.has_output).map(Array::given).transpose()?;
+        Ok(Some((array, taken)))
+    }
+
+    /// Gives the memory back once there is a result.
+    fn settled(&self, found: Option<Given>) -> Option<Given> {
+        if found.is_some() {
+            self.tensors.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        found
     }
 }
 
@@ -54,68 +102,15 @@ impl Called {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Given>> {
         let limit = timeout.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
-        // Another thread may wait for the same.
-        let found = interruptible(py, || {
-            let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = match (place.as_ref(), limit) {
-                (None, _) => return Ok(None),
-                (Some(Under::Tensor(handle)), None) => handle.wait_here().map(|tensor| Some((tensor, None))),
-                (Some(Under::Blocks(handle)), None) => {
-                    handle.wait_here().map(|(tensor, taken)| Some((tensor, Some(taken))))
-                }
-                (Some(Under::Sent(handle)), None) => {
-                    handle.wait_here()?;
-                    place.take();
-                    return Ok(Some((None, None)));
-                }
-                (Some(Under::Tensor(handle)), Some(limit)) => {
-                    handle.wait_within(limit).map(|found| found.map(|tensor| (tensor, None)))
-                }
-                (Some(Under::Blocks(handle)), Some(limit)) => {
-                    handle.wait_within(limit).map(|found| found.map(|(tensor, taken)| (tensor, Some(taken))))
-                }
-                (Some(Under::Sent(handle)), Some(limit)) => {
-                    let found = handle.wait_within(limit)?;
-                    if found.is_some() {
-                        place.take();
-                    }
-                    return Ok(found.map(|()| (None, None)));
-                }
-            };
-            match found? {
-                Some((tensor, taken)) => {
-                    place.take();
-                    self.given(tensor, taken).map(Some)
-                }
-                None => Ok(None),
-            }
-        })?;
-        if found.is_some() {
-            self.tensors.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        }
-        Ok(found)
+        let patience = limit.map_or(Patience::Endless, Patience::Within);
+        interruptible(py, || self.outcome(patience)).map(|found| self.settled(found))
     }
 
     /// As `wait`, if the result is there; else None. Who asks does not wait: what was called before goes on as
     /// it would.
     fn take(&self, py: Python<'_>) -> PyResult<Option<Given>> {
-        let found = py.detach(|| {
-            let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = match place.as_ref() {
-                None => None,
-                Some(Under::Tensor(handle)) => handle.take()?.map(|tensor| (Some(tensor), None)),
-                Some(Under::Blocks(handle)) => handle.take()?.map(|(tensor, taken)| (Some(tensor), Some(taken))),
-                Some(Under::Sent(handle)) => handle.take()?.map(|()| (None, None)),
-            };
-            let Some((tensor, taken)) = found else { return Ok(None) };
-            place.take();
-            tensor.map_or(Ok((None, None)), |tensor| self.given(tensor, taken)).map(Some)
-        });
-        let found = found.map_err(|error| raise(py, &error))?;
-        if found.is_some() {
-            self.tensors.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        }
-        Ok(found)
+        let found = py.detach(|| self.outcome(Patience::None));
+        found.map(|found| self.settled(found)).map_err(|error| raise(py, &error))
     }
 
     /// Whether `wait` would return or raise at once.
@@ -124,6 +119,7 @@ impl Called {
             Some(Under::Tensor(handle)) => handle.is_done(),
             Some(Under::Blocks(handle)) => handle.is_done(),
             Some(Under::Sent(handle)) => handle.is_done(),
+            Some(Under::Received(handle)) => handle.is_done(),
             None => true,
         })
     }
@@ -315,9 +311,9 @@ impl Communicator {
         Ok(Called::new(under, vec![input], true))
     }
 
-    fn recv(&self, py: Python<'_>, out: &Bound<'_, PyAny>, from: usize, tag: u32) -> PyResult<Called> {
+    fn recv(&self, py: Python<'_>, out: &Bound<'_, PyAny>, from: Option<usize>, tag: u32) -> PyResult<Called> {
         let out = Foreign::of(out, Access::Write, None)?.into_tensor(py)?;
-        let under = interruptible(py, || self.0.recv(&out, from, tag).map(Under::Tensor))?;
+        let under = interruptible(py, || self.0.recv(&out, from, tag).map(Under::Received))?;
         Ok(Called::new(under, vec![out], true))
     }
 

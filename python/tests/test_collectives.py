@@ -29,6 +29,25 @@ FAULTS = {
         "PeerLostError",
         "collective of ranks [0, 1]",
     ),
+    "message of another length": (
+        "comm.recv(numpy.zeros(4)).wait() if comm.rank == 0 else comm.send(ones, 0).wait() if comm.rank == 1 else None",
+        [0, 1],
+        "DisagreementError",
+        "rank 1 has send and recv of f64 of shape [3]",
+    ),
+    "message of nobody": ("comm.recv(ones).wait()", [0, 1, 2], "DeadlockError", "from any rank to rank 0, tag 0"),
+    "message that is late": (
+        "comm.recv(ones).wait() if comm.rank == 0 else busy(60)",
+        [0],
+        "StalledError",
+        "from any rank to rank 0, tag 0",
+    ),
+    "sender gone": (
+        "comm.recv(ones).wait() if comm.rank == 0 else (busy(1), os._exit(3)) if comm.rank == 1 else busy(60)",
+        [0],
+        "PeerLostError",
+        "rank 1",
+    ),
     "circle": (
         "busy(60) if comm.rank == 2 else (half if comm.rank else flah).allreduce(ones).wait()",
         [0, 1],
@@ -56,6 +75,6 @@ except ringpull.KVStoreError as error:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whoever_waits_is_told_what_went_wrong(fault):
     what, waiting, name, words = FAULTS[fault]
-    done = mpi(3, "-c", PROGRAM.replace("WHAT", what), RINGPULL_TIMEOUT=20 if fault == "circle" else 2, deadline=50)
+    done = mpi(3, "-c", PROGRAM.replace("WHAT", what), RINGPULL_TIMEOUT=20 if name == "DeadlockError" else 2, deadline=50)
     for rank in waiting:
         assert done.ranks[rank].out.startswith(name) and words in done.ranks[rank].out, f"{done}"

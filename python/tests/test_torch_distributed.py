@@ -57,6 +57,18 @@ FAULTS = {
         ["DisagreementError", "rank 2 has broadcast"],
         {},
     ),
+    "message of another length": (
+        "dist.recv(torch.ones(3)) if rank == 0 else dist.send(torch.ones(4), 0) if rank == 1 else busy([0, 1])",
+        [0, 1],
+        ["DisagreementError", "from any rank to rank 0", "send and recv of f32 of shape [4]"],
+        {},
+    ),
+    "sender dead": (
+        "dist.recv(torch.ones(3)) if rank == 0 else os._exit(3) if rank == 1 else busy([0])",
+        [0],
+        ["PeerLostError", "rank 1"],
+        {},
+    ),
     "missing": (
         f"busy([1, 2]) if rank == 0 else {ONES}",
         [1, 2],

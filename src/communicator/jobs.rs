@@ -427,24 +427,31 @@ pub(super) enum Travels {
 
 /// What a broadcast gives to who waits for it.
 pub(super) trait Outcome: Send + Sized {
-    fn of(tensor: Option<Tensor>) -> Option<Self>;
+    fn of(tensor: Option<Tensor>, from: usize) -> Option<Self>;
 }
 
 impl Outcome for () {
-    fn of(_tensor: Option<Tensor>) -> Option<Self> {
+    fn of(_tensor: Option<Tensor>, _from: usize) -> Option<Self> {
         Some(())
     }
 }
 
 impl Outcome for Tensor {
-    fn of(tensor: Option<Tensor>) -> Option<Self> {
+    fn of(tensor: Option<Tensor>, _from: usize) -> Option<Self> {
         tensor
     }
 }
 
-/// A broadcast; of two ranks it is a send and a receive.
+impl Outcome for (Tensor, usize) {
+    fn of(tensor: Option<Tensor>, from: usize) -> Option<Self> {
+        tensor.map(|tensor| (tensor, from))
+    }
+}
+
+/// A broadcast. A message is one between two ranks of its site, which its launch names.
 pub(super) struct Bcast<T> {
     site: Site,
+    /// Whose data it is; of a message, when it has begun.
     root: usize,
     travels: Travels,
     reply: Reply<T>,
@@ -470,10 +477,15 @@ impl<T: Outcome> Job for Bcast<T> {
             Travels::Input(input) => std::ptr::from_ref(input.bytes()).cast_mut(),
             Travels::Out(_, out) => out.bytes_mut(),
         };
-        let passage = self.site.passage(launch);
+        let (passage, set) = (self.site.passage(launch), self.site.set.as_deref());
+        let ends = launch.ends();
+        if let (Some([from, _]), Some(ranks)) = (ends, set) {
+            self.root = ranks.iter().position(|rank| *rank == from).unwrap_or_default();
+        }
+        let (set, root) = ends.as_ref().map_or((set, self.root), |ends| (Some(&ends[..]), 0));
         // SAFETY: the job owns the lock until it is done, and the root's data are only read; `fail` never
         // frees the memory.
-        unsafe { comm.begin_broadcast(self.site.set.as_deref(), self.root, data, passage) }
+        unsafe { comm.begin_broadcast(set, root, data, passage) }
     }
 
     fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
@@ -485,7 +497,7 @@ impl<T: Outcome> Job for Bcast<T> {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        let Bcast { travels, reply, .. } = *self;
+        let Bcast { travels, root, reply, .. } = *self;
         let tensor = match travels {
             Travels::Input(_) => None,
             Travels::Out(tensor, out) => {
@@ -493,7 +505,7 @@ impl<T: Outcome> Job for Bcast<T> {
                 Some(tensor)
             }
         };
-        if let Some(outcome) = T::of(tensor) {
+        if let Some(outcome) = T::of(tensor, root) {
             reply.send(Ok(outcome));
         }
         Ok(())

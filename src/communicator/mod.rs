@@ -12,7 +12,7 @@ mod sets;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ringpull_allreduce::progress::{Engine, Job, Operation, Reply, StandIn, Terms, Topic, answer};
+use ringpull_allreduce::progress::{Engine, Envelope, Job, Operation, Peering, Reply, StandIn, Terms, Topic, answer};
 use ringpull_base::config::Config;
 use ringpull_base::forked::OfProcess;
 #[cfg(feature = "mpi")]
@@ -377,46 +377,59 @@ impl Communicator {
         self.call(None, Operation::Barrier, job)
     }
 
-    /// Sends `input` to rank `to`, which [receives](Self::recv) it. Those of one tag go together in the order
-    /// of the calls.
+    /// Sends `input` to rank `to`, which [receives](Self::recv) it. What one rank sends to another with one tag
+    /// is received in the order of the calls.
     pub fn send(&self, input: &Tensor, to: usize, tag: u32) -> Result<Handle<()>> {
-        self.between((self.place, to), tag, input, |site, reply| {
+        self.message(Peering::To(to), tag, input, |site, reply| {
             let travels = Travels::Input(input.read()?);
             Ok(Box::new(Bcast::new(site, 0, travels, reply)))
         })
     }
 
-    /// Receives into `out` what rank `from` [sends](Self::send): as many elements of its dtype.
-    pub fn recv(&self, out: &Tensor, from: usize, tag: u32) -> Result<Handle<Tensor>> {
-        self.between((from, self.place), tag, out, |site, reply| {
+    /// Receives into `out` what rank `from` [sends](Self::send), or, without one, what any rank sends to this
+    /// one with the tag: as many elements of its dtype. Gives `out` and the rank that sent.
+    ///
+    /// Receives take messages in the order of the calls, those of any rank too, and of several ranks that have
+    /// sent, the message that rank 0 of the job heard of first. If it has another length or dtype, both ends
+    /// get an [`Error::Disagreement`], and the job goes on.
+    ///
+    /// ```no_run
+    /// # fn main() -> ringpull::Result<()> {
+    /// # let comm = ringpull::communicator()?;
+    /// let out = ringpull::Tensor::zeros(ringpull::DType::F32, &[2]);
+    /// let (out, from) = comm.recv(&out, None, 0)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn recv(&self, out: &Tensor, from: impl Into<Option<usize>>, tag: u32) -> Result<Handle<(Tensor, usize)>> {
+        self.message(Peering::From(from.into()), tag, out, |site, reply| {
             let guard = out.write_within(self.output_limit)?;
             out.lend(&self.engine.waiter(), true);
             Ok(Box::new(Bcast::new(site, 0, Travels::Out(out.clone(), guard), reply)))
         })
     }
 
-    /// A broadcast between two ranks, from the first.
-    fn between<T>(
+    /// One end of a message, with a rank of this communicator or with any.
+    fn message<T>(
         &self,
-        (from, to): (usize, usize),
+        peer: Peering,
         tag: u32,
         tensor: &Tensor,
         job: impl FnOnce(Site, Reply<T>) -> Result<Box<dyn Job>>,
     ) -> Result<Handle<T>> {
         self.reporting(|| {
-            let other = if from == self.place { to } else { from };
-            self.check_rank("send and recv with", other)?;
-            if from == to {
-                let what = format!("rank {from} of the communicator sends to itself");
+            peer.rank().map_or(Ok(()), |other| self.check_rank("send and recv with", other))?;
+            if peer.rank() == Some(self.place) || self.size() == 1 {
+                let what = format!("rank {} of a communicator of {} sends to itself", self.place, self.size());
                 return Err(Error::argument(what, "send to another rank"));
             }
-            let set = vec![self.ranks[from], self.ranks[to]];
-            let name = Key::from(format!("from rank {from} to rank {to}, tag {tag}").as_str());
-            let topic = Topic::Collective { comm: self.number, set: Some(set.clone()), name: Some(name) };
+            let (rank, among) = (self.engine.rank(), self.set.as_ref().map(|set| set.to_vec()));
+            let peer = peer.map(|other| self.ranks[other]);
+            let topic = Topic::Message(Envelope { comm: self.number, among, tag, rank, peer });
             let terms = terms(tensor.dtype(), &[tensor.len()], String::new());
             let (reply, answer) = answer();
-            let job = job(Site { set: Some(set.into()), priority: 0 }, reply)?;
-            self.engine.submit(topic, Operation::Collective("send and recv".to_owned()), terms, job)?;
+            let job = job(Site { set: Some(Arc::clone(&self.ranks)), priority: 0 }, reply)?;
+            self.engine.submit(topic, Operation::message(), terms, job)?;
             Ok(Handle::new(Arc::clone(&self.engine), answer))
         })
     }

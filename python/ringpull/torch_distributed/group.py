@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..collectives import Communicator, Operation
-from ..errors import ArgumentError, KVStoreError, UnsupportedError
+from ..errors import ArgumentError, KVStoreError
 from .faults import raised
 from .reductions import BITWISE, Sum, op_of, refused
 from .tensors import (
@@ -66,7 +66,6 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         results: list[torch.Tensor],
         deliver: Callable[[], None] = nothing,
         options: Any = None,
-        source: int = -1,
     ) -> Work:
         check_outputs(name, results)
         if self._is_down:
@@ -75,7 +74,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             operations = call()
         except KVStoreError as error:
             raise raised(error) from None
-        work = Work(self, name, operations, results, deliver, _limit(options) or self._limit, source)
+        work = Work(self, name, operations, results, deliver, _limit(options) or self._limit)
         self.begun.add(work)
         if self._together is not None:
             self._together.append(work)
@@ -406,15 +405,16 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
         """Receives a tensor from a rank."""
-        tensor = one_of(tensors)
-        flat = moved(tensor, is_read=False)
-        return self._work(
-            "recv", lambda: [self._comm.recv(flat, source, tag)], [tensor], lambda: back(tensor, flat), source=source
-        )
+        return self._received(tensors, source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Not supported: the ranks agree on who sends a message before it travels."""
-        raise UnsupportedError("recv from any rank is not supported\n  hint: name the rank: recv(tensor, src=RANK)")
+        """Receives a tensor from whichever rank sends one; the work's :meth:`~Work.source_rank` says which did."""
+        return self._received(tensors, None, tag)
+
+    def _received(self, tensors: Any, source: int | None, tag: int) -> Work:
+        tensor = one_of(tensors)
+        flat = moved(tensor, is_read=False)
+        return self._work("recv", lambda: [self._comm.recv(flat, source, tag)], [tensor], lambda: back(tensor, flat))
 
     recvAnysource = recv_anysource  # noqa: N815
 

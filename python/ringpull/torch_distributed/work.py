@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import torch as hooks
-from ..collectives import Operation
+from ..collectives import Operation, Receive
 from ..errors import KVStoreError, StalledError
 from ..place import waits_in
 from . import threads
@@ -54,10 +54,11 @@ class Work(_c10d.Work):  # type: ignore[misc]
         results: list[torch.Tensor],
         deliver: Callable[[], None] = nothing,
         limit: float | None = None,
-        source: int = -1,
     ) -> None:
         super().__init__()
-        self._group, self._name, self._limit, self._source = group, name, limit, source
+        self._group, self._name, self._limit = group, name, limit
+        #: The rank whose message was received.
+        self._source = -1
         self._results = results
         self._order = Order(results)
         #: None when it is settled: the results are where they belong, or `_error` says why not.
@@ -112,6 +113,8 @@ class Work(_c10d.Work):  # type: ignore[misc]
         try:
             for operation in self._operations:
                 operation.wait(None if end is None else max(0.0, end - time.monotonic()))
+                if isinstance(operation, Receive):
+                    self._source = operation.source()
             with torch.no_grad(), self._order:
                 self._deliver()
         except KVStoreError as fault:

@@ -66,6 +66,29 @@ if sent is not None:
     got = np.zeros(7, int)
     assert comm.recv(got, (rank - 1) % size, 3).wait() is got and (got == (rank - 1) % size).all()
     assert sent.wait() is None
+# From any rank, which is told. Of one rank in the order in which it sent.
+if size > 1:
+    turned = comm.split(list(reversed(range(size))))
+    for place, comm_of in enumerate((comm, turned)):
+        if comm_of.rank == place:
+            got, counts = np.zeros(3, int), [0] * size
+            for _ in range(2 * (size - 1)):
+                received = comm_of.recv(got, tag=5)
+                assert received.wait() is got and received.done()
+                assert (got == 10 * received.source() + counts[received.source()]).all(), (got, received.source())
+                counts[received.source()] += 1
+            assert sorted(counts) == [0] + [2] * (size - 1) and counts[place] == 0
+        else:
+            sends = [comm_of.send(np.full(3, 10 * comm_of.rank + at), place, 5) for at in range(2)]
+            assert [send.wait() for send in sends] == [None, None]
+    # Messages that one end waits for before a sum, and the other sends before it, while such sums repeat.
+    for step in range(40):
+        got = np.zeros(1, int)
+        sent = comm.send(np.full(1, step), 1, 6) if rank == 0 and step % 9 == 8 else None
+        if rank == 1 and step % 9 == 8:
+            assert comm.recv(got, tag=6).wait()[0] == step
+        assert (comm.allreduce(ones * step, name="beside").wait() == size * step).all()
+        assert sent is None or sent.wait() is None
 comm.barrier()
 
 # Repeating steps, which go on without messages.

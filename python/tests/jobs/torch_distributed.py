@@ -105,6 +105,15 @@ def tensors_of_every_type_and_layout_travel():
             assert dist.recv(got, (rank - 1) % size, tag=7) == (rank - 1) % size
             sent.wait()
             assert torch.equal(got, value(dtype, (rank - 1) % size)), (dtype, got)
+            sent = [dist.isend(value(dtype), other, tag=8) for other in range(size) if other != rank]
+            sources = []
+            for _ in range(size - 1):
+                got = torch.zeros(3, 2).to(dtype)
+                sources.append(dist.recv(got, tag=8))
+                assert torch.equal(got, value(dtype, sources[-1])), (dtype, got)
+            assert sorted([*sources, rank]) == list(range(size))
+            for work in sent:
+                work.wait()
     # Columns, which lie apart, scalars, and nothing at all.
     table = torch.zeros(4, 3)
     table[:, 1] = rank + 1.0

@@ -14,8 +14,9 @@
 //! is the last.
 //!
 //! A process set's operations launch when all of its ranks have called them, in any phase: no cycle has them,
-//! their numbers are their own, and only their ranks are told. Calls of one communicator's operation that do
-//! not fit together fail that operation, on every rank that it has, and nothing else.
+//! their numbers are their own, and only their ranks are told. So are messages between two ranks, whose sends
+//! and receives are brought together in `envelopes`. Calls of one communicator's operation that do not fit
+//! together fail that operation, on every rank that it has, and nothing else.
 //!
 //! A rank that has no data left joins: operations launch without its call, and it stands in for them, until
 //! all ranks have joined. While some rank has joined nothing is frozen.
@@ -23,6 +24,7 @@
 //! Pure: time comes in as a number, and the messages to all ranks go out as [`Order`]s.
 
 mod disagreement;
+mod envelopes;
 mod late;
 mod names;
 
@@ -89,7 +91,7 @@ pub struct Agreement {
     pending: BTreeMap<(Topic, u64), Pending>,
     /// The same of process sets.
     of_sets: BTreeMap<(Topic, u64), Pending>,
-    /// Whether there are process sets, and whether sums block, so that no cycle that blocks may be frozen
+    /// Whether there are process sets or messages, and whether sums block, so that no cycle that blocks may be frozen
     /// beside them.
     has_sets: bool,
     sums_block: bool,
@@ -165,11 +167,17 @@ impl Agreement {
     }
 
     fn take(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
-        let is_first_split = call.operation == Operation::split() && !std::mem::replace(&mut self.has_sets, true);
+        let is_beside = call.operation == Operation::split() || matches!(call.topic, Topic::Message(_));
+        let is_first = is_beside && !std::mem::replace(&mut self.has_sets, true);
         if call.topic.set().is_some() {
             // The ranks of a set make it without the others, whose cycle goes on and may be one that blocks.
-            let mut orders = if is_first_split { self.give_up_cycle() } else { Vec::new() };
-            orders.extend(self.call_of_set(rank, call, now_s)?);
+            let mut orders = if is_first { self.give_up_cycle() } else { Vec::new() };
+            orders.extend(if let Topic::Message(envelope) = &call.topic {
+                let envelope = envelope.clone();
+                self.message(rank, &envelope, call, now_s)?
+            } else {
+                self.call_of_set(rank, call, now_s)?
+            });
             return Ok(orders);
         }
         if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
@@ -252,7 +260,7 @@ impl Agreement {
         self.launched = self.launched.wrapping_add(1);
         let calls = pending.calls;
         let call = if calls.contains(&None) { calls.into_iter().flatten().next().map(Box::new) } else { None };
-        Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call })
+        Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call, from: None })
     }
 
     /// A call of an operation of a process set.
@@ -276,9 +284,13 @@ impl Agreement {
         if pending.is_refused {
             return Ok(vec![refuse(&name, disagreement(&pending))]);
         }
+        let number = self.next_of_sets();
+        Ok(vec![Order::Launch(Launch { topic: name.0, ordinal: name.1, number, call: None, from: None })])
+    }
+
+    fn next_of_sets(&mut self) -> u32 {
         self.launched_of_sets = self.launched_of_sets.wrapping_add(1);
-        let number = OF_A_SET | self.launched_of_sets;
-        Ok(vec![Order::Launch(Launch { topic: name.0, ordinal: name.1, number, call: None })])
+        OF_A_SET | self.launched_of_sets
     }
 
     fn freeze(&mut self, last: Launch) -> Order {
@@ -426,6 +438,15 @@ impl Agreement {
         pending.missing().into_iter().filter(is_awaited).collect()
     }
 
+    /// A rank for which an operation waits in vain, if some make no more calls: of a receive from any rank,
+    /// only if all of them do not.
+    fn in_vain(&self, pending: &Pending, is_silent: impl Fn(usize) -> bool) -> Option<usize> {
+        let lacking = self.lacking(pending);
+        let silent = lacking.iter().copied().find(|rank| is_silent(*rank));
+        let (_, call) = pending.first();
+        silent.filter(|_| !call.topic.is_from_any() || lacking.iter().all(|rank| is_silent(*rank)))
+    }
+
     /// The rank that left, what another waits for, and that other.
     fn gone(&self, rank: usize, operation: &str, by: usize) -> Error {
         let why = self.why(rank).unwrap_or_default().to_owned();
@@ -440,7 +461,7 @@ impl Agreement {
 
     fn check_left(&self) -> Result<(), Error> {
         for pending in self.waiting() {
-            if let Some(rank) = self.lacking(pending).into_iter().find(|rank| self.left[*rank]) {
+            if let Some(rank) = self.in_vain(pending, |rank| self.left[rank]) {
                 let (by, call) = pending.first();
                 return Err(self.gone(rank, &format!("{} of key {}", call.operation, call.topic.key()), by));
             }

@@ -74,6 +74,9 @@ pub struct Calls {
     /// Whether sums are done one after another, on every rank in one order.
     sums_block: bool,
     ordinals: BTreeMap<Topic, u64>,
+    /// How many messages this rank has sent and received: rank 0 brings them together by other means than by
+    /// the calls of each kind.
+    messages: u64,
     /// How many names of collectives are among them, if this rank is the only one.
     names: Option<usize>,
     /// Calls made, and those of them that have not begun.
@@ -102,6 +105,7 @@ impl Calls {
             rank,
             sums_block,
             ordinals: BTreeMap::new(),
+            messages: 0,
             names: None,
             made: 0,
             of_sets: 0,
@@ -136,8 +140,11 @@ impl Calls {
         self.steps
     }
 
-    /// How many calls on `topic` have been made.
+    /// How many calls on `topic` have been made; of a message, how many messages.
     pub fn ordinal(&self, topic: &Topic) -> u64 {
+        if matches!(topic, Topic::Message(_)) {
+            return self.messages;
+        }
         self.ordinals.get(topic).copied().unwrap_or(0)
     }
 
@@ -148,7 +155,10 @@ impl Calls {
 
     /// A call is made; returns what has to be done.
     pub fn call(&mut self, topic: Topic, operation: Operation, terms: Terms, transfer: Transfer) -> Vec<Act> {
-        let next = self.ordinals.entry(topic.clone()).or_default();
+        let next = match &topic {
+            Topic::Message(_) => &mut self.messages,
+            _ => self.ordinals.entry(topic.clone()).or_default(),
+        };
         let ordinal = *next;
         *next += 1;
         match (&topic, &operation) {
@@ -165,13 +175,15 @@ impl Calls {
                 self.ordinals.retain(|topic, _| !topic.is_named());
                 *names = 0;
             }
-            return vec![Act::Run(Launch { topic, ordinal, number: ordinal as u32, call: None })];
+            return vec![Act::Run(Launch { topic, ordinal, number: ordinal as u32, call: None, from: None })];
         }
         if topic.set().is_some() {
             // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
             self.made += 1;
             self.of_sets += 1;
-            return vec![Act::Announce(Call { topic, ordinal, operation, terms, transfer, waited: false })];
+            let mut acts = if self.shuns_cycle() { self.deviate() } else { Vec::new() };
+            acts.push(Act::Announce(Call { topic, ordinal, operation, terms, transfer, waited: false }));
+            return acts;
         }
         let waited = std::mem::take(&mut self.waited);
         let index = self.open(Call { topic, ordinal, operation, terms, transfer, waited });
@@ -266,6 +278,9 @@ impl Calls {
         let found = self.open.iter().find(|(_, call)| call.ordinal == ordinal && call.topic == *topic);
         let index = found.map(|(index, _)| *index);
         index.into_iter().for_each(|index| drop(self.open.remove(&index)));
+        if matches!(topic, Topic::Message(_)) {
+            return;
+        }
         // A rank that has joined has not called it.
         let next = self.ordinals.entry(topic.clone()).or_default();
         *next = (*next).max(ordinal + 1);
@@ -304,6 +319,9 @@ impl Calls {
         let mut acts = self.launched(freeze.last.clone());
         self.frozen = Some(Frozen::new(freeze));
         self.mode = RankPhase::Frozen;
+        if self.shuns_cycle() {
+            acts.extend(self.deviate());
+        }
         let open: Vec<u64> = self.open.keys().copied().collect();
         for index in open {
             if matches!(self.mode, RankPhase::Frozen) && self.open.contains_key(&index) {
@@ -454,6 +472,13 @@ impl Calls {
             acts.extend(std::mem::take(&mut self.is_behind).then_some(Act::CaughtUp));
         }
         acts
+    }
+
+    /// Whether this rank is to begin nothing of the cycle, which blocks: it sends or receives, and what it
+    /// begins could not go on before another rank has called its unit, which may wait for the message first.
+    fn shuns_cycle(&self) -> bool {
+        let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Frozen));
+        self.messages > 0 && frozen.is_some_and(|frozen| self.sums_block || frozen.runs_alone())
     }
 
     fn deviate(&mut self) -> Vec<Act> {

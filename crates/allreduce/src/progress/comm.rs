@@ -195,7 +195,7 @@ impl Comm<'_> {
     fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
         let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
         let topics = unit.members.into_iter().map(|(topic, _)| topic);
-        let launch = Launch { topic, ordinal, number: unit.number, call: None };
+        let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None };
         self.take(topics.zip(jobs).collect(), launch, unit.cycle_bytes);
     }
 

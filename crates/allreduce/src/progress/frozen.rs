@@ -130,6 +130,11 @@ impl Frozen {
         self.members(number).any(|step| step.transfer == Transfer::Alone)
     }
 
+    /// Whether some unit does.
+    pub(super) fn runs_alone(&self) -> bool {
+        self.freeze.steps.iter().any(|step| step.transfer == Transfer::Alone)
+    }
+
     /// What a unit is about.
     pub(super) fn topics(&self, number: u64) -> Vec<Topic> {
         self.members(number).map(|step| step.topic.clone()).collect()

@@ -35,6 +35,63 @@ pub enum Topic {
         /// What its callers call it; without a name it is known by its place among those without one.
         name: Option<Key>,
     },
+    /// A send or a receive, which rank 0 brings together (`agreement/envelopes.rs`).
+    Message(Envelope),
+}
+
+/// By what a rank's send or receive is told apart. Ranks are those of the job.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Envelope {
+    /// Which communicator, as of a collective.
+    pub comm: u32,
+    /// Its ranks, if they are not all of the job.
+    pub among: Option<Vec<usize>>,
+    /// The caller's number for it.
+    pub tag: u32,
+    /// Who calls.
+    pub rank: usize,
+    /// The other end.
+    pub peer: Peering,
+}
+
+/// The other end of a send or a receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Peering {
+    /// The rank that it is sent to.
+    To(usize),
+    /// The rank that it comes from; whichever sends first, if none is named.
+    From(Option<usize>),
+}
+
+impl Peering {
+    /// The rank that is named.
+    pub fn rank(self) -> Option<usize> {
+        match self {
+            Peering::To(to) => Some(to),
+            Peering::From(from) => from,
+        }
+    }
+
+    /// The same by other numbers of the ranks.
+    #[must_use]
+    pub fn map(self, number: impl FnOnce(usize) -> usize) -> Self {
+        match self {
+            Peering::To(to) => Peering::To(number(to)),
+            Peering::From(from) => Peering::From(from.map(number)),
+        }
+    }
+}
+
+impl Envelope {
+    /// The name of the call in errors.
+    fn key(&self) -> Key {
+        let Envelope { rank, tag, .. } = self;
+        Key::from(match self.peer {
+            Peering::To(to) => format!("from rank {rank} to rank {to}, tag {tag}"),
+            Peering::From(Some(from)) => format!("from rank {from} to rank {rank}, tag {tag}"),
+            Peering::From(None) => format!("from any rank to rank {rank}, tag {tag}"),
+        })
+    }
 }
 
 impl Topic {
@@ -45,12 +102,22 @@ impl Topic {
             Topic::Barrier => "barrier".into(),
             Topic::Direct | Topic::Collective { name: None, .. } => "collective".into(),
             Topic::Collective { name: Some(name), .. } => name.into(),
+            Topic::Message(envelope) => (&envelope.key()).into(),
         }
     }
 
     /// The ranks that call it, if not all.
     pub fn set(&self) -> Option<&[usize]> {
-        if let Topic::Collective { set, .. } = self { set.as_deref() } else { None }
+        match self {
+            Topic::Collective { set, .. } => set.as_deref(),
+            Topic::Message(envelope) => Some(std::slice::from_ref(&envelope.rank)),
+            Topic::Key { .. } | Topic::Barrier | Topic::Direct => None,
+        }
+    }
+
+    /// Whether it is a receive from whichever rank sends.
+    pub(super) fn is_from_any(&self) -> bool {
+        matches!(self, Topic::Message(Envelope { peer: Peering::From(None), .. }))
     }
 
     /// Whether it is a collective with a name of its own.
@@ -60,12 +127,14 @@ impl Topic {
 
     /// Whether calls of it that do not fit together are an error of that one operation alone.
     pub(super) fn is_collective(&self) -> bool {
-        matches!(self, Topic::Collective { .. })
+        matches!(self, Topic::Collective { .. } | Topic::Message(_))
     }
 
-    /// Whether it is of the same communicator as another: all stores of the job count as one.
+    /// Whether it is of the same communicator as another: all stores of the job count as one, and messages
+    /// have nothing to do with each other unless they are alike.
     pub(super) fn shares_ranks(&self, other: &Topic) -> bool {
-        self.set() == other.set()
+        let is_message = [self, other].iter().any(|topic| matches!(topic, Topic::Message(_)));
+        if is_message { self == other } else { self.set() == other.set() }
     }
 
     pub(super) fn key(&self) -> Key {
@@ -75,6 +144,7 @@ impl Topic {
             Topic::Collective { name: Some(name), .. } => name.clone(),
             Topic::Direct | Topic::Collective { set: None, .. } => Key::from("collective"),
             Topic::Collective { set: Some(set), .. } => Key::from(format!("collective of ranks {set:?}").as_str()),
+            Topic::Message(envelope) => envelope.key(),
         }
     }
 }
@@ -130,6 +200,11 @@ impl Operation {
     /// Some ranks of a communicator become one of their own.
     pub fn split() -> Self {
         Operation::Collective("split".to_owned())
+    }
+
+    /// A send or a receive: the two ends of a message call one operation.
+    pub fn message() -> Self {
+        Operation::Collective("send and recv".to_owned())
     }
 }
 
@@ -241,6 +316,19 @@ pub struct Launch {
     pub number: u32,
     /// The call, if a rank has joined and needs it to make up a call of its own.
     pub call: Option<Box<Call>>,
+    /// Of a receive: the rank that sends.
+    pub from: Option<usize>,
+}
+
+impl Launch {
+    /// Of a message: the rank that sends it, and the one that receives it.
+    pub fn ends(&self) -> Option<[usize; 2]> {
+        match &self.topic {
+            Topic::Message(Envelope { rank, peer: Peering::To(to), .. }) => Some([*rank, *to]),
+            Topic::Message(Envelope { rank, peer: Peering::From(_), .. }) => Some([self.from?, *rank]),
+            _ => None,
+        }
+    }
 }
 
 /// An operation of a communicator that its ranks have called differently.

@@ -56,4 +56,4 @@ mod watcher;
 pub use engine::Engine;
 pub use generation::Change;
 pub use job::{Answer, Job, Reply, StandIn, answer};
-pub use messages::{Call, Launch, Operation, Sums, Terms, Topic, Transfer};
+pub use messages::{Call, Envelope, Launch, Operation, Peering, Sums, Terms, Topic, Transfer};

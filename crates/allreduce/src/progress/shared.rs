@@ -260,7 +260,7 @@ impl Shared {
 
     /// On a helper: takes part in a sum.
     pub(super) fn help(&self, asked: Asked) {
-        let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None };
+        let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
         let job = Box::new(Help::new(asked, Arc::clone(&self.rooms)));
         drop(self.commands.send(Command::Run(job, launch)));
     }
@@ -382,7 +382,9 @@ impl Shared {
                     comm.ok_or_else(|| impossible(self.rank, call, "its communicator has been dropped there"))?;
                 comm.stand_in(&call.topic.key(), &call.operation, &call.terms)
             }
-            Topic::Direct => Err(impossible(self.rank, call, "that rank does not know what it does")),
+            Topic::Direct | Topic::Message(_) => {
+                Err(impossible(self.rank, call, "that rank does not know what it does"))
+            }
         }
     }
 
@@ -594,5 +596,6 @@ fn in_words(topic: &Topic) -> String {
         Topic::Direct | Topic::Collective { set: None, name: None, .. } => "a collective".to_owned(),
         Topic::Collective { set: Some(set), name: None, .. } => format!("a collective of ranks {set:?}"),
         Topic::Collective { name: Some(name), .. } => format!("the collective {name}"),
+        Topic::Message(_) => format!("the message {}", topic.key()),
     }
 }

@@ -3,7 +3,7 @@
 use ringpull_base::{Error, INIT_ALIKE};
 
 use crate::progress::agreement::Pending;
-use crate::progress::messages::{Call, Operation, Sums, Terms};
+use crate::progress::messages::{Call, Operation, Sums, Terms, Topic};
 
 /// The error for an operation that two ranks have called differently.
 pub(super) fn disagreement(pending: &Pending) -> Error {
@@ -19,6 +19,11 @@ pub(super) fn disagreement(pending: &Pending) -> Error {
         (|call| format!("{} of {}", call.operation, call.terms), remedy)
     } else if !is_same_sum && first.operation == Operation::Init {
         (|call| call.terms.to_string(), INIT_ALIKE)
+    } else if matches!(first.topic, Topic::Message(_)) {
+        (
+            |call| format!("{} of {}", call.operation, call.terms),
+            "receive as many elements of a dtype as are sent, and give messages that differ tags of their own",
+        )
     } else if first.topic.is_collective() {
         (
             |call| format!("{} of {}", call.operation, call.terms),

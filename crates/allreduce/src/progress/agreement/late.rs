@@ -105,11 +105,10 @@ impl Agreement {
         let mut ranks: Vec<usize> = (0..self.size).filter(is_stuck).collect();
         loop {
             let before = ranks.len();
-            let of = |rank: usize| {
-                self.waiting().filter(move |pending| pending.calls[rank].is_some()).map(|pending| self.lacking(pending))
-            };
+            let of = |rank: usize| self.waiting().filter(move |pending| pending.calls[rank].is_some());
+            let is_silent = |rank: usize| self.left[rank] || ranks.contains(&rank);
             let is_caught = |rank: &usize| {
-                of(*rank).next().is_some() && of(*rank).all(|lacking| lacking.iter().any(|other| ranks.contains(other)))
+                of(*rank).next().is_some() && of(*rank).all(|pending| self.in_vain(pending, is_silent).is_some())
             };
             ranks = ranks.iter().copied().filter(is_caught).collect();
             if ranks.len() == before {

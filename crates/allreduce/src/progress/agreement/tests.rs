@@ -4,7 +4,7 @@ use super::*;
 use ringpull_base::DType;
 use ringpull_base::config::Config;
 
-use crate::progress::messages::{Sums, Terms};
+use crate::progress::messages::{Envelope, Peering, Sums, Terms};
 
 fn of(dtype: DType) -> Terms {
     Terms { value: Some((dtype, Vec::new())), ..Terms::default() }
@@ -357,4 +357,98 @@ fn ranks_of_sets_that_wait_for_each_other_are_in_a_deadlock_while_another_goes_o
     let third = Some(&[0, 2][..]);
     assert_eq!(table.call(0, collective(third, 0, DType::F32), 0.0), Ok(vec![]));
     assert_eq!(table.check_deadlock(&[5; 3], 10.0), Ok(()));
+}
+
+fn message(rank: usize, peer: Peering, ordinal: u64, dtype: DType) -> Call {
+    let topic = Topic::Message(Envelope { comm: 0, among: None, tag: 0, rank, peer });
+    Call { topic, operation: Operation::message(), ..call(0, ordinal, dtype) }
+}
+
+/// The ends of a message that was launched: the sender and its count, the receiver and its count.
+fn ends(orders: Result<Vec<Order>, Error>) -> [(usize, u64); 2] {
+    match &orders.unwrap()[..] {
+        [Order::Launch(sent), Order::Launch(received)] => {
+            assert_eq!((sent.number, sent.ends()), (received.number, received.ends()));
+            let [from, to] = received.ends().unwrap();
+            assert_eq!((received.from, sent.from), (Some(from), None));
+            for (launch, rank) in [(sent, from), (received, to)] {
+                let concerns = |other| Order::Launch(launch.clone()).concerns(other);
+                assert!((0..4).all(|other| concerns(other) == (other == rank)), "{launch:?}");
+            }
+            [(from, sent.ordinal), (to, received.ordinal)]
+        }
+        other => panic!("the two ends of a message and not {other:?}"),
+    }
+}
+
+#[test]
+fn a_receive_from_any_rank_takes_what_was_announced_first_and_each_ranks_messages_in_order() {
+    let mut table = Agreement::new(4, 10.0, 1000);
+    let (any, to) = (Peering::From(None), Peering::To(0));
+    for (at, (rank, ordinal)) in [(3, 0), (1, 0), (3, 1)].into_iter().enumerate() {
+        assert_eq!(table.call(rank, message(rank, to, ordinal, DType::F32), at as f64), Ok(vec![]));
+    }
+    let mut receive = |ordinal, peer| ends(table.call(0, message(0, peer, ordinal, DType::F32), 5.0));
+    assert_eq!(receive(0, any), [(3, 0), (0, 0)]);
+    // One from rank 3 passes what rank 1 has sent before.
+    assert_eq!(receive(1, Peering::From(Some(3))), [(3, 1), (0, 1)]);
+    assert_eq!(receive(2, any), [(1, 0), (0, 2)]);
+    assert_eq!(table.check_time(1e9), Ok(()));
+}
+
+#[test]
+fn a_message_goes_to_the_first_receive_that_takes_it() {
+    let mut table = Agreement::new(3, 10.0, 1000);
+    for (ordinal, from) in [(0, Some(2)), (1, None), (2, Some(1)), (3, None)] {
+        assert_eq!(table.call(0, message(0, Peering::From(from), ordinal, DType::F32), 0.0), Ok(vec![]));
+    }
+    let mut send = |rank, ordinal| ends(table.call(rank, message(rank, Peering::To(0), ordinal, DType::F32), 0.0));
+    assert_eq!(send(1, 0), [(1, 0), (0, 1)]);
+    assert_eq!(send(1, 1), [(1, 1), (0, 2)]);
+    assert_eq!(send(1, 2), [(1, 2), (0, 3)]);
+    assert_eq!(send(2, 0), [(2, 0), (0, 0)]);
+}
+
+#[test]
+fn a_message_that_does_not_fit_fails_at_its_two_ends_alone() {
+    let mut table = Agreement::new(3, 10.0, 1000);
+    assert_eq!(table.call(0, message(0, Peering::From(None), 4, DType::F32), 0.0), Ok(vec![]));
+    let orders = table.call(2, message(2, Peering::To(0), 7, DType::F64), 0.0).unwrap();
+    let [Order::Refuse(sent), Order::Refuse(received)] = &orders[..] else { panic!("{orders:?}") };
+    assert_eq!((sent.ordinal, received.ordinal), (7, 4));
+    assert!([0, 1, 2].map(|rank| orders[0].concerns(rank)) == [false, false, true]);
+    assert!([0, 1, 2].map(|rank| orders[1].concerns(rank)) == [true, false, false]);
+    let text = received.fault.to_string();
+    assert!(text.contains("rank 0 has send and recv of f32") && text.contains("receive as many elements"), "{text}");
+    // A caller that is another, a rank that is none, and one of another communicator.
+    for (rank, among, peer) in
+        [(1, None, Peering::To(0)), (0, None, Peering::To(3)), (0, Some(vec![0, 1]), Peering::To(2))]
+    {
+        let topic = Topic::Message(Envelope { comm: 0, among, tag: 0, rank, peer });
+        let call = Call { topic, ..message(0, peer, 0, DType::F32) };
+        assert!(table.call(0, call, 0.0).is_err());
+    }
+}
+
+#[test]
+fn a_receive_from_any_rank_waits_in_vain_when_nobody_is_left_who_could_send() {
+    let table = || {
+        let mut table = Agreement::new(3, 10.0, 1000);
+        assert_eq!(table.call(0, message(0, Peering::From(None), 0, DType::F32), 0.0), Ok(vec![]));
+        table
+    };
+    let mut left = table();
+    assert_eq!(left.leave(1, None, 0.0), Ok(vec![]), "rank 2 can send");
+    let text = left.leave(2, None, 0.0).unwrap_err().to_string();
+    assert!(text.contains("ended its run") && text.contains("from any rank to rank 0, tag 0"), "{text}");
+    // Ranks 0 and 1 wait for each other, but rank 2 may send to rank 0.
+    let mut stuck = table();
+    assert_eq!(stuck.call(1, message(1, Peering::From(Some(0)), 0, DType::F32), 0.0), Ok(vec![]));
+    let wait = |table: &mut Agreement, rank| table.stuck(rank, Some(Stuck { orders: 0, site: None }), 0.0);
+    (0..2).for_each(|rank| wait(&mut stuck, rank));
+    assert_eq!(stuck.check_deadlock(&[0; 3], 3.0), Ok(()));
+    assert_eq!(stuck.leave(2, None, 0.0), Ok(vec![]), "rank 1 can send");
+    assert!(matches!(stuck.check_deadlock(&[0; 3], 3.0), Err(Error::Deadlock { .. })));
+    let error = table().check_time(11.0).unwrap_err();
+    assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[1, 2]), "{error}");
 }

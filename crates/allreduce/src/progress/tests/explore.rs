@@ -357,6 +357,32 @@ fn names_that_are_forgotten_are_told_apart_all_the_same() {
     report("names", start, &found);
 }
 
+/// Messages between two ranks, from a rank that is named and from any, beside sums that are frozen.
+#[test]
+fn messages_find_their_receives_or_it_is_known_that_they_do_not() {
+    let (to, any, of) = (Do::Send, Do::Recv(None), |from| Do::Recv(Some(from)));
+    let beside = |more: &[Do]| [&steps(2, &[1])[..], more, &steps(1, &[1]), &[Do::Wait]].concat();
+    explore_one("messages", &[vec![any, any, Do::Wait], vec![to(0), Do::Wait], vec![to(0), Do::Wait]], 0, Expect::Ends);
+    explore_one("messages", &[vec![any, of(1), Do::Wait], vec![to(0), to(0), Do::Wait]], 0, Expect::Ends);
+    // Whoever is first: the receive from rank 1 would wait for a message that the other has taken.
+    let third = [vec![any, of(1), Do::Wait], vec![to(0), Do::Wait], vec![to(0), Do::Wait]];
+    explore_one("messages", &third, 0, Expect::Known);
+    for programs in [
+        [beside(&[any]), beside(&[to(0)])],
+        [beside(&[any, Do::Wait]), beside(&[Do::Wait, to(0)])],
+        // The sender is in a sum that the receiver comes to later.
+        [
+            [steps(4, &[1]), vec![any, Do::Wait], steps(1, &[1])].concat(),
+            [steps(4, &[1]), vec![to(0)], steps(1, &[1])].concat(),
+        ],
+    ] {
+        explore_one("messages", &programs, 1, Expect::Ends);
+    }
+    explore_one("messages", &[vec![any, Do::Wait], vec![any, Do::Wait]], 0, Expect::Fault);
+    explore_one("messages", &[vec![any, any, Do::Wait], vec![to(0), Do::Wait], vec![Do::Wait]], 0, Expect::Fault);
+    explore_one("messages", &[vec![any, Do::Wait], vec![Do::Leave], vec![Do::Leave]], 0, Expect::Fault);
+}
+
 /// Divided sums, beside others and beside collectives of a process set. Ranks 0 and 1 are a set.
 #[test]
 fn divided_sums_wait_for_nothing_but_earlier_sums_of_their_keys() {

@@ -7,7 +7,9 @@ use ringpull_base::{DType, Error, Key, Reduction};
 
 use crate::progress::agreement::Agreement;
 use crate::progress::calls::{Act, Calls};
-use crate::progress::messages::{Call, Operation, Order, Overdue, Refusal, Stopped, Terms, Topic, Transfer};
+use crate::progress::messages::{
+    Call, Envelope, Operation, Order, Overdue, Peering, Refusal, Stopped, Terms, Topic, Transfer,
+};
 
 /// What a rank's program does.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +20,10 @@ pub(in crate::progress::tests) enum Do {
     Split(u8),
     /// Call the set's collective of this number; [`ALL`]: that of all ranks.
     Meet(u8, i64),
+    /// Send to this rank.
+    Send(usize),
+    /// Receive from this rank, or from any.
+    Recv(Option<usize>),
     /// Wait for everything called so far.
     Wait,
     /// Go on when everything called so far is done, as one who is told of each end, and does not say that it
@@ -175,7 +181,7 @@ impl World {
             Some(Do::Watch) => self.open[rank].is_empty(),
             Some(Do::Join) => !self.waits[rank],
             Some(Do::Leave) => !self.waits[rank] || self.has_begun_all(rank),
-            Some(Do::Push(..) | Do::Split(_) | Do::Meet(..)) => true,
+            Some(Do::Push(..) | Do::Split(_) | Do::Meet(..) | Do::Send(_) | Do::Recv(_)) => true,
         }
     }
 
@@ -215,6 +221,18 @@ impl World {
                 let called = self.told_apart(rank, (topic.clone(), self.ranks[rank].ordinal(&topic)));
                 self.open[rank].insert(called);
                 self.ranks[rank].call(topic, operation, Terms::default(), Transfer::Messages { priority: 0 })
+            }
+            Some(what @ (Do::Send(_) | Do::Recv(_))) => {
+                self.programs[rank].pop_front();
+                let peer = match what {
+                    Do::Recv(from) => Peering::From(from),
+                    Do::Send(to) => Peering::To(to),
+                    _ => unreachable!("it is a message"),
+                };
+                let topic = Topic::Message(Envelope { comm: 0, among: None, tag: 0, rank, peer });
+                self.open[rank].insert((topic.clone(), self.ranks[rank].ordinal(&topic)));
+                let transfer = Transfer::Messages { priority: 0 };
+                self.ranks[rank].call(topic, Operation::message(), Terms::default(), transfer)
             }
             Some(Do::Wait) if self.waits[rank] => {
                 self.programs[rank].pop_front();

@@ -1,0 +1,99 @@
+//! Which send goes with which receive.
+//!
+//! The rule is MPI's. Rank 0 has the calls of each rank in the order in which it made them. A receive from a
+//! named rank takes the first message of that rank that is left; one from any rank takes that which was
+//! announced first. A message goes to the first receive of its rank that takes it, whether that names the
+//! sender or not. So messages from one rank to another of one tag do not overtake each other, and what any
+//! receive gets is decided once, at rank 0, whose word both ends have. Of two ranks that send to a receive
+//! from any, the one whose call comes to rank 0 first is the one.
+//!
+//! A rank counts its sends and receives, and a launch names each end's call by that end's count.
+
+use ringpull_base::Error;
+
+use crate::progress::agreement::disagreement::disagreement;
+use crate::progress::agreement::{Agreement, Pending, refuse};
+use crate::progress::messages::{Call, Envelope, Launch, Order, Peering, Topic};
+
+type Name = (Topic, u64);
+
+impl Agreement {
+    /// A rank's call of a send or a receive.
+    pub(super) fn message(
+        &mut self,
+        rank: usize,
+        envelope: &Envelope,
+        call: Call,
+        now_s: f64,
+    ) -> Result<Vec<Order>, Error> {
+        self.heard_s = now_s;
+        if !self.is_sound(rank, envelope) {
+            let what = format!("a message {} of ranks {:?}", call.topic.key(), envelope.among);
+            return Err(Error::protocol(None, format!("rank {rank}"), what));
+        }
+        let name = (call.topic.clone(), call.ordinal);
+        let Some((other, pending)) = self.counterpart(envelope).and_then(|other| self.of_sets.remove_entry(&other))
+        else {
+            let mut pending = Pending::new(self.size, Some(self.ranks_of(envelope)), now_s);
+            pending.take(rank, call);
+            self.of_sets.insert(name, pending);
+            return self.check_left().map(|()| Vec::new());
+        };
+        let (sender, receiver) = if is_send(envelope) { (name, other) } else { (other, name) };
+        let mut both = pending;
+        if !both.take(rank, call) {
+            let fault = disagreement(&both);
+            return Ok(vec![refuse(&sender, fault.clone()), refuse(&receiver, fault)]);
+        }
+        let (number, from) = (self.next_of_sets(), sender.0.set().and_then(<[usize]>::first).copied());
+        let launch = |(topic, ordinal), from| Order::Launch(Launch { topic, ordinal, number, call: None, from });
+        Ok(vec![launch(sender, None), launch(receiver, from)])
+    }
+
+    /// Whether a rank may have called it.
+    fn is_sound(&self, rank: usize, envelope: &Envelope) -> bool {
+        let is_one = |rank: usize| match &envelope.among {
+            Some(ranks) => rank < self.size && ranks.contains(&rank),
+            None => rank < self.size,
+        };
+        let other = envelope.peer.rank();
+        let is_all = envelope.among.iter().flatten().all(|rank| *rank < self.size);
+        is_all && envelope.rank == rank && is_one(rank) && other.is_none_or(|other| other != rank && is_one(other))
+    }
+
+    /// The ranks that can be at its two ends.
+    fn ranks_of(&self, envelope: &Envelope) -> Vec<usize> {
+        envelope.peer.rank().map_or_else(|| self.all_of(envelope), |other| vec![envelope.rank, other])
+    }
+
+    fn all_of(&self, envelope: &Envelope) -> Vec<usize> {
+        envelope.among.clone().unwrap_or_else(|| (0..self.size).collect())
+    }
+
+    /// The call that goes with this one, if it was made.
+    fn counterpart(&self, envelope: &Envelope) -> Option<Name> {
+        let of = |rank: usize, peer: Peering| Topic::Message(Envelope { rank, peer, ..envelope.clone() });
+        let own = envelope.rank;
+        match envelope.peer {
+            Peering::To(to) => {
+                let receives = [Some(own), None].map(|from| self.first(of(to, Peering::From(from))));
+                receives.into_iter().flatten().min_by_key(|((_, ordinal), _)| *ordinal).map(|(name, _)| name)
+            }
+            Peering::From(Some(from)) => self.first(of(from, Peering::To(own))).map(|(name, _)| name),
+            Peering::From(None) => {
+                let sends = self.all_of(envelope).into_iter().filter_map(|from| self.first(of(from, Peering::To(own))));
+                sends.min_by(|(_, a), (_, b)| a.since_s.total_cmp(&b.since_s)).map(|(name, _)| name)
+            }
+        }
+    }
+
+    /// The first of these calls that is left.
+    fn first(&self, topic: Topic) -> Option<(Name, &Pending)> {
+        let (name, pending) = self.of_sets.range((topic.clone(), 0)..=(topic, u64::MAX)).next()?;
+        Some((name.clone(), pending))
+    }
+}
+
+fn is_send(envelope: &Envelope) -> bool {
+    matches!(envelope.peer, Peering::To(_))
+}
