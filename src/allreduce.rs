@@ -35,6 +35,14 @@ impl Allreduce {
         Allreduce { engine, store, replica }
     }
 
+    /// Makes a fault of the ranks one of the servers, and the other way round.
+    #[cfg(all(feature = "mpi", feature = "ps"))]
+    pub(crate) fn share_faults(&self, servers: &crate::servers::Servers) {
+        let engine = Arc::clone(&self.engine);
+        servers.on_fault(Box::new(move |fault| engine.fail(fault)));
+        self.engine.on_fault(servers.fail_with());
+    }
+
     fn slot(&self, entry: &Entry) -> Result<Arc<Slot>> {
         let slot = self.replica.slots.read().get(&entry.key).cloned();
         slot.ok_or_else(|| entry.not_initialized("use", self.rank()))

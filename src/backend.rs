@@ -65,8 +65,9 @@ pub trait Backend: Send + Sync {
     /// Rows `ids` (sorted, unique) of that value.
     fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
         let (value, row_bytes) = (self.value(entry, "pull_rows", priority)?, entry.row_bytes());
-        let row = |id: &i64| &value.bytes()[*id as usize * row_bytes..][..row_bytes];
-        Ok(ids.iter().flat_map(row).copied().collect())
+        let mut rows = Vec::with_capacity(ids.len() * row_bytes);
+        ids.iter().for_each(|id| rows.extend_from_slice(&value.bytes()[*id as usize * row_bytes..][..row_bytes]));
+        Ok(rows)
     }
     /// Pushes made from now on are applied by `optimizer`; state is kept where the rule stays the same.
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()>;

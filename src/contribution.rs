@@ -1,7 +1,5 @@
 //! What one process adds to a key in one push: the sum over the values it was given.
 
-use std::collections::BTreeMap;
-
 #[cfg(feature = "devices")]
 use ringpull_base::Remote;
 use ringpull_base::{Buffer, Error, Result, RowSparse, Tensor, TensorMut, TensorRef};
@@ -95,28 +93,60 @@ impl MergedRows {
     /// The sum of `values`, adding up rows in the order they are named.
     pub(super) fn sum(entry: &Entry, values: &[RowSparse]) -> Result<Self> {
         let guards = values.iter().map(|value| value.rows().read()).collect::<Result<Vec<_>>>()?;
+        if let ([value], [rows]) = (values, &guards[..])
+            && value.row_ids().is_sorted_by(|before, after| before < after)
+        {
+            return Ok(MergedRows { ids: value.row_ids().to_vec(), rows: Buffer::copy_of(rows.bytes()) });
+        }
         let parts = values.iter().zip(&guards).map(|(value, guard)| (value.row_ids(), guard.bytes()));
         Ok(Self::sum_of(entry, parts))
     }
 
     /// The sum of `(ids, rows)` pairs whose ids need be neither sorted nor unique, added in the order given.
     pub fn sum_of<'a>(entry: &Entry, parts: impl Iterator<Item = (&'a [i64], &'a [u8])> + Clone) -> Self {
-        let mut place: BTreeMap<i64, usize> =
-            parts.clone().flat_map(|(ids, _)| ids.iter().map(|id| (*id, 0))).collect();
-        for (index, slot) in place.values_mut().enumerate() {
-            *slot = index;
-        }
+        let mut all: Vec<i64> = parts.clone().flat_map(|(ids, _)| ids.iter().copied()).collect();
+        #[allow(clippy::stable_sort_primitive, reason = "most parts ascend, and it finds such runs")]
+        all.sort();
+        all.dedup();
         let row_bytes = entry.row_bytes();
-        let mut rows = Buffer::zeroed(place.len() * row_bytes);
+        let mut rows = Buffer::zeroed(all.len() * row_bytes);
         for (ids, bytes) in parts {
+            let mut place = 0;
             for (at, id) in ids.iter().enumerate() {
-                let to = place[id] * row_bytes;
+                place = find(&all, place, *id);
+                let to = place * row_bytes;
                 let row = &bytes[at * row_bytes..(at + 1) * row_bytes];
                 reduce::add_assign(entry.dtype, &mut rows.bytes_mut()[to..to + row_bytes], row);
             }
         }
-        MergedRows { ids: place.into_keys().collect(), rows }
+        MergedRows { ids: all, rows }
     }
+
+    /// The tensor that has these rows, and zeros elsewhere.
+    pub(super) fn dense(&self, entry: &Entry) -> Buffer {
+        let mut dense = Buffer::zeroed(entry.len_bytes());
+        let row_bytes = entry.row_bytes();
+        if row_bytes > 0 {
+            let bytes = dense.bytes_mut();
+            for (id, row) in self.ids.iter().zip(self.rows.bytes().chunks_exact(row_bytes)) {
+                bytes[*id as usize * row_bytes..][..row_bytes].copy_from_slice(row);
+            }
+        }
+        dense
+    }
+}
+
+/// Where `id` stands in `all`, which ascend and have it: mostly soon behind `near`.
+fn find(all: &[i64], near: usize, id: i64) -> usize {
+    if all[near] > id {
+        return all[..near].partition_point(|other| *other < id);
+    }
+    let mut step = 1;
+    while all.get(near + step).is_some_and(|other| *other <= id) {
+        step *= 2;
+    }
+    let (start, end) = (near + step / 2, all.len().min(near + step));
+    start + all[start..end].partition_point(|other| *other < id)
 }
 
 pub(super) fn check_finite(entry: &Entry, rank: usize, bytes: &[u8]) -> Result<()> {

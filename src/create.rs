@@ -85,7 +85,11 @@ pub fn create_elastic(kind: &str) -> Result<KvStore> {
 /// ```
 pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let kind = kind.parse::<Kind>()?;
-    let job = Dmlc::from_env()?;
+    let mut job = Dmlc::from_env()?;
+    if let Some(job) = job.as_mut().filter(|_| kind == Kind::DistHybrid) {
+        // Its workers are ranks, by the same numbers.
+        job.preferred_rank = job.preferred_rank.or_else(config::launcher_rank);
+    }
     // A server or the scheduler gets the error that it has no store, whether or not it has devices.
     let is_a_node = kind.has_servers() && job.as_ref().is_some_and(|job| job.role != Role::Worker);
     let named = config::devices();
@@ -176,6 +180,7 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
     warn_of_metrics(kind, job)?;
     let limit = config.timeout;
     let backend: Box<dyn Backend> = match (kind, devices) {
+        (Kind::DistHybrid, _) => over_both(config, job)?,
         (Kind::Device, Some(devices)) => {
             timeline::introduce(Role::Worker, 0, 1);
             over_devices(devices, limit)
@@ -207,7 +212,7 @@ fn recorded(kind: Kind, backend: Box<dyn Backend>) -> Result<Box<dyn Backend>> {
 /// call it done.
 fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     match job {
-        Some(job) if job.role != Role::Worker || kind == Kind::DistSyncMpi => Err(Error::KindUnavailable {
+        Some(job) if job.role != Role::Worker || kind.has_ranks() => Err(Error::KindUnavailable {
             kind: kind.to_string(),
             reason: format!(
                 "this process is a {} of a job with parameter servers (DMLC_ROLE and others are set)",
@@ -233,9 +238,11 @@ fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
 /// Warns once in a job that there are no metrics of this kind.
 fn warn_of_metrics(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     static ONCE: Once = Once::new();
-    if kind != Kind::DistSyncMpi && config::metrics()?.is_some() && config::speaks_for_the_job(job) {
+    if !kind.has_ranks() && config::metrics()?.is_some() && config::speaks_for_the_job(job) {
         ONCE.call_once(|| {
-            notice(&format!("warning: RINGPULL_METRICS has no effect: only dist_sync_mpi has metrics, not {kind}"));
+            notice(&format!(
+                "warning: RINGPULL_METRICS has no effect: only dist_sync_mpi and dist_hybrid have metrics, not {kind}"
+            ));
         });
     }
     Ok(())
@@ -273,12 +280,27 @@ fn over_servers(
     job: Option<&Dmlc>,
     devices: Option<Arc<Devices>>,
 ) -> Result<Box<dyn Backend>> {
-    /// The job counts this process as one worker, and not the children that it forks.
-    static OWNER: OnceLock<Process> = OnceLock::new();
+    let servers = connect_to_servers(kind, config, worker_of(kind, job)?)?;
+    if servers.rank() == 0 {
+        introduce(&servers.description());
+    }
+    timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
+    Ok(match devices {
+        Some(devices) => before_servers(servers, devices, config.timeout),
+        None => Box::new(servers),
+    })
+}
+
+/// The job with servers of which this process is a worker.
+#[cfg(feature = "ps")]
+fn worker_of(kind: Kind, job: Option<&Dmlc>) -> Result<&Dmlc> {
     let dmlc = job.ok_or_else(|| Error::KindUnavailable {
         kind: kind.to_string(),
         reason: "this process has no DMLC_* variables, so it belongs to no job with parameter servers".to_owned(),
-        remedy: "start it with `ringpull launch -n 2 -s 2 -- CMD`: two workers, two servers and a scheduler".to_owned(),
+        remedy: format!(
+            "start it with `ringpull launch -n 2 -s 2{} -- CMD`: two workers, two servers and a scheduler",
+            if kind.has_ranks() { " --hybrid" } else { "" }
+        ),
     })?;
     if dmlc.role != Role::Worker {
         return Err(Error::KindUnavailable {
@@ -287,15 +309,49 @@ fn over_servers(
             remedy: "call run_node() before create(): it serves until the job has ended".to_owned(),
         });
     }
+    Ok(dmlc)
+}
+
+#[cfg(feature = "ps")]
+fn connect_to_servers(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<crate::servers::Servers> {
+    /// The job counts this process as one worker, and not the children that it forks.
+    static OWNER: OnceLock<Process> = OnceLock::new();
     OWNER.get_or_init(Process::this).check("this worker of the job")?;
-    let servers = crate::servers::Servers::connect(kind, config, dmlc)?;
+    crate::servers::Servers::connect(kind, config, dmlc)
+}
+
+/// Ranks of MPI that are workers of servers too, by the same numbers.
+#[cfg(all(feature = "mpi", feature = "ps"))]
+fn over_both(config: &Config, job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
+    let kind = Kind::DistHybrid;
+    let dmlc = worker_of(kind, job)?;
+    for (is_set, what, variable) in [
+        (config::devices().is_some(), "values on devices", "RINGPULL_DEVICES"),
+        (config.elastic, "going on without lost ranks", "RINGPULL_ELASTIC"),
+        (config::is_helper(), "helpers", config::ROLE),
+    ] {
+        if is_set {
+            return Err(Error::argument(
+                format!("{kind} has no {what} ({variable})"),
+                format!("unset {variable}, or use dist_sync_mpi"),
+            ));
+        }
+    }
+    let engine = engine(config, false)?;
+    let servers = connect_to_servers(kind, config, &Dmlc { preferred_rank: Some(engine.rank()), ..dmlc.clone() })?;
     if servers.rank() == 0 {
         introduce(&servers.description());
     }
     timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
-    Ok(match devices {
-        Some(devices) => before_servers(servers, devices, config.timeout),
-        None => Box::new(servers),
+    Ok(Box::new(crate::hybrid::Hybrid::new(crate::allreduce::Allreduce::new(engine), servers)?))
+}
+
+#[cfg(not(all(feature = "mpi", feature = "ps")))]
+fn over_both(_config: &Config, _job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
+    Err(Error::KindUnavailable {
+        kind: Kind::DistHybrid.to_string(),
+        reason: "this build lacks MPI or parameter servers".to_owned(),
+        remedy: "build it with the features `mpi` and `ps`, which are on by default".to_owned(),
     })
 }
 
@@ -318,11 +374,12 @@ fn no_servers(asked: &str) -> Error {
     }
 }
 
+/// The engine over this job's ranks.
 #[cfg(feature = "mpi")]
-fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
+fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::progress::Engine>> {
     /// Whether the first store was to go on without lost ranks.
     static IS_ELASTIC: OnceLock<bool> = OnceLock::new();
-    check_elastic(config, devices.is_some())?;
+    check_elastic(config, on_devices)?;
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
     if *IS_ELASTIC.get_or_init(|| config.elastic || engine.is_elastic()) != config.elastic {
         return Err(Error::argument(
@@ -334,6 +391,12 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
         crate::status::serve(&engine)?;
     }
+    Ok(engine)
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
+    let engine = engine(config, devices.is_some())?;
     Ok(match devices {
         None => Box::new(crate::allreduce::Allreduce::new(engine)),
         Some(_) if config.check_replicas > 0 => {

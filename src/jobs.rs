@@ -12,6 +12,7 @@ use ringpull_kernels::optim::{Optimizer, slot_element_bytes};
 
 use crate::compressed::Coding;
 use crate::slot::{LastSum, Slot};
+use crate::sum_rows::sum_rows;
 use crate::update::{Update, Updates};
 use crate::{Contribution, Entry, MergedRows, SavedStates};
 
@@ -264,8 +265,7 @@ impl Job for Push {
     }
 }
 
-/// A row-sparse gradient on its way: every rank gets every rank's rows and sums them in the order of the
-/// ranks.
+/// A row-sparse gradient on its way: every rank gets the sum of all ranks' rows.
 pub(super) struct PushRows {
     slot: Arc<Slot>,
     gradient: MergedRows,
@@ -288,39 +288,6 @@ impl PushRows {
         let (slot, updates) = (Arc::clone(slot), Arc::clone(updates));
         PushRows { slot, gradient, value: None, update, updates, is_elastic, is_begun: false }
     }
-}
-
-/// Every rank's rows, summed in the order of the ranks. Collective.
-pub(super) fn sum_rows(
-    comm: &mut Communicator,
-    launch: &Launch,
-    entry: &Entry,
-    own: &MergedRows,
-) -> Result<MergedRows> {
-    let (ranks, row_bytes) = (comm.size(), entry.row_bytes());
-    let gather = |comm: &mut Communicator, own: &[u8], bounds: Vec<usize>| -> Result<Buffer> {
-        comm.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(own))
-    };
-    let own_rows = own.ids.len() as u64;
-    let each = size_of_val(&own_rows);
-    let counts = gather(comm, &own_rows.to_ne_bytes(), (0..=ranks).map(|rank| rank * each).collect())?;
-    let counts: &[u64] = bytemuck::cast_slice(counts.bytes());
-    let bounds_of = |row_bytes: usize| {
-        let ends = counts.iter().scan(0, |end, rows| {
-            *end += *rows as usize * row_bytes;
-            Some(*end)
-        });
-        std::iter::once(0).chain(ends).collect::<Vec<usize>>()
-    };
-    let ids = gather(comm, bytemuck::cast_slice(&own.ids), bounds_of(size_of::<i64>()))?;
-    let rows = gather(comm, own.rows.bytes(), bounds_of(row_bytes))?;
-    let ids: &[i64] = bytemuck::cast_slice(ids.bytes());
-    let bounds = bounds_of(1);
-    let parts = bounds.windows(2).map(|part| {
-        let (start, end) = (part[0], part[1]);
-        (&ids[start..end], &rows.bytes()[start * row_bytes..end * row_bytes])
-    });
-    Ok(MergedRows::sum_of(entry, parts))
 }
 
 /// This rank's step of the rows of a key, and then those of all ranks. Collective.

@@ -243,10 +243,34 @@ impl KvStore {
     /// in any order. If ranks disagree on shape or dtype, a later call returns the same error on every rank,
     /// soon after two of them have called.
     pub fn init(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
+        self.init_as(&key.into(), value, false)
+    }
+
+    /// As [`init`](Self::init), of a key whose gradients touch few rows of it, such as an embedding.
+    /// `dist_hybrid` keeps it on the servers, other kinds do with it what they do with all keys; every worker
+    /// must call it alike. It takes row-sparse and dense gradients, as every key does.
+    ///
+    /// ```
+    /// use ringpull::{DType, RowSparse, Tensor};
+    ///
+    /// let store = ringpull::create("local")?;
+    /// store.init_row_sparse("embedding", &Tensor::zeros(DType::F32, &[1000, 2]))?;
+    /// let rows = Tensor::from_slice(&[1, 2], &[1.0f32, 2.0]);
+    /// store.push_rows("embedding", &[RowSparse::new(&[1000, 2], &[7], rows)?], 0)?;
+    /// assert_eq!(store.pull_rows("embedding", &[7], 0)?.rows().to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok::<(), ringpull::Error>(())
+    /// ```
+    pub fn init_row_sparse(&self, key: impl Into<Key>, value: &Tensor) -> Result<()> {
+        self.init_as(&key.into(), value, true)
+    }
+
+    fn init_as(&self, key: &Key, value: &Tensor, is_row_sparse: bool) -> Result<()> {
         self.call(|| {
-            let key = key.into();
-            let entry = self.table.add(&key, value, self.rank())?;
-            self.backend.init(&entry, value).inspect_err(|_| self.table.remove(&key))
+            let entry = self.table.add(key, value, self.rank(), is_row_sparse)?;
+            if is_row_sparse {
+                entry.rows().inspect_err(|_| self.table.remove(key))?;
+            }
+            self.backend.init(&entry, value).inspect_err(|_| self.table.remove(key))
         })
     }
 

@@ -31,6 +31,8 @@ mod contribution;
 mod create;
 #[cfg(all(feature = "devices", feature = "ps"))]
 mod device_sums;
+#[cfg(all(feature = "mpi", feature = "ps"))]
+mod hybrid;
 #[cfg(feature = "allreduce")]
 mod jobs;
 #[cfg(feature = "allreduce")]
@@ -51,6 +53,8 @@ mod slot;
 mod states;
 #[cfg(feature = "mpi")]
 mod status;
+#[cfg(feature = "allreduce")]
+mod sum_rows;
 mod table;
 mod update;
 

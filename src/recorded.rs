@@ -65,7 +65,7 @@ impl RecordedBackend {
 
 impl Backend for RecordedBackend {
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
-        let Entry { key, dtype, shape } = entry;
+        let Entry { key, dtype, shape, .. } = entry;
         let when = self.recording.when();
         self.recording.write(&RecordedLine::Init { key: key.clone(), dtype: *dtype, shape: shape.to_vec(), when });
         self.inner.init(entry, value)

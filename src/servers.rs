@@ -98,6 +98,18 @@ impl Servers {
         self.worker.job().description()
     }
 
+    /// Ends this worker's part of the job with a fault from elsewhere.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn fail_with(&self) -> ringpull_base::OnFault {
+        self.worker.fail_with()
+    }
+
+    /// Lets `hook` know of the first fault.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn on_fault(&self, hook: ringpull_base::OnFault) {
+        self.worker.on_fault(hook);
+    }
+
     fn is_async(&self) -> bool {
         matches!(self.kind, Kind::DistAsync | Kind::DistAsyncDevice)
     }
@@ -211,7 +223,8 @@ impl Backend for Servers {
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let job = self.worker.job();
         let size = entry.dtype.size_bytes();
-        let layout = Arc::new(Layout::new(&entry.key, &entry.shape, size, job.servers.len(), job.bigarray_bound));
+        let cut = if entry.is_row_sparse { Layout::by_rows } else { Layout::new };
+        let layout = Arc::new(cut(&entry.key, &entry.shape, size, job.servers.len(), job.bigarray_bound));
         let value = if job.rank == 0 { Bytes::Shared(value.read()?.snapshot()) } else { Bytes::Nothing };
         let shape = entry.shape.iter().map(|len| *len as u64).collect();
         let mut calls = self.calls.lock();
@@ -301,6 +314,9 @@ impl Backend for Servers {
             }
             Ok(())
         })?;
+        if split.len() == layout.segments.len() {
+            self.note_applied(&entry.key, rounds);
+        }
         Ok(rows)
     }
 

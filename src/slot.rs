@@ -319,7 +319,11 @@ mod tests {
 
     #[test]
     fn a_value_that_the_next_operation_has_taken_out_is_waited_for() {
-        let slot = Slot::new(Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into() }, &Arc::default(), 0);
+        let slot = Slot::new(
+            Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into(), is_row_sparse: false },
+            &Arc::default(),
+            0,
+        );
         slot.call(true);
         slot.settle(Arc::new(Buffer::copy_of(&[1])));
         // Another thread's push begins here.

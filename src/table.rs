@@ -17,6 +17,9 @@ pub struct Entry {
     pub dtype: DType,
     /// Its shape.
     pub shape: Arc<[usize]>,
+    /// Whether its gradients are mostly row-sparse: then its servers keep it in few long segments, and
+    /// `dist_hybrid` keeps it on servers.
+    pub is_row_sparse: bool,
 }
 
 impl Entry {
@@ -62,13 +65,13 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn add(&self, key: &Key, value: &Tensor, rank: usize) -> Result<Entry> {
+    pub(super) fn add(&self, key: &Key, value: &Tensor, rank: usize, is_row_sparse: bool) -> Result<Entry> {
         let mut entries = self.entries.lock();
         check_type(&entries, key, rank)?;
         if entries.contains_key(key) {
             return Err(Error::AlreadyInitialized { key: key.clone(), rank });
         }
-        let entry = Entry { key: key.clone(), dtype: value.dtype(), shape: value.shape().into() };
+        let entry = Entry { key: key.clone(), dtype: value.dtype(), shape: value.shape().into(), is_row_sparse };
         entries.insert(key.clone(), entry.clone());
         Ok(entry)
     }

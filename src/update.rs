@@ -173,7 +173,7 @@ impl Updates {
     ) -> Result<()> {
         match update {
             Update::Overwrite => {
-                *value = Arc::new(dense(entry, gradient));
+                *value = Arc::new(gradient.dense(entry));
                 Ok(())
             }
             Update::Optimize(optimizer) => self.optimize(optimizer, entry, |state| {
@@ -181,7 +181,7 @@ impl Updates {
                 optimizer.apply_rows(state, entry.dtype, weight, entry.row_bytes(), &gradient.ids, rows)
             }),
             Update::Call(updater) => {
-                let received = Tensor::from_buffer(entry.dtype, &entry.shape, dense(entry, gradient));
+                let received = Tensor::from_buffer(entry.dtype, &entry.shape, gradient.dense(entry));
                 call(updater, entry, &received, value)
             }
             Update::Shard(_) => Err(applied_in_parts()),
@@ -282,17 +282,6 @@ fn overwrite(value: &mut Arc<Buffer>, bytes: &[u8]) {
     }
 }
 
-fn dense(entry: &Entry, gradient: &MergedRows) -> Buffer {
-    let (row_bytes, mut whole) = (entry.row_bytes(), Buffer::zeroed(entry.len_bytes()));
-    if row_bytes > 0 {
-        for (id, row) in gradient.ids.iter().zip(gradient.rows.bytes().chunks_exact(row_bytes)) {
-            let start = *id as usize * row_bytes;
-            whole.bytes_mut()[start..start + row_bytes].copy_from_slice(row);
-        }
-    }
-    whole
-}
-
 thread_local! {
     static IN_UPDATER: Cell<bool> = const { Cell::new(false) };
 }
@@ -358,7 +347,7 @@ mod tests {
     use super::*;
 
     fn entry(shape: &[usize]) -> Entry {
-        Entry { key: Key::from("w"), dtype: DType::F32, shape: shape.into() }
+        Entry { key: Key::from("w"), dtype: DType::F32, shape: shape.into(), is_row_sparse: false }
     }
 
     fn buffer(values: &[f32]) -> Arc<Buffer> {

@@ -88,13 +88,16 @@ class KVStore(Worker):
 
     # Values.
 
-    def init(self, key: Keys, value: Any) -> None:
+    def init(self, key: Keys, value: Any, row_sparse: bool = False) -> None:
         """Gives ``key`` its first value, shape and dtype. Rank 0's value wins. Every worker must init a key once, in any order.
 
         Copies the value. Ranks that disagree on shape or dtype all get one error from the next call that waits.
+
+        With ``row_sparse`` the key's gradients touch few of its rows, as those of an embedding: ``dist_hybrid`` keeps it on
+        the servers. Every worker must say the same.
         """
         for one, values in pairs(key, value):
-            self._native.init(one, values[0])
+            self._native.init(one, values[0], row_sparse)
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
         """Adds the sum of the values to this step's gradient of ``key``. Returns at once.

@@ -207,10 +207,17 @@ impl Store {
         Ok(self.open(py)?.is_capable(Capability::Optimizer))
     }
 
-    fn init(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (key, value, row_sparse=false))]
+    fn init(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, row_sparse: bool) -> PyResult<()> {
         self.reporting(py, |store| {
             let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read, store.devices())?.into_tensor(py)?);
-            detached(py, store, |store| store.init(key, &value))
+            detached(
+                py,
+                store,
+                |store| {
+                    if row_sparse { store.init_row_sparse(key, &value) } else { store.init(key, &value) }
+                },
+            )
         })
     }
 

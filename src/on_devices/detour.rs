@@ -13,7 +13,7 @@ use ringpull_kernels::optim::State;
 
 use super::slot::{Content, DeviceSlot};
 use super::{OnDevices, Step, take_loaded};
-use crate::jobs::sum_rows;
+use crate::sum_rows::sum_rows;
 use crate::update::{Update, Updates};
 use crate::{MergedRows, SavedStates};
 

@@ -74,7 +74,9 @@ impl Sender {
 type Round = Box<dyn FnMut(usize) -> Vec<f32>>;
 
 fn model(world: &World, text: &str, len: usize) -> Round {
-    let (workers, has_servers) = (world.workers(), world.store.kind().has_servers());
+    let (workers, kind) = (world.workers(), world.store.kind());
+    // Dense keys are not on them if the workers are ranks.
+    let has_servers = kind.has_servers() && !kind.has_ranks();
     let mut senders: Vec<Sender> = (0..workers).map(|_| Sender { kept: vec![0.0; len] }).collect();
     let (name, parameter) = text.split_once(':').unwrap_or((text, "0.5"));
     let (name, parameter) = (name.to_owned(), parameter.parse::<f32>().unwrap());

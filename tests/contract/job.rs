@@ -138,7 +138,16 @@ impl Job {
                 }
                 processes.start("mpirun", command.envs(env.iter().copied()));
             }
-            _ => self.start_with_servers(processes, folder, env),
+            "dist_hybrid" => {
+                let port = free_port();
+                self.start_nodes(processes, folder, env, port, &[("scheduler", 1), ("server", 2)]);
+                let mut command = self.this_binary(processes.mpirun(self.workers, own_path()), folder);
+                processes.start("mpirun", command.envs(env.iter().copied()).envs(self.of_job("worker", port)));
+            }
+            _ => {
+                let roles = [("scheduler", 1), ("server", 2), ("worker", self.workers)];
+                self.start_nodes(processes, folder, env, free_port(), &roles);
+            }
         }
     }
 
@@ -154,16 +163,31 @@ impl Job {
         command
     }
 
-    /// A scheduler, two servers and the workers, on loopback.
-    fn start_with_servers(&self, processes: &mut Processes, folder: &Path, env: &[(&str, &OsStr)]) {
-        let port = free_port();
-        for (role, count) in [("scheduler", 1), ("server", 2), ("worker", self.workers)] {
-            for number in 0..count {
+    /// The variables of a process in a job with two servers, on loopback.
+    fn of_job(&self, role: &str, port: u16) -> [(&'static str, String); 5] {
+        [
+            ("DMLC_ROLE", role.to_owned()),
+            ("DMLC_PS_ROOT_URI", "127.0.0.1".to_owned()),
+            ("DMLC_PS_ROOT_PORT", port.to_string()),
+            ("DMLC_NUM_SERVER", "2".to_owned()),
+            ("DMLC_NUM_WORKER", self.workers.to_string()),
+        ]
+    }
+
+    /// So many processes of each role of a job with servers.
+    fn start_nodes(
+        &self,
+        processes: &mut Processes,
+        folder: &Path,
+        env: &[(&str, &OsStr)],
+        port: u16,
+        roles: &[(&str, usize)],
+    ) {
+        for (role, count) in roles {
+            for number in 0..*count {
                 let mut command = self.this_binary(Command::new(own_path()), folder);
-                command.envs(env.iter().copied());
-                command.envs([("DMLC_WORKER_ID", number.to_string())]);
-                command.envs([("DMLC_ROLE", role), ("DMLC_PS_ROOT_URI", "127.0.0.1"), ("DMLC_NUM_SERVER", "2")]);
-                command.env("DMLC_PS_ROOT_PORT", port.to_string()).env("DMLC_NUM_WORKER", self.workers.to_string());
+                command.envs(env.iter().copied()).envs(self.of_job(role, port));
+                command.env("DMLC_WORKER_ID", number.to_string());
                 processes.start(&format!("{role} {number}"), &mut command);
             }
         }

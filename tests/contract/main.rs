@@ -107,6 +107,18 @@ fn dist_sync_keeps_every_promise_on_1_to_4_workers() {
 }
 
 #[test]
+fn dist_hybrid_keeps_every_promise_on_1_to_4_workers() {
+    for workers in [1, 2, 4] {
+        for group in ["strings-servers", "integers"] {
+            Job { kind: "dist_hybrid", workers, group }.run();
+        }
+    }
+    for group in ["compressed", "sharded"] {
+        Job { kind: "dist_hybrid", workers: 2, group }.run();
+    }
+}
+
+#[test]
 fn dist_async_keeps_every_promise_on_1_to_4_workers() {
     for workers in [1, 2, 4] {
         Job { kind: "dist_async", workers, group: "strings-async" }.run();

@@ -10,6 +10,8 @@ pub(crate) const SYNC: &[Promise] = promises![
     pulled_rows_come_in_ascending_order_and_once,
     a_dense_and_a_row_sparse_push_of_one_key_follow_each_other,
     a_push_of_no_rows_is_a_push_of_zeros,
+    a_key_that_is_row_sparse_takes_every_gradient,
+    rows_of_any_density_are_added_in_the_order_of_the_ranks,
 ];
 
 /// Rows of `width` elements, each row holding its factor.
@@ -64,4 +66,38 @@ fn a_push_of_no_rows_is_a_push_of_zeros(world: &World) {
     world.init("no rows", DType::F32, &[2, 2], 8.0);
     world.store.push_rows("no rows", &[sparse([2, 2], &[])], 0).unwrap();
     assert_eq!(world.pull::<f32>("no rows", &[2, 2]), [0.0; 4]);
+}
+
+fn a_key_that_is_row_sparse_takes_every_gradient(world: &World) {
+    world.store.init_row_sparse("table", &Tensor::full(DType::F32, &[40, 2], 1.0 + world.rank() as f64)).unwrap();
+    assert_eq!(world.pull::<f32>("table", &[40, 2]), [1.0; 80], "rank 0's value wins");
+    let own = world.rank() as i64;
+    let rows = sparse([40, 2], &[(own, world.mine()), (39, world.mine())]);
+    world.store.push_rows("table", &[rows], 0).unwrap();
+    let pulled = world.store.pull_rows("table", &[39, 39, 38, own], 0).unwrap();
+    let (mine, total) = (world.mine() as f32, world.total() as f32);
+    assert_eq!(pulled.row_ids(), [own, 38, 39]);
+    assert_eq!(pulled.rows().to_vec::<f32>().unwrap(), [mine, mine, 0.0, 0.0, total, total]);
+    world.store.push("table", &[Tensor::full(DType::F32, &[40, 2], world.mine())], 0).unwrap();
+    assert_eq!(world.pull::<f32>("table", &[40, 2]), [total; 80]);
+}
+
+/// Few rows are gathered, those that all have go to their owners, nearly all are summed as a dense tensor.
+fn rows_of_any_density_are_added_in_the_order_of_the_ranks(world: &World) {
+    const ROWS: usize = 3000;
+    const WIDTH: usize = 32;
+    world.init("densities", DType::F32, &[ROWS, WIDTH], 0.0);
+    for (common, own) in [(0, 5), (400, 40), (1, 400), (2000, 0), (ROWS, 0)] {
+        let of = |rank: usize| (0..common).chain(common + rank * own..common + (rank + 1) * own);
+        let rows: Vec<(i64, f64)> =
+            of(world.rank()).map(|row| (row as i64, world.mine() * (1 + row % 7) as f64)).collect();
+        world.store.push_rows("densities", &[sparse([ROWS, WIDTH], &rows)], 0).unwrap();
+        let mut expected = vec![0.0; ROWS * WIDTH];
+        for rank in 0..world.workers() {
+            for row in of(rank) {
+                expected[row * WIDTH..][..WIDTH].iter_mut().for_each(|sum| *sum += ((rank + 1) * (1 + row % 7)) as f32);
+            }
+        }
+        assert_eq!(world.pull::<f32>("densities", &[ROWS, WIDTH]), expected, "{common} rows of all, {own} of each");
+    }
 }

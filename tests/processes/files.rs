@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 /// without a `'`, which every launcher and every shell on the way passes on.
 const REDIRECT: &str = concat!(
     r#"case ${DMLC_ROLE:-rank} in rank) name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}" ;; "#,
-    r#"scheduler) name=scheduler ;; server) name="server $DMLC_SERVER_ID" ;; *) name="worker $DMLC_WORKER_ID" ;; esac; "#,
+    r#"scheduler) name=scheduler ;; server) name="server $DMLC_SERVER_ID" ;; "#,
+    r#"*) name="worker ${DMLC_WORKER_ID:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" ;; esac; "#,
     r#"exec "$@" >"$0/$name.out" 2>"$0/$name.err""#
 );
 

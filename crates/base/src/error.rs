@@ -447,3 +447,6 @@ fn say_why_ended(why: &str) -> String {
 
 /// Shorthand for this crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Who is told of a fault, once. It does not block.
+pub type OnFault = Box<dyn Fn(&Error) + Send + Sync>;

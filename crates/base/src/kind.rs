@@ -35,6 +35,8 @@ named! {
         DistAsyncDevice = "dist_async_device",
         /// Allreduce over all ranks, no servers.
         DistSyncMpi = "dist_sync_mpi",
+        /// Dense keys as `dist_sync_mpi`, row-sparse keys as `dist_sync`.
+        DistHybrid = "dist_hybrid",
     }
 }
 
@@ -52,8 +54,21 @@ impl Kind {
     /// Whether the store has parameter servers.
     pub fn has_servers(self) -> bool {
         match self {
-            Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice => true,
+            Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice | Kind::DistHybrid => true,
             Kind::Local | Kind::Device | Kind::DistSyncMpi => false,
+        }
+    }
+
+    /// Whether the workers are ranks of an MPI job.
+    pub fn has_ranks(self) -> bool {
+        match self {
+            Kind::DistSyncMpi | Kind::DistHybrid => true,
+            Kind::Local
+            | Kind::Device
+            | Kind::DistSync
+            | Kind::DistAsync
+            | Kind::DistSyncDevice
+            | Kind::DistAsyncDevice => false,
         }
     }
 }

@@ -46,7 +46,7 @@ pub mod waits;
 pub use algorithm::{Algorithm, AlgorithmChoice};
 pub use buffer::Buffer;
 pub use dtype::{DType, Element};
-pub use error::{Error, INIT_ALIKE, Result, after_error};
+pub use error::{Error, INIT_ALIKE, OnFault, Result, after_error};
 #[doc(hidden)]
 pub use half;
 pub use key::Key;

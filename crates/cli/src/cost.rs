@@ -17,14 +17,23 @@
 //! `2 n (n-1) / (n^2 + h n - 2 h) S`, but a worker no less than `S`. With fewer than three workers helpers
 //! are of no use (`ringpull_plan::Links`).
 //!
+//! *Rows.* Each worker pushes and pulls `r` bytes of rows of a table of `S` bytes, and all workers together have
+//! `u` bytes of different rows. Servers move the above for `S = r`, and `dist_hybrid` too. An allreduce gives
+//! every worker all rows: gathered each link carries `(n-1) r`; by owners `(n-1)/n (r + u)`; as a dense table
+//! `2 (n-1)/n S`. It can choose the least.
+//!
 //! *When the answers begin.* A server can answer a segment once the last worker's push of it is there. With
 //! `m` segments of a share, which all workers send in one order and equally fast, that is after `1/m` of the
 //! pushes; the last answer leaves as long after the last push. So the two directions overlap but for `1/m`,
 //! and these bounds are what many short segments come close to. A worker that is ahead of the others does not
 //! shorten it.
 
+use ringpull_workload::sparse::SparseSetup;
+use serde::{Deserialize, Serialize};
+
 use crate::lab::HostRate;
 use crate::mode::{Mode, Placement};
+use crate::size::format_size;
 
 /// The links of the workers' hosts.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +94,8 @@ pub(crate) fn bus_factor(ranks: usize) -> f64 {
 pub(crate) fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
     let n = workers as f64;
     match mode {
-        Mode::Allreduce => bus_factor(workers) * bytes,
+        // Of keys that are not row-sparse.
+        Mode::Allreduce | Mode::Hybrid { .. } => bus_factor(workers) * bytes,
         Mode::Helped { .. } if workers < 3 => bus_factor(workers) * bytes,
         Mode::Helped { helpers } => {
             let h = helpers as f64;
@@ -118,7 +128,7 @@ pub(crate) fn mode_bound_s<'a>(mode: Mode, workers: usize, bytes: f64, links: im
     let (servers, placement) = match mode {
         Mode::Servers { servers, placement, .. } => (servers, placement),
         Mode::Helped { .. } => return busiest_host_bytes(mode, workers, bytes) / links.bytes_per_s,
-        Mode::Allreduce => return allreduce_bound_s(workers, bytes, links),
+        Mode::Allreduce | Mode::Hybrid { .. } => return allreduce_bound_s(workers, bytes, links),
     };
     let of_worker = |worker: usize| {
         let here = match placement {
@@ -131,6 +141,58 @@ pub(crate) fn mode_bound_s<'a>(mode: Mode, workers: usize, bytes: f64, links: im
     let busiest = busiest_host_bytes(mode, workers, bytes) / links.bytes_per_s;
     let of_servers = if placement == Placement::Dedicated { busiest } else { 0.0 };
     (0..workers).map(of_worker).fold(of_servers, f64::max)
+}
+
+/// The rows that the iterations of a record push and pull.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SparseRows {
+    /// The table, and what each rank touches of it.
+    #[serde(flatten)]
+    pub table: SparseSetup,
+    /// The different rows that all ranks touch, on average.
+    pub union: f64,
+}
+
+impl SparseRows {
+    /// Bytes through each link, in each direction, of the ways to sum rows by an allreduce, and by a server on
+    /// each worker's host.
+    pub(crate) fn ways(&self, workers: usize) -> [(&'static str, f64); 4] {
+        let (n, row) = (workers as f64, self.table.row_bytes() as f64);
+        let (touched, union, all) = (self.table.touched as f64 * row, self.union * row, self.table.rows as f64 * row);
+        let apart = bus_factor(workers) / 2.0;
+        [
+            ("rows gathered", (n - 1.0) * touched),
+            ("rows by owner", apart * (touched + union)),
+            ("dense ring", 2.0 * apart * all),
+            ("servers", 2.0 * apart * touched),
+        ]
+    }
+
+    /// The least time of pushing and pulling these rows in this mode.
+    pub(crate) fn bound_s<'a>(&self, mode: Mode, workers: usize, links: impl Into<Links<'a>>) -> f64 {
+        let links = links.into();
+        if let Some(placement) = mode.placement() {
+            let servers = Mode::Servers { sync: true, servers: mode.servers(), placement };
+            return mode_bound_s(servers, workers, self.table.touched_bytes() as f64, links);
+        }
+        let least = self.ways(workers)[..3].iter().map(|way| way.1).fold(f64::INFINITY, f64::min);
+        // As an allreduce of so many bytes.
+        allreduce_bound_s(workers, least / bus_factor(workers).max(f64::MIN_POSITIVE), links)
+    }
+}
+
+/// The rows and what each way of summing them moves, in words.
+pub(crate) fn rows_words(rows: &SparseRows, workers: usize) -> String {
+    let SparseSetup { rows: all, width, touched, zipf } = rows.table;
+    let part = |count: f64| format!("{:.2} %", 100.0 * count / all as f64);
+    let ways = rows.ways(workers).map(|(way, bytes)| format!("{way} {}", format_size(bytes)));
+    format!(
+        "each rank touches {touched} of {all} rows of {} ({}, Zipf {zipf}), all together {}; through each link: {}",
+        format_size(4.0 * width as f64),
+        part(touched as f64),
+        part(rows.union),
+        ways.join(", ")
+    )
 }
 
 /// What the host of a worker sends, or receives, with `here` of the servers beside its worker, over the
@@ -180,6 +242,20 @@ mod tests {
         assert_eq!([bound("dist_sync:1shared", &slow), bound("dist_sync:1shared", &half)], [7.0, 14.0]);
         assert_eq!([bound("dist_sync:8shared", &slow), bound("dist_sync:8", &slow)], [3.5, 2.0]);
         assert_eq!(bound("dist_sync:2", &slow), 4.0, "of the servers");
+    }
+
+    #[test]
+    fn rows_are_bounded_by_the_shortest_way_of_each_mode() {
+        // 1 % of 25.6 MB on each of 8 ranks, 4 % together, on links of 25.6 MB/s.
+        let table = SparseSetup { rows: 100_000, width: 64, touched: 1000, zipf: 1.0 };
+        let rows = SparseRows { table, union: 4000.0 };
+        let bound = |text: &str, rows: SparseRows| rows.bound_s(mode(text), 8, 25.6e6);
+        assert_eq!(rows.ways(8).map(|way| way.1 / 25.6e6), [0.07, 0.04375, 1.75, 0.0175]);
+        assert!((bound("dist_sync_mpi", rows) - 0.04375).abs() < 1e-12);
+        assert!((bound("dist_hybrid:8shared", rows) - 0.0175).abs() < 1e-12);
+        assert!((bound("dist_sync:8", rows) - 0.01).abs() < 1e-12);
+        let apart = SparseRows { union: 8000.0, ..rows };
+        assert!((bound("dist_sync_mpi", apart) - 0.07).abs() < 1e-12, "gathered");
     }
 
     #[test]

@@ -24,7 +24,7 @@ impl Placement {
 }
 
 /// How our store sums: `dist_sync_mpi`, `dist_sync_mpi:Khelpers`, `dist_sync:K`, `dist_sync:Kshared`,
-/// `dist_async:K`, `dist_async:Kshared`.
+/// `dist_async:K`, `dist_async:Kshared`, `dist_hybrid:K`, `dist_hybrid:Kshared`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
     /// Allreduce over the workers, no server.
@@ -37,6 +37,8 @@ pub(crate) enum Mode {
         servers: usize,
         placement: Placement,
     },
+    /// Allreduce over the workers for dense keys, and servers for row-sparse ones.
+    Hybrid { servers: usize, placement: Placement },
 }
 
 impl Mode {
@@ -46,6 +48,7 @@ impl Mode {
             Mode::Allreduce | Mode::Helped { .. } => Kind::DistSyncMpi,
             Mode::Servers { sync: true, .. } => Kind::DistSync,
             Mode::Servers { sync: false, .. } => Kind::DistAsync,
+            Mode::Hybrid { .. } => Kind::DistHybrid,
         }
     }
 
@@ -53,16 +56,25 @@ impl Mode {
     pub(crate) fn servers(self) -> usize {
         match self {
             Mode::Allreduce | Mode::Helped { .. } => 0,
-            Mode::Servers { servers, .. } => servers,
+            Mode::Servers { servers, .. } | Mode::Hybrid { servers, .. } => servers,
         }
     }
 
     /// The hosts needed beyond the workers' own.
     pub(crate) fn extra_hosts(self) -> usize {
         match self {
-            Mode::Servers { servers, placement: Placement::Dedicated, .. } => servers,
+            Mode::Servers { servers, placement: Placement::Dedicated, .. }
+            | Mode::Hybrid { servers, placement: Placement::Dedicated } => servers,
             Mode::Helped { helpers } => helpers,
             _ => 0,
+        }
+    }
+
+    /// Where its servers run, if it has some.
+    pub(crate) fn placement(self) -> Option<Placement> {
+        match self {
+            Mode::Allreduce | Mode::Helped { .. } => None,
+            Mode::Servers { placement, .. } | Mode::Hybrid { placement, .. } => Some(placement),
         }
     }
 }
@@ -72,7 +84,7 @@ impl fmt::Display for Mode {
         let name = match *self {
             Mode::Allreduce => Kind::DistSyncMpi.name().to_owned(),
             Mode::Helped { helpers } => format!("{}:{helpers}helpers", self.kind()),
-            Mode::Servers { servers, placement, .. } => {
+            Mode::Servers { servers, placement, .. } | Mode::Hybrid { servers, placement } => {
                 let suffix = if placement == Placement::Shared { "shared" } else { "" };
                 format!("{}:{servers}{suffix}", self.kind())
             }
@@ -87,14 +99,14 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self, Error> {
         let unknown = || {
             let kind = text.split(':').next().unwrap_or(text);
-            let names = [Kind::DistSyncMpi, Kind::DistSync, Kind::DistAsync].map(Kind::name);
+            let names = [Kind::DistSyncMpi, Kind::DistSync, Kind::DistAsync, Kind::DistHybrid].map(Kind::name);
             let with_servers = |name: &str| if name == names[0] { name.to_owned() } else { format!("{name}:K") };
             let meant = closest(kind, names).map(|name| format!("; did you mean {}?", with_servers(name)));
             let meant = meant.filter(|_| !names.contains(&kind)).unwrap_or_default();
             Error::argument(
                 format!("unknown mode {text:?}"),
                 format!(
-                    "the modes are dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, with K at least 1{meant}"
+                    "the modes are dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, dist_hybrid:K and dist_hybrid:Kshared (servers for row-sparse keys alone), with K at least 1{meant}"
                 ),
             )
         };
@@ -110,16 +122,17 @@ impl FromStr for Mode {
         if kind == Kind::DistSyncMpi.name() {
             return Ok(Mode::Helped { helpers: number(count.strip_suffix("helpers").ok_or_else(unknown)?)? });
         }
-        let sync = match kind {
-            "dist_sync" => true,
-            "dist_async" => false,
-            _ => return Err(unknown()),
-        };
         let (count, placement) = match count.strip_suffix("shared") {
             Some(count) => (count, Placement::Shared),
             None => (count, Placement::Dedicated),
         };
-        Ok(Mode::Servers { sync, servers: number(count)?, placement })
+        let servers = || number(count);
+        match kind {
+            "dist_sync" => Ok(Mode::Servers { sync: true, servers: servers()?, placement }),
+            "dist_async" => Ok(Mode::Servers { sync: false, servers: servers()?, placement }),
+            "dist_hybrid" => Ok(Mode::Hybrid { servers: servers()?, placement }),
+            _ => Err(unknown()),
+        }
     }
 }
 
@@ -136,6 +149,7 @@ mod tests {
             "dist_sync:8shared",
             "dist_async:2",
             "dist_async:4shared",
+            "dist_hybrid:8shared",
         ] {
             assert_eq!(text.parse::<Mode>().unwrap().to_string(), text);
         }

@@ -9,11 +9,13 @@ use ringpull::KvStore;
 use ringpull_base::config::{self, Dmlc};
 use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result};
 use ringpull_kernels::compress::Compression;
-use ringpull_kernels::optim::{Optimizer, Rule};
+use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::expected::Expected;
 use ringpull_workload::iterations::Iterations;
 use ringpull_workload::models::ModelKey;
+use ringpull_workload::sparse::{SparseIterations, SparseSetup, adding};
 
+use crate::cost::SparseRows;
 use crate::kept;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, Spent, gather, record_of};
@@ -66,6 +68,38 @@ pub(crate) fn run(
         }
         let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
         records.push(kept::keep(plan.record("pushpull", store, keys, &ranks)?, store.rank())?);
+    }
+    Ok((store.rank() == 0).then_some(records))
+}
+
+/// As [`run`], of rows of each of `tables`.
+pub(crate) fn run_sparse(
+    store: &KvStore,
+    tables: &[SparseSetup],
+    plan: &StoreOptions,
+    progress: Option<&Progress>,
+) -> Result<Option<Vec<Record>>> {
+    plan.prepare(store)?;
+    let mut records = Vec::with_capacity(tables.len());
+    for (index, table) in tables.iter().enumerate() {
+        let mut iterations = SparseIterations::new(store, &format!("{index}.table"), *table)?;
+        let mut found = RankReport::default();
+        for iteration in 0..plan.warmup + plan.iters {
+            if let Some(progress) = progress {
+                let each = plan.warmup + plan.iters;
+                let words = format!("payload {} of {}", index + 1, tables.len());
+                progress.part(index * each + iteration, tables.len() * each, words);
+            }
+            let (seconds, before, after) = iterations.take(store, iteration, Spent::now)?;
+            if iteration >= plan.warmup {
+                found.seconds.push(seconds);
+                found.spent.add(before, after);
+            }
+        }
+        let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
+        let sparse = Some(SparseRows { table: *table, union: iterations.union() });
+        let blank = Record { sparse, ..plan.blank("pushpull", store)? };
+        records.push(kept::keep(record_of(&ranks, table.touched_bytes(), blank)?, store.rank())?);
     }
     Ok((store.rank() == 0).then_some(records))
 }
@@ -135,6 +169,12 @@ impl StoreOptions {
 
     /// The record of what the ranks found with `keys`.
     pub(crate) fn record(&self, op: &str, store: &KvStore, keys: &[ModelKey], ranks: &[RankReport]) -> Result<Record> {
+        let bytes = self.dtype.size_bytes() * keys.iter().map(ModelKey::len).sum::<usize>();
+        record_of(ranks, bytes, self.blank(op, store)?)
+    }
+
+    /// The record of a measurement of `store`, as far as it is known before.
+    fn blank(&self, op: &str, store: &KvStore) -> Result<Record> {
         let algorithm = match (&self.compression, store.kind()) {
             // NCCL sums only on GPUs; host memory is summed by `auto`.
             (None, Kind::DistSyncMpi) if self.algorithm.is_auto() && config::devices().is_none() => "auto".to_owned(),
@@ -150,13 +190,7 @@ impl StoreOptions {
             (Some(optimizer), true) => format!("{algorithm} {optimizer} sharded"),
         };
         let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
-        let bytes = self.dtype.size_bytes() * keys.iter().map(ModelKey::len).sum::<usize>();
         let mode = store.kind().to_string();
-        record_of(ranks, bytes, Record { mode, algorithm, servers, ..Record::blank(op, self.dtype) })
+        Ok(Record { mode, algorithm, servers, ..Record::blank(op, self.dtype) })
     }
-}
-
-/// Adds what is pushed to the value.
-fn adding() -> Optimizer {
-    Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) }
 }

@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::{DType, Error, Result};
 
-use crate::cost::{self, Links};
+use crate::cost::{self, Links, SparseRows};
 use crate::machine::Hosts;
 use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;
 
 /// What the figures of a record mean; every record contains it.
-pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; state_bytes: what the rank with most of the optimizer's states has of them";
+pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; sparse: bytes are then those of the rows that each rank touches of a table; state_bytes: what the rank with most of the optimizer's states has of them";
 
 /// What the figures of a record of training mean.
 pub(crate) const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
@@ -52,6 +52,9 @@ pub(crate) struct Record {
     pub busbw_bytes_per_s: f64,
     /// Always true: unverified samples are not recorded.
     pub verified: bool,
+    /// The rows that were pushed and pulled, if the payload is rows of a table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<SparseRows>,
     #[serde(default)]
     pub host_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,6 +102,7 @@ impl Record {
             algbw_bytes_per_s: 0.0,
             busbw_bytes_per_s: 0.0,
             verified: false,
+            sparse: None,
             host_bytes: None,
             train: None,
             usage: Usage::default(),
@@ -153,7 +157,10 @@ impl Record {
         let across = uplink_bytes_per_s.map_or(0.0, |rate| bytes / rate);
         self.bound_s = bound.map(|bound| bound.max(across));
         self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
-        self.mode_bound_s = mode.map(|mode| cost::mode_bound_s(mode, self.ranks, bytes, links));
+        self.mode_bound_s = mode.map(|mode| match self.sparse {
+            Some(rows) => rows.bound_s(mode, self.ranks, links),
+            None => cost::mode_bound_s(mode, self.ranks, bytes, links),
+        });
         let own = self.mode_bound_s.filter(|bound| *bound > 0.0);
         self.ratio_to_mode_bound = own.map(|bound| self.median_s / bound);
         self

@@ -186,8 +186,8 @@ impl Variant {
             (Some(_), _) => Family::Peer,
             (None, _) if self.compression.is_some() => Family::Compressed,
             (None, Mode::Allreduce | Mode::Helped { .. }) => Family::Allreduce,
-            (None, Mode::Servers { placement: Placement::Shared, .. }) => Family::Shared,
-            (None, Mode::Servers { placement: Placement::Dedicated, .. }) => Family::Dedicated,
+            (None, mode) if mode.placement() == Some(Placement::Shared) => Family::Shared,
+            (None, _) => Family::Dedicated,
         }
     }
 
@@ -199,8 +199,11 @@ impl Variant {
             (None, Mode::Helped { .. }) => "allreduce, with helpers".to_owned(),
             (None, Mode::Servers { sync: true, placement, .. }) => format!("PS {}", placement.name()),
             (None, Mode::Servers { sync: false, placement, .. }) => format!("PS {}, async", placement.name()),
-            (Some(peer), Mode::Allreduce | Mode::Helped { .. }) => peer.method().to_owned(),
-            (Some(peer), Mode::Servers { placement, .. }) => format!("{} {}", peer.method(), placement.name()),
+            (None, Mode::Hybrid { placement, .. }) => format!("hybrid, servers {}", placement.name()),
+            (Some(peer), mode) => match mode.placement() {
+                None => peer.method().to_owned(),
+                Some(placement) => format!("{} {}", peer.method(), placement.name()),
+            },
         };
         self.compression.map_or(method.clone(), |compression| format!("{method}, {compression}"))
     }

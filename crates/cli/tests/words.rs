@@ -63,7 +63,9 @@ fn an_address_of_metrics_is_checked_and_without_effect_for_kinds_that_have_none(
     assert!(code == 1 && text.contains("RINGPULL_METRICS=\"here\"") && text.contains("0.0.0.0:9400"), "{text}");
     let (code, text) = said_with("RINGPULL_METRICS", Some("9400"), words);
     assert!(
-        code == 0 && text.contains("RINGPULL_METRICS has no effect: only dist_sync_mpi has metrics, not local"),
+        code == 0
+            && text
+                .contains("RINGPULL_METRICS has no effect: only dist_sync_mpi and dist_hybrid have metrics, not local"),
         "{text}"
     );
 }
@@ -110,6 +112,15 @@ fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
     ] {
         let (had, text) = said(None, &format!("bench allreduce {words}"));
         assert!(had == code && parts.iter().all(|part| text.contains(part)), "{words}: {had}, {text}");
+    }
+    for (words, parts) in [
+        ("--sparse 1.5", ["invalid --sparse 1.5: expected a part of the rows", "give 0.01 for 1 %"]),
+        ("--sparse 0.1 --zipf -1", ["invalid --zipf -1: expected an exponent", "give 1, or 0"]),
+        ("--sparse 0.1 --row 99999999", ["no row of 99999999 elements", "a smaller --row"]),
+        ("--sparse 0.1 --compression fp16", ["--sparse measures f32 rows without --compression", "leave these out"]),
+    ] {
+        let (had, text) = said(None, &format!("bench pushpull --kv-store local {words}"));
+        assert!(had == 1 && parts.iter().all(|part| text.contains(part)), "{words}: {had}, {text}");
     }
 }
 

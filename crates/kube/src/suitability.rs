@@ -11,7 +11,9 @@ impl Request {
         let Some(store) = store_of(&self.command) else { return Ok(()) };
         let fits = match self.kind {
             JobKind::Train | JobKind::Trainjob => store == "dist_sync_mpi",
-            JobKind::Ps | JobKind::Mxjob => store.starts_with("dist_") && store != "dist_sync_mpi",
+            JobKind::Ps | JobKind::Mxjob => {
+                store.starts_with("dist_") && !["dist_sync_mpi", "dist_hybrid"].contains(&store)
+            }
             JobKind::Job => !store.starts_with("dist_"),
             _ => true,
         };

@@ -6,6 +6,7 @@
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `turns`, `weighted`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`,
 //!   `alltoall`: one family of plans each, opened by the prose that explains it;
+//! - `rows`: which plans sum row-sparse tensors;
 //! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
 //!   `ringpull-allreduce` does it;
 //! - `model`: what each of them costs on a cluster; `choose`: which of them `auto` is; `check`: the proof, by
@@ -61,6 +62,7 @@ mod plan;
 mod proofs;
 mod racks;
 mod ring;
+mod rows;
 mod schedule;
 pub mod simulate;
 mod star;
@@ -75,6 +77,7 @@ pub use model::Model;
 pub use parts::Parts;
 pub use plan::{Move, Plan, Then};
 pub use ringpull_base::Algorithm;
+pub use rows::{Owners, RowWay, choose_rows};
 pub use schedule::{Action, Lane, Message, Schedule};
 pub use weighted::Links;
 

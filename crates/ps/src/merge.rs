@@ -45,7 +45,8 @@ pub(crate) struct Round {
 
 enum Partial {
     Dense(Vec<u8>),
-    Rows(BTreeMap<i64, Vec<u8>>),
+    /// Ids ascend, each once.
+    Rows(Vec<i64>, Vec<u8>),
     /// Codes whose decoded values cannot be added one by one without rounding: they are kept, and summed as
     /// integers at the end.
     Codes(Codec, Vec<Vec<u8>>, Geometry),
@@ -78,10 +79,7 @@ impl Round {
         Some(match self.sum? {
             Partial::Dense(sum) => Sum::Dense(sum),
             Partial::Codes(codec, codes, geometry) => Sum::Dense(sum_of_codes(codec, &codes, geometry)),
-            Partial::Rows(rows) => {
-                let ids = rows.keys().copied().collect();
-                Sum::Rows { ids, rows: rows.into_values().flatten().collect() }
-            }
+            Partial::Rows(ids, rows) => Sum::Rows { ids, rows },
         })
     }
 }
@@ -100,7 +98,7 @@ pub(crate) fn aligned(bytes: Vec<u8>, dtype: DType) -> Vec<u8> {
 fn first(gradient: Gradient, geometry: Geometry) -> Partial {
     match gradient {
         Gradient::Dense(bytes) => Partial::Dense(aligned(bytes, geometry.dtype)),
-        Gradient::Rows(ids, rows) => add_rows(BTreeMap::new(), &ids, &rows, geometry),
+        Gradient::Rows(ids, rows) => Partial::Rows(ids, aligned(rows, geometry.dtype)),
         Gradient::Coded(Compression::Codec(codec), code) if !codec.adds_exactly() => {
             Partial::Codes(codec, vec![code], geometry)
         }
@@ -114,7 +112,9 @@ fn plus(sum: Partial, gradient: Gradient, geometry: Geometry) -> Partial {
             reduce::add_assign(geometry.dtype, &mut sum, &aligned(addend, geometry.dtype));
             Partial::Dense(sum)
         }
-        (Partial::Rows(sum), Gradient::Rows(ids, rows)) => add_rows(sum, &ids, &rows, geometry),
+        (Partial::Rows(sum_ids, sum), Gradient::Rows(ids, rows)) => {
+            add_rows((&sum_ids, &sum), (&ids, &aligned(rows, geometry.dtype)), geometry)
+        }
         (Partial::Dense(mut sum), Gradient::Rows(ids, rows)) => {
             let rows = aligned(rows, geometry.dtype);
             for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {
@@ -133,10 +133,8 @@ fn plus(sum: Partial, gradient: Gradient, geometry: Geometry) -> Partial {
         (Partial::Codes(codec, codes, _), gradient) => {
             plus(Partial::Dense(sum_of_codes(codec, &codes, geometry)), gradient, geometry)
         }
-        (Partial::Rows(rows), gradient) => {
-            let ids: Vec<i64> = rows.keys().copied().collect();
-            let dense = dense_of(&ids, &rows.into_values().flatten().collect::<Vec<_>>(), geometry);
-            plus(Partial::Dense(dense), gradient, geometry)
+        (Partial::Rows(ids, rows), gradient) => {
+            plus(Partial::Dense(dense_of(&ids, &rows, geometry)), gradient, geometry)
         }
     }
 }
@@ -157,16 +155,35 @@ fn sum_of_codes(codec: Codec, codes: &[Vec<u8>], geometry: Geometry) -> Vec<u8> 
     aligned(bytemuck::cast_slice(&dense).to_vec(), DType::F32)
 }
 
-fn add_rows(mut sum: BTreeMap<i64, Vec<u8>>, ids: &[i64], rows: &[u8], geometry: Geometry) -> Partial {
-    for (id, row) in ids.iter().zip(rows.chunks_exact(geometry.unit_bytes)) {
-        match sum.entry(*id) {
-            std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(row.to_vec())),
-            std::collections::btree_map::Entry::Occupied(mut place) => {
-                reduce::add_assign(geometry.dtype, place.get_mut(), row);
+/// Two lists of rows as one. The ids of each ascend, each once.
+fn add_rows(sum: (&[i64], &[u8]), addend: (&[i64], &[u8]), geometry: Geometry) -> Partial {
+    let size = geometry.unit_bytes;
+    let mut ids = Vec::with_capacity(sum.0.len() + addend.0.len());
+    let mut rows = aligned(Vec::with_capacity((sum.1.len() + addend.1.len()).max(64)), geometry.dtype);
+    let (mut at, mut other) = (0, 0);
+    while at < sum.0.len() || other < addend.0.len() {
+        let (own, theirs) = (sum.0.get(at), addend.0.get(other));
+        // Those of the sum first.
+        let has_own = own.is_some_and(|own| theirs.is_none_or(|theirs| own <= theirs));
+        let has_theirs = theirs.is_some_and(|theirs| own.is_none_or(|own| theirs <= own));
+        let start = rows.len();
+        if has_own {
+            ids.push(sum.0[at]);
+            rows.extend_from_slice(&sum.1[at * size..][..size]);
+            at += 1;
+        }
+        if has_theirs {
+            let row = &addend.1[other * size..][..size];
+            if has_own {
+                reduce::add_assign(geometry.dtype, &mut rows[start..], row);
+            } else {
+                ids.push(addend.0[other]);
+                rows.extend_from_slice(row);
             }
+            other += 1;
         }
     }
-    Partial::Rows(sum)
+    Partial::Rows(ids, rows)
 }
 
 /// The whole segment: the rows where they belong, and zeros.

@@ -28,7 +28,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         limits: Limits::SERVER,
     };
     let listener = bound.open(door, &bell)?;
-    let sync = matches!(job.kind, Kind::DistSync | Kind::DistSyncDevice);
+    let sync = !matches!(job.kind, Kind::DistAsync | Kind::DistAsyncDevice);
     timeline::introduce(Role::Server, job.rank, job.workers.len());
     let mut server = Server::new(job.workers.len(), sync);
     let mut moved = 0;

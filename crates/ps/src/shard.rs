@@ -6,7 +6,8 @@
 //! cost does not show.
 //!
 //! Cuts fall between **units**: a row of the key, or an equal piece of one where rows are long. So a
-//! row-sparse gradient is a list of units in each segment. Segments are numbered so that servers take turns,
+//! row-sparse gradient is a list of units in each segment. A key that is mostly pushed and pulled by rows has
+//! longer segments: each takes a message, however few of its rows are in it. Segments are numbered so that servers take turns,
 //! and all links are busy at once.
 
 use std::ops::Range;
@@ -16,10 +17,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use ringpull_base::Key;
 
 /// The shortest and the longest segment, in bytes, except a shard's last one.
-const SEGMENT_BYTES: (usize, usize) = (32 << 10, MAX_SEGMENT_BYTES);
+const SEGMENT_BYTES: (usize, usize) = (32 << 10, 128 << 10);
 
-/// No segment is longer, in bytes.
-pub const MAX_SEGMENT_BYTES: usize = 128 << 10;
+/// No segment is longer, in bytes. Those of a key that is pushed by rows are as long, where its shards are.
+pub const MAX_SEGMENT_BYTES: usize = 2 << 20;
 
 /// A shard has about this many segments, so that filling and draining the pipeline costs little, and a few
 /// segments of each worker under way are not more than a switch can hold.
@@ -60,6 +61,23 @@ pub fn home(key: &Key, servers: usize) -> usize {
 impl Layout {
     /// The layout of a key of `shape` and `element_bytes` over `servers`, split from `bound` elements up.
     pub fn new(key: &Key, shape: &[usize], element_bytes: usize, servers: usize, bound: usize) -> Self {
+        let wanted = |bytes: usize| (bytes / SEGMENTS_PER_SHARD).clamp(SEGMENT_BYTES.0, SEGMENT_BYTES.1);
+        Layout::cut(key, shape, element_bytes, (servers, bound), wanted)
+    }
+
+    /// The same of a key that is mostly pushed and pulled by rows.
+    pub fn by_rows(key: &Key, shape: &[usize], element_bytes: usize, servers: usize, bound: usize) -> Self {
+        Layout::cut(key, shape, element_bytes, (servers, bound), |_| MAX_SEGMENT_BYTES)
+    }
+
+    /// A shard of so many bytes is cut into segments of at most what `wanted` says.
+    fn cut(
+        key: &Key,
+        shape: &[usize],
+        element_bytes: usize,
+        (servers, bound): (usize, usize),
+        wanted: impl Fn(usize) -> usize,
+    ) -> Self {
         let len: usize = shape.iter().product();
         let home = home(key, servers);
         if len == 0 {
@@ -71,13 +89,13 @@ impl Layout {
         let unit_bytes = row_len / units_per_row * element_bytes;
         let units = len * element_bytes / unit_bytes;
         let mut shards: Vec<(usize, std::vec::IntoIter<Range<usize>>)> = if len < bound || servers == 1 {
-            vec![(home, cut(0..units, unit_bytes).into_iter())]
+            vec![(home, cut(0..units, unit_bytes, &wanted).into_iter())]
         } else {
             let edge = |server| (units as u128 * server as u128 / servers as u128) as usize;
             // The first part goes to the home server, so that keys with few units do not all meet on server
             // 0.
             (0..servers)
-                .map(|part| ((home + part) % servers, cut(edge(part)..edge(part + 1), unit_bytes).into_iter()))
+                .map(|part| ((home + part) % servers, cut(edge(part)..edge(part + 1), unit_bytes, &wanted).into_iter()))
                 .collect()
         };
         let mut segments = Vec::new();
@@ -131,9 +149,8 @@ fn pieces(len: usize, limit: usize) -> usize {
     best
 }
 
-fn cut(units: Range<usize>, unit_bytes: usize) -> Vec<Range<usize>> {
-    let wanted = (units.len() * unit_bytes / SEGMENTS_PER_SHARD).clamp(SEGMENT_BYTES.0, SEGMENT_BYTES.1);
-    let step = (wanted / unit_bytes).max(1);
+fn cut(units: Range<usize>, unit_bytes: usize, wanted: impl Fn(usize) -> usize) -> Vec<Range<usize>> {
+    let step = (wanted(units.len() * unit_bytes) / unit_bytes).max(1);
     units.clone().step_by(step).map(|start| start..units.end.min(start + step)).collect()
 }
 
@@ -169,12 +186,22 @@ mod tests {
         assert_eq!(first.len(), 8, "the servers take turns");
     }
 
+    #[test]
+    fn a_key_that_is_pushed_by_rows_has_few_segments() {
+        let shape = [100_000, 64];
+        let layout = Layout::by_rows(&Key::Int(3), &shape, 4, 8, 1_000_000);
+        assert_eq!(layout.segments.len(), 16, "two on each server");
+        assert_eq!(Layout::by_rows(&Key::Int(3), &[1_000_000, 64], 4, 8, 1_000_000).segments.len(), 128);
+    }
+
     proptest! {
         #[test]
         fn segments_tile_every_key(
             rows in 0usize..5000, row_len in 1usize..300, servers in 1usize..9, bound in 1usize..100_000, key in -5i64..50,
+            by_rows in any::<bool>(),
         ) {
-            let layout = Layout::new(&Key::Int(key), &[rows, row_len], 4, servers, bound);
+            let new = if by_rows { Layout::by_rows } else { Layout::new };
+            let layout = new(&Key::Int(key), &[rows, row_len], 4, servers, bound);
             let mut ranges: Vec<_> = (0..layout.segments.len()).map(|index| layout.bytes_of(index)).collect();
             ranges.sort_by_key(|range| range.start);
             let mut at = 0;

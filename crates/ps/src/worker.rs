@@ -1,15 +1,15 @@
 //! A worker's end: calls become commands for the one thread that owns its sockets, `worker_loop`.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use ringpull_base::config::{self, Config, Dmlc, Role};
-use ringpull_base::{Buffer, DType, Error, Key, Kind, Result, TensorMut, TensorRef, waits};
+use ringpull_base::{Buffer, DType, Error, Key, Kind, OnFault, Result, TensorMut, TensorRef, waits};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::coded::Coded;
@@ -86,6 +86,8 @@ pub enum Command {
     Barrier { done: Sender<Result<()>> },
     /// Why this worker would end, if it ended now.
     Failing(Option<String>),
+    /// End with a fault from elsewhere, which every node is told.
+    Fail(Error),
     /// Say goodbye, or not, and end.
     Close { panicked: bool },
 }
@@ -95,6 +97,8 @@ pub enum Command {
 pub struct WorkerState {
     /// The first fatal fault.
     pub fault: Mutex<Option<Error>>,
+    /// Who is told of it.
+    pub(crate) on_fault: OnceLock<OnFault>,
     /// Whether the scheduler knows why this worker would end.
     failing: AtomicBool,
     /// Whether this worker leaves, or has left, the job.
@@ -164,6 +168,24 @@ impl Worker {
     /// The first fatal fault.
     pub fn fault(&self) -> Option<Error> {
         self.shared.fault.lock().clone()
+    }
+
+    /// Lets `hook` know of the first fault. To be called once.
+    pub fn on_fault(&self, hook: OnFault) {
+        if let Err(hook) = self.shared.on_fault.set(hook) {
+            drop(hook);
+        }
+    }
+
+    /// What ends the job with a fault from elsewhere.
+    pub fn fail_with(&self) -> OnFault {
+        let (commands, bell) = (self.commands.clone(), self.bell.clone());
+        Box::new(move |fault| {
+            // After the end of the thread there is nobody to tell.
+            if commands.send(Command::Fail(fault.clone())).is_ok() {
+                bell.ring();
+            }
+        })
     }
 
     /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no

@@ -262,6 +262,7 @@ impl WorkerLoop {
                 count(&self.shared.control, 1);
             }
             Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
+            Command::Fail(fault) => return Err(fault),
             Command::Close { panicked } => {
                 self.closing = true;
                 self.servers.iter_mut().for_each(|server| server.queue.leave());
@@ -356,6 +357,9 @@ impl WorkerLoop {
 
     fn fail(&mut self, fault: &Error) {
         self.shared.fault.lock().get_or_insert_with(|| fault.clone());
+        if let Some(hook) = self.shared.on_fault.get() {
+            hook(fault);
+        }
         for (_, operation) in std::mem::take(&mut self.operations) {
             operation.fail(fault);
         }
@@ -375,7 +379,7 @@ fn refuse(command: Command, fault: &Error) {
     match command {
         Command::Run { key, layout, task, .. } => Operation::new(key, layout, task).fail(fault),
         Command::Barrier { done } => answer(&done, Err(fault.clone())),
-        Command::SetOptimizer { .. } | Command::Failing(_) | Command::Close { .. } => {}
+        Command::SetOptimizer { .. } | Command::Failing(_) | Command::Fail(_) | Command::Close { .. } => {}
     }
 }
 

@@ -103,7 +103,7 @@ impl Expected {
             .collect();
         let mut sum = vec![0f32; len];
         // Servers give the sum of halves as it is; an allreduce brings it back in halves.
-        if self.kind.has_servers() && codec.adds_exactly() {
+        if self.kind.has_servers() && !self.kind.has_ranks() && codec.adds_exactly() {
             codes.iter().for_each(|code| codec.decode_add_at(Level::Scalar, code, &mut sum));
         } else {
             let codes: Vec<&[u8]> = codes.iter().map(Vec::as_slice).collect();

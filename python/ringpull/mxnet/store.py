@@ -149,10 +149,10 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
     @_method
     def init(self, key: Any, value: Any) -> None:
-        """Gives keys their first values; rank 0's win."""
+        """Gives keys their first values; rank 0's win. Row-sparse ones are for the servers of ``dist_hybrid``."""
         for one, values in self._pairs(key, value):
             dense = _dense(values[0])
-            self._native.init(one, dense.asnumpy())
+            self._native.init(one, dense.asnumpy(), values[0].stype == "row_sparse")
             slot = Slot(self._native, one, dense)
             self._slots[one] = slot
             slot.submit("pull")

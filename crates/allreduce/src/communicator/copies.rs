@@ -1,4 +1,4 @@
-//! Broadcast and allgather: what ranks give each other as it is.
+//! Broadcast, allgather and alltoall: what ranks give each other as it is.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use ringpull_base::{Buffer, Result};
 use ringpull_plan::Parts;
 
 use crate::communicator::Communicator;
+use crate::communicator::begun::Passage;
 use crate::communicator::node::WaitLimits;
 use crate::transport::Stamp;
 
@@ -64,5 +65,31 @@ impl Communicator {
     /// keeps the memory.
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         self.executor.gather(parts, stamp, fill)
+    }
+
+    /// What every rank has for this one, in the order of the ranks: `input` has `given[r]` bytes for rank `r`,
+    /// and `taken[r]` come from it. After an error the transport keeps the memory that it has made.
+    ///
+    /// # Safety
+    /// After an error `input` stays valid, and nobody changes it, until the transport is gone.
+    pub unsafe fn alltoall(
+        &mut self,
+        (given, taken): (&[usize], &[usize]),
+        input: &[u8],
+        stamp: Stamp,
+    ) -> Result<Buffer> {
+        let mut all = Buffer::zeroed(taken.iter().sum());
+        let buffers = (std::ptr::from_ref(input), std::ptr::from_mut(all.bytes_mut()));
+        // SAFETY: both are borrowed until it is done; after an error the output is never freed, and for the
+        // input the caller promises the same.
+        let begun =
+            unsafe { self.begin_alltoall(None, (given, taken), false, buffers, Passage { stamp, priority: 0 }) };
+        match begun.and_then(|begun| self.complete(begun)) {
+            Ok(()) => Ok(all),
+            Err(cause) => {
+                std::mem::forget(all);
+                Err(cause)
+            }
+        }
     }
 }

@@ -56,7 +56,7 @@ pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
 pub use helped::Asked;
 pub use learn::Learned;
-pub use ringpull_plan::Parts;
+pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
 pub use schedules::plan_of_codes;
 
 /// All ranks of a job, seen from one of them. Every operation is collective, and has the same length, dtype

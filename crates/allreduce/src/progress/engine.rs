@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use ringpull_base::config::Config;
 use ringpull_base::forked::Process;
 use ringpull_base::status::JobStatus;
-use ringpull_base::{Error, Result, Tensor, Waiter, last_words, notice, waits};
+use ringpull_base::{Error, OnFault, Result, Tensor, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
 use crate::progress::connected::{Connect, Connected};
@@ -197,6 +197,18 @@ impl Engine {
     /// The first fault, without taking note that a caller has been given it.
     pub fn first_fault(&self) -> Option<Error> {
         self.current.get().fatal().cloned()
+    }
+
+    /// Lets `hook` know of the first fault. To be called once, in a job that does not go on without lost ranks.
+    pub fn on_fault(&self, hook: OnFault) {
+        if let Err(hook) = self.current.get().on_fault.set(hook) {
+            drop(hook);
+        }
+    }
+
+    /// Ends the job with a fault from elsewhere.
+    pub fn fail(&self, fault: &Error) {
+        self.current.get().end(fault);
     }
 
     /// Whether the engine ends, as it does when the process exits.

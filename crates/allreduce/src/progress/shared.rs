@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use ringpull_base::config::Config;
 use ringpull_base::topology::Peer;
-use ringpull_base::{Error, Result, Waiter};
+use ringpull_base::{Error, OnFault, Result, Waiter};
 
 use crate::communicator::{Asked, Communicator};
 use crate::progress::answers::Answers;
@@ -89,6 +89,8 @@ pub(super) struct Shared {
     /// What is kept for the next generation of ranks, if there is to be one after a loss.
     pub(super) elastic: Option<Elastic>,
     pub(super) fault: OnceLock<Error>,
+    /// Who is told of it.
+    pub(super) on_fault: OnceLock<OnFault>,
     /// After a loss: why the job cannot go on.
     verdict: OnceLock<Error>,
     pub(super) reported: AtomicBool,
@@ -195,6 +197,7 @@ impl Shared {
             stop,
             elastic: inherited.is_elastic.then(|| Elastic::new(inherited.done)),
             fault: OnceLock::new(),
+            on_fault: OnceLock::new(),
             verdict: OnceLock::new(),
             reported: AtomicBool::new(false),
             reasons: Mutex::default(),
@@ -422,6 +425,9 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         if spread {
             self.tell_everyone(&ControlMessage::Failed(fault.clone()));
+        }
+        if let Some(hook) = self.on_fault.get() {
+            hook(fault);
         }
         self.fail_waiting();
         if self.elastic.is_some() {

@@ -46,10 +46,14 @@ impl Setting {
             forward_us: 1e6 * self.compute_s * (1.0 - BACKWARD) * layer.part,
         });
         let (units, servers) = match variant.mode {
-            Mode::Allreduce | Mode::Helped { .. } if workers == 1 => (Vec::new(), None),
+            Mode::Allreduce | Mode::Hybrid { .. } | Mode::Helped { .. } if workers == 1 => (Vec::new(), None),
             Mode::Helped { helpers } if workers + helpers > MOST_HELPED => return Err(too_many(variant, workers)),
-            Mode::Allreduce | Mode::Helped { .. } => match codec {
-                None => (self.sums(&network, &model, variant.mode.extra_hosts()), None),
+            // A model's keys are dense: those of dist_hybrid are all on the ranks.
+            Mode::Allreduce | Mode::Hybrid { .. } | Mode::Helped { .. } => match codec {
+                None => {
+                    let helpers = if let Mode::Helped { helpers } = variant.mode { helpers } else { 0 };
+                    (self.sums(&network, &model, helpers), None)
+                }
                 Some(codec) => (self.coded_sums(codec, workers), None),
             },
             Mode::Servers { servers, placement, .. } => {

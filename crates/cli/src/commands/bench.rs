@@ -10,10 +10,11 @@ use ringpull_base::{AlgorithmChoice, DType, Error, Result};
 use ringpull_kernels::optim::Optimizer;
 use ringpull_workload::models::{self, ModelKey};
 
-use super::measured::{StoreArgs, progress};
+use super::measured::{SparseArgs, StoreArgs, progress};
 use super::{Format, print, report, train};
 use super::{SUCCESS, Status};
 use crate::collectives::{self, Collective, CollectiveOptions, Way};
+use crate::cost::rows_words;
 use crate::link::LinkRate;
 use crate::pushpull::StoreOptions;
 use crate::record::Record;
@@ -128,6 +129,7 @@ pub(crate) struct CollectiveArgs {
     mpirun -n 4 ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
     mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
     mpirun -n 4 ringpull bench pushpull --model bert-large --scale 0.1 --optimizer adam --sharded\n  \
+    mpirun -n 4 ringpull bench pushpull --sizes 25MB --sparse 0.01\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub(crate) struct PushpullArgs {
     /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.
@@ -150,6 +152,8 @@ pub(crate) struct PushpullArgs {
     /// Divide the optimizer's states over the ranks of `dist_sync_mpi`.
     #[arg(long, requires = "optimizer")]
     sharded: bool,
+    #[command(flatten)]
+    sparse: SparseArgs,
     #[command(flatten)]
     store: StoreArgs,
 }
@@ -231,6 +235,19 @@ fn run_explain(args: &AllreduceArgs) -> Result<Status> {
 }
 
 fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
+    let tables = parse_sizes(&args.sizes)?.into_iter().map(|bytes| args.sparse.table(bytes));
+    let tables = tables.collect::<Result<Option<Vec<_>>>>()?;
+    if let Some(tables) = tables {
+        let plan = args.store.plan(args.iters)?;
+        if plan.compression.is_some() || plan.dtype != DType::F32 || args.optimizer.is_some() {
+            return Err(Error::argument(
+                "--sparse measures f32 rows without --compression and --optimizer",
+                "leave these out, or --sparse",
+            ));
+        }
+        let progress = progress(args.store.format);
+        return pushpull::run_sparse(&super::store(args.store.kv_store)?, &tables, &plan, progress.as_ref());
+    }
     let payloads = match &args.model {
         Some(model) => vec![models::load(model, args.scale)?],
         None => parse_sizes(&args.sizes)?
@@ -260,6 +277,9 @@ fn table(records: &[Record]) -> String {
         let payload = format_size(record.bytes as f64);
         for doubt in statistics::warnings(&record.seconds) {
             doubts.push(format!("warning: {payload}: {doubt}\n"));
+        }
+        if let Some(rows) = &record.sparse {
+            states.push(rows_words(rows, record.ranks) + "\n");
         }
         if let Some(bytes) = record.usage.state_bytes {
             states.push(format!("{payload}: the optimizer's states take {} of a rank\n", format_size(bytes as f64)));

@@ -7,8 +7,10 @@ use clap::Args;
 
 use ringpull_base::{DType, Error, Result, config};
 use ringpull_workload::models::{self, ModelKey};
+use ringpull_workload::sparse::SparseSetup;
 
 use super::lab::RackArgs;
+use super::measured::SparseArgs;
 use super::{FAILURE, SUCCESS, Status};
 use super::{Format, MpichArgs, print, to_json, write};
 use crate::compare::results::Scaled;
@@ -33,10 +35,12 @@ use crate::variant::{Peer, Variant};
     ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
+    ringpull compare --hosts 8 --link 200mbit --bytes 25MB --sparse 0.01 --modes dist_sync_mpi,dist_sync:8shared,dist_hybrid:8shared --peers mxnet --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
     Modes: dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync:K (K\n\
-    dedicated servers), dist_sync:Kshared (on the workers' hosts), and the same for dist_async. Append\n\
+    dedicated servers), dist_sync:Kshared (on the workers' hosts), and the same for dist_async\n\
+    and dist_hybrid, whose servers have row-sparse keys alone. Append\n\
     +COMPRESSION to compress gradients: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
     On a virtual machine a job starts once the hypervisor has taken no processor time for 3 s. It waits\n\
     at most 15 s, and at most as long as the last job took; with a hostfile it does not wait. While\n\
@@ -74,6 +78,8 @@ pub(crate) struct CompareArgs {
     /// Scale every tensor of the model to this part of its elements.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
+    #[command(flatten)]
+    sparse: SparseArgs,
     /// Compare training steps of the model: replayed computing, real communication.
     #[arg(long, requires = "model")]
     train: bool,
@@ -158,6 +164,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
     let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
+    let sparse = payload.table;
     let job = Job { ranks, work: payload.work(args, train.clone())?, iters: args.iters, warmup: args.warmup };
     let setup = Setup {
         place: runner.words(),
@@ -172,6 +179,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         iters: args.iters,
         warmup: args.warmup,
         train,
+        sparse,
     };
     let known = if args.resume { known(args, &setup, &variants)? } else { Vec::new() };
     let mut environment = Environment::survey();
@@ -288,16 +296,28 @@ struct Payload {
     keys: Vec<ModelKey>,
     /// The arguments of `ringpull bench` that name it.
     named: Vec<String>,
+    /// The table, if its rows are the payload.
+    table: Option<SparseSetup>,
 }
 
 impl Payload {
     fn of(args: &CompareArgs) -> Result<Self> {
+        let whole = parse_size(&args.bytes)?;
+        if let Some(table) = args.sparse.table(whole)? {
+            let words = format!(
+                "{:.4} % of the rows of a table of {}",
+                100.0 * table.touched as f64 / table.rows as f64,
+                format_size((table.rows * table.row_bytes()) as f64)
+            );
+            let named = std::iter::once(format!("--sizes={whole}")).chain(args.sparse.words()).collect();
+            let bytes = table.touched_bytes() as u64;
+            return Ok(Payload { words, bytes, keys: Vec::new(), named, table: Some(table) });
+        }
         let (keys, named) = if let Some(model) = &args.model {
             (models::load(model, args.scale)?, layers::named(model, args.scale)?)
         } else {
-            let bytes = parse_size(&args.bytes)?;
-            let key = ModelKey { name: "payload".to_owned(), shape: vec![elements(bytes, DType::F32)?] };
-            (vec![key], vec![format!("--sizes={bytes}")])
+            let key = ModelKey { name: "payload".to_owned(), shape: vec![elements(whole, DType::F32)?] };
+            (vec![key], vec![format!("--sizes={whole}")])
         };
         let bytes = 4 * keys.iter().map(ModelKey::len).sum::<usize>() as u64;
         let size = format_size(bytes as f64);
@@ -305,11 +325,14 @@ impl Payload {
             Some(model) => format!("{model}, {}, {size}", several(keys.len(), "tensor")),
             None => size,
         };
-        Ok(Payload { words, bytes, keys, named })
+        Ok(Payload { words, bytes, keys, named, table: None })
     }
 
     fn work(self, args: &CompareArgs, train: Option<TrainSetup>) -> Result<Work> {
-        let Payload { keys, named, .. } = self;
+        let Payload { keys, named, table, .. } = self;
+        if let Some(table) = table {
+            return Ok(Work::Rows { table, named });
+        }
         Ok(match train {
             Some(train) => Work::Steps { network: layers::load(&train.model, args.scale)?, named, train },
             None => Work::Keys { keys, named },
@@ -325,6 +348,21 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
             "--train excludes MPI_Allreduce: it blocks, so nothing is computed meanwhile",
             "compare it without --train; the peers that replay training are mxnet, horovod, gloo, ringpull-horovod and ringpull-torch",
         ));
+    }
+    if args.sparse.is_given() {
+        let is_other = |peer: &Peer| *peer != Peer::Mxnet;
+        if let Some(peer) = args.peers.iter().find(|peer| is_other(peer)) {
+            return Err(Error::argument(
+                format!("--sparse excludes the peer {peer}: it has no rows"),
+                "compare with --peers mxnet, the real MXNet's servers",
+            ));
+        }
+        if let Some(variant) = variants.iter().find(|variant| variant.compression.is_some()) {
+            return Err(Error::argument(
+                format!("--sparse excludes {variant}: rows are not compressed"),
+                "name the mode without its compression",
+            ));
+        }
     }
     if args.burn.is_some() && peers.next().is_some() {
         return Err(Error::argument(

@@ -23,6 +23,7 @@ use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfi
   ringpull launch -n 8 -H hosts -- python train.py                   on the hosts of a file
   ringpull launch -n 8 --helpers 8 -H hosts -- python train.py       8 more hosts that only reduce
   ringpull launch -n 4 -s 2 -- ./train --kv-store dist_sync          with 2 parameter servers
+  ringpull launch -n 4 -s 2 --hybrid -- python train.py              ranks and servers (hybrid)
   ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
   ringpull launch -n 8 --launcher slurm -- ./train --kv-store dist_sync_mpi
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
@@ -46,6 +47,10 @@ pub(crate) struct LaunchArgs {
     /// `--kv-store` with servers, as with MXNet's launch.py].
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
+    /// The workers are MPI ranks, and have servers too: for `dist_hybrid` (launchers local, ssh, lab) [default
+    /// if the command has `--kv-store dist_hybrid`].
+    #[arg(long, conflicts_with_all = ["elastic", "helpers"])]
+    hybrid: bool,
     /// The number of helpers: MPI ranks after the workers', best on hosts of their own, that only reduce for
     /// them (`dist_sync_mpi`; launchers local, ssh, mpi, lab).
     #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, conflicts_with = "elastic")]
@@ -139,6 +144,8 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     let (workers, servers) = (workers as usize, servers(workers, args.num_servers, &args.command) as usize);
     let helpers = args.helpers as usize;
     check_helpers(helpers, servers, launcher)?;
+    let is_hybrid = args.hybrid || kind_of(&args.command) == Some(Kind::DistHybrid);
+    check_hybrid(is_hybrid, servers, launcher)?;
     let hosts = read_hosts(&args, launcher)?;
     if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && hosts.is_empty() {
         check_program(&args.command)?;
@@ -179,6 +186,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         let at = |count: usize| hosts.iter().cycle().take(count).cloned().collect();
         let mut launch = Launch::new(at(workers), at(servers), args.command, args.variables)?;
         launch.sink = sink;
+        launch.has_ranks = is_hybrid;
         launch.grace = grace;
         launch.run()?.code
     };
@@ -197,6 +205,23 @@ fn check_helpers(helpers: usize, servers: usize, launcher: Launcher) -> Result<(
         return Err(Error::argument(
             "--helpers is for the launchers local, ssh, mpi and lab",
             "inside an allocation, start one mpirun of two programs: workers, and ranks with RINGPULL_ROLE=helper",
+        ));
+    }
+    Ok(())
+}
+
+/// An error if a job like this cannot have ranks and servers.
+fn check_hybrid(is_hybrid: bool, servers: usize, launcher: Launcher) -> Result<()> {
+    if is_hybrid && servers == 0 {
+        return Err(Error::argument(
+            "a job of dist_hybrid needs at least one server",
+            "give the number of servers with -s; dist_sync_mpi needs none",
+        ));
+    }
+    if is_hybrid && !matches!(launcher, Launcher::Local | Launcher::Ssh | Launcher::Lab) {
+        return Err(Error::argument(
+            "ranks with servers (dist_hybrid) are for the launchers local, ssh and lab",
+            "choose one of these, or ask for dist_sync or dist_sync_mpi",
         ));
     }
     Ok(())
@@ -268,7 +293,7 @@ fn status(code: i32) -> Status {
 /// How many servers the job has: as many as asked for, or as the kind of store in the command needs. A job
 /// without servers is MPI ranks.
 pub(super) fn servers(workers: u32, servers: Option<u32>, command: &[OsString]) -> u32 {
-    let kind = kind_asked_for(command).and_then(|name| name.parse::<Kind>().ok());
+    let kind = kind_of(command);
     match (servers, kind) {
         (Some(count), Some(Kind::DistSyncMpi)) if count > 0 => {
             eprintln!("warning: -s {count} has no effect: --kv-store dist_sync_mpi has no servers");
@@ -280,7 +305,12 @@ pub(super) fn servers(workers: u32, servers: Option<u32>, command: &[OsString]) 
     }
 }
 
-/// The kind of store that the command names, if any.
+/// The kind of store that the command asks for, if any.
+fn kind_of(command: &[OsString]) -> Option<Kind> {
+    kind_asked_for(command)?.parse().ok()
+}
+
+/// What the command calls its kind of store, if anything.
 fn kind_asked_for(command: &[OsString]) -> Option<&str> {
     let words: Vec<&str> = command.iter().filter_map(|word| word.to_str()).collect();
     let at = words.iter().position(|word| word.starts_with("--kv-store") || word.starts_with("--kvstore"))?;

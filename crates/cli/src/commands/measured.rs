@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use ringpull_workload::sparse::SparseSetup;
+
 use ringpull_base::config::{self, Config, Dmlc};
 use ringpull_base::{DType, Kind, Result};
 use ringpull_kernels::compress::Compression;
@@ -28,6 +30,40 @@ pub(super) struct StoreArgs {
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub(super) format: Format,
+}
+
+/// Rows of a table as the payload.
+#[derive(Debug, Clone, Args)]
+pub(super) struct SparseArgs {
+    /// Push and pull rows of a table, as a step with an embedding does: the part of the rows that each rank
+    /// touches, such as 0.01. The payload's size is that of the table.
+    #[arg(long, value_name = "PART", conflicts_with = "model", allow_negative_numbers = true)]
+    sparse: Option<f64>,
+    /// How much more often frequent rows are touched: the exponent of Zipf's law; 0 touches all rows alike.
+    #[arg(long, value_name = "EXPONENT", default_value_t = 1.0, requires = "sparse", allow_negative_numbers = true)]
+    zipf: f64,
+    /// The f32 elements of a row.
+    #[arg(long, value_name = "ELEMENTS", default_value_t = 64, requires = "sparse")]
+    row: usize,
+}
+
+impl SparseArgs {
+    /// The table of `bytes` bytes, if rows are the payload.
+    pub(super) fn table(&self, bytes: usize) -> Result<Option<SparseSetup>> {
+        self.sparse.map(|touched| SparseSetup::new(bytes, self.row, touched, self.zipf)).transpose()
+    }
+
+    /// Whether rows are the payload.
+    pub(super) fn is_given(&self) -> bool {
+        self.sparse.is_some()
+    }
+
+    /// The same options for another command.
+    pub(super) fn words(&self) -> Vec<String> {
+        let SparseArgs { sparse, zipf, row } = self;
+        let words = |part: &f64| vec![format!("--sparse={part}"), format!("--zipf={zipf}"), format!("--row={row}")];
+        sparse.as_ref().map(words).unwrap_or_default()
+    }
 }
 
 impl StoreArgs {

@@ -1,5 +1,6 @@
 //! The results of a comparison, which are `results.json`: one row for each variant, with every sample.
 
+use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Environment;
@@ -56,6 +57,9 @@ pub(crate) struct Setup {
     /// The replayed training, if the iterations are steps of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainSetup>,
+    /// The table, if rows of one are pushed and pulled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<SparseSetup>,
 }
 
 /// The rows of a smaller number of workers, with servers as many as in the others.

@@ -17,9 +17,7 @@ pub(crate) fn rows(found: &RoundsOutcome, variants: &[Variant], job: &Job, setup
         family: variant.family(),
         servers: variant.mode.servers(),
         machines: if setup.own_hosts { setup.workers + variant.mode.extra_hosts() } else { 1 },
-        computed_host_bytes: variant
-            .compression
-            .is_none()
+        computed_host_bytes: (variant.compression.is_none() && setup.sparse.is_none())
             .then(|| cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64)),
         outcome: outcome(found, *variant, job, setup),
     };
@@ -78,7 +76,7 @@ fn measured(
             let compute_s = Summary::of(&computing).map_or(train.compute_s, |summary| summary.median);
             record.with_train(compute_s, train.burn, train.batch)
         }
-        Work::Buffers(_) | Work::Keys { .. } => record,
+        Work::Buffers(_) | Work::Keys { .. } | Work::Rows { .. } => record,
     };
     let round = |Measurement { round, place, record, stolen, .. }: &Measurement| JobSamples {
         round: *round,

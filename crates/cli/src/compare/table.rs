@@ -3,6 +3,7 @@
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
 use crate::compare::results::{Comparison, Outcome, Row};
+use crate::cost::rows_words;
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
 use crate::variant::Family;
@@ -110,7 +111,15 @@ fn below(results: &Comparison) -> Vec<String> {
         let counted = format!("{rounds} of {}", several(setup.iters, "iteration"));
         lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
     }
-    if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
+    if let Some((record, rows)) = results.rows.iter().find_map(|row| Some((row.record()?, row.record()?.sparse?))) {
+        lines.push(rows_words(&rows, setup.workers) + ".");
+        if let (Some(bound), Some(link)) = (record.bound_s, setup.link.bytes_per_s()) {
+            let ways = rows.ways(setup.workers).map(|(way, bytes)| format!("{way} {}", format_seconds(bytes / link)));
+            lines.push(format!("least times: {}.", ways.join(", ")));
+            lines.push(format!("bound: {} for servers on every worker's host.", format_seconds(bound)));
+            lines.push("own bound: the least time of the method itself.".to_owned());
+        }
+    } else if let Some(bound) = results.rows.iter().find_map(|row| row.record()?.bound_s) {
         let uplink = if setup.uplink().bytes_per_s().is_some() { ", and at least payload / uplink" } else { "" };
         let least = if setup.slow_hosts.is_empty() {
             "2(n-1)/n x payload / link"

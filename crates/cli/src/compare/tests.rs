@@ -30,6 +30,7 @@ fn results() -> Comparison {
         iters: 2,
         warmup: 1,
         train: None,
+        sparse: None,
     };
     let modes = [
         "dist_sync_mpi",

@@ -4,7 +4,7 @@
 //! Each process gets two filters that put its name before its lines. A launcher's own tags cut lines that are
 //! written in pieces.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Stdio;
@@ -114,14 +114,7 @@ fn pass_on(from: impl Read, aborts: &AtomicBool, mut on_line: impl FnMut(&str)) 
 
 /// What the ranks run, and the scheduler's port, which is claimed until the job has ended.
 pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Ranks>, Option<Port>)> {
-    let ranks = |count, name: &str, mut env: Vec<(String, String)>| {
-        let mut command = spec.command.clone();
-        if sink == Sink::Tagged {
-            command.splice(..0, ["sh", "-c", TAG, name].map(OsString::from));
-            env.splice(..0, unbuffered());
-        }
-        Ranks { count, command, env }
-    };
+    let ranks = |count, name: &str, env: Vec<(String, String)>| tagged(spec, count, sink, name, env);
     if spec.servers == 0 {
         let workers = ranks(spec.workers, "rank", spec.variables.of(Role::Worker));
         let role = (config::ROLE.to_owned(), "helper".to_owned());
@@ -137,6 +130,29 @@ pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Rank
     let port = claim_port(root)?;
     let one = |(role, index)| ranks(1, &process_name(role, index), spec.env_of(role, index, root, port.number()));
     Ok((spec.roles().map(one).collect(), Some(port)))
+}
+
+/// The words of the `mpirun` whose ranks are the workers alone, and what must outlive it.
+pub(super) fn workers_alone(
+    spec: &Spec,
+    hosts: &[Host],
+    sink: Sink,
+    env: &[(String, String)],
+) -> Result<(Vec<OsString>, MpiCommand)> {
+    let ranks = tagged(spec, spec.workers, sink, "rank", env.to_vec());
+    let ready = Mpirun::find()?.command_of_parts(hosts, &[ranks])?;
+    let words = std::iter::once(ready.command.get_program()).chain(ready.command.get_args());
+    Ok((words.map(OsStr::to_owned).collect(), ready))
+}
+
+/// Ranks of the job's program whose lines begin with their `name`, if the sink wants that.
+fn tagged(spec: &Spec, count: usize, sink: Sink, name: &str, mut env: Vec<(String, String)>) -> Ranks {
+    let mut command = spec.command.clone();
+    if sink == Sink::Tagged {
+        command.splice(..0, ["sh", "-c", TAG, name].map(OsString::from));
+        env.splice(..0, unbuffered());
+    }
+    Ranks { count, command, env }
 }
 
 /// The variable by which Python does not hold back lines that go into a pipe, unless it is set.

@@ -125,6 +125,8 @@ pub(crate) struct Launch {
     pub root: IpAddr,
     /// Where the output goes.
     pub sink: Sink,
+    /// Whether the workers are the ranks of an `mpirun`, as `dist_hybrid` needs them.
+    pub has_ranks: bool,
     /// How long the other processes may run after one failed, and the servers after the last worker.
     pub grace: Duration,
     /// How long the whole job may take.
@@ -138,12 +140,14 @@ pub(crate) struct Process {
     pub(crate) index: usize,
     pub(crate) host: Host,
     pub(crate) env: Vec<(String, String)>,
+    /// What it runs, if not the job's program: the `mpirun` of all workers.
+    pub(crate) mpirun: Option<Vec<OsString>>,
 }
 
 impl Process {
     /// The name of the process, such as `worker 3`.
     pub(crate) fn name(&self) -> String {
-        process_name(self.role, self.index)
+        if self.mpirun.is_some() { "mpirun".to_owned() } else { process_name(self.role, self.index) }
     }
 }
 
@@ -188,6 +192,7 @@ impl Launch {
             scheduler,
             root,
             sink: Sink::Tagged,
+            has_ranks: false,
             grace: Duration::from_secs(10),
             limit: None,
         })
@@ -197,7 +202,20 @@ impl Launch {
     pub(crate) fn run(&self) -> Result<JobEnd> {
         // The claim lasts until the job has ended.
         let port = claim_port(self.root)?;
-        supervise::run(self, &self.processes(port.number(), &config::secret_or_new()?))
+        let mut processes = self.processes(port.number(), &config::secret_or_new()?);
+        if !self.has_ranks {
+            return supervise::run(self, &processes);
+        }
+        let first = processes.iter().position(|process| process.role == Role::Worker);
+        let first = first.ok_or_else(|| Error::bug("a job has no worker"))?;
+        let mut mpirun = processes.swap_remove(first);
+        processes.retain(|process| process.role != Role::Worker);
+        // Ranks learn their own numbers and addresses.
+        mpirun.env.retain(|(name, _)| !["DMLC_WORKER_ID", "DMLC_NODE_HOST"].contains(&name.as_str()));
+        let (words, _until_the_end) = by_mpi::workers_alone(&self.spec, &self.workers, self.sink, &mpirun.env)?;
+        (mpirun.mpirun, mpirun.host) = (Some(words), Host::Local);
+        processes.push(mpirun);
+        supervise::run(self, &processes)
     }
 
     fn processes(&self, port: u16, secret: &Secret) -> Vec<Process> {
@@ -212,7 +230,7 @@ impl Launch {
             let node = host.address().map(|address| ("DMLC_NODE_HOST", address.to_string()));
             let named = |(name, value): (&str, String)| (name.to_owned(), value);
             let env = here.map(named).into_iter().chain(self.spec.env_of(role, index, self.root, port));
-            Process { role, index, host: host.clone(), env: env.chain(node.map(named)).collect() }
+            Process { role, index, host: host.clone(), env: env.chain(node.map(named)).collect(), mpirun: None }
         };
         self.spec.roles().map(process).collect()
     }

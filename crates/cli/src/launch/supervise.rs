@@ -17,7 +17,7 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::output::{OutputStream, carry};
-use super::{Launch, Process};
+use super::{Launch, Process, Sink};
 use crate::child::code_of;
 use crate::interrupt::Interrupt;
 
@@ -107,7 +107,8 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
 
 fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usize, i32)>) -> Result<Running> {
     let name = process.name();
-    let (mut command, first) = process.host.command(&launch.spec.command, &process.env)?;
+    let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
+    let (mut command, first) = process.host.command(words, &process.env)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // In its own process group it gets no Ctrl-C: the launcher gets it, and ends all processes in order.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -119,7 +120,9 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
     let out = out.map(|from| (OutputStream::Out, Box::new(from) as Box<dyn Read + Send>));
     let err = err.map(|from| (OutputStream::Err, Box::new(from) as Box<dyn Read + Send>));
     let read = |(stream, from)| {
-        let (name, sink) = (name.clone(), launch.sink);
+        // Ranks have put their names before their lines.
+        let tagged = process.mpirun.is_none() || launch.sink != Sink::Tagged;
+        let (name, sink) = (name.clone(), if tagged { launch.sink } else { Sink::Plain });
         (stream, std::thread::spawn(move || carry(from, stream, &name, sink)))
     };
     let readers = out.into_iter().chain(err).map(read).collect();

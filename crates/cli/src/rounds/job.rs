@@ -1,6 +1,7 @@
 //! What one job measures.
 
 use ringpull_workload::models::ModelKey;
+use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::Network;
@@ -27,6 +28,8 @@ pub(crate) enum Work {
         /// The arguments of `ringpull bench` that name them, such as `--sizes 25000000`.
         named: Vec<String>,
     },
+    /// Push and pull of rows of a table.
+    Rows { table: SparseSetup, named: Vec<String> },
     /// Steps of training, replayed.
     Steps { network: Network, named: Vec<String>, train: TrainSetup },
 }
@@ -48,6 +51,7 @@ impl Job {
     pub(crate) fn lens(&self) -> Vec<usize> {
         match &self.work {
             Work::Buffers(sizes) => sizes.iter().map(|bytes| bytes / 4).collect(),
+            Work::Rows { table, .. } => vec![table.touched * table.width],
             Work::Keys { keys, .. } | Work::Steps { network: Network { keys, .. }, .. } => {
                 keys.iter().map(ModelKey::len).collect()
             }
@@ -58,7 +62,7 @@ impl Job {
     pub(crate) fn payloads(&self) -> Vec<usize> {
         match &self.work {
             Work::Buffers(sizes) => sizes.clone(),
-            Work::Keys { .. } | Work::Steps { .. } => vec![4 * self.lens().iter().sum::<usize>()],
+            Work::Keys { .. } | Work::Rows { .. } | Work::Steps { .. } => vec![4 * self.lens().iter().sum::<usize>()],
         }
     }
 

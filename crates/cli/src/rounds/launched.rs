@@ -124,7 +124,9 @@ impl Launched {
             // No rank is made late: the cost of waiting is not part of a comparison.
             _ if variant.peer.is_some() => owned(&["allreduce", "--algorithm=native", "--late=0"]),
             Work::Buffers(_) => owned(&["allreduce", "--algorithm=auto", "--late=0"]),
-            Work::Keys { named, .. } => [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat(),
+            Work::Keys { named, .. } | Work::Rows { named, .. } => {
+                [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat()
+            }
             Work::Steps { named, train, .. } => {
                 let TrainSetup { compute_s, burn, batch, .. } = train;
                 let burn = burn.map(|part| format!("--burn={part}"));
@@ -143,18 +145,13 @@ impl Launched {
     }
 
     /// Runs a job of `workers` with servers to its end; what its first worker printed.
-    fn with_servers(
-        &self,
-        workers: usize,
-        command: Vec<OsString>,
-        servers: usize,
-        placement: Placement,
-    ) -> Result<String> {
+    fn with_servers(&self, workers: usize, command: Vec<OsString>, mode: Mode, placement: Placement) -> Result<String> {
         let (all, extra) = self.hosts.split_at(self.workers);
         let workers = &all[..workers];
         let of_servers = if placement == Placement::Dedicated { extra } else { workers };
-        let of_servers = of_servers.iter().cycle().take(servers).cloned().collect();
+        let of_servers = of_servers.iter().cycle().take(mode.servers()).cloned().collect();
         let mut launch = Launch::new(workers.to_vec(), of_servers, command, Variables::default())?;
+        launch.has_ranks = mode.kind().has_ranks();
         launch.sink = Sink::Kept;
         launch.limit = Some(JOB_LIMIT);
         let end = launch.run()?;
@@ -251,8 +248,8 @@ impl Runner for Launched {
         let loops = [format!("--iters={}", job.iters), format!("--warmup={}", job.warmup)];
         let command = words.into_iter().chain(loops.map(OsString::from)).collect();
         let name = variant.to_string();
-        if let Mode::Servers { servers, placement, .. } = variant.mode {
-            return Record::parse_list(&name, &self.with_servers(job.ranks, command, servers, placement)?);
+        if let Some(placement) = variant.mode.placement() {
+            return Record::parse_list(&name, &self.with_servers(job.ranks, command, variant.mode, placement)?);
         }
         let mpirun = mpich.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
         let helpers = if let Mode::Helped { helpers } = variant.mode { helpers } else { 0 };

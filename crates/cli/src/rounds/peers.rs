@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use ringpull_base::{Error, Result};
+use ringpull_workload::sparse::SparseSetup;
 
 use super::{Job, Work};
 use crate::allreduce::REST_MS;
@@ -66,6 +67,10 @@ pub(crate) fn words(peer: Peer, job: &Job) -> Result<Vec<OsString>> {
     match &job.work {
         Work::Buffers(_) => words.extend(["--apart".to_owned(), format!("--rest={REST_MS}")]),
         Work::Keys { .. } => {}
+        Work::Rows { table, .. } => {
+            let SparseSetup { rows, width, touched, zipf } = table;
+            words.push(format!("--sparse={rows}:{width}:{touched}:{zipf}"));
+        }
         Work::Steps { network, train, .. } => {
             let layers = network.layers.iter();
             let layers = layers.map(|layer| format!("{}:{}:{}", layer.keys.start, layer.keys.end, layer.part));

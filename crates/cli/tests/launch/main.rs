@@ -425,6 +425,39 @@ fn a_command_without_servers_runs_as_mpi_ranks_whose_lines_have_their_rank() {
     assert_eq!((output.status.code(), lines), (Some(0), vec!["here".to_owned(); 2]));
 }
 
+/// The workers of a job with `--hybrid`, or of a command that names `dist_hybrid`, are ranks of one `mpirun`, beside
+/// servers that this program starts; the exit code is theirs.
+#[test]
+fn the_workers_of_a_hybrid_job_are_ranks_beside_servers() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let program =
+        "echo $DMLC_ROLE $DMLC_NUM_WORKER $DMLC_NUM_SERVER ${OMPI_COMM_WORLD_SIZE:-$PMI_SIZE} $DMLC_WORKER_ID";
+    for words in [
+        &["-n", "2", "-s", "1", "--hybrid", "--", "sh", "-c", program][..],
+        &["-n", "2", "-s", "1", "--", "sh", "-c", program, "--kv-store", "dist_hybrid"],
+    ] {
+        let (output, lines) = run(words);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{errors}");
+        let expected =
+            ["[rank 0] worker 2 1 2", "[rank 1] worker 2 1 2", "[scheduler] scheduler 2 1", "[server 0] server 2 1"];
+        assert_eq!(lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>(), expected, "{errors}");
+    }
+    let (output, _) = run(&["-n", "2", "-s", "1", "--hybrid", "--", "sh", "-c", "[ $DMLC_ROLE != worker ] || exit 3"]);
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+    for (words, expected) in [
+        (&["-n", "2", "-s", "0", "--hybrid", "--", "true"][..], "at least one server"),
+        (&["-n", "2", "-s", "1", "--hybrid", "--launcher", "mpi", "--", "true"], "local, ssh and lab"),
+    ] {
+        let (output, _) = run(words);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && errors.contains(expected), "{errors}");
+    }
+}
+
 /// A program that runs these lines of shell.
 fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
     let path = folder.join(name);

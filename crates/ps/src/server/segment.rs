@@ -132,8 +132,9 @@ impl ServedSegment {
     fn rows(&self, ids: &[i64]) -> Vec<u8> {
         let value = self.value.as_deref().unwrap_or_default();
         let size = self.geometry.unit_bytes;
-        let rows = ids.iter().flat_map(|id| &value[*id as usize * size..(*id as usize + 1) * size]);
-        rows.copied().collect()
+        let mut rows = Vec::with_capacity(ids.len() * size);
+        ids.iter().for_each(|id| rows.extend_from_slice(&value[*id as usize * size..][..size]));
+        rows
     }
 
     pub(super) fn missing(&self, workers: usize, sync: bool, rounds: u64) -> (&'static str, Vec<usize>) {

@@ -1,0 +1,268 @@
+//! Steps of a model with an embedding, of which each touches a few rows: drawn, pushed, pulled and verified.
+//!
+//! Which rows a rank touches in an iteration follows from its number and the iteration's: the most frequent
+//! `touched` rows of a draw by Zipf's law, without replacement. The row of frequency rank `k` has the weight
+//! `1/k^s`; a draw gives each row an exponential time of that rate, and takes the earliest rows (Efraimidis
+//! and Spirakis 2006), which is the same as drawing words until so many different ones have come. Frequent
+//! rows lie anywhere in the table, as hashed ids do.
+
+use std::time::Instant;
+
+use ringpull::KvStore;
+use ringpull_base::{DType, Error, Kind, Result, RowSparse, Tensor};
+use ringpull_kernels::optim::{Optimizer, Rule};
+use serde::{Deserialize, Serialize};
+
+/// An embedding and what a step touches of it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SparseSetup {
+    /// The rows of the table.
+    pub rows: usize,
+    /// The f32 elements of a row.
+    pub width: usize,
+    /// The rows that each rank touches in a step.
+    pub touched: usize,
+    /// The exponent of Zipf's law; 0 touches all rows alike.
+    pub zipf: f64,
+}
+
+impl SparseSetup {
+    /// A table of about `bytes` with rows of `width` elements, of which a step touches the part `touched`.
+    pub fn new(bytes: usize, width: usize, touched: f64, zipf: f64) -> Result<Self> {
+        let wrong = |what: String, remedy: &str| Err(Error::argument(what, remedy));
+        if !(touched > 0.0 && touched <= 1.0) {
+            return wrong(format!("invalid --sparse {touched}: expected a part of the rows"), "give 0.01 for 1 %");
+        }
+        if !(0.0..=10.0).contains(&zipf) {
+            return wrong(format!("invalid --zipf {zipf}: expected an exponent from 0 to 10"), "give 1, or 0 for none");
+        }
+        let rows = bytes / 4 / width.max(1);
+        if rows == 0 || width == 0 {
+            return wrong(
+                format!("a table of {bytes} bytes has no row of {width} elements"),
+                "give a larger size, or a smaller --row",
+            );
+        }
+        Ok(SparseSetup { rows, width, touched: ((rows as f64 * touched).round() as usize).max(1), zipf })
+    }
+
+    /// The bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        4 * self.width
+    }
+
+    /// The bytes of the rows that a rank touches.
+    pub fn touched_bytes(&self) -> usize {
+        self.touched * self.row_bytes()
+    }
+}
+
+/// Draws rows.
+pub struct Draws {
+    setup: SparseSetup,
+    /// `k^s` of the row of frequency rank `k`, by the row.
+    rarity: Vec<f64>,
+}
+
+impl Draws {
+    /// Draws of `setup`.
+    pub fn new(setup: SparseSetup) -> Self {
+        let (mut rarity, mut row, step) = (vec![0.0; setup.rows], 0, step(setup.rows));
+        for rank in 1..=setup.rows {
+            rarity[row] = (rank as f64).powf(setup.zipf);
+            row = (row + step) % setup.rows;
+        }
+        Draws { setup, rarity }
+    }
+
+    /// The rows that `rank` touches in `iteration`, ascending.
+    pub fn ids(&self, rank: usize, iteration: usize) -> Vec<i64> {
+        let seed = mixed(((iteration as u64) << 20) ^ rank as u64);
+        let time = |(row, rarity): (usize, &f64)| {
+            // In (0, 1].
+            let part = ((mixed(seed ^ row as u64) >> 11) + 1) as f64 / (1u64 << 53) as f64;
+            (-part.ln() * rarity, row as i64)
+        };
+        let mut times: Vec<(f64, i64)> = self.rarity.iter().enumerate().map(time).collect();
+        let touched = self.setup.touched;
+        if touched < times.len() {
+            times.select_nth_unstable_by(touched, |one, other| one.partial_cmp(other).expect("times are numbers"));
+        }
+        let mut ids: Vec<i64> = times[..touched].iter().map(|(_, row)| *row).collect();
+        ids.sort_unstable();
+        ids
+    }
+}
+
+/// How far the rows of two neighbours in frequency are apart, so that steps of it come to all rows once.
+fn step(rows: usize) -> usize {
+    let gcd = |mut a: usize, mut b: usize| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let golden = (rows as f64 * 0.618_033_988_75) as usize;
+    (golden.max(1)..=rows + 1).find(|step| gcd(*step, rows) == 1).expect("a number has no divisor with the next")
+}
+
+/// `SplitMix64`'s finaliser.
+fn mixed(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Adds what is pushed to the value.
+pub fn adding() -> Optimizer {
+    Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) }
+}
+
+/// What a rank pushes for a row, in its first column. The others have up to [`COLUMNS`] more.
+fn pushed(rank: usize, iteration: usize, row: i64) -> f64 {
+    (1 + (rank + iteration + row as usize) % 5) as f64
+}
+
+const COLUMNS: usize = 3;
+
+/// Iterations over an embedding, taken one by one. Each pushes the rows of this one and pulls those of the
+/// next, as a step of training does, and is verified.
+pub struct SparseIterations {
+    key: String,
+    draws: Draws,
+    ranks: usize,
+    /// Of each row: the sum of what was pushed for its first column, and how many pushes it was in.
+    sums: Vec<(f64, f64)>,
+    /// Different rows of all ranks, added up over the iterations.
+    union: usize,
+    taken: usize,
+}
+
+impl SparseIterations {
+    /// For a new table `key` of `store`, whose pushes add to it. Collective.
+    pub fn new(store: &KvStore, key: &str, setup: SparseSetup) -> Result<Self> {
+        if store.kind() == Kind::DistAsync {
+            return Err(Error::argument(
+                "--sparse with dist_async: a pull need not see the other workers' pushes, so nothing can be checked",
+                "measure a kind that sums in rounds",
+            ));
+        }
+        store.init_row_sparse(key, &Tensor::zeros(DType::F32, &[setup.rows, setup.width]))?;
+        store.set_optimizer(&adding())?;
+        store.wait_all()?;
+        let sums = vec![(0.0, 0.0); setup.rows];
+        let (draws, ranks, key) = (Draws::new(setup), store.num_workers(), key.to_owned());
+        Ok(SparseIterations { key, draws, ranks, sums, union: 0, taken: 0 })
+    }
+
+    /// The seconds of one iteration, whose rows have been verified, with what `meter` says right before and
+    /// right after. Iterations count from 0. Collective.
+    pub fn take<M>(&mut self, store: &KvStore, iteration: usize, meter: impl Fn() -> M) -> Result<(f64, M, M)> {
+        let (setup, rank) = (self.draws.setup, store.rank());
+        let (ids, next) = (self.draws.ids(rank, iteration), self.draws.ids(rank, iteration + 1));
+        let gradient: Vec<f32> = ids
+            .iter()
+            .flat_map(|row| (0..setup.width).map(|at| (pushed(rank, iteration, *row) + (at % COLUMNS) as f64) as f32))
+            .collect();
+        let rows = Tensor::from_slice(&[ids.len(), setup.width], &gradient);
+        let gradient = RowSparse::new(&[setup.rows, setup.width], &ids, rows)?;
+        store.barrier()?;
+        let before = meter();
+        let start = Instant::now();
+        store.push_rows(self.key.as_str(), std::slice::from_ref(&gradient), 0)?;
+        let pulled = store.pull_rows(self.key.as_str(), &next, 0)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let after = meter();
+        store.barrier()?;
+        self.advance(iteration);
+        self.check(store, &pulled, &next, iteration)?;
+        Ok((seconds, before, after))
+    }
+
+    /// The different rows that all ranks touch in an iteration, on average of those taken.
+    pub fn union(&self) -> f64 {
+        self.union as f64 / self.taken.max(1) as f64
+    }
+
+    fn advance(&mut self, iteration: usize) {
+        let mut seen = vec![false; self.sums.len()];
+        for rank in 0..self.ranks {
+            for row in self.draws.ids(rank, iteration) {
+                let (sum, count) = &mut self.sums[row as usize];
+                *sum += pushed(rank, iteration, row);
+                *count += 1.0;
+                seen[row as usize] = true;
+            }
+        }
+        self.union += seen.iter().filter(|seen| **seen).count();
+        self.taken += 1;
+    }
+
+    fn check(&self, store: &KvStore, pulled: &RowSparse, ids: &[i64], iteration: usize) -> Result<()> {
+        let (values, width) = (pulled.rows().to_vec::<f32>()?, self.draws.setup.width);
+        let is_right = |(row, values): (&i64, &[f32])| {
+            let (sum, count) = self.sums[*row as usize];
+            values.iter().enumerate().all(|(at, value)| f64::from(*value) == sum + count * (at % COLUMNS) as f64)
+        };
+        let rows = || ids.iter().zip(values.chunks_exact(width));
+        if pulled.row_ids() == ids && rows().all(is_right) {
+            return Ok(());
+        }
+        let row = rows().find(|row| !is_right(*row)).map_or(0, |(row, _)| *row);
+        Err(Error::bug(format!(
+            "key {} on rank {}: row {row} is not the sum of what all ranks have pushed in {} iterations",
+            self.key,
+            store.rank(),
+            iteration + 1
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draw_has_as_many_different_rows_as_it_should_and_is_the_same_each_time() {
+        let draws = Draws::new(SparseSetup::new(256_000, 64, 0.1, 1.0).unwrap());
+        let ids = draws.ids(3, 7);
+        assert_eq!(ids.len(), 100);
+        assert!(ids.is_sorted_by(|before, after| before < after) && (0..1000).contains(&ids[99]));
+        assert_eq!(ids, draws.ids(3, 7));
+        assert!(ids != draws.ids(3, 8) && ids != draws.ids(2, 7));
+    }
+
+    #[test]
+    fn frequent_rows_are_drawn_by_all_ranks_and_without_an_exponent_all_rows_alike() {
+        let union = |zipf: f64| {
+            let draws = Draws::new(SparseSetup::new(2_560_000, 64, 0.01, zipf).unwrap());
+            let all: std::collections::BTreeSet<i64> = (0..8).flat_map(|rank| draws.ids(rank, 0)).collect();
+            assert!(zipf == 0.0 || (0..8).all(|rank| draws.ids(rank, 0).contains(&0)));
+            all.len()
+        };
+        let (alike, zipf) = (union(0.0), union(1.2));
+        assert!((700..=800).contains(&alike), "{alike} of 800");
+        assert!(zipf < 600, "{zipf} of 800");
+    }
+
+    #[test]
+    fn every_row_has_one_frequency() {
+        for rows in [1, 2, 3, 4, 100, 97_656] {
+            let draws = Draws::new(SparseSetup { rows, width: 1, touched: 1, zipf: 1.0 });
+            let mut rarity = draws.rarity.clone();
+            rarity.sort_by(f64::total_cmp);
+            assert!(rarity.iter().enumerate().all(|(rank, rarity)| *rarity == (rank + 1) as f64), "{rows}");
+        }
+    }
+
+    #[test]
+    fn what_no_table_can_be_is_an_error() {
+        for (bytes, width, touched, zipf) in
+            [(0, 64, 0.1, 1.0), (1000, 0, 0.1, 1.0), (1000, 1, 0.0, 1.0), (1000, 1, 0.1, -1.0)]
+        {
+            assert!(SparseSetup::new(bytes, width, touched, zipf).is_err());
+        }
+        assert_eq!(SparseSetup::new(1000, 1, 0.0001, 1.0).unwrap().touched, 1);
+    }
+}
