@@ -192,7 +192,8 @@ def test_a_model_and_its_optimizer_go_on_from_the_commit():
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, halves=torch.ones(2, dtype=torch.bfloat16))
+    scale = torch.nn.Parameter(torch.ones(2))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, halves=torch.ones(2, dtype=torch.bfloat16), scale=scale)
 
     def step():
         optimizer.zero_grad()
@@ -206,7 +207,9 @@ def test_a_model_and_its_optimizer_go_on_from_the_commit():
     state.commit()
     second = step()
     state.halves += 1
+    scale.data += 1
     state.restore()
+    assert state.scale is scale and torch.equal(scale.data, torch.ones(2)), "a parameter is what an optimizer holds"
     assert state.batch == 1 and torch.equal(state.halves, torch.full((2,), 2, dtype=torch.bfloat16))
     assert torch.equal(step(), second), "weights and momentum are those of the commit"
     assert torch.equal(unpacked(content({"a": torch.arange(6).reshape(2, 3)}))["a"], torch.arange(6).reshape(2, 3))

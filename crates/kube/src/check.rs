@@ -41,7 +41,7 @@ impl Request {
         let above = |one: &Option<Quantity>, other: &Option<Quantity>| {
             one.as_ref().zip(other.as_ref()).is_some_and(|(one, other)| one.value() > other.value())
         };
-        let rules: [(bool, String, &str); 17] = [
+        let rules: [(bool, String, &str); 19] = [
             (workers == 0, "invalid --workers 0: expected at least 1".into(), "give --workers of at least 1"),
             (self.slots == Some(0), "invalid --slots 0: expected at least 1".into(), "give --slots of at least 1"),
             (
@@ -63,6 +63,16 @@ impl Request {
                 self.min_workers.is_some_and(|least| least == 0 || least > workers),
                 format!("invalid --min-workers: expected a number between 1 and --workers {workers}"),
                 "lower it, or raise --workers",
+            ),
+            (
+                self.max_workers.is_some_and(|most| most < workers),
+                format!("invalid --max-workers: expected a number of at least --workers {workers}"),
+                "raise it, or lower --workers",
+            ),
+            (
+                self.min_workers.is_some() && self.backoff_limit == 0,
+                "--min-workers with --backoff-limit 0: nothing takes the place of a lost launcher".into(),
+                "raise it: each lost launcher counts",
             ),
             (
                 self.launcher_works && (self.launcher_cpus.is_some() || self.launcher_memory.is_some()),
@@ -133,7 +143,9 @@ impl Request {
 
     fn check_names(&self) -> Result<()> {
         let longest = match self.kind {
-            Train | Compare | Ps | Tfjob => format!("{}-worker-{}", self.name, self.workers.max(1) - 1),
+            Train | Compare | Ps | Tfjob => {
+                format!("{}-worker-{}", self.name, self.max_workers.unwrap_or(self.workers).max(1) - 1)
+            }
             Mxjob => format!("{}-scheduler-0", self.name),
             Trainjob => format!("{}-launcher-0-0", self.name),
             Job | Claim | NetworkPolicy => self.name.clone(),
@@ -234,7 +246,7 @@ mod tests {
         fn memory(text: &str) -> Option<Quantity> {
             Quantity::memory(text).ok()
         }
-        let cases: [(Change, &str); 33] = [
+        let cases: [(Change, &str); 35] = [
             (|r| r.name = "my.job".to_owned(), "such as my-job"),
             (|r| r.name = "a".repeat(55), "shorten the name by 1"),
             (|r| r.workers = 0, "at least 1"),
@@ -243,6 +255,8 @@ mod tests {
             (|r| r.rdma_network = Some("ib".to_owned()), "--rdma rdma/ib"),
             (|r| r.min_workers = Some(3), "between 1 and --workers 2"),
             (|r| r.min_workers = Some(1), "--resume-if-any"),
+            (|r| (r.min_workers, r.max_workers) = (Some(1), Some(1)), "at least --workers 2"),
+            (|r| (r.min_workers, r.backoff_limit) = (Some(1), 0), "each lost launcher counts"),
             (|r| (r.launcher_works, r.launcher_memory) = (true, memory("1Gi")), "--memory are its limits too"),
             (|r| (r.launcher_works, r.host_network) = (true, true), "leave one of them out"),
             (|r| r.command.clear(), "give it after --"),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use ringpull_base::{Error, Result};
 
-use crate::jobs::{HOSTFILE, TRAINER, prune};
+use crate::jobs::{DISCOVERY, HOSTFILE, TRAINER, prune};
 use crate::schema;
 
 /// What to write.
@@ -113,7 +113,12 @@ fn trainjob_of_mpijob(job: &Value, lost: &mut Vec<String>) -> Result<Vec<Value>>
     let nodes = worker["replicas"].as_i64().unwrap_or(1) + i64::from(works);
     let slots = spec["slotsPerWorker"].as_i64().unwrap_or(1);
     let container = &mut pods[0]["spec"]["containers"][0];
-    let (command, args) = (take(container, "/command"), take(container, "/args"));
+    let (command, mut args) = (take(container, "/command"), take(container, "/args"));
+    let options = args.as_array_mut().map(Vec::as_mut_slice).unwrap_or_default();
+    if let Some(at) = options.windows(2).position(|pair| pair[0] == "--discover-hosts" && pair[1] == DISCOVERY) {
+        (options[at], options[at + 1]) = (json!("-H"), json!(HOSTFILE));
+        lost.push("discover_hosts.sh: Trainer writes none, so nodes that are added are not taken in".to_owned());
+    }
     let mut policy = take(&mut spec, "/runPolicy");
     let (deadline, suspend) = (take(&mut policy, "/activeDeadlineSeconds"), take(&mut policy, "/suspend"));
     let (ttl, backoff) = (take(&mut policy, "/ttlSecondsAfterFinished"), take(&mut policy, "/backoffLimit"));

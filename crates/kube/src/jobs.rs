@@ -3,10 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::options::{Gang, JobKind, Request};
-use crate::pod::{Role, metadata, pod, selector, ssh_folder, variable};
+use crate::pod::{Role, SNAPSHOTS, metadata, pod, selector, ssh_folder, variable};
 
 /// Where the operators put the list of hosts.
 pub(super) const HOSTFILE: &str = "/etc/mpi/hostfile";
+/// Where mpi-operator puts the script that prints the workers that run.
+pub(super) const DISCOVERY: &str = "/etc/mpi/discover_hosts.sh";
 /// The version of Kubeflow Trainer's objects.
 pub(super) const TRAINER: &str = "trainer.kubeflow.org/v1alpha1";
 
@@ -37,6 +39,7 @@ fn add_open_mpi_5(container: &mut Value) {
 fn launcher_args(request: &Request) -> Vec<String> {
     let (ranks, servers) = (u64::from(request.workers) * u64::from(request.slots()), request.servers());
     let words = match request.kind {
+        JobKind::Train if request.min_workers.is_some() => elastic_words(request),
         JobKind::Compare => format!("ringpull compare -H {HOSTFILE}"),
         JobKind::Ps => format!("ringpull launch --launcher mpi -H {HOSTFILE} -n {ranks} -s {servers} --"),
         // Without -np every slot of the hostfile gets its rank.
@@ -50,22 +53,32 @@ fn launcher_args(request: &Request) -> Vec<String> {
     words
 }
 
+/// What starts an elastic job. It counts ranks, and the slots of a worker are the operator's variable. The
+/// name lets a launcher that takes the place of a lost one find what is in the workers' memory.
+fn elastic_words(request: &Request) -> String {
+    let ranks = |workers: u32| u64::from(workers) * u64::from(request.slots());
+    let least = ranks(request.min_workers.unwrap_or(request.workers));
+    let most = request.max_workers.map_or(String::new(), |most| format!("--max-workers {} ", ranks(most)));
+    let (name, first) = (&request.name, ranks(request.workers));
+    format!(
+        "ringpull launch --elastic --job {name} -n {first} --min-workers {least} {most}--snapshots {SNAPSHOTS} \
+         --discover-hosts {DISCOVERY} --"
+    )
+}
+
 /// The MPIJob of a training, of parameter servers or of a comparison.
 fn mpijob(request: &Request) -> Value {
     let mut launcher = pod(request, "launcher", if request.launcher_works { Role::Worker } else { Role::Launcher });
     let container = &mut launcher["spec"]["containers"][0];
     container["args"] = json!(launcher_args(request));
     add_open_mpi_5(container);
-    if let (Some(least), Some(env)) = (request.min_workers, container["env"].as_array_mut()) {
-        env.push(variable("RINGPULL_MIN_HOSTS", &least.to_string()));
-    }
     let (pods, elastic) = (request.workers - u32::from(request.launcher_works), request.min_workers.is_some());
     let spec = json!({
         "slotsPerWorker": request.slots(),
         "runLauncherAsWorker": request.launcher_works.then_some(true),
         "sshAuthMountPath": ssh_folder(request),
         // A job that goes on with fewer workers must not wait for all of them. A gang is all pods, so its
-        // launcher cannot wait for the others to run. In both cases the entrypoint waits.
+        // launcher cannot wait for the others to run: the entrypoint waits.
         "launcherCreationPolicy":
             if elastic || pods == 0 || request.gang.is_some() { "AtStartup" } else { "WaitForWorkersReady" },
         "mpiImplementation": "OpenMPI",
@@ -75,7 +88,7 @@ fn mpijob(request: &Request) -> Value {
             "Launcher": { "replicas": 1, "restartPolicy": "Never", "template": launcher },
             "Worker": (pods > 0).then(|| json!({
                 "replicas": pods,
-                // A worker that comes back has lost its ranks. An elastic job takes it in at its next start.
+                // A worker that comes back has lost its ranks. An elastic job takes it in at its next commit.
                 "restartPolicy": if elastic { "OnFailure" } else { "Never" },
                 "template": pod(request, "worker", Role::SshWorker),
             })),

@@ -46,7 +46,7 @@ pub(super) const MPI: &[JobKind] = &[Train, Compare, Ps, Trainjob];
 const MPIJOBS: &[JobKind] = &[Train, Compare, Ps];
 
 /// The kinds that use each option. Given to another kind, an option is an error.
-pub(super) const USED_BY: [(&str, &[JobKind]); 45] = [
+pub(super) const USED_BY: [(&str, &[JobKind]); 46] = [
     ("name", ALL),
     ("namespace", ALL),
     ("label", ALL),
@@ -91,7 +91,8 @@ pub(super) const USED_BY: [(&str, &[JobKind]); 45] = [
     ("launcher-cpus", &[Train, Compare, Ps, Mxjob]),
     ("launcher-memory", &[Train, Compare, Ps, Mxjob]),
     ("launcher-works", MPIJOBS),
-    ("min-workers", MPIJOBS),
+    ("min-workers", &[Train]),
+    ("max-workers", &[Train]),
 ];
 
 /// A scheduler that starts all pods of a job at the same time, or none.
@@ -206,10 +207,14 @@ pub struct Request {
     /// The local queue of Kueue that admits the job.
     #[arg(long, value_name = "QUEUE")]
     pub kueue: Option<String>,
-    /// Make the job elastic: it starts as soon as this many workers answer. After each loss it restarts
-    /// from the checkpoint.
+    /// Make the job elastic: when workers are lost or added it starts again on those that are there, at least
+    /// so many, from its last commit in their memory. The commits of each worker may take 8Gi, or half of
+    /// --memory.
     #[arg(long, value_name = "N")]
     pub min_workers: Option<u32>,
+    /// The most workers of an elastic job, whatever replicas are added [default: all].
+    #[arg(long, value_name = "N", requires = "min_workers", value_parser = clap::value_parser!(u32).range(..=MOST))]
+    pub max_workers: Option<u32>,
     /// The RDMA resource of each worker, such as rdma/ib, `rdma/hca_shared_devices_a=1` or
     /// vpc.amazonaws.com/efa=4 [default count: 1].
     #[arg(long, value_name = "NAME[=COUNT]", value_parser = device)]
@@ -390,13 +395,21 @@ impl Request {
 
     /// The size of /dev/shm, `None` for the runtime's 64 MiB. It counts towards the limit of memory.
     pub fn shm(&self) -> Option<Quantity> {
+        self.shm.clone().or_else(|| self.gpu().and_then(|_| self.share_of_memory()))
+    }
+
+    /// The size of the volume for an elastic job's commits. It counts towards the limit of memory too.
+    pub(crate) fn snapshots(&self) -> Option<Quantity> {
+        self.min_workers.and_then(|_| self.share_of_memory())
+    }
+
+    fn share_of_memory(&self) -> Option<Quantity> {
         let roomy = 8.0 * 1024.0 * 1024.0 * 1024.0;
         let mebibytes = |bytes: f64| Quantity::memory(&format!("{}Mi", (bytes / 1024.0 / 1024.0) as u64)).ok();
-        let default = || match &self.memory {
+        match &self.memory {
             Some(memory) if memory.value() < 2.0 * roomy => mebibytes(memory.value() / 2.0),
             _ => Quantity::memory("8Gi").ok(),
-        };
-        self.shm.clone().or_else(|| self.gpu().and_then(|_| default()))
+        }
     }
 
     /// The resource of each worker's GPUs, and their number.

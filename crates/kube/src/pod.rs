@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use crate::options::{JobKind, PullPolicy, Request, SSH_PORT, USER};
 use crate::quantity::Quantity;
 
+/// Where the workers of an elastic job have a volume in memory for commits. It outlives their containers.
+pub(super) const SNAPSHOTS: &str = "/run/snapshots";
+
 /// What a pod does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
@@ -198,6 +201,10 @@ fn volumes(request: &Request, role: Role) -> (Vec<Value>, Vec<Value>) {
     if let Some(claim) = &request.claim {
         volumes.push(json!({ "name": "training", "persistentVolumeClaim": { "claimName": claim } }));
         mounts.push(json!({ "name": "training", "mountPath": request.mount }));
+    }
+    if let Some(size) = request.snapshots().filter(|_| role != Role::Launcher) {
+        volumes.push(json!({ "name": "snapshots", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
+        mounts.push(json!({ "name": "snapshots", "mountPath": SNAPSHOTS }));
     }
     if let Some(size) = request.shm().filter(|_| role != Role::Launcher) {
         volumes.push(json!({ "name": "shm", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));

@@ -42,8 +42,9 @@ impl Request {
         let resumes = |word: &String| ["checkpoint", "resume", "restore"].iter().any(|part| word.contains(part));
         if self.min_workers.is_some() && !self.command.iter().any(resumes) {
             return Some(
-                "--min-workers, and the command names no checkpoint: each loss of a worker may start the training anew\n  \
-                 hint: let the command save its state on the claim and go on from there"
+                "--min-workers, and the command names no checkpoint: commits (ringpull.elastic) are in the workers' \
+                 memory, so the loss of all of them starts the training anew\n  \
+                 hint: let the command save its state on the claim too, less often, and go on from there"
                     .to_owned(),
             );
         }

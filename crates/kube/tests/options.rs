@@ -38,7 +38,7 @@ fn written(kind: JobKind, words: &[&str]) -> Result<(Request, Vec<Value>), Strin
 }
 
 /// Each option with a value that is not its default, and what must be given beside it.
-const EXAMPLES: [(&[&str], &[&str]); 44] = [
+const EXAMPLES: [(&[&str], &[&str]); 45] = [
     (&["--name", "other"], &[]),
     (&["--namespace", "team"], &[]),
     (&["--image", "reg.example/ringpull:1"], &[]),
@@ -61,6 +61,7 @@ const EXAMPLES: [(&[&str], &[&str]); 44] = [
     (&["--queue", "team"], &["--gang", "volcano"]),
     (&["--kueue", "team"], &[]),
     (&["--min-workers", "1"], &[]),
+    (&["--max-workers", "6"], &["--min-workers", "1"]),
     (&["--rdma", "rdma/ib=8"], &[]),
     (&["--rdma-network", "ib"], &["--rdma", "rdma/ib"]),
     (&["--shm", "1Gi"], &[]),
@@ -157,14 +158,22 @@ const COMMON: [&[&str]; 9] = [
 
 fn special(kind: JobKind) -> &'static [&'static [&'static str]] {
     match kind {
-        JobKind::Train | JobKind::Compare | JobKind::Ps => &[
+        JobKind::Train => &[
             &[],
             &["--launcher-works", "--slots", "2"],
             &["--launcher-cpus", "1", "--launcher-memory", "512Mi", "--workers", "4"],
             &["--gang", "volcano", "--queue", "team"],
             &["--gang", "scheduler-plugins", "--launcher-works"],
             &["--min-workers", "1"],
+            &["--min-workers", "1", "--max-workers", "6", "--slots", "2"],
             &["--min-workers", "1", "--gang", "volcano", "--launcher-works"],
+        ],
+        JobKind::Compare | JobKind::Ps => &[
+            &[],
+            &["--launcher-works", "--slots", "2"],
+            &["--launcher-cpus", "1", "--launcher-memory", "512Mi", "--workers", "4"],
+            &["--gang", "volcano", "--queue", "team"],
+            &["--gang", "scheduler-plugins", "--launcher-works"],
         ],
         JobKind::Trainjob => &[&[], &["--gang", "volcano"], &["--gang", "scheduler-plugins"]],
         JobKind::Mxjob => &[&[], &["--servers", "1", "--launcher-memory", "1Gi"], &["--gang", "volcano"]],
@@ -191,6 +200,7 @@ fn every_output_is_valid_and_clean_and_passes_the_stated_pod_security() {
         for common in if has_pods { &COMMON[..] } else { &COMMON[..1] } {
             for special in special(*kind) {
                 let excluded = special.contains(&"--launcher-works") && common.contains(&"--host-network")
+                    || special.contains(&"--min-workers") && common.contains(&"--backoff-limit")
                     || special.contains(&"--slots") && common.iter().any(|word| word.starts_with("--gpu"));
                 if excluded {
                     continue;

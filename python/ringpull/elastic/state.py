@@ -54,7 +54,7 @@ class State:
 
     What is the same on every rank belongs here: weights, states of optimizers, counts of steps, a :class:`Sampler`. An object with
     ``state_dict`` and ``load_state_dict`` is saved by these, Gluon's blocks and trainers by their own files. Of a :class:`ringpull.KVStore`
-    the optimizer's states are saved; its values are to be given to ``init`` again. Arrays of NumPy and MXNet are restored in place. Everything
+    the optimizer's states are saved; its values are to be given to ``init`` again. Arrays of NumPy, MXNet and PyTorch are restored in place. Everything
     else is pickled, and restored by setting the attribute.
     """
 
@@ -121,6 +121,9 @@ class State:
         changed = numpy.array([whole.rank == 0 and self._snapshots.has_changed()], numpy.int32)
         whole.broadcast(changed, 0, name="ringpull.elastic.changed", out=changed).wait()
         if changed[0]:
+            # However the program ends now, it is to be started again.
+            if whole.rank == 0:
+                self._snapshots.ask_for_restart()
             raise HostsUpdatedInterrupt
 
     def restore(self) -> None:
@@ -176,11 +179,6 @@ class State:
         self._load(unpacked(content))
         return True
 
-    def _end_for_restart(self) -> None:
-        """Lets the launcher know that all ranks end to be started again."""
-        if self._snapshots is not None and communicator().rank == 0:
-            self._snapshots.ask_for_restart()
-
     # The objects.
 
     def _prepare(self) -> None:
@@ -210,6 +208,9 @@ class State:
                 getattr(own, files[1])(os.fspath(file))
         elif type(own).__module__.startswith("mxnet.") and hasattr(own, "shape") and own.shape == value.shape:
             own[:] = value
+        elif type(own).__module__.startswith("torch") and hasattr(own, "copy_") and own.shape == value.shape and own.dtype == value.dtype:
+            # In place, as models and optimizers hold them: also a leaf of a graph.
+            own.data.copy_(value)
         elif isinstance(own, numpy.ndarray) and isinstance(value, numpy.ndarray) and own.flags.writeable and (own.shape, own.dtype) == (value.shape, value.dtype):
             own[...] = value
         else:
@@ -262,7 +263,6 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         try:
             return func(state, *arguments, **options)
         except HostsUpdatedInterrupt:
-            state._end_for_restart()
-        raise SystemExit(0)
+            raise SystemExit(0) from None
 
     return called

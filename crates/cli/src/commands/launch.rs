@@ -37,7 +37,7 @@ times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM,
 The exit code is that of the first process that failed.
 
 With --elastic, what is left of a job that has lost ranks is ended, and the job starts again on the
-hosts that are present.")]
+hosts that are present. It starts with N workers of -n if so many have a slot within 30 s of the first A.")]
 pub(crate) struct LaunchArgs {
     /// The number of workers.
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -97,11 +97,12 @@ struct ElasticOptions {
     /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n].
     #[arg(long, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     min_workers: Option<u32>,
-    /// The most workers to run with [default: N of -n, else all slots of the hosts].
+    /// The most workers to run with [default: all slots of the hosts; on this host alone, N of -n].
     #[arg(long, value_name = "B", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     max_workers: Option<u32>,
     /// A program that prints a line host[:slots] for each host that is present. It runs once a second.
-    /// Without it the hosts are those of the hostfile, which may change.
+    /// Without it the hosts are those of the hostfile, which may change. A line without slots has those of
+    /// `OMPI_MCA_orte_set_default_slots`, which mpi-operator sets, or 1.
     #[arg(long, value_name = "SCRIPT", requires = "elastic", conflicts_with = "hostfile")]
     discover_hosts: Option<PathBuf>,
     /// How often the job may start again after failures.
@@ -110,6 +111,17 @@ struct ElasticOptions {
     /// The folder of each host for snapshots, in memory.
     #[arg(long, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]
     snapshots: PathBuf,
+    /// The name of the job: its snapshots outlive a launcher that is lost or has failed, and the next one of
+    /// this name goes on with them. They are removed when the job ends with 0.
+    #[arg(long, value_name = "NAME", requires = "elastic", value_parser = job_name)]
+    job: Option<String>,
+}
+
+/// A name that is part of the name of a folder.
+fn job_name(text: &str) -> std::result::Result<String, String> {
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_name = text.chars().all(is_legal) && text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if is_name { Ok(text.to_owned()) } else { Err("give letters, digits, - _ and ., such as resnet-1".to_owned()) }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -234,7 +246,9 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     let Some(least) = given(options.min_workers) else {
         return Err(Error::argument("--elastic needs the least number of workers", "give it with --min-workers A"));
     };
-    let most = given(options.max_workers);
+    let most = options.max_workers.map(|most| most as usize);
+    let first =
+        args.num_workers.map_or(least, |first| first as usize).clamp(least, most.unwrap_or(usize::MAX).max(least));
     if most.is_some_and(|most| most < least) {
         return Err(Error::argument(
             format!("--min-workers {least} is more than --max-workers"),
@@ -264,10 +278,13 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         .map_err(|cause| Error::io("find", options.snapshots.display(), &cause))?;
     let in_lab = launcher == Launcher::Lab;
     let source = match (&options.discover_hosts, &args.hostfile) {
-        (Some(script), _) => Source::Script(script.clone()),
+        (Some(script), _) => {
+            let slots = config::text("OMPI_MCA_orte_set_default_slots").and_then(|slots| slots.parse().ok());
+            Source::Script(script.clone(), slots.filter(|slots| *slots > 0).unwrap_or(1))
+        }
         (None, Some(file)) => Source::File(file.clone()),
         (None, None) if in_lab => lab_hosts().map(|_| Source::Lab)?,
-        (None, None) => Source::Here(most.unwrap_or(least)),
+        (None, None) => Source::Here(most.unwrap_or(first)),
     };
     if matches!(source, Source::Here(_)) {
         check_program(&args.command)?;
@@ -275,9 +292,11 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     warn_about_unused_options(&args, launcher);
     let code = Elastic {
         least,
+        first,
         most: most.unwrap_or(usize::MAX),
         discovery: Discovery { source, in_lab, port: args.ssh_port },
         memory,
+        job: options.job.clone(),
         restarts: options.max_restarts,
         spec: Spec { workers: least, servers: 0, helpers: 0, command: args.command, variables: args.variables },
         sink: if args.no_tag { Sink::Plain } else { Sink::Tagged },

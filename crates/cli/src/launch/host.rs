@@ -141,6 +141,14 @@ pub(crate) fn ssh(host: &SshHost) -> Command {
     command
 }
 
+/// The same for a question, which a host that does not answer at once need not have.
+pub(crate) fn ssh_once(host: &SshHost) -> Command {
+    let words = ssh_words(host.port);
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).args(["-o", "ConnectionAttempts=1"]).arg(&host.login);
+    command
+}
+
 /// The folder that processes on other hosts start in.
 pub(crate) fn working_folder() -> Result<PathBuf> {
     std::env::current_dir().map_err(|cause| Error::io("read", "the working folder", &cause))

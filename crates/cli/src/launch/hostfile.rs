@@ -51,6 +51,22 @@ impl SshHost {
     pub(crate) fn is_this(&self) -> bool {
         self.name == "localhost" || self.name == "127.0.0.1"
     }
+
+    /// Whether it is this host, as this user reaches it without ssh: by its name for itself, or by the one
+    /// that others have for it.
+    pub(crate) fn is_here(&self) -> bool {
+        use std::net::{ToSocketAddrs as _, UdpSocket};
+        let first = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+        let own = first(&rustix::system::uname().nodename().to_string_lossy());
+        // Other domains may have a host of this name: only an address of this host can be bound.
+        let has_its_address = || {
+            let found = (&self.name[..], 0).to_socket_addrs();
+            found.is_ok_and(|mut found| found.any(|address| UdpSocket::bind(address).is_ok()))
+        };
+        self.port.is_none()
+            && self.login == self.name
+            && (self.is_this() || first(&self.name) == own && has_its_address())
+    }
 }
 
 /// The hosts of an option: those of the file of this name, or the list itself. None if all of a list are this
@@ -92,18 +108,20 @@ pub(crate) fn listed(option: &Path) -> Result<Vec<SshHost>> {
 /// The hosts of a list on the command line, as `horovodrun` takes it: `host1:2,host2:2`, the numbers being
 /// slots.
 fn parse_list(text: &str) -> Result<Vec<SshHost>> {
-    text.split(',').map(with_slots).collect()
+    text.split(',').map(|item| with_slots(item, 1)).collect()
 }
 
-/// The hosts of a discovery script's output, as Horovod has it: a line `host[:slots]` for each.
-pub(crate) fn parse_lines(text: &str) -> Result<Vec<SshHost>> {
-    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(with_slots).collect()
+/// The hosts of a discovery script's output, as Horovod has it: a line `host[:slots]` for each. A host takes
+/// so many slots if its line has no number.
+pub(crate) fn parse_lines(text: &str, slots: usize) -> Result<Vec<SshHost>> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).map(|line| with_slots(line, slots)).collect()
 }
 
-fn with_slots(item: &str) -> Result<SshHost> {
+fn with_slots(item: &str, slots: usize) -> Result<SshHost> {
     match item.split_once(':') {
         Some((host, slots)) => format!("{host} slots={slots}").parse(),
-        None => item.parse(),
+        None if item.contains("slots=") => item.parse(),
+        None => format!("{item} slots={slots}").parse(),
     }
 }
 
@@ -133,15 +151,23 @@ mod tests {
         let hosts = parse_list("node1:4,ann@node2").unwrap();
         assert_eq!((hosts[0].name.as_str(), hosts[0].slots, hosts[0].port), ("node1", 4, None));
         assert_eq!((hosts[1].login.as_str(), hosts[1].slots), ("ann@node2", 1));
-        let hosts = parse_lines("node1:4\n\nnode2\n").unwrap();
+        let hosts = parse_lines("node1:4\n\nnode2\n", 2).unwrap();
         assert_eq!(
             hosts.iter().map(|host| (&host.name[..], host.slots)).collect::<Vec<_>>(),
-            [("node1", 4), ("node2", 1)]
+            [("node1", 4), ("node2", 2)]
         );
-        assert!(parse_lines("node1:many\n").is_err());
+        assert!(parse_lines("node1:many\n", 1).is_err());
         assert!(parse_list("node1:0").is_err() && parse_list("node1:4,").is_err());
         assert_eq!(super::hosts(Path::new("node1:1,node2:1")).unwrap().len(), 2);
         assert!(super::hosts(Path::new("localhost:4")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_host_is_this_one_by_its_own_name_and_no_other() {
+        let is_here = |line: &str| line.parse::<SshHost>().unwrap().is_here();
+        assert!(is_here("localhost") && !is_here("localhost:22") && !is_here("ann@localhost"));
+        let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        assert!(!is_here(&format!("{own}.nowhere.invalid")) && !is_here("nowhere.invalid"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use ringpull_base::{Error, Result};
 
-use super::host::{ssh, ssh_words, working_folder};
+use super::host::{ssh_once, ssh_words, working_folder};
 use super::hostfile::SshHost;
 
 /// What a host answered, how long it took, and when the answer arrived.
@@ -57,7 +57,7 @@ fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<Answer, String>>> {
     /// By when every host must have answered.
     const ANSWER: Duration = Duration::from_secs(8);
     let commands = hosts.iter().map(|host| {
-        let mut command = ssh(host);
+        let mut command = ssh_once(host);
         command.arg("true");
         command
     });

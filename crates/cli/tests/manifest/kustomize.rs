@@ -57,6 +57,8 @@ fn apply(object: &mut Value, step: &Value) {
     let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("{path} leads nowhere"));
     match (step["op"].as_str(), parent) {
         (Some("add"), Value::Array(elements)) if last == "-" => elements.push(value),
+        (Some("add"), Value::Array(elements)) => elements.insert(last.parse().unwrap(), value),
+        (Some("replace"), Value::Array(elements)) => elements[last.parse::<usize>().unwrap()] = value,
         (Some("add" | "copy"), Value::Object(fields)) => drop(fields.insert(last, value)),
         (Some("replace"), Value::Object(fields)) => {
             assert!(fields.insert(last, value).is_some(), "{path}: there is nothing to replace");

@@ -5,5 +5,6 @@
 //! the image's files are laid over this machine's own root file system.
 
 mod cases;
+mod elastic;
 mod operator;
 mod pod;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::pod::{Image, Network, Plan, Pod, address};
+use super::pod::{ConfigMap, Image, Network, Plan, Pod, address};
 
 /// The first address of a worker; the launcher has the one before.
 const FIRST: u8 = 2;
@@ -38,10 +38,30 @@ pub(crate) struct Job {
     /// Kubeflow Trainer runs it, and not mpi-operator.
     by_trainer: bool,
     pub(crate) workers: Vec<Pod>,
+    /// How many launchers there have been. Each has another address.
+    launchers: u8,
 }
 
 fn number(value: &Value, default: i64) -> i64 {
     value.as_i64().unwrap_or(default)
+}
+
+fn group_of(pod: &Value) -> Option<u32> {
+    pod["securityContext"]["fsGroup"].as_u64().map(|group| group as u32)
+}
+
+/// The volumes in memory of a pod's container, with sizes as `mount` reads them.
+fn memory_of(pod: &Value) -> Vec<(String, String)> {
+    let volumes = pod["volumes"].as_array().into_iter().flatten();
+    let in_memory = volumes.filter(|volume| volume["emptyDir"]["medium"] == "Memory");
+    let mounts = || pod["containers"][0]["volumeMounts"].as_array().into_iter().flatten();
+    in_memory
+        .map(|volume| {
+            let mount = mounts().find(|mount| mount["name"] == volume["name"]).unwrap();
+            let size = volume["emptyDir"]["sizeLimit"].as_str().unwrap().trim_end_matches('i');
+            (mount["mountPath"].as_str().unwrap().to_owned(), size.to_owned())
+        })
+        .collect()
 }
 
 fn words(value: &Value) -> Vec<String> {
@@ -70,6 +90,7 @@ impl Job {
                 image,
                 name,
                 workers,
+                launchers: 0,
             };
         }
         let runtime = &objects[0]["spec"];
@@ -95,12 +116,18 @@ impl Job {
             image,
             name,
             workers,
+            launchers: 0,
         }
+    }
+
+    /// The launcher's present address.
+    pub(crate) fn launcher_address(&self) -> u8 {
+        if self.launchers < 2 { FIRST - 1 } else { 200 + self.launchers }
     }
 
     fn pod_names(&self) -> Vec<(String, u8)> {
         let (launcher, worker) = if self.by_trainer { ("launcher-0-0", "node-0") } else { ("launcher", "worker") };
-        let launcher = (format!("{}-{launcher}", self.name), FIRST - 1);
+        let launcher = (format!("{}-{launcher}", self.name), self.launcher_address());
         let workers = (0..self.worker_pods).map(|number| (format!("{}-{worker}-{number}", self.name), FIRST + number));
         std::iter::once(launcher).chain(workers).collect()
     }
@@ -126,6 +153,47 @@ impl Job {
         let names = self.pod_names();
         let lines = names[first..].iter().map(|(pod, _)| format!("{} slots={slots}", self.full_name(pod)));
         lines.collect::<Vec<_>>().join("\n") + "\n"
+    }
+
+    /// The script that prints the workers whose pods run.
+    fn discovery(&mut self) -> String {
+        let names = self.pod_names();
+        let mut text = "#!/bin/sh\n".to_owned();
+        if self.launcher_works {
+            writeln!(text, "echo {}", self.full_name(&names[0].0)).unwrap();
+        }
+        // Sorted as text. Pods above the number of replicas are gone.
+        let mut running: Vec<String> = Vec::new();
+        for (pod, (name, _)) in self.workers.iter_mut().zip(&names[1..]) {
+            if pod.code().is_none() {
+                running.push(name.clone());
+            }
+        }
+        running.sort();
+        for name in running {
+            writeln!(text, "echo {}", self.full_name(&name)).unwrap();
+        }
+        text
+    }
+
+    fn config(&mut self) -> ConfigMap {
+        [("hostfile", 0o444, self.hostfile()), ("discover_hosts.sh", 0o555, self.discovery())]
+    }
+
+    /// What comes up to a minute after pods have come or gone: the launcher has the new ConfigMap.
+    pub(crate) fn sync(&mut self) {
+        let (files, group) = (self.config(), group_of(&self.launcher));
+        self.network.write_config(&self.pod_names()[0].0, group, &files);
+    }
+
+    /// What an edit of the workers' replicas does: pods above their number are removed, new ones are made.
+    pub(crate) fn scale(&mut self, replicas: u8) {
+        self.worker_pods = replicas;
+        self.workers.truncate(usize::from(replicas));
+        self.tell_names();
+        for number in self.workers.len() as u8..replicas {
+            self.start_worker(number);
+        }
     }
 
     fn plan(&self, launcher: bool, name: &str, number: u8) -> Plan {
@@ -175,12 +243,13 @@ impl Job {
             host: if pod["hostNetwork"] == true { format!("node-{number}") } else { name.to_owned() },
             address: number,
             uid: pod["securityContext"]["runAsUser"].as_u64().unwrap_or(0) as u32,
-            group: pod["securityContext"]["fsGroup"].as_u64().map(|group| group as u32),
+            group: group_of(pod),
             drop,
             no_new_privs: own["allowPrivilegeEscalation"] == false,
             ssh_folder: self.ssh_folder.clone(),
             key_mode: self.by_trainer.then_some("0640"),
             env,
+            memory: memory_of(pod),
             words,
         }
     }
@@ -215,10 +284,11 @@ impl Job {
 
     /// Starts the launcher pod, knowing all names or none yet.
     pub(crate) fn start_launcher(&mut self, knows_names: bool) -> Pod {
+        self.launchers += 1;
         let (name, address) = self.pod_names()[0].clone();
-        let (plan, all, hostfile) = (self.plan(true, &name, address), self.hosts(false), self.hostfile());
+        let (plan, all, config) = (self.plan(true, &name, address), self.hosts(false), self.config());
         let hosts = if knows_names { all } else { "127.0.0.1 localhost\n".to_owned() };
-        self.network.start(&self.image, &plan, &hosts, Some(&hostfile))
+        self.network.start(&self.image, &plan, &hosts, Some(&config))
     }
 
     pub(crate) fn tell_names(&self) {

@@ -1,5 +1,6 @@
 //! Pods on this machine: namespaces, with an address each, and the root file system of the image.
 
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -41,6 +42,8 @@ pub(crate) const PRINTED: &str = "/train/printed";
 pub(crate) struct Image {
     base: String,
     layer: Option<Arc<tempfile::TempDir>>,
+    /// Folders of this machine that pods have too.
+    lent: Vec<PathBuf>,
 }
 
 impl Image {
@@ -72,7 +75,22 @@ cp -a "$work/u/." "$out/""#;
         for binary in binaries {
             std::fs::copy(&binary, programs.join(binary.file_name().unwrap())).unwrap();
         }
-        Image { base: "/".to_owned(), layer: Some(Arc::new(folder)) }
+        Image { base: "/".to_owned(), layer: Some(Arc::new(folder)), lent: Vec::new() }
+    }
+
+    /// A Python that has our package, in this image or in the checkout's `.venv`, which pods then have too.
+    pub(crate) fn python(&mut self) -> Option<String> {
+        if self.layer.is_none() {
+            return self.has("/opt/ringpull/examples/torch").then(|| "python3".to_owned());
+        }
+        let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv").canonicalize().ok()?;
+        let python = venv.join("bin/python");
+        let has_it = Command::new(&python).args(["-c", "import ringpull.elastic"]).stderr(Stdio::null()).status();
+        if !has_it.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        self.lent.push(venv);
+        Some(python.display().to_string())
     }
 
     /// Where the files lie that are the image's own, over this machine's or over its base's.
@@ -87,7 +105,7 @@ cp -a "$work/u/." "$out/""#;
 
     /// A root file system that lies in a folder, such as one that buildah has mounted.
     pub(crate) fn of_folder(root: &str) -> Image {
-        Image { base: root.to_owned(), layer: None }
+        Image { base: root.to_owned(), layer: None, lent: Vec::new() }
     }
 }
 
@@ -106,8 +124,13 @@ pub(crate) struct Plan {
     /// The mode of the key that the operator asks for, if it does.
     pub(crate) key_mode: Option<&'static str>,
     pub(crate) env: Vec<(String, String)>,
+    /// Volumes in memory: where, and how large.
+    pub(crate) memory: Vec<(String, String)>,
     pub(crate) words: Vec<String>,
 }
+
+/// The files of a ConfigMap: names, modes and texts.
+pub(crate) type ConfigMap = [(&'static str, u32, String); 2];
 
 impl Plan {
     fn capabilities(&self) -> String {
@@ -166,7 +189,7 @@ impl Network {
     }
 
     /// Starts a pod. Its name is known to nobody before `hosts` is written.
-    pub(crate) fn start(&mut self, image: &Image, plan: &Plan, hosts: &str, config: Option<&str>) -> Pod {
+    pub(crate) fn start(&mut self, image: &Image, plan: &Plan, hosts: &str, config: Option<&ConfigMap>) -> Pod {
         let space = format!("{}{}", self.prefix, plan.address);
         if !self.spaces.contains(&space) {
             let (switch, port) = (self.spaces[0].clone(), format!("p{}", plan.address));
@@ -175,9 +198,9 @@ impl Network {
             run("ip", &["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &space]);
             run("ip", &["-n", &switch, "link", "set", &port, "master", "br0", "up"]);
             run("ip", &["-n", &space, "address", "add", &format!("{}/24", address(plan.address)), "dev", "eth0"]);
-            run("ip", &["-n", &space, "link", "set", "eth0", "up"]);
             run("ip", &["-n", &space, "link", "set", "lo", "up"]);
         }
+        run("ip", &["-n", &space, "link", "set", "eth0", "up"]);
         let folder = self.folder.path().join(&plan.name);
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("hosts"), hosts).unwrap();
@@ -187,11 +210,13 @@ impl Network {
         if !folder.join("volume").exists() {
             std::os::unix::fs::symlink(self.volume(), folder.join("volume")).unwrap();
         }
-        if let Some(hostfile) = config {
-            std::fs::create_dir_all(folder.join("config")).unwrap();
-            std::fs::write(folder.join("config/hostfile"), hostfile).unwrap();
-            std::fs::write(folder.join("config/discover_hosts.sh"), "#!/bin/sh\n").unwrap();
+        if let Some(files) = config {
+            self.write_config(&plan.name, plan.group, files);
         }
+        let memory: Vec<String> = plan.memory.iter().map(|(path, size)| format!("{path} {size}\n")).collect();
+        std::fs::write(folder.join("memory"), memory.concat()).unwrap();
+        let lent: Vec<String> = image.lent.iter().map(|path| format!("{}\n", path.display())).collect();
+        std::fs::write(folder.join("lent"), lent.concat()).unwrap();
         let env: Vec<String> = plan.env.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         std::fs::write(folder.join("env"), env.concat()).unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpijob/pod.sh");
@@ -230,6 +255,33 @@ impl Network {
     /// Writes the names that a pod knows. The file is bound into the pod, so it is written in place.
     pub(crate) fn write_hosts(&self, pod: &str, hosts: &str) {
         std::fs::write(self.folder.path().join(pod).join("hosts"), hosts).unwrap();
+    }
+
+    /// Writes a pod's ConfigMap as the kubelet does: the files are in a new folder, to which one link is moved.
+    pub(crate) fn write_config(&self, pod: &str, group: Option<u32>, files: &ConfigMap) {
+        let volume = self.folder.path().join(pod).join("config");
+        let old = std::fs::read_link(volume.join("..data")).ok();
+        let number: u32 = old.as_ref().map_or(0, |old| old.to_str().unwrap()["..stamp".len()..].parse().unwrap());
+        let stamp = format!("..stamp{}", number + 1);
+        std::fs::create_dir_all(volume.join(&stamp)).unwrap();
+        std::fs::set_permissions(&volume, PermissionsExt::from_mode(0o1777)).unwrap();
+        for (name, mode, text) in files {
+            let file = volume.join(&stamp).join(name);
+            std::fs::write(&file, text).unwrap();
+            std::fs::set_permissions(&file, PermissionsExt::from_mode(*mode)).unwrap();
+            chown(&file, Some(0), group).unwrap();
+        }
+        symlink(&stamp, volume.join("..data_tmp")).unwrap();
+        std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+        match old {
+            Some(old) => std::fs::remove_dir_all(volume.join(old)).unwrap(),
+            None => files.iter().for_each(|(name, ..)| symlink(format!("..data/{name}"), volume.join(name)).unwrap()),
+        }
+    }
+
+    /// Cuts a pod's address off from the others, as when its node is lost: what is there cannot say goodbye.
+    pub(crate) fn cut(&self, number: u8) {
+        run("ip", &["-n", &format!("{}{number}", self.prefix), "link", "set", "eth0", "down"]);
     }
 
     /// Whether sshd answers at a pod's address: the readiness probe.
@@ -306,6 +358,15 @@ impl Pod {
             self.child.kill().unwrap();
             self.child.wait().unwrap();
         }
+    }
+
+    /// What is in a folder of the pod.
+    pub(crate) fn list(&self, path: &str) -> Vec<String> {
+        let own = self.child.id();
+        let first = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap();
+        let folder = format!("/proc/{}/root{path}", first.trim());
+        let entries = std::fs::read_dir(&folder).unwrap_or_else(|cause| panic!("{folder}: {cause}"));
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     /// What the kubelet does first when a pod is to end: SIGTERM to its first process.

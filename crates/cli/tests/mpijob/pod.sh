@@ -4,7 +4,9 @@
 #   pod.sh FOLDER BASE LAYER NAME UID FSGROUP CAPABILITIES NO_NEW_PRIVS SSH_FOLDER KEY_MODE WORDS...
 # NAME is the host's. KEY_MODE is the one that the operator asks for, or - for what the kubelet makes of the folder.
 # The root file system is BASE, with the files of LAYER/files and the programs of LAYER/programs over it if LAYER is not -.
-# FOLDER holds: hosts, key, key.pub, volume/; in a launcher also config/. Variables come from FOLDER/env, one a line.
+# FOLDER holds: hosts, key, key.pub, volume/; in a launcher also config/, the ConfigMap as the kubelet lays it. Variables
+# come from FOLDER/env, one a line; FOLDER/memory has a line PATH SIZE for each volume in memory, FOLDER/lent the folders
+# of this machine that the pod has too.
 set -eu
 folder=$1 base=$2 layer=$3 name=$4 uid=$5 group=$6 capabilities=$7 no_new_privs=$8 ssh=$9
 shift 9
@@ -42,6 +44,14 @@ mount -t tmpfs -o mode=1777,size=64m tmpfs "$root/dev/shm"
 mount -t tmpfs -o mode=1777,size=256m tmpfs "$root/tmp"
 mount -t tmpfs -o mode=0755 tmpfs "$root/run"
 mkdir -m 0755 "$root/run/sshd"
+while read -r path size; do
+  mkdir -p "$root$path"
+  mount -t tmpfs -o "mode=1777,size=$size" tmpfs "$root$path"
+done <"$folder/memory"
+while read -r path; do
+  mkdir -p "$root$path"
+  mount --bind "$path" "$root$path"
+done <"$folder/lent"
 touch "$root/etc/hosts"
 mount --bind "$folder/hosts" "$root/etc/hosts"
 mount --bind "$volume" "$root/train"
@@ -50,7 +60,7 @@ data=/usr/share/datasets/fashion-mnist
 mkdir -p "$root$data"
 mount --bind "$data" "$root$data"
 
-# A Secret or a ConfigMap: files in a stamped folder, a link to it, a link to each file, read-only.
+# A Secret: files in a stamped folder, a link to it, a link to each file, read-only.
 project() { # TARGET MODE_OF_TOP
   mount -t tmpfs -o "mode=$2" tmpfs "$1"
   mkdir -m 0755 "$1/..stamp"
@@ -77,11 +87,8 @@ place "$keys" id_rsa.pub "$folder/key.pub" 0644
 place "$keys" authorized_keys "$folder/key.pub" 0644
 mount -o remount,ro "$keys"
 if [ -d "$folder/config" ]; then
-  config=$root/etc/mpi
-  project "$config" 1777
-  place "$config" hostfile "$folder/config/hostfile" 0444
-  place "$config" discover_hosts.sh "$folder/config/discover_hosts.sh" 0555
-  mount -o remount,ro "$config"
+  mount --bind "$folder/config" "$root/etc/mpi"
+  mount -o remount,bind,ro "$root/etc/mpi"
 fi
 
 # The last line of the file is to win, and each one goes before those that are there.

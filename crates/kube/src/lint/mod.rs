@@ -5,8 +5,10 @@
 //!   rules see them;
 //! - `structure`: what the operators refuse or silently ignore; `ssh`: users, keys and their modes, sshd;
 //! - `launcher`: the command line of `mpirun`; `mpi`: whether it is that of the right MPI;
+//! - `elastic`: what a job needs that goes on when pods are lost;
 //! - `store`: the kind of store and its servers; `pods`: devices, memory, volumes, network.
 
+mod elastic;
 mod job;
 mod launcher;
 mod lines;
@@ -143,6 +145,7 @@ fn check(object: &Node, whole: &Node, security: Option<PodSecurity>, findings: &
         pods::check_mpi(&mpi, findings);
         if mpi.launcher.template.is_there() {
             launcher::check(&mpi, findings);
+            elastic::check(&mpi, findings);
             mpi::check(&mpi, findings);
             store::check(&mpi, findings);
         }

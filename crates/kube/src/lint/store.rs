@@ -74,7 +74,7 @@ fn has_its_servers(kind: Kind, job: &Mpi, words: &[String], findings: &mut Findi
 }
 
 /// If the words run `ringpull launch`: the words from there.
-fn launch_words(words: &[String]) -> Option<&[String]> {
+pub(super) fn launch_words(words: &[String]) -> Option<&[String]> {
     let is_ours = |pair: &[String]| pair[0].rsplit('/').next() == Some("ringpull") && pair[1] == "launch";
     words.windows(2).position(is_ours).map(|at| &words[at..])
 }

@@ -20,8 +20,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(crate) enum Source {
     /// This host, with so many slots.
     Here(usize),
-    /// The lines of a program's output: `host[:slots]`.
-    Script(PathBuf),
+    /// The lines of a program's output: `host[:slots]`, and the slots of a host whose line has no number.
+    Script(PathBuf, usize),
     /// A hostfile, which may change, or a list of hosts.
     File(PathBuf),
     /// All emulated hosts, with a slot each.
@@ -51,7 +51,7 @@ impl Discovery {
         let mut hosts = match &self.source {
             Source::Here(slots) => return Ok(vec![found(Host::Local, *slots)]),
             Source::Lab => return Ok((1..=lab::hosts_up()).map(|host| found(Host::Lab(host), 1)).collect()),
-            Source::Script(script) => hostfile::parse_lines(&output_of(script)?)?,
+            Source::Script(script, slots) => hostfile::parse_lines(&output_of(script)?, *slots)?,
             Source::File(file) => hostfile::listed(file)?,
         };
         if self.in_lab {
@@ -71,13 +71,13 @@ impl Discovery {
             .collect())
     }
 
-    /// Those of them that answer.
+    /// Those of them that answer; this one does.
     pub(super) fn present(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Present>> {
         let listed = self.listed(is_wanted)?;
         let by_ssh: Vec<hostfile::SshHost> = listed
             .iter()
             .filter_map(|found| match &found.host {
-                Host::Ssh(host) => Some(host.clone()),
+                Host::Ssh(host) if !host.is_here() => Some(host.clone()),
                 _ => None,
             })
             .collect();

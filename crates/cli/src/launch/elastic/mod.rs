@@ -8,6 +8,9 @@
 //!
 //! One life of the job, from a start to its end, is a generation. `python/ringpull/elastic` is the ranks'
 //! half: it writes the snapshots, and raises at a commit after hosts have changed.
+//!
+//! A job with a name may lose its launcher too: the next one of that name goes on with the snapshots, and with
+//! the next generation, after it has ended what is left of the last one.
 
 mod decide;
 pub(crate) mod discovery;
@@ -24,7 +27,7 @@ use ringpull_base::{Result, config};
 use self::decide::{Failure, Offer, Past, Suspects, choose};
 use self::discovery::{Discovery, Present};
 use self::lost::Lost;
-use self::snapshots::{Newest, Snapshots};
+use self::snapshots::{Begin, Newest, Snapshots};
 use self::watch::Watch;
 use super::{Host, Sink, Spec, by_mpi};
 use crate::interrupt::Interrupt;
@@ -34,6 +37,8 @@ use crate::mpirun::Mpirun;
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it says that it waits.
 const WORD: Duration = Duration::from_secs(10);
+/// How long a job that may run waits for the hosts that it is to start with.
+const GATHER: Duration = Duration::from_secs(30);
 
 /// A job that is started again when it has lost ranks or may have more.
 #[derive(Debug)]
@@ -42,10 +47,14 @@ pub(crate) struct Elastic {
     pub(crate) spec: Spec,
     pub(crate) sink: Sink,
     pub(crate) least: usize,
+    /// The number to start with, if so many come soon after the least.
+    pub(crate) first: usize,
     pub(crate) most: usize,
     pub(crate) discovery: Discovery,
     /// The folder of each host for snapshots.
     pub(crate) memory: std::path::PathBuf,
+    /// The name by which another launcher finds the snapshots, if this one is lost.
+    pub(crate) job: Option<String>,
     /// How often it may be started again.
     pub(crate) restarts: Option<u32>,
 }
@@ -68,13 +77,20 @@ fn count(number: usize, what: &str) -> String {
 
 impl Elastic {
     /// Runs the job until it ends well, or a restart cannot mend how it ends; its exit code. No process of
-    /// the job and no snapshot is left when this returns.
+    /// the job is left when this returns, and no snapshot, unless the job has a name and has not ended well.
     pub(crate) fn run(self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
-        let snapshots = Snapshots::new(&self.memory)?;
+        let snapshots = Snapshots::new(&self.memory, self.job.as_deref())?;
         let mut used = Vec::new();
         let code = self.generations(&interrupt, &snapshots, &mut used);
-        snapshots.remove(&used);
+        match &self.job {
+            Some(job) if !matches!(code, Ok(0)) => event(&format!(
+                "the commits stay on {}, in {}, for the next launcher of job {job}",
+                count(used.len(), "host"),
+                snapshots.folder().display()
+            )),
+            _ => snapshots.remove(&used),
+        }
         code
     }
 
@@ -83,17 +99,50 @@ impl Elastic {
         let (mut past, mut failures) = (Past::default(), 0);
         let mut newest = Newest::default();
         let mut before = None;
-        for generation in 0.. {
-            let Some(ranks) = self.await_hosts(generation, &past.suspects, begun, interrupt)? else {
+        let mut next = None;
+        loop {
+            let Some(ranks) = self.await_hosts(next, &past.suspects, begun, snapshots, interrupt)? else {
                 return Ok(128 + interrupt.signal().unwrap_or(2));
             };
-            announce(generation, before, &ranks);
-            before = Some(ranks.len());
-            for found in &ranks {
-                if !used.contains(&found.host) {
-                    used.push(found.host.clone());
+            let hosts = distinct(&ranks);
+            let generation = match (next, &self.job) {
+                (Some(generation), _) => generation,
+                (None, Some(job)) => {
+                    newest = snapshots.newest(&hosts);
+                    take_over(job, &newest)
+                }
+                (None, None) => 0,
+            };
+            next = Some(generation);
+            match snapshots.begin(&hosts, generation) {
+                Begin::Ready(found) => {
+                    if before.is_some() && found.snapshot.is_none() {
+                        event(
+                            "no host that is left has a commit: the program begins again, from its own checkpoint if \
+                             it reads one",
+                        );
+                    }
+                }
+                Begin::Taken(host, by) => {
+                    event(&format!(
+                        "this launcher ends: on {host} another one of this job has begun generation {by}, and this one \
+                         was to begin {generation}"
+                    ));
+                    return Ok(1);
+                }
+                Begin::Without(hosts) => {
+                    event(&format!(
+                        "{} cannot begin generation {generation}: no answer, or processes there do not end",
+                        hosts.join(", ")
+                    ));
+                    std::thread::sleep(LOOK);
+                    continue;
                 }
             }
+            announce(generation, before, &ranks);
+            before = Some(ranks.len());
+            used.extend(hosts.iter().filter(|host| !used.contains(host)).cloned().collect::<Vec<_>>());
+            next = Some(generation + 1);
             let ended = self.generation(generation, &ranks, (&past.suspects, begun), snapshots, interrupt)?;
             let failure = match ended {
                 _ if interrupt.count() > 0 => return Ok(128 + interrupt.signal().unwrap_or(2)),
@@ -102,9 +151,10 @@ impl Elastic {
                 GenerationEnd::Failed(failure) => Some(failure),
             };
             // Hosts of earlier generations may be gone, and would not answer.
-            let hosts: Vec<Host> =
-                used.iter().filter(|host| ranks.iter().any(|found| found.host == **host)).cloned().collect();
-            let reached = snapshots.newest(&hosts).snapshot;
+            let found = snapshots.newest(&hosts);
+            // Without `run` they end by an error, which is none.
+            let failure = failure.filter(|_| found.again != Some(generation));
+            let reached = found.snapshot;
             let has_progressed = reached > newest.snapshot;
             newest.snapshot = newest.snapshot.max(reached);
             let code = failure.as_ref().map(|failure| failure.code);
@@ -128,25 +178,27 @@ impl Elastic {
             }
             failures += 1;
         }
-        unreachable!("there are more generations than a job can have")
     }
 
-    /// The host of each rank, once enough hosts are present; `None` after an interrupt.
+    /// The host of each rank of generation `next`, once enough hosts are present; `None` after an interrupt. The
+    /// first of this launcher waits a while for all that it is to start with, unless it goes on with a job.
     fn await_hosts(
         &self,
-        generation: u32,
+        next: Option<u32>,
         suspects: &Suspects,
         begun: Instant,
+        snapshots: &Snapshots,
         interrupt: &Interrupt,
     ) -> Result<Option<Vec<Present>>> {
         let (since, mut said, mut failed) = (Instant::now(), Duration::ZERO, String::new());
+        let mut enough_since: Option<Instant> = None;
         loop {
             if interrupt.count() > 0 {
                 return Ok(None);
             }
             let found = match self.discovery.present(|name| !suspects.is_left_out(name, begun.elapsed())) {
                 // What has worked before may work again.
-                Err(cause) if generation > 0 => {
+                Err(cause) if next.is_some() => {
                     let text = cause.to_string();
                     if text != failed {
                         event(&text);
@@ -158,17 +210,31 @@ impl Elastic {
             };
             let offers: Vec<Offer> = found.iter().map(|found| found.offer.clone()).collect();
             let chosen = choose(&offers, self.most);
-            if chosen.len() >= self.least {
-                return Ok(Some(chosen.into_iter().map(|at| found[at].clone()).collect()));
-            }
+            let ranks: Vec<Present> = chosen.into_iter().map(|at| found[at].clone()).collect();
+            let gathers = if ranks.len() < self.least {
+                enough_since = None;
+                false
+            } else {
+                let enough_since = *enough_since.get_or_insert_with(Instant::now);
+                let is_first = next.is_none() && ranks.len() < self.first && enough_since.elapsed() < GATHER;
+                let goes_on = || self.job.is_some() && snapshots.newest(&distinct(&ranks)).begun.is_some();
+                if !is_first || goes_on() {
+                    return Ok(Some(ranks));
+                }
+                true
+            };
             let waited = since.elapsed();
             if said == Duration::ZERO || waited >= said {
                 let out = suspects.left_out(begun.elapsed());
                 let out = if out.is_empty() { String::new() } else { format!("; left out: {}", out.join(", ")) };
+                let needed = if gathers {
+                    format!("{} wanted within {} s", self.first, GATHER.as_secs())
+                } else {
+                    format!("at least {} needed", self.least)
+                };
                 event(&format!(
-                    "waits for hosts: {} present, at least {} needed, for {:.0} s{out}",
-                    count(chosen.len(), "slot"),
-                    self.least,
+                    "waits for hosts: {} present, {needed}, for {:.0} s{out}",
+                    count(ranks.len(), "slot"),
                     waited.as_secs_f64()
                 ));
                 said = waited + WORD;
@@ -230,6 +296,31 @@ impl Elastic {
         event(&format!("generation {number} has ended: {}", lost.in_words(&running, code)));
         Ok(GenerationEnd::Failed(Failure { code, hosts: blamed }))
     }
+}
+
+/// Each host once.
+fn distinct(ranks: &[Present]) -> Vec<Host> {
+    let mut hosts: Vec<Host> = Vec::new();
+    for found in ranks {
+        if !hosts.contains(&found.host) {
+            hosts.push(found.host.clone());
+        }
+    }
+    hosts
+}
+
+/// The generation with which this launcher goes on with a job of which hosts have this.
+fn take_over(job: &str, found: &Newest) -> u32 {
+    let Some(last) = found.begun else {
+        event(&format!("job {job}: no host has a commit of it, so it begins as the program does"));
+        return 0;
+    };
+    let from = match found.snapshot {
+        Some((made, number)) => format!("from commit {number} of generation {made}"),
+        None => "as the program does: no host has a commit of it".to_owned(),
+    };
+    event(&format!("job {job} goes on after generation {last}, whose launcher is gone, {from}"));
+    last + 1
 }
 
 /// The line of a start.

@@ -3,25 +3,62 @@
 //!
 //! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that
 //! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
+//! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers of
+//! one job only one can.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, config};
 
 use crate::launch::Host;
-use crate::launch::host::{quote, ssh};
+use crate::launch::host::{quote, ssh_once};
 use crate::launch::remote::ask_all;
 
 /// How long hosts may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How long they may take to end what is left of an earlier generation.
+const END: Duration = Duration::from_secs(10);
 /// How often a host is asked whether the job is to be started again.
 const TRIES: u32 = 3;
 
+/// Takes generation `$number` for launcher `$own` in `$folder`, unless another has taken it or a later one, and
+/// ends the processes of earlier generations: those with the folder in their environment, and the daemon of MPI
+/// that has started them. A daemon whose launcher is gone notices that late, or never. The last word is `begun`.
+const BEGIN: &str = r#"mkdir -p -m 700 "$folder" && cd "$folder" || exit 1
+ls . */
+for made in generation-*; do
+  of=${made#generation-}
+  [ "$of" = '*' ] || [ "$of" -le "$number" ] || { echo "taken $of"; exit; }
+done
+ln -sn "$own" "generation-$number" 2>/dev/null
+[ "$(readlink "generation-$number")" = "$own" ] || { echo "taken $number"; exit; }
+for made in generation-*; do [ "$made" = "generation-$number" ] || rm -f "$made"; done
+tries=0
+while left=$(grep -lsxzF "$variable=$folder" /proc/[0-9]*/environ); [ -n "$left" ]; do
+  for file in $left; do
+    pid=${file#/proc/}
+    pid=${pid%/environ}
+    above=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null)
+    case $(cat "/proc/${above:-0}/comm" 2>/dev/null) in
+      orted | prted | hydra_pmi_proxy | hydra_bstrap_proxy) kill -9 "$above" 2>/dev/null ;;
+    esac
+    kill -9 "$pid" 2>/dev/null
+  done
+  tries=$((tries + 1))
+  [ $tries -lt 20 ] || exit 1
+  sleep 0.2
+done
+echo begun"#;
+
 #[derive(Debug, Clone)]
-pub(super) struct Snapshots(PathBuf);
+pub(super) struct Snapshots {
+    folder: PathBuf,
+    /// The name of this launcher, which no other has.
+    own: String,
+}
 
 /// What the folders of some hosts have.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -30,31 +67,48 @@ pub(super) struct Newest {
     pub(super) snapshot: Option<(u32, u64)>,
     /// The latest generation that has ended because hosts had changed.
     pub(super) again: Option<u32>,
+    /// The latest generation that a launcher has begun.
+    pub(super) begun: Option<u32>,
+}
+
+/// Whether a generation may begin.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// It may; what the hosts have.
+    Ready(Newest),
+    /// Another launcher has begun this generation or a later one on this host.
+    Taken(String, u32),
+    /// These hosts do not answer, or cannot end what is left there of an earlier generation.
+    Without(Vec<String>),
 }
 
 impl Snapshots {
-    /// A folder that no other job has, below this one of every host.
-    pub(super) fn new(base: &Path) -> Result<Self> {
+    /// The folder of the job of this name below this one of every host. Without a name, one that no other job
+    /// has.
+    pub(super) fn new(base: &Path, job: Option<&str>) -> Result<Self> {
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .map_err(|cause| Error::io("read", "random bytes", &cause.into()))?;
-        Ok(Snapshots(base.join(format!("ringpull-elastic-{:016x}", u64::from_ne_bytes(bytes)))))
+        let own = format!("{:016x}", u64::from_ne_bytes(bytes));
+        let folder = base.join(format!("ringpull-elastic-{}", job.unwrap_or(&own)));
+        Ok(Snapshots { folder, own })
     }
 
     pub(super) fn folder(&self) -> &Path {
-        &self.0
+        &self.folder
     }
 
     /// What these hosts have. One that does not answer has nothing.
     pub(super) fn newest(&self, hosts: &[Host]) -> Newest {
-        let listed = on_all(hosts, &self.list());
-        read(listed.iter().flat_map(|text| text.lines()))
+        let listed = on_all(hosts, &self.list(), ANSWER);
+        read(listed.iter().flat_map(|(_, text)| text.iter().flat_map(|text| text.lines())))
     }
 
     /// Whether rank 0, which was on this host, has ended to be started again; `None` if the host does not
     /// answer.
     pub(super) fn is_to_go_on(&self, host: &Host, generation: u32) -> Option<bool> {
-        let listed = (0..TRIES).find_map(|_| on_all(std::slice::from_ref(host), &self.list()).pop())?;
+        let ask = || on_all(std::slice::from_ref(host), &self.list(), ANSWER).pop()?.1;
+        let listed = (0..TRIES).find_map(|_| ask())?;
         Some(read(listed.lines()).again == Some(generation))
     }
 
@@ -62,56 +116,81 @@ impl Snapshots {
         format!("cd {} 2>/dev/null && ls . */", self.quoted())
     }
 
+    /// Begins a generation on these hosts, where no process of an earlier one is left then.
+    pub(super) fn begin(&self, hosts: &[Host], generation: u32) -> Begin {
+        let (folder, own, variable) = (self.quoted(), &self.own, config::SNAPSHOTS);
+        let script = format!("folder={folder} number={generation} own={own} variable={variable}\n{BEGIN}");
+        let answers = on_all(hosts, &script, END);
+        let mut names = Vec::new();
+        for (host, answer) in &answers {
+            let listed = answer.as_deref().unwrap_or_default();
+            names.extend(listed.lines());
+            if let Some(taken) = listed.lines().last().and_then(|last| last.strip_prefix("taken ")?.parse().ok()) {
+                return Begin::Taken(host.to_string(), taken);
+            }
+        }
+        let has_begun = |answer: &Option<String>| answer.as_deref().is_some_and(|text| text.ends_with("begun\n"));
+        let without: Vec<String> =
+            answers.iter().filter(|(_, answer)| !has_begun(answer)).map(|(host, _)| host.to_string()).collect();
+        if without.is_empty() { Begin::Ready(read(names.into_iter())) } else { Begin::Without(without) }
+    }
+
     /// Lets rank 0, which is on this host, know that hosts have changed; whether that is done.
     pub(super) fn announce(&self, host: &Host, generation: u32) -> bool {
         let folder = self.quoted();
         let script = format!("mkdir -p -m 700 {folder} && : >{folder}/changed-{generation} && echo done");
-        on_all(std::slice::from_ref(host), &script).iter().any(|said| said.trim() == "done")
+        on_all(std::slice::from_ref(host), &script, ANSWER)
+            .iter()
+            .any(|(_, said)| said.as_deref().is_some_and(|said| said.trim() == "done"))
     }
 
     /// Removes what these hosts have.
     pub(super) fn remove(&self, hosts: &[Host]) {
-        let (script, hosts) = (format!("rm -rf {}", self.quoted()), commands_of(hosts));
-        if on_all(&hosts, &script).len() < hosts.len() {
-            let folder = self.0.display();
+        let answers = on_all(hosts, &format!("rm -rf {}", self.quoted()), ANSWER);
+        if answers.iter().any(|(_, answer)| answer.is_none()) {
+            let folder = self.folder.display();
             eprintln!("warning: a host could not be reached to remove its snapshots: there, rm -r {folder}");
         }
     }
 
     fn quoted(&self) -> String {
-        quote(self.0.as_os_str())
+        quote(self.folder.as_os_str())
     }
 }
 
-/// What the script prints on each host that answers.
-fn on_all(hosts: &[Host], script: &str) -> Vec<String> {
+/// What the script prints on each of the hosts that has files of its own; `None` if it does not answer.
+fn on_all(hosts: &[Host], script: &str, limit: Duration) -> Vec<(Host, Option<String>)> {
+    let words = format!("{{ {script}\n}} || :");
     let command = |host: &Host| match host {
-        Host::Ssh(host) => {
-            let mut command = ssh(host);
-            command.arg(format!("sh -c {}", quote(OsStr::new(&format!("{{ {script}; }} || :")))));
+        Host::Ssh(host) if !host.is_here() => {
+            let mut command = ssh_once(host);
+            command.arg(format!("sh -c {}", quote(OsStr::new(&words))));
             command
         }
         // Emulated hosts have this machine's files.
-        Host::Local | Host::Lab(_) => {
+        _ => {
             let mut command = Command::new("sh");
-            command.args(["-c", &format!("{{ {script}; }} || :")]);
+            command.args(["-c", &words]);
             command
         }
     };
-    let commands: Vec<Command> = commands_of(hosts).iter().map(command).collect();
-    let answers = match ask_all(commands, ANSWER) {
+    let own = with_files(hosts);
+    let answers = match ask_all(own.iter().map(command).collect(), limit) {
         Ok(answers) => answers,
         Err(cause) => {
             tracing::warn!(%cause, "hosts cannot be asked for their snapshots");
-            return Vec::new();
+            return own.into_iter().map(|host| (host, None)).collect();
         }
     };
-    let answered = answers.into_iter().filter_map(|answer| answer.ok().filter(|one| one.output.status.success()));
-    answered.map(|answer| String::from_utf8_lossy(&answer.output.stdout).into_owned()).collect()
+    let text = |answer: Result<_, _>| {
+        let output = answer.ok().map(|answer: crate::launch::remote::Answer| answer.output)?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    own.into_iter().zip(answers).map(|(host, answer)| (host, text(answer))).collect()
 }
 
 /// The hosts that have files of their own.
-fn commands_of(hosts: &[Host]) -> Vec<Host> {
+fn with_files(hosts: &[Host]) -> Vec<Host> {
     let mut own: Vec<Host> = hosts.iter().filter(|host| matches!(host, Host::Ssh(_))).cloned().collect();
     if own.len() < hosts.len() {
         own.push(Host::Local);
@@ -127,7 +206,9 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
             let snapshot = of.0.parse().ok().zip(of.1.parse().ok());
             newest.snapshot = newest.snapshot.max(snapshot);
         }
-        newest.again = newest.again.max(name.strip_prefix("again-").and_then(|rest| rest.parse().ok()));
+        let number = |prefix| name.strip_prefix(prefix).and_then(|rest| rest.parse().ok());
+        newest.again = newest.again.max(number("again-"));
+        newest.begun = newest.begun.max(number("generation-"));
     }
     newest
 }
@@ -138,15 +219,15 @@ mod tests {
 
     #[test]
     fn the_newest_snapshot_is_of_the_last_generation_that_made_one() {
-        let names = "again-2\nchanged-3\n\nh1/:\nsnapshot-0-12\nsnapshot-1-3\nsnapshot-1-4.part\nh2/:\nsnapshot-1-2\n";
-        assert_eq!(read(names.lines()), Newest { snapshot: Some((1, 3)), again: Some(2) });
+        let names = "again-2\nchanged-3\ngeneration-3\n\nh1/:\nsnapshot-0-12\nsnapshot-1-3\nsnapshot-1-4.part\nh2/:\nsnapshot-1-2\n";
+        assert_eq!(read(names.lines()), Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3) });
         assert_eq!(read("".lines()), Newest::default());
     }
 
     #[test]
     fn a_folder_is_made_read_and_removed() {
         let base = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::new(base.path()).unwrap();
+        let snapshots = Snapshots::new(base.path(), None).unwrap();
         assert_eq!(snapshots.newest(&[Host::Local]), Newest::default());
         assert!(snapshots.announce(&Host::Local, 4));
         assert_eq!(snapshots.is_to_go_on(&Host::Local, 4), Some(false));
@@ -155,7 +236,7 @@ mod tests {
         std::fs::write(snapshots.folder().join("h1/snapshot-2-7"), "").unwrap();
         std::fs::write(snapshots.folder().join("again-4"), "").unwrap();
         let hosts = [Host::Local, Host::Lab(1)];
-        assert_eq!(snapshots.newest(&hosts), Newest { snapshot: Some((2, 7)), again: Some(4) });
+        assert_eq!(snapshots.newest(&hosts), Newest { snapshot: Some((2, 7)), again: Some(4), begun: None });
         assert_eq!(snapshots.is_to_go_on(&Host::Local, 4), Some(true));
         assert_eq!(snapshots.is_to_go_on(&Host::Local, 5), Some(false));
         snapshots.remove(&hosts);
@@ -165,9 +246,9 @@ mod tests {
     #[test]
     fn a_host_that_does_not_answer_has_not_said_that_the_job_is_done() {
         let base = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::new(base.path()).unwrap();
+        let snapshots = Snapshots::new(base.path(), None).unwrap();
         // No server listens there.
-        let mut host = crate::launch::hostfile::parse_lines("127.0.0.1").unwrap().remove(0);
+        let mut host = crate::launch::hostfile::parse_lines("127.0.0.1", 1).unwrap().remove(0);
         host.port = Some(1);
         let silent = Host::Ssh(host);
         assert_eq!(snapshots.is_to_go_on(&silent, 0), None);
