@@ -10,7 +10,7 @@ use super::listed::VARIABLES;
 use crate::{Error, Result, closest};
 
 /// Variables that `mpijob/image/ringpull-entrypoint` reads, before any process of ours is there.
-const OF_THE_IMAGE: [&str; 2] = ["RINGPULL_HOSTFILE", "RINGPULL_MIN_HOSTS"];
+const OF_THE_IMAGE: [&str; 1] = ["RINGPULL_HOSTFILE"];
 
 /// The names of our own variables without `RINGPULL_`, in lower case.
 fn ours() -> impl Iterator<Item = String> {

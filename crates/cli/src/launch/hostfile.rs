@@ -118,11 +118,11 @@ pub(crate) fn parse_lines(text: &str, slots: usize) -> Result<Vec<SshHost>> {
 }
 
 fn with_slots(item: &str, slots: usize) -> Result<SshHost> {
-    match item.split_once(':') {
-        Some((host, slots)) => format!("{host} slots={slots}").parse(),
-        None if item.contains("slots=") => item.parse(),
-        None => format!("{item} slots={slots}").parse(),
+    if let Some((host, slots)) = item.split_once(':') {
+        return format!("{host} slots={slots}").parse();
     }
+    let host: SshHost = item.parse()?;
+    Ok(if item.contains("slots=") { host } else { SshHost { slots, ..host } })
 }
 
 /// The hosts of a hostfile's text.
