@@ -1,5 +1,5 @@
-//! Elastic MPIJobs: workers come and go, the launcher is lost, all are. The program is `elastic.py`, whose total says
-//! whether a step was lost or taken twice.
+//! Elastic MPIJobs: workers come and go, the launcher is lost, all are. The program is `elastic.py`, whose
+//! total says whether a step was lost or taken twice.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -73,8 +73,8 @@ impl Counting {
         took
     }
 
-    /// Lets the job end after this step. It has to leave nothing in memory, and no two generations may have lived at
-    /// the same time.
+    /// Lets the job end after this step. It has to leave nothing in memory, and no two generations may have
+    /// lived at the same time.
     fn ends(mut self, step: u32, last: u32) {
         write(&self.job, "end", "");
         write(&self.job, "limit", &step.to_string());
@@ -108,8 +108,8 @@ fn write(job: &Job, name: &str, text: &str) {
     std::fs::rename(volume.join("new"), volume.join(name)).unwrap();
 }
 
-/// The launcher is lost with its node: its ranks live on, and the next one ends them and goes on with what they have
-/// committed.
+/// The launcher is lost with its node: its ranks live on, and the next one ends them and goes on with what
+/// they have committed.
 #[test]
 fn a_launcher_that_takes_the_place_of_a_lost_one_goes_on_from_the_workers_memory() {
     let Some(mut counting) = Counting::start("ea", 2, &["--min-workers", "1"]) else { return };
@@ -185,7 +185,8 @@ fn workers_are_lost_and_added_and_no_step_is_lost() {
     counting.ends(70, 6);
 }
 
-/// All workers are lost, and then all pods: nothing is left in memory, and the job goes on from its checkpoint.
+/// All workers are lost, and then all pods: nothing is left in memory, and the job goes on from its
+/// checkpoint.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_job_all_of_whose_pods_are_lost_goes_on_from_its_checkpoint() {

@@ -257,7 +257,8 @@ impl Network {
         std::fs::write(self.folder.path().join(pod).join("hosts"), hosts).unwrap();
     }
 
-    /// Writes a pod's ConfigMap as the kubelet does: the files are in a new folder, to which one link is moved.
+    /// Writes a pod's ConfigMap as the kubelet does: the files are in a new folder, to which one link is
+    /// moved.
     pub(crate) fn write_config(&self, pod: &str, group: Option<u32>, files: &ConfigMap) {
         let volume = self.folder.path().join(pod).join("config");
         let old = std::fs::read_link(volume.join("..data")).ok();

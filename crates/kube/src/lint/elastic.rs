@@ -1,5 +1,6 @@
-//! What an elastic job needs so that it goes on when pods are lost: a launcher that starts with the workers that
-//! are there and that another one can take the place of, workers that come back, and memory for its commits.
+//! What an elastic job needs so that it goes on when pods are lost: a launcher that starts with the workers
+//! that are there and that another one can take the place of, workers that come back, and memory for its
+//! commits.
 
 use super::Findings;
 use super::job::Mpi;

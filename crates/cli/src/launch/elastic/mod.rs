@@ -9,8 +9,8 @@
 //! One life of the job, from a start to its end, is a generation. `python/ringpull/elastic` is the ranks'
 //! half: it writes the snapshots, and raises at a commit after hosts have changed.
 //!
-//! A job with a name may lose its launcher too: the next one of that name goes on with the snapshots, and with
-//! the next generation, after it has ended what is left of the last one.
+//! A job with a name may lose its launcher too: the next one of that name goes on with the snapshots and the
+//! next generation, after it has ended what is left of the last one.
 
 mod decide;
 pub(crate) mod discovery;
@@ -180,8 +180,9 @@ impl Elastic {
         }
     }
 
-    /// The host of each rank of generation `next`, once enough hosts are present; `None` after an interrupt. The
-    /// first of this launcher waits a while for all that it is to start with, unless it goes on with a job.
+    /// The host of each rank of generation `next`, once enough hosts are present; `None` after an interrupt.
+    /// The first of this launcher waits a while for all that it is to start with, unless it goes on with a
+    /// job.
     fn await_hosts(
         &self,
         next: Option<u32>,

@@ -3,8 +3,8 @@
 //!
 //! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that
 //! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
-//! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers of
-//! one job only one can.
+//! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
+//! of one job only one can.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,10 @@ const END: Duration = Duration::from_secs(10);
 /// How often a host is asked whether the job is to be started again.
 const TRIES: u32 = 3;
 
-/// Takes generation `$number` for launcher `$own` in `$folder`, unless another has taken it or a later one, and
-/// ends the processes of earlier generations: those with the folder in their environment, and the daemon of MPI
-/// that has started them. A daemon whose launcher is gone notices that late, or never. The last word is `begun`.
+/// Takes generation `$number` for launcher `$own` in `$folder`, unless another has taken it or a later one.
+/// Then it ends the processes of earlier generations: those with the folder in their environment, and the
+/// daemon of MPI that has started them, which notices late or never that its launcher is gone. The last word
+/// is `begun`.
 const BEGIN: &str = r#"mkdir -p -m 700 "$folder" && cd "$folder" || exit 1
 ls . */
 for made in generation-*; do
@@ -219,7 +220,8 @@ mod tests {
 
     #[test]
     fn the_newest_snapshot_is_of_the_last_generation_that_made_one() {
-        let names = "again-2\nchanged-3\ngeneration-3\n\nh1/:\nsnapshot-0-12\nsnapshot-1-3\nsnapshot-1-4.part\nh2/:\nsnapshot-1-2\n";
+        let names = "again-2\nchanged-3\ngeneration-3\n\n\
+                     h1/:\nsnapshot-0-12\nsnapshot-1-3\nsnapshot-1-4.part\nh2/:\nsnapshot-1-2\n";
         assert_eq!(read(names.lines()), Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3) });
         assert_eq!(read("".lines()), Newest::default());
     }
