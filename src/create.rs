@@ -389,8 +389,8 @@ fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::p
     }
     if engine.rank() == 0 {
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
-        crate::status::serve(&engine)?;
     }
+    crate::status::serve(&engine)?;
     Ok(engine)
 }
 

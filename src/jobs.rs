@@ -497,11 +497,7 @@ impl Job for CompressedPush {
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let Some(sum) = self.sum.take() else { return Ok(()) };
-        if self.update.overwrites() {
-            self.slot.settle_with(sum, self.outs);
-            return Ok(());
-        }
-        match self.slot.updated(&self.updates, &self.update, sum.bytes()) {
+        match self.slot.value_after(&self.updates, &self.update, sum) {
             Ok(value) => {
                 self.slot.settle_with(value, self.outs);
                 Ok(())

@@ -68,11 +68,7 @@ impl Job for KeptPush {
         let Some(sum) = self.sum.take() else { return Ok(()) };
         let sum = Arc::new(sum);
         self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
-        if self.update.overwrites() {
-            self.slot.settle_with(sum, self.outs);
-            return Ok(());
-        }
-        match self.slot.updated(&self.updates, &self.update, sum.bytes()) {
+        match self.slot.value_after(&self.updates, &self.update, sum) {
             Ok(value) => {
                 self.slot.settle_with(value, self.outs);
                 Ok(())

@@ -258,6 +258,11 @@ impl Slot {
         Ok(value)
     }
 
+    /// What a dense push with this sum leaves: the sum itself, or the value that is updated by it.
+    pub(super) fn value_after(&self, updates: &Updates, update: &Update, sum: Arc<Buffer>) -> Result<Arc<Buffer>> {
+        if update.overwrites() { Ok(sum) } else { self.updated(updates, update, sum.bytes()) }
+    }
+
     /// A dense push is done: this is the value now, and that of the outputs, which are let go.
     pub(super) fn settle_with(&self, value: Arc<Buffer>, outs: Vec<TensorMut>) {
         let span = timeline::span(Phase::Unpack, || &self.entry.key);

@@ -23,30 +23,36 @@ const MOST: usize = 8;
 /// A longer request is refused.
 const LONGEST: usize = 8192;
 
-/// Serves the status of this rank 0's job from now on. If a socket or a port cannot be had, the job goes on
-/// without: that is no reason to end it. An error if `RINGPULL_METRICS` is no address.
+/// Serves the status of this job as soon as this is rank 0, which may come with the loss of another. If a
+/// socket or a port cannot be had, the job goes on without: that is no reason to end it. An error if
+/// `RINGPULL_METRICS` is no address.
 pub(crate) fn serve(engine: &Arc<Engine>) -> Result<()> {
     static ONCE: Once = Once::new();
     let address = config::metrics()?;
     ONCE.call_once(|| {
-        let found = listen_in(&status::folder()).and_then(|(listener, path)| {
-            engine.remove_at_end(path);
-            forked::close_in_child(listener.as_raw_fd());
-            answer(engine, move || listener.accept().map(|(stream, _)| stream))
-        });
-        if let Err(cause) = found {
-            tracing::debug!(%cause, "`ringpull top` will not find this job");
-        }
-        let Some(address) = address else { return };
-        let listening = TcpListener::bind(address).and_then(|listener| {
-            forked::close_in_child(listener.as_raw_fd());
-            answer(engine, move || listener.accept().map(|(stream, _)| stream))
-        });
-        if let Err(cause) = listening {
-            notice(&metrics_warning(address, &cause));
-        }
+        let weak = Arc::downgrade(engine);
+        engine.when_first(Box::new(move || weak.upgrade().iter().for_each(|engine| listen(engine, address))));
     });
     Ok(())
+}
+
+fn listen(engine: &Arc<Engine>, address: Option<SocketAddr>) {
+    let found = listen_in(&status::folder()).and_then(|(listener, path)| {
+        engine.remove_at_end(path);
+        forked::close_in_child(listener.as_raw_fd());
+        answer(engine, move || listener.accept().map(|(stream, _)| stream))
+    });
+    if let Err(cause) = found {
+        tracing::debug!(%cause, "`ringpull top` will not find this job");
+    }
+    let Some(address) = address else { return };
+    let listening = TcpListener::bind(address).and_then(|listener| {
+        forked::close_in_child(listener.as_raw_fd());
+        answer(engine, move || listener.accept().map(|(stream, _)| stream))
+    });
+    if let Err(cause) = listening {
+        notice(&metrics_warning(address, &cause));
+    }
 }
 
 fn metrics_warning(address: SocketAddr, cause: &io::Error) -> String {

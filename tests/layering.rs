@@ -44,6 +44,7 @@ const UNSAFE: &[&str] = &[
     "crates/allreduce/src/transport/observed.rs",
     "crates/allreduce/src/transport/peer_memory.rs",
     "crates/allreduce/src/transport/sockets.rs",
+    "crates/allreduce/src/transport/lossy.rs",
     "crates/allreduce/src/transport/ulfm.rs",
     "crates/allreduce/src/transport/window.rs",
     "crates/base/src/buffer/arena.rs",

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import ringpull
-from ranks import HERE, ended, job, ringpull_binary
+from ranks import HERE, ROOT, ended, job, ringpull_binary, start
 from ranks import run as run_command
 from ringpull.elastic import Sampler, State, run
 from ringpull.elastic.packing import is_whole, packed, unpacked
@@ -330,3 +330,27 @@ def test_a_job_goes_on_with_a_rank_less_and_then_with_it_again(tmp_path):
     assert list(memory.iterdir()) == [], "nothing is left of the snapshots"
     for part in ["generation 0 has ended: lost rank 2", "3 to 2 workers", "generation 1 ends at its next commit, 2 to 3 workers", "generation 2: 2 to 3 workers"]:
         assert part in output, output
+
+
+def lose_rank_0(word):
+    """A job of three ranks on an MPI with fault tolerance, which loses the first."""
+    folder = ROOT / ".deps/openmpi5"
+    if not (folder / "bin/mpirun").is_file():
+        pytest.skip("no Open MPI with fault tolerance; scripts/setup --openmpi5 fetches it")
+    names = {name: "1" for name in ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "RINGPULL_ELASTIC")}
+    launcher = [folder / "bin/mpirun", "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", 3]
+    return start(launcher, 3, [sys.executable, HERE / "jobs/lost.py", word], LD_LIBRARY_PATH=folder / "lib", **names)
+
+
+def test_a_program_is_told_who_was_lost_and_goes_on():
+    done = lose_rank_0("go on")
+    for rank in (1, 2):
+        assert done.ranks[rank].out == f"ended 1 {rank - 1} 2 [(1, {rank - 1}, 2, [0])] [6.0, 7.0]\n", f"{done}"
+
+
+def test_a_program_may_stop_when_it_is_told():
+    done = lose_rank_0("stop")
+    for rank in (1, 2):
+        # The sum that was under way when the rank was lost may come before.
+        told = f"stopped 1 {rank - 1} 2 [(1, {rank - 1}, 2, [0])]"
+        assert done.ranks[rank].out in (f"{told} [7.0]\n", f"{told} [6.0, 7.0]\n"), f"{done}"

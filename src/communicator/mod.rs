@@ -88,8 +88,8 @@ pub fn communicator_with(config: &Config) -> Result<Communicator> {
         last_words::introduce(engine.rank(), engine.size());
         if engine.rank() == 0 {
             crate::create::introduce(&format!("{}, {}", engine.placement(), engine.library()));
-            crate::status::serve(&engine)?;
         }
+        crate::status::serve(&engine)?;
         Communicator::over(engine, config)
     }
     #[cfg(not(feature = "mpi"))]
@@ -124,20 +124,29 @@ impl Communicator {
     #[doc(hidden)]
     pub fn over(engine: Arc<Engine>, config: &Config) -> Result<Self> {
         let own = xxh3_64(host_name().as_bytes());
-        let found =
-            engine.collective("communicator", Vec::new(), move |comm, _, stamp| comm.gather_word(own, stamp))?;
-        let number = engine.next_store();
+        let (generation, (place, found, stores)) = loop {
+            engine.settle();
+            let (generation, stores) = (engine.generation(), engine.stores());
+            let outcome = engine.collective("communicator", Vec::new(), move |comm, _, stamp| {
+                Ok((comm.rank(), comm.gather_word(own, stamp)?, comm.gather_word(stores, stamp)?))
+            });
+            match outcome {
+                // A rank was lost, and the others go on.
+                Err(_) if engine.is_elastic() && engine.first_fault().is_none() => {}
+                outcome => break (generation, outcome?),
+            }
+        };
+        let number = engine.store_after(stores.into_iter().max().unwrap_or(0));
         let zeros = Arc::new(Zeros);
         // The annotation makes the trait object out of a `Weak` of a sized type.
         let stand_in: Weak<Zeros> = Arc::downgrade(&zeros);
         engine.introduce(number, stand_in);
-        let (ranks, place) = ((0..engine.size()).collect(), engine.rank());
         Ok(Communicator {
-            generation: engine.generation(),
+            generation,
+            ranks: (0..found.len()).collect(),
             engine: OfProcess::new(engine),
             number,
             set: None,
-            ranks,
             place,
             hosts: found.into(),
             output_limit: config.timeout,
@@ -429,7 +438,7 @@ impl Communicator {
             let terms = terms(tensor.dtype(), &[tensor.len()], String::new());
             let (reply, answer) = answer();
             let job = job(Site { set: Some(Arc::clone(&self.ranks)), priority: 0 }, reply)?;
-            self.engine.submit(topic, Operation::message(), terms, job)?;
+            self.engine.submit_in(self.generation, topic, Operation::message(), terms, job)?;
             Ok(Handle::new(Arc::clone(&self.engine), answer))
         })
     }
@@ -466,12 +475,7 @@ impl Communicator {
     fn check(&self) -> Result<()> {
         self.engine.process().check("this communicator")?;
         waits::call();
-        if self.engine.generation() != self.generation {
-            return Err(Error::argument(
-                format!("a communicator of {} ranks ends when the job has lost some of them", self.size()),
-                "make another one: ringpull::communicator() has the ranks that are left",
-            ));
-        }
+        self.engine.check_generation(self.generation)?;
         self.engine.fault().map_or(Ok(()), Err)
     }
 
@@ -552,7 +556,7 @@ impl Communicator {
             let (reply, answer) = answer();
             let (terms, job) = make(Site { set: set.cloned(), priority: 0 }, reply)?;
             let topic = Topic::Collective { comm: self.number, set: set.map(|set| set.to_vec()), name };
-            self.engine.submit(topic, operation, terms, job)?;
+            self.engine.submit_in(self.generation, topic, operation, terms, job)?;
             Ok(Handle::new(Arc::clone(&self.engine), answer))
         })
     }

@@ -48,6 +48,11 @@ impl Processes {
         Processes { folder: tempfile::Builder::new().prefix("ringpull-").tempdir().unwrap(), started: Vec::new() }
     }
 
+    /// The job's folder, for files of the test's own.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// The words for a launcher to start in place of `command`'s, so that each process writes to files of its
     /// own.
     pub fn redirected<W: Into<OsString>>(&self, command: impl IntoIterator<Item = W>) -> Vec<OsString> {

@@ -522,7 +522,12 @@ pub fn recording() -> Result<Option<RecordingOptions>> {
         Some(_) => Some(required(RECORD_VALUES, "a number of bytes")?),
         None => None,
     };
-    Ok(text(RECORD).map(|folder| RecordingOptions { folder: folder.into(), value_bytes }))
+    let starts = elastic()?.map_or(0, |(_, starts)| starts);
+    Ok(text(RECORD).map(|folder| {
+        let folder = PathBuf::from(folder);
+        let folder = if starts == 0 { folder } else { folder.join(format!("start-{starts}")) };
+        RecordingOptions { folder, value_bytes }
+    }))
 }
 
 /// The variables that [`recording`] reads, for what sets them.

@@ -9,6 +9,7 @@ use ringpull_base::Kind;
 use ringpull_base::config::fashion_mnist;
 use ringpull_base::topology::{host_name, memory_bytes};
 
+use crate::mpirun::{Flavour, flavour_of};
 use crate::text::several;
 
 /// A survey of the machine, which changes nothing on it.
@@ -21,6 +22,9 @@ pub(crate) struct Machine {
     pub mpi_library: Option<String>,
     /// The first line of the version of the `mpirun` that is found first.
     pub mpirun: Option<String>,
+    /// Whether this program's MPI library can go on without a lost rank.
+    #[serde(default)]
+    pub has_fault_tolerance: bool,
     pub host: String,
     #[serde(flatten)]
     pub hardware: Hardware,
@@ -83,6 +87,7 @@ impl Machine {
             kinds: Kind::names(),
             mpi_library: mpi_library(),
             mpirun: first_line(&ringpull_base::config::mpirun_program(), &["--version"]),
+            has_fault_tolerance: has_fault_tolerance(),
             host: host_name(),
             hardware: Hardware::survey(),
             kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
@@ -93,9 +98,16 @@ impl Machine {
     }
 
     /// How a job can go on that has lost ranks.
-    fn elastic(&self) -> String {
-        let by_restart = "by starting again from memory (ringpull launch --elastic), not without a restart";
-        self.mpirun.as_ref().map_or_else(|| "no: there is no mpirun".to_owned(), |_| by_restart.to_owned())
+    pub(crate) fn elastic(&self) -> String {
+        let Some(mpirun) = &self.mpirun else { return "no: there is no mpirun".to_owned() };
+        let by_restart = "by starting again from memory (ringpull launch --elastic)";
+        let can_survive = flavour_of(mpirun) == Some(Flavour::OpenMpi5);
+        let in_place = match (can_survive, self.has_fault_tolerance) {
+            (true, true) => "and in place (RINGPULL_ELASTIC=1, mpirun --with-ft ulfm)",
+            (true, false) => "not in place: this program has an MPI library without fault tolerance",
+            (false, _) => "not in place, which needs Open MPI 5",
+        };
+        format!("{by_restart}, {in_place}")
     }
 
     /// The survey as names and values.
@@ -198,9 +210,27 @@ fn mpi_library() -> Option<String> {
     None
 }
 
+fn has_fault_tolerance() -> bool {
+    #[cfg(feature = "mpi")]
+    return ringpull_allreduce::transport::has_ulfm();
+    #[cfg(not(feature = "mpi"))]
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_are_lost_in_place_where_launcher_and_library_can() {
+        let of = |mpirun: &str, has_fault_tolerance| {
+            Machine { mpirun: Some(mpirun.to_owned()), has_fault_tolerance, ..Machine::default() }.elastic()
+        };
+        assert!(of("mpirun (Open MPI) 5.0.11", true).contains("and in place"));
+        assert!(of("mpirun (Open MPI) 5.0.11", false).contains("not in place: this program"));
+        assert!(of("mpirun (Open MPI) 4.1.4", false).contains("not in place, which needs Open MPI 5"));
+        assert_eq!(Machine::default().elastic(), "no: there is no mpirun");
+    }
 
     #[test]
     fn stolen_time_is_read_from_proc_stat() {

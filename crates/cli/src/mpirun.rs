@@ -227,7 +227,8 @@ pub fn by_name_and_value(env: &[(String, String)]) -> (Vec<&str>, Vec<&(String, 
     (by_name.into_iter().map(|(name, _)| &name[..]).collect(), given)
 }
 
-fn flavour_of(version: &str) -> Option<Flavour> {
+/// The family of an `mpirun` that calls its version so.
+pub(crate) fn flavour_of(version: &str) -> Option<Flavour> {
     if version.contains("HYDRA") || version.contains("Hydra") || version.contains("Intel(R) MPI") {
         return Some(Flavour::Mpich);
     }

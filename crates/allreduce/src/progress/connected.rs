@@ -1,5 +1,6 @@
 //! The ranks that a transport joins, how it is ended, and how those that are left go on after a loss.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringpull_base::{Error, Result};
@@ -35,7 +36,12 @@ pub struct Succession {
     pub ranks: Vec<usize>,
     /// Connects those that are left. Returns what it is given if no rank is lost. On the comm thread.
     pub next: Next,
+    /// Lets the transport take ranks for lost from which nothing is heard.
+    pub sever: Sever,
 }
+
+/// Ends the connections to some of the present ranks, which may live. On any thread.
+pub type Sever = Arc<dyn Fn(&[usize]) + Send + Sync>;
 
 /// Connects the ranks that are left, after a fault.
 pub type Next = Box<dyn FnOnce(&Error) -> Result<Connected>>;

@@ -27,7 +27,7 @@ use crate::progress::generation::{Change, Current};
 use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
-use crate::progress::shared::Inherited;
+use crate::progress::shared::{Inherited, Shared};
 use crate::progress::status;
 use crate::transport::control::Control;
 use crate::transport::inproc;
@@ -179,6 +179,25 @@ impl Engine {
         self.stores.fetch_add(1, Ordering::Relaxed) as u32
     }
 
+    /// How many stores this rank has made. Where a loss has kept some rank from one, they differ.
+    pub fn stores(&self) -> u64 {
+        self.stores.load(Ordering::Relaxed)
+    }
+
+    /// The number of a store that is the same on every rank, after `others`.
+    pub fn store_after(&self, others: u64) -> u32 {
+        self.stores.fetch_max(others + 1, Ordering::Relaxed);
+        others as u32
+    }
+
+    /// Returns when no loss is being handled, or there was a fault. Blocks.
+    pub fn settle(&self) {
+        const LOOK: Duration = Duration::from_millis(1);
+        while self.current.get().is_renewed() {
+            std::thread::sleep(LOOK);
+        }
+    }
+
     /// Who makes the jobs of that store while this rank has joined.
     pub fn introduce(&self, store: u32, stand_in: Weak<dyn StandIn>) {
         self.current.get().stand_ins.lock().insert(store, stand_in);
@@ -229,6 +248,11 @@ impl Engine {
         (sent, received, control)
     }
 
+    /// Does `work` when this is rank 0: now, or when a loss makes it that, on the comm thread.
+    pub fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
+        self.current.when_first(work);
+    }
+
     /// What every rank is doing: on rank 0, which asks them. Blocks for at most 300 ms; a rank that has not
     /// answered by then is left out.
     pub fn status(&self) -> JobStatus {
@@ -255,6 +279,26 @@ impl Engine {
     /// `terms`. Returns at once. An error while this rank has joined.
     pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         self.current.get().submit(topic, operation, terms, job)
+    }
+
+    /// As [`submit`](Self::submit), among the ranks of that generation alone: an error if the job has lost
+    /// one since.
+    pub fn submit_in(
+        &self,
+        generation: u64,
+        topic: Topic,
+        operation: Operation,
+        terms: Terms,
+        job: Box<dyn Job>,
+    ) -> Result<()> {
+        let shared = self.current.get();
+        check_generation(&shared, generation)?;
+        shared.submit(topic, operation, terms, job)
+    }
+
+    /// An error if the job has lost a rank since that generation.
+    pub fn check_generation(&self, generation: u64) -> Result<()> {
+        check_generation(&self.current.get(), generation)
     }
 
     /// Notified when a caller waits for a call's result, or reads it. What is fused with what never reaches
@@ -508,6 +552,16 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
         notice(&format!("warning: {missing}\n  hint: {remedy}"));
         warning *= 2;
     }
+}
+
+fn check_generation(shared: &Shared, generation: u64) -> Result<()> {
+    if shared.generation == generation {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "a communicator ends when the job has lost some of its ranks",
+        "make another one: ringpull::communicator() has the ranks that are left",
+    ))
 }
 
 fn lost_thread(rank: Option<usize>) -> Error {

@@ -30,11 +30,26 @@ pub struct Change {
 pub(super) struct Current {
     shared: RwLock<Arc<Shared>>,
     changes: Mutex<Vec<Change>>,
+    /// What is done when this is rank 0.
+    as_first: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Current {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Current { shared: RwLock::new(shared), changes: Mutex::default() }
+        Current { shared: RwLock::new(shared), changes: Mutex::default(), as_first: Mutex::default() }
+    }
+
+    /// Does `work` when this is rank 0, or becomes it.
+    pub(super) fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
+        self.as_first.lock().push(work);
+        self.do_as_first();
+    }
+
+    fn do_as_first(&self) {
+        if self.get().rank == 0 {
+            let all = std::mem::take(&mut *self.as_first.lock());
+            all.into_iter().for_each(|work| work());
+        }
     }
 
     /// The present generation, which may be replaced at once.
@@ -70,6 +85,7 @@ impl Current {
         next.wait();
         self.changes.lock().push(change);
         *self.shared.write() = Arc::clone(next);
+        self.do_as_first();
     }
 }
 

@@ -488,6 +488,9 @@ pub(super) enum ControlMessage {
     Forgot,
     /// From rank 0 to a helper: take part in this sum.
     Help(Asked),
+    /// From rank 0, or to it: nothing was heard from these ranks for `RINGPULL_SILENCE`, and the others go on
+    /// without them.
+    Silent(Vec<usize>),
 }
 
 impl ControlMessage {

@@ -4,6 +4,8 @@
 //! A launcher that has lost a rank sends SIGTERM to the others: `termination`.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -19,7 +21,7 @@ use crate::progress::termination;
 use crate::transport::control::Control;
 use crate::transport::mpi::{Mpi, network_id};
 use crate::transport::star::{self, Hub, StartLimits};
-use crate::transport::{Transport, has_ulfm};
+use crate::transport::{Connections, Transport, has_ulfm};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
@@ -139,12 +141,13 @@ fn without_the_lost(
     loop {
         let heritage = mpi.heritage().ok_or_else(|| Error::bug("a job that is not elastic has lost a rank"))?;
         match meet(&mut mpi, segment_bytes, limits) {
-            Ok(control) => {
+            Ok((control, ends)) => {
                 let next = move |cause: &Error| {
                     let (mpi, ranks) = heritage.successor(LEARNING).unwrap_or_else(|| Err(cause.clone()))?;
                     without_the_lost(mpi, ranks, segment_bytes, limits)
                 };
-                let succession = Some(Succession { ranks, next: Box::new(next) });
+                let sever = Arc::new(move |ranks: &[usize]| ends.sever(ranks));
+                let succession = Some(Succession { ranks, next: Box::new(next), sever });
                 // Nobody ends MPI: whoever is lost meanwhile would be waited for without end.
                 let finalise = Box::new(|| ());
                 let transport = Box::new(mpi);
@@ -160,9 +163,19 @@ fn without_the_lost(
     }
 }
 
-/// The control star of the present ranks, by messages alone. Blocks; collective.
-fn meet(mpi: &mut Mpi, segment_bytes: usize, limits: StartLimits) -> Result<Control> {
+/// What a rank sends to the others as it connects.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Introduction {
+    /// Rank 0's.
+    invitation: String,
+    ends: BTreeSet<SocketAddr>,
+}
+
+/// The control star of the present ranks, by messages alone, and what connects them. Blocks; collective.
+fn meet(mpi: &mut Mpi, segment_bytes: usize, limits: StartLimits) -> Result<(Control, Connections)> {
+    /// The longest invitation, and the longest address as it is sent.
     const INVITATION_BYTES: usize = 4096;
+    const END_BYTES: usize = 32;
     let (rank, size) = (mpi.rank(), mpi.size());
     let own = [segment_bytes as u64, network_id(), u64::from(config::is_helper())];
     let words: Vec<[u64; 3]> = mpi
@@ -176,14 +189,24 @@ fn meet(mpi: &mut Mpi, segment_bytes: usize, limits: StartLimits) -> Result<Cont
     same_segments(&words.iter().map(|words| words[0]).collect::<Vec<_>>())?;
     let is_local = words.iter().all(|other| other[1] == words[0][1]);
     let hub = if rank == 0 { Some(Hub::listen(is_local)?) } else { None };
-    let mut text = hub.as_ref().map_or(Ok(String::new()), Hub::invitation)?.into_bytes();
-    text.resize(INVITATION_BYTES, b' ');
-    let invitation = mpi.exchange(&text, 0)?.swap_remove(0);
+    let invitation = hub.as_ref().map_or(Ok(String::new()), Hub::invitation)?;
+    // Every rank has a connection to every other by now, and few to anybody else.
+    let most = 2 * size + 32;
+    let ends = Connections::own().into_iter().take(most).collect();
+    let mut own = postcard::to_stdvec(&Introduction { invitation, ends }).expect("plain data");
+    own.resize(INVITATION_BYTES + most * END_BYTES, 0);
+    let read = |bytes: &Vec<u8>| {
+        let read = postcard::take_from_bytes(bytes).map(|(introduction, _)| introduction);
+        read.map_err(|cause| Error::protocol(rank, "another rank", cause.to_string()))
+    };
+    let all: Vec<Introduction> = mpi.exchange(&own, 0)?.iter().map(read).collect::<Result<_>>()?;
     let mut meanwhile = || mpi.check_failures();
-    match hub {
-        Some(hub) => hub.gather(size, limits, &mut meanwhile),
-        None => star::join(rank, size, String::from_utf8_lossy(&invitation).trim_end(), limits, &mut meanwhile),
-    }
+    let control = match hub {
+        Some(hub) => hub.gather(size, limits, &mut meanwhile)?,
+        None => star::join(rank, size, &all[0].invitation, limits, &mut meanwhile)?,
+    };
+    let ends = all.into_iter().map(|introduction| introduction.ends).collect();
+    Ok((control, Connections::of_ranks(ends, |other| words[other][1] == words[rank][1])))
 }
 
 /// How many ranks only reduce. An error on every rank if some has to go on without lost ranks. Blocks;

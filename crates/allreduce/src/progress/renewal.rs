@@ -116,7 +116,7 @@ impl Generation {
         let (commands, inbox) = unbounded();
         let (own_notes, notes) = unbounded();
         let (finishing, finished) = unbounded::<Box<dyn Job>>();
-        inherited.is_elastic = succession.is_some();
+        inherited.sever = succession.as_ref().map(|succession| Arc::clone(&succession.sever));
         let shared = Arc::new(Shared::new(&communicator, control, config, (stop, commands, own_notes), inherited));
         if shared.rank == 0 && shared.helpers > 0 {
             let weak = Arc::downgrade(&shared);
@@ -220,7 +220,7 @@ fn renew(
     let lost: Vec<usize> = (0..old.size).filter(|rank| !ranks.contains(rank)).collect();
     tracing::info!(rank, size, ?lost, "the job goes on without lost ranks");
     last_words::introduce(rank, size);
-    let next = Generation::begin(ready, config, Inherited::of(old, done))?;
+    let next = Generation::begin(ready, config, Inherited::of(old, generation, done))?;
     current.replace(old, &next.shared, Change { generation, rank, num_workers: size, lost });
     Ok(next)
 }
@@ -253,6 +253,7 @@ fn bring_level(
     let reasons = shared.reasons.lock().clone().into_iter().collect();
     let account = Account { generation, done: own.clone().into_iter().collect(), rank: shared.rank, reasons, cannot };
     let all: Vec<Account> = gather(communicator, &account)?;
+    check_quorum(shared, &all)?;
     // A program that has ended with an error does not count as a loss.
     let is_here = |rank: usize| all.iter().any(|account| account.rank == rank);
     if let Some((rank, why)) = all.iter().flat_map(|account| &account.reasons).find(|(rank, _)| !is_here(*rank)) {
@@ -289,16 +290,18 @@ fn bring_level(
             .map(|(topic, ..)| Ok(((*topic).clone(), shared.last_sum(topic)?)))
             .collect();
         let sums: Vec<Result<SumsByTopic>> = gather(communicator, &given)?;
-        for (topic, sum) in sums.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        let sums: Vec<_> = sums.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        let taken: Result<()> = sums.into_iter().try_for_each(|(topic, sum)| {
             let (_, _, count) = lacking.iter().find(|(other, ..)| **other == topic).expect("only these are given");
-            let lacks = count - own.get(&topic).copied().unwrap_or(0);
-            if lacks > 1 {
-                return Err(Error::bug(format!("{lacks} operations on {} are done elsewhere", topic.key())));
+            match count - own.get(&topic).copied().unwrap_or(0) {
+                0 => Ok(()),
+                1 => take(elastic, &topic, &sum),
+                lacks => Err(Error::bug(format!("{lacks} operations on {} are done elsewhere", topic.key()))),
             }
-            if lacks == 1 {
-                take(elastic, &topic, &sum)?;
-            }
-        }
+        });
+        // An update may fail on one rank alone.
+        let all: Vec<Result<()>> = gather(communicator, &taken)?;
+        all.into_iter().collect::<Result<()>>()?;
     }
     let generation = 1 + all.iter().map(|account| account.generation).max().unwrap_or(0);
     Ok((most.into_iter().map(|(topic, (count, _))| (topic, count)).collect(), generation))
@@ -332,6 +335,16 @@ fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
         Some(orphan) => orphan.job.given(sum),
         None => Err(Error::bug(format!("an operation on {} is done elsewhere and was not called here", topic.key()))),
     }
+}
+
+/// Of ranks that do not hear each other and all live, one part alone may go on: the larger one, or that of
+/// rank 0. A rank whose process has ended is no such part.
+fn check_quorum(shared: &Shared, left: &[Account]) -> Result<()> {
+    let has_first = left.iter().any(|account| account.rank == 0);
+    if !shared.is_silent.load(Ordering::Acquire) || 2 * left.len() + usize::from(has_first) > shared.size {
+        return Ok(());
+    }
+    Err(shared.cut_off(&format!("it can reach {} of {} ranks", left.len(), shared.size)))
 }
 
 fn check_complete(shared: &Shared) -> Result<()> {

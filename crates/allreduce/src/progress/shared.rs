@@ -15,6 +15,7 @@ use ringpull_base::{Error, OnFault, Result, Waiter};
 use crate::communicator::{Asked, Communicator};
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
+use crate::progress::connected::Sever;
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::help::{Help, Rooms};
@@ -88,6 +89,12 @@ pub(super) struct Shared {
     pub(super) stop: Arc<AtomicBool>,
     /// What is kept for the next generation of ranks, if there is to be one after a loss.
     pub(super) elastic: Option<Elastic>,
+    /// Lets the transport take ranks for lost from which nothing is heard.
+    sever: Option<Sever>,
+    /// Whether nothing was heard from a rank whose process may live.
+    pub(super) is_silent: AtomicBool,
+    /// Which generation of ranks it is.
+    pub(super) generation: u64,
     pub(super) fault: OnceLock<Error>,
     /// Who is told of it.
     pub(super) on_fault: OnceLock<OnFault>,
@@ -146,7 +153,9 @@ pub(super) fn is_loss(fault: &Error) -> bool {
 /// What a generation of ranks has of the one before it.
 #[derive(Default)]
 pub(super) struct Inherited {
-    pub(super) is_elastic: bool,
+    /// In a job that goes on without lost ranks.
+    pub(super) sever: Option<Sever>,
+    generation: u64,
     /// How many operations of each topic are done.
     done: BTreeMap<Topic, u64>,
     stand_ins: StandIns,
@@ -158,9 +167,10 @@ pub(super) struct Inherited {
 }
 
 impl Inherited {
-    pub(super) fn of(old: &Shared, done: BTreeMap<Topic, u64>) -> Self {
+    pub(super) fn of(old: &Shared, generation: u64, done: BTreeMap<Topic, u64>) -> Self {
         Inherited {
-            is_elastic: true,
+            sever: None,
+            generation,
             done,
             stand_ins: Arc::clone(&old.stand_ins),
             watched: Arc::clone(&old.watched),
@@ -195,7 +205,10 @@ impl Shared {
             calls: Mutex::new(calls),
             control,
             stop,
-            elastic: inherited.is_elastic.then(|| Elastic::new(inherited.done)),
+            elastic: inherited.sever.is_some().then(|| Elastic::new(inherited.done)),
+            sever: inherited.sever,
+            is_silent: AtomicBool::new(false),
+            generation: inherited.generation,
             fault: OnceLock::new(),
             on_fault: OnceLock::new(),
             verdict: OnceLock::new(),
@@ -433,6 +446,25 @@ impl Shared {
         if self.elastic.is_some() {
             // It may sleep, and has to make the next generation.
             drop(self.commands.send(Command::Go));
+        }
+    }
+
+    /// Nothing is heard from these ranks, whose processes may live: from here on they are lost to MPI too.
+    pub(super) fn forsake(&self, ranks: &[usize]) {
+        self.is_silent.store(true, Ordering::Release);
+        if let Some(sever) = &self.sever {
+            sever(ranks);
+        }
+    }
+
+    /// Why this rank does not go on, which does not hear the others.
+    pub(super) fn cut_off(&self, why: &str) -> Error {
+        Error::PeerLost {
+            peer: self.peer().to_string(),
+            ranks: vec![self.rank],
+            cause: format!("it is cut off: {why}, so the others go on without it"),
+            operation: self.doing_or_done(),
+            rank: Some(self.rank),
         }
     }
 

@@ -25,6 +25,10 @@ use crate::progress::standstill::Standstill;
 use crate::progress::status;
 use crate::transport::control::Event;
 
+/// In which so many heartbeats are missing, nothing was heard from a rank for almost as long as from one that
+/// is lost.
+const ALMOST: f64 = 2.0;
+
 /// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer
 /// gap is its own absence (a stopped process, a machine that slept) and no silence of the others.
 struct Clock {
@@ -313,6 +317,15 @@ impl Watcher {
                 self.agreement.failing(from, why);
                 Ok(())
             }
+            ControlMessage::Silent(ranks) if ranks.contains(&shared.rank) => {
+                let why = format!("the others have heard nothing from it for {:.0} s", self.silence_s);
+                shared.end(&shared.cut_off(&why));
+                Ok(())
+            }
+            ControlMessage::Silent(ranks) => {
+                shared.forsake(&ranks);
+                Ok(())
+            }
             ControlMessage::Alive => Ok(()),
         };
         if let Err(fault) = outcome {
@@ -340,7 +353,12 @@ impl Watcher {
                     shared.poison(&fault, true);
                 } else if now_s - self.heard_s[peer] > self.silence_s {
                     if awaited {
-                        self.lost(shared, peer, &format!("nothing was received from it for {:.0} s", self.silence_s));
+                        let silent = self.silent(shared, peer, now_s);
+                        self.lost(
+                            shared,
+                            &silent,
+                            &format!("nothing was received from it for {:.0} s", self.silence_s),
+                        );
                     } else {
                         // It left in order; its process may be gone, and the library would wait for it for
                         // ever.
@@ -391,11 +409,15 @@ impl Watcher {
             return;
         };
         let since = *self.renewed.get_or_insert_with(Instant::now);
-        if since.elapsed().as_secs_f64() > self.silence_s + LEARNING.as_secs_f64()
+        shared.tell_everyone(&ControlMessage::Alive);
+        let limit_s = self.silence_s + ALMOST * self.interval.as_secs_f64() + LEARNING.as_secs_f64();
+        if since.elapsed().as_secs_f64() > limit_s
             && elastic.waits()
             && let Some(fault) = shared.fault.get()
         {
-            shared.end(&fault.clone());
+            let is_silent = shared.is_silent.load(Ordering::Acquire);
+            let alone = || shared.cut_off(&format!("no rank was reached for {limit_s:.0} s after {fault}"));
+            shared.end(&if is_silent { alone() } else { fault.clone() });
         }
     }
 
@@ -499,14 +521,29 @@ impl Watcher {
             self.departed[rank] = true;
             shared.ending.store(true, Ordering::Release);
         } else {
-            self.lost(shared, rank, cause);
+            self.lost(shared, &[rank], cause);
         }
     }
 
-    fn lost(&self, shared: &Shared, rank: usize, cause: &str) {
-        let (peer, operation) = (self.name(rank), self.interrupted(shared));
-        let cause = after_error(cause, self.why(shared, rank));
-        let ranks = if rank < shared.size { vec![rank] } else { Vec::new() };
+    /// The ranks from which nothing is heard any more, or almost: a link that was cut took all of them away.
+    /// Where the job goes on without them, they and all others hear of it first.
+    fn silent(&self, shared: &Shared, first: usize, now_s: f64) -> Vec<usize> {
+        let almost_s = self.silence_s - ALMOST * self.interval.as_secs_f64();
+        let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
+        let is_silent = |peer: usize| now_s - self.heard_s[peer] > almost_s && !self.has_left(shared, peer);
+        let silent: Vec<usize> = watched.filter(|peer| *peer == first || is_silent(*peer)).collect();
+        if shared.elastic.is_some() {
+            shared.tell_everyone(&ControlMessage::Silent(silent.clone()));
+            shared.forsake(&silent);
+        }
+        silent
+    }
+
+    fn lost(&self, shared: &Shared, ranks: &[usize], cause: &str) {
+        let names: Vec<String> = ranks.iter().map(|rank| self.name(*rank)).collect();
+        let (peer, operation) = (names.join(", "), self.interrupted(shared));
+        let cause = after_error(cause, ranks.iter().find_map(|rank| self.why(shared, *rank)));
+        let ranks = ranks.iter().copied().filter(|rank| *rank < shared.size).collect();
         let fault = Error::PeerLost { peer, ranks, cause, operation, rank: Some(shared.rank) };
         shared.poison(&fault, true);
     }

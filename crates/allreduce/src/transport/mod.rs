@@ -15,6 +15,8 @@ mod greeting;
 pub mod inproc;
 #[cfg(feature = "mpi")]
 mod library;
+#[cfg(feature = "mpi")]
+mod lossy;
 pub(crate) mod meeting;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -31,7 +33,7 @@ mod wire;
 #[cfg(feature = "mpi")]
 pub use library::mpi_library;
 #[cfg(feature = "mpi")]
-pub use ulfm::has_ulfm;
+pub use ulfm::{Connections, has_ulfm};
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mpi::ffi;
 
@@ -52,36 +52,36 @@ type SendCall = unsafe extern "C" fn(
 
 /// MPI, from initialisation to finalisation, and this process's place in it.
 pub struct Mpi {
-    comm: ffi::MPI_Comm,
+    pub(super) comm: ffi::MPI_Comm,
     /// Of the ranks that call the library's collectives, and how many these are.
     collective: (ffi::MPI_Comm, usize),
-    rank: usize,
-    size: usize,
-    name: String,
-    requests: Vec<ffi::MPI_Request>,
-    inflight: Vec<InFlight>,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) name: String,
+    pub(super) requests: Vec<ffi::MPI_Request>,
+    pub(super) inflight: Vec<InFlight>,
     finished: Vec<c_int>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
-    sockets: Sockets,
+    pub(super) sockets: Sockets,
     /// A copy of the input, for a library that is not known to sum in place.
     copy: Vec<u8>,
     /// Whether a look at requests that are not done yields the processor.
-    yields: bool,
+    pub(super) yields: bool,
     /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not
     /// this thread, there is no looking after answers to synchronous messages then, so there are none.
-    initialised_here: bool,
+    pub(super) initialised_here: bool,
     /// For a job that goes on without lost ranks.
-    ulfm: Option<Ulfm>,
+    pub(super) ulfm: Option<Ulfm>,
 }
 
 #[derive(Clone, Copy)]
-struct InFlight {
-    token: u32,
+pub(super) struct InFlight {
+    pub(super) token: u32,
     /// Whether it is a receive, the peer and the tag: of those that have them alike, none is done before an
     /// earlier one.
-    way: (bool, usize, c_int),
+    pub(super) way: (bool, usize, c_int),
     /// For a receive: the peer, the stamp and the length that are due.
-    due: Option<(usize, Stamp, usize)>,
+    pub(super) due: Option<(usize, Stamp, usize)>,
 }
 
 impl Mpi {
@@ -143,22 +143,34 @@ impl Mpi {
         }
         let (rank, size) = (rank as usize, size as usize);
         check_launcher(size)?;
-        Ok(Mpi {
+        let yields = yields_when_idle(&name);
+        Ok(Mpi::over(comm, (rank, size), name, yields, (initialised_here, ulfm)))
+    }
+
+    /// MPI over a communicator of its own, in which nothing is under way.
+    pub(super) fn over(
+        comm: ffi::MPI_Comm,
+        (rank, size): (usize, usize),
+        name: String,
+        yields: bool,
+        (initialised_here, ulfm): (bool, Option<Ulfm>),
+    ) -> Self {
+        Mpi {
             comm,
             collective: (comm, size),
             rank,
             size,
+            name,
             requests: Vec::new(),
             inflight: Vec::new(),
             finished: Vec::new(),
             statuses: Vec::new(),
             sockets: Sockets::default(),
             copy: Vec::new(),
-            yields: yields_when_idle(&name),
-            name,
+            yields,
             initialised_here,
             ulfm,
-        })
+        }
     }
 
     /// Whether the job can go on without lost ranks.
@@ -169,66 +181,6 @@ impl Mpi {
     /// Whether this process's thread has initialised MPI, and not the program before.
     pub fn is_initialised_here(&self) -> bool {
         self.initialised_here
-    }
-
-    /// An error if a process of the communicator is known to be lost. Lets the library find out.
-    pub fn check_failures(&mut self) -> Result<()> {
-        self.progress();
-        self.checked_failures()
-    }
-
-    fn checked_failures(&self) -> Result<()> {
-        match self.ulfm.map_or(0, |ulfm| ulfm.failures(self.comm)) {
-            0 => Ok(()),
-            count => Err(Error::PeerLost {
-                peer: format!("{count} of {} processes", self.size),
-                ranks: Vec::new(),
-                cause: "MPI has lost them".to_owned(),
-                operation: "communication".to_owned(),
-                rank: Some(self.rank),
-            }),
-        }
-    }
-
-    /// What `successor` needs to go on without the lost ranks of this communicator.
-    pub fn heritage(&self) -> Option<Heritage> {
-        let ulfm = self.ulfm.filter(|_| self.initialised_here)?;
-        let Mpi { comm, rank, size, name, yields, .. } = self;
-        Some(Heritage { ulfm, comm: *comm, rank: *rank, size: *size, name: name.clone(), yields: *yields })
-    }
-
-    /// Every rank's bytes, of which each gives as many. An error if a rank is lost meanwhile. Blocks;
-    /// collective. By messages of our own, as a collective of the library may leave freed ones behind.
-    pub fn exchange(&mut self, own: &[u8], stamp: Stamp) -> Result<Vec<Vec<u8>>> {
-        let given = own.to_vec();
-        let mut taken = vec![vec![0; own.len()]; self.size];
-        let exchanged = self.exchange_from(&given, &mut taken, stamp);
-        if exchanged.is_err() {
-            // The library may still use them.
-            std::mem::forget((given, taken));
-            return exchanged.map(|()| Vec::new());
-        }
-        Ok(taken)
-    }
-
-    fn exchange_from(&mut self, given: &[u8], taken: &mut [Vec<u8>], stamp: Stamp) -> Result<()> {
-        let others: Vec<usize> = (0..self.size).filter(|rank| *rank != self.rank).collect();
-        for other in &others {
-            // SAFETY: the caller keeps both until all are done, or for ever.
-            unsafe {
-                self.recv(*other, stamp, &raw mut taken[*other][..], 0)?;
-                self.send(*other, stamp, &raw const *given, SendMode::Synchronous, 0)?;
-            }
-        }
-        taken[self.rank].copy_from_slice(given);
-        let (mut left, mut done) = (2 * others.len(), Vec::new());
-        while left > 0 {
-            self.poll(&mut done)?;
-            left -= done.drain(..).count();
-            self.check_failures()?;
-            std::thread::yield_now();
-        }
-        Ok(())
     }
 
     /// Rank 0's `text` on every rank. Blocks; collective.
@@ -266,105 +218,6 @@ impl Mpi {
         super::opened();
         self.requests.push(request);
         self.inflight.push(flight);
-    }
-
-    /// As `poll`, without ever completing a message that has failed: the library would free it, and must not.
-    fn poll_elastic(&mut self, done: &mut Vec<u32>) -> Result<()> {
-        let mut waiting: Vec<(bool, usize, c_int)> = Vec::new();
-        let mut finished = 0;
-        let mut at = 0;
-        while at < self.requests.len() {
-            let InFlight { token, way, due } = self.inflight[at];
-            let mut flag: c_int = 0;
-            let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
-            if !waiting.contains(&way) {
-                // SAFETY: the request is an active one of this communicator, the out-pointers are valid.
-                let code = unsafe {
-                    ffi::MPI_Request_get_status(self.requests[at], &raw mut flag, status.as_mut_ptr().cast())
-                };
-                self.checked_failures()?;
-                check("MPI_Request_get_status", self.rank, code)?;
-            }
-            if flag == 0 {
-                waiting.push(way);
-                at += 1;
-                continue;
-            }
-            // SAFETY: the request is done, so this returns at once and frees it.
-            let code = unsafe { ffi::MPI_Wait(&raw mut self.requests[at], status.as_mut_ptr().cast()) };
-            check("MPI_Wait", self.rank, code)?;
-            self.requests.remove(at);
-            self.inflight.remove(at);
-            finished += 1;
-            if let Some((from, stamp, len)) = due {
-                // SAFETY: MPI_Wait wrote it.
-                check_arrival(self.rank, from, stamp, len, unsafe { status.assume_init() })?;
-            }
-            done.push(token);
-        }
-        if finished > 0 {
-            self.sockets.moved();
-            super::moved(finished);
-        }
-        Ok(())
-    }
-}
-
-/// A communicator that ranks were lost of, for the one that follows it.
-pub struct Heritage {
-    ulfm: Ulfm,
-    comm: ffi::MPI_Comm,
-    rank: usize,
-    size: usize,
-    name: String,
-    yields: bool,
-}
-
-impl Heritage {
-    /// MPI over the processes that are left, and their ranks before; nothing if all are left. MPI may have
-    /// told other ranks of a loss and not this one, which learns of it with them: so after `patience` it goes
-    /// on without that. Waits for all that are left; collective. On the thread that initialised MPI. What is
-    /// under way in the old communicator is never looked at again.
-    pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
-        let begun = Instant::now();
-        while self.ulfm.failures(self.comm) == 0 {
-            if begun.elapsed() >= patience {
-                break;
-            }
-            let mut flag: c_int = 0;
-            // SAFETY: the out-pointer is valid; this lets the library take news, and nothing is received.
-            unsafe {
-                let (source, tag, ignored) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG, ffi::RSMPI_STATUS_IGNORE);
-                ffi::MPI_Iprobe(source, tag, self.comm, &raw mut flag, ignored);
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        let next = self.shrunk();
-        let is_whole = next.as_ref().is_ok_and(|(mpi, _)| mpi.size == self.size);
-        (!is_whole).then_some(next)
-    }
-
-    fn shrunk(&self) -> Result<(Mpi, Vec<usize>)> {
-        let (comm, ranks) = self.ulfm.shrink(self.comm, self.rank)?;
-        let rank = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0);
-        super::forget_open();
-        let mpi = Mpi {
-            comm,
-            collective: (comm, ranks.len()),
-            rank,
-            size: ranks.len(),
-            name: self.name.clone(),
-            requests: Vec::new(),
-            inflight: Vec::new(),
-            finished: Vec::new(),
-            statuses: Vec::new(),
-            sockets: Sockets::default(),
-            copy: Vec::new(),
-            yields: self.yields,
-            initialised_here: true,
-            ulfm: Some(self.ulfm),
-        };
-        Ok((mpi, ranks))
     }
 }
 
@@ -653,7 +506,7 @@ impl Mpi {
 }
 
 /// A message that is not as long as the one due is an error: its bytes have been received but are never used.
-fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi::MPI_Status) -> Result<()> {
+pub(super) fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi::MPI_Status) -> Result<()> {
     let mut count: c_int = 0;
     // SAFETY: the status is that of a completed receive of bytes.
     let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };

@@ -6,8 +6,12 @@
 //! sleep: if it finds no socket, or woke for nothing, it sleeps.
 #![allow(unsafe_code)]
 
-use std::os::fd::RawFd;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
+
+use rustix::net::{Shutdown, SocketAddrAny, getpeername, getsockname, shutdown};
 
 /// How long after a look for sockets comes the next: connections are made late, and then stay.
 const SOON: Duration = Duration::from_millis(2);
@@ -89,9 +93,36 @@ fn is_connected_tcp(fd: RawFd) -> bool {
     unsafe { libc::getpeername(fd, peer.as_mut_ptr().cast::<libc::sockaddr>(), &raw mut len) == 0 }
 }
 
+/// This process's ends of its connections.
+pub(super) fn own_ends() -> BTreeSet<SocketAddr> {
+    connections().into_iter().filter_map(|fd| address(getsockname(borrowed(fd)).ok()?)).collect()
+}
+
+/// Ends this process's connections to these addresses, as their other ends would; how many there were.
+pub(super) fn sever(others: &BTreeSet<SocketAddr>) -> usize {
+    let is_to = |fd: &RawFd| getpeername(borrowed(*fd)).ok().flatten().and_then(address);
+    let found = connections().into_iter().filter(|fd| is_to(fd).is_some_and(|other| others.contains(&other)));
+    found.filter(|fd| shutdown(borrowed(*fd), Shutdown::Both).is_ok()).count()
+}
+
+fn borrowed<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: a descriptor that was closed since is an error of the call, and one that is another file by now
+    // has another address.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+fn address(address: SocketAddrAny) -> Option<SocketAddr> {
+    let address = SocketAddr::try_from(address).ok()?;
+    let ip = match address.ip() {
+        IpAddr::V6(ip) => ip.to_canonical(),
+        ip @ IpAddr::V4(_) => ip,
+    };
+    Some(SocketAddr::new(ip, address.port()))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
@@ -107,6 +138,20 @@ mod tests {
         out.write_all(b"x").unwrap();
         Sockets::default().wait(LONG);
         assert!(start.elapsed() < LONG);
+    }
+
+    #[test]
+    fn connections_to_a_process_are_found_by_its_ends_and_severed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut into, _) = listener.accept().unwrap();
+        let theirs = into.local_addr().unwrap();
+        assert!(own_ends().contains(&theirs) && own_ends().contains(&out.local_addr().unwrap()));
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(sever(&[other.local_addr().unwrap()].into()), 0, "nothing has accepted it yet");
+        assert_eq!(sever(&[theirs].into()), 2, "both are to that address");
+        assert_eq!(into.read(&mut [0]).unwrap(), 0);
+        assert!(out.write_all(b"x").is_err());
     }
 
     #[test]

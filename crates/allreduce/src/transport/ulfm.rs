@@ -5,17 +5,22 @@
 //! A message under way with a lost process, or on a communicator that is given up, is never touched again: it
 //! is neither completed nor freed, and the memory that it names is kept for ever. Open MPI 5.0 ends the
 //! process if a message fails that was freed. So nothing is revoked either: each rank learns of a loss from
-//! the control star, or from MPI's own list.
+//! the control star, or from MPI's own list. MPI does not notice a process that is silent, because it was
+//! stopped or its link was cut: then this process ends the connections to it ([`Connections`]), which is a loss to
+//! MPI.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 
 use mpi::ffi;
 
 use ringpull_base::{Result, config};
 
 use crate::transport::library::check;
+use crate::transport::sockets::{own_ends, sever};
 
 type GetFailed = unsafe extern "C" fn(ffi::MPI_Comm, *mut ffi::MPI_Group) -> c_int;
 type Shrink = unsafe extern "C" fn(ffi::MPI_Comm, *mut ffi::MPI_Comm) -> c_int;
@@ -98,5 +103,32 @@ impl Ulfm {
             ranks
         };
         Ok((next, ranks.into_iter().map(|rank| usize::try_from(rank).unwrap_or(0)).collect()))
+    }
+}
+
+/// Each rank's ends of the connections of its process, as they were when all ranks had connected.
+pub struct Connections(Vec<BTreeSet<SocketAddr>>);
+
+impl Connections {
+    /// This process's, to be sent to the others.
+    pub fn own() -> BTreeSet<SocketAddr> {
+        own_ends()
+    }
+
+    /// Those that the ranks have sent. Addresses of loopback are of use between ranks of one network alone;
+    /// `is_near` is whether a rank is in this one's.
+    pub fn of_ranks(mut ends: Vec<BTreeSet<SocketAddr>>, is_near: impl Fn(usize) -> bool) -> Self {
+        for (_, ends) in ends.iter_mut().enumerate().filter(|(rank, _)| !is_near(*rank)) {
+            ends.retain(|end| !end.ip().is_loopback());
+        }
+        Connections(ends)
+    }
+
+    /// Connections what connects this process to these ranks, so that MPI takes them for lost: it waits for a
+    /// process that lives, and is silent. May be called on any thread.
+    pub fn sever(&self, ranks: &[usize]) {
+        let ends = ranks.iter().filter_map(|rank| self.0.get(*rank)).flatten().copied().collect();
+        let count = sever(&ends);
+        tracing::debug!(?ranks, count, "connections to silent ranks are ended");
     }
 }

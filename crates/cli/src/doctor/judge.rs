@@ -15,9 +15,10 @@ type NamedCheck = (&'static str, fn(&Facts) -> Vec<Found>);
 
 /// The findings of every check on a single host.
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
-    let checks: [NamedCheck; 12] = [
+    let checks: [NamedCheck; 13] = [
         ("mpi", mpi),
         ("threads", threads),
+        ("elastic jobs", elastic),
         ("root", root),
         ("slots", slots),
         ("shared memory", shared_memory),
@@ -76,6 +77,10 @@ fn threads(facts: &Facts) -> Vec<Found> {
         return failure(what, "build MPI with threads: the store calls it from its own thread");
     }
     good(what)
+}
+
+fn elastic(facts: &Facts) -> Vec<Found> {
+    if facts.machine.mpirun.is_none() { Vec::new() } else { good(facts.machine.elastic()) }
 }
 
 fn root(facts: &Facts) -> Vec<Found> {
