@@ -341,6 +341,7 @@ fn over_both(config: &Config, job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
     let servers = connect_to_servers(kind, config, &Dmlc { preferred_rank: Some(engine.rank()), ..dmlc.clone() })?;
     if servers.rank() == 0 {
         introduce(&servers.description());
+        crate::status::serve(servers.worker())?;
     }
     timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
     Ok(Box::new(crate::hybrid::Hybrid::new(crate::allreduce::Allreduce::new(engine), servers)?))

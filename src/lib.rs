@@ -51,7 +51,7 @@ mod shares;
 #[cfg(feature = "allreduce")]
 mod slot;
 mod states;
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "ps"))]
 mod status;
 #[cfg(feature = "allreduce")]
 mod sum_rows;

@@ -28,7 +28,7 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, cont
 /// without dropping its store is taken for lost by the others.
 pub struct Servers {
     kind: Kind,
-    worker: Worker,
+    worker: Arc<Worker>,
     calls: Mutex<Calls>,
     compressor: Compressor,
     backlog: Backlog,
@@ -86,7 +86,7 @@ impl Servers {
     pub fn connect(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
         Ok(Servers {
             kind,
-            worker: Worker::join(kind, config, dmlc)?,
+            worker: Arc::new(Worker::join(kind, config, dmlc)?),
             calls: Mutex::default(),
             compressor: Compressor::default(),
             backlog: Backlog::default(),
@@ -108,6 +108,11 @@ impl Servers {
     #[cfg(feature = "mpi")]
     pub(crate) fn on_fault(&self, hook: ringpull_base::OnFault) {
         self.worker.on_fault(hook);
+    }
+
+    /// What talks to the servers.
+    pub(crate) fn worker(&self) -> &Arc<Worker> {
+        &self.worker
     }
 
     fn is_async(&self) -> bool {
@@ -418,6 +423,13 @@ impl Backend for Servers {
     fn traffic(&self) -> (u64, u64, u64) {
         let shared = self.worker.shared();
         [&shared.sent, &shared.received, &shared.control].map(|count| count.load(Ordering::Relaxed)).into()
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        // Somebody may be asking what the job is doing.
+        self.worker.leave();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Answers what the ranks of a job are doing: at a socket in a folder of the user's, for `ringpull top`, and
+//! Answers what the processes of a job are doing: at a socket in a folder of the user's, for `ringpull top`, and
 //! at a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are read-only,
 //! and belong to rank 0.
 
@@ -13,8 +13,8 @@ use std::sync::{Arc, Once, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringpull_allreduce::progress::Engine;
-use ringpull_base::{Result, config, forked, notice, status};
+use ringpull_base::status::JobStatus;
+use ringpull_base::{Error, Result, config, forked, notice, status};
 
 /// How long a client may take for its request, and for each piece of the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -23,24 +23,80 @@ const MOST: usize = 8;
 /// A longer request is refused.
 const LONGEST: usize = 8192;
 
+/// A job, as its rank 0 knows it.
+pub(crate) trait WatchedJob: Send + Sync {
+    /// What its processes are doing. Blocks for a moment.
+    fn status(&self) -> JobStatus;
+    /// The fault by which it has failed.
+    fn fault(&self) -> Option<Error>;
+    /// Whether this process leaves it.
+    fn is_leaving(&self) -> bool;
+    /// Has the file removed when this process leaves it.
+    fn remove_at_end(&self, file: PathBuf);
+    /// Does `work` when this process is rank 0, which the loss of another may make it.
+    fn when_first(&self, work: Box<dyn FnOnce() + Send>);
+}
+
+#[cfg(feature = "mpi")]
+impl WatchedJob for ringpull_allreduce::progress::Engine {
+    fn status(&self) -> JobStatus {
+        self.status()
+    }
+    fn fault(&self) -> Option<Error> {
+        self.first_fault()
+    }
+    fn is_leaving(&self) -> bool {
+        self.is_leaving()
+    }
+    fn remove_at_end(&self, file: PathBuf) {
+        self.remove_at_end(file);
+    }
+    fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
+        self.when_first(work);
+    }
+}
+
+#[cfg(feature = "ps")]
+impl WatchedJob for ringpull_ps::worker::Worker {
+    fn status(&self) -> JobStatus {
+        self.status()
+    }
+    fn fault(&self) -> Option<Error> {
+        self.fault()
+    }
+    fn is_leaving(&self) -> bool {
+        self.is_leaving()
+    }
+    fn remove_at_end(&self, file: PathBuf) {
+        self.remove_at_end(file);
+    }
+    fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
+        if self.job().rank == 0 {
+            work();
+        }
+    }
+}
+
 /// Serves the status of this job as soon as this is rank 0, which may come with the loss of another. If a
 /// socket or a port cannot be had, the job goes on without: that is no reason to end it. An error if
 /// `RINGPULL_METRICS` is no address.
-pub(crate) fn serve(engine: &Arc<Engine>) -> Result<()> {
+pub(crate) fn serve(job: &Arc<impl WatchedJob + 'static>) -> Result<()> {
     static ONCE: Once = Once::new();
     let address = config::metrics()?;
+    let weak: Weak<dyn WatchedJob> = Arc::downgrade(job) as Weak<dyn WatchedJob>;
     ONCE.call_once(|| {
-        let weak = Arc::downgrade(engine);
-        engine.when_first(Box::new(move || weak.upgrade().iter().for_each(|engine| listen(engine, address))));
+        let watched = Weak::clone(&weak);
+        job.when_first(Box::new(move || watched.upgrade().iter().for_each(|job| listen(job, address))));
     });
     Ok(())
 }
 
-fn listen(engine: &Arc<Engine>, address: Option<SocketAddr>) {
+fn listen(job: &Arc<dyn WatchedJob>, address: Option<SocketAddr>) {
+    let weak = Arc::downgrade(job);
     let found = listen_in(&status::folder()).and_then(|(listener, path)| {
-        engine.remove_at_end(path);
+        job.remove_at_end(path);
         forked::close_in_child(listener.as_raw_fd());
-        answer(engine, move || listener.accept().map(|(stream, _)| stream))
+        answer(&weak, move || listener.accept().map(|(stream, _)| stream))
     });
     if let Err(cause) = found {
         tracing::debug!(%cause, "`ringpull top` will not find this job");
@@ -48,7 +104,7 @@ fn listen(engine: &Arc<Engine>, address: Option<SocketAddr>) {
     let Some(address) = address else { return };
     let listening = TcpListener::bind(address).and_then(|listener| {
         forked::close_in_child(listener.as_raw_fd());
-        answer(engine, move || listener.accept().map(|(stream, _)| stream))
+        answer(&weak, move || listener.accept().map(|(stream, _)| stream))
     });
     if let Err(cause) = listening {
         notice(&metrics_warning(address, &cause));
@@ -80,12 +136,12 @@ fn listen_in(folder: &Path) -> io::Result<(UnixListener, PathBuf)> {
 
 /// Answers those who ask on a thread of its own, each on another, so that none keeps a probe waiting.
 fn answer<C: Connection + Send + 'static>(
-    engine: &Arc<Engine>,
+    job: &Weak<dyn WatchedJob>,
     mut accept: impl FnMut() -> io::Result<C> + Send + 'static,
 ) -> io::Result<()> {
-    let engine = Arc::downgrade(engine);
-    let converse = |connection, engine: Weak<Engine>, _place| {
-        if let Err(cause) = converse(connection, &engine) {
+    let job = Weak::clone(job);
+    let converse = |connection, job: Weak<dyn WatchedJob>, _place| {
+        if let Err(cause) = converse(connection, &job) {
             tracing::debug!(%cause, "a request for the status");
         }
     };
@@ -93,12 +149,12 @@ fn answer<C: Connection + Send + 'static>(
         let places = Arc::new(());
         loop {
             match accept() {
-                Ok(_) if engine.strong_count() > 0 && Arc::strong_count(&places) > MOST => {}
-                Ok(connection) if engine.strong_count() > 0 => {
-                    let (engine, place) = (Weak::clone(&engine), Arc::clone(&places));
+                Ok(_) if job.strong_count() > 0 && Arc::strong_count(&places) > MOST => {}
+                Ok(connection) if job.strong_count() > 0 => {
+                    let (job, place) = (Weak::clone(&job), Arc::clone(&places));
                     let name = "ringpull-answer".to_owned();
                     let answering = thread::Builder::new().name(name);
-                    drop(answering.spawn(move || converse(connection, engine, place)));
+                    drop(answering.spawn(move || converse(connection, job, place)));
                 }
                 Ok(_) => return,
                 // Descriptors may be short for a while.
@@ -127,7 +183,7 @@ impl Connection for TcpStream {
 }
 
 /// Reads a request and answers it, which ends the connection.
-fn converse(mut connection: impl Connection, engine: &Weak<Engine>) -> io::Result<()> {
+fn converse(mut connection: impl Connection, job: &Weak<dyn WatchedJob>) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
@@ -148,8 +204,8 @@ fn converse(mut connection: impl Connection, engine: &Weak<Engine>) -> io::Resul
     let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
     let path = path.split('?').next().unwrap_or("");
     connection.limit(PATIENCE)?;
-    let Some(engine) = engine.upgrade() else { return Ok(()) };
-    let Reply { status, kind, text } = reply(method, path, &engine);
+    let Some(job) = job.upgrade() else { return Ok(()) };
+    let Reply { status, kind, text } = reply(method, path, &*job);
     let body = if method == "HEAD" { "" } else { &text };
     write!(
         connection,
@@ -165,22 +221,20 @@ struct Reply {
     text: String,
 }
 
-fn reply(method: &str, path: &str, engine: &Engine) -> Reply {
+fn reply(method: &str, path: &str, job: &dyn WatchedJob) -> Reply {
     const PLAIN: &str = "text/plain; charset=utf-8";
     let plain = |status, text| Reply { status, kind: PLAIN, text };
     if !["GET", "HEAD"].contains(&method) {
         return plain("405 Method Not Allowed", "only GET and HEAD\n".to_owned());
     }
     match path {
-        "/metrics" => Reply {
-            status: "200 OK",
-            kind: "text/plain; version=0.0.4; charset=utf-8",
-            text: engine.status().metrics(),
-        },
-        "/status" => Reply { status: "200 OK", kind: "application/json", text: engine.status().json() },
+        "/metrics" => {
+            Reply { status: "200 OK", kind: "text/plain; version=0.0.4; charset=utf-8", text: job.status().metrics() }
+        }
+        "/status" => Reply { status: "200 OK", kind: "application/json", text: job.status().json() },
         // A late rank is healthy: only a fault is not.
-        "/health" | "/ready" => match engine.first_fault() {
-            None if engine.is_leaving() && path == "/ready" => {
+        "/health" | "/ready" => match job.fault() {
+            None if job.is_leaving() && path == "/ready" => {
                 plain("503 Service Unavailable", "the job is ending\n".to_owned())
             }
             None => plain("200 OK", "ok\n".to_owned()),

@@ -12,7 +12,7 @@ use ringpull_base::{DType, Reduction, Result, Tensor};
 use crate::array::Array;
 use crate::errors::raise;
 use crate::foreign::{Access, Foreign};
-use crate::store::{interruptible, key_of};
+use crate::store::{interruptible, key_of, serve_if_it_is_one};
 
 /// Ranks of a job; `ringpull.Communicator` is what users see of it.
 #[pyclass(frozen, module = "ringpull._native")]
@@ -190,6 +190,7 @@ impl Communicator {
     #[new]
     #[pyo3(signature = (timeout=None))]
     fn new(py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
+        serve_if_it_is_one(py, "dist_sync_mpi")?;
         let made = interruptible(py, || {
             let mut config = Config::from_env()?;
             if let Some(seconds) = timeout {

@@ -139,14 +139,24 @@ fn pull_rows(store: &KvStore, key: &Key, ids: &[i64], out: &Tensor, priority: i3
     Ok(())
 }
 
+/// In a process that is a server, a scheduler or a helper: serves a store of `kind`, and exits, as importing MXNet
+/// does there. What the program has printed is written, and its functions of `atexit` run.
+pub(crate) fn serve_if_it_is_one(py: Python<'_>, kind: &str) -> PyResult<()> {
+    let Some(status) = py.detach(|| serve(kind)).map_err(|error| raise(py, &error))? else { return Ok(()) };
+    // Not `SystemExit`: a program may catch it, and in a thread it ends that thread only.
+    py.import("atexit")?.call_method0("_run_exitfuncs")?;
+    let system = py.import("sys")?;
+    for stream in ["stdout", "stderr"] {
+        system.getattr(stream)?.call_method0("flush")?;
+    }
+    std::process::exit(status)
+}
+
 #[pymethods]
 impl Store {
     #[new]
     fn new(py: Python<'_>, kind: &str) -> PyResult<Self> {
-        // As importing MXNet does in the processes of servers.
-        if let Some(status) = py.detach(|| serve(kind)).map_err(|error| raise(py, &error))? {
-            std::process::exit(status);
-        }
+        serve_if_it_is_one(py, kind)?;
         let created = interruptible(py, || ringpull::create(kind))?;
         let (kind, rank, num_workers) = (created.kind().name(), created.rank(), created.num_workers());
         Ok(Store { kind, rank, num_workers, process: Process::this(), inner: RwLock::new(Some(Arc::new(created))) })

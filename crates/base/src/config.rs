@@ -30,6 +30,13 @@ named! {
     }
 }
 
+impl Role {
+    /// What its processes are called, before their numbers: a worker is a rank.
+    pub fn label(self) -> &'static str {
+        if self == Role::Worker { "rank" } else { self.name() }
+    }
+}
+
 /// The `DMLC_*` variables of a parameter-server job, with ps-lite's meaning.
 #[derive(Debug, Clone)]
 pub struct Dmlc {

@@ -1,21 +1,24 @@
 //! What the ranks of a job are doing: what `ringpull top` shows, a scrape of metrics gets and SIGUSR1 prints.
 //!
-//! Rank 0 asks every rank when somebody wants to know, so a job that nobody watches does nothing for this.
+//! Rank 0 asks every process when somebody wants to know, so a job that nobody watches does nothing for this.
 //! Counters only grow; a watcher that wants rates takes two statuses.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Role;
 use crate::topology::Peer;
+use crate::waits;
 
 /// A job, as its rank 0 sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     /// How many ranks there are, and where: `4 ranks on 1 host, shared memory`.
     pub placement: String,
-    /// The MPI library.
+    /// The MPI library, or `parameter servers`.
     pub library: String,
     /// The first fault, if the job has failed.
     pub fault: Option<String>,
@@ -24,20 +27,24 @@ pub struct JobStatus {
     /// Likewise each helper.
     #[serde(default)]
     pub helpers: Vec<Option<RankStatus>>,
+    /// Likewise each server.
+    #[serde(default)]
+    pub servers: Vec<Option<RankStatus>>,
     /// Whom others wait for, if they do.
     pub late: Option<LateRanks>,
 }
 
-/// What a rank has done since it started, and what it does now.
+/// What a rank, a helper or a server has done since it started, and what it does now.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {
     /// Its rank, host and process.
     pub peer: Peer,
     /// Seconds since it created its first store.
     pub seconds: f64,
-    /// How often it has pushed the key that it has pushed most often.
+    /// How often it has pushed the key that it has pushed most often. Of a server, the rounds of the segment
+    /// that has most.
     pub steps: u64,
-    /// Operations called, but for those of process sets.
+    /// Operations called, but for those of process sets. Of a server, requests that it has taken.
     pub calls: u64,
     /// Seconds in which its program waited in a call of ours, over all of its threads.
     pub waited_s: f64,
@@ -75,6 +82,13 @@ pub struct LateRanks {
 }
 
 impl JobStatus {
+    /// Every process of the job, by role and rank.
+    pub fn processes(&self) -> impl Iterator<Item = (Role, usize, Option<&RankStatus>)> {
+        [(Role::Worker, &self.ranks), (Role::Helper, &self.helpers), (Role::Server, &self.servers)]
+            .into_iter()
+            .flat_map(|(role, all)| all.iter().enumerate().map(move |(rank, status)| (role, rank, status.as_ref())))
+    }
+
     /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
     /// cycle ranks do not announce their calls.
     pub fn find_late(&mut self) {
@@ -126,14 +140,10 @@ impl JobStatus {
 
     /// One line for each rank, then who is late: for a log. The last line is not ended.
     pub fn lines(&self) -> String {
-        let of = |role: &'static str, all: &[Option<RankStatus>]| -> Vec<String> {
-            let line = |(rank, status): (usize, &Option<RankStatus>)| {
-                status.as_ref().map_or_else(|| format!("{role} {rank} does not answer"), RankStatus::line)
-            };
-            all.iter().enumerate().map(line).collect()
+        let line = |(role, rank, status): (Role, usize, Option<&RankStatus>)| {
+            status.map_or_else(|| format!("{} {rank} does not answer", role.label()), RankStatus::line)
         };
-        let all = of("rank", &self.ranks).into_iter().chain(of("helper", &self.helpers));
-        let lines = all.chain(self.late_line()).chain(self.fault.clone());
+        let lines = self.processes().map(line).chain(self.late_line()).chain(self.fault.clone());
         lines.map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
     }
 
@@ -157,11 +167,11 @@ impl JobStatus {
         let mut text = String::new();
         for (name, kind, help, value) in METRICS {
             let _ = writeln!(text, "# HELP ringpull_{name} {help}\n# TYPE ringpull_{name} {kind}");
-            for rank in self.ranks.iter().chain(&self.helpers).flatten() {
-                let Peer { rank: number, is_helper, host, .. } = &rank.peer;
-                let role = if *is_helper { "helper" } else { "rank" };
-                let host = host.replace('\\', "\\\\").replace('"', "\\\"");
-                let _ = writeln!(text, "ringpull_{name}{{{role}=\"{number}\",host=\"{host}\"}} {}", value(rank));
+            for (role, number, status) in self.processes() {
+                let Some(status) = status else { continue };
+                let host = status.peer.host.replace('\\', "\\\\").replace('"', "\\\"");
+                let label = role.label();
+                let _ = writeln!(text, "ringpull_{name}{{{label}=\"{number}\",host=\"{host}\"}} {}", value(status));
             }
         }
         let is_late = |rank: &usize| self.late.as_ref().is_some_and(|late| late.ranks.contains(rank));
@@ -180,11 +190,40 @@ impl JobStatus {
 }
 
 impl RankStatus {
+    /// That of this process, which has been `peer` since then: all that does not depend on the way to the
+    /// peers. Has somebody look where the program is, for the next time.
+    pub fn of_this(peer: Peer, since: Instant) -> Self {
+        /// How old a look at the program may be.
+        const RECENT: Duration = Duration::from_millis(1500);
+        let site = Instant::now().checked_sub(RECENT).and_then(waits::seen).and_then(|place| place.site);
+        if waits::has_looker() {
+            waits::look();
+        }
+        RankStatus {
+            peer,
+            seconds: since.elapsed().as_secs_f64(),
+            steps: 0,
+            calls: 0,
+            waited_s: waits::waited().as_secs_f64(),
+            moving_s: 0.0,
+            sent_bytes: 0,
+            received_bytes: 0,
+            control_messages: 0,
+            memory_bytes: resident_bytes(),
+            doing: None,
+            is_of_set: false,
+            waits_s: waits::longest().map(|wait| wait.as_secs_f64()),
+            site,
+        }
+    }
+
     /// What it does now, in a few words.
     pub fn now(&self) -> String {
         let doing = self.doing.as_deref();
-        if self.peer.is_helper {
-            return if doing.is_some() { "reduces" } else { "has nothing to reduce" }.to_owned();
+        match self.peer.role {
+            Role::Helper => return if doing.is_some() { "reduces" } else { "has nothing to reduce" }.to_owned(),
+            Role::Server => return doing.unwrap_or("has no open round").to_owned(),
+            Role::Worker | Role::Scheduler => {}
         }
         match (self.waits_s, doing) {
             (Some(waits_s), Some(doing)) => format!("waits {waits_s:.1} s for {doing}"),
@@ -194,7 +233,7 @@ impl RankStatus {
     }
 
     fn line(&self) -> String {
-        if self.peer.is_helper {
+        if self.peer.role != Role::Worker {
             return format!("{}: {}", self.peer, self.now());
         }
         let site = self.site.as_ref().filter(|_| self.waits_s.is_some());
@@ -213,8 +252,34 @@ pub fn folder() -> PathBuf {
     )
 }
 
+/// For how long something has been under way, all together.
+#[derive(Debug, Default)]
+pub struct Stopwatch {
+    since: Option<Instant>,
+    before: Duration,
+}
+
+impl Stopwatch {
+    /// Whether anything is under way from now on.
+    pub fn run(&mut self, is_under_way: bool) {
+        match self.since {
+            None if is_under_way => self.since = Some(Instant::now()),
+            Some(since) if !is_under_way => {
+                self.before += since.elapsed();
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// For how long it has been.
+    pub fn elapsed(&self) -> Duration {
+        self.before + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
 /// The resident memory of this process.
-pub fn resident_bytes() -> u64 {
+fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: Option<u64> = statm.split_whitespace().nth(1).and_then(|pages| pages.parse().ok());
     pages.unwrap_or(0) * rustix::param::page_size() as u64
@@ -228,7 +293,7 @@ mod tests {
         let doing = waits_s.map(|_| "push of key w7".to_owned());
         let site = waits_s.is_none().then(|| "train.py:41 in evaluate".to_owned());
         RankStatus {
-            peer: Peer { rank, is_helper: false, host: "h\"1".to_owned(), pid: 10 + rank as u32 },
+            peer: Peer { rank, role: Role::Worker, host: "h\"1".to_owned(), pid: 10 + rank as u32 },
             seconds: 9.0,
             steps: calls / 2,
             calls,
@@ -256,6 +321,7 @@ mod tests {
             fault: None,
             ranks,
             helpers: Vec::new(),
+            servers: Vec::new(),
             late: None,
         }
     }

@@ -2,14 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Role;
+
 /// A process as its peers name it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Its rank; a helper's number among the helpers.
+    /// Its rank among the processes of its role.
     pub rank: usize,
-    /// Whether it is a helper: a rank that only reduces.
-    #[serde(default)]
-    pub is_helper: bool,
+    /// What it is.
+    pub role: Role,
     /// Its host's name.
     pub host: String,
     /// Its process id there.
@@ -17,21 +18,15 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// This process, as `rank`.
-    pub fn this(rank: usize) -> Self {
-        Peer { rank, is_helper: false, host: host_name(), pid: std::process::id() }
-    }
-
-    /// This process, as the `index`-th helper.
-    pub fn helper(index: usize) -> Self {
-        Peer { is_helper: true, ..Peer::this(index) }
+    /// This process, as the one of `role` that has this rank.
+    pub fn this(role: Role, rank: usize) -> Self {
+        Peer { rank, role, host: host_name(), pid: std::process::id() }
     }
 }
 
 impl std::fmt::Display for Peer {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let role = if self.is_helper { "helper" } else { "rank" };
-        write!(out, "{role} {} (pid {} on {})", self.rank, self.pid, self.host)
+        write!(out, "{} {} (pid {} on {})", self.role.label(), self.rank, self.pid, self.host)
     }
 }
 

@@ -31,6 +31,7 @@ pub mod server;
 mod server_loop;
 pub mod shard;
 pub(crate) mod socket;
+mod status;
 pub mod worker;
 mod worker_loop;
 

@@ -10,12 +10,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::config::Role;
+use ringpull_base::status::RankStatus;
 use ringpull_base::{DType, Error, Key, Kind};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x03";
+pub const MAGIC: &[u8; 5] = b"RPPS\x04";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -214,6 +215,18 @@ pub enum ToScheduler {
     Goodbye,
     /// The error that the worker would end with, if it ended now; `None`: none any more.
     Failing(Option<String>),
+    /// What does every node do?
+    Describe {
+        /// The question's number.
+        question: u64,
+    },
+    /// What this node does, as it was asked.
+    Described {
+        /// The number that the scheduler gave.
+        question: u64,
+        /// What it does.
+        status: Box<RankStatus>,
+    },
 }
 
 /// What a job is, once everybody is there.
@@ -293,6 +306,22 @@ pub enum FromScheduler {
     Abort(Error),
     /// The job has ended: the answer to `Goodbye`, and to servers after the last worker's.
     Farewell,
+    /// What do you do?
+    Describe {
+        /// Where the answer belongs.
+        question: u64,
+    },
+    /// What a node does.
+    Described {
+        /// The number that the worker gave.
+        question: u64,
+        /// The node's role.
+        role: Role,
+        /// Its rank in that role.
+        rank: usize,
+        /// What it does.
+        status: Box<RankStatus>,
+    },
 }
 
 /// The header frame of a message.

@@ -65,6 +65,14 @@ impl Operation {
         }
     }
 
+    /// The number of a push, counted from 1 for each key.
+    pub(crate) fn round(&self) -> Option<u64> {
+        match &self.task {
+            Task::Push { round, .. } | Task::PushRows { round, .. } => Some(*round),
+            Task::Init { .. } | Task::Pull { .. } | Task::SetState { .. } => None,
+        }
+    }
+
     /// Whether each segment is answered.
     pub(crate) fn is_answered(&self) -> bool {
         match &self.task {

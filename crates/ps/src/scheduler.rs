@@ -115,6 +115,9 @@ pub struct Scheduler {
     /// When to say next whom the others wait for.
     next_warning: Duration,
     outputs: Vec<(Identity, FromScheduler)>,
+    /// How often somebody has asked what the nodes do, and who asked last, by which number.
+    questions: u64,
+    asker: Option<(Identity, u64)>,
 }
 
 impl Scheduler {
@@ -130,6 +133,8 @@ impl Scheduler {
             came: BTreeMap::new(),
             phase: JobPhase::Running,
             outputs: Vec::new(),
+            questions: 0,
+            asker: None,
         }
     }
 
@@ -195,6 +200,18 @@ impl Scheduler {
                 node.waits = (!missing.is_empty()).then_some((what, missing, since));
             }
             ToScheduler::Failing(why) => self.nodes[index].failing = why,
+            ToScheduler::Describe { question } => {
+                self.questions += 1;
+                self.asker = Some((from.to_vec(), question));
+                let asked = FromScheduler::Describe { question: self.questions };
+                [Role::Worker, Role::Server].into_iter().for_each(|role| self.tell(role, &asked));
+            }
+            ToScheduler::Described { question, status } => {
+                if let Some((asker, number)) = self.asker.as_ref().filter(|_| question == self.questions) {
+                    let answer = FromScheduler::Described { question: *number, role, rank, status };
+                    self.outputs.push((asker.clone(), answer));
+                }
+            }
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];
                 node.left = true;

@@ -89,6 +89,19 @@ impl Server {
         std::mem::take(&mut self.outputs)
     }
 
+    /// The rounds of the segment that has had most.
+    pub(crate) fn rounds(&self) -> u64 {
+        let of = |segment: &ServedSegment| segment.applied.iter().fold(segment.completed, |most, own| most.max(*own));
+        self.segments.values().map(of).max().unwrap_or(0)
+    }
+
+    /// Whom it waits for, if a round is open: `waits for push of key w by rank(s) [1]`.
+    pub(crate) fn awaited(&self) -> Option<String> {
+        let (place, segment) = self.segments.iter().find(|(_, segment)| !segment.rounds.is_empty())?;
+        let (operation, ranks) = segment.missing(self.workers, self.sync, segment.completed + 1);
+        (!ranks.is_empty()).then(|| format!("waits for {operation} of key {} by rank(s) {ranks:?}", place.key))
+    }
+
     fn take(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Result<(), String> {
         match request {
             Request::Init { place, dtype, shape, len_bytes, unit_bytes } => {

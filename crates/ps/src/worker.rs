@@ -1,6 +1,7 @@
 //! A worker's end: calls become commands for the one thread that owns its sockets, `worker_loop`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ringpull_base::config::{self, Config, Dmlc, Role};
+use ringpull_base::status::JobStatus;
 use ringpull_base::{Buffer, DType, Error, Key, Kind, OnFault, Result, TensorMut, TensorRef, waits};
 use ringpull_kernels::optim::{Optimizer, State};
 
@@ -18,6 +20,7 @@ use crate::message::{Job, Want};
 use crate::scheduler::lost_node;
 use crate::shard::Layout;
 use crate::socket::{Bell, Connection, Limits, Target};
+use crate::status::{self, Described};
 use crate::worker_loop::{Patience, WorkerLoop};
 
 /// Where a gradient's bytes stand while they leave.
@@ -88,6 +91,8 @@ pub enum Command {
     Failing(Option<String>),
     /// End with a fault from elsewhere, which every node is told.
     Fail(Error),
+    /// Ask every node what it does.
+    Describe { answers: Sender<Described> },
     /// Say goodbye, or not, and end.
     Close { panicked: bool },
 }
@@ -119,6 +124,8 @@ pub struct Worker {
     bell: Bell,
     shared: Arc<WorkerState>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Removed when this worker leaves.
+    files: Mutex<Vec<PathBuf>>,
 }
 
 impl Worker {
@@ -152,7 +159,7 @@ impl Worker {
             .name("ringpull-ps".to_owned())
             .spawn(move || worker_loop.run())
             .map_err(|cause| Error::io("start", "the thread that talks to the servers", &cause))?;
-        Ok(Worker { job, commands, bell, shared, thread: Mutex::new(Some(thread)) })
+        Ok(Worker { job, commands, bell, shared, thread: Mutex::new(Some(thread)), files: Mutex::default() })
     }
 
     /// What the scheduler has said of the job.
@@ -186,6 +193,24 @@ impl Worker {
                 bell.ring();
             }
         })
+    }
+
+    /// What every node of the job is doing, as far as it answers in time. Blocks, for 300 ms at most.
+    pub fn status(&self) -> JobStatus {
+        let (answers, come) = channel();
+        // After the end of the thread nobody answers.
+        drop(self.submit(Command::Describe { answers }));
+        status::collect(&self.job, self.fault().map(|fault| fault.to_string()), &come)
+    }
+
+    /// Whether this worker leaves the job, or has left it.
+    pub fn is_leaving(&self) -> bool {
+        self.shared.leaving.load(Ordering::Acquire)
+    }
+
+    /// Has the file removed when this worker leaves the job.
+    pub fn remove_at_end(&self, file: PathBuf) {
+        self.files.lock().push(file);
     }
 
     /// Why this worker would end, if it ended now; the scheduler is told, as a worker that just exits says no
@@ -247,7 +272,7 @@ impl Worker {
     fn ended(&self) -> Error {
         let thread = || "the thread for parameter servers".to_owned();
         self.fault().unwrap_or_else(|| {
-            if self.shared.leaving.load(Ordering::Acquire) {
+            if self.is_leaving() {
                 has_left()
             } else {
                 Error::ThreadEnded { thread: thread(), rank: Some(self.job.rank) }
@@ -259,6 +284,7 @@ impl Worker {
     /// that waits is answered first, and later ones are errors.
     pub fn leave(&self) {
         self.shared.leaving.store(true, Ordering::Release);
+        self.files.lock().drain(..).for_each(|file| drop(std::fs::remove_file(file)));
         let closing = self.submit(Command::Close { panicked: std::thread::panicking() });
         if closing.is_ok()
             && let Some(thread) = self.thread.lock().take()

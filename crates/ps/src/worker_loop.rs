@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use ringpull_base::config::Role;
+use ringpull_base::status::{RankStatus, Stopwatch};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Error, Result, notice};
 use ringpull_kernels::optim::Optimizer;
@@ -25,6 +27,7 @@ use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
 use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
+use crate::status::{self, Described, Question};
 use crate::worker::{self, Command, Worker, WorkerState};
 use crate::worker_loop::queue::{Queue, Queued};
 pub use crate::worker_loop::queue::{WINDOW, WINDOW_BYTES};
@@ -80,6 +83,13 @@ pub(super) struct WorkerLoop {
     barriers: Vec<(u64, Sender<Result<()>>)>,
     barrier_count: u64,
     next: u64,
+    started: Instant,
+    /// Operations and barriers called, and the pushes of the key that was pushed most often.
+    calls: u64,
+    steps: u64,
+    /// For how long operations were under way.
+    moving: Stopwatch,
+    question: Option<Question>,
     progress: Instant,
     asked: Option<Instant>,
     /// When a server last reported which workers are missing.
@@ -122,6 +132,11 @@ impl WorkerLoop {
             barriers: Vec::new(),
             barrier_count: 0,
             next: 0,
+            started: Instant::now(),
+            calls: 0,
+            steps: 0,
+            moving: Stopwatch::default(),
+            question: None,
             progress: Instant::now(),
             asked: None,
             claimed: None,
@@ -214,6 +229,15 @@ impl WorkerLoop {
                     self.left.insert(rank, why);
                     self.left_since = Some(Instant::now());
                 }
+                FromScheduler::Describe { question } => {
+                    self.link.send(&ToScheduler::Described { question, status: Box::new(self.describe()) })?;
+                }
+                FromScheduler::Described { question, role, rank, status } => {
+                    if let Some(asked) = self.question.as_ref().filter(|asked| asked.number == question) {
+                        // Whoever asked may have stopped waiting.
+                        drop(asked.answers.send(Described { role, rank, status: *status }));
+                    }
+                }
                 FromScheduler::Welcome(_) | FromScheduler::Alive | FromScheduler::Farewell => {}
             }
         }
@@ -221,8 +245,25 @@ impl WorkerLoop {
         if let Some(cause) = self.link.loss() {
             return Err(self.seen(self.link.lost(&cause)));
         }
+        self.moving.run(!self.operations.is_empty());
         self.look_at_servers()?;
         self.ask_who_is_missing()
+    }
+
+    /// What this worker does.
+    fn describe(&self) -> RankStatus {
+        let barrier = || self.barriers.first().map(|_| "barrier".to_owned());
+        let doing = self.operations.values().next().map(Operation::describe).or_else(barrier);
+        RankStatus {
+            calls: self.calls,
+            steps: self.steps,
+            moving_s: self.moving.elapsed().as_secs_f64(),
+            sent_bytes: self.shared.sent.load(Ordering::Relaxed),
+            received_bytes: self.shared.received.load(Ordering::Relaxed),
+            control_messages: self.shared.control.load(Ordering::Relaxed),
+            doing: doing.map(status::short),
+            ..status::of_this(Role::Worker, &self.job, self.started)
+        }
     }
 
     fn take(&mut self, command: Command) -> Result<()> {
@@ -234,6 +275,8 @@ impl WorkerLoop {
         match command {
             Command::Run { key, layout, priority, task } => {
                 let operation = Operation::new(key, layout, task);
+                self.calls += 1;
+                self.steps = self.steps.max(operation.round().unwrap_or(0));
                 let id = self.number();
                 if self.waiting.is_empty() {
                     self.progress = Instant::now();
@@ -256,6 +299,7 @@ impl WorkerLoop {
                 }
             }
             Command::Barrier { done } => {
+                self.calls += 1;
                 self.barrier_count += 1;
                 self.barriers.push((self.barrier_count, done));
                 self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
@@ -263,6 +307,11 @@ impl WorkerLoop {
             }
             Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
             Command::Fail(fault) => return Err(fault),
+            Command::Describe { answers } => {
+                let number = self.number();
+                self.question = Some(Question { number, answers });
+                self.link.send(&ToScheduler::Describe { question: number })?;
+            }
             Command::Close { panicked } => {
                 self.closing = true;
                 self.servers.iter_mut().for_each(|server| server.queue.leave());
@@ -379,7 +428,11 @@ fn refuse(command: Command, fault: &Error) {
     match command {
         Command::Run { key, layout, task, .. } => Operation::new(key, layout, task).fail(fault),
         Command::Barrier { done } => answer(&done, Err(fault.clone())),
-        Command::SetOptimizer { .. } | Command::Failing(_) | Command::Fail(_) | Command::Close { .. } => {}
+        Command::SetOptimizer { .. }
+        | Command::Failing(_)
+        | Command::Fail(_)
+        | Command::Describe { .. }
+        | Command::Close { .. } => {}
     }
 }
 

@@ -1,6 +1,8 @@
 """Rank 2 is late, and asks meanwhile what the ranks are doing: by `ringpull top`, over HTTP and by SIGUSR1.
 
-    mpirun -n 3 python watched.py COMMAND HOST:PORT 2>FILE
+    mpirun -n 3 python watched.py dist_sync_mpi COMMAND HOST:PORT 2>FILE
+
+With servers it does not ask by SIGUSR1.
 """
 
 import os
@@ -35,7 +37,7 @@ def answered():
     print(f"SIGUSR1 was not answered within {PATIENCE_S} s")
 
 
-def evaluate(command, address):
+def evaluate(kind, command, address):
     begun = time.monotonic()
     for form in "json", "table":
         words = [command, "top", str(os.getpid()), "--format", form]
@@ -49,20 +51,21 @@ def evaluate(command, address):
                 print(f"<{path} {answer.status}>")
         except urllib.error.HTTPError as refused:
             print(f"<{path} {refused.code}>")
-    os.kill(os.getpid(), signal.SIGUSR1)
-    answered()
+    if kind == "dist_sync_mpi":
+        os.kill(os.getpid(), signal.SIGUSR1)
+        answered()
 
 
 def main():
-    command, address = sys.argv[1:]
-    store = ringpull.create("dist_sync_mpi")
+    kind, command, address = sys.argv[1:]
+    store = ringpull.create(kind)
     gradient = numpy.zeros(1000, numpy.float32)
     for key in "first", "second":
         store.init(key, gradient)
     # Enough steps for the sequence of calls to be frozen.
     for step in range(60):
         if step == 50 and store.rank == LATE:
-            evaluate(command, address)
+            evaluate(kind, command, address)
         for key in "first", "second":
             gradient[:] = store.rank + step
             store.pushpull(key, gradient)

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
+use bytemuck::{Pod, Zeroable};
 use parking_lot::Mutex;
 
 use ringpull_base::config::{self, Config, Dmlc, Role};
@@ -40,9 +41,12 @@ pub fn mpi_engine(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Eng
     start(config, eager_bytes)
 }
 
-/// Takes part in the sums of this helper's job until the others are done. Blocks.
+/// Takes part in the sums of this helper's job until the others are done. Blocks. MPI is finalised then, also
+/// if the program has initialised it: the process is to exit.
 pub fn serve(config: &Config, eager_bytes: Option<usize>) -> Result<()> {
-    start(config, eager_bytes)?.serve()
+    start(config, eager_bytes)?.serve()?;
+    crate::transport::mpi::finalise();
+    Ok(())
 }
 
 fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
@@ -87,21 +91,22 @@ fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
 }
 
 fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
-    let (segment_bytes, elastic) = (config.segment_bytes, config.elastic);
+    let (own, elastic) = (Introduction::new(config), config.elastic);
     let limits = StartLimits { warn: config.warn, silence: config.silence() };
     Box::new(move || {
         let mut mpi = Mpi::initialise(eager_bytes, elastic, config::is_helper())?;
         if mpi.is_elastic() {
             let ranks = (0..mpi.size()).collect();
-            return without_the_lost(mpi, ranks, segment_bytes, limits);
+            return without_the_lost(mpi, ranks, own, limits);
         }
-        let helpers = count_helpers(&mut mpi, elastic)?;
+        let ranks = Introduction::of_all(&mut mpi, own)?;
+        Introduction::check(&ranks)?;
+        let helpers = ranks.iter().filter(|rank| rank.is_helper == 1).count();
         if elastic && mpi.rank() == 0 {
             notice(&not_elastic(&mpi));
         }
         let (rank, size) = (mpi.rank(), mpi.size());
-        check_segments(&mut mpi, segment_bytes)?;
-        let is_local = are_equal(&mut mpi, network_id())?;
+        let is_local = Introduction::share_a_network(&ranks);
         let control = if rank == 0 {
             let hub = Hub::listen(is_local)?;
             mpi.broadcast_text(&hub.invitation()?)?;
@@ -132,19 +137,14 @@ fn not_elastic(mpi: &Mpi) -> String {
 
 /// Connects the ranks of a job that goes on without lost ones. `ranks` are their numbers before. A rank that
 /// is lost meanwhile is left out.
-fn without_the_lost(
-    mut mpi: Mpi,
-    mut ranks: Vec<usize>,
-    segment_bytes: usize,
-    limits: StartLimits,
-) -> Result<Connected> {
+fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limits: StartLimits) -> Result<Connected> {
     loop {
         let heritage = mpi.heritage().ok_or_else(|| Error::bug("a job that is not elastic has lost a rank"))?;
-        match meet(&mut mpi, segment_bytes, limits) {
+        match meet(&mut mpi, own, limits) {
             Ok((control, ends)) => {
                 let next = move |cause: &Error| {
                     let (mpi, ranks) = heritage.successor(LEARNING).unwrap_or_else(|| Err(cause.clone()))?;
-                    without_the_lost(mpi, ranks, segment_bytes, limits)
+                    without_the_lost(mpi, ranks, own, limits)
                 };
                 let sever = Arc::new(move |ranks: &[usize]| ends.sever(ranks));
                 let succession = Some(Succession { ranks, next: Box::new(next), sever });
@@ -163,104 +163,111 @@ fn without_the_lost(
     }
 }
 
-/// What a rank sends to the others as it connects.
+/// Where a rank can be reached, and where it is reached already.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Introduction {
+struct Whereabouts {
     /// Rank 0's.
     invitation: String,
     ends: BTreeSet<SocketAddr>,
 }
 
 /// The control star of the present ranks, by messages alone, and what connects them. Blocks; collective.
-fn meet(mpi: &mut Mpi, segment_bytes: usize, limits: StartLimits) -> Result<(Control, Connections)> {
+fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Control, Connections)> {
     /// The longest invitation, and the longest address as it is sent.
     const INVITATION_BYTES: usize = 4096;
     const END_BYTES: usize = 32;
     let (rank, size) = (mpi.rank(), mpi.size());
-    let own = [segment_bytes as u64, network_id(), u64::from(config::is_helper())];
-    let words: Vec<[u64; 3]> = mpi
-        .exchange(bytemuck::cast_slice(&own), 0)?
-        .iter()
-        .map(|bytes| [0, 8, 16].map(|at| bytemuck::pod_read_unaligned(&bytes[at..at + 8])))
-        .collect();
-    if words.iter().any(|words| words[2] == 1) {
-        return Err(elastic_with_helpers());
-    }
-    same_segments(&words.iter().map(|words| words[0]).collect::<Vec<_>>())?;
-    let is_local = words.iter().all(|other| other[1] == words[0][1]);
+    let ranks: Vec<Introduction> =
+        mpi.exchange(bytemuck::bytes_of(&own), 0)?.iter().map(|bytes| bytemuck::pod_read_unaligned(bytes)).collect();
+    Introduction::check(&ranks)?;
+    let is_local = Introduction::share_a_network(&ranks);
     let hub = if rank == 0 { Some(Hub::listen(is_local)?) } else { None };
     let invitation = hub.as_ref().map_or(Ok(String::new()), Hub::invitation)?;
     // Every rank has a connection to every other by now, and few to anybody else.
     let most = 2 * size + 32;
     let ends = Connections::own().into_iter().take(most).collect();
-    let mut own = postcard::to_stdvec(&Introduction { invitation, ends }).expect("plain data");
+    let mut own = postcard::to_stdvec(&Whereabouts { invitation, ends }).expect("plain data");
     own.resize(INVITATION_BYTES + most * END_BYTES, 0);
     let read = |bytes: &Vec<u8>| {
-        let read = postcard::take_from_bytes(bytes).map(|(introduction, _)| introduction);
+        let read = postcard::take_from_bytes(bytes).map(|(found, _)| found);
         read.map_err(|cause| Error::protocol(rank, "another rank", cause.to_string()))
     };
-    let all: Vec<Introduction> = mpi.exchange(&own, 0)?.iter().map(read).collect::<Result<_>>()?;
+    let all: Vec<Whereabouts> = mpi.exchange(&own, 0)?.iter().map(read).collect::<Result<_>>()?;
     let mut meanwhile = || mpi.check_failures();
     let control = match hub {
         Some(hub) => hub.gather(size, limits, &mut meanwhile)?,
         None => star::join(rank, size, &all[0].invitation, limits, &mut meanwhile)?,
     };
-    let ends = all.into_iter().map(|introduction| introduction.ends).collect();
-    Ok((control, Connections::of_ranks(ends, |other| words[other][1] == words[rank][1])))
+    let ends = all.into_iter().map(|one| one.ends).collect();
+    Ok((control, Connections::of_ranks(ends, |other| ranks[other].network == ranks[rank].network)))
 }
 
-/// How many ranks only reduce. An error on every rank if some has to go on without lost ranks. Blocks;
-/// collective.
-fn count_helpers(mpi: &mut Mpi, elastic: bool) -> Result<usize> {
-    let mut counts = [config::is_helper(), elastic].map(u64::from);
-    mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut counts))?;
-    let [helpers, elastic] = counts.map(|count| count as usize);
-    if helpers > 0 && elastic > 0 {
-        return Err(elastic_with_helpers());
+/// What a rank tells the others before they can talk otherwise.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Introduction {
+    segment_bytes: u64,
+    /// 1 if the user has named that length, so that none is chosen.
+    segment_is_fixed: u64,
+    network: u64,
+    /// 1 for a rank that only reduces.
+    is_helper: u64,
+    /// 1 if the job is to go on without lost ranks.
+    is_elastic: u64,
+}
+
+impl Introduction {
+    fn new(config: &Config) -> Self {
+        Introduction {
+            segment_bytes: config.segment_bytes as u64,
+            segment_is_fixed: config.segment_is_fixed.into(),
+            network: network_id(),
+            is_helper: config::is_helper().into(),
+            is_elastic: config.elastic.into(),
+        }
     }
-    if helpers == mpi.size() {
-        return Err(Error::argument(
-            format!("every rank of this job is a helper ({}=helper), and nobody has anything to sum", config::ROLE),
-            format!("start workers beside the helpers: ranks without {}", config::ROLE),
-        ));
+
+    /// Those of all ranks, by one of MPI's own collectives. Blocks; collective.
+    fn of_all(mpi: &mut Mpi, own: Self) -> Result<Vec<Self>> {
+        let mut ranks = vec![Self::zeroed(); mpi.size()];
+        ranks[mpi.rank()] = own;
+        mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut ranks))?;
+        Ok(ranks)
     }
-    Ok(helpers)
-}
 
-fn elastic_with_helpers() -> Error {
-    Error::argument(
-        format!(
-            "a job that goes on without lost ranks (RINGPULL_ELASTIC) cannot have helpers ({}=helper)",
-            config::ROLE
-        ),
-        "start it without helpers, or unset RINGPULL_ELASTIC",
-    )
-}
-
-/// Whether every rank gives the same. Blocks; collective.
-fn are_equal(mpi: &mut Mpi, own: u64) -> Result<bool> {
-    let mut all = vec![0u64; mpi.size()];
-    all[mpi.rank()] = own;
-    mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut all))?;
-    Ok(all.iter().all(|other| *other == own))
-}
-
-/// The same error on every rank unless all have segments of one length: no rank is to get a message longer
-/// than what its library has prepared for. Blocks; collective.
-fn check_segments(mpi: &mut Mpi, segment_bytes: usize) -> Result<()> {
-    let mut lens = vec![0u64; mpi.size()];
-    lens[mpi.rank()] = segment_bytes as u64;
-    mpi.native_allreduce(DType::I64, bytemuck::cast_slice_mut(&mut lens))?;
-    same_segments(&lens)
-}
-
-fn same_segments(lens: &[u64]) -> Result<()> {
-    match lens.iter().position(|len| *len != lens[0]) {
-        None => Ok(()),
-        Some(other) => Err(Error::job_mismatch(
-            format!("segments differ: rank 0 has {} bytes, rank {other} has {}", lens[0], lens[other]),
+    /// The same error on every rank unless they can work together. Segments have one length, as no rank is to
+    /// get a message longer than what its library has prepared for.
+    fn check(ranks: &[Self]) -> Result<()> {
+        let helpers = ranks.iter().filter(|rank| rank.is_helper == 1).count();
+        if helpers > 0 && ranks.iter().any(|rank| rank.is_elastic == 1) {
+            return Err(Error::argument(
+                format!(
+                    "a job that goes on without lost ranks (RINGPULL_ELASTIC) cannot have helpers ({}=helper)",
+                    config::ROLE
+                ),
+                "start it without helpers, or unset RINGPULL_ELASTIC",
+            ));
+        }
+        if helpers == ranks.len() {
+            return Err(Error::argument(
+                format!("every rank of this job is a helper ({}=helper), and nobody has anything to sum", config::ROLE),
+                format!("start workers beside the helpers: ranks without {}", config::ROLE),
+            ));
+        }
+        let segment = |rank: &Self| (rank.segment_bytes, rank.segment_is_fixed);
+        let Some(other) = ranks.iter().position(|rank| segment(rank) != segment(&ranks[0])) else { return Ok(()) };
+        let words = |rank: &Self| {
+            let limit = if rank.segment_is_fixed == 1 { "" } else { "up to " };
+            format!("{limit}{} bytes", rank.segment_bytes)
+        };
+        Err(Error::job_mismatch(
+            format!("segments differ: rank 0 has {}, rank {other} has {}", words(&ranks[0]), words(&ranks[other])),
             "give every rank the same RINGPULL_SEGMENT, or the same Config",
-        )),
+        ))
+    }
+
+    fn share_a_network(ranks: &[Self]) -> bool {
+        ranks.iter().all(|rank| rank.network == ranks[0].network)
     }
 }
 

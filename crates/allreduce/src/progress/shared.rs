@@ -8,7 +8,7 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
-use ringpull_base::config::Config;
+use ringpull_base::config::{Config, Role};
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, OnFault, Result, Waiter};
 
@@ -266,7 +266,11 @@ impl Shared {
 
     /// This process, as others name it.
     pub(super) fn peer(&self) -> Peer {
-        if self.is_helper() { Peer::helper(self.rank - self.size) } else { Peer::this(self.rank) }
+        if self.is_helper() {
+            Peer::this(Role::Helper, self.rank - self.size)
+        } else {
+            Peer::this(Role::Worker, self.rank)
+        }
     }
 
     /// On rank 0: asks all helpers to take part in a sum.

@@ -5,8 +5,7 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use ringpull_base::status::{JobStatus, LateRanks, RankStatus, resident_bytes};
-use ringpull_base::waits;
+use ringpull_base::status::{JobStatus, LateRanks, RankStatus};
 
 use crate::progress::answers::Come;
 use crate::progress::messages::ControlMessage;
@@ -14,8 +13,6 @@ use crate::progress::shared::Shared;
 
 /// How long rank 0 waits for answers.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// How old a look at the program may be.
-const RECENT: Duration = Duration::from_millis(1500);
 
 /// On rank 0: the answers of all ranks, those that come in time. Blocks.
 pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
@@ -41,7 +38,7 @@ pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
     let (mut ranks, late) = (std::mem::take(&mut come.ranks), come.late.take());
     let helpers = ranks.split_off(shared.size);
     let (placement, library) = (shared.placement.clone(), shared.library.clone());
-    let mut status = JobStatus { placement, library, fault, ranks, helpers, late };
+    let mut status = JobStatus { placement, library, fault, ranks, helpers, servers: Vec::new(), late };
     status.find_late();
     status
 }
@@ -66,31 +63,21 @@ pub(super) fn heading(rank: usize) -> String {
 
 /// Answers rank 0, and has somebody look where the program is, for the next time.
 pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) {
-    let recent = Instant::now().checked_sub(RECENT);
-    let site = recent.and_then(waits::seen).and_then(|place| place.site);
-    if waits::has_looker() {
-        waits::look();
-    }
     let (calls, steps) = {
         let calls = shared.calls.lock();
         (calls.made_of_all(), calls.steps())
     };
     let moving_s = shared.running.lock().moving().as_secs_f64();
     let status = RankStatus {
-        peer: shared.peer(),
-        seconds: shared.started.elapsed().as_secs_f64(),
         steps,
         calls,
-        waited_s: waits::waited().as_secs_f64(),
         moving_s,
         sent_bytes: shared.sent_bytes.load(Ordering::Relaxed),
         received_bytes: shared.received_bytes.load(Ordering::Relaxed),
         control_messages: shared.control_messages.load(Ordering::Relaxed),
-        memory_bytes: resident_bytes(),
         doing: shared.doing(),
         is_of_set: shared.is_at_a_set(),
-        waits_s: waits::longest().map(|wait| wait.as_secs_f64()),
-        site,
+        ..RankStatus::of_this(shared.peer(), shared.started)
     };
     if shared.rank == 0 {
         shared.answers.come.lock().late = late;

@@ -1,6 +1,8 @@
 //! What the comm thread is at, and for how long it has been at something.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use ringpull_base::status::Stopwatch;
 
 use crate::progress::messages::Topic;
 
@@ -8,10 +10,7 @@ use crate::progress::messages::Topic;
 #[derive(Default)]
 pub(super) struct UnderWay {
     operations: Vec<(u32, Topic)>,
-    /// Since when there has been one.
-    since: Option<Instant>,
-    /// For how long there was one before.
-    before: Duration,
+    time: Stopwatch,
 }
 
 impl UnderWay {
@@ -24,18 +23,14 @@ impl UnderWay {
     }
 
     pub(super) fn begin(&mut self, number: u32, topic: Topic) {
-        self.since.get_or_insert_with(Instant::now);
         self.operations.push((number, topic));
+        self.time.run(true);
     }
 
     pub(super) fn replace(&mut self, operations: impl Iterator<Item = (u32, Topic)>) {
         self.operations.clear();
         self.operations.extend(operations);
-        if self.operations.is_empty()
-            && let Some(since) = self.since.take()
-        {
-            self.before += since.elapsed();
-        }
+        self.time.run(!self.operations.is_empty());
     }
 
     pub(super) fn clear(&mut self) {
@@ -44,7 +39,7 @@ impl UnderWay {
 
     /// For how long there has been an operation, all together.
     pub(super) fn moving(&self) -> Duration {
-        self.before + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+        self.time.elapsed()
     }
 }
 

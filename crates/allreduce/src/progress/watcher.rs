@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use ringpull_base::config::{Config, DEADLOCK, NEVER, Role};
+use ringpull_base::config::{Config, DEADLOCK, NEVER};
 use ringpull_base::status::LateRanks;
 use ringpull_base::timeline::clock::Offset;
 use ringpull_base::topology::Peer;
@@ -134,8 +134,7 @@ impl Watcher {
             let peer = shared.peer();
             shared.tell_everyone(&ControlMessage::Here(peer.clone()));
             if timeline::is_on() {
-                let role = if peer.is_helper { Role::Helper } else { Role::Worker };
-                timeline::introduce(role, peer.rank, shared.size);
+                timeline::introduce(peer.role, peer.rank, shared.size);
                 if shared.rank > 0 {
                     shared.tell(0, &ControlMessage::Asked(timeline::clock_ns()));
                 }

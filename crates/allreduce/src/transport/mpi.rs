@@ -84,6 +84,19 @@ pub(super) struct InFlight {
     pub(super) due: Option<(usize, Stamp, usize)>,
 }
 
+/// Finalises MPI unless that is done. To be called on the thread that initialised it, when nothing of MPI is used
+/// any more; peers that never come are waited for.
+pub(crate) fn finalise() {
+    let mut flag: c_int = 0;
+    // SAFETY: the first may be called at any time; the second follows on the thread that initialised, once.
+    unsafe {
+        ffi::MPI_Finalized(&raw mut flag);
+        if flag == 0 {
+            ffi::MPI_Finalize();
+        }
+    }
+}
+
 impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
     /// ranks, in which helpers come last. Messages of up to `eager_bytes` must be sent without asking, the
@@ -200,18 +213,7 @@ impl Mpi {
     /// What finalises MPI if `initialise` initialised it. To be called on the same thread; peers that never
     /// come are waited for.
     pub fn finaliser(&self) -> Box<dyn FnOnce()> {
-        let initialised_here = self.initialised_here;
-        Box::new(move || {
-            let mut flag: c_int = 0;
-            // SAFETY: the first may be called at any time; the second follows on the thread that initialised,
-            // once.
-            unsafe {
-                ffi::MPI_Finalized(&raw mut flag);
-                if flag == 0 && initialised_here {
-                    ffi::MPI_Finalize();
-                }
-            }
-        })
+        if self.initialised_here { Box::new(finalise) } else { Box::new(|| ()) }
     }
 
     fn post(&mut self, flight: InFlight, request: ffi::MPI_Request) {

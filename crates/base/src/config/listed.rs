@@ -155,7 +155,7 @@ pub const VARIABLES: [Variable; 42] = [
     variable(
         "RINGPULL_METRICS",
         "",
-        "a port, or ADDRESS:PORT, at which rank 0 of `dist_sync_mpi` serves `/metrics` (Prometheus), `/status`, \
+        "a port, or ADDRESS:PORT, at which rank 0 of a job serves `/metrics` (Prometheus), `/status`, \
          `/health` and `/ready`, all read-only. Unset: nothing is served. A port without an address is opened \
          at 127.0.0.1 only",
     ),

@@ -1,4 +1,4 @@
-//! `ringpull top`: what the ranks of a running job are doing, asked of its rank 0.
+//! `ringpull top`: what the processes of a running job are doing, asked of its rank 0.
 
 use std::io::{IsTerminal, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use rustix::process::Pid;
 
+use ringpull_base::config::Role;
 use ringpull_base::status::{self, JobStatus, RankStatus};
 use ringpull_base::{Error, Result};
 
@@ -121,14 +122,18 @@ fn find(job: Option<&str>) -> Result<Vec<SeenJob>> {
     if let Some(pid) = pid {
         found.retain(|(place, status)| {
             let is_rank_0s = matches!(place, Place::Socket(path) if path.ends_with(pid.to_string()));
-            is_rank_0s || status.ranks.iter().flatten().any(|rank| rank.peer.pid == pid && rank.peer.host == host)
+            is_rank_0s
+                || status
+                    .processes()
+                    .filter_map(|(_, _, process)| process)
+                    .any(|process| process.peer.pid == pid && process.peer.host == host)
         });
     }
     found.sort_by_key(|(place, _)| if let Place::Socket(path) = place { path.clone() } else { PathBuf::new() });
     if found.is_empty() {
         let what = pid.map_or_else(
-            || "no job of dist_sync_mpi has its rank 0 on this host under this user".to_owned(),
-            |pid| format!("process {pid} belongs to no job of dist_sync_mpi with rank 0 on this host"),
+            || "no job has its rank 0 on this host under this user".to_owned(),
+            |pid| format!("process {pid} belongs to no job with rank 0 on this host"),
         );
         return Err(Error::argument(
             what,
@@ -171,7 +176,7 @@ fn converse(mut stream: impl Read + Write) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// The step of the process, if it is rank 0 of a job of `dist_sync_mpi` on this machine.
+/// The step of the process, if it is rank 0 of a job on this machine.
 pub(crate) fn step_of(pid: Pid) -> Option<u64> {
     let socket = status::folder().join(pid.as_raw_nonzero().to_string());
     let status = ask(&Place::Socket(socket)).ok()?;
@@ -183,22 +188,23 @@ fn page(status: &JobStatus, before: Option<&JobStatus>) -> String {
     let first = status.ranks.first().and_then(Option::as_ref);
     let pid = first.map_or_else(String::new, |rank| format!(", rank 0 is process {}", rank.peer.pid));
     let heading = format!("{}, {}{pid}", status.placement, status.library);
-    let rows: Vec<RankRow> =
-        (0..status.ranks.len() + status.helpers.len()).map(|rank| RankRow::new(rank, status, before)).collect();
-    let late = |rank: &usize| status.late.as_ref().is_some_and(|late| late.ranks.contains(rank));
-    let mut shown: Vec<&RankRow> = rows.iter().collect();
+    let rows: Vec<ProcessRow> = status.processes().map(|process| ProcessRow::new(process, before)).collect();
+    let late = |row: &ProcessRow| {
+        row.role == Role::Worker && status.late.as_ref().is_some_and(|late| late.ranks.contains(&row.rank))
+    };
+    let mut shown: Vec<&ProcessRow> = rows.iter().collect();
     if shown.len() > SHOWN {
         // Those that do not answer, are late, or wait least come first.
         shown.sort_by(|a, b| {
-            let key = |row: &RankRow| (row.rates.is_some(), !late(&row.rank));
-            let waits = |row: &RankRow| row.rates.as_ref().map_or(0.0, |rates| rates.waiting);
+            let key = |row: &ProcessRow| (row.now.is_some(), !late(row));
+            let waits = |row: &ProcessRow| row.now.as_ref().map_or(0.0, |(_, rates)| rates.waiting);
             key(a).cmp(&key(b)).then(waits(a).total_cmp(&waits(b)))
         });
         shown.truncate(SHOWN);
-        shown.sort_by_key(|row| row.rank);
+        shown.sort_by_key(|row| (row.role != Role::Worker, row.rank));
     }
     let head = ["rank", "host", "now", "step", "steps/s", "computing", "waiting", "moving", "sent/s", "memory"];
-    let cells = shown.iter().map(|row| row.cells(status)).collect();
+    let cells = shown.iter().map(|row| row.cells()).collect();
     let more = rows.len() - shown.len();
     let more = (more > 0).then(|| format!("and {more} more ranks, which wait longest"));
     let late = status.late_line().map(|line| format!("late: {line}"));
@@ -207,15 +213,11 @@ fn page(status: &JobStatus, before: Option<&JobStatus>) -> String {
     lines.into_iter().flatten().map(|line| line + "\n").collect()
 }
 
-/// The answer of a rank, or of a helper, which follow the ranks.
-fn process(status: &JobStatus, at: usize) -> Option<&RankStatus> {
-    status.ranks.iter().chain(&status.helpers).nth(at)?.as_ref()
-}
-
-/// A rank's line.
-struct RankRow {
+/// The line of a process.
+struct ProcessRow {
+    role: Role,
     rank: usize,
-    rates: Option<Rates>,
+    now: Option<(RankStatus, Rates)>,
 }
 
 struct Rates {
@@ -225,42 +227,47 @@ struct Rates {
     sent_per_s: f64,
 }
 
-impl RankRow {
-    fn new(rank: usize, status: &JobStatus, before: Option<&JobStatus>) -> Self {
-        let of = |status: &JobStatus| -> Option<RankStatus> { process(status, rank).cloned() };
-        let rates = of(status).map(|now| {
+impl ProcessRow {
+    fn new((role, rank, now): (Role, usize, Option<&RankStatus>), before: Option<&JobStatus>) -> Self {
+        let of_now = now.map(|now| {
             // Without an earlier look: since the job began.
-            let then = before.and_then(of).filter(|then| then.peer == now.peer);
-            let since = |value: fn(&RankStatus) -> f64| value(&now) - then.as_ref().map_or(0.0, value);
+            let then = before
+                .into_iter()
+                .flat_map(JobStatus::processes)
+                .find_map(|(_, _, then)| then.filter(|then| then.peer == now.peer));
+            let since = |value: fn(&RankStatus) -> f64| value(now) - then.map_or(0.0, value);
             let seconds = since(|rank| rank.seconds).max(1e-3);
-            Rates {
+            let rates = Rates {
                 steps_per_s: since(|rank| rank.steps as f64) / seconds,
                 waiting: (since(|rank| rank.waited_s) / seconds).clamp(0.0, 1.0),
                 moving: (since(|rank| rank.moving_s) / seconds).clamp(0.0, 1.0),
                 sent_per_s: since(|rank| rank.sent_bytes as f64) / seconds,
-            }
+            };
+            (now.clone(), rates)
         });
-        RankRow { rank, rates }
+        ProcessRow { role, rank, now: of_now }
     }
 
-    fn cells(&self, status: &JobStatus) -> Vec<String> {
-        let helper = self.rank.checked_sub(status.ranks.len());
-        let name = helper.map_or_else(|| self.rank.to_string(), |helper| format!("helper {helper}"));
-        let (Some(now), Some(rates)) = (process(status, self.rank), &self.rates) else {
+    fn cells(&self) -> Vec<String> {
+        let name =
+            if self.role == Role::Worker { self.rank.to_string() } else { format!("{} {}", self.role, self.rank) };
+        let Some((now, rates)) = &self.now else {
             let mut cells = vec![name, String::new(), "does not answer".to_owned()];
             cells.resize(10, String::new());
             return cells;
         };
         let percent = |part: f64| format!("{:.0} %", 100.0 * part);
+        // A server runs no program that computes or waits.
+        let of_program = |part: f64| if self.role == Role::Server { String::new() } else { percent(part) };
         vec![
             name,
             now.peer.host.clone(),
             now.now(),
             now.steps.to_string(),
             format!("{:.1}", rates.steps_per_s),
-            percent(1.0 - rates.waiting),
-            percent(rates.waiting),
-            percent(rates.moving),
+            of_program(1.0 - rates.waiting),
+            of_program(rates.waiting),
+            of_program(rates.moving),
             format_size(rates.sent_per_s),
             format_size(now.memory_bytes as f64),
         ]
@@ -276,7 +283,7 @@ mod tests {
 
     fn rank(rank: usize, steps: u64, waited_s: f64) -> RankStatus {
         RankStatus {
-            peer: Peer { rank, is_helper: false, host: "h1".to_owned(), pid: 7 },
+            peer: Peer { rank, role: Role::Worker, host: "h1".to_owned(), pid: 7 },
             seconds: 10.0 * steps as f64,
             steps,
             calls: steps,
@@ -300,6 +307,7 @@ mod tests {
             fault: None,
             ranks,
             helpers: Vec::new(),
+            servers: Vec::new(),
             late: None,
         }
     }

@@ -1,0 +1,67 @@
+//! What the nodes of a job are doing, when a worker's process is asked: the worker asks the scheduler, which
+//! asks every node and passes the answers on. While nobody asks nothing is sent.
+
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use ringpull_base::config::Role;
+use ringpull_base::status::{JobStatus, RankStatus};
+use ringpull_base::topology::Peer;
+
+use crate::message::Job;
+
+/// How long a worker waits for answers.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// Longer texts are cut: the scheduler takes short messages only.
+const LONGEST: usize = 300;
+
+/// What one node does.
+pub struct Described {
+    /// Its role.
+    pub(crate) role: Role,
+    /// Its rank in that role.
+    pub(crate) rank: usize,
+    /// Its answer.
+    pub(crate) status: RankStatus,
+}
+
+/// A worker's question that is not answered by all.
+pub(crate) struct Question {
+    pub(crate) number: u64,
+    pub(crate) answers: Sender<Described>,
+}
+
+/// The status of `job`, from the answers that come in time, and who is late. Blocks, for 300 ms at most.
+pub(crate) fn collect(job: &Job, fault: Option<String>, answers: &Receiver<Described>) -> JobStatus {
+    let mut status = JobStatus {
+        placement: job.description(),
+        library: "parameter servers".to_owned(),
+        fault,
+        ranks: vec![None; job.workers.len()],
+        helpers: Vec::new(),
+        servers: vec![None; job.servers.len()],
+        late: None,
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while status.processes().any(|(_, _, answer)| answer.is_none())
+        && let Ok(answer) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+    {
+        let of_role = if answer.role == Role::Server { &mut status.servers } else { &mut status.ranks };
+        if let Some(place) = of_role.get_mut(answer.rank) {
+            *place = Some(answer.status);
+        }
+    }
+    status.find_late();
+    status
+}
+
+/// That of this process, a node of `job`, as far as it is the same for every role.
+pub(crate) fn of_this(role: Role, job: &Job, since: Instant) -> RankStatus {
+    let mut status = RankStatus::of_this(Peer::this(role, job.rank), since);
+    status.site = status.site.map(short);
+    status
+}
+
+pub(crate) fn short(text: String) -> String {
+    if text.len() > LONGEST { text.chars().take(LONGEST).chain("...".chars()).collect() } else { text }
+}
