@@ -43,13 +43,30 @@ impl Job {
         self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
     }
 
-    /// The same with helpers that take part in every sum: with this model only bytes count.
+    /// The same with helpers that take part in every sum.
     pub(crate) fn run_with_helpers(&self, helpers: usize) -> Option<String> {
+        self.run_by_model(&[], helpers)
+    }
+
+    /// The same on links at which the ranks send and receive at these rates, and which every plan goes by.
+    pub(crate) fn run_on_links(&self, rates: &[(f64, f64)]) -> Option<String> {
+        self.run_by_model(rates, 0)
+    }
+
+    /// By a model with which only bytes count.
+    fn run_by_model(&self, rates: &[(f64, f64)], helpers: usize) -> Option<String> {
+        let rate = |(sends, receives): &(f64, f64)| format!(r#"{{"sends": {sends}, "receives": {receives}}}"#);
+        let rates: Vec<String> = rates.iter().map(rate).collect();
         let folder = tempfile::tempdir().unwrap();
         let model = folder.path().join("model.json");
-        let numbers = r#"{"model": {"latency_us": 0.0, "message_us": 1e-9, "shared_message_us": 0.0,
-            "shared_us_per_byte": 0.0, "short_bytes_per_us": 1e-3, "short_bytes": 0.0, "long_bytes_per_us": 1e-3,
-            "fan_factor": 1.0, "sum_bytes_per_us": 1e9}, "racks": [0, 0], "rates": [], "library": "any", "ranks": 1}"#;
+        let numbers = r#""latency_us": 0.0, "message_us": 1e-9, "shared_message_us": 0.0, "shared_us_per_byte": 0.0,
+            "short_bytes_per_us": 1e-3, "short_bytes": 0.0, "long_bytes_per_us": 1e-3, "fan_factor": 1.0,
+            "sum_bytes_per_us": 1e9"#;
+        let numbers = format!(
+            r#"{{"model": {{{numbers}}}, "racks": [0, {}], "rates": [{}], "library": "any", "ranks": 1}}"#,
+            rates.len(),
+            rates.join(", ")
+        );
         std::fs::write(&model, numbers).unwrap();
         let count = helpers.to_string();
         self.run_with(&[

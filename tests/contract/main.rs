@@ -88,6 +88,16 @@ fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
 }
 
 #[test]
+fn dist_sync_mpi_keeps_every_promise_on_links_that_are_not_alike() {
+    let rates = [(1e-3, 2e-3), (2e-3, 2e-3), (3e-3, 1e-3), (2e-3, 4e-3), (2e-3, 2e-3)];
+    for workers in [3, 5] {
+        for group in ["strings", "integers", "compressed", "sharded"] {
+            Job { kind: "dist_sync_mpi", workers, group }.run_on_links(&rates[..workers]);
+        }
+    }
+}
+
+#[test]
 fn every_kind_keeps_the_promises_of_optimizers_with_states_divided_over_the_ranks() {
     for workers in 1..5 {
         Job { kind: "dist_sync_mpi", workers, group: "sharded" }.run();

@@ -117,10 +117,11 @@ pub(crate) fn mode_bound_s<'a>(mode: Mode, workers: usize, bytes: f64, links: im
     {
         let of_worker = |worker: usize| {
             let (sends, receives) = links.of(worker);
-            sends.min(receives)
+            ringpull_plan::LinkRates { sends, receives }
         };
-        let rates: Vec<f64> = (0..workers).map(of_worker).chain(vec![links.bytes_per_s; helpers]).collect();
-        let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
+        let of_helpers = vec![ringpull_plan::LinkRates::both(links.bytes_per_s); helpers];
+        let rates: Vec<_> = (0..workers).map(of_worker).chain(of_helpers).collect();
+        let slowest = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
         if let Some(trees) = ringpull_plan::Links::with_helpers(&rates, helpers) {
             return bytes * trees.least_time() / slowest;
         }

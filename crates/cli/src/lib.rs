@@ -48,6 +48,7 @@ mod quiet;
 mod ranks;
 mod record;
 mod rehearse;
+mod replay;
 mod rounds;
 mod size;
 mod statistics;

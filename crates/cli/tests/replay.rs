@@ -129,6 +129,38 @@ fn ranks_replay_a_model_and_their_timelines_account_for_its_steps() {
 }
 
 #[test]
+fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, recording) = (model(folder.path()), folder.path().join("run"));
+    let mut record = Command::new(BINARY);
+    record.args(["launch", "-n", "2", "-s", "1", "--env"]).arg(format!("RINGPULL_RECORD={}", recording.display()));
+    record.arg("--").arg(BINARY).args(bench(&model, &["--kv-store", "dist_sync"]));
+    output(&mut record);
+    for (kind, workers, servers) in [("dist_sync", "2", "1"), ("dist_async", "3", "1"), ("local", "1", "0")] {
+        let mut replay = Command::new(BINARY);
+        replay.args(["launch", "-n", workers, "-s", servers, "--", BINARY, "replay"]).arg(&recording);
+        let text = output(replay.args(["--kv-store", kind, "--format", "json"]));
+        let replayed: Value = serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause}: {text}"));
+        let of = |job: &str, field: &str| replayed[job][field].clone();
+        assert_eq!((of("recorded", "mode"), of("recorded", "ranks")), ("dist_sync".into(), 2.into()));
+        assert_eq!((of("replayed", "mode"), of("replayed", "ranks").to_string()), (kind.into(), workers.to_owned()));
+        assert_eq!((&replayed["keys"], &replayed["verified"]), (&4.into(), &true.into()));
+        assert_eq!(replayed["bytes"], 4 * (144 + 16 + 20_000 + 1000));
+        for job in ["recorded", "replayed"] {
+            let [step_s, compute_s, exposed_s] =
+                ["step_s", "compute_s", "exposed_s"].map(|field| of(job, field).as_f64().unwrap());
+            // What the job computed by the clock, and no more than its step.
+            assert!(compute_s > 0.01 && step_s >= compute_s, "{text}");
+            assert!((step_s - compute_s - exposed_s).abs() < 1e-9, "{text}");
+        }
+    }
+    let mut replay = Command::new(BINARY);
+    let none = replay.args(["replay", "--kv-store", "local"]).arg(folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(none.status.code() == Some(1) && said.contains("RINGPULL_RECORD"), "{said}");
+}
+
+#[test]
 fn workers_with_servers_replay_a_model_too() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(folder.path());

@@ -146,8 +146,13 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LinkRates;
 
     const SEGMENTS: Segments = Segments { most_bytes: 256 << 10, is_fixed: false };
+
+    fn even(rates: &[f64]) -> Vec<LinkRates> {
+        rates.iter().copied().map(LinkRates::both).collect()
+    }
 
     fn chosen(model: &Model, len_bytes: usize, size: usize) -> Algorithm {
         choose(model, len_bytes, size, SEGMENTS).algorithm
@@ -188,13 +193,13 @@ mod tests {
     #[test]
     fn links_that_are_not_alike_have_weighted_parts_where_bytes_count() {
         let of = |rates: &[f64], len| {
-            let links = Links::of(rates);
+            let links = Links::of(&even(rates));
             let plan = |links| auto((&Model::default(), links), (0, rates.len()), (len, 4), SEGMENTS);
             plan(links.as_ref()) != plan(None)
         };
         let one_slow = [1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0];
         assert_eq!([of(&one_slow, 100), of(&one_slow, 25_000_000), of(&[1.0; 8], 25_000_000)], [false, true, false]);
-        let links = Links::of(&one_slow).unwrap();
+        let links = Links::of(&even(&one_slow)).unwrap();
         let bound_us = 1e8 / Model::default().long_bytes_per_us;
         let weighted = choose_weighted(&Model::default(), &links, 100_000_000, SEGMENTS);
         assert!((1.0..1.25).contains(&(weighted.time_us / bound_us)), "{weighted:?} of {bound_us}");
@@ -206,7 +211,7 @@ mod tests {
     #[test]
     fn helpers_take_part_where_bytes_count_and_have_an_empty_plan_elsewhere() {
         for (workers, helpers) in [(3, 2), (8, 4), (8, 8), (4, 8)] {
-            let links = Links::with_helpers(&vec![1.0; workers + helpers], helpers);
+            let links = Links::with_helpers(&even(&vec![1.0; workers + helpers]), helpers);
             // What ranks that share cores take would speak against it.
             let busy = Model { shared_message_us: 10.0, shared_us_per_byte: 0.01, ..Model::default() };
             for (len, is_helped) in [(0, false), (100, false), (25_000_000, true)] {

@@ -79,7 +79,7 @@ pub use plan::{Move, Plan, Then};
 pub use ringpull_base::Algorithm;
 pub use rows::{Owners, RowWay, choose_rows};
 pub use schedule::{Action, Lane, Message, Schedule};
-pub use weighted::Links;
+pub use weighted::{LinkRates, Links};
 
 /// Allgathers of at most this many elements per rank on average (64 KiB of f32) are circulant: fewer messages
 /// in a row. Longer ones are rings: a part much longer than the others passes each link once, and all links
@@ -194,6 +194,15 @@ pub fn exchange(rank: usize, other: usize, len: usize) -> Plan {
     plan.send(other, own..own + 1);
     plan.recv(other, theirs..theirs + 1, Then::Copy);
     plan
+}
+
+/// The same as two plans that run at once: of what `rank` sends, and of what it receives.
+pub fn exchange_by_direction(rank: usize, other: usize, len: usize) -> (Plan, Plan) {
+    let mut out = exchange(rank, other, len);
+    let mut into = out.clone();
+    out.moves.retain(|step| matches!(step, Move::Send { .. }));
+    into.moves.retain(|step| matches!(step, Move::Recv { .. }));
+    (out, into)
 }
 
 /// The plan of `rank` that gives every rank all parts, of which rank `r` brings part `r`. Parts may differ in

@@ -197,7 +197,7 @@ impl Model {
             link_bytes,
             way_bytes: link_bytes,
             all_bytes: shape.all_sent * bytes,
-            added: links.carried().into_iter().fold(0.0, f64::max) * bytes,
+            added: links.carried().iter().map(|carried| carried.receives).fold(0.0, f64::max) * bytes,
             fan: if shape.most_neighbours > FEW { self.fan_factor } else { 1.0 },
         })
     }

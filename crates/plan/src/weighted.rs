@@ -1,26 +1,29 @@
 //! Links that are not equally fast: trees in which each rank has as many neighbours as its link can carry.
 //!
 //! A buffer of `S` bytes that goes up a tree of the ranks and down again passes each edge once in each
-//! direction: contributions are added on their way to the root, and the sum returns. A rank with `d`
-//! neighbours sends `d S` and receives `d S`, whichever rank is the root. A tree of `n` ranks has `n - 1`
-//! edges, so the degrees of all ranks add up to `2 (n-1)`; and any degrees of at least 1 that do so are those
-//! of a tree.
+//! direction: contributions are added on their way to the root, and the sum returns. It may return on another
+//! tree, of the same root. A rank that is not the root sends its contribution once, and the sum to each of its
+//! children in the second tree; it receives the sum once, and a contribution from each of its children in the
+//! first. A tree of `n` ranks has `n - 1` edges, so what all ranks send adds up to `2 (n-1) S`, and so does
+//! what they receive; and any whole numbers of at least 1 that do so are those of two such trees. A link that
+//! is faster in one direction than in the other can use both.
 //!
-//! *The least time.* With `b_i` for the slower direction of rank `i`'s link, `d_i` for what it carries over
-//! `S`, and `t` for the time over `S`, `1 <= d_i <= t b_i`: every rank must send its contribution to each
-//! element, or a sum with it, and receive something of each element. Each element takes at least `2 (n-1)`
-//! messages, so the sum of all `d_i` is no less. Therefore
+//! *The least time.* With `b_i` for the rate of rank `i`'s link in one direction, `d_i` for what it carries
+//! that way over `S`, and `t` for the time over `S`, `1 <= d_i <= t b_i`: every rank must send its
+//! contribution to each element, or a sum with it, and receive something of each element. Each element takes
+//! at least `2 (n-1)` messages, so the sum of all `d_i` is no less. Therefore
 //!
 //! ```text
-//!   t = max(1 / min(b), 2 (n-1) / sum(b))
+//!   t = max(1 / min(b), 2 (n-1) / sum(b)),  the longer of the two directions
 //! ```
 //!
-//! *Parts.* One tree has whole numbers of neighbours. So the buffer is cut into parts, each with a tree of
-//! its own, such that the mean degree of each rank is `d_i`. What a rank has beyond one neighbour, `d_i - 1`,
-//! is laid end to end on a line of length `n - 2`. In the tree of the point `u` of 0 to 1, a rank has one
-//! more neighbour for each of `u, u + 1, u + 2, ...` that lies on its piece. Between two ends of pieces,
-//! modulo 1, all `u` have the same tree: there are at most `n`. Each rank has its `d_i` rounded up or down,
-//! the fewest neighbours that meet in its link at a time: two or three if no rate is more than twice another.
+//! *Parts.* One tree has whole numbers of neighbours. So the buffer is cut into parts, each with trees of its
+//! own, such that what each rank sends and receives is `d_i` on average. What a rank sends beyond one
+//! message, `d_i - 1`, is laid end to end on a line of length `n - 2`, and what it receives on another. In
+//! the trees of the point `u` of 0 to 1, a rank has one more child for each of `u, u + 1, u + 2, ...` that
+//! lies on its piece. Between two ends of pieces, modulo 1, all `u` have the same trees: there are at most
+//! `n`, and `2 n` if a link has two rates. Each rank has its `d_i` rounded up or down, the fewest neighbours
+//! that meet in its link at a time: two or three if no rate is more than twice another.
 //!
 //! *What is left over.* Where `1 / min(b)` is longer, links other than the slowest carry less than they
 //! could: all that carry more than `S` take equally long for what they carry.
@@ -69,6 +72,9 @@
 
 use std::collections::BTreeSet;
 
+use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
+
 use super::parts::Parts;
 use super::plan::{Move, Plan, Then};
 
@@ -83,11 +89,37 @@ const LEAST: f64 = 0.01;
 /// Turns by which a contribution may be early: ranks that share cores do not keep step.
 const SLACK: usize = 4;
 
+/// The rates of a link in its two directions, in any unit.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
+#[repr(C)]
+pub struct LinkRates {
+    /// When its rank sends.
+    pub sends: f64,
+    /// When its rank receives.
+    pub receives: f64,
+}
+
+impl LinkRates {
+    /// The same in both directions.
+    pub fn both(rate: f64) -> Self {
+        LinkRates { sends: rate, receives: rate }
+    }
+
+    /// The slower one.
+    pub fn slower(self) -> f64 {
+        self.sends.min(self.receives)
+    }
+
+    fn each(self) -> [f64; 2] {
+        [self.sends, self.receives]
+    }
+}
+
 /// What each rank's link carries, and the trees that suit it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Links {
-    /// Of each rank, relative to the slowest.
-    rates: Vec<f64>,
+    /// Of each rank, relative to the slowest of all.
+    rates: Vec<LinkRates>,
     /// How many of the ranks, the last ones, only reduce.
     helpers: usize,
     trees: Vec<Tree>,
@@ -112,13 +144,22 @@ pub struct Shape {
     pub all_sent: f64,
 }
 
-/// A tree of ranks, all workers among them, and its part of the buffer.
+/// The trees of one part of the buffer, all workers in both.
 #[derive(Debug, Clone, PartialEq)]
 struct Tree {
     /// Of 1.
     share: f64,
     /// The helper that is its root.
     helper: Option<usize>,
+    /// On which contributions go to the root,
+    up: Edges,
+    /// and on which the sum comes from it.
+    down: Edges,
+}
+
+/// Who is next to whom in a tree.
+#[derive(Debug, Clone, PartialEq)]
+struct Edges {
     /// Of each rank; the root has none, nor has a helper of another tree.
     parents: Vec<Option<usize>>,
     children: Vec<Vec<usize>>,
@@ -129,13 +170,14 @@ struct Tree {
 }
 
 impl Links {
-    /// Of the ranks' rates in the slower direction of each, in any unit; `None` if they are so much alike
-    /// that even parts suit them, or if there are fewer than three.
-    pub fn of(rates: &[f64]) -> Option<Self> {
-        let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
-        let fastest = rates.iter().copied().fold(0.0, f64::max);
-        let is_sound = rates.iter().all(|rate| rate.is_finite() && *rate > 0.0);
-        if rates.len() < 3 || !is_sound || fastest < ALIKE * slowest {
+    /// Of the ranks' rates; `None` if they are so much alike that even parts suit them, or if there are fewer
+    /// than three ranks.
+    pub fn of(rates: &[LinkRates]) -> Option<Self> {
+        let are_alike = |of: fn(&LinkRates) -> f64| {
+            let slowest = rates.iter().map(of).fold(f64::INFINITY, f64::min);
+            rates.iter().map(of).fold(0.0, f64::max) < ALIKE * slowest
+        };
+        if rates.len() < 3 || !are_sound(rates) || are_alike(|rates| rates.sends) && are_alike(|rates| rates.receives) {
             return None;
         }
         let rates = classes(rates);
@@ -143,19 +185,20 @@ impl Links {
         Some(Links::carrying(rates, &beyond))
     }
 
-    /// Of the ranks' rates in the slower direction of each, in any unit, where the last `helpers` of them
-    /// only reduce; `None` if they have nothing to do: there are none, or fewer than three workers.
-    pub fn with_helpers(rates: &[f64], helpers: usize) -> Option<Self> {
-        let is_sound = rates.iter().all(|rate| rate.is_finite() && *rate > 0.0);
-        if helpers == 0 || rates.len() < helpers + 3 || !is_sound {
+    /// Of the ranks' rates, where the last `helpers` of them only reduce; `None` if they have nothing to do:
+    /// there are none, or fewer than three workers. The slower direction of each link counts.
+    pub fn with_helpers(rates: &[LinkRates], helpers: usize) -> Option<Self> {
+        if helpers == 0 || rates.len() < helpers + 3 || !are_sound(rates) {
             return None;
         }
-        Some(Links::helped(classes(rates), helpers))
+        let slower: Vec<LinkRates> = rates.iter().map(|rates| LinkRates::both(rates.slower())).collect();
+        Some(Links::helped(classes(&slower), helpers))
     }
 
-    fn helped(rates: Vec<f64>, helpers: usize) -> Self {
+    fn helped(rates: Vec<LinkRates>, helpers: usize) -> Self {
         let workers = rates.len() - helpers;
-        let (of_workers, of_helpers) = rates.split_at(workers);
+        let slower: Vec<f64> = rates.iter().map(|rates| rates.slower()).collect();
+        let (of_workers, of_helpers) = slower.split_at(workers);
         let time = balanced_time(of_workers, of_helpers);
         let helped = helped_share(time, of_workers, of_helpers);
         let sum: f64 = of_helpers.iter().sum();
@@ -164,14 +207,15 @@ impl Links {
         if helped < 1.0 {
             let all: f64 = of_workers.iter().map(|rate| (time * rate - 1.0).max(0.0)).sum();
             let whole = workers as f64 - 2.0;
-            let beyond: Vec<f64> = of_workers.iter().map(|rate| (time * rate - 1.0).max(0.0) * whole / all).collect();
+            let beyond = |rate: &f64| LinkRates::both((time * rate - 1.0).max(0.0) * whole / all);
+            let beyond: Vec<LinkRates> = of_workers.iter().map(beyond).collect();
             trees.extend(self::trees(&beyond).into_iter().map(|tree| tree.among(1.0 - helped, helpers)));
         }
         Links { rates, helpers, trees }
     }
 
-    /// Of ranks that carry as much more than the buffer, in buffers: `n - 2` together.
-    pub(crate) fn carrying(rates: Vec<f64>, beyond: &[f64]) -> Self {
+    /// Of ranks that send and receive as much more than the buffer, in buffers: `n - 2` together.
+    pub(crate) fn carrying(rates: Vec<LinkRates>, beyond: &[LinkRates]) -> Self {
         Links { rates, helpers: 0, trees: trees(beyond) }
     }
 
@@ -191,29 +235,34 @@ impl Links {
         self.rates.len()
     }
 
-    /// Of each rank, relative to the slowest.
-    pub fn rates(&self) -> &[f64] {
+    /// Of each rank, relative to the slowest of all.
+    pub fn rates(&self) -> &[LinkRates] {
         &self.rates
     }
 
     /// What each rank sends, and receives, of a buffer as long as 1.
-    pub fn carried(&self) -> Vec<f64> {
-        let of = |rank: usize| self.trees.iter().map(|tree| tree.share * tree.degree(rank) as f64).sum();
+    pub fn carried(&self) -> Vec<LinkRates> {
+        let sum = |of: &dyn Fn(&Tree) -> usize| self.trees.iter().map(|tree| tree.share * of(tree) as f64).sum();
+        let of = |rank: usize| LinkRates {
+            sends: sum(&|tree| tree.sends(rank)),
+            receives: sum(&|tree| tree.receives(rank)),
+        };
         (0..self.len()).map(of).collect()
     }
 
     /// What the trees are like.
     pub fn shape(&self) -> Shape {
-        let degrees = |rank: usize| self.trees.iter().map(move |tree| tree.degree(rank));
+        let sends = |rank: usize| self.trees.iter().map(move |tree| tree.sends(rank));
+        let receives = |rank: usize| self.trees.iter().map(move |tree| tree.receives(rank));
         let most = |of: &dyn Fn(usize) -> usize| (0..self.len()).map(of).max().unwrap_or(0);
         Shape {
             trees: self.trees.len(),
             longest_share: self.trees.iter().map(|tree| tree.share).fold(0.0, f64::max),
-            levels: self.trees.iter().map(Tree::height).max().unwrap_or(0),
-            most_neighbours: most(&|rank| degrees(rank).max().unwrap_or(0)),
-            most_messages: most(&|rank| degrees(rank).sum()),
-            all_messages: (0..self.len()).flat_map(degrees).sum(),
-            all_sent: self.carried().iter().sum(),
+            levels: self.trees.iter().map(|tree| tree.levels().div_ceil(2)).max().unwrap_or(0),
+            most_neighbours: most(&|rank| sends(rank).chain(receives(rank)).max().unwrap_or(0)),
+            most_messages: most(&|rank| sends(rank).sum::<usize>().max(receives(rank).sum())),
+            all_messages: (0..self.len()).flat_map(sends).sum(),
+            all_sent: self.carried().iter().map(|carried| carried.sends).sum(),
         }
     }
 
@@ -222,10 +271,15 @@ impl Links {
         if self.helpers == 0 {
             return least_time(&self.rates);
         }
-        let (workers, helpers) = self.rates.split_at(self.len() - self.helpers);
+        let slower: Vec<f64> = self.rates.iter().map(|rates| rates.slower()).collect();
+        let (workers, helpers) = slower.split_at(self.len() - self.helpers);
         let slowest = workers.iter().copied().fold(f64::INFINITY, f64::min);
         balanced_time(workers, helpers).max(1.0 / slowest)
     }
+}
+
+fn are_sound(rates: &[LinkRates]) -> bool {
+    rates.iter().flat_map(|rates| rates.each()).all(|rate| rate.is_finite() && rate > 0.0)
 }
 
 /// The part of the buffer that helpers reduce in this time, of 1.
@@ -260,32 +314,43 @@ fn balanced_time(workers: &[f64], helpers: &[f64]) -> f64 {
 }
 
 /// The least time of an allreduce for links of these rates, of a buffer as long as 1 at the rate 1.
-fn least_time(rates: &[f64]) -> f64 {
-    let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
-    let bus = 2.0 * (rates.len() as f64 - 1.0) / rates.iter().sum::<f64>();
-    bus.max(if rates.len() < 2 { 0.0 } else { 1.0 / slowest })
+fn least_time(rates: &[LinkRates]) -> f64 {
+    let whole = 2.0 * (rates.len() as f64 - 1.0);
+    let of = |one: fn(&LinkRates) -> f64| {
+        let slowest = rates.iter().map(one).fold(f64::INFINITY, f64::min);
+        (whole / rates.iter().map(one).sum::<f64>()).max(if rates.len() < 2 { 0.0 } else { 1.0 / slowest })
+    };
+    of(|rates| rates.sends).max(of(|rates| rates.receives))
 }
 
 /// The rates, relative to the slowest, where those that a probe may have found for equal links are equal.
-fn classes(rates: &[f64]) -> Vec<f64> {
+fn classes(rates: &[LinkRates]) -> Vec<LinkRates> {
     /// What the fastest link of a class may have more than the slowest.
     const NOISE: f64 = ALIKE;
-    let mut ranks: Vec<usize> = (0..rates.len()).collect();
-    ranks.sort_by(|one, other| rates[*one].total_cmp(&rates[*other]));
-    let mut equal = vec![0.0; rates.len()];
-    let mut rest = &ranks[..];
+    let all: Vec<f64> = rates.iter().flat_map(|rates| rates.each()).collect();
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    order.sort_by(|one, other| all[*one].total_cmp(&all[*other]));
+    let mut equal = vec![0.0; all.len()];
+    let mut rest = &order[..];
     while let [first, ..] = rest {
-        let (class, others) = rest.split_at(rest.partition_point(|rank| rates[*rank] < NOISE * rates[*first]));
-        let mean = class.iter().map(|rank| rates[*rank]).sum::<f64>() / class.len() as f64;
-        class.iter().for_each(|rank| equal[*rank] = mean);
+        let (class, others) = rest.split_at(rest.partition_point(|at| all[*at] < NOISE * all[*first]));
+        let mean = class.iter().map(|at| all[*at]).sum::<f64>() / class.len() as f64;
+        class.iter().for_each(|at| equal[*at] = mean);
         rest = others;
     }
-    let slowest = equal[ranks[0]];
-    equal.iter().map(|rate| rate / slowest).collect()
+    let slowest = equal[order[0]];
+    let (pairs, _) = equal.as_chunks::<2>();
+    pairs.iter().map(|[sends, receives]| LinkRates { sends: sends / slowest, receives: receives / slowest }).collect()
 }
 
-/// How much more than the buffer each rank carries, in buffers: `n - 2` together.
-fn beyond(rates: &[f64]) -> Vec<f64> {
+/// How much more than the buffer each rank sends and receives, in buffers: `n - 2` together.
+fn beyond(rates: &[LinkRates]) -> Vec<LinkRates> {
+    let [sends, receives] = [|rates: &LinkRates| rates.sends, |rates: &LinkRates| rates.receives]
+        .map(|of| beyond_one_way(&rates.iter().map(of).collect::<Vec<_>>()));
+    sends.into_iter().zip(receives).map(|(sends, receives)| LinkRates { sends, receives }).collect()
+}
+
+fn beyond_one_way(rates: &[f64]) -> Vec<f64> {
     let mut busy: Vec<bool> = vec![true; rates.len()];
     loop {
         let of_busy = || rates.iter().zip(&busy).filter(|(_, is_busy)| **is_busy).map(|(rate, _)| *rate);
@@ -301,18 +366,10 @@ fn beyond(rates: &[f64]) -> Vec<f64> {
 }
 
 /// Trees in which each rank has as many neighbours beyond the first as `beyond` says, on average.
-fn trees(beyond: &[f64]) -> Vec<Tree> {
-    let whole = beyond.len() as f64 - 2.0;
-    let mut ends: Vec<f64> = beyond
-        .iter()
-        .scan(0.0, |end, piece| {
-            *end += piece;
-            Some(*end)
-        })
-        .collect();
-    // Whatever rounding has left.
-    ends.iter_mut().rev().take_while(|end| whole - **end < LEAST).for_each(|end| *end = whole);
-    let mut cuts: Vec<f64> = ends.iter().map(|end| end.fract()).chain([0.0]).collect();
+fn trees(beyond: &[LinkRates]) -> Vec<Tree> {
+    let lines = [Line::of(beyond.iter().map(|of| of.sends)), Line::of(beyond.iter().map(|of| of.receives))];
+    let mut cuts: Vec<f64> = lines.iter().flat_map(|line| line.ends.iter().map(|end| end.fract())).collect();
+    cuts.push(0.0);
     cuts.sort_by(f64::total_cmp);
     cuts.dedup_by(|cut, before| *cut - *before < LEAST);
     if 1.0 - cuts[cuts.len() - 1] < LEAST && cuts.len() > 1 {
@@ -320,86 +377,131 @@ fn trees(beyond: &[f64]) -> Vec<Tree> {
     }
     cuts.push(1.0);
     let of = |(at, cut): (usize, &[f64])| {
-        let point = f64::midpoint(cut[0], cut[1]);
-        let mut before = 0;
-        let more = ends.iter().map(|end| {
-            let until = (end - point).ceil().max(0.0) as usize;
-            let here = until - before;
-            before = until;
-            here
-        });
-        Tree::of(&more.collect::<Vec<_>>(), at, cut[1] - cut[0])
+        let [sends, receives] = [0, 1].map(|way| lines[way].at(f64::midpoint(cut[0], cut[1])));
+        Tree::of((&sends, &receives), at, cut[1] - cut[0])
     };
     cuts.windows(2).enumerate().map(of).collect()
 }
 
-impl Tree {
-    /// The flattest one in which rank `r` has `1 + more[r]` neighbours; of equal ranks those from `first` on
-    /// are nearer to the root.
-    fn of(more: &[usize], first: usize, share: f64) -> Self {
-        let size = more.len();
-        let mut ranks: Vec<usize> = (0..size).map(|at| (at + first) % size).collect();
-        ranks.sort_by_key(|rank| std::cmp::Reverse(more[*rank]));
-        let mut tree = Tree {
-            share,
-            helper: None,
-            parents: vec![None; size],
-            children: vec![Vec::new(); size],
-            heights: vec![0; size],
-            depths: vec![0; size],
+/// What all ranks have beyond one neighbour, end to end.
+struct Line {
+    ends: Vec<f64>,
+}
+
+impl Line {
+    fn of(pieces: impl ExactSizeIterator<Item = f64>) -> Self {
+        let whole = pieces.len() as f64 - 2.0;
+        let sum = |end: &mut f64, piece| {
+            *end += piece;
+            Some(*end)
         };
-        let mut next = 1;
-        for (at, rank) in ranks.iter().enumerate() {
-            let count = more[*rank] + usize::from(at == 0);
-            for child in ranks.iter().skip(next).take(count) {
-                tree.parents[*child] = Some(*rank);
-                tree.depths[*child] = tree.depths[*rank] + 1;
-                tree.children[*rank].push(*child);
-            }
-            next += count;
-        }
-        for rank in ranks.iter().rev() {
-            if let Some(parent) = tree.parents[*rank] {
-                tree.heights[parent] = tree.heights[parent].max(tree.heights[*rank] + 1);
-            }
-        }
-        tree
+        let mut ends: Vec<f64> = pieces.scan(0.0, sum).collect();
+        // Whatever rounding has left.
+        ends.iter_mut().rev().take_while(|end| whole - **end < LEAST).for_each(|end| *end = whole);
+        Line { ends }
+    }
+
+    /// How many of `point`, `point + 1`, ... lie on each rank's piece.
+    fn at(&self, point: f64) -> Vec<usize> {
+        let mut before = 0;
+        let here = |end: &f64| {
+            let until = (end - point).ceil().max(0.0) as usize;
+            until - std::mem::replace(&mut before, until)
+        };
+        self.ends.iter().map(here).collect()
+    }
+}
+
+impl Tree {
+    /// The flattest ones in which rank `r` sends `1 + sends[r]` messages and receives `1 + receives[r]`; of
+    /// equal ranks those from `first` on are nearer to the root.
+    fn of((sends, receives): (&[usize], &[usize]), first: usize, share: f64) -> Self {
+        let size = sends.len();
+        let mut ranks: Vec<usize> = (0..size).map(|at| (at + first) % size).collect();
+        ranks.sort_by_key(|rank| std::cmp::Reverse(sends[*rank] + receives[*rank]));
+        let of = |more: &[usize]| {
+            let mut ranks = ranks.clone();
+            // Both trees have one root.
+            ranks[1..].sort_by_key(|rank| std::cmp::Reverse(more[*rank]));
+            Edges::of(more, &ranks)
+        };
+        Tree { share, helper: None, up: of(receives), down: of(sends) }
     }
 
     /// A helper of so many, which has all workers as its children.
     fn star(workers: usize, (helper, helpers): (usize, usize), share: f64) -> Self {
-        let size = workers + helpers;
-        let mut tree = Tree {
-            share,
-            helper: Some(helper),
-            parents: vec![None; size],
-            children: vec![Vec::new(); size],
-            heights: vec![0; size],
-            depths: vec![1; size],
-        };
-        tree.parents[..workers].fill(Some(helper));
-        tree.children[helper] = (0..workers).collect();
-        (tree.heights[helper], tree.depths[helper]) = (1, 0);
-        tree
+        let mut edges = Edges::none(workers + helpers);
+        edges.parents[..workers].fill(Some(helper));
+        edges.children[helper] = (0..workers).collect();
+        edges.depths.fill(1);
+        (edges.heights[helper], edges.depths[helper]) = (1, 0);
+        Tree { share, helper: Some(helper), up: edges.clone(), down: edges }
     }
 
     /// The same for a shorter part, beside helpers of other trees.
     fn among(mut self, share: f64, helpers: usize) -> Self {
-        let size = self.parents.len() + helpers;
         self.share *= share;
+        [&mut self.up, &mut self.down].into_iter().for_each(|edges| edges.make_room(helpers));
+        self
+    }
+
+    /// Of both.
+    fn levels(&self) -> usize {
+        self.up.height() + self.down.height()
+    }
+
+    /// How many messages a rank sends in a turn.
+    fn sends(&self, rank: usize) -> usize {
+        self.down.children[rank].len() + usize::from(self.up.parents[rank].is_some())
+    }
+
+    fn receives(&self, rank: usize) -> usize {
+        self.up.children[rank].len() + usize::from(self.down.parents[rank].is_some())
+    }
+}
+
+impl Edges {
+    fn none(size: usize) -> Self {
+        Edges {
+            parents: vec![None; size],
+            children: vec![Vec::new(); size],
+            heights: vec![0; size],
+            depths: vec![0; size],
+        }
+    }
+
+    /// The flattest tree in which rank `r` has `more[r]` children, and the first of `ranks`, the root, one
+    /// more. The others come in falling order.
+    fn of(more: &[usize], ranks: &[usize]) -> Self {
+        let mut edges = Edges::none(ranks.len());
+        let mut next = 1;
+        for (at, rank) in ranks.iter().enumerate() {
+            let count = more[*rank] + usize::from(at == 0);
+            for child in ranks.iter().skip(next).take(count) {
+                edges.parents[*child] = Some(*rank);
+                edges.depths[*child] = edges.depths[*rank] + 1;
+                edges.children[*rank].push(*child);
+            }
+            next += count;
+        }
+        for rank in ranks.iter().rev() {
+            if let Some(parent) = edges.parents[*rank] {
+                edges.heights[parent] = edges.heights[parent].max(edges.heights[*rank] + 1);
+            }
+        }
+        edges
+    }
+
+    fn make_room(&mut self, helpers: usize) {
+        let size = self.parents.len() + helpers;
         self.parents.resize(size, None);
         self.children.resize(size, Vec::new());
         self.heights.resize(size, 0);
         self.depths.resize(size, 0);
-        self
     }
 
     fn height(&self) -> usize {
         self.heights.iter().copied().max().unwrap_or(0)
-    }
-
-    fn degree(&self, rank: usize) -> usize {
-        self.children[rank].len() + usize::from(self.parents[rank].is_some())
     }
 }
 
@@ -419,7 +521,7 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
     // With the turn in which each leaves its sender, and its slot there.
     let mut moves: Vec<((usize, usize), Move)> = Vec::new();
     for (at, tree) in trees.iter().enumerate() {
-        let height = tree.height();
+        let (to_root, from_root, height) = (&tree.up, &tree.down, tree.up.height());
         for turn in 0..turns {
             let parts = at * turns + turn..at * turns + turn + 1;
             let slot = |other: usize| match tree.helper {
@@ -427,16 +529,15 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
                 Some(helper) if rank == helper => (helper + slots - other) % slots,
                 Some(helper) => (helper + slots - rank) % slots,
             };
-            let up = |sender: usize, other: usize| (turn + tree.heights[sender], slot(other));
-            let down = |sender: usize, other: usize| (turn + height + tree.depths[sender], slot(other));
+            let up = |sender: usize, other: usize| (turn + to_root.heights[sender], slot(other));
+            let down = |sender: usize, other: usize| (turn + height + from_root.depths[sender], slot(other));
             let send = |to: usize| Move::Send { to, parts: parts.clone() };
             let recv = |from: usize, then: Then| Move::Recv { from, parts: parts.clone(), then };
-            moves.extend(tree.children[rank].iter().map(|child| (up(*child, *child), recv(*child, Then::Reduce))));
-            if let Some(parent) = tree.parents[rank] {
-                moves.push((up(rank, parent), send(parent)));
-                moves.push((down(parent, parent), recv(parent, Then::Copy)));
-            }
-            moves.extend(tree.children[rank].iter().map(|child| (down(rank, *child), send(*child))));
+            let children = &to_root.children[rank];
+            moves.extend(children.iter().map(|child| (up(*child, *child), recv(*child, Then::Reduce))));
+            moves.extend(to_root.parents[rank].map(|parent| (up(rank, parent), send(parent))));
+            moves.extend(from_root.parents[rank].map(|parent| (down(parent, parent), recv(parent, Then::Copy))));
+            moves.extend(from_root.children[rank].iter().map(|child| (down(rank, *child), send(*child))));
         }
     }
     moves.sort_by_key(|(leaves, _)| *leaves);
@@ -452,8 +553,9 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
             Move::Send { to, parts } => {
                 plan.send(to, parts);
                 let tree = &trees[at / turns];
-                let ahead = 2 * tree.height() + SLACK;
-                if tree.parents[rank] == Some(to) && at % turns >= ahead && plan.moves.len() > place {
+                let ahead = tree.levels() + SLACK;
+                let is_up = tree.up.parents[rank] == Some(to) && sums[at].is_none();
+                if is_up && at % turns >= ahead && plan.moves.len() > place {
                     plan.after.extend(sums[at - ahead].map(|sum| (place, sum)));
                 }
             }
@@ -487,17 +589,29 @@ mod tests {
     use super::*;
     use crate::Schedule;
 
+    /// Links whose directions are equally fast.
+    fn even(rates: &[f64]) -> Vec<LinkRates> {
+        rates.iter().copied().map(LinkRates::both).collect()
+    }
+
     fn close(found: &[f64], expected: &[f64]) {
         let is_close = found.iter().zip(expected).all(|(one, other)| (one - other).abs() < 1e-9);
         assert!(found.len() == expected.len() && is_close, "{found:?} instead of {expected:?}");
     }
 
+    /// What each rank sends, which is what it receives.
+    fn sent(links: &Links) -> Vec<f64> {
+        let carried = links.carried();
+        assert!(carried.iter().all(|carried| (carried.sends - carried.receives).abs() < 1e-9), "{carried:?}");
+        carried.iter().map(|carried| carried.sends).collect()
+    }
+
     #[test]
     fn a_slow_link_of_eight_carries_the_buffer_once_and_the_others_share_the_rest() {
-        let links = Links::of(&[1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]).unwrap();
+        let links = Links::of(&even(&[1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0])).unwrap();
         assert!((links.least_time() - 1.0).abs() < 1e-12);
         let more = 13.0 / 7.0;
-        close(&links.carried(), &[more, more, 1.0, more, more, more, more, more]);
+        close(&sent(&links), &[more, more, 1.0, more, more, more, more, more]);
         let shape = links.shape();
         assert_eq!((shape.trees, shape.levels, shape.most_neighbours), (7, 4, 2), "{shape:?}");
         assert!((shape.longest_share - 1.0 / 7.0).abs() < 1e-9, "{shape:?}");
@@ -506,10 +620,10 @@ mod tests {
     #[test]
     fn half_of_the_links_slow_all_are_busy_until_the_end() {
         let rates = [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5];
-        let links = Links::of(&rates).unwrap();
+        let links = Links::of(&even(&rates)).unwrap();
         // 14/6 of S/B; the slowest link takes 2 for S.
         assert!((2.0 * links.least_time() - 14.0 / 6.0).abs() < 1e-12);
-        close(&links.carried(), &rates.map(|rate| 14.0 / 6.0 * rate));
+        close(&sent(&links), &rates.map(|rate| 14.0 / 6.0 * rate));
         assert_eq!(links.shape().most_neighbours, 3, "{links:?}");
     }
 
@@ -520,9 +634,9 @@ mod tests {
                 [|rank: usize| 1.0 + rank as f64, |rank| 1.0 / (1.0 + rank as f64), |rank| 4f64.powi(rank as i32 % 3)]
             {
                 let rates: Vec<f64> = (0..size).map(of).collect();
-                let links = Links::of(&rates).unwrap();
-                for (rank, (rate, carried)) in links.rates().iter().zip(links.carried()).enumerate() {
-                    let most = links.least_time() * rate + 2.0 * LEAST;
+                let links = Links::of(&even(&rates)).unwrap();
+                for (rank, (rate, carried)) in links.rates().iter().zip(sent(&links)).enumerate() {
+                    let most = links.least_time() * rate.sends + 2.0 * LEAST;
                     assert!(carried < most + 1e-9, "rank {rank} carries {carried} instead of {most}: {rates:?}");
                 }
             }
@@ -531,10 +645,10 @@ mod tests {
 
     #[test]
     fn a_contribution_waits_for_the_sum_of_an_earlier_segment() {
-        let (turns, links) = (40, Links::of(&[1.0, 1.0, 0.5, 1.0, 1.0]).unwrap());
+        let (turns, links) = (40, Links::of(&even(&[1.0, 1.0, 0.5, 1.0, 1.0])).unwrap());
         let tree = &links.trees[0];
-        let ahead = 2 * tree.height() + SLACK;
-        for rank in (0..5).filter(|rank| tree.parents[*rank].is_some()) {
+        let ahead = tree.levels() + SLACK;
+        for rank in (0..5).filter(|rank| tree.up.parents[*rank].is_some()) {
             let plan = allreduce(rank, &links, 10_000, turns);
             let schedule = Schedule::of(&plan, DType::F32, usize::MAX);
             let (sends, receives): (Vec<Move>, Vec<Move>) = plan
@@ -553,25 +667,52 @@ mod tests {
 
     #[test]
     fn what_a_probe_finds_for_equal_links_is_one_rate() {
-        let links = Links::of(&[24.1, 23.3, 12.2, 24.4, 22.9, 11.8]).unwrap();
-        let fast = links.rates()[0];
-        close(links.rates(), &[fast, fast, 1.0, fast, fast, 1.0]);
+        let links = Links::of(&even(&[24.1, 23.3, 12.2, 24.4, 22.9, 11.8])).unwrap();
+        let fast = links.rates()[0].sends;
+        assert_eq!(links.rates(), even(&[fast, fast, 1.0, fast, fast, 1.0]));
         assert!((1.9..2.1).contains(&fast), "{fast}");
     }
 
     #[test]
     fn the_least_time_of_equal_links_is_that_of_a_ring() {
         for size in 2..=33 {
-            let time = least_time(&vec![1.0; size]);
+            let time = least_time(&even(&vec![1.0; size]));
             assert!((time - 2.0 * (size as f64 - 1.0) / size as f64).abs() < 1e-12, "{size}: {time}");
         }
-        assert_eq!(least_time(&[1.0]), 0.0);
+        assert_eq!(least_time(&even(&[1.0])), 0.0);
     }
 
     #[test]
     fn links_that_are_alike_or_too_few_have_even_parts() {
         for rates in [&[1.0; 8][..], &[1.0, 1.2, 1.05], &[1.0, 0.5], &[1.0, 0.0, 1.0], &[1.0, f64::NAN, 1.0], &[]] {
-            assert_eq!(Links::of(rates), None, "{rates:?}");
+            assert_eq!(Links::of(&even(rates)), None, "{rates:?}");
         }
+    }
+
+    #[test]
+    fn a_link_that_is_slow_in_one_direction_carries_more_in_the_other() {
+        let mut rates = even(&[1.0; 8]);
+        rates[2].sends = 0.5;
+        let links = Links::of(&rates).unwrap();
+        assert!((links.least_time() - 1.0).abs() < 1e-12);
+        let carried = links.carried();
+        assert!((carried[2].sends - 1.0).abs() < 1e-9 && (carried[2].receives - 1.75).abs() < 1e-9, "{carried:?}");
+        // Half of the ranks send at half the rate, and the others receive at half the rate: with one number for
+        // a link, all would be slow.
+        let rates: Vec<LinkRates> = (0..8)
+            .map(|rank| if rank < 4 { (0.5, 1.0) } else { (1.0, 0.5) })
+            .map(|(sends, receives)| LinkRates { sends, receives })
+            .collect();
+        let links = Links::of(&rates).unwrap();
+        assert!((2.0 * links.least_time() - 14.0 / 6.0).abs() < 1e-12);
+        for (rate, carried) in rates.iter().zip(links.carried()) {
+            assert!((carried.sends - 14.0 / 6.0 * rate.sends).abs() < 1e-9, "{carried:?}");
+            assert!((carried.receives - 14.0 / 6.0 * rate.receives).abs() < 1e-9, "{carried:?}");
+        }
+    }
+
+    #[test]
+    fn links_that_all_send_at_one_rate_and_receive_at_another_have_even_parts() {
+        assert_eq!(Links::of(&[LinkRates { sends: 1.0, receives: 3.0 }; 5]), None);
     }
 }

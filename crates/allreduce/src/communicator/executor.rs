@@ -188,6 +188,27 @@ impl Executor {
         unsafe { self.runner.run_between(schedule, endpoint, &mut *self.transport, stamp, &self.stop) }
     }
 
+    /// Runs `into` on `data`, and `out`, which touches other bytes of it, beside that; what `clock` says when
+    /// the first is done. After an error the transport keeps the data.
+    pub(super) fn move_beside<T>(
+        &mut self,
+        (out, out_stamp): (&Arc<Schedule>, Stamp),
+        (into, into_stamp): (&Arc<Schedule>, Stamp),
+        data: Buffer,
+        clock: impl FnOnce() -> T,
+    ) -> Result<T> {
+        let mut read = None;
+        keep_after_error(data, |bytes| {
+            // SAFETY: after an error the memory is never freed, and both are done when this returns.
+            let ticket = unsafe { self.begin(out, std::ptr::from_mut::<[u8]>(bytes), out_stamp, i32::MAX) };
+            // SAFETY: as above; no byte is of both.
+            unsafe { self.run(into, bytes, into_stamp) }?;
+            read = Some(clock());
+            self.runner.until(ticket, &mut *self.transport, &self.stop)
+        })?;
+        Ok(read.expect("it is read before there is no error"))
+    }
+
     /// This rank's `plan` on bytes, in messages as long as they may be.
     pub(super) fn schedule(&self, plan: &Plan) -> Arc<Schedule> {
         self.runner.schedule(plan, DType::U8)

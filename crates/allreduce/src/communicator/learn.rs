@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::config::ModelSource;
 use ringpull_base::{Error, Result};
-use ringpull_plan::{Algorithm, Links, Model, Segments, choose, choose_weighted, predict};
+use ringpull_plan::{Algorithm, LinkRates, Links, Model, Segments, choose, choose_weighted, predict};
 
 use super::executor::Executor;
 use super::model_cache::{self, Stored};
@@ -168,7 +168,8 @@ pub(super) fn learn(
     let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
     let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
     let told = prober.told(Told::of(&found))?;
-    let mut rates = found.stored().map_or_else(|| vec![0.0; told.rates as usize], |stored| stored.rates.clone());
+    let mut rates =
+        found.stored().map_or_else(|| vec![LinkRates::both(0.0); told.rates as usize], |stored| stored.rates.clone());
     prober.tell(&mut rates)?;
     if let Found::Wrong(cause) = found {
         return Err(cause);
@@ -208,7 +209,7 @@ pub(super) fn learn(
     let links = links_of(&rates, hosts.len(), helpers);
     if !rates.is_empty() {
         // The model's rate is that of the slowest link; that of a long exchange is surer than that of a ring.
-        model.long_bytes_per_us = rates.iter().copied().fold(f64::INFINITY, f64::min);
+        model.long_bytes_per_us = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
         model.short_bytes_per_us = model.short_bytes_per_us.max(model.long_bytes_per_us);
     }
     if let Some(file) = cached {
@@ -222,10 +223,10 @@ pub(super) fn learn(
 }
 
 /// The links of so many hosts. Without rates they are alike.
-fn links_of(rates: &[f64], hosts: usize, helpers: usize) -> Option<Links> {
+fn links_of(rates: &[LinkRates], hosts: usize, helpers: usize) -> Option<Links> {
     match (rates, helpers) {
         (_, 0) => Links::of(rates),
-        ([], _) => Links::with_helpers(&vec![1.0; hosts], helpers),
+        ([], _) => Links::with_helpers(&vec![LinkRates::both(1.0); hosts], helpers),
         _ => Links::with_helpers(rates, helpers),
     }
 }
@@ -286,7 +287,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/model.json");
         let model = Model { latency_us: 1.0 / 3.0, ..Model::default() };
-        let rates = vec![100.0, 50.0, 100.0];
+        let rates = vec![LinkRates::both(100.0), LinkRates { sends: 50.0, receives: 80.0 }, LinkRates::both(100.0)];
         let stored =
             Stored { model, racks: (0b110, 3), rates: rates.clone(), library: "a library".to_owned(), ranks: 3 };
         model_cache::store(&path, &stored).unwrap();

@@ -7,6 +7,7 @@
 //! not count them as ranks.
 //!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
+//! `links` measures the hosts' links again while the job runs.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
@@ -22,6 +23,7 @@ mod executor;
 mod helped;
 mod hierarchy;
 mod learn;
+mod links;
 mod model_cache;
 mod node;
 mod placement;
@@ -41,10 +43,11 @@ use std::time::Duration;
 
 use ringpull_base::config::{Config, ModelSource};
 use ringpull_base::{AlgorithmChoice, Result};
-use ringpull_plan::{Links, Segments};
+use ringpull_plan::{LinkRates, Links, Segments};
 
 use crate::communicator::divided::DividedSchedules;
 use crate::communicator::helped::{Ask, Helpers};
+use crate::communicator::links::Watch;
 use crate::communicator::node::Node;
 use crate::communicator::placement::Placement;
 use crate::communicator::racks::Racks;
@@ -74,6 +77,8 @@ pub struct Communicator {
     helpers: Helpers,
     /// On rank 0: what asks the helpers to take part in a sum.
     ask: Option<Ask>,
+    /// On rank 0: when the links may be measured again, if plans can follow them.
+    watch: Option<Watch>,
     takes_device_memory: bool,
 }
 
@@ -91,7 +96,7 @@ impl Communicator {
         } else {
             Placement::find(&mut executor, config.read_memory)?
         };
-        let links = Links::with_helpers(&vec![1.0; executor.transport.size()], helpers.active());
+        let links = Links::with_helpers(&vec![LinkRates::both(1.0); executor.transport.size()], helpers.active());
         let learned = Learned { links, ..Learned::default() };
         // The library's own allreduce sends no message of ours.
         let takes_device_memory = choice != AlgorithmChoice::Native
@@ -107,6 +112,7 @@ impl Communicator {
             placement,
             helpers,
             ask: None,
+            watch: None,
             takes_device_memory,
         })
     }
@@ -149,6 +155,7 @@ impl Communicator {
             let (hosts, size) = (self.placement.hosts.len(), self.size());
             self.learned.explain(hosts, size, is_in_named_racks, self.cuts);
         }
+        self.watch_links(config);
         Ok(())
     }
 

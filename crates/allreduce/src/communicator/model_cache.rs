@@ -11,10 +11,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Result, files};
-use ringpull_plan::Model;
+use ringpull_plan::{LinkRates, Model};
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 /// The cache keeps the latest models: containers and emulated hosts are new ones, with new addresses, each
 /// time they are made.
 const KEPT: usize = 32;
@@ -26,10 +26,9 @@ pub(super) struct Stored {
     /// Bit `h` of the first number is the rack of host `h`; the second is the number of hosts.
     #[serde(default)]
     pub(super) racks: (u64, usize),
-    /// Of each host's link, in the slower direction, in bytes per microsecond; none if they were not
-    /// measured.
+    /// Of each host's link, in bytes per microsecond; none if they are alike, or were not measured.
     #[serde(default)]
-    pub(super) rates: Vec<f64>,
+    pub(super) rates: Vec<LinkRates>,
     /// For people.
     #[serde(default)]
     pub(super) library: String,

@@ -34,10 +34,11 @@ use ringpull_kernels::reduce;
 use ringpull_plan::{Algorithm, Model, Plan};
 
 use super::executor::Executor;
-use crate::transport::Stamp;
+use crate::transport::{OF_A_SET, Stamp};
 
-/// No operation of a job has this number.
-pub(super) const STAMP: Stamp = Stamp::MAX;
+/// No operation of a job has these numbers: what goes two ways at once has both.
+pub(super) const STAMP: Stamp = OF_A_SET - 1;
+pub(super) const BACK: Stamp = OF_A_SET - 2;
 /// Runs of each short collective: this many batches of this many runs. The lower quartile counts, since other
 /// load makes most runs longer.
 const BATCHES: usize = 28;

@@ -7,10 +7,13 @@
 //! Load on a machine slows some pairs down, but hardly ever so that two groups result. So tournaments are
 //! repeated, each pair's median counts, and two in a row must find the same racks.
 //!
-//! A host's link is as fast as its exchanges with hosts whose links are no slower: about as fast as with its
-//! fastest partner. What other load adds to a time does not last through all of a host's exchanges. With a
-//! host whose link is slow all are slow, so no two groups are found. Links that seem to differ are measured
-//! again, with more bytes, until all pairs but a few take what the rates say.
+//! Both of a pair take the time until what the other sends has come, so a link has a rate for each direction.
+//! A host sends as fast as its messages to hosts whose links receive no more slowly: about as fast as to the
+//! one that takes them fastest. What other load adds to a time does not last through all of a host's
+//! exchanges. With a host whose link is slow all are slow, so no two groups are found. Links that seem to
+//! differ are measured again, with more bytes, until all pairs but a few take what the rates say.
+//!
+//! While a job runs the links can be measured once more ([`Prober::rates_again`]), the racks not.
 //!
 //! The racks are used only if the plan for racks is predicted to be faster: a ring over hosts in the order of
 //! the racks may be nearly as fast.
@@ -18,12 +21,12 @@
 use std::time::Instant;
 
 use ringpull_base::{Buffer, Result};
-use ringpull_plan::{Algorithm, Links};
+use ringpull_plan::{Algorithm, LinkRates, Links, Model};
 
-use super::probe::{Prober, STAMP, Times, median};
+use super::probe::{BACK, Prober, STAMP, Times, median};
 
 /// With fewer hosts neither racks nor weighted parts are of use; with more, a tournament takes too long.
-const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
+pub(super) const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
 /// With fewer hosts, times fall into two groups by chance too often.
 const RACKED: usize = 6;
 /// At most this many tournaments; two in a row must find the same racks.
@@ -50,7 +53,7 @@ const SPREAD: f64 = 1.5;
 /// The time of the plan for racks, relative to that of its busiest link.
 const OVERHEAD: f64 = 1.15;
 
-/// The times of all pairs, by host and host, in microseconds.
+/// What each host's message to each other host takes to come, in microseconds.
 type PairTimes = Vec<Vec<f64>>;
 
 /// What games between pairs of hosts have shown.
@@ -59,8 +62,8 @@ pub(super) struct Pairs {
     /// The racks, bit `h` for host `h`; 0 if all are in one rack, or if the plan for racks would not be
     /// faster.
     pub(super) racks: u64,
-    /// Of each host's link, in the slower direction, in bytes per microsecond; none if they are alike.
-    pub(super) rates: Vec<f64>,
+    /// Of each host's link, in bytes per microsecond; none if they are alike.
+    pub(super) rates: Vec<LinkRates>,
 }
 
 impl Prober<'_> {
@@ -78,7 +81,7 @@ impl Prober<'_> {
         while played.len() < TOURNAMENTS {
             let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { break };
             played.push(times);
-            let pairs = typical(&played);
+            let pairs = both_ways(&typical(&played));
             looks_for_racks &= !are_alike(&pairs);
             if !looks_for_racks {
                 break;
@@ -91,19 +94,49 @@ impl Prober<'_> {
             }
             last = found;
         }
-        let mut rates = rates(&played, bytes, step_us);
+        let rates = rates(&played, bytes, step_us);
         let rates = if racks == 0 && Links::of(&rates).is_some() {
-            let bytes = LONG_GAME_US * median(&mut rates);
-            self.sure_rates(hosts, bytes.clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize, step_us)?
+            self.sure_rates(hosts, &rates, step_us)?.unwrap_or_default()
         } else {
             Vec::new()
         };
         Ok(Pairs { racks, rates })
     }
 
-    /// The rates of links that seem to differ, by longer games; none if they do not, or if they cannot be
-    /// told.
-    fn sure_rates(&mut self, hosts: &[Vec<usize>], bytes: usize, step_us: f64) -> Result<Vec<f64>> {
+    /// The rates of the hosts' links as they are now, all the same if they are alike; `None` if they are what
+    /// `known` says, or if they cannot be told. Collective.
+    pub(super) fn rates_again(
+        &mut self,
+        hosts: &[Vec<usize>],
+        model: &Model,
+        known: Option<&Links>,
+    ) -> Result<Option<Vec<LinkRates>>> {
+        let size = self.executor.size();
+        let step_us = model.predicted_us(Algorithm::Ring, size, size, self.executor.runner.segment_bytes())
+            / (2 * (size - 1)) as f64;
+        let bytes = (GAME_US * model.long_bytes_per_us).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
+        let mut left_us = MOST_US;
+        let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { return Ok(None) };
+        let found = rates(&[times], bytes, step_us);
+        let Some(links) = Links::of(&found) else { return Ok(known.map(|_| found)) };
+        if known.is_some_and(|known| are_close(links.rates(), known.rates())) {
+            return Ok(None);
+        }
+        let Some(sure) = self.sure_rates(hosts, &found, step_us)? else { return Ok(None) };
+        let is_known = match (Links::of(&sure), known) {
+            (Some(links), Some(known)) => are_close(links.rates(), known.rates()),
+            (links, known) => links.is_none() && known.is_none(),
+        };
+        // None that differ: the links are alike.
+        let all = || vec![LinkRates::both(typical_rate(&found)); hosts.len()];
+        Ok((!is_known).then(|| if sure.is_empty() { all() } else { sure }))
+    }
+
+    /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None` if
+    /// they cannot be told.
+    fn sure_rates(&mut self, hosts: &[Vec<usize>], seem: &[LinkRates], step_us: f64) -> Result<Option<Vec<LinkRates>>> {
+        let bytes =
+            (LONG_GAME_US * typical_rate(seem)).clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize;
         let (mut played, mut left_us) = (Vec::new(), SURE_US);
         while played.len() < *SURE.end() {
             let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { break };
@@ -115,10 +148,10 @@ impl Prober<'_> {
             let (differ, is_sure) = (Links::of(&found).is_some(), fit(&found, &typical(&played), bytes, step_us));
             tracing::debug!(?found, bytes, differ, is_sure, "the rates of the hosts' links, in bytes per microsecond");
             if is_sure || !differ {
-                return Ok(if differ { found } else { Vec::new() });
+                return Ok(Some(if differ { found } else { Vec::new() }));
             }
         }
-        Ok(Vec::new())
+        Ok(None)
     }
 
     /// What a byte on a link takes in a ring over the hosts' first ranks, in microseconds.
@@ -157,7 +190,7 @@ impl Prober<'_> {
             }
             for (host, ranks) in hosts.iter().enumerate() {
                 if let Some(other) = partner(host, round, hosts.len()) {
-                    pairs[host][other] = rows[ranks[0]][0].max(rows[hosts[other][0]][0]);
+                    pairs[other][host] = rows[ranks[0]][0];
                 }
             }
         }
@@ -165,39 +198,78 @@ impl Prober<'_> {
     }
 
     /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has
-    /// then been used up.
+    /// then been used up. What the second of its messages takes to come, in microseconds.
     fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
-        let plan = ringpull_plan::exchange(self.executor.rank(), other, bytes);
-        let (data, _) = self.timed(&plan, Buffer::zeroed(2 * bytes))?;
-        Ok(self.timed(&plan, data)?.1)
+        let rank = self.executor.rank();
+        let (data, _) = self.timed(&ringpull_plan::exchange(rank, other, bytes), Buffer::zeroed(2 * bytes))?;
+        // One may have had all that it was sent long before the other.
+        self.timed(&ringpull_plan::exchange(rank, other, 1), Buffer::zeroed(2))?;
+        let (out, into) = ringpull_plan::exchange_by_direction(rank, other, bytes);
+        let (out, into) = (self.executor.schedule(&out), self.executor.schedule(&into));
+        let stamps = if rank < other { (STAMP, BACK) } else { (BACK, STAMP) };
+        let start = Instant::now();
+        let took = self.executor.move_beside((&out, stamps.0), (&into, stamps.1), data, || start.elapsed())?;
+        Ok(took.as_secs_f64() * 1e6)
     }
 }
 
-/// Of each host's link, in bytes per microsecond: by what its exchanges of `bytes` bytes with hosts whose
-/// links are no slower typically take, of which `step_us` are not the link's.
-fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<f64> {
-    /// What noise adds to a time, or takes from it.
-    const NOISE: f64 = 1.25;
+/// Of each host's link, in bytes per microsecond: by what its messages of `bytes` bytes to hosts whose links
+/// receive no more slowly typically take, of which `step_us` are not the link's; and likewise those that it
+/// receives.
+fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
     if played.is_empty() {
         return Vec::new();
     }
     let pairs = typical(played);
-    let with_others = |host: usize| (0..pairs.len()).filter(move |other| *other != host);
-    let shortest = |host: usize| with_others(host).map(|other| pairs[host][other]).fold(f64::INFINITY, f64::min);
-    let shortest: Vec<f64> = (0..pairs.len()).map(shortest).collect();
-    let typical = |host: usize| {
-        let no_slower = with_others(host).filter(|other| shortest[*other] < NOISE * shortest[host]);
-        median(&mut no_slower.map(|other| pairs[host][other]).collect::<Vec<_>>())
-    };
+    let back: PairTimes = (0..pairs.len()).map(|host| pairs.iter().map(|row| row[host]).collect()).collect();
+    let (sends, receives) = (one_way(&pairs, &back), one_way(&back, &pairs));
     // Not less than half of it, whatever load has done to the other time.
-    (0..pairs.len()).map(typical).map(|time| bytes as f64 / (time - step_us).max(0.5 * time)).collect()
+    let rate = |time: f64| bytes as f64 / (time - step_us).max(0.5 * time);
+    sends.into_iter().zip(receives).map(|(out, into)| LinkRates { sends: rate(out), receives: rate(into) }).collect()
 }
 
-/// Whether what each pair takes, but for a quarter of all, is what the slower of its links says.
-fn fit(rates: &[f64], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
-    let all = || (0..rates.len()).flat_map(|host| (0..host).map(move |other| (host, other)));
-    let is_off = |(host, other): &(usize, usize)| {
-        let ratio = (pairs[*host][*other] - step_us) * rates[*host].min(rates[*other]) / bytes as f64;
+/// What each host's messages one way typically take, as `pairs` says by host and other host, and `back` the
+/// other way about.
+fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
+    /// What noise adds to a time, or takes from it.
+    const NOISE: f64 = 1.25;
+    let with_others = |host: usize| (0..pairs.len()).filter(move |other| *other != host);
+    let shortest = |times: &PairTimes| -> Vec<f64> {
+        let of = |host: usize| with_others(host).map(|other| times[host][other]).fold(f64::INFINITY, f64::min);
+        (0..times.len()).map(of).collect()
+    };
+    let (there, here) = (shortest(pairs), shortest(back));
+    let typical = |host: usize| {
+        let no_slower = with_others(host).filter(|other| here[*other] < NOISE * there[host]);
+        median(&mut no_slower.map(|other| pairs[host][other]).collect::<Vec<_>>())
+    };
+    (0..pairs.len()).map(typical).collect()
+}
+
+fn typical_rate(rates: &[LinkRates]) -> f64 {
+    median(&mut rates.iter().map(|rates| rates.slower()).collect::<Vec<_>>())
+}
+
+/// Whether links have nearly the same rates, relative to the slowest.
+fn are_close(rates: &[LinkRates], known: &[LinkRates]) -> bool {
+    let is_close = |one: f64, other: f64| (1.0 / FIT..FIT).contains(&(one / other));
+    let mut pairs = rates.iter().zip(known);
+    rates.len() == known.len()
+        && pairs.all(|(one, other)| is_close(one.sends, other.sends) && is_close(one.receives, other.receives))
+}
+
+/// Of each pair the longer time.
+fn both_ways(pairs: &PairTimes) -> PairTimes {
+    let longer = |host: usize, other: usize| pairs[host][other].max(pairs[other][host]);
+    (0..pairs.len()).map(|host| (0..pairs.len()).map(|other| longer(host, other)).collect()).collect()
+}
+
+/// Whether what all messages take, but for a quarter, is what the slower of their links says.
+fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
+    let hosts = 0..rates.len();
+    let all = || hosts.clone().flat_map(|from| hosts.clone().map(move |to| (from, to))).filter(|(from, to)| from != to);
+    let is_off = |(from, to): &(usize, usize)| {
+        let ratio = (pairs[*from][*to] - step_us) * rates[*from].sends.min(rates[*to].receives) / bytes as f64;
         !(1.0 / FIT..FIT).contains(&ratio)
     };
     4 * all().filter(is_off).count() <= all().count()
@@ -350,10 +422,30 @@ mod tests {
             (noisy[0][1], noisy[1][0]) = (1.0, 1.0);
             let found = rates(&[pairs.clone(), noisy, pairs], 1_000_000, 100.0);
             for (host, found) in found.iter().enumerate() {
-                assert!((found - rate(host)).abs() < 1e-6, "host {host} of {hosts}: {found}");
+                assert!((found.sends - rate(host)).abs() < 1e-6, "host {host} of {hosts}: {found:?}");
+                assert!((found.receives - rate(host)).abs() < 1e-6, "host {host} of {hosts}: {found:?}");
             }
         }
-        assert_eq!(rates(&[], 1, 1.0), [0.0; 0]);
+        assert_eq!(rates(&[], 1, 1.0), []);
+    }
+
+    #[test]
+    fn a_link_that_is_slow_in_one_direction_has_two_rates() {
+        let rates_of = |host: usize| match host {
+            1 => LinkRates { sends: 12.5, receives: 25.0 },
+            4 => LinkRates { sends: 25.0, receives: 5.0 },
+            _ => LinkRates::both(25.0),
+        };
+        let takes = |from: usize, to: usize| 100.0 + 1e6 / f64::min(rates_of(from).sends, rates_of(to).receives);
+        let pairs: PairTimes = (0..6).map(|from| (0..6).map(|to| takes(from, to)).collect()).collect();
+        let found = rates(std::slice::from_ref(&pairs), 1_000_000, 100.0);
+        let expected: Vec<LinkRates> = (0..6).map(rates_of).collect();
+        let is_close = |(one, other): (&LinkRates, &LinkRates)| {
+            (one.sends - other.sends).abs() < 1e-6 && (one.receives - other.receives).abs() < 1e-6
+        };
+        assert!(found.iter().zip(&expected).all(is_close), "{found:?}");
+        assert!(fit(&found, &pairs, 1_000_000, 100.0) && are_close(&found, &expected));
+        assert!(!are_close(&found, &[LinkRates::both(25.0); 6]));
     }
 
     #[test]
@@ -361,7 +453,7 @@ mod tests {
         let rate = |host: usize| if host < 4 { 12.5 } else { 25.0 };
         let exchange = |host: usize, other: usize| 100.0 + 1e6 / f64::min(rate(host), rate(other));
         let mut pairs: PairTimes = (0..8).map(|host| (0..8).map(|other| exchange(host, other)).collect()).collect();
-        let found: Vec<f64> = (0..8).map(rate).collect();
+        let found: Vec<LinkRates> = (0..8).map(rate).map(LinkRates::both).collect();
         assert!(fit(&found, &pairs, 1_000_000, 100.0));
         // A quarter of 28 pairs is 7.
         for other in 0..7 {

@@ -17,7 +17,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{DType, Error, Result};
@@ -28,6 +28,7 @@ use crate::interpreter::endpoint::Endpoint;
 use crate::interpreter::flight::{Flight, Memory, Ticket};
 use crate::interpreter::halfway::{Halfway, PartUpdate};
 use crate::interpreter::idle::Idle;
+use crate::interpreter::pace::{LONG_BYTES, Pace};
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{Given, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
@@ -69,6 +70,8 @@ pub struct Runner {
     /// Whether something may be posted that could not be before.
     changed: bool,
     idle: Idle,
+    /// How fast long operations receive.
+    pub pace: Pace,
 }
 
 impl Runner {
@@ -93,6 +96,7 @@ impl Runner {
             done: Vec::new(),
             changed: false,
             idle: Idle::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -295,7 +299,10 @@ impl Runner {
         self.until(ticket, transport, stop)
     }
 
-    fn until(&mut self, ticket: Ticket, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<()> {
+    /// Returns when the operation is finished. Others under way move on meanwhile.
+    ///
+    /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
+    pub fn until(&mut self, ticket: Ticket, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<()> {
         loop {
             if let Some(at) = self.finished.iter().position(|finished| *finished == ticket) {
                 self.finished.remove(at);
@@ -408,11 +415,17 @@ impl Runner {
         } else {
             self.receiving[peer] -= 1;
             self.received_bytes += len as u64;
+            if is_long(flight) {
+                self.pace.arrived(len as u64, Instant::now);
+            }
         }
         self.open_bytes -= flight.settle(index, &mut self.scratch)?;
         if flight.is_finished() {
             self.flights.remove(at);
             self.finished.push(ticket);
+            if !self.flights.iter().any(is_long) {
+                self.pace.rest();
+            }
         }
         Ok(())
     }
@@ -437,4 +450,9 @@ impl Runner {
         std::mem::forget(std::mem::take(&mut self.flights));
         self.open_bytes = 0;
     }
+}
+
+/// Whether an operation is so long that the rate at which it receives says something of the links.
+fn is_long(flight: &Flight) -> bool {
+    flight.schedule.len_bytes >= LONG_BYTES
 }

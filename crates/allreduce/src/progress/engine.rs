@@ -373,6 +373,12 @@ impl Engine {
         self.answered(&answer)
     }
 
+    /// On rank 0: a note to its agreement.
+    #[cfg(test)]
+    pub(super) fn note(&self, note: ControlMessage) {
+        drop(self.current.get().own_notes.send(note));
+    }
+
     /// The number of the next process set of these ranks: the same on each of them, if each makes its sets in
     /// one order.
     pub fn next_set(&self, set: &[usize]) -> u32 {

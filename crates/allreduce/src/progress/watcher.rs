@@ -214,6 +214,11 @@ impl Watcher {
                 let now_s = self.clock.now_s();
                 self.agreement.stopped(from, stopped, now_s).map(|orders| spread(shared, &mut self.orders, orders))
             }
+            ControlMessage::Measure => {
+                let orders = self.agreement.measure();
+                spread(shared, &mut self.orders, orders);
+                Ok(())
+            }
             ControlMessage::CaughtUp => {
                 self.agreement.caught_up(from);
                 Ok(())

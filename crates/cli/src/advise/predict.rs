@@ -9,7 +9,7 @@ use ringpull_base::config::Config;
 use ringpull_base::{Algorithm, DType, Error, Key, Reduction, Result};
 use ringpull_kernels::compress::{Codec, Compression};
 use ringpull_plan::simulate::{self, Codes, Exchange, Layer, Network, Segment, Servers, Unit};
-use ringpull_plan::{Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
+use ringpull_plan::{LinkRates, Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
 use ringpull_ps::shard;
 
 use crate::layers;
@@ -104,7 +104,7 @@ impl Setting {
             },
         };
         let steps: Vec<Called> = calls.iter().map(called).collect();
-        let links = Links::with_helpers(&vec![1.0; workers + helpers], helpers);
+        let links = Links::with_helpers(&vec![LinkRates::both(1.0); workers + helpers], helpers);
         let bucket_bytes = model.bucket_bytes(workers, segments).min(BUCKET_BYTES);
         // Those of which one rank stands for all: what takes another plan has few bytes.
         let plans = || Algorithm::ALL.into_iter().filter(|algorithm| network.ranks(*algorithm).len() == 1);

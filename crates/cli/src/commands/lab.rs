@@ -54,6 +54,15 @@ enum Action {
         #[command(flatten)]
         racks: RackArgs,
     },
+    /// Give hosts of a lab that is up links of other rates, also while a job runs there.
+    #[command(after_help = "Examples:
+  ringpull lab rate h3=100mbit                     from now on h3's link is slow
+  ringpull lab rate h3=100mbit/200mbit,h4=50mbit   h3 sends at 100 Mbit/s and receives at 200")]
+    Rate {
+        /// The hosts and their rates, such as h3=100mbit, or h3=SENDS/RECEIVES.
+        #[arg(required = true, value_name = "HOST=RATE", value_delimiter = ',')]
+        own: Vec<HostRate>,
+    },
     /// Remove the hosts and everything that runs on them.
     Down,
     /// Run a command on a host; its exit code is the command's.
@@ -95,6 +104,7 @@ pub(crate) fn run(args: LabArgs) -> Result<Status> {
                 "h1 to h{hosts} are up with links of {rate}{own_words}{racks}; remove them with `ringpull lab down`"
             );
         }
+        Action::Rate { own } => lab::change_rates(&own)?,
         Action::Down => Lab::remove()?,
         Action::Exec { host, command } => {
             let words = lab::entry(lab::find_host(&host)?);

@@ -18,6 +18,7 @@ mod measured;
 mod page;
 mod plan;
 mod rehearse;
+mod replay;
 mod shell;
 mod sweep;
 mod timeline;
@@ -72,6 +73,8 @@ enum Command {
     Top(top::TopArgs),
     /// Run a command with two kinds of store, and say where their values begin to differ, and why.
     Differ(differ::DifferArgs),
+    /// Make the calls of a recorded job, without its framework, on any kind of store.
+    Replay(replay::ReplayArgs),
     /// Run a command as a job that meets faults, and say what becomes of it.
     Rehearse(rehearse::RehearseArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
@@ -246,6 +249,7 @@ impl Command {
             Command::Timeline(args) => timeline::run(&args),
             Command::Differ(args) => differ::run(args),
             Command::Top(args) => top::run(&args),
+            Command::Replay(args) => replay::run(&args),
             Command::Rehearse(args) => rehearse::run(&args),
             Command::Manifest(args) => manifest::run(*args),
             Command::Doctor(args) => doctor::run(&args),

@@ -120,6 +120,23 @@ pub fn address(host: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 55, 0, host as u8)
 }
 
+/// Gives hosts of the lab that is up these rates. An error if another process measures on it.
+pub(crate) fn change_rates(own: &[HostRate]) -> Result<()> {
+    need_root()?;
+    let _lock = LabLock::take()?;
+    let Some(mut shape) = read_shape() else {
+        return Err(Error::argument("no lab is up", "make one with `ringpull lab up 8 200mbit`"));
+    };
+    for rate in own {
+        shape.own.retain(|known| known.host != rate.host);
+        shape.own.push(*rate);
+    }
+    shape.check()?;
+    own.iter().try_for_each(|rate| network::reshape(rate.host, (rate.sends, rate.receives)))?;
+    // A lab of the old shape is another one from now on.
+    write_shape(&shape)
+}
+
 /// How many hosts the present lab has, whichever process holds it; 0 if none is up.
 pub fn hosts_up() -> usize {
     read_shape().map_or(0, |shape| shape.hosts)

@@ -4,4 +4,5 @@ mod explore;
 mod finish;
 mod helpers;
 mod leave;
+mod links;
 mod schedule;

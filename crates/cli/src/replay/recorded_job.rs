@@ -1,0 +1,212 @@
+//! What `RINGPULL_RECORD` says of a job: its keys, a worker's calls with their times, and its steps.
+//!
+//! A step begins with each push of the key that is pushed first. Between two calls a worker computes, but for
+//! the time in which it waits in calls. Where that was between two calls is not recorded: a replay waits
+//! first.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use ringpull_base::recording::{RecordedLine, When, lines_of};
+use ringpull_base::{DType, Error, Key, Kind, Result};
+
+use crate::statistics::Summary;
+
+/// Waits that are shorter are those of locks, and not for other workers.
+const WAIT_S: f64 = 1e-4;
+/// Steps at the beginning that do not count: memory is new, and connections are.
+const WARMUP: usize = 2;
+
+/// One worker's recording.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RecordedJob {
+    pub(crate) kind: Kind,
+    pub(crate) workers: usize,
+    pub(crate) keys: Vec<RecordedKey>,
+    pub(crate) calls: Vec<TimedCall>,
+    /// How many keys are left out, because gradients of some rows were pushed, and which is not recorded.
+    pub(crate) by_rows: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RecordedKey {
+    pub(crate) key: Key,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// A call, and what the worker did since the one before.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TimedCall {
+    /// Of which key, by its place among the keys.
+    pub(crate) key: usize,
+    pub(crate) what: RecordedCall,
+    pub(crate) priority: i32,
+    pub(crate) compute_s: f64,
+    pub(crate) waited_s: f64,
+    pub(crate) begins_step: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RecordedCall {
+    /// Whether the new value goes into an output.
+    Push {
+        pulls: bool,
+    },
+    Pull,
+}
+
+/// A step, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StepTime {
+    pub(crate) seconds: f64,
+    pub(crate) compute_s: f64,
+}
+
+impl TimedCall {
+    /// Whether the worker waited for values before it.
+    pub(crate) fn waits(&self) -> bool {
+        self.waited_s > WAIT_S
+    }
+}
+
+impl RecordedJob {
+    /// The recording in `folder` of the worker that `rank` of a job of any size replays.
+    pub(crate) fn read(folder: &Path, rank: usize) -> Result<Self> {
+        let first = read_worker(folder, 0)?;
+        match rank % first.workers {
+            0 => Ok(first),
+            worker => read_worker(folder, worker),
+        }
+    }
+
+    /// The sum of the keys' lengths.
+    pub(crate) fn bytes(&self) -> usize {
+        let len = |key: &RecordedKey| key.shape.iter().product::<usize>() * key.dtype.size_bytes();
+        self.keys.iter().map(len).sum()
+    }
+
+    /// The median step as recorded, without the first ones and what comes after the last has begun.
+    pub(crate) fn step(&self) -> Option<StepTime> {
+        let mut steps: Vec<StepTime> = Vec::new();
+        for call in &self.calls {
+            if let Some(step) = steps.last_mut() {
+                step.compute_s += call.compute_s;
+                step.seconds += call.compute_s + call.waited_s;
+            }
+            if call.begins_step {
+                steps.push(StepTime { seconds: 0.0, compute_s: 0.0 });
+            }
+        }
+        steps.pop();
+        typical(&steps)
+    }
+}
+
+/// The median of steps of which the first do not count, if others are left.
+pub(crate) fn typical(steps: &[StepTime]) -> Option<StepTime> {
+    let counted = &steps[WARMUP.min(steps.len() / 2)..];
+    let median = |of: fn(&StepTime) -> f64| Summary::of(&counted.iter().map(of).collect::<Vec<_>>());
+    Some(StepTime { seconds: median(|step| step.seconds)?.median, compute_s: median(|step| step.compute_s)?.median })
+}
+
+fn read_worker(folder: &Path, rank: usize) -> Result<RecordedJob> {
+    let path = lines_of(folder, rank);
+    let failed = |cause: std::io::Error| Error::io("read the recording", path.display(), &cause);
+    let text = std::fs::read_to_string(&path).map_err(|_| {
+        Error::argument(
+            format!("{} has no recording of worker {rank}", folder.display()),
+            "give the folder that RINGPULL_RECORD named when the job ran",
+        )
+    })?;
+    let lines = text.lines().map(|line| serde_json::from_str(line).map_err(|cause| failed(cause.into())));
+    job(lines).and_then(|job| job.ok_or_else(|| failed(std::io::Error::other("it has no push of any key"))))
+}
+
+/// The job that the lines tell of; none if nothing was pushed.
+fn job(lines: impl Iterator<Item = Result<RecordedLine>>) -> Result<Option<RecordedJob>> {
+    let lines = lines.collect::<Result<Vec<RecordedLine>>>()?;
+    let by_rows = |line: &RecordedLine| match line {
+        RecordedLine::Push { key, rows: Some(_), .. } => Some(key.clone()),
+        _ => None,
+    };
+    let by_rows: BTreeSet<Key> = lines.iter().filter_map(by_rows).collect();
+    let mut job =
+        RecordedJob { kind: Kind::Local, workers: 1, keys: Vec::new(), calls: Vec::new(), by_rows: by_rows.len() };
+    let (mut before, mut first) = (None, None);
+    for line in lines {
+        let (key, what, priority, when) = match line {
+            RecordedLine::Store { kind, workers, .. } => {
+                (job.kind, job.workers) = (kind, workers.max(1));
+                continue;
+            }
+            RecordedLine::Init { key, .. } if by_rows.contains(&key) => continue,
+            RecordedLine::Init { key, dtype, shape, .. } => {
+                job.keys.push(RecordedKey { key, dtype, shape });
+                continue;
+            }
+            RecordedLine::Push { key, pulls, priority, when, .. } => {
+                (key, RecordedCall::Push { pulls }, priority, when)
+            }
+            RecordedLine::Pull { key, priority, when } => (key, RecordedCall::Pull, priority, when),
+            RecordedLine::Updates | RecordedLine::Value { .. } => continue,
+        };
+        let Some(key) = job.keys.iter().position(|known| known.key == key) else { continue };
+        let When { at_s, waited_s } = before.replace(when).map_or(When { at_s: 0.0, waited_s: 0.0 }, |before: When| {
+            // Several threads may have waited at a time.
+            let passed = (when.at_s - before.at_s).max(0.0);
+            When { at_s: passed, waited_s: (when.waited_s - before.waited_s).clamp(0.0, passed) }
+        });
+        let begins_step = matches!(what, RecordedCall::Push { .. }) && *first.get_or_insert(key) == key;
+        job.calls.push(TimedCall { key, what, priority, compute_s: at_s - waited_s, waited_s, begins_step });
+    }
+    Ok(first.map(|_| job))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(key: &str, at_s: f64, waited_s: f64) -> RecordedLine {
+        let (key, when) = (key.into(), When { at_s, waited_s });
+        RecordedLine::Push { key, update: 1, pulls: true, priority: 0, rows: None, hash: None, when }
+    }
+
+    fn lines(calls: impl IntoIterator<Item = RecordedLine>) -> impl Iterator<Item = Result<RecordedLine>> {
+        let init = |key: &str| RecordedLine::Init {
+            key: key.into(),
+            dtype: DType::F32,
+            shape: vec![2, 3],
+            when: When { at_s: 0.0, waited_s: 0.0 },
+        };
+        let store = RecordedLine::Store { kind: Kind::DistSync, rank: 0, workers: 4 };
+        [store, init("a"), init("b")].into_iter().chain(calls).map(Ok).collect::<Vec<_>>().into_iter()
+    }
+
+    #[test]
+    fn what_passes_between_two_calls_is_computing_but_for_the_waits() {
+        // Two warm-up steps, then three that take 3 s, of which 1 s is waiting.
+        let steps = (0..6).flat_map(|step| {
+            let (at_s, waited_s) = (3.0 * f64::from(step), f64::from(step));
+            [push("b", at_s, waited_s), push("a", at_s + 0.5, waited_s)]
+        });
+        let job = job(lines(steps)).unwrap().unwrap();
+        assert_eq!((job.kind, job.workers, job.bytes()), (Kind::DistSync, 4, 48));
+        let step = job.step().unwrap();
+        assert!((step.seconds - 3.0).abs() < 1e-9 && (step.compute_s - 2.0).abs() < 1e-9, "{step:?}");
+        let begins: Vec<bool> = job.calls.iter().map(|call| call.begins_step).collect();
+        assert_eq!(begins[..4], [true, false, true, false]);
+        assert!(!job.calls[1].waits() && job.calls[2].waits());
+    }
+
+    #[test]
+    fn a_recording_without_pushes_is_none_to_replay_and_keys_pushed_by_rows_are_left_out() {
+        assert_eq!(job(lines([])).unwrap(), None);
+        let RecordedLine::Push { key, update, pulls, priority, hash, when, .. } = push("a", 0.0, 0.0) else {
+            unreachable!("it is a push")
+        };
+        let rows = RecordedLine::Push { key, update, pulls, priority, rows: Some(2), hash, when };
+        let job = job(lines([push("b", 0.0, 0.0), rows, push("b", 1.0, 0.0)])).unwrap().unwrap();
+        assert_eq!((job.keys.len(), job.calls.len(), job.by_rows), (1, 2, 1));
+    }
+}
