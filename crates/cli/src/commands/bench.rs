@@ -25,9 +25,9 @@ use crate::{allreduce, explain, kept, pushpull};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
-    mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1\n  \
-    mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
+    mpirun -n 4 --oversubscribe ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 --oversubscribe ringpull bench pushpull --model resnet50 --scale 0.1\n  \
+    mpirun -n 4 --oversubscribe ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -53,10 +53,10 @@ enum What {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
-    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm native --format json\n  \
-    mpirun -n 4 ringpull bench allreduce --sizes 4,64KiB,25MB --explain\n  \
-    mpirun -n 4 ringpull bench allreduce --sizes 25MB --algorithm ring --explain")]
+    mpirun -n 4 --oversubscribe ringpull bench allreduce --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 --oversubscribe ringpull bench allreduce --sizes 25MB --algorithm native --format json\n  \
+    mpirun -n 4 --oversubscribe ringpull bench allreduce --sizes 4,64KiB,25MB --explain\n  \
+    mpirun -n 4 --oversubscribe ringpull bench allreduce --sizes 25MB --algorithm ring --explain")]
 pub(crate) struct AllreduceArgs {
     /// Payloads, separated by commas; MB is 10^6 bytes, MiB is 2^20.
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
@@ -92,9 +92,9 @@ pub(crate) struct AllreduceArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    mpirun -n 4 ringpull bench allgather --sizes 4,64KiB,25MB\n  \
-    mpirun -n 4 ringpull bench alltoall --sizes 25MB --algorithms auto,native\n  \
-    mpirun -n 4 ringpull bench reduce_scatter --sizes 25MB --link 1gbit --format json")]
+    mpirun -n 4 --oversubscribe ringpull bench allgather --sizes 4,64KiB,25MB\n  \
+    mpirun -n 4 --oversubscribe ringpull bench alltoall --sizes 25MB --algorithms auto,native\n  \
+    mpirun -n 4 --oversubscribe ringpull bench reduce_scatter --sizes 25MB --link 1gbit --format json")]
 pub(crate) struct CollectiveArgs {
     /// What each rank has of a `reduce_scatter` or an alltoall, and gets of an allgather, separated by commas
     /// and rounded down to equal blocks; MB is 10^6 bytes, MiB is 2^20.
@@ -125,11 +125,11 @@ pub(crate) struct CollectiveArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    mpirun -n 4 ringpull bench pushpull --sizes 25MB\n  \
-    mpirun -n 4 ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
-    mpirun -n 4 ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
-    mpirun -n 4 ringpull bench pushpull --model bert-large --scale 0.1 --optimizer adam --sharded\n  \
-    mpirun -n 4 ringpull bench pushpull --sizes 25MB --sparse 0.01\n  \
+    mpirun -n 4 --oversubscribe ringpull bench pushpull --sizes 25MB\n  \
+    mpirun -n 4 --oversubscribe ringpull bench pushpull --sizes 25MB --compression 2bit:0.5\n  \
+    mpirun -n 4 --oversubscribe ringpull bench pushpull --model resnet50 --scale 0.1 --format json\n  \
+    mpirun -n 4 --oversubscribe ringpull bench pushpull --model bert-large --scale 0.1 --optimizer adam --sharded\n  \
+    mpirun -n 4 --oversubscribe ringpull bench pushpull --sizes 25MB --sparse 0.01\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub(crate) struct PushpullArgs {
     /// Payloads, one key each, separated by commas; MB is 10^6 bytes, MiB is 2^20.

@@ -87,33 +87,35 @@ pub(crate) struct LaunchArgs {
     command: Vec<OsString>,
 }
 
+/// Their heading in the help; one for the whole struct would be that of all options after it.
+const ELASTIC: &str = "Elastic jobs of MPI ranks";
+
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Elastic jobs of MPI ranks")]
 struct ElasticOptions {
     /// Start the job again when it has lost ranks or may have more, from its last snapshot in memory
     /// (local, ssh, mpi, lab; no servers).
-    #[arg(long)]
+    #[arg(long, help_heading = ELASTIC)]
     elastic: bool,
     /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n].
-    #[arg(long, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = ELASTIC, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     min_workers: Option<u32>,
     /// The most workers to run with [default: all slots of the hosts; on this host alone, N of -n].
-    #[arg(long, value_name = "B", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = ELASTIC, value_name = "B", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     max_workers: Option<u32>,
     /// A program that prints a line host[:slots] for each host that is present. It runs once a second.
     /// Without it the hosts are those of the hostfile, which may change. A line without slots has those of
     /// `OMPI_MCA_orte_set_default_slots`, which mpi-operator sets, or 1.
-    #[arg(long, value_name = "SCRIPT", requires = "elastic", conflicts_with = "hostfile")]
+    #[arg(long, help_heading = ELASTIC, value_name = "SCRIPT", requires = "elastic", conflicts_with = "hostfile")]
     discover_hosts: Option<PathBuf>,
     /// How often the job may start again after failures.
-    #[arg(long, value_name = "N", requires = "elastic")]
+    #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
     max_restarts: Option<u32>,
     /// The folder of each host for snapshots, in memory.
-    #[arg(long, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]
+    #[arg(long, help_heading = ELASTIC, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]
     snapshots: PathBuf,
     /// The name of the job: its snapshots outlive a launcher that is lost or has failed, and the next one of
     /// this name goes on with them. They are removed when the job ends with 0.
-    #[arg(long, value_name = "NAME", requires = "elastic", value_parser = job_name)]
+    #[arg(long, help_heading = ELASTIC, value_name = "NAME", requires = "elastic", value_parser = job_name)]
     job: Option<String>,
 }
 
@@ -347,6 +349,12 @@ fn check_program(command: &[OsString]) -> Result<()> {
     };
     if is_there {
         return Ok(());
+    }
+    if program.as_os_str().as_encoded_bytes().starts_with(b"-") {
+        return Err(Error::argument(
+            format!("launch has no option {}", program.display()),
+            "see `ringpull launch --help`; the options of your program follow its name",
+        ));
     }
     Err(Error::argument(
         format!("there is no program {}", program.display()),

@@ -22,7 +22,7 @@ use crate::variant::Variant;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ringpull sweep --hosts 8 --link 1gbit --out benches/results\n  \
-    ringpull sweep --local --ranks 2,4 --sizes 4,64KiB,1MiB --contenders ours,openmpi:default,openmpi:4\n  \
+    ringpull sweep --local --ranks 2,4 --sizes 4,64KiB,1MiB --contenders ours,mpi,openmpi:4\n  \
     ringpull sweep --report --out benches/results\n\n\
     An absent contender is reported on the page, but is not a failure.")]
 pub(crate) struct SweepArgs {

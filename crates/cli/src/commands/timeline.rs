@@ -14,7 +14,7 @@ use crate::timeline::{merge, words};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    RINGPULL_TIMELINE=trace.json mpirun -n 4 ringpull bench train --model vgg16 --scale 0.01 --compute 0.2\n  \
+    RINGPULL_TIMELINE=trace.json mpirun -n 4 --oversubscribe ringpull bench train --model vgg16 --scale 0.01 --compute 0.2\n  \
     ringpull timeline trace.*.json --out merged.json\n  \
     ringpull timeline trace.*.json --format json | jq .mean\n\n\
     If RINGPULL_TIMELINE=FILE is set, every process writes FILE with its rank before the extension, or\n\

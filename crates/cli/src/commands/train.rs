@@ -13,7 +13,7 @@ use crate::{layers, train};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    mpirun -n 4 ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
+    mpirun -n 4 --oversubscribe ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
     mpirun -n 2 ringpull bench train --model resnet50 --compute 1.5 --burn --format json\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench train --kv-store dist_sync --model vgg16 --scale 0.1 --compute 2.184\n\n\
     A step has two passes. The backward pass takes two thirds of --compute, and pushes each layer's\n\
