@@ -1,0 +1,28 @@
+"""`dist_hybrid` from Python: what its two halves keep, and what an error of one of them does."""
+
+import sys
+
+import pytest
+
+from ranks import HERE, ringpull_binary, start, well
+
+
+def hybrid(workers, servers, *words, **more):
+    """A job of `jobs/hybrid.py` with ranks and servers."""
+    launcher = [ringpull_binary(), "launch", "-n", workers, "-s", servers, "--hybrid", "--launcher", "local", "--"]
+    return start(launcher, workers, [sys.executable, HERE / "jobs/hybrid.py", *words], **more)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)])
+def test_dense_keys_are_on_ranks_and_rows_on_servers_and_the_states_of_both_are_saved(workers, servers):
+    done = well(hybrid(workers, servers))
+    for rank, printed in enumerate(done.ranks):
+        assert printed.out.endswith(f"rank {rank} of {workers} is done\n"), f"{done}"
+
+
+@pytest.mark.parametrize(("fault", "words"), [("ranks", "alike"), ("servers", "server 1")])
+def test_an_error_of_one_half_is_one_error_on_every_rank(fault, words):
+    done = hybrid(3, 2, fault)
+    assert done.status not in (0, None), f"{done}"
+    for rank, printed in enumerate(done.ranks):
+        assert f"rank {rank} ends with the error" in printed.out and words in printed.out, f"{done}"
