@@ -33,8 +33,8 @@ pub const VARIABLES: [Variable; 42] = [
     variable(
         "RINGPULL_SILENCE",
         "30",
-        "seconds without a heartbeat after which a process counts as lost; `RINGPULL_TIMEOUT` instead, if it \
-         is shorter. A process that has ended counts as lost at once. A connection that breaks is \
+        "seconds without a heartbeat after which a process counts as lost; if `RINGPULL_TIMEOUT` is \
+         shorter, that holds. A process that has ended counts as lost at once. A connection that breaks is \
          made again",
     ),
     variable(
@@ -172,7 +172,7 @@ pub const VARIABLES: [Variable; 42] = [
     variable(
         "RINGPULL_LOCAL_WORKERS",
         "",
-        "the number of workers on this host: each takes its share of the cores for computing; `launch` sets it",
+        "workers on this host, among which the example shares its cores; `launch` sets it",
     ),
     variable(
         "RINGPULL_SNAPSHOTS",
