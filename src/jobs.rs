@@ -392,14 +392,19 @@ impl Job for PushRows {
         std::mem::forget(self.gradient);
     }
 
-    /// What is gathered is a copy.
+    /// The transport may still read the rows: it keeps them, and a copy is summed again.
     fn again(&mut self) -> bool {
-        self.is_elastic && !matches!(self.update, Update::Shard(_))
+        if !self.is_elastic || matches!(self.update, Update::Shard(_)) {
+            return false;
+        }
+        let copy = Buffer::copy_of(self.gradient.rows.bytes());
+        std::mem::forget(std::mem::replace(&mut self.gradient.rows, copy));
+        true
     }
 
     fn given(mut self: Box<Self>, rows: &[u8]) -> Result<()> {
         self.slot.begin_once(&mut self.is_begun);
-        self.gradient = rows_of_bytes(rows)?;
+        std::mem::forget(std::mem::replace(&mut self.gradient, rows_of_bytes(rows)?));
         self.finish()
     }
 }
