@@ -204,7 +204,7 @@ impl Job {
             ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
             ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
             ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-            ("RINGPULL_WAIT", "40"),
+            ("RINGPULL_WAIT", "90"),
             ("RAYON_NUM_THREADS", "1"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
