@@ -238,10 +238,10 @@ fn warn_of_separate_models(kind: Kind, job: Option<&Dmlc>) {
 /// Warns once in a job that there are no metrics of this kind.
 fn warn_of_metrics(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
     static ONCE: Once = Once::new();
-    if !kind.has_ranks() && config::metrics()?.is_some() && config::speaks_for_the_job(job) {
+    if !kind.has_ranks() && !kind.has_servers() && config::metrics()?.is_some() && config::speaks_for_the_job(job) {
         ONCE.call_once(|| {
             notice(&format!(
-                "warning: RINGPULL_METRICS has no effect: only dist_sync_mpi and dist_hybrid have metrics, not {kind}"
+                "warning: RINGPULL_METRICS has no effect: {kind} is for one process, and only jobs of several have metrics"
             ));
         });
     }
@@ -283,6 +283,7 @@ fn over_servers(
     let servers = connect_to_servers(kind, config, worker_of(kind, job)?)?;
     if servers.rank() == 0 {
         introduce(&servers.description());
+        crate::status::serve(servers.worker())?;
     }
     timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
     Ok(match devices {
@@ -341,7 +342,6 @@ fn over_both(config: &Config, job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
     let servers = connect_to_servers(kind, config, &Dmlc { preferred_rank: Some(engine.rank()), ..dmlc.clone() })?;
     if servers.rank() == 0 {
         introduce(&servers.description());
-        crate::status::serve(servers.worker())?;
     }
     timeline::introduce(Role::Worker, servers.rank(), servers.num_workers());
     Ok(Box::new(crate::hybrid::Hybrid::new(crate::allreduce::Allreduce::new(engine), servers)?))

@@ -64,8 +64,9 @@ fn an_address_of_metrics_is_checked_and_without_effect_for_kinds_that_have_none(
     let (code, text) = said_with("RINGPULL_METRICS", Some("9400"), words);
     assert!(
         code == 0
-            && text
-                .contains("RINGPULL_METRICS has no effect: only dist_sync_mpi and dist_hybrid have metrics, not local"),
+            && text.contains(
+                "RINGPULL_METRICS has no effect: local is for one process, and only jobs of several have metrics"
+            ),
         "{text}"
     );
 }

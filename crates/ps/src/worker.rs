@@ -126,6 +126,8 @@ pub struct Worker {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Removed when this worker leaves.
     files: Mutex<Vec<PathBuf>>,
+    /// Held while somebody asks what the nodes are doing.
+    asking: Mutex<()>,
 }
 
 impl Worker {
@@ -159,7 +161,15 @@ impl Worker {
             .name("ringpull-ps".to_owned())
             .spawn(move || worker_loop.run())
             .map_err(|cause| Error::io("start", "the thread that talks to the servers", &cause))?;
-        Ok(Worker { job, commands, bell, shared, thread: Mutex::new(Some(thread)), files: Mutex::default() })
+        Ok(Worker {
+            job,
+            commands,
+            bell,
+            shared,
+            thread: Mutex::new(Some(thread)),
+            files: Mutex::default(),
+            asking: Mutex::default(),
+        })
     }
 
     /// What the scheduler has said of the job.
@@ -177,10 +187,11 @@ impl Worker {
         self.shared.fault.lock().clone()
     }
 
-    /// Lets `hook` know of the first fault. To be called once.
+    /// Lets `hook` know of the first fault, which may have come already. To be called once.
     pub fn on_fault(&self, hook: OnFault) {
-        if let Err(hook) = self.shared.on_fault.set(hook) {
-            drop(hook);
+        let hook = self.shared.on_fault.get_or_init(|| hook);
+        if let Some(fault) = self.fault() {
+            hook(&fault);
         }
     }
 
@@ -197,6 +208,8 @@ impl Worker {
 
     /// What every node of the job is doing, as far as it answers in time. Blocks, for 300 ms at most.
     pub fn status(&self) -> JobStatus {
+        // A later question would take the place of one that is not answered.
+        let _one = self.asking.lock();
         let (answers, come) = channel();
         // After the end of the thread nobody answers.
         drop(self.submit(Command::Describe { answers }));

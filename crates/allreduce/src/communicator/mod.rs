@@ -7,7 +7,6 @@
 //! not count them as ranks.
 //!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
-//! `links` measures the hosts' links again while the job runs.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
@@ -23,7 +22,6 @@ mod executor;
 mod helped;
 mod hierarchy;
 mod learn;
-mod links;
 mod model_cache;
 mod node;
 mod placement;
@@ -47,7 +45,6 @@ use ringpull_plan::{LinkRates, Links, Segments};
 
 use crate::communicator::divided::DividedSchedules;
 use crate::communicator::helped::{Ask, Helpers};
-use crate::communicator::links::Watch;
 use crate::communicator::node::Node;
 use crate::communicator::placement::Placement;
 use crate::communicator::racks::Racks;
@@ -77,8 +74,6 @@ pub struct Communicator {
     helpers: Helpers,
     /// On rank 0: what asks the helpers to take part in a sum.
     ask: Option<Ask>,
-    /// On rank 0: when the links may be measured again, if plans can follow them.
-    watch: Option<Watch>,
     takes_device_memory: bool,
 }
 
@@ -112,7 +107,6 @@ impl Communicator {
             placement,
             helpers,
             ask: None,
-            watch: None,
             takes_device_memory,
         })
     }
@@ -155,7 +149,6 @@ impl Communicator {
             let (hosts, size) = (self.placement.hosts.len(), self.size());
             self.learned.explain(hosts, size, is_in_named_racks, self.cuts);
         }
-        self.watch_links(config);
         Ok(())
     }
 

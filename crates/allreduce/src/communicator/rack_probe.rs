@@ -13,20 +13,18 @@
 //! exchanges. With a host whose link is slow all are slow, so no two groups are found. Links that seem to
 //! differ are measured again, with more bytes, until all pairs but a few take what the rates say.
 //!
-//! While a job runs the links can be measured once more ([`Prober::rates_again`]), the racks not.
-//!
 //! The racks are used only if the plan for racks is predicted to be faster: a ring over hosts in the order of
 //! the racks may be nearly as fast.
 
 use std::time::Instant;
 
 use ringpull_base::{Buffer, Result};
-use ringpull_plan::{Algorithm, LinkRates, Links, Model};
+use ringpull_plan::{Algorithm, LinkRates, Links};
 
 use super::probe::{BACK, Prober, STAMP, Times, median};
 
 /// With fewer hosts neither racks nor weighted parts are of use; with more, a tournament takes too long.
-pub(super) const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
+const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
 /// With fewer hosts, times fall into two groups by chance too often.
 const RACKED: usize = 6;
 /// At most this many tournaments; two in a row must find the same racks.
@@ -101,35 +99,6 @@ impl Prober<'_> {
             Vec::new()
         };
         Ok(Pairs { racks, rates })
-    }
-
-    /// The rates of the hosts' links as they are now, all the same if they are alike; `None` if they are what
-    /// `known` says, or if they cannot be told. Collective.
-    pub(super) fn rates_again(
-        &mut self,
-        hosts: &[Vec<usize>],
-        model: &Model,
-        known: Option<&Links>,
-    ) -> Result<Option<Vec<LinkRates>>> {
-        let size = self.executor.size();
-        let step_us = model.predicted_us(Algorithm::Ring, size, size, self.executor.runner.segment_bytes())
-            / (2 * (size - 1)) as f64;
-        let bytes = (GAME_US * model.long_bytes_per_us).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
-        let mut left_us = MOST_US;
-        let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { return Ok(None) };
-        let found = rates(&[times], bytes, step_us);
-        let Some(links) = Links::of(&found) else { return Ok(known.map(|_| found)) };
-        if known.is_some_and(|known| are_close(links.rates(), known.rates())) {
-            return Ok(None);
-        }
-        let Some(sure) = self.sure_rates(hosts, &found, step_us)? else { return Ok(None) };
-        let is_known = match (Links::of(&sure), known) {
-            (Some(links), Some(known)) => are_close(links.rates(), known.rates()),
-            (links, known) => links.is_none() && known.is_none(),
-        };
-        // None that differ: the links are alike.
-        let all = || vec![LinkRates::both(typical_rate(&found)); hosts.len()];
-        Ok((!is_known).then(|| if sure.is_empty() { all() } else { sure }))
     }
 
     /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None` if
@@ -248,14 +217,6 @@ fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
 
 fn typical_rate(rates: &[LinkRates]) -> f64 {
     median(&mut rates.iter().map(|rates| rates.slower()).collect::<Vec<_>>())
-}
-
-/// Whether links have nearly the same rates, relative to the slowest.
-fn are_close(rates: &[LinkRates], known: &[LinkRates]) -> bool {
-    let is_close = |one: f64, other: f64| (1.0 / FIT..FIT).contains(&(one / other));
-    let mut pairs = rates.iter().zip(known);
-    rates.len() == known.len()
-        && pairs.all(|(one, other)| is_close(one.sends, other.sends) && is_close(one.receives, other.receives))
 }
 
 /// Of each pair the longer time.
@@ -444,8 +405,7 @@ mod tests {
             (one.sends - other.sends).abs() < 1e-6 && (one.receives - other.receives).abs() < 1e-6
         };
         assert!(found.iter().zip(&expected).all(is_close), "{found:?}");
-        assert!(fit(&found, &pairs, 1_000_000, 100.0) && are_close(&found, &expected));
-        assert!(!are_close(&found, &[LinkRates::both(25.0); 6]));
+        assert!(fit(&found, &pairs, 1_000_000, 100.0) && !fit(&[LinkRates::both(25.0); 6], &pairs, 1_000_000, 100.0));
     }
 
     #[test]

@@ -120,11 +120,6 @@ struct Kept {
 }
 
 impl Schedules {
-    /// The next sums have plans of their own: what these were made from has changed.
-    pub(super) fn forget(&mut self) {
-        *self = Schedules::default();
-    }
-
     /// The schedule of a sum like this; `plan` makes its plan if it is the first.
     pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> Planned) -> Arc<Schedule> {
         /// More kinds of sums than any model's step has. A program that makes more has no use for old ones.
@@ -133,7 +128,7 @@ impl Schedules {
         /// this limit is cut again for each sum.
         const MOST_MESSAGES: usize = 128 << 10;
         if self.kept.len() >= MOST && !self.kept.contains_key(&sum) {
-            self.forget();
+            *self = Schedules::default();
         }
         let kept = self.kept.entry(sum).or_insert_with(|| Kept { planned: plan(), schedule: None });
         if let Some(schedule) = &kept.schedule {

@@ -3,7 +3,6 @@
 //!
 //! `flight` is a schedule under way; `run` the interpreter; `idle` how it waits; `ahead` how far it may be
 //! ahead of a peer; `endpoint` what happens to a segment at an end, if that is more than to add or copy it;
-//! `pace` how fast what is received comes;
 //! `halfway` what becomes of a sum before others get it; `scratch` what arrives to be added; `tokens` what a
 //! message is to the transport.
 
@@ -12,7 +11,6 @@ mod endpoint;
 mod flight;
 mod halfway;
 mod idle;
-mod pace;
 mod run;
 mod scratch;
 #[cfg(test)]

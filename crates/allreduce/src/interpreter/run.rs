@@ -17,7 +17,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{DType, Error, Result};
@@ -28,7 +28,6 @@ use crate::interpreter::endpoint::Endpoint;
 use crate::interpreter::flight::{Flight, Memory, Ticket};
 use crate::interpreter::halfway::{Halfway, PartUpdate};
 use crate::interpreter::idle::Idle;
-use crate::interpreter::pace::{LONG_BYTES, Pace};
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{Given, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
@@ -70,8 +69,6 @@ pub struct Runner {
     /// Whether something may be posted that could not be before.
     changed: bool,
     idle: Idle,
-    /// How fast long operations receive.
-    pub pace: Pace,
 }
 
 impl Runner {
@@ -96,7 +93,6 @@ impl Runner {
             done: Vec::new(),
             changed: false,
             idle: Idle::default(),
-            pace: Pace::default(),
         }
     }
 
@@ -415,17 +411,11 @@ impl Runner {
         } else {
             self.receiving[peer] -= 1;
             self.received_bytes += len as u64;
-            if is_long(flight) {
-                self.pace.arrived(len as u64, Instant::now);
-            }
         }
         self.open_bytes -= flight.settle(index, &mut self.scratch)?;
         if flight.is_finished() {
             self.flights.remove(at);
             self.finished.push(ticket);
-            if !self.flights.iter().any(is_long) {
-                self.pace.rest();
-            }
         }
         Ok(())
     }
@@ -450,9 +440,4 @@ impl Runner {
         std::mem::forget(std::mem::take(&mut self.flights));
         self.open_bytes = 0;
     }
-}
-
-/// Whether an operation is so long that the rate at which it receives says something of the links.
-fn is_long(flight: &Flight) -> bool {
-    flight.schedule.len_bytes >= LONG_BYTES
 }

@@ -83,7 +83,6 @@ const MOST_TIMES: usize = 64;
 const LONG_CYCLES: u64 = 16;
 
 /// Rank 0's table of calls that wait for the other ranks'.
-#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Agreement {
     size: usize,
@@ -119,8 +118,6 @@ pub struct Agreement {
     /// Whether a frozen cycle stood still although no rank was behind: each waited for what its units did not
     /// let begin. Another would, too.
     has_stood_still: bool,
-    /// Whether the next operation is preceded by a measurement of the links.
-    measures: bool,
     /// The unit at which a cycle last stood so.
     still_at: Option<u64>,
 }
@@ -152,7 +149,6 @@ impl Agreement {
             epochs: 0,
             times: TIMES,
             has_stood_still: false,
-            measures: false,
             still_at: None,
         }
     }
@@ -264,16 +260,7 @@ impl Agreement {
         self.launched = self.launched.wrapping_add(1);
         let calls = pending.calls;
         let call = if calls.contains(&None) { calls.into_iter().flatten().next().map(Box::new) } else { None };
-        // A barrier has no place among what moves data.
-        let measures = name.0 != Topic::Barrier && std::mem::take(&mut self.measures);
-        Order::Launch(Launch {
-            topic: name.0.clone(),
-            ordinal: name.1,
-            number: self.launched,
-            call,
-            from: None,
-            measures,
-        })
+        Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call, from: None })
     }
 
     /// A call of an operation of a process set.
@@ -298,14 +285,7 @@ impl Agreement {
             return Ok(vec![refuse(&name, disagreement(&pending))]);
         }
         let number = self.next_of_sets();
-        Ok(vec![Order::Launch(Launch {
-            topic: name.0,
-            ordinal: name.1,
-            number,
-            call: None,
-            from: None,
-            measures: false,
-        })])
+        Ok(vec![Order::Launch(Launch { topic: name.0, ordinal: name.1, number, call: None, from: None })])
     }
 
     fn next_of_sets(&mut self) -> u32 {
@@ -344,15 +324,6 @@ impl Agreement {
             Phase::Frozen { epoch, .. } => self.invalidate(epoch, None),
             Phase::Freezing(_) => self.reopen(),
             Phase::Open | Phase::Stopping { .. } => Vec::new(),
-        }
-    }
-
-    /// The links are measured before the next operation of all ranks.
-    pub fn measure(&mut self) -> Vec<Order> {
-        self.measures = true;
-        match self.phase {
-            Phase::Frozen { epoch, .. } => self.invalidate(epoch, None),
-            Phase::Open | Phase::Freezing(_) | Phase::Stopping { .. } => Vec::new(),
         }
     }
 
@@ -400,8 +371,8 @@ impl Agreement {
         }
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
-        // A pause says nothing of how long a cycle lasts, nor does rank 0's own wish.
-        if !was_paused && !self.measures {
+        // A pause says nothing of how long a cycle lasts.
+        if !was_paused {
             self.try_less_often(cycles);
         }
         Ok(vec![Order::RunTo(end)])

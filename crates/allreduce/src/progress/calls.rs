@@ -175,14 +175,7 @@ impl Calls {
                 self.ordinals.retain(|topic, _| !topic.is_named());
                 *names = 0;
             }
-            return vec![Act::Run(Launch {
-                topic,
-                ordinal,
-                number: ordinal as u32,
-                call: None,
-                from: None,
-                measures: false,
-            })];
+            return vec![Act::Run(Launch { topic, ordinal, number: ordinal as u32, call: None, from: None })];
         }
         if topic.set().is_some() {
             // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
@@ -271,7 +264,7 @@ impl Calls {
         };
         // A barrier that is launched waits for nobody.
         if matches!(self.mode, RankPhase::Pending(_)) && launch.topic != Topic::Barrier {
-            let is_alone = transfer == Transfer::Alone || self.sums_block || launch.measures;
+            let is_alone = transfer == Transfer::Alone || self.sums_block;
             self.rest.push(Due::Launch(launch.clone()), vec![launch.topic], is_alone);
             acts.extend(self.begin());
         } else {

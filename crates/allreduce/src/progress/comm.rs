@@ -30,7 +30,7 @@ use crate::interpreter::Ticket;
 use crate::progress::frozen::Unit;
 use crate::progress::job::Job;
 use crate::progress::layout::Layout;
-use crate::progress::messages::{ControlMessage, Launch, Topic, Transfer};
+use crate::progress::messages::{Launch, Topic, Transfer};
 use crate::progress::shared::{Command, Shared};
 
 /// Operations of all ranks under way at once: enough to hide the latency of each, few enough to keep the
@@ -61,8 +61,6 @@ struct Comm<'a> {
     finishing: &'a Sender<Box<dyn Job>>,
     /// Memory of buckets, for the next ones of the same length.
     buckets: Vec<Buffer>,
-    /// On rank 0: whether the agreement was asked to have the links measured, and they were not yet.
-    has_asked: bool,
 }
 
 /// Runs launched jobs until it receives the command to stop, or a fault ends this generation of ranks and not
@@ -74,8 +72,8 @@ pub(super) fn communicate(
     finishing: &Sender<Box<dyn Job>>,
 ) {
     waits::leave_out_this_thread();
-    let (running, held, buckets) = (Vec::new(), VecDeque::new(), Vec::new());
-    let mut comm = Comm { shared, communicator, running, held, finishing, buckets, has_asked: false };
+    let mut comm =
+        Comm { shared, communicator, running: Vec::new(), held: VecDeque::new(), finishing, buckets: Vec::new() };
     let mut lingers = false;
     loop {
         if comm.running.is_empty() && shared.is_renewed() {
@@ -163,7 +161,7 @@ impl Comm<'_> {
         let runs_alone = |job: &dyn Job| job.transfer() == Transfer::Alone || job.checks();
         self.communicator.sums_block()
             || match command {
-                Command::Run(job, launch) => launch.measures || runs_alone(&**job),
+                Command::Run(job, _) => runs_alone(&**job),
                 Command::Unit(jobs, _) => jobs.iter().any(|job| runs_alone(&**job)),
                 Command::Go | Command::Stop => true,
             }
@@ -197,7 +195,7 @@ impl Comm<'_> {
     fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
         let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
         let topics = unit.members.into_iter().map(|(topic, _)| topic);
-        let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None, measures: false };
+        let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None };
         self.take(topics.zip(jobs).collect(), launch, unit.cycle_bytes);
     }
 
@@ -206,11 +204,6 @@ impl Comm<'_> {
     fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
-        }
-        if launch.measures
-            && let Err(fault) = self.measure_links(&launch)
-        {
-            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
         }
         if jobs.iter().any(|(_, job)| job.checks())
             && let Err(fault) = self.check(&mut jobs, &launch)
@@ -315,23 +308,6 @@ impl Comm<'_> {
         if ticket.is_none() {
             timeline::record(Phase::Collective, || topic.name(), *since_ns, 0);
         }
-        Ok(())
-    }
-
-    /// All ranks measure their links; the first fault, if there was one.
-    fn measure_links(&mut self, launch: &Launch) -> Result<(), Error> {
-        self.drain();
-        if let Some(fault) = self.shared.fault.get() {
-            return Err(fault.clone());
-        }
-        self.shared.running.lock().begin(launch.number, launch.topic.clone());
-        self.has_asked = false;
-        if let Err(cause) = self.communicator.measure_links() {
-            self.fail(&cause, None);
-            return Err(self.shared.fault.get().unwrap_or(&cause).clone());
-        }
-        self.count_traffic();
-        self.note();
         Ok(())
     }
 
@@ -440,15 +416,6 @@ impl Comm<'_> {
         match outcome {
             Ok(()) => self.hand_on(),
             Err(cause) => self.fail(&cause, None),
-        }
-        self.watch_links();
-    }
-
-    /// On rank 0: has the links measured, if sums have become slower.
-    fn watch_links(&mut self) {
-        if !self.has_asked && self.communicator.suspects_links() {
-            self.has_asked = true;
-            drop(self.shared.own_notes.send(ControlMessage::Measure));
         }
     }
 

@@ -218,10 +218,13 @@ impl Engine {
         self.current.get().fatal().cloned()
     }
 
-    /// Lets `hook` know of the first fault. To be called once, in a job that does not go on without lost ranks.
+    /// Lets `hook` know of the first fault, which may have come already. To be called once, in a job that does
+    /// not go on without lost ranks.
     pub fn on_fault(&self, hook: OnFault) {
-        if let Err(hook) = self.current.get().on_fault.set(hook) {
-            drop(hook);
+        let shared = self.current.get();
+        let hook = shared.on_fault.get_or_init(|| hook);
+        if let Some(fault) = shared.fault.get() {
+            hook(fault);
         }
     }
 
@@ -371,12 +374,6 @@ impl Engine {
         self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Box::new(Barrier::new(result)))?;
         self.wait();
         self.answered(&answer)
-    }
-
-    /// On rank 0: a note to its agreement.
-    #[cfg(test)]
-    pub(super) fn note(&self, note: ControlMessage) {
-        drop(self.current.get().own_notes.send(note));
     }
 
     /// The number of the next process set of these ranks: the same on each of them, if each makes its sets in

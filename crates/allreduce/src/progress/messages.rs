@@ -318,8 +318,6 @@ pub struct Launch {
     pub call: Option<Box<Call>>,
     /// Of a receive: the rank that sends.
     pub from: Option<usize>,
-    /// Whether all ranks measure their links first. It runs alone then.
-    pub measures: bool,
 }
 
 impl Launch {
@@ -493,8 +491,6 @@ pub(super) enum ControlMessage {
     /// From rank 0, or to it: nothing was heard from these ranks for `RINGPULL_SILENCE`, and the others go on
     /// without them.
     Silent(Vec<usize>),
-    /// A note of rank 0 to itself: sums have become slower; the links are to be measured.
-    Measure,
 }
 
 impl ControlMessage {

@@ -280,8 +280,7 @@ impl Shared {
 
     /// On a helper: takes part in a sum.
     pub(super) fn help(&self, asked: Asked) {
-        let launch =
-            Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None, measures: false };
+        let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
         let job = Box::new(Help::new(asked, Arc::clone(&self.rooms)));
         drop(self.commands.send(Command::Run(job, launch)));
     }

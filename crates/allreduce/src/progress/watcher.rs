@@ -27,7 +27,7 @@ use crate::transport::control::Event;
 
 /// In which so many heartbeats are missing, nothing was heard from a rank for almost as long as from one that
 /// is lost.
-const ALMOST: f64 = 2.0;
+const ALMOST: f64 = 1.5;
 
 /// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer
 /// gap is its own absence (a stopped process, a machine that slept) and no silence of the others.
@@ -213,11 +213,6 @@ impl Watcher {
             ControlMessage::Stopped(stopped) => {
                 let now_s = self.clock.now_s();
                 self.agreement.stopped(from, stopped, now_s).map(|orders| spread(shared, &mut self.orders, orders))
-            }
-            ControlMessage::Measure => {
-                let orders = self.agreement.measure();
-                spread(shared, &mut self.orders, orders);
-                Ok(())
             }
             ControlMessage::CaughtUp => {
                 self.agreement.caught_up(from);

@@ -46,9 +46,7 @@ impl Agreement {
             return Ok(vec![refuse(&sender, fault.clone()), refuse(&receiver, fault)]);
         }
         let (number, from) = (self.next_of_sets(), sender.0.set().and_then(<[usize]>::first).copied());
-        let launch = |(topic, ordinal), from| {
-            Order::Launch(Launch { topic, ordinal, number, call: None, from, measures: false })
-        };
+        let launch = |(topic, ordinal), from| Order::Launch(Launch { topic, ordinal, number, call: None, from });
         Ok(vec![launch(sender, None), launch(receiver, from)])
     }
 

@@ -126,30 +126,6 @@ fn a_rank_that_leaves_without_what_others_began_of_a_stopped_cycle_is_an_error_a
 }
 
 #[test]
-fn links_are_measured_before_an_operation_that_every_rank_has_called_and_a_frozen_cycle_stops_for_it() {
-    let mut table = Agreement::new(2, 10.0, 1000);
-    let step = |table: &mut Agreement, ordinal| -> Vec<Order> {
-        let calls = [0, 1].map(|rank| table.call(rank, call(1, ordinal, DType::F32), 0.0).unwrap());
-        calls.concat()
-    };
-    assert_eq!(table.measure(), [], "nothing is frozen");
-    let measures = |orders: &[Order]| matches!(orders, [Order::Launch(launch)] if launch.measures);
-    assert!(measures(&step(&mut table, 0)), "the next operation");
-    let frozen = step(&mut table, 1);
-    assert!(matches!(&frozen[..], [Order::Freeze(Freeze { last, .. })] if !last.measures), "{frozen:?}");
-    assert_eq!(table.measure(), [Order::Stop(1)]);
-    for rank in [0, 1] {
-        table.stopped(rank, Stopped { epoch: 1, begun: 4, missing: None }, 1.0).unwrap();
-    }
-    let barrier = || Call { topic: Topic::Barrier, operation: Operation::Barrier, ..call(0, 0, DType::F32) };
-    let launched = [0, 1].map(|rank| table.call(rank, barrier(), 1.0).unwrap()).concat();
-    assert!(!measures(&launched), "a barrier moves no data: {launched:?}");
-    assert!(measures(&step(&mut table, 6)));
-    let again = step(&mut table, 7);
-    assert!(matches!(&again[..], [Order::Freeze(_)]), "the pause says nothing of the cycle: {again:?}");
-}
-
-#[test]
 fn a_rank_that_has_joined_waits_longer_while_a_sum_is_under_way() {
     let mut agreement = Agreement::new(2, 10.0, 0);
     assert!(agreement.join(0, 0.0).unwrap().is_empty());

@@ -4,5 +4,4 @@ mod explore;
 mod finish;
 mod helpers;
 mod leave;
-mod links;
 mod schedule;
