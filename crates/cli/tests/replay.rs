@@ -138,7 +138,7 @@ fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() 
     output(&mut record);
     for (kind, workers, servers) in [("dist_sync", "2", "1"), ("dist_async", "3", "1"), ("local", "1", "0")] {
         let mut replay = Command::new(BINARY);
-        replay.args(["launch", "-n", workers, "-s", servers, "--", BINARY, "replay"]).arg(&recording);
+        replay.args(["launch", "--no-tag", "-n", workers, "-s", servers, "--", BINARY, "replay"]).arg(&recording);
         let text = output(replay.args(["--kv-store", kind, "--format", "json"]));
         let replayed: Value = serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause}: {text}"));
         let of = |job: &str, field: &str| replayed[job][field].clone();
