@@ -36,7 +36,7 @@ HAS_IMAGES = any(Path(folder, "datasets/fashion-mnist").is_dir() for folder in (
 REDIRECT = """
 case ${DMLC_ROLE:-} in
   '') name=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} ;;
-  worker) name=$DMLC_WORKER_ID ;;
+  worker) name=${DMLC_WORKER_ID:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}} ;;
   *) name=$DMLC_ROLE${DMLC_SERVER_ID:-} ;;
 esac
 exec "$@" >"$0/$name.out" 2>"$0/$name.err"
