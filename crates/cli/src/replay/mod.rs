@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use ringpull::KvStore;
 use ringpull_base::{Error, Kind, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
+use ringpull_workload::sparse::adding;
 
 use self::recorded_job::{RecordedCall, RecordedJob, StepTime, TimedCall, typical};
 use crate::compute::Compute;
@@ -132,6 +133,10 @@ struct CallReplay<'a> {
 
 impl<'a> CallReplay<'a> {
     fn start(store: &'a KvStore, job: &'a RecordedJob) -> Result<Self> {
+        if store.kind() == Kind::DistAsync {
+            // Without an optimizer an asynchronous server keeps the last push; with this one it adds them up.
+            store.set_optimizer(&adding())?;
+        }
         let key = |recorded: &recorded_job::RecordedKey| {
             let tensor = || Tensor::zeros(recorded.dtype, &recorded.shape);
             let (gradient, out) = (tensor().unkept(), tensor());
