@@ -69,6 +69,7 @@ if sent is not None:
 # From any rank, which is told. Of one rank in the order in which it sent.
 if size > 1:
     turned = comm.split(list(reversed(range(size))))
+    assert turned is not None
     for place, comm_of in enumerate((comm, turned)):
         if comm_of.rank == place:
             got, counts = np.zeros(3, int), [0] * size

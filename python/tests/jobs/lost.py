@@ -20,7 +20,9 @@ def change(*words):
 
 
 store = ringpull.create("dist_sync_mpi")
-own, told, sums = store.rank, [], []
+own = store.rank
+told: list[tuple[object, ...]] = []
+sums: list[float] = []
 store.on_change(change)
 assert store.generation == 0
 store.init("w", np.zeros(1000, np.float32))
