@@ -20,7 +20,7 @@ def test_dense_keys_are_on_ranks_and_rows_on_servers_and_the_states_of_both_are_
         assert printed.out.endswith(f"rank {rank} of {workers} is done\n"), f"{done}"
 
 
-@pytest.mark.parametrize(("fault", "words"), [("ranks", "alike"), ("servers", "server 1")])
+@pytest.mark.parametrize(("fault", "words"), [("ranks", "alike"), ("servers", "is lost: its connection closed")])
 def test_an_error_of_one_half_is_one_error_on_every_rank(fault, words):
     done = hybrid(3, 2, fault)
     assert done.status not in (0, None), f"{done}"
