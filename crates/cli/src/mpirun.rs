@@ -5,7 +5,7 @@
 //! works with every `mpirun`. The job's secret, and variables that have their value from this process's
 //! environment, are passed by name, since every user of a host can read its processes' arguments.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -53,6 +53,19 @@ pub struct MpiCommand {
     /// `mpirun` with its arguments and environment.
     pub command: Command,
     _agent: Option<TempDir>,
+}
+
+impl MpiCommand {
+    /// The program and its arguments.
+    pub fn words(&self) -> Vec<OsString> {
+        std::iter::once(self.command.get_program()).chain(self.command.get_args()).map(OsStr::to_owned).collect()
+    }
+
+    /// The variables that the launcher itself needs.
+    pub fn env(&self) -> Vec<(String, String)> {
+        let set = self.command.get_envs().filter_map(|(name, value)| Some((name.to_str()?, value?.to_str()?)));
+        set.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
 }
 
 impl Mpirun {

@@ -4,7 +4,7 @@
 //! Each process gets two filters that put its name before its lines. A launcher's own tags cut lines that are
 //! written in pieces.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Stdio;
@@ -132,17 +132,10 @@ pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Rank
     Ok((spec.roles().map(one).collect(), Some(port)))
 }
 
-/// The words of the `mpirun` whose ranks are the workers alone, and what must outlive it.
-pub(super) fn workers_alone(
-    spec: &Spec,
-    hosts: &[Host],
-    sink: Sink,
-    env: &[(String, String)],
-) -> Result<(Vec<OsString>, MpiCommand)> {
+/// The `mpirun` whose ranks are the workers alone.
+pub(super) fn workers_alone(spec: &Spec, hosts: &[Host], sink: Sink, env: &[(String, String)]) -> Result<MpiCommand> {
     let ranks = tagged(spec, spec.workers, sink, "rank", env.to_vec());
-    let ready = Mpirun::find()?.command_of_parts(hosts, &[ranks])?;
-    let words = std::iter::once(ready.command.get_program()).chain(ready.command.get_args());
-    Ok((words.map(OsStr::to_owned).collect(), ready))
+    Mpirun::find()?.command_of_parts(hosts, &[ranks])
 }
 
 /// Ranks of the job's program whose lines begin with their `name`, if the sink wants that.

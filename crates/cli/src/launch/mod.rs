@@ -212,8 +212,10 @@ impl Launch {
         processes.retain(|process| process.role != Role::Worker);
         // Ranks learn their own numbers and addresses.
         mpirun.env.retain(|(name, _)| !["DMLC_WORKER_ID", "DMLC_NODE_HOST"].contains(&name.as_str()));
-        let (words, _until_the_end) = by_mpi::workers_alone(&self.spec, &self.workers, self.sink, &mpirun.env)?;
-        (mpirun.mpirun, mpirun.host) = (Some(words), Host::Local);
+        // It lasts until the job has ended, as do the files that it names.
+        let ready = by_mpi::workers_alone(&self.spec, &self.workers, self.sink, &mpirun.env)?;
+        mpirun.env.extend(ready.env());
+        (mpirun.mpirun, mpirun.host) = (Some(ready.words()), Host::Local);
         processes.push(mpirun);
         supervise::run(self, &processes)
     }
