@@ -11,10 +11,10 @@ by step in turn.
 Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend, now the one first
 and now the other; rounds of warm-up come before. A step is forward, backward and the optimizer; its time is
 the slowest rank's. Rank 0 prints the median step of each, and their ratio with the quartiles of the rounds'
-ratios. In the end the parameters of both must be the same on every rank.
+ratios. In the end the parameters of both must be the same on every rank. `ddp_horovod.py` has the same steps
+by Horovod, in a job of its own.
 """
 
-import argparse
 import os
 import socket
 import statistics
@@ -24,20 +24,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from steps import check_replicas, timed  # noqa: E402
-from torch import nn  # noqa: E402
+from steps import check_replicas, options, perceptron, timed  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringpull.torch_distributed  # noqa: E402
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--layers", type=int, default=8)
-parser.add_argument("--width", type=int, default=2048)
-parser.add_argument("--batch", type=int, default=2)
-parser.add_argument("--rounds", type=int, default=20)
-parser.add_argument("--warmup", type=int, default=5)
-options = parser.parse_args()
-
+words = options(__doc__)
 dist.init_process_group("ringpull")
 rank, size = dist.get_rank(), dist.get_world_size()
 if ringpull.communicator().local_size < size:
@@ -48,12 +40,9 @@ groups = {"ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
 
 def trainer(group):
     """A step over the group, and the model that it trains."""
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(options.width, options.width), nn.ReLU()) for _ in range(options.layers)]
-    model = DistributedDataParallel(nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=True)
+    layers, batch = perceptron(words, rank)
+    model = DistributedDataParallel(layers, process_group=group, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    torch.manual_seed(rank)
-    batch = torch.randn(options.batch, options.width)
 
     def step():
         optimizer.zero_grad()
@@ -64,7 +53,7 @@ def trainer(group):
 
 
 trainers = {name: trainer(group) for name, group in groups.items()}
-seconds = timed({name: step for name, (step, _) in trainers.items()}, options.rounds, options.warmup)
+seconds = timed({name: step for name, (step, _) in trainers.items()}, words.rounds, words.warmup)
 
 check_replicas(trainers["ringpull"][1], "ringpull")
 for parameter, beside in zip(trainers["ringpull"][1].parameters(), trainers["gloo"][1].parameters(), strict=True):
@@ -74,7 +63,7 @@ if rank == 0:
     count = sum(parameter.numel() for parameter in trainers["gloo"][1].parameters())
     print(
         f"DistributedDataParallel, {size} ranks, {4 * count / 1e6:.1f} MB of gradients, "
-        f"batch {options.batch}, {options.rounds} rounds"
+        f"batch {words.batch}, {words.rounds} rounds"
     )
     for name, times in seconds.items():
         print(f"{name:10} median step {1e3 * statistics.median(times):9.2f} ms")

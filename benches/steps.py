@@ -1,27 +1,61 @@
-"""Steps of training by several ways in turn, timed on all ranks of a job: what `ddp.py` and `gpu.py` share."""
+"""Steps of training by several ways in turn, timed on all ranks of a job: what `ddp.py`, `ddp_horovod.py` and
+`gpu.py` share."""
 
+import argparse
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
-def timed(steps: dict[str, Callable[[], None]], rounds: int, warmup: int) -> dict[str, list[float]]:
+def options(doc: str | None) -> argparse.Namespace:
+    """The words of a command that trains `perceptron`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=5)
+    return parser.parse_args()
+
+
+def perceptron(words: argparse.Namespace, rank: int) -> tuple[nn.Module, torch.Tensor]:
+    """A model that is the same on every rank, and a batch of the rank's own."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(words.width, words.width), nn.ReLU()) for _ in range(words.layers)]
+    torch.manual_seed(rank)
+    return nn.Sequential(*layers), torch.randn(words.batch, words.width)
+
+
+def slowest_of_all(seconds: float) -> float:
+    """The most that any rank of the default group gives. Collective."""
+    slowest = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item()
+
+
+def timed(
+    steps: dict[str, Callable[[], None]],
+    rounds: int,
+    warmup: int,
+    barrier: Callable[[], object] = dist.barrier,
+    slowest: Callable[[float], float] = slowest_of_all,
+) -> dict[str, list[float]]:
     """The seconds of the slowest rank for each step. A round has a step by each way, each time with another one first;
-    `warmup` rounds before them do not count. Collective over the default group."""
+    `warmup` rounds before them do not count. Collective."""
     names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(warmup + rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            dist.barrier()
+            barrier()
             begun = time.perf_counter()
             steps[name]()
-            slowest = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            took = slowest(time.perf_counter() - begun)
             if number >= warmup:
-                seconds[name].append(slowest.item())
+                seconds[name].append(took)
     return seconds
 
 
