@@ -1,6 +1,7 @@
 """Horovod's names on our collectives."""
 
 import importlib.util
+import itertools
 import os
 import re
 from pathlib import Path
@@ -85,6 +86,29 @@ def test_a_fault_is_horovods_error_with_our_content(fate, kinds):
     done = script(2, fate, RINGPULL_TIMEOUT=2)
     found = re.fullmatch(r"rank 0: (\w+) True\n", done.ranks[0].out)
     assert found and found[1] in kinds, f"{done}"
+
+
+#: The faults of rank 0 of three, who gets an error, which one, and what it says.
+FAULTS = {
+    "mismatch": ([0, 1, 2], "DisagreementError", r"rank 0 has .*shape \[.*\d"),
+    "missing": ([1, 2], "(StalledError|DeadlockError)", r"\[0\] (have|has) not called"),
+    "dead": ([1, 2], "PeerLostError", "rank 0"),
+}
+
+
+EVERY_RUN = [("torch", "training", "mismatch"), ("mxnet", "training", "dead"), ("keras", "training", "dead")]
+LONG = [case for case in itertools.product(["torch", "mxnet", "keras"], ["call", "training"], FAULTS) if case not in EVERY_RUN]
+
+
+@pytest.mark.parametrize(("framework", "where", "fault"), [*EVERY_RUN, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)])
+def test_a_fault_is_an_error_of_horovods_class_through_every_front_end(framework, where, fault, tmp_path):
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"could not import {framework!r}")
+    told, kind, said = FAULTS[fault]
+    more = {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": 3, "RINGPULL_TIMEOUT": 2, "FOLDER": tmp_path}
+    done = mpi(3, HERE / "jobs/horovod_faults.py", framework, where, fault, deadline=60, **more)
+    for rank in told:
+        assert re.search(rf"^rank {rank}: {kind} .*HorovodInternalError.*: .*{said}", done.ranks[rank].out), f"{done}"
 
 
 def test_what_horovod_has_and_we_have_not_is_said(tmp_path):

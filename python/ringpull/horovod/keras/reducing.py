@@ -13,6 +13,7 @@ import numpy
 from ..basics import Average, Sum
 from ..operations import OPS, Operation, begin
 from ..process_sets import ProcessSet, global_process_set
+from .raising import raise_own_errors, remembering_errors
 
 __all__ = ["Compression", "DistributedOptimizer", "load_model", "reduced"]
 
@@ -86,14 +87,14 @@ def _by_jax(way: _Way, gradients: list[Any]) -> list[Any]:
 
     shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
     # The compiled step calls back to the host; in one order, as every rank must.
-    return list(io_callback(lambda *values: way.reduce(*values), shapes, *gradients, ordered=True))
+    return list(io_callback(remembering_errors(way.reduce), shapes, *gradients, ordered=True))
 
 
 def _by_tensorflow(way: _Way, gradients: list[Any]) -> list[Any]:
     import tensorflow
 
     dense = [tensorflow.convert_to_tensor(gradient) for gradient in gradients]
-    done = tensorflow.numpy_function(way.reduce, dense, [gradient.dtype for gradient in dense])
+    done = tensorflow.numpy_function(remembering_errors(way.reduce), dense, [gradient.dtype for gradient in dense])
     for array, gradient in zip(done, dense):
         array.set_shape(gradient.shape)
     return list(done)
@@ -121,6 +122,7 @@ class _Distributed:
 
 def _distributed(kind: type[Any], way: _Way) -> type[Any]:
     """The class, with gradients that are reduced. By name and place it stays what it is, so that models are saved as ever."""
+    raise_own_errors()
     return type(kind.__name__, (_Distributed, kind), {"_way": way, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
