@@ -86,12 +86,14 @@ def a_saved_model_goes_on():
         path = os.path.join(folder, "model.keras")
         model.save(path)
         plain, loaded = keras.models.load_model(path), hvd.load_model(path)
+        made = hvd.load_model(path, custom_objects={"Adam": lambda **settings: hvd.DistributedOptimizer(keras.optimizers.Adam(**settings))})
     # By name and place the class is Keras's own.
     assert isinstance(plain.optimizer, keras.optimizers.Adam) and isinstance(loaded.optimizer, keras.optimizers.Adam)
-    assert not hasattr(plain.optimizer, "_way") and hasattr(loaded.optimizer, "_way")
-    for each in model, loaded:
+    assert not hasattr(plain.optimizer, "_way") and hasattr(loaded.optimizer, "_way") and hasattr(made.optimizer, "_way")
+    for each in model, loaded, made:
         each.fit(inputs[rank::size], labels[rank::size], batch_size=4, verbose=0, shuffle=False)
     assert numpy.allclose(weights(model), weights(loaded), atol=1e-6)
+    assert numpy.allclose(weights(model), weights(made), atol=1e-6)
     every = hvd.allgather(weights(loaded)[None])
     assert (every == every[0]).all()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -160,9 +162,26 @@ def DistributedOptimizer(
     return _distributed(type(optimizer), _Way(compression, op, gradient_predivide_factor, process_set)).from_config(config)
 
 
+class _Maker:
+    """A function among the custom objects. Keras 3 takes it for the object itself, unless it can be made from a configuration."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.__wrapped__(*arguments, **keywords)  # type: ignore[attr-defined]
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        return self(**config)
+
+
 def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = None, custom_objects: dict[str, Any] | None = None, compression: Any = Compression.none) -> Any:
-    """A model that ``model.save`` has written, whose optimizer is a :func:`DistributedOptimizer` with the states that were saved."""
-    known = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
+    """A model that ``model.save`` has written, whose optimizer is a :func:`DistributedOptimizer` with the states that were saved.
+
+    ``custom_objects`` may name an optimizer by its class, or by a function that makes it from its settings.
+    """
+    known: dict[str, Any] = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
+    known = {name: _Maker(found) if inspect.isfunction(found) else found for name, found in known.items()}
     model: Any = keras.models.load_model(filepath, custom_objects=known)
     optimizer = model.optimizer
     if optimizer is not None and not isinstance(optimizer, _Distributed):
