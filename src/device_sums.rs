@@ -13,6 +13,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::contribution::remotes;
+use crate::kvstore::Change;
 use crate::servers::Servers;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
@@ -109,6 +110,14 @@ impl Backend for DeviceSums {
 
     fn num_workers(&self) -> usize {
         self.servers.num_workers()
+    }
+
+    fn generation(&self) -> u64 {
+        self.servers.generation()
+    }
+
+    fn changes(&self, seen: usize) -> Vec<Change> {
+        self.servers.changes(seen)
     }
 
     fn failing(&self, why: Option<&str>) {

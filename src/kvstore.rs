@@ -188,13 +188,14 @@ impl KvStore {
     }
 
     /// How many losses of workers the job has gone on after: 0 but with
-    /// [`create_elastic`](crate::create_elastic). The ranks and the number of workers are those of this
-    /// generation.
+    /// [`create_elastic`](crate::create_elastic). With servers also how often workers have come. The ranks and
+    /// the number of workers are those of this generation.
     pub fn generation(&self) -> u64 {
         self.backend.generation()
     }
 
-    /// Lets `callback` know of workers that were lost and that the job goes on without. It is called on the
+    /// Lets `callback` know of workers that were lost and that the job goes on without, and, with servers, of
+    /// others that have come: then nobody is lost. It is called on the
     /// program's thread, at the start of its next call of the store; the call returns its error. It may call
     /// the store. Without one the job goes on silently.
     ///

@@ -15,10 +15,11 @@ use ringpull_kernels::optim::{Optimizer, State};
 use ringpull_ps::coded::Coded;
 use ringpull_ps::message::Want;
 use ringpull_ps::shard::Layout;
-use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker};
+use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker, WorkersChanged};
 
 use crate::backlog::{self, Backlog, PUSHES};
 use crate::compressed::{Coding, Compressor};
+use crate::kvstore::Change;
 use crate::update::{Update, no_optimizer};
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, contribution};
 
@@ -32,6 +33,8 @@ pub struct Servers {
     calls: Mutex<Calls>,
     compressor: Compressor,
     backlog: Backlog,
+    /// Held while this worker, which has come later, waits for the others to take it in; whether it has.
+    entered: Mutex<bool>,
 }
 
 /// What this worker has called, from which rounds and versions follow.
@@ -40,6 +43,8 @@ struct Calls {
     keys: BTreeMap<Key, KeyCalls>,
     optimizer: Option<Optimizer>,
     version: u64,
+    /// What the others had called when this worker began to take part, of keys that it has not initialised.
+    pushes: BTreeMap<Key, u64>,
 }
 
 struct KeyCalls {
@@ -84,9 +89,11 @@ struct Asked {
 impl Servers {
     /// Joins the job that `dmlc` describes, as a worker; returns when every node has joined.
     pub fn connect(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
+        let worker = Arc::new(Worker::join(kind, config, dmlc)?);
         Ok(Servers {
             kind,
-            worker: Arc::new(Worker::join(kind, config, dmlc)?),
+            entered: Mutex::new(worker.job().born == 0),
+            worker,
             calls: Mutex::default(),
             compressor: Compressor::default(),
             backlog: Backlog::default(),
@@ -113,6 +120,33 @@ impl Servers {
     /// What talks to the servers.
     pub(crate) fn worker(&self) -> &Arc<Worker> {
         &self.worker
+    }
+
+    /// Takes part in rounds and barriers, if this worker has come later and does not yet; whether it did so
+    /// now. Blocks until the others have come to a barrier; with asynchronous servers not for long.
+    fn enter(&self) -> Result<bool> {
+        let mut entered = self.entered.lock();
+        if std::mem::replace(&mut *entered, true) {
+            return Ok(false);
+        }
+        let (done, answers) = channel();
+        self.worker.submit(Command::Enter { done })?;
+        let told = self.worker.wait(&answers)?;
+        let mut calls = self.calls.lock();
+        for (key, pushes) in told.pushes {
+            match calls.keys.get_mut(&key) {
+                Some(known) => {
+                    (known.pushes, known.awaited) = (pushes, pushes);
+                    known.applied.fetch_max(pushes, Ordering::Relaxed);
+                }
+                None => drop(calls.pushes.insert(key, pushes)),
+            }
+        }
+        (calls.version, calls.optimizer) = told.optimizer.map_or((0, None), |(version, known)| (version, Some(known)));
+        if let Some(optimizer) = &calls.optimizer {
+            self.worker.submit(Command::SetOptimizer { version: calls.version, optimizer: optimizer.clone() })?;
+        }
+        Ok(true)
     }
 
     fn is_async(&self) -> bool {
@@ -210,11 +244,25 @@ impl Servers {
 
 impl Backend for Servers {
     fn rank(&self) -> usize {
-        self.worker.job().rank
+        self.worker.rank()
     }
 
     fn num_workers(&self) -> usize {
-        self.worker.job().workers.len()
+        self.worker.num_workers()
+    }
+
+    fn generation(&self) -> u64 {
+        self.worker.generation()
+    }
+
+    fn changes(&self, seen: usize) -> Vec<Change> {
+        let changes = self.worker.changes(seen).into_iter();
+        changes
+            .map(|change| {
+                let WorkersChanged { generation, rank, num_workers, lost } = change;
+                Change { generation, rank, num_workers, lost }
+            })
+            .collect()
     }
 
     fn fault(&self) -> Option<Error> {
@@ -230,15 +278,18 @@ impl Backend for Servers {
         let size = entry.dtype.size_bytes();
         let cut = if entry.is_row_sparse { Layout::by_rows } else { Layout::new };
         let layout = Arc::new(cut(&entry.key, &entry.shape, size, job.servers.len(), job.bigarray_bound));
-        let value = if job.rank == 0 { Bytes::Shared(value.read()?.snapshot()) } else { Bytes::Nothing };
+        // In an elastic job rank 0 may be lost before its value is there.
+        let value =
+            if job.rank == 0 || job.is_elastic { Bytes::Shared(value.read()?.snapshot()) } else { Bytes::Nothing };
         let shape = entry.shape.iter().map(|len| *len as u64).collect();
         let mut calls = self.calls.lock();
         self.run(entry, &layout, 0, Task::Init { dtype: entry.dtype, shape, value })?;
+        let pushes = calls.pushes.remove(&entry.key).unwrap_or(0);
         let known = KeyCalls {
             layout,
-            pushes: 0,
-            awaited: 0,
-            applied: Arc::default(),
+            pushes,
+            awaited: pushes,
+            applied: Arc::new(pushes.into()),
             len_bytes: entry.len_bytes() as u64,
             asked: None,
         };
@@ -247,6 +298,7 @@ impl Backend for Servers {
     }
 
     fn make_room(&self, entry: &Entry, priority: i32) -> Result<()> {
+        self.enter()?;
         self.backlog.wait(&entry.key, |limit| {
             let room = |piece: Option<Duration>| {
                 Ok(self.has_room_within(entry, priority, piece.unwrap_or(limit))?.then_some(()))
@@ -326,9 +378,14 @@ impl Backend for Servers {
     }
 
     fn set_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        let has_entered = *self.entered.lock();
         let mut calls = self.calls.lock();
-        calls.version += 1;
         calls.optimizer = Some(optimizer.clone());
+        if !has_entered {
+            // The job's holds, which this worker learns when it takes part.
+            return Ok(());
+        }
+        calls.version += 1;
         self.worker.submit(Command::SetOptimizer { version: calls.version, optimizer: optimizer.clone() })
     }
 
@@ -387,6 +444,9 @@ impl Backend for Servers {
     }
 
     fn barrier(&self) -> Result<()> {
+        if self.enter()? {
+            return Ok(());
+        }
         let (done, answers) = channel();
         self.worker.submit(Command::Barrier { done })?;
         self.worker.wait(&answers)

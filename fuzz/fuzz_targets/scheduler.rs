@@ -57,6 +57,8 @@ fuzz_target!(|input: Input| {
         silence: Duration::from_secs(5),
         bigarray_bound: 1000,
         token: 1,
+        // The other bits of the number.
+        is_elastic: input.workers >= 128,
     });
     let mut now = Duration::ZERO;
     let mut welcomed = BTreeSet::new();

@@ -85,7 +85,9 @@ enum Described {
 
 fuzz_target!(|input: Input| {
     let workers = usize::from(input.workers) % 4 + 1;
-    let mut server = Server::new(workers, input.is_sync);
+    // The other bits of the number.
+    let new = if input.workers >= 128 { Server::elastic } else { Server::new };
+    let mut server = new(workers, input.is_sync);
     if let Some((dtype, len)) = input.init {
         for rank in 0..workers {
             let dtype = DType::ALL[usize::from(dtype) % DType::ALL.len()];
@@ -96,6 +98,8 @@ fuzz_target!(|input: Input| {
                 shape: vec![u64::from(len)],
                 len_bytes: len_bytes as u64,
                 unit_bytes: dtype.size_bytes() as u64,
+                here: 1,
+                spans: false,
             };
             handle(&mut server, workers, rank, &init, &vec![0; if rank == 0 { len_bytes } else { 0 }]);
         }
@@ -145,6 +149,8 @@ fn request(step: &Step, reply: u64) -> Request {
             shape: shape.clone(),
             len_bytes: len_bytes.number(),
             unit_bytes: unit_bytes.number(),
+            here: 1,
+            spans: step.rank >= 128,
         },
         What::Push { round, optimizer, compression, has_reply } => Request::Push {
             place,
@@ -170,6 +176,7 @@ fn request(step: &Step, reply: u64) -> Request {
             let slots = slots.iter().map(|len| vec![0; usize::from(*len)]).collect();
             Request::SetState { place, optimizer: optimizer.number(), state: State { updates: *updates, slots }, reply }
         }
+        What::Flush if step.segment => Request::Commit { key: place.key, round: reply % 4 },
         What::Flush => Request::Flush { reply },
     }
 }

@@ -188,13 +188,13 @@ class KVStore(Worker):
 
     @property
     def generation(self) -> int:
-        """How many losses of workers the job has gone on after; always 0 without ``RINGPULL_ELASTIC=1``. ``rank`` and
-        ``num_workers`` are those of this generation."""
+        """How many losses of workers the job has gone on after, and with servers also how often workers have come; always 0
+        without ``RINGPULL_ELASTIC=1``. ``rank`` and ``num_workers`` are those of this generation."""
         return self._native.generation
 
     def on_change(self, callback: Callable[[int, int, int, list[int]], object]) -> None:
         """Lets ``callback(generation, rank, num_workers, lost)`` know of workers that were lost and that the job goes on
-        without; ``lost`` has the numbers that they had until then.
+        without; ``lost`` has the numbers that they had until then. With servers also of workers that have come: ``lost`` is empty.
 
         It is called on the program's thread at the start of its next call of the store, which raises what it raises. It may call
         the store, for example to set another learning rate. Without it the job goes on silently. Sums have fewer contributions from

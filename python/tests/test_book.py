@@ -1,7 +1,7 @@
 """The book's pages of Python: every block of code runs, and the reference is what the sources say.
 
-The first line of a block may say how it is run, as in `# mpirun -n 2 --oversubscribe python train.py`; without
-it runs in one process. If a block of text follows, it is what the processes print, in some order.
+The first line of a block may say how it is run, as in `# mpirun -n 2 --oversubscribe python train.py` or
+`# ringpull launch -n 2 -s 1 -- python train.py`; without it runs in one process. If a block of text follows, it is what the processes print, in some order.
 """
 
 import ast
@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from ranks import ROOT, mpi, run
+from ranks import ROOT, mpi, ringpull_binary, run, start
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -34,8 +34,13 @@ def test_what_a_page_shows_runs(code, printed, tmp_path):
     program = tmp_path / "shown.py"
     program.write_text(code)
     ranks = re.match(r"# mpirun -n (\d+) ", code)
-    if ranks:
-        done = mpi(int(ranks[1]), program)
+    launched = re.match(r"# (ringpull launch .*-n (\d+) .*--) python ", code)
+    if ranks or launched:
+        if ranks:
+            done = mpi(int(ranks[1]), program)
+        else:
+            words = [ringpull_binary(), *launched[1].split()[1:]]
+            done = start(words, int(launched[2]), [sys.executable, program])
         assert done.status == 0, f"{done}"
         lines = [line for rank in done.ranks for line in rank.out.splitlines()]
     else:

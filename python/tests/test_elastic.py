@@ -332,6 +332,18 @@ def test_a_job_goes_on_with_a_rank_less_and_then_with_it_again(tmp_path):
         assert part in output, output
 
 
+def test_servers_keep_the_values_while_a_worker_is_lost_and_another_comes(tmp_path):
+    words = [ringpull_binary(), "launch", "--elastic", "-n", 3, "-s", 2, "--launcher", "local", "--"]
+    done = start(words, 3, [sys.executable, HERE / "jobs/elastic_servers.py", tmp_path, "dist_sync"])
+    assert done.status == 0, f"{done}"
+    assert "worker 1 ended with signal 9; workers left: 2; another one starts in its place" in done.launcher, f"{done}"
+    for rank in (0, 2):
+        number = min(rank, 1)
+        assert done.ranks[rank].out == f"0 {rank} 3 2 3.0 [(1, {number}, 2, [1]), (2, {rank}, 3, [])]\n", f"{done}"
+    came_at, rest = done.ranks[1].out.split(" ", 1)
+    assert 6 <= int(came_at) <= 10 and rest == "1 3 2 3.0 []\n", f"{done}"
+
+
 def lose_rank_0(word):
     """A job of three ranks on an MPI with fault tolerance, which loses the first."""
     folder = ROOT / ".deps/openmpi5"

@@ -7,6 +7,7 @@ use ringpull::{KvStore, create};
 use ringpull_base::{DType, Key, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::{Optimizer, Rule};
 
+use crate::elastic;
 use crate::odd_one::{self, until_fault, until_told};
 
 /// Runs `case` as one worker.
@@ -38,6 +39,8 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "barrier" => barrier(&store),
         "local_errors" => local_errors(&store),
         "speed" => speed(&store),
+        "elastic" => elastic::sums(&store),
+        "async_elastic" => elastic::descents(&store),
         other => panic!("no case is called {other}"),
     }
 }

@@ -56,6 +56,9 @@ impl Job {
                 command.env(name, value)
             };
         }
+        if case.ends_with("elastic") {
+            command.env("RINGPULL_ELASTIC", "1");
+        }
         command.env_remove("RINGPULL_SECRET_FILE").env_remove("RINGPULL_SECRET");
         if let Some(secret) = self.secret {
             command.env("RINGPULL_SECRET", secret);

@@ -2,6 +2,7 @@
 //! wrong.
 
 mod cases;
+mod elastic;
 mod job;
 mod odd_one;
 mod secrets;

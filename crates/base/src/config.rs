@@ -115,7 +115,7 @@ pub struct Config {
     /// of its value over the ranks of `dist_sync_mpi`.
     pub check_replicas: u64,
     /// `RINGPULL_ELASTIC` (0): whether the ranks of `dist_sync_mpi` go on without one that is lost, where MPI
-    /// can (Open MPI 5 under `mpirun --with-ft ulfm`).
+    /// can (Open MPI 5 under `mpirun --with-ft ulfm`), and jobs with servers without lost workers.
     pub elastic: bool,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
     /// servers.

@@ -48,6 +48,20 @@ fn helpers_of_jobs_that_have_none_are_an_error_that_says_what_to_do() {
 }
 
 #[test]
+fn options_that_an_elastic_job_with_servers_does_not_have_are_errors() {
+    for (options, parts) in [
+        ("--min-workers 2", ["needs its number of workers", "-n N"]),
+        ("-n 2 --min-workers 3", ["--min-workers 3 is more than -n 2", "with -n"]),
+        ("-n 2 --max-workers 3", ["--max-workers is for elastic jobs without servers", "leave it out"]),
+        ("-n 2 --launcher mpi", ["for the launchers local, ssh and lab", "dist_sync_mpi"]),
+    ] {
+        let (code, text) = said(None, &format!("launch --elastic -s 1 {options} -- true"));
+        assert_eq!(code, 1, "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{options}: {text}");
+    }
+}
+
+#[test]
 fn an_invalid_algorithm_in_the_environment_is_an_error_that_lists_the_names() {
     let (code, text) = said(Some("rign"), "bench pushpull --kv-store local --sizes 4 --iters 1");
     assert_eq!(code, 1);

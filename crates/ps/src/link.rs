@@ -29,6 +29,8 @@ pub(crate) struct Link {
     beaten: Instant,
     broken: Option<Instant>,
     refused: Option<Error>,
+    /// The longest message that the scheduler takes.
+    longest: usize,
 }
 
 impl Link {
@@ -59,6 +61,7 @@ impl Link {
             beaten: now,
             broken: None,
             refused: None,
+            longest: Limits::SCHEDULER.header,
         };
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
@@ -72,7 +75,12 @@ impl Link {
             while let Some(message) = link.receive() {
                 answered = true;
                 match message {
-                    FromScheduler::Welcome(job) if job.has(role) => return Ok((link, job)),
+                    FromScheduler::Welcome(job) if job.has(role) => {
+                        if job.is_elastic {
+                            link.longest = Limits::ELASTIC_SCHEDULER.header;
+                        }
+                        return Ok((link, job));
+                    }
                     FromScheduler::Welcome(_) => {
                         let what = format!("a job without servers, or without this {role}");
                         return Err(Error::protocol(None, format!("the scheduler ({})", link.root), what));
@@ -112,7 +120,7 @@ impl Link {
     /// Sends `message`; one that is longer than the scheduler takes, in short.
     pub(crate) fn send(&self, message: &ToScheduler) -> Result<()> {
         let mut header = encode(message);
-        if header.len() > Limits::SCHEDULER.header {
+        if header.len() > self.longest {
             let short = |text: &str| text.chars().take(2000).collect::<String>();
             header = encode(&match message {
                 ToScheduler::Fault(error) | ToScheduler::Stalled(error) => ToScheduler::Fault(Error::Elsewhere {

@@ -57,6 +57,30 @@ impl Round {
         rank < self.next || self.held.contains_key(&rank)
     }
 
+    /// Keeps `rank`'s contribution by itself, so that [`remove`](Self::remove) can take it out again.
+    pub(crate) fn hold(&mut self, rank: usize, gradient: Gradient) {
+        self.held.insert(rank, gradient);
+    }
+
+    /// Takes out a contribution that was held.
+    pub(crate) fn remove(&mut self, rank: usize) {
+        self.held.remove(&rank);
+    }
+
+    /// Whether nobody has contributed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.next == 0 && self.held.is_empty()
+    }
+
+    /// The sum of those that are held, in the order of their ranks.
+    pub(crate) fn held_sum(self, geometry: Geometry) -> Option<Sum> {
+        let mut round = Round::default();
+        for (index, gradient) in self.held.into_values().enumerate() {
+            round.add(index, gradient, geometry);
+        }
+        round.into_sum()
+    }
+
     /// Adds `rank`'s contribution, which has not come before.
     pub(crate) fn add(&mut self, rank: usize, gradient: Gradient, geometry: Geometry) {
         self.held.insert(rank, gradient);

@@ -4,7 +4,7 @@
 //! segment if there are any. Decoding is total: whatever cannot be decoded is `None`, and no length inside a
 //! header is used to allocate memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x04";
+pub const MAGIC: &[u8; 5] = b"RPPS\x05";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -34,7 +34,7 @@ pub struct Place {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
     /// The key's dtype and shape as this worker gave them; rank 0's carries the segment's first value as
-    /// payload.
+    /// payload, and in an elastic job every worker's does.
     Init {
         /// Which segment.
         place: Place,
@@ -46,6 +46,10 @@ pub enum Request {
         len_bytes: u64,
         /// The size of one unit of the segment, which row ids count.
         unit_bytes: u64,
+        /// How many segments of the key this server has.
+        here: u32,
+        /// Whether other servers have segments of the key.
+        spans: bool,
     },
     /// A dense gradient of the segment, as payload.
     Push {
@@ -117,6 +121,13 @@ pub enum Request {
         /// Where the answer is to go.
         reply: u64,
     },
+    /// In an elastic job: this worker's push is with every server that has segments of the key.
+    Commit {
+        /// The key.
+        key: Key,
+        /// The push, from 1; 0 is the init.
+        round: u64,
+    },
 }
 
 /// What a pull asks for.
@@ -156,6 +167,34 @@ pub enum Reply {
         /// The state.
         state: State,
     },
+    /// In an elastic job: this server has all of its segments of a push, and others have some too.
+    Arrived {
+        /// The key.
+        key: Key,
+        /// The push, from 1; 0 is the init.
+        round: u64,
+    },
+}
+
+/// The pushes of a lost worker that a server knows to be whole: to be with every server.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WholePushes {
+    /// All of these rounds: they are done.
+    pub completed: u64,
+    /// These beside them; 0 is the init.
+    pub rounds: BTreeSet<u64>,
+}
+
+/// The same for each key that has segments on several servers.
+pub type WholeKeys = BTreeMap<Key, WholePushes>;
+
+/// Where a worker that comes later begins: what those that are there have called.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CallsMade {
+    /// The pushes of each key.
+    pub pushes: BTreeMap<Key, u64>,
+    /// The optimizer with its version.
+    pub optimizer: Option<(u64, Optimizer)>,
 }
 
 /// What a node says of itself.
@@ -227,6 +266,27 @@ pub enum ToScheduler {
         /// What it does.
         status: Box<RankStatus>,
     },
+    /// A worker that has come later wants to take part in rounds and barriers.
+    Enter,
+    /// The answer to `Count`.
+    Counts(CallsMade),
+    /// A server's answer to `Lost`: it takes no more from that worker.
+    Known {
+        /// The worker's rank.
+        rank: usize,
+        /// Its pushes that are whole.
+        whole: WholeKeys,
+    },
+    /// A server's answer to `Settle`.
+    Settled {
+        /// The worker's rank.
+        rank: usize,
+    },
+    /// A server's answer to `Join`.
+    Joined {
+        /// The worker's rank.
+        rank: usize,
+    },
 }
 
 /// What a job is, once everybody is there.
@@ -244,6 +304,15 @@ pub struct Job {
     pub workers: Vec<NodeInfo>,
     /// The servers, by rank.
     pub servers: Vec<NodeInfo>,
+    /// Whether it goes on without workers that it loses.
+    pub is_elastic: bool,
+    /// How many workers had come later when the receiver did, with it; 0 if it was there at the start. Tells
+    /// it from earlier workers of its rank.
+    pub born: u32,
+    /// How many changes of the workers there were before.
+    pub generation: u64,
+    /// The ranks of the workers that are there; the others are lost.
+    pub present: Vec<usize>,
 }
 
 impl Job {
@@ -261,25 +330,39 @@ impl Job {
         format!("{workers} and {} on {}", counted(self.servers.len(), "server"), counted(hosts.len(), "host"))
     }
 
+    /// Whether a round has one push of each worker.
+    pub(crate) fn is_sync(&self) -> bool {
+        !matches!(self.kind, Kind::DistAsync | Kind::DistAsyncDevice)
+    }
+
     /// Worker `rank` as errors name it.
     pub fn worker_name(&self, rank: usize) -> String {
         let NodeInfo { pid, host, .. } = &self.workers[rank];
         format!("worker rank {rank} (pid {pid} on {host})")
     }
 
-    /// The routing identity of worker `rank` at every server.
-    pub fn identity(&self, rank: usize) -> Vec<u8> {
+    /// The routing identity at every server of worker `rank` that came as the `born`th of those that came
+    /// later.
+    pub fn identity(&self, rank: usize, born: u32) -> Vec<u8> {
         let mut identity = b"W".to_vec();
         identity.extend_from_slice(&self.token.to_le_bytes());
         identity.extend_from_slice(&(rank as u32).to_le_bytes());
+        if born > 0 {
+            identity.extend_from_slice(&born.to_le_bytes());
+        }
         identity
     }
 
-    /// The rank whose [`identity`](Self::identity) it is.
-    pub fn rank_of(&self, identity: &[u8]) -> Option<usize> {
-        let rank = identity.strip_prefix(b"W")?.strip_prefix(&self.token.to_le_bytes())?;
-        let rank = u32::from_le_bytes(rank.try_into().ok()?) as usize;
-        (rank < self.workers.len()).then_some(rank)
+    /// The rank and birth whose [`identity`](Self::identity) it is.
+    pub fn rank_of(&self, identity: &[u8]) -> Option<(usize, u32)> {
+        let rest = identity.strip_prefix(b"W")?.strip_prefix(&self.token.to_le_bytes())?;
+        let (rank, born) = rest.split_first_chunk::<4>()?;
+        let rank = u32::from_le_bytes(*rank) as usize;
+        let born = match born {
+            [] => 0,
+            born => Some(u32::from_le_bytes(born.try_into().ok()?)).filter(|born| self.is_elastic && *born > 0)?,
+        };
+        (rank < self.workers.len()).then_some((rank, born))
     }
 }
 
@@ -321,6 +404,49 @@ pub enum FromScheduler {
         rank: usize,
         /// What it does.
         status: Box<RankStatus>,
+    },
+    /// To workers of an elastic job: others have been lost or have come.
+    Changed {
+        /// How many changes there were, with this one.
+        generation: u64,
+        /// The workers that are there now, by rank.
+        workers: BTreeMap<usize, NodeInfo>,
+    },
+    /// To a worker of an elastic job: what has it called?
+    Count,
+    /// To a worker that has come later: it takes part from now on.
+    Entered {
+        /// How many changes there were, with this one.
+        generation: u64,
+        /// The workers that are there now, by rank.
+        workers: BTreeMap<usize, NodeInfo>,
+        /// What the others have called.
+        calls: CallsMade,
+        /// The barriers they have met in.
+        barriers: u64,
+    },
+    /// To servers: this worker is lost.
+    Lost {
+        /// Its rank.
+        rank: usize,
+        /// Its birth.
+        born: u32,
+    },
+    /// To servers, when all have answered `Lost`: these of its pushes count, and no others.
+    Settle {
+        /// Its rank.
+        rank: usize,
+        /// Those of keys that have segments on several servers.
+        whole: WholeKeys,
+    },
+    /// To servers: this worker takes part in the rounds after these.
+    Join {
+        /// Its rank.
+        rank: usize,
+        /// Its birth.
+        born: u32,
+        /// The rounds of each key that go on without it.
+        after: BTreeMap<Key, u64>,
     },
 }
 
@@ -373,10 +499,17 @@ mod tests {
             bigarray_bound: 9,
             workers: vec![info.clone(), info],
             servers: Vec::new(),
+            is_elastic: false,
+            born: 0,
+            generation: 0,
+            present: vec![0, 1],
         };
-        assert_eq!(job.rank_of(&job.identity(1)), Some(1));
-        assert_eq!(job.rank_of(&job.identity(2)), None);
-        assert_eq!(job.rank_of(&Job { token: 78, ..job.clone() }.identity(1)), None);
+        assert_eq!(job.rank_of(&job.identity(1, 0)), Some((1, 0)));
+        assert_eq!(job.rank_of(&job.identity(2, 0)), None);
+        assert_eq!(job.rank_of(&job.identity(1, 3)), None, "nobody comes later");
+        let elastic = Job { is_elastic: true, ..job.clone() };
+        assert_eq!(elastic.rank_of(&job.identity(1, 3)), Some((1, 3)));
+        assert_eq!(job.rank_of(&Job { token: 78, ..job.clone() }.identity(1, 0)), None);
         assert_eq!(job.rank_of(b"W"), None);
         assert_eq!(job.rank_of(b""), None);
         assert!(!job.has(Role::Worker), "a job without servers");

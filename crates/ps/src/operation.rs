@@ -1,5 +1,6 @@
 //! One call of a worker on one key, and what is left to do for it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,6 +19,8 @@ pub(crate) struct Operation {
     task: Task,
     /// For rows: the segments that hold any, and their positions in the list of units.
     split: Vec<(usize, std::ops::Range<usize>)>,
+    /// For an init: how many segments each server has.
+    on_servers: BTreeMap<usize, u32>,
     unsent: usize,
     unanswered: usize,
 }
@@ -32,7 +35,11 @@ impl Operation {
             Task::Pull { want: Want::Rows, .. } => split.len(),
             _ => layout.segments.len(),
         };
-        let mut operation = Operation { key, layout, task, split, unsent: segments, unanswered: 0 };
+        let mut on_servers = BTreeMap::new();
+        if matches!(task, Task::Init { .. }) {
+            layout.segments.iter().for_each(|segment| *on_servers.entry(segment.server).or_default() += 1);
+        }
+        let mut operation = Operation { key, layout, task, split, on_servers, unsent: segments, unanswered: 0 };
         operation.unanswered = if operation.is_answered() { segments } else { 0 };
         operation
     }
@@ -73,6 +80,16 @@ impl Operation {
         }
     }
 
+    /// The number that it has in an elastic job, where the worker has to know when it is whole: 0 is the init.
+    pub(crate) fn contribution(&self) -> Option<u64> {
+        if matches!(self.task, Task::Init { .. }) { Some(0) } else { self.round() }
+    }
+
+    /// The servers that have segments of the key.
+    pub(crate) fn servers(&self) -> BTreeSet<usize> {
+        self.layout.segments.iter().map(|segment| segment.server).collect()
+    }
+
     /// Whether each segment is answered.
     pub(crate) fn is_answered(&self) -> bool {
         match &self.task {
@@ -102,7 +119,7 @@ impl Operation {
     }
 
     /// The message for a segment; `reply` names its answer.
-    pub(crate) fn request(&self, segment: usize, rank: usize, reply: u64) -> (Request, Vec<u8>) {
+    pub(crate) fn request(&self, segment: usize, reply: u64) -> (Request, Vec<u8>) {
         let place = Place { key: self.key.clone(), segment: segment as u32 };
         let bytes = self.layout.bytes_of(segment);
         match &self.task {
@@ -113,9 +130,11 @@ impl Operation {
                     shape: shape.clone(),
                     len_bytes: bytes.len() as u64,
                     unit_bytes: self.layout.unit_bytes as u64,
+                    here: self.on_servers.get(&self.layout.segments[segment].server).copied().unwrap_or(0),
+                    spans: self.on_servers.len() > 1,
                 };
-                let value = if rank == 0 { &value.bytes(&[])[bytes] } else { &[] };
-                (request, value.to_vec())
+                // Of a worker whose value cannot count nothing is sent.
+                (request, value.bytes(&[]).get(bytes).unwrap_or_default().to_vec())
             }
             Task::Push { gradient, outs, round, optimizer, .. } => {
                 let reply = (!outs.is_empty()).then_some(reply);

@@ -3,7 +3,10 @@
 //!
 //! Until every node has registered it collects them; then it assigns ranks and sends the addresses to every
 //! node. From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after
-//! the last worker's goodbye, or with the first fault, which is sent to every node.
+//! the last worker's goodbye, or with the first fault, which is sent to every node. `changes`: workers of an
+//! elastic job that are lost, and others that come.
+
+mod changes;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,6 +14,7 @@ use std::time::Duration;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Key, Kind, after_error};
 
+use self::changes::WorkerChanges;
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 
 /// How long every worker must have waited before nothing can come any more: a message that is on its way ends
@@ -37,6 +41,8 @@ pub struct Settings {
     pub bigarray_bound: usize,
     /// Tells this job's nodes from strangers.
     pub token: u64,
+    /// Whether the job goes on without workers that it loses.
+    pub is_elastic: bool,
 }
 
 impl Settings {
@@ -83,6 +89,10 @@ struct Node {
     waits: Option<(String, Vec<usize>, Duration)>,
     /// The error that it would end with, if it ended now.
     failing: Option<String>,
+    /// How many workers had come later when it did, with it; 0 if it was there at the start.
+    born: u32,
+    /// It has come later and takes no part in rounds and barriers yet.
+    is_guest: bool,
 }
 
 impl Node {
@@ -118,6 +128,7 @@ pub struct Scheduler {
     /// How often somebody has asked what the nodes do, and who asked last, by which number.
     questions: u64,
     asker: Option<(Identity, u64)>,
+    changes: WorkerChanges,
 }
 
 impl Scheduler {
@@ -135,6 +146,7 @@ impl Scheduler {
             outputs: Vec::new(),
             questions: 0,
             asker: None,
+            changes: WorkerChanges::default(),
         }
     }
 
@@ -153,6 +165,9 @@ impl Scheduler {
         if let ToScheduler::Register { info, preferred, kind, num_workers, num_servers } = message {
             return self.register(from, info, preferred, kind, (num_workers, num_servers), now);
         }
+        if self.waits_for_a_rank(from, &message) {
+            return Ok(());
+        }
         let found = self.nodes.iter().position(|node| node.identity == from);
         let index = found.ok_or_else(|| "the sender has not registered".to_owned())?;
         let node = &mut self.nodes[index];
@@ -166,7 +181,7 @@ impl Scheduler {
                 }
                 self.outputs.push((from.to_vec(), FromScheduler::Alive));
             }
-            ToScheduler::Barrier { number } if role == Role::Worker => {
+            ToScheduler::Barrier { number } if node.is_member() => {
                 if self.barriers.len() >= MAX_BARRIERS && !self.barriers.contains_key(&number) {
                     return Err(format!("a barrier although {MAX_BARRIERS} are open"));
                 }
@@ -176,13 +191,9 @@ impl Scheduler {
                 if !ranks.contains(&rank) {
                     ranks.push(rank);
                 }
-                if ranks.len() == self.settings.num_workers {
-                    self.barriers.remove(&number);
-                    self.next_warning = self.settings.warn;
-                    self.tell(Role::Worker, &FromScheduler::BarrierDone { number });
-                }
+                self.go_on();
             }
-            ToScheduler::Barrier { .. } => return Err("a barrier of a server".to_owned()),
+            ToScheduler::Barrier { .. } => return Err("a barrier of a node that takes no part in any".to_owned()),
             ToScheduler::Fault(error) => self.fail(&error),
             ToScheduler::Stalled(error) => {
                 let Error::Stalled { missing, .. } = &error else {
@@ -215,17 +226,29 @@ impl Scheduler {
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];
                 node.left = true;
-                let why = node.failing.clone();
+                let (why, is_guest) = (node.failing.clone(), node.is_guest);
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
+                if is_guest {
+                    self.nodes[index].left = false;
+                    self.lose(index, "it has left");
+                    return Ok(());
+                }
+                self.ask_another(rank);
                 if role == Role::Worker && self.phase == JobPhase::Running {
                     self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
                 }
                 let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
-                if self.complete && workers.all(|node| node.left) && self.phase == JobPhase::Running {
+                if self.complete && workers.all(|node| node.left || node.is_guest) && self.phase == JobPhase::Running {
                     self.phase = JobPhase::Ended;
                     self.tell(Role::Server, &FromScheduler::Farewell);
+                    self.refuse_guests();
                 }
             }
+            ToScheduler::Enter
+            | ToScheduler::Counts(_)
+            | ToScheduler::Known { .. }
+            | ToScheduler::Settled { .. }
+            | ToScheduler::Joined { .. } => return self.take_change(index, message),
         }
         Ok(())
     }
@@ -246,11 +269,12 @@ impl Scheduler {
             return;
         }
         let limit = self.settings.silence;
-        if let Some(lost) = self.nodes.iter().find(|node| !node.left && now.saturating_sub(node.seen) > limit) {
-            let cause = format!("no heartbeat for {:.1} s", now.saturating_sub(lost.seen).as_secs_f64());
-            let error = lost.lost(&cause);
-            return self.fail(&error);
+        let silent = |node: &Node| !node.left && now.saturating_sub(node.seen) > limit;
+        if let Some(index) = self.nodes.iter().position(silent) {
+            let silence = now.saturating_sub(self.nodes[index].seen);
+            return self.lose(index, &format!("no heartbeat for {:.1} s", silence.as_secs_f64()));
         }
+        self.refuse_surplus(now);
         if !self.complete && now > self.settings.startup_limit() {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
             let (workers, servers) = (count(Role::Worker), count(Role::Server));
@@ -265,9 +289,11 @@ impl Scheduler {
             return self.fail(&Error::Incomplete { what, remedy: remedy.to_owned() });
         }
         let stalled = self.barriers.values().find_map(|(since, ranks)| {
-            let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
+            let missing = self.missing(ranks);
             let waited = now.saturating_sub(*since);
-            let quiet = waited > self.settings.timeout && missing.iter().all(|rank| self.is_quiet(*rank, now));
+            let quiet = waited > self.settings.timeout
+                && !missing.is_empty()
+                && missing.iter().all(|rank| self.is_quiet(*rank, now));
             let vain = missing.iter().any(|rank| self.has_left(*rank));
             (quiet || vain).then(|| Error::Stalled {
                 operation: "barrier".to_owned(),
@@ -285,14 +311,15 @@ impl Scheduler {
 
     /// What every worker waits for, if each that has not left has waited for [`CERTAIN`] for another.
     fn deadlock(&self, now: Duration) -> Option<Error> {
-        let workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker && !node.left);
+        if self.is_changing() {
+            return None;
+        }
+        let workers = self.nodes.iter().filter(|node| node.is_member() && !node.left);
         let in_barrier = |rank: usize| {
             self.barriers.values().find_map(|(_, ranks)| {
-                let missing =
-                    || (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect::<Vec<_>>();
                 ranks
                     .contains(&rank)
-                    .then(|| format!(" for the barrier, to which rank(s) {:?} have not come", missing()))
+                    .then(|| format!(" for the barrier, to which rank(s) {:?} have not come", self.missing(ranks)))
             })
         };
         let waits = workers.map(|node| {
@@ -312,8 +339,7 @@ impl Scheduler {
     pub fn warning(&mut self, now: Duration) -> Option<String> {
         let (waited, what) = if self.complete {
             let (since, ranks) = self.barriers.values().min_by_key(|(since, _)| *since)?;
-            let missing: Vec<usize> = (0..self.settings.num_workers).filter(|rank| !ranks.contains(rank)).collect();
-            (now.saturating_sub(*since), format!("rank(s) {missing:?} to come to a barrier"))
+            (now.saturating_sub(*since), format!("rank(s) {:?} to come to a barrier", self.missing(ranks)))
         } else {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
             let (workers, servers) = (count(Role::Worker), count(Role::Server));
@@ -341,9 +367,9 @@ impl Scheduler {
 
     /// The node's connection is gone.
     pub fn unreachable(&mut self, identity: &[u8]) {
-        if let Some(node) = self.nodes.iter().find(|node| node.identity == identity && !node.left) {
-            let error = node.lost("its connection closed");
-            self.fail(&error);
+        self.forget_surplus(identity);
+        if let Some(index) = self.nodes.iter().position(|node| node.identity == identity && !node.left) {
+            self.lose(index, "its connection closed");
         }
     }
 
@@ -357,6 +383,7 @@ impl Scheduler {
         for node in self.nodes.iter().filter(|node| !node.left) {
             self.outputs.push((node.identity.clone(), FromScheduler::Abort(error.clone())));
         }
+        self.refuse_guests();
     }
 
     /// A wait for a worker that has ended says so, and by which error it has, if by one.
@@ -404,6 +431,10 @@ impl Scheduler {
         }
         let there = self.nodes.iter().filter(|node| node.info.role == info.role).count();
         let ours = (self.settings.num_workers, self.settings.num_servers);
+        if self.takes_later(&info, kind, counts) {
+            self.come_later(from, info, preferred, now);
+            return Ok(());
+        }
         let refusal = if self.complete || there == wanted || self.phase != JobPhase::Running {
             Some(Error::job_mismatch(
                 format!("the job has all of its {wanted} {}s already", info.role),
@@ -435,6 +466,8 @@ impl Scheduler {
             left: false,
             waits: None,
             failing: None,
+            born: 0,
+            is_guest: false,
         };
         self.nodes.push(node);
         match (self.kind, kind) {
@@ -476,17 +509,11 @@ impl Scheduler {
         }
         let by_rank = |role| {
             let nodes = self.nodes.iter().filter(|node| node.info.role == role);
-            let infos: BTreeMap<usize, NodeInfo> = nodes.map(|node| (node.rank, node.info.clone())).collect();
-            infos.into_values().collect::<Vec<_>>()
+            nodes.map(|node| (node.rank, node.info.clone())).collect::<BTreeMap<_, _>>().into_values().collect()
         };
-        let job = Job {
-            rank: 0,
-            token: self.settings.token,
-            kind: self.kind.unwrap_or(Kind::DistSync),
-            bigarray_bound: self.settings.bigarray_bound,
-            workers: by_rank(Role::Worker),
-            servers: by_rank(Role::Server),
-        };
+        let (workers, servers) = (by_rank(Role::Worker), by_rank(Role::Server));
+        self.changes.begin(workers, servers);
+        let job = self.job();
         for node in &self.nodes {
             let job = Job { rank: node.rank, ..job.clone() };
             self.outputs.push((node.identity.clone(), FromScheduler::Welcome(job)));

@@ -24,7 +24,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         secret: config::secret()?,
         admits: Box::new(|_| true),
         most: dmlc.num_workers + dmlc.num_servers + STRANGERS,
-        limits: Limits::SCHEDULER,
+        limits: if config.elastic { Limits::ELASTIC_SCHEDULER } else { Limits::SCHEDULER },
     };
     if door.secret.is_none() {
         tracing::warn!(
@@ -42,6 +42,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         silence: config.silence(),
         bigarray_bound: config.bigarray_bound,
         token: u64::from_le_bytes(secret::random()?),
+        is_elastic: config.elastic,
     });
     let start = Instant::now();
     let tick = (config.heartbeat_interval / 2).min(Duration::from_millis(250));

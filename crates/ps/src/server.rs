@@ -4,6 +4,7 @@
 //! answered yet (a pull of a round still open, a push before the value) is kept until it can. `payload`: what
 //! a request brings, checked; `segment`: the state of one.
 
+mod members;
 mod payload;
 mod segment;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use ringpull_base::{Error, INIT_ALIKE, Result};
 use ringpull_kernels::optim::{Optimizer, State};
 
+use self::members::Members;
 use self::payload::{broken_code, check_code, check_init, check_units, ids_of, in_words, rows_of};
 use self::segment::{Pull, ServedSegment};
 use crate::merge::{self, Geometry, Gradient};
@@ -58,6 +60,8 @@ pub struct Server {
     outputs: Vec<Output>,
     /// Whether there was a fault.
     ended: bool,
+    /// In an elastic job: who the workers are.
+    members: Option<Members>,
 }
 
 impl Server {
@@ -71,7 +75,13 @@ impl Server {
             oldest: vec![0; workers],
             outputs: Vec::new(),
             ended: false,
+            members: None,
         }
+    }
+
+    /// The same of a job that goes on without workers that it loses.
+    pub fn elastic(workers: usize, sync: bool) -> Self {
+        Server { members: Some(Members::new(workers)), ..Server::new(workers, sync) }
     }
 
     /// Takes `request` of worker `rank`. Whatever does not fit is dropped whole.
@@ -98,15 +108,18 @@ impl Server {
     /// Whom it waits for, if a round is open: `waits for push of key w by rank(s) [1]`.
     pub(crate) fn awaited(&self) -> Option<String> {
         let (place, segment) = self.segments.iter().find(|(_, segment)| !segment.rounds.is_empty())?;
-        let (operation, ranks) = segment.missing(self.workers, self.sync, segment.completed + 1);
+        let (operation, ranks) = self.missing(place, segment.completed + 1).ok()?;
         (!ranks.is_empty()).then(|| format!("waits for {operation} of key {} by rank(s) {ranks:?}", place.key))
     }
 
     fn take(&mut self, rank: usize, request: Request, payload: Vec<u8>) -> Result<(), String> {
         match request {
-            Request::Init { place, dtype, shape, len_bytes, unit_bytes } => {
+            Request::Init { place, dtype, shape, len_bytes, unit_bytes, here, spans } => {
                 let size = |bytes| usize::try_from(bytes).map_err(|_| format!("an init of {bytes} bytes"));
                 let geometry = Geometry { dtype, len_bytes: size(len_bytes)?, unit_bytes: size(unit_bytes)?.max(1) };
+                if let Some(members) = &mut self.members {
+                    members.declare(&place.key, here as usize, spans);
+                }
                 self.init(rank, &place, geometry, shape, payload)
             }
             Request::Push { place, round, optimizer, compression, reply } => {
@@ -148,8 +161,7 @@ impl Server {
                 Ok(())
             }
             Request::WhoIsMissing { place, rounds, reply } => {
-                let segment = self.segments.get(&place).ok_or("a question before init")?;
-                let (operation, ranks) = segment.missing(self.workers, self.sync, rounds);
+                let (operation, ranks) = self.missing(&place, rounds)?;
                 let reply = Reply::Missing { reply, operation: operation.to_owned(), ranks };
                 self.outputs.push(Output::Reply { rank, reply, payload: None });
                 Ok(())
@@ -165,6 +177,12 @@ impl Server {
                 self.outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: None });
                 Ok(())
             }
+            Request::Commit { key, round } => {
+                let members = self.members.as_mut().ok_or("a commit, which only elastic jobs have")?;
+                members.commit(&key, round, rank)?;
+                self.advance_key(&key);
+                Ok(())
+            }
         }
     }
 
@@ -177,7 +195,7 @@ impl Server {
         value: Vec<u8>,
     ) -> Result<(), String> {
         check_init(geometry, &shape)?;
-        if rank == 0 && value.len() != geometry.len_bytes {
+        if (rank == 0 || self.members.is_some()) && value.len() != geometry.len_bytes {
             return Err(format!("an init of {} bytes with {}", geometry.len_bytes, value.len()));
         }
         if self.segments.len() >= MAX_SEGMENTS && !self.segments.contains_key(place) {
@@ -192,6 +210,7 @@ impl Server {
             geometry,
             views: BTreeMap::new(),
             value: None,
+            candidates: BTreeMap::new(),
             state: State::default(),
             rule: None,
             completed: 0,
@@ -223,7 +242,12 @@ impl Server {
             self.outputs.push(Output::Fault(Error::protocol(rank, peer, what)));
             return Ok(());
         }
-        if rank == 0 {
+        if self.members.is_some() {
+            if segment.value.is_none() {
+                segment.candidates.entry(rank).or_insert(value);
+            }
+            self.arrive(&place.key, 0, rank);
+        } else if rank == 0 {
             segment.value = Some(merge::aligned(value, geometry.dtype));
             self.advance(place);
         }
@@ -243,6 +267,9 @@ impl Server {
             0 => None,
             version => Some(Arc::clone(&self.optimizers.get(&version).ok_or("an optimizer never sent")?.1)),
         };
+        if self.members.as_ref().is_some_and(|members| !members.is_member(rank)) {
+            return Err("a push of a worker that takes no part yet".to_owned());
+        }
         let segment = self.segments.get_mut(place).ok_or("a push before init")?;
         // If each push is applied by itself, a push of higher priority may overtake an earlier one.
         let done = if self.sync { segment.completed } else { 0 };
@@ -291,6 +318,11 @@ impl Server {
             }
         }
         open.replies.extend(reply.map(|reply| (rank, reply)));
+        if self.members.is_some() && self.sync {
+            open.merge.hold(rank, gradient);
+            self.arrive(&place.key, round, rank);
+            return Ok(());
+        }
         open.merge.add(if self.sync { rank } else { 0 }, gradient, segment.geometry);
         self.advance(place);
         Ok(())
@@ -327,5 +359,7 @@ impl Server {
     }
 }
 
+#[cfg(test)]
+mod elastic_tests;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::status::RankStatus;
 use ringpull_base::timeline::{self, Name, Phase};
-use ringpull_base::{Error, Kind, Result};
+use ringpull_base::{Error, Result};
 
 use crate::link::{self, FAREWELL, Link};
 use crate::message::{FromScheduler, Job, Request, ToScheduler, decode, encode};
@@ -27,13 +27,15 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         name: format!("server {}", job.rank),
         secret: config::secret()?,
         admits: Box::new(move |identity| known.rank_of(identity).is_some()),
-        most: job.workers.len(),
+        // The session of a lost worker ends when the scheduler has said so.
+        most: job.workers.len() * if job.is_elastic { 2 } else { 1 },
         limits: Limits::SERVER,
     };
     let listener = bound.open(door, &bell)?;
-    let sync = !matches!(job.kind, Kind::DistAsync | Kind::DistAsyncDevice);
+    let sync = job.is_sync();
     timeline::introduce(Role::Server, job.rank, job.workers.len());
-    let mut server = Server::new(job.workers.len(), sync);
+    let new = if job.is_elastic { Server::elastic } else { Server::new };
+    let mut server = new(job.workers.len(), sync);
     let started = Instant::now();
     let mut moved = Moved::default();
     let ended = loop {
@@ -50,21 +52,51 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
         // Who of the workers is gone, the scheduler says.
         while listener.event().is_some() {}
-        match link.receive() {
-            Some(FromScheduler::Farewell) => break Ok(()),
-            Some(FromScheduler::Abort(error)) => break Err(error),
-            Some(FromScheduler::Describe { question }) => {
-                let status = RankStatus {
-                    steps: server.rounds(),
-                    calls: moved.requests,
-                    sent_bytes: moved.sent_bytes,
-                    received_bytes: moved.received_bytes,
-                    doing: server.awaited().map(status::short),
-                    ..status::of_this(Role::Server, &job, started)
-                };
-                link.send(&ToScheduler::Described { question, status: Box::new(status) })?;
-            }
-            _ => {}
+        let mut ended = None;
+        while let Some(message) = link.receive() {
+            let outputs = match message {
+                FromScheduler::Farewell => {
+                    ended = Some(Ok(()));
+                    break;
+                }
+                FromScheduler::Abort(error) => {
+                    ended = Some(Err(error));
+                    break;
+                }
+                FromScheduler::Describe { question } => {
+                    let status = RankStatus {
+                        steps: server.rounds(),
+                        calls: moved.requests,
+                        sent_bytes: moved.sent_bytes,
+                        received_bytes: moved.received_bytes,
+                        doing: server.awaited().map(status::short),
+                        ..status::of_this(Role::Server, &job, started)
+                    };
+                    link.send(&ToScheduler::Described { question, status: Box::new(status) })?;
+                    continue;
+                }
+                FromScheduler::Lost { rank, born } if rank < job.workers.len() => {
+                    let whole = server.lose(rank, born);
+                    listener.dismiss(&job.identity(rank, born));
+                    link.send(&ToScheduler::Known { rank, whole })?;
+                    continue;
+                }
+                FromScheduler::Settle { rank, whole } if rank < job.workers.len() => {
+                    let outputs = server.settle(rank, &whole);
+                    link.send(&ToScheduler::Settled { rank })?;
+                    outputs
+                }
+                FromScheduler::Join { rank, born, after } if rank < job.workers.len() => {
+                    let outputs = server.join(rank, born, &after);
+                    link.send(&ToScheduler::Joined { rank })?;
+                    outputs
+                }
+                _ => continue,
+            };
+            moved.sent_bytes += send(&server, outputs, &job, &listener, &link)?;
+        }
+        if let Some(ended) = ended {
+            break ended;
         }
         link.beat(moved.received_bytes)?;
         if let Some(cause) = link.loss() {
@@ -94,24 +126,37 @@ fn take(
     identity: &[u8],
     frame: Frame,
 ) -> Result<u64> {
-    let mut sent_bytes = 0;
     let Frame { header, payload } = frame;
-    let (Some(rank), Some(request)) = (job.rank_of(identity), decode::<Request>(&header)) else {
+    let (Some((rank, born)), Some(request)) = (job.rank_of(identity), decode::<Request>(&header)) else {
         tracing::warn!("server {}: dropped a message that does not belong to this job", job.rank);
-        return Ok(sent_bytes);
+        return Ok(0);
     };
+    if !server.meets(rank, born) {
+        tracing::debug!("server {}: dropped a message of a lost worker of rank {rank}", job.rank);
+        return Ok(0);
+    }
     let _span = timeline::span(Phase::Serve, || Name::Peer(rank)).bytes(payload.len());
-    for output in server.handle(rank, request, payload) {
+    let outputs = server.handle(rank, request, payload);
+    for output in &outputs {
+        if let Output::Dropped(why) = output {
+            tracing::warn!("server {}: dropped a message from rank {rank}: {why}", job.rank);
+        }
+    }
+    send(server, outputs, job, listener, link)
+}
+
+/// Sends what a server has for its workers and the scheduler: so many bytes.
+fn send(server: &Server, outputs: Vec<Output>, job: &Job, listener: &Listener, link: &Link) -> Result<u64> {
+    let mut sent_bytes = 0;
+    for output in outputs {
         match output {
             Output::Reply { rank, reply, payload } => {
                 let frame = Frame { header: encode(&reply), payload: payload.unwrap_or_default() };
                 sent_bytes += frame.payload.len() as u64;
-                listener.send(&job.identity(rank), frame);
+                listener.send(&job.identity(rank, server.born(rank)), frame);
             }
             Output::Fault(error) => fault(link, error)?,
-            Output::Dropped(why) => {
-                tracing::warn!("server {}: dropped a message from rank {rank}: {why}", job.rank);
-            }
+            Output::Dropped(_) => {}
         }
     }
     Ok(sent_bytes)

@@ -83,6 +83,9 @@ impl Limits {
     /// What the scheduler takes from a node.
     pub(crate) const SCHEDULER: Limits =
         Limits { header: 256 << 10, payload: 0, waiting_bytes: 256 << 10, waiting: 64, unwritten_bytes: 1 << 20 };
+    /// The same in an elastic job, where nodes list the keys.
+    pub(crate) const ELASTIC_SCHEDULER: Limits =
+        Limits { header: 16 << 20, waiting_bytes: 16 << 20, unwritten_bytes: 64 << 20, ..Limits::SCHEDULER };
 }
 
 /// What happened to a session, beside its frames.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -16,11 +16,12 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::coded::Coded;
 use crate::link::{self, Link};
-use crate::message::{Job, Want};
+use crate::message::{CallsMade, Job, Want};
 use crate::scheduler::lost_node;
 use crate::shard::Layout;
 use crate::socket::{Bell, Connection, Limits, Target};
 use crate::status::{self, Described};
+pub use crate::worker_loop::WorkersChanged;
 use crate::worker_loop::{Patience, WorkerLoop};
 
 /// Where a gradient's bytes stand while they leave.
@@ -85,6 +86,9 @@ pub enum Command {
     Run { key: Key, layout: Arc<Layout>, priority: i32, task: Task },
     /// Later pushes are applied by `optimizer`, known by its version.
     SetOptimizer { version: u64, optimizer: Optimizer },
+    /// Take part in rounds and barriers, of a worker that has come later; answered with what the others have
+    /// called.
+    Enter { done: Sender<Result<CallsMade>> },
     /// Meet the other workers; `done` is answered when all have come.
     Barrier { done: Sender<Result<()>> },
     /// Why this worker would end, if it ended now.
@@ -100,6 +104,12 @@ pub enum Command {
 /// What the thread and its callers share.
 #[derive(Default)]
 pub struct WorkerState {
+    /// The changes since this worker came.
+    pub(crate) changes: Mutex<Vec<WorkersChanged>>,
+    /// How many there were, this worker's number, and how many workers there are.
+    pub(crate) generation: AtomicU64,
+    pub(crate) rank: AtomicUsize,
+    pub(crate) num_workers: AtomicUsize,
     /// The first fatal fault.
     pub fault: Mutex<Option<Error>>,
     /// Who is told of it.
@@ -136,6 +146,12 @@ impl Worker {
         let bell = Bell::default();
         let info = link::describe(Role::Worker, dmlc, 0)?;
         let (link, job) = Link::register(&bell, config, dmlc, info, Some(kind))?;
+        if config.elastic && !job.is_elastic {
+            return Err(Error::argument(
+                "the job's scheduler does not go on without lost workers, and this worker asks for it",
+                "set RINGPULL_ELASTIC=1 for every process of the job, as `ringpull launch --elastic` does",
+            ));
+        }
         let mut servers = Vec::new();
         for (index, server) in job.servers.iter().enumerate() {
             let address = server.address.parse().map_err(|_| Error::Protocol {
@@ -147,13 +163,19 @@ impl Worker {
             let target = Target {
                 to: SocketAddr::new(address, server.port),
                 name: format!("server {index}"),
-                identity: job.identity(job.rank),
+                identity: job.identity(job.rank, job.born),
                 secret: config::secret()?,
                 limits: Limits::WORKER,
             };
             servers.push(Connection::open(target, &bell)?);
         }
-        let shared = Arc::new(WorkerState::default());
+        let number = job.present.iter().position(|rank| *rank == job.rank).unwrap_or(job.rank);
+        let shared = Arc::new(WorkerState {
+            generation: job.generation.into(),
+            rank: number.into(),
+            num_workers: job.present.len().into(),
+            ..WorkerState::default()
+        });
         let (commands, inbox) = channel();
         let worker_loop =
             WorkerLoop::new(job.clone(), link, servers, inbox, bell.clone(), Arc::clone(&shared), Patience::of(config));
@@ -175,6 +197,26 @@ impl Worker {
     /// What the scheduler has said of the job.
     pub fn job(&self) -> &Job {
         &self.job
+    }
+
+    /// This worker's number among those that are there.
+    pub fn rank(&self) -> usize {
+        self.shared.rank.load(Ordering::Relaxed)
+    }
+
+    /// How many workers are there.
+    pub fn num_workers(&self) -> usize {
+        self.shared.num_workers.load(Ordering::Relaxed)
+    }
+
+    /// How often workers were lost, or others have come.
+    pub fn generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::Relaxed)
+    }
+
+    /// These changes since this worker came, from the one at place `seen` on.
+    pub fn changes(&self, seen: usize) -> Vec<WorkersChanged> {
+        self.shared.changes.lock().get(seen..).unwrap_or_default().to_vec()
     }
 
     /// What the thread shares with its callers.

@@ -4,11 +4,15 @@
 //! Each server has a `queue` of segments, ordered by priority and then by the order of the calls, with a
 //! limit on what is not answered. A segment becomes a message when there is room for it, so that a late call
 //! of high priority overtakes what has not left. An operation ends when all of its segments have left and the
-//! last answer is in; then its guards are dropped. `patience` has the limits of waiting for answers.
+//! last answer is in; then its guards are dropped. `patience` has the limits of waiting for answers;
+//! `elastic`: what is more in a job that goes on without lost workers.
 
+mod elastic;
 mod patience;
 mod queue;
 
+use elastic::Membership;
+pub use elastic::WorkersChanged;
 pub(super) use patience::Patience;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,6 +104,7 @@ pub(super) struct WorkerLoop {
     flush: Flush,
     closing_since: Option<Instant>,
     closing: bool,
+    elastic: Option<Membership>,
 }
 
 impl WorkerLoop {
@@ -118,10 +123,16 @@ impl WorkerLoop {
             queue: Queue::default(),
             broken: None,
         });
+        let elastic = job.is_elastic.then(|| Membership::new(&job));
+        let mut servers: Vec<_> = servers.collect();
+        if elastic.is_some() {
+            // A round is answered when all of the key is there: no segment of it may wait for an answer.
+            servers.iter_mut().for_each(|server: &mut ServerConnection| server.queue.leave());
+        }
         WorkerLoop {
             job,
             link,
-            servers: servers.collect(),
+            servers,
             inbox,
             bell,
             shared,
@@ -145,6 +156,7 @@ impl WorkerLoop {
             flush: Flush::default(),
             closing_since: None,
             closing: false,
+            elastic,
         }
     }
 
@@ -195,6 +207,9 @@ impl WorkerLoop {
     /// true after the limit in any case.
     fn has_flushed(&mut self) -> bool {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
+        if self.elastic.as_ref().is_some_and(Membership::has_uncommitted) && since.elapsed() < self.patience.silence {
+            return false;
+        }
         while let Some(server) = self.servers.get(self.flush.asked) {
             self.next += 1;
             if server.connection.send(encode(&Request::Flush { reply: self.next })) {
@@ -238,7 +253,19 @@ impl WorkerLoop {
                         drop(asked.answers.send(Described { role, rank, status: *status }));
                     }
                 }
-                FromScheduler::Welcome(_) | FromScheduler::Alive | FromScheduler::Farewell => {}
+                FromScheduler::Changed { generation, workers } => self.change(generation, workers, true),
+                FromScheduler::Entered { generation, workers, calls, barriers } => {
+                    self.barrier_count = barriers;
+                    self.change(generation, workers, false);
+                    self.entered(calls);
+                }
+                FromScheduler::Count => self.count_calls()?,
+                FromScheduler::Welcome(_)
+                | FromScheduler::Alive
+                | FromScheduler::Farewell
+                | FromScheduler::Lost { .. }
+                | FromScheduler::Settle { .. }
+                | FromScheduler::Join { .. } => {}
             }
         }
         self.link.beat(self.shared.sent.load(Ordering::Relaxed) + self.shared.received.load(Ordering::Relaxed))?;
@@ -286,6 +313,9 @@ impl WorkerLoop {
                     // A pull of no rows sends no request, and its caller does not wait for an answer.
                     return Ok(());
                 }
+                if let (Some(elastic), Some(round)) = (&mut self.elastic, operation.contribution()) {
+                    elastic.called(operation.key(), round, || operation.servers());
+                }
                 let priority = operation.priority(priority);
                 for (segment, server) in unsent {
                     let answered_bytes = operation.answered_bytes(segment);
@@ -294,10 +324,14 @@ impl WorkerLoop {
                 self.operations.insert(id, operation);
             }
             Command::SetOptimizer { version, optimizer } => {
+                if let Some(elastic) = &mut self.elastic {
+                    elastic.calls.optimizer = Some((version, optimizer.clone()));
+                }
                 for server in &mut self.servers {
                     server.optimizers.push((version, optimizer.clone()));
                 }
             }
+            Command::Enter { done } => self.enter(done)?,
             Command::Barrier { done } => {
                 self.calls += 1;
                 self.barrier_count += 1;
@@ -343,7 +377,7 @@ impl WorkerLoop {
             let Some(operation) = self.operations.get_mut(&item.operation) else { continue };
             self.next += 1;
             let reply = self.next;
-            let (request, payload) = operation.request(item.segment, self.job.rank, reply);
+            let (request, payload) = operation.request(item.segment, reply);
             let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
             count(&self.shared.sent, sent_bytes);
             server.connection.send(Frame { header: encode(&request), payload });
@@ -374,6 +408,7 @@ impl WorkerLoop {
                 Reply::Value { reply } if self.flush.replies.remove(&reply) => {}
                 Reply::Value { reply } => self.finish(reply, payload, None)?,
                 Reply::State { reply, state } => self.finish(reply, payload, Some(state))?,
+                Reply::Arrived { key, round } => self.arrived(key, round),
             }
         }
         // The next wait ends at once.
@@ -415,6 +450,9 @@ impl WorkerLoop {
         for (_, done) in self.barriers.drain(..) {
             answer(&done, Err(fault.clone()));
         }
+        if let Some(elastic) = &mut self.elastic {
+            elastic.fail(fault);
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -428,6 +466,7 @@ fn refuse(command: Command, fault: &Error) {
     match command {
         Command::Run { key, layout, task, .. } => Operation::new(key, layout, task).fail(fault),
         Command::Barrier { done } => answer(&done, Err(fault.clone())),
+        Command::Enter { done } => answer(&done, Err(fault.clone())),
         Command::SetOptimizer { .. }
         | Command::Failing(_)
         | Command::Fail(_)

@@ -132,8 +132,9 @@ pub const VARIABLES: [Variable; 42] = [
         "RINGPULL_ELASTIC",
         "0",
         "1: the ranks of `dist_sync_mpi` go on without one that is lost, and sum what was not done again. It \
-         takes Open MPI 5 under `mpirun --with-ft ulfm`; where that is missing, a notice says so. Set it alike \
-         on every rank",
+         takes Open MPI 5 under `mpirun --with-ft ulfm`; where that is missing, a notice says so. A job of \
+         `dist_sync` or `dist_async` goes on without lost workers, and others may come. Set it alike on every \
+         process; `ringpull launch --elastic` does so with servers",
     ),
     variable(
         "RINGPULL_TIMELINE",

@@ -15,7 +15,7 @@ use crate::launch::batch::{Batch, BatchJob};
 use crate::launch::elastic::Elastic;
 use crate::launch::elastic::discovery::{Discovery, Source};
 use crate::launch::yarn::{Cluster, YarnJob};
-use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
+use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -31,13 +31,15 @@ use crate::launch::{Host, Launch, Sink, Spec, SshHost, Variables, by_mpi, hostfi
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
+  ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
 
 A hostfile has one host[:port] [slots=n] per line. After a process has failed, the others have 1.5
 times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
 The exit code is that of the first process that failed.
 
-With --elastic, what is left of a job that has lost ranks is ended, and the job starts again on the
-hosts that are present. It starts with N workers of -n if so many have a slot within 30 s of the first A.")]
+With --elastic and without servers, what is left of a job that has lost ranks is ended, and the job
+starts again on the hosts that are present. It starts with N workers of -n if so many have a slot
+within 30 s of the first A.")]
 pub(crate) struct LaunchArgs {
     /// The number of workers.
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -88,15 +90,17 @@ pub(crate) struct LaunchArgs {
 }
 
 /// Their heading in the help; one for the whole struct would be that of all options after it.
-const ELASTIC: &str = "Elastic jobs of MPI ranks";
+const ELASTIC: &str = "Elastic jobs";
 
 #[derive(Debug, Args)]
 struct ElasticOptions {
-    /// Start the job again when it has lost ranks or may have more, from its last snapshot in memory
-    /// (local, ssh, mpi, lab; no servers).
+    /// MPI ranks: start the job again when it has lost ranks or may have more, from its last snapshot in
+    /// memory (local, ssh, mpi, lab). With servers: go on without workers that are lost, and start others in
+    /// their place (local, ssh, lab); sets `RINGPULL_ELASTIC=1`.
     #[arg(long, help_heading = ELASTIC)]
     elastic: bool,
-    /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n].
+    /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n; with
+    /// servers 1: with fewer the job ends].
     #[arg(long, help_heading = ELASTIC, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
     min_workers: Option<u32>,
     /// The most workers to run with [default: all slots of the hosts; on this host alone, N of -n].
@@ -107,7 +111,7 @@ struct ElasticOptions {
     /// `OMPI_MCA_orte_set_default_slots`, which mpi-operator sets, or 1.
     #[arg(long, help_heading = ELASTIC, value_name = "SCRIPT", requires = "elastic", conflicts_with = "hostfile")]
     discover_hosts: Option<PathBuf>,
-    /// How often the job may start again after failures.
+    /// How often the job may start again after failures; with servers, how often workers [default: 10].
     #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
     max_restarts: Option<u32>,
     /// The folder of each host for snapshots, in memory.
@@ -151,10 +155,12 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     }
     let has_hosts = args.hostfile.is_some() || args.elastic.discover_hosts.is_some();
     let launcher = args.launcher.unwrap_or(if has_hosts { Launcher::Ssh } else { Launcher::Local });
-    if args.elastic.elastic {
-        return run_elastic(args, launcher);
-    }
-    let workers = args.num_workers.unwrap_or(1);
+    let workers = args.num_workers.or(args.elastic.min_workers).unwrap_or(1);
+    let with_servers = match args.elastic.elastic {
+        true if servers(workers, args.num_servers, &args.command) == 0 => return run_elastic(args, launcher),
+        true => Some(elastic_with_servers(&mut args, launcher)?),
+        false => None,
+    };
     let (workers, servers) = (workers as usize, servers(workers, args.num_servers, &args.command) as usize);
     let helpers = args.helpers as usize;
     check_helpers(helpers, servers, launcher)?;
@@ -202,6 +208,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         launch.sink = sink;
         launch.has_ranks = is_hybrid;
         launch.grace = grace;
+        launch.elastic = with_servers;
         launch.run()?.code
     };
     Ok(status(code))
@@ -241,7 +248,41 @@ fn check_hybrid(is_hybrid: bool, servers: usize, launcher: Launcher) -> Result<(
     Ok(())
 }
 
-/// Runs an elastic job; its exit code.
+/// What an elastic job with servers does about lost workers.
+fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Replacements> {
+    let options = &args.elastic;
+    let Some(workers) = args.num_workers else {
+        return Err(Error::argument("an elastic job with servers needs its number of workers", "give it with -n N"));
+    };
+    if !matches!(launcher, Launcher::Local | Launcher::Ssh | Launcher::Lab) {
+        return Err(Error::argument(
+            "--elastic with servers is for the launchers local, ssh and lab",
+            "choose one of these, or let the command ask for dist_sync_mpi and leave out -s",
+        ));
+    }
+    let others = [
+        (options.max_workers.is_some(), "--max-workers"),
+        (options.discover_hosts.is_some(), "--discover-hosts"),
+        (options.job.is_some(), "--job"),
+    ];
+    if let Some((_, option)) = others.iter().find(|(is_given, _)| *is_given) {
+        return Err(Error::argument(
+            format!("{option} is for elastic jobs without servers"),
+            "leave it out: a job with servers has at most N workers of -n, and the servers keep its values",
+        ));
+    }
+    let least = options.min_workers.unwrap_or(1);
+    if least > workers {
+        return Err(Error::argument(
+            format!("--min-workers {least} is more than -n {workers}"),
+            "give as many with -n, or more",
+        ));
+    }
+    args.variables.env.push(("RINGPULL_ELASTIC".to_owned(), "1".to_owned()));
+    Ok(Replacements { least: least as usize, restarts: options.max_restarts.unwrap_or(10) })
+}
+
+/// Runs an elastic job of MPI ranks; its exit code.
 fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     let given = |number: Option<u32>| number.or(args.num_workers).map(|number| number as usize);
     let options = &args.elastic;
@@ -255,12 +296,6 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         return Err(Error::argument(
             format!("--min-workers {least} is more than --max-workers"),
             "give as many with --max-workers, or more",
-        ));
-    }
-    if servers(least as u32, args.num_servers, &args.command) > 0 {
-        return Err(Error::argument(
-            "an elastic job has no servers",
-            "let the command ask for dist_sync_mpi, and leave out -s; or leave out --elastic",
         ));
     }
     if matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) {

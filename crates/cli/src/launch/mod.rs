@@ -131,6 +131,17 @@ pub(crate) struct Launch {
     pub grace: Duration,
     /// How long the whole job may take.
     pub limit: Option<Duration>,
+    /// If set, the job goes on without workers that are lost.
+    pub elastic: Option<Replacements>,
+}
+
+/// What a job with servers does about workers that are lost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Replacements {
+    /// The fewest workers to go on with.
+    pub least: usize,
+    /// How often another worker is started in the place of one that is lost.
+    pub restarts: u32,
 }
 
 /// One process of a job. It has no `Debug`, since its variables contain the job's secret.
@@ -195,6 +206,7 @@ impl Launch {
             has_ranks: false,
             grace: Duration::from_secs(10),
             limit: None,
+            elastic: None,
         })
     }
 

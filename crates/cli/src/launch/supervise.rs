@@ -4,6 +4,8 @@
 //! and after `KILL_AFTER` SIGKILL. An interrupt skips the grace period, a second one the wait for SIGKILL.
 //! Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after
 //! the last worker has ended in a job that failed: they wait for nobody any more.
+//!
+//! An elastic job goes on without a worker that a signal has ended, and another one is started in its place.
 
 use std::io::Read;
 use std::process::{ChildStdin, Stdio};
@@ -17,7 +19,7 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::output::{OutputStream, carry};
-use super::{Launch, Process, Sink};
+use super::{Launch, Process, Replacements, Sink};
 use crate::child::code_of;
 use crate::interrupt::Interrupt;
 
@@ -25,6 +27,8 @@ use crate::interrupt::Interrupt;
 const KILL_AFTER: Duration = Duration::from_secs(3);
 /// What servers and scheduler of a failed job have to report whom they lost, when no worker is left.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+/// The exit code of ssh if its connection broke.
+const LOST_HOST: i32 = 255;
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -57,6 +61,8 @@ struct Running {
     orders: Option<Sender<&'static str>>,
     readers: Vec<(OutputStream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
+    /// Which of the job's processes it is: one may be started several times.
+    process: usize,
 }
 
 struct Supervisor {
@@ -66,17 +72,20 @@ struct Supervisor {
     /// When SIGTERM is due, then when SIGKILL is, then when the supervisors themselves are killed.
     due: Option<Instant>,
     stage: usize,
+    /// How often another worker may still be started in the place of one that is lost.
+    restarts: u32,
 }
 
 pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
     let interrupt = Interrupt::watch()?;
     let before = interrupt.count();
     let (sender, exits) = channel();
-    let mut job = Supervisor { running: Vec::new(), exits, failure: None, due: None, stage: 0 };
+    let mut job = Supervisor { running: Vec::new(), exits, failure: None, due: None, stage: 0, restarts: 0 };
+    job.restarts = launch.elastic.map_or(0, |elastic| elastic.restarts);
     let started = Instant::now();
     let mut broken = None;
     for (number, process) in processes.iter().enumerate() {
-        match start(launch, process, number, &sender) {
+        match start(launch, (number, process), number, &sender) {
             Ok(running) => job.running.push(running),
             Err(error) => {
                 broken = Some(error);
@@ -87,7 +96,15 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
     }
     let mut seen = before;
     while job.running.iter().any(|one| one.code.is_none()) {
-        job.wait(launch.grace);
+        if let Some(lost) = job.wait(launch)
+            && let Some(process) = processes.get(lost)
+        {
+            let number = job.running.len();
+            match start(launch, (lost, process), number, &sender) {
+                Ok(running) => job.running.push(running),
+                Err(error) => eprintln!("ringpull: elastic: {error}"),
+            }
+        }
         if interrupt.count() > seen {
             // A second interrupt does not wait for the effect of the first.
             let signal = interrupt.signal().unwrap_or(2);
@@ -105,7 +122,13 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
     broken.map_or(Ok(JobEnd { code, failure, processes }), Err)
 }
 
-fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usize, i32)>) -> Result<Running> {
+/// Starts the `index`th process of the job, which reports its end under `number`.
+fn start(
+    launch: &Launch,
+    (index, process): (usize, &Process),
+    number: usize,
+    exits: &Sender<(usize, i32)>,
+) -> Result<Running> {
     let name = process.name();
     let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
     let (mut command, first) = process.host.command(words, &process.env)?;
@@ -135,7 +158,7 @@ fn start(launch: &Launch, process: &Process, number: usize, exits: &Sender<(usiz
         }
     });
     tracing::info!("started {name} on {}", process.host);
-    Ok(Running { name, role: process.role, pid, orders, readers, code: None })
+    Ok(Running { name, role: process.role, pid, orders, readers, code: None, process: index })
 }
 
 /// Writes `first` and then each order to the input, in a thread, since a connection may block. The input is
@@ -154,18 +177,24 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'stat
 }
 
 impl Supervisor {
-    fn wait(&mut self, grace: Duration) {
+    /// Waits a while for the end of a process. The process that is to be started again, if any.
+    fn wait(&mut self, launch: &Launch) -> Option<usize> {
         let (number, code) = match self.exits.recv_timeout(POLL) {
             Ok(exit) => exit,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
         };
         let one = &mut self.running[number];
         one.code = Some(code);
         one.orders = None;
+        let grace = launch.grace;
+        let mut again = None;
         if code != 0 {
             let how = if code > 128 { format!("signal {}", code - 128) } else { format!("exit code {code}") };
             let failure = format!("{} ended with {how}", one.name);
-            self.fail(code, failure, grace);
+            match launch.elastic.filter(|elastic| self.goes_on(*elastic, number, code)) {
+                None => self.fail(code, failure, grace),
+                Some(_) => again = self.replace(number, &failure),
+            }
         }
         let workers_done = self.running.iter().all(|one| one.role != Role::Worker || one.code.is_some());
         if workers_done && self.stage == 0 {
@@ -173,6 +202,29 @@ impl Supervisor {
             let due = Instant::now() + left;
             self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
         }
+        again
+    }
+
+    /// Whether the job goes on without this process, which has ended.
+    fn goes_on(&self, elastic: Replacements, number: usize, code: i32) -> bool {
+        let workers = || self.running.iter().filter(|one| one.role == Role::Worker);
+        let left = workers().filter(|one| one.code.is_none()).count();
+        let is_lost = code > 128 || code == LOST_HOST;
+        // One that came too late gets an error when the others have ended.
+        let is_late = number != self.running[number].process && workers().any(|one| one.code == Some(0));
+        let is_worker = self.running[number].role == Role::Worker;
+        is_worker && self.failure.is_none() && (is_late || (is_lost && left >= elastic.least.max(1)))
+    }
+
+    /// Reports a worker that is gone on without; the process that is to be started again, if any.
+    fn replace(&mut self, number: usize, failure: &str) -> Option<usize> {
+        let has_ended = self.running.iter().any(|one| one.role == Role::Worker && one.code == Some(0));
+        let left = self.running.iter().filter(|one| one.role == Role::Worker && one.code.is_none()).count();
+        let is_replaced = !has_ended && self.restarts > 0;
+        let then = if is_replaced { "another one starts in its place" } else { "nobody comes in its place" };
+        eprintln!("ringpull: elastic: {failure}; workers left: {left}; {then}");
+        self.restarts -= u32::from(is_replaced);
+        is_replaced.then_some(self.running[number].process)
     }
 
     fn fail(&mut self, code: i32, failure: String, grace: Duration) {

@@ -184,3 +184,39 @@ fn a_hostfile_may_change_and_snapshots_are_on_its_hosts() {
     assert_eq!(events[0], "generation 0: 2 workers on 2 hosts");
     assert_eq!(events.last().unwrap(), "generation 1: 2 to 1 worker on 127.0.0.1", "{events:?}");
 }
+
+/// What the nodes of a job with servers do: the others end with the workers. Workers say who they are and
+/// whether the job is elastic, in a file.
+const WITH_SERVERS: &str = "case $DMLC_ROLE in worker) ;; *) until [ -e $1/done ]; do sleep 0.01; done; exit ;; esac
+echo $DMLC_WORKER_ID $RINGPULL_ELASTIC >>$1/begun
+";
+
+#[test]
+fn a_worker_that_is_killed_beside_servers_is_started_again_and_the_others_go_on() {
+    let script = format!(
+        "{WITH_SERVERS}
+        if [ $DMLC_WORKER_ID = 1 ] && mkdir $1/killed 2>/dev/null; then kill -9 $$; fi
+        until [ $(wc -l <$1/begun) = 4 ]; do sleep 0.01; done; : >$1/done"
+    );
+    let mut job = Job::new("").start_on(&["-n", "3", "-s", "1"], &[], &script);
+    assert_eq!(job.code(), Some(0), "{}", job.read("err"));
+    let begun = job.read("begun");
+    let mut begun: Vec<&str> = begun.lines().collect();
+    begun.sort_unstable();
+    assert_eq!(begun, ["0 1", "1 1", "1 1", "2 1"]);
+    let said = "worker 1 ended with signal 9; workers left: 2; another one starts in its place";
+    assert_eq!(job.events(), [said], "{}", job.read("err"));
+}
+
+#[test]
+fn a_job_with_servers_ends_with_too_few_workers_or_with_an_error_of_one() {
+    let killed = format!("{WITH_SERVERS} [ $DMLC_WORKER_ID = 0 ] || kill -9 $$; exec sleep 60");
+    let mut job =
+        Job::new("").start_on(&["-n", "3", "-s", "1", "--min-workers", "2", "--max-restarts", "0"], &[], &killed);
+    assert_eq!(job.code(), Some(137), "{}", job.read("err"));
+    assert_eq!(job.events().len(), 1, "two are enough: {}", job.read("err"));
+    let failed = format!("{WITH_SERVERS} [ $DMLC_WORKER_ID = 0 ] || exit 5; exec sleep 60");
+    let mut job = Job::new("").start_on(&["-n", "2", "-s", "1"], &[], &failed);
+    assert_eq!(job.code(), Some(5), "{}", job.read("err"));
+    assert!(job.events().is_empty(), "{}", job.read("err"));
+}

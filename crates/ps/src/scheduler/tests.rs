@@ -13,6 +13,7 @@ fn scheduler() -> Scheduler {
         silence: SECOND * 5,
         bigarray_bound: 1000,
         token: 1,
+        is_elastic: false,
     })
 }
 
@@ -206,4 +207,136 @@ fn a_late_worker_that_comes_to_a_barrier_is_no_deadlock() {
         scheduler.tick(SECOND * second);
         assert_eq!(*scheduler.phase(), JobPhase::Running, "rank 0 does something else before its barrier");
     }
+}
+
+/// What is sent to each node, in words.
+fn sent(scheduler: &mut Scheduler) -> Vec<String> {
+    let word = |message: &FromScheduler| match message {
+        FromScheduler::Changed { generation, workers } => format!("changed {generation} {:?}", workers.keys()),
+        FromScheduler::Entered { generation, workers, calls, barriers } => {
+            format!("entered {generation} {:?} {:?} {barriers}", workers.keys(), calls.pushes)
+        }
+        FromScheduler::Lost { rank, born } => format!("lost {rank} {born}"),
+        FromScheduler::Settle { rank, whole } => format!("settle {rank} {whole:?}"),
+        FromScheduler::Join { rank, born, after } => format!("join {rank} {born} {after:?}"),
+        FromScheduler::Welcome(job) => format!("welcome {} {} {:?}", job.rank, job.born, job.present),
+        FromScheduler::BarrierDone { number } => format!("barrier {number}"),
+        FromScheduler::Count => "count".to_owned(),
+        FromScheduler::Abort(_) => "abort".to_owned(),
+        other => format!("{other:?}"),
+    };
+    let outputs = scheduler.take_outputs();
+    outputs.iter().map(|(to, message)| format!("{}: {}", char::from(to[0]), word(message))).collect()
+}
+
+/// Worker b has rank 0, worker a has rank 1.
+fn elastic() -> Scheduler {
+    let mut scheduler = complete();
+    scheduler.settings.is_elastic = true;
+    scheduler.take_outputs();
+    scheduler
+}
+
+#[test]
+fn a_barrier_is_done_without_a_worker_that_is_lost_and_servers_agree_on_its_pushes() {
+    let mut scheduler = elastic();
+    scheduler.handle(b"b", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
+    scheduler.unreachable(b"a");
+    assert_eq!(sent(&mut scheduler), ["a: abort", "s: lost 1 0", "b: changed 1 [0]", "b: barrier 1"]);
+    let known = crate::message::WholePushes { completed: 3, rounds: [5].into() };
+    let whole = BTreeMap::from([(Key::Int(7), known)]);
+    scheduler.handle(b"s", ToScheduler::Known { rank: 1, whole: whole.clone() }, SECOND).unwrap();
+    assert_eq!(sent(&mut scheduler), [format!("s: settle 1 {whole:?}")]);
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
+    // The last one is not gone on without, nor is a server.
+    scheduler.unreachable(b"b");
+    assert!(failure(&scheduler).contains("worker rank 0"));
+    let mut scheduler = elastic();
+    scheduler.unreachable(b"s");
+    assert!(failure(&scheduler).contains("server 0"));
+}
+
+#[test]
+fn a_worker_that_reported_an_error_ends_an_elastic_job_with_it() {
+    let mut scheduler = elastic();
+    scheduler.handle(b"a", ToScheduler::Failing(Some("no memory".to_owned())), SECOND).unwrap();
+    scheduler.unreachable(b"a");
+    assert!(failure(&scheduler).contains("no memory"));
+}
+
+#[test]
+fn a_worker_that_comes_later_gets_a_free_rank_and_takes_part_after_a_barrier() {
+    let mut scheduler = elastic();
+    scheduler.handle(b"c", register(Role::Worker, None, Some(Kind::DistSync)), SECOND).unwrap();
+    assert!(sent(&mut scheduler).is_empty(), "no rank is free");
+    scheduler.handle(b"c", ToScheduler::Heartbeat { moved: 0 }, SECOND).unwrap();
+    assert_eq!(sent(&mut scheduler), ["c: Alive"]);
+    scheduler.unreachable(b"a");
+    scheduler.handle(b"s", ToScheduler::Known { rank: 1, whole: BTreeMap::new() }, SECOND).unwrap();
+    sent(&mut scheduler);
+    scheduler.handle(b"s", ToScheduler::Settled { rank: 1 }, SECOND).unwrap();
+    assert_eq!(sent(&mut scheduler), ["c: welcome 1 1 [0, 1]"]);
+    scheduler.handle(b"c", ToScheduler::Enter, SECOND).unwrap();
+    scheduler.handle(b"b", ToScheduler::Barrier { number: 4 }, SECOND).unwrap();
+    assert_eq!(sent(&mut scheduler), ["b: count"]);
+    let pushes = BTreeMap::from([(Key::Int(7), 9)]);
+    let calls = crate::message::CallsMade { pushes, optimizer: None };
+    scheduler.handle(b"b", ToScheduler::Counts(calls), SECOND).unwrap();
+    assert_eq!(sent(&mut scheduler), ["s: join 1 1 {Int(7): 9}"]);
+    scheduler.tick(SECOND * 3);
+    assert_eq!(*scheduler.phase(), JobPhase::Running, "a worker in the barrier waits for nobody");
+    scheduler.handle(b"s", ToScheduler::Joined { rank: 1 }, SECOND).unwrap();
+    let told = ["b: changed 2 [0, 1]", "c: entered 2 [0, 1] {Int(7): 9} 4", "b: barrier 4", "c: barrier 4"];
+    assert_eq!(sent(&mut scheduler), told);
+    // From now on it is waited for.
+    scheduler.handle(b"b", ToScheduler::Barrier { number: 5 }, SECOND).unwrap();
+    assert!(sent(&mut scheduler).is_empty());
+    scheduler.handle(b"c", ToScheduler::Barrier { number: 5 }, SECOND).unwrap();
+    assert_eq!(sent(&mut scheduler), ["b: barrier 5", "c: barrier 5"]);
+}
+
+#[test]
+fn whoever_was_asked_what_it_has_called_may_be_lost_and_another_is_asked() {
+    let mut scheduler = Scheduler::new(Settings { num_workers: 3, is_elastic: true, ..scheduler().settings });
+    let register = |role| match register(role, None, Some(Kind::DistSync)) {
+        ToScheduler::Register { info, preferred, kind, num_servers, .. } => {
+            ToScheduler::Register { info, preferred, kind, num_workers: 3, num_servers }
+        }
+        other => other,
+    };
+    for (name, role) in [(b"a", Role::Worker), (b"b", Role::Worker), (b"d", Role::Worker), (b"s", Role::Server)] {
+        scheduler.handle(name, register(role), SECOND).unwrap();
+    }
+    scheduler.unreachable(b"d");
+    scheduler.handle(b"s", ToScheduler::Known { rank: 2, whole: BTreeMap::new() }, SECOND).unwrap();
+    scheduler.handle(b"s", ToScheduler::Settled { rank: 2 }, SECOND).unwrap();
+    scheduler.handle(b"c", register(Role::Worker), SECOND).unwrap();
+    scheduler.handle(b"c", ToScheduler::Enter, SECOND).unwrap();
+    scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
+    scheduler.handle(b"b", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
+    sent(&mut scheduler);
+    scheduler.unreachable(b"a");
+    assert!(sent(&mut scheduler).contains(&"b: count".to_owned()));
+    // So may be the one that comes; the barrier is done without it.
+    scheduler.unreachable(b"c");
+    sent(&mut scheduler);
+    scheduler.handle(b"b", ToScheduler::Counts(crate::message::CallsMade::default()), SECOND).unwrap();
+    assert_eq!(sent(&mut scheduler), ["b: barrier 1"]);
+}
+
+#[test]
+fn whoever_comes_and_finds_no_rank_is_told_so_in_the_end() {
+    let mut scheduler = elastic();
+    scheduler.handle(b"c", register(Role::Worker, None, Some(Kind::DistSync)), SECOND).unwrap();
+    for name in [b"a", b"b", b"s"] {
+        scheduler.handle(name, ToScheduler::Heartbeat { moved: 1 }, SECOND * 16).unwrap();
+    }
+    sent(&mut scheduler);
+    scheduler.tick(SECOND * 17);
+    assert_eq!(sent(&mut scheduler), ["c: abort"]);
+    // One that comes while the job ends is told too.
+    scheduler.handle(b"e", register(Role::Worker, None, Some(Kind::DistSync)), SECOND).unwrap();
+    scheduler.handle(b"a", ToScheduler::Goodbye, SECOND).unwrap();
+    scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
+    assert!(sent(&mut scheduler).contains(&"e: abort".to_owned()));
 }

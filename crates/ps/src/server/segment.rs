@@ -19,6 +19,8 @@ pub(super) struct ServedSegment {
     /// Dtype and shape by the rank that gave them.
     pub(super) views: BTreeMap<usize, (DType, Vec<u64>)>,
     pub(super) value: Option<Vec<u8>>,
+    /// In an elastic job: the first values by the ranks that gave them, until it is known whose counts.
+    pub(super) candidates: BTreeMap<usize, Vec<u8>>,
     pub(super) state: State,
     pub(super) rule: Option<Arc<Optimizer>>,
     /// Rounds applied (sync), or pushes applied by rank (async).
@@ -75,6 +77,29 @@ impl ServedSegment {
             }
             self.answer(sync, outputs);
         }
+    }
+
+    /// In an elastic job: takes the first value that `rank` gave.
+    pub(super) fn take_first(&mut self, rank: usize) {
+        self.value = self.candidates.remove(&rank).map(|value| merge::aligned(value, self.geometry.dtype));
+        self.candidates.clear();
+    }
+
+    /// In an elastic job: applies the next round, of the workers whose pushes are here. It may have none.
+    pub(super) fn complete(&mut self, outputs: &mut Vec<Output>) -> Result<()> {
+        let open = self.rounds.remove(&(self.completed + 1)).unwrap_or_default();
+        let optimizer = open.optimizer.and_then(|(_, _, optimizer)| optimizer);
+        if self.value.is_some()
+            && let Some(sum) = open.merge.held_sum(self.geometry)
+        {
+            self.apply(optimizer, sum)?;
+        }
+        self.completed += 1;
+        for (rank, reply) in open.replies {
+            outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
+        }
+        self.answer(true, outputs);
+        Ok(())
     }
 
     fn apply(&mut self, optimizer: Option<Arc<Optimizer>>, sum: Sum) -> Result<()> {

@@ -18,7 +18,8 @@ fn message(values: &[f32]) -> Vec<u8> {
 fn init(rank: usize, values: &[f32]) -> (Request, Vec<u8>) {
     let len_bytes = values.len() as u64 * 4;
     let shape = vec![values.len() as u64];
-    let request = Request::Init { place: place(), dtype: DType::F32, shape, len_bytes, unit_bytes: 4 };
+    let request =
+        Request::Init { place: place(), dtype: DType::F32, shape, len_bytes, unit_bytes: 4, here: 1, spans: false };
     (request, if rank == 0 { message(values) } else { Vec::new() })
 }
 
@@ -72,7 +73,7 @@ fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (R
 fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_by_it() {
     let mut server = Server::new(2, true);
     let (Request::Init { place, dtype, shape, .. }, _) = init(1, &[0.0; 2]) else { unreachable!("it is one") };
-    let shorter = Request::Init { place, dtype, shape, len_bytes: 4, unit_bytes: 4 };
+    let shorter = Request::Init { place, dtype, shape, len_bytes: 4, unit_bytes: 4, here: 1, spans: false };
     assert!(server.handle(1, shorter, Vec::new()).is_empty());
     let (request, value) = init(0, &[1.0, 2.0]);
     let outputs = server.handle(0, request, value);
@@ -90,6 +91,8 @@ fn what_an_init_declares_is_bounded_by_its_shape_and_by_the_longest_segment() {
         shape: shape.to_vec(),
         len_bytes,
         unit_bytes,
+        here: 1,
+        spans: false,
     };
     for (request, why) in [
         (f32(&[2], 12, 4), "12 bytes of a key of 8"),
@@ -165,7 +168,7 @@ proptest! {
                 let compression = Some(compression.parse().unwrap());
                 Request::Push { place, round, optimizer, compression, reply: None }
             }
-            _ => Request::Init { place, dtype: DType::F64, shape: vec![count], len_bytes: count, unit_bytes: count },
+            _ => Request::Init { place, dtype: DType::F64, shape: vec![count], len_bytes: count, unit_bytes: count, here: 1, spans: false },
         };
         server.handle(rank, request, payload);
     }

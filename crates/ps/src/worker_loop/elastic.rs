@@ -1,0 +1,134 @@
+//! What a worker does more in a job that goes on without lost workers: it tells the servers when a push is
+//! with all of them (`members` of the server has the rule), follows who is there, and, if it has come later,
+//! asks to take part.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+
+use ringpull_base::{Error, Key, Result};
+
+use super::{WorkerLoop, answer, count};
+use crate::message::{CallsMade, Job, NodeInfo, Request, ToScheduler, encode};
+
+/// Workers of an elastic job were lost or have come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkersChanged {
+    /// How many changes there were, with this one.
+    pub generation: u64,
+    /// This worker's number from then on: those that are there are counted in the order of their ranks.
+    pub rank: usize,
+    /// How many workers are there.
+    pub num_workers: usize,
+    /// The numbers that the lost ones had; nobody if others have come.
+    pub lost: Vec<usize>,
+}
+
+/// The state of it.
+pub(super) struct Membership {
+    /// What this worker has called.
+    pub(super) calls: CallsMade,
+    /// The servers of each push that is not whole, and how many have not reported it.
+    uncommitted: BTreeMap<(Key, u64), (BTreeSet<usize>, usize)>,
+    /// The ranks that are there.
+    present: BTreeSet<usize>,
+    /// The caller that waits until this worker takes part.
+    entering: Option<Sender<Result<CallsMade>>>,
+    is_sync: bool,
+}
+
+impl Membership {
+    pub(super) fn new(job: &Job) -> Self {
+        Membership {
+            calls: CallsMade::default(),
+            uncommitted: BTreeMap::new(),
+            present: job.present.iter().copied().collect(),
+            entering: None,
+            is_sync: job.is_sync(),
+        }
+    }
+
+    pub(super) fn has_uncommitted(&self) -> bool {
+        !self.uncommitted.is_empty()
+    }
+
+    /// This worker has pushed the key for the `round`th time, or initialised it (0).
+    pub(super) fn called(&mut self, key: &Key, round: u64, servers: impl FnOnce() -> BTreeSet<usize>) {
+        if round > 0 {
+            self.calls.pushes.insert(key.clone(), round);
+        }
+        let servers = if self.is_sync || round == 0 { servers() } else { BTreeSet::new() };
+        if servers.len() > 1 {
+            let left = servers.len();
+            self.uncommitted.insert((key.clone(), round), (servers, left));
+        }
+    }
+
+    pub(super) fn fail(&mut self, fault: &Error) {
+        if let Some(done) = self.entering.take() {
+            answer(&done, Err(fault.clone()));
+        }
+    }
+}
+
+impl WorkerLoop {
+    /// A server has all of its segments of the push. If it is the last, all are told.
+    pub(super) fn arrived(&mut self, key: Key, round: u64) {
+        let Some(elastic) = &mut self.elastic else { return };
+        let name = (key, round);
+        let Some((_, left)) = elastic.uncommitted.get_mut(&name) else { return };
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        let (servers, _) = elastic.uncommitted.remove(&name).unwrap_or_default();
+        let commit = encode(&Request::Commit { key: name.0, round });
+        for server in servers {
+            self.servers[server].connection.send(commit.clone());
+            count(&self.shared.control, 1);
+        }
+    }
+
+    /// These workers are there now; whether the program is told.
+    pub(super) fn change(&mut self, generation: u64, workers: BTreeMap<usize, NodeInfo>, is_told: bool) {
+        let Some(elastic) = &mut self.elastic else { return };
+        let present: BTreeSet<usize> = workers.keys().copied().filter(|rank| *rank < self.job.workers.len()).collect();
+        let gone = elastic.present.iter().enumerate().filter(|(_, rank)| !present.contains(rank));
+        let lost = gone.map(|(number, _)| number).collect();
+        let rank = present.iter().position(|rank| *rank == self.job.rank).unwrap_or(0);
+        let num_workers = present.len();
+        elastic.present = present;
+        for (rank, info) in workers {
+            if let Some(known) = self.job.workers.get_mut(rank) {
+                *known = info;
+            }
+        }
+        let shared = &self.shared;
+        if is_told {
+            shared.changes.lock().push(WorkersChanged { generation, rank, num_workers, lost });
+        }
+        shared.rank.store(rank, Ordering::Relaxed);
+        shared.num_workers.store(num_workers, Ordering::Relaxed);
+        shared.generation.store(generation, Ordering::Relaxed);
+    }
+
+    pub(super) fn enter(&mut self, done: Sender<Result<CallsMade>>) -> Result<()> {
+        if let Some(elastic) = &mut self.elastic {
+            elastic.entering = Some(done);
+        }
+        self.link.send(&ToScheduler::Enter)
+    }
+
+    pub(super) fn entered(&mut self, calls: CallsMade) {
+        let Some(elastic) = &mut self.elastic else { return };
+        elastic.calls = calls.clone();
+        if let Some(done) = elastic.entering.take() {
+            answer(&done, Ok(calls));
+        }
+    }
+
+    pub(super) fn count_calls(&mut self) -> Result<()> {
+        let Some(elastic) = &self.elastic else { return Ok(()) };
+        self.link.send(&ToScheduler::Counts(elastic.calls.clone()))
+    }
+}
