@@ -8,11 +8,12 @@ by step in turn.
     ringpull launch -n 8 --launcher lab -- .venv-torch/bin/python benches/ddp.py --width 256
     ringpull lab down
 
-Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend, now the one first
-and now the other; rounds of warm-up come before. A step is forward, backward and the optimizer; its time is
-the slowest rank's. Rank 0 prints the median step of each, and their ratio with the quartiles of the rounds'
-ratios. In the end the parameters of both must be the same on every rank. `ddp_horovod.py` has the same steps
-by Horovod, in a job of its own.
+Wants `scripts/setup --torch-distributed --release`. A round has a step over each backend and one that only
+computes, each time with another one first; rounds of warm-up come before. A step is forward, backward and the
+optimizer; its time is the slowest rank's. Rank 0 prints the median step of each, the ratio of the backends
+with the quartiles of the rounds' ratios, and the least that the ratio could be. In the end the parameters of
+both backends must be the same on every rank. `ddp_horovod.py` has the same steps by Horovod, in a job of its
+own.
 """
 
 import os
@@ -38,10 +39,19 @@ if ringpull.communicator().local_size < size:
 groups = {"ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
 
 
-def trainer(group):
+def send_nothing(_, bucket):
+    """A hook that leaves every rank its own gradients: what is left of a step is computing."""
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def trainer(group, hook=None):
     """A step over the group, and the model that it trains."""
     layers, batch = perceptron(words, rank)
     model = DistributedDataParallel(layers, process_group=group, gradient_as_bucket_view=True)
+    if hook:
+        model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step():
@@ -53,6 +63,7 @@ def trainer(group):
 
 
 trainers = {name: trainer(group) for name, group in groups.items()}
+trainers["computing"] = trainer(dist.group.WORLD, send_nothing)
 seconds = timed({name: step for name, (step, _) in trainers.items()}, words.rounds, words.warmup)
 
 check_replicas(trainers["ringpull"][1], "ringpull")
@@ -71,5 +82,7 @@ if rank == 0:
     low, middle, high = statistics.quantiles(ratios, n=4)
     medians = statistics.median(seconds["ringpull"]) / statistics.median(seconds["gloo"])
     print(f"ringpull / gloo: {medians:.3f} (medians); of a round {middle:.3f}, quartiles {low:.3f} to {high:.3f}")
+    bounds = [alone / gloo for alone, gloo in zip(seconds["computing"], seconds["gloo"], strict=True)]
+    print(f"computing / gloo, which is the least that there can be: {statistics.median(bounds):.3f}")
 dist.barrier()
 dist.destroy_process_group()
