@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use ringpull::KvStore;
 use ringpull_base::{DType, Result, Tensor};
 use ringpull_kernels::optim::Optimizer;
+use rustix::process::Signal;
 
 use crate::cases::full;
 use crate::job::{End, Job};
@@ -95,7 +96,7 @@ pub(crate) fn descents(store: &KvStore) -> Result<()> {
 
 /// Workers run `case`; `lost` are killed, each some time after worker 0 or 1 has come to `step`.
 fn run(case: &str, workers: usize, lost: &[(usize, usize)], later: &[usize]) -> BTreeMap<String, End> {
-    let mut job = Job::start(case, workers, 2);
+    let mut job = Job::start_elastic(case, workers, 2);
     let watched = (0..workers).find(|rank| lost.iter().all(|(other, _)| other != rank)).unwrap();
     for (rank, step) in lost {
         job.wait_for(&format!("worker {watched}"), &format!("step {step}"));
@@ -162,7 +163,7 @@ fn the_others_go_on_without_a_killed_worker_and_no_sum_is_wrong() {
 fn recovery_after_a_kill() {
     let mut times: Vec<u128> = Vec::new();
     for _ in 0..10 {
-        let mut job = Job::start("elastic", 3, 2);
+        let mut job = Job::start_elastic("elastic", 3, 2);
         job.wait_for("worker 0", "step 5");
         job.kill("worker 2");
         let killed = Instant::now();
@@ -207,7 +208,7 @@ fn asynchronous_servers_go_on_without_a_killed_worker_and_with_another_at_once()
 
 #[test]
 fn a_worker_that_comes_when_none_is_lost_waits_and_is_told_of_the_end() {
-    let mut job = Job::start("elastic", 2, 1);
+    let mut job = Job::start_elastic("elastic", 2, 1);
     job.wait_for("worker 0", "step 1");
     job.add("elastic", "worker", Some(4), 2, 1);
     let ends = job.ends(Duration::from_secs(30));
@@ -219,7 +220,7 @@ fn a_worker_that_comes_when_none_is_lost_waits_and_is_told_of_the_end() {
 
 #[test]
 fn a_killed_server_still_ends_an_elastic_job_with_one_error() {
-    let mut job = Job::start("elastic", 2, 2);
+    let mut job = Job::start_elastic("elastic", 2, 2);
     job.wait_for("worker 0", "step 3");
     job.kill("server 1");
     job.fails(&["server 1"], &["server 1 (pid", "is lost"]);
@@ -227,10 +228,34 @@ fn a_killed_server_still_ends_an_elastic_job_with_one_error() {
 
 #[test]
 fn the_last_worker_is_not_gone_on_without() {
-    let mut job = Job::start("elastic", 1, 1);
+    let mut job = Job::start_elastic("elastic", 1, 1);
     job.wait_for("worker 0", "step 3");
     job.kill("worker 0");
     job.fails(&["worker 0"], &[]);
+}
+
+#[test]
+fn without_a_loss_an_elastic_job_computes_what_others_do() {
+    let cases = ["optimizer", "states", "rows", "order", "twice", "ints", "async_optimizer", "local_errors"];
+    for (case, workers, servers) in [("sums", 1, 1), ("sums", 3, 2)].into_iter().chain(cases.map(|case| (case, 3, 2))) {
+        println!("{case}");
+        let workers = if case == "twice" { 2 } else { workers };
+        Job::start_elastic(case, workers, servers).succeeds();
+    }
+}
+
+#[test]
+fn a_stopped_worker_is_lost_after_the_silence_and_ends_with_an_error_when_it_wakes() {
+    let mut job = Job::start_elastic("elastic", 3, 2);
+    job.wait_for("worker 0", "step 3");
+    job.signal("worker 1", Signal::STOP);
+    job.wait_for("worker 0", &format!("step {STEPS} long {}", 0b101));
+    job.signal("worker 1", Signal::CONT);
+    for End { name, code, written } in job.ends(Duration::from_secs(30)) {
+        let is_lost = name == "worker 1";
+        assert_eq!(code == Some(0), !is_lost, "{name} ended with {code:?}:\n{written}");
+        assert!(!is_lost || written.contains("is lost"), "{written}");
+    }
 }
 
 /// `cargo test --test ps -- --ignored hundred`.

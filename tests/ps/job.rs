@@ -13,6 +13,7 @@ pub(crate) struct Job {
     names: Vec<String>,
     /// `RINGPULL_SECRET` of nodes that are added from now on.
     pub(crate) secret: Option<&'static str>,
+    is_elastic: bool,
 }
 
 /// How a node ended.
@@ -26,19 +27,30 @@ impl Job {
     /// Starts a scheduler, servers and workers; workers run `case`.
     pub(crate) fn start(case: &str, workers: usize, servers: usize) -> Self {
         let mut job = Job::empty(free_port());
-        job.add(case, "scheduler", None, workers, servers);
-        for server in 0..servers {
-            job.add(case, "server", Some(server), workers, servers);
-        }
-        for worker in 0..workers {
-            job.add(case, "worker", Some(worker), workers, servers);
-        }
+        job.add_all(case, workers, servers);
+        job
+    }
+
+    /// The same, of a job that goes on without lost workers.
+    pub(crate) fn start_elastic(case: &str, workers: usize, servers: usize) -> Self {
+        let mut job = Job { is_elastic: true, ..Job::empty(free_port()) };
+        job.add_all(case, workers, servers);
         job
     }
 
     /// A job of which nothing runs yet.
     pub(crate) fn empty(port: u16) -> Self {
-        Job { port, processes: Processes::new(), names: Vec::new(), secret: None }
+        Job { port, processes: Processes::new(), names: Vec::new(), secret: None, is_elastic: false }
+    }
+
+    fn add_all(&mut self, case: &str, workers: usize, servers: usize) {
+        self.add(case, "scheduler", None, workers, servers);
+        for server in 0..servers {
+            self.add(case, "server", Some(server), workers, servers);
+        }
+        for worker in 0..workers {
+            self.add(case, "worker", Some(worker), workers, servers);
+        }
     }
 
     pub(crate) fn add(&mut self, case: &str, role: &str, rank: Option<usize>, workers: usize, servers: usize) {
@@ -56,7 +68,7 @@ impl Job {
                 command.env(name, value)
             };
         }
-        if case.ends_with("elastic") {
+        if self.is_elastic {
             command.env("RINGPULL_ELASTIC", "1");
         }
         command.env_remove("RINGPULL_SECRET_FILE").env_remove("RINGPULL_SECRET");
@@ -70,6 +82,12 @@ impl Job {
     /// Waits until the node has written `text`.
     pub(crate) fn wait_for(&self, name: &str, text: &str) {
         self.processes.wait_for(name, text, 1, Duration::from_secs(30));
+    }
+
+    /// Sends a node this signal.
+    pub(crate) fn signal(&mut self, name: &str, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(self.processes.child(name));
+        rustix::process::kill_process(pid, signal).unwrap();
     }
 
     /// Kills a node as the system would.
