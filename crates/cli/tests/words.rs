@@ -55,10 +55,12 @@ fn options_that_an_elastic_job_with_servers_does_not_have_are_errors() {
         ("-n 2 --max-workers 3", ["--max-workers is for elastic jobs without servers", "leave it out"]),
         ("-n 2 --launcher mpi", ["for the launchers local, ssh and lab", "dist_sync_mpi"]),
     ] {
-        let (code, text) = said(None, &format!("launch --elastic -s 1 {options} -- true"));
+        let (code, text) = said(None, &format!("launch --elastic -s 1 {options} -- true --kv-store dist_sync"));
         assert_eq!(code, 1, "{text}");
         assert!(parts.iter().all(|part| text.contains(part)), "{options}: {text}");
     }
+    let (code, text) = said(None, "launch --elastic -n 2 -s 1 -- true --kv-store dist_hybrid");
+    assert!(code == 1 && text.contains("dist_hybrid cannot be elastic"), "{text}");
 }
 
 #[test]

@@ -260,6 +260,12 @@ fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Rep
             "choose one of these, or let the command ask for dist_sync_mpi and leave out -s",
         ));
     }
+    if args.hybrid || kind_of(&args.command) == Some(Kind::DistHybrid) {
+        return Err(Error::argument(
+            "a job of dist_hybrid cannot be elastic",
+            "leave out --elastic, or let the command ask for dist_sync or dist_sync_mpi",
+        ));
+    }
     let others = [
         (options.max_workers.is_some(), "--max-workers"),
         (options.discover_hosts.is_some(), "--discover-hosts"),
