@@ -1,5 +1,6 @@
-//! Schedules for other programs: as data, and as the operations of GOAL, which `LogGOPSim` and its successors
-//! simulate (Hoefler, Siebert and Lumsdaine 2009, "Group operation assembly language").
+//! Schedules for other programs: as data, as the operations of GOAL, which `LogGOPSim` and its successors
+//! simulate (Hoefler, Siebert and Lumsdaine 2009, "Group operation assembly language"), and as actions of a
+//! time-independent trace, which `SimGrid` replays (Desprez, Markomanolis, Quinson and Suter 2011).
 
 use std::fmt::Write as _;
 
@@ -65,9 +66,38 @@ pub fn goal(rank: usize, schedule: &Schedule) -> String {
     text + "}\n"
 }
 
+/// The actions of one rank in a trace that `smpirun -replay` reads: a file has the actions of all ranks. A
+/// trace has one order for each rank and no dependencies, so a message is posted, in program order, once
+/// those that it needs have been waited for; what is still under way at the end is waited for then. What
+/// adding costs is not in it.
+pub fn smpi(rank: usize, schedule: &Schedule) -> String {
+    let all = messages(schedule);
+    let is_send = |message: &ExportedMessage| message.action == "send";
+    let wait = |message: &ExportedMessage| {
+        let (from, to) = if is_send(message) { (rank, message.peer) } else { (message.peer, rank) };
+        format!("{rank} wait {from} {to} {}\n", message.tag)
+    };
+    let (mut lines, mut open) = (vec![format!("{rank} init\n")], vec![false; all.len()]);
+    for (index, message) in all.iter().enumerate() {
+        for earlier in &message.after {
+            if std::mem::take(&mut open[*earlier]) {
+                lines.push(wait(&all[*earlier]));
+            }
+        }
+        let ExportedMessage { peer, tag, bytes, .. } = message;
+        let verb = if is_send(message) { "isend" } else { "irecv" };
+        lines.push(format!("{rank} {verb} {peer} {tag} {bytes}\n"));
+        open[index] = true;
+    }
+    let rest = all.iter().zip(open).filter(|(_, is_open)| *is_open);
+    lines.extend(rest.map(|(message, _)| wait(message)));
+    lines.push(format!("{rank} finalize\n"));
+    lines.concat()
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use ringpull_base::DType;
 
@@ -84,6 +114,30 @@ mod tests {
             l1: send 20b to 1 tag 0\nl2: recv 20b from 1 tag 0\nl3: send 20b to 1 tag 1\nl4: recv 20b from 1 tag 1\n\
             l3 requires l2\nl4 requires l1\n}\n";
         assert_eq!(goal(0, &schedule(Algorithm::Ring, 0, 2, 10)), expected);
+    }
+
+    #[test]
+    fn a_trace_waits_for_what_a_message_needs_and_for_each_message_once() {
+        let expected = "0 init\n0 isend 1 0 20\n0 irecv 1 0 20\n0 wait 1 0 0\n0 isend 1 1 20\n0 wait 0 1 0\n\
+            0 irecv 1 1 20\n0 wait 0 1 1\n0 wait 1 0 1\n0 finalize\n";
+        assert_eq!(smpi(0, &schedule(Algorithm::Ring, 0, 2, 10)), expected);
+        for algorithm in Algorithm::ALL {
+            for (size, rank) in (1..10).flat_map(|size| (0..size).map(move |rank| (size, rank))) {
+                let mut open = BTreeSet::new();
+                for line in smpi(rank, &schedule(algorithm, rank, size, 97)).lines() {
+                    let words: Vec<&str> = line.split(' ').collect();
+                    assert_eq!(words[0], rank.to_string());
+                    let number = |at: usize| words[at].parse::<usize>().unwrap();
+                    match words[1] {
+                        "isend" => assert!(open.insert((rank, number(2), number(3))), "{line}"),
+                        "irecv" => assert!(open.insert((number(2), rank, number(3))), "{line}"),
+                        "wait" => assert!(open.remove(&(number(2), number(3), number(4))), "{line}"),
+                        _ => assert!(["init", "finalize"].contains(&words[1]), "{line}"),
+                    }
+                }
+                assert!(open.is_empty(), "{algorithm} on {size}, rank {rank}: {open:?}");
+            }
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result};
-use ringpull_plan::export::{ExportedMessage, goal, messages};
+use ringpull_plan::export::{ExportedMessage, goal, messages, smpi};
 use ringpull_plan::{Model, Schedule, Segments, allreduce, allreduce_in_order, choose, predict};
 
 use super::bench::algorithms;
@@ -22,7 +22,8 @@ const MOST_RANKS: usize = 4096;
     ringpull plan --ranks 1000 --bytes 25MB --format goal > allreduce.goal\n\n\
     auto chooses by a model of Ethernet hosts, not of yours. JSON has a line for each rank. A message's\n\
     `after` names the earlier ones of the same rank that must be done first, from 0. GOAL is the input of\n\
-    LogGOPSim: the same, counted from 1.")]
+    LogGOPSim: the same, counted from 1. smpi is a trace that SimGrid's `smpirun -replay` reads: it posts the\n\
+    messages in the plan's order, each once those before it that it needs have arrived or left.")]
 pub(crate) struct PlanArgs {
     /// Number of ranks, 1 to 4096.
     #[arg(long)]
@@ -46,6 +47,8 @@ enum PlanFormat {
     Json,
     /// Group Operation Assembly Language.
     Goal,
+    /// A trace for `smpirun -replay` of `SimGrid`.
+    Smpi,
 }
 
 /// The messages of one rank.
@@ -94,6 +97,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Status> {
         };
         match args.format {
             PlanFormat::Goal => put(&goal(rank, &schedule)),
+            PlanFormat::Smpi => put(&smpi(rank, &schedule)),
             PlanFormat::Json => {
                 let plan = RankPlan { rank, ranks, algorithm, messages: messages(&schedule) };
                 put(&(to_json_line(&plan)? + "\n"));
