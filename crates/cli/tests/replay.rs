@@ -154,6 +154,15 @@ fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() 
             assert!(((step_s - compute_s).max(0.0) - exposed_s).abs() < 1e-9, "{text}");
         }
     }
+    let mut advise = Command::new(BINARY);
+    advise.args(["advise", "--link", "200mbit", "--hosts", "1,8", "--modes", "dist_sync_mpi", "--format", "json"]);
+    let text = output(advise.arg("--recorded").arg(&recording));
+    let advice: Value = serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause}: {text}"));
+    assert!(advice["model"].as_str().unwrap().contains("2 workers by dist_sync"), "{text}");
+    let [one, eight] = [0, 1].map(|row| advice["rows"][row]["step_s"].as_f64().unwrap());
+    let compute_s = advice["compute_s"].as_f64().unwrap();
+    // What the job computed by the clock; 8 hosts move 2 x 7/8 x 84,640 bytes besides, 6 ms at 200 Mbit/s.
+    assert!(compute_s > 0.01 && (one - compute_s).abs() < 1e-3 && eight < compute_s + 0.02, "{text}");
     let mut replay = Command::new(BINARY);
     let none = replay.args(["replay", "--kv-store", "local"]).arg(folder.path()).output().unwrap();
     let said = String::from_utf8_lossy(&none.stderr);

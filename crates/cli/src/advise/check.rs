@@ -80,7 +80,8 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
     let extra = of(most).iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let shape = Shape { hosts: most, rate: plan.lab, own: Vec::new(), racks: None };
     let mut runner = Launched::start(Testbed::Lab(shape), extra, None)?;
-    let train = TrainSetup { model: plan.model.clone(), compute_s: plan.compute_s, burn: None, batch: None };
+    let train =
+        TrainSetup { model: plan.model.clone(), compute_s: plan.compute_s, burn: None, batch: None, late: None };
     let setting = Setting {
         network: network.clone(),
         compute_s: plan.compute_s,

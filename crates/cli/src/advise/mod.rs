@@ -178,8 +178,8 @@ impl Advice {
     }
 }
 
-/// What every row assumes.
-pub(crate) fn assumptions(setting: &Setting, link: &str) -> Vec<String> {
+/// What every row assumes. `shares` says what a layer's share of the computing is.
+pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str) -> Vec<String> {
     let words = crate::text::format_seconds;
     vec![
         format!(
@@ -190,7 +190,7 @@ pub(crate) fn assumptions(setting: &Setting, link: &str) -> Vec<String> {
         "Switches: they hold what has to wait, lose nothing and carry all links at full rate. One worker a host."
             .to_owned(),
         format!(
-            "Computing: {} a step on each host, two thirds of it backward; a layer's share is its share of the FLOPs.",
+            "Computing: {} a step on each host, two thirds of it backward; a layer's share is {shares}.",
             words(setting.compute_s)
         ),
         format!(

@@ -101,7 +101,7 @@ mod tests {
         let setting = Setting { network, compute_s: 0.02, link_bytes_per_s: 1.25e9, latency_s: 50e-6 };
         let rows = rows(&setting, &Choice::all(), hosts).unwrap();
         let (model, link, verdict) = ("m".to_owned(), "10gbit".to_owned(), vec!["it wins".to_owned()]);
-        let assumptions = assumptions(&setting, &link);
+        let assumptions = assumptions(&setting, &link, "its share of the FLOPs");
         Advice { model, compute_s: 0.02, link, latency_s: 50e-6, rows, assumptions, verdict, check: None }
     }
 

@@ -6,7 +6,6 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
-use super::train::StepArgs;
 use super::{FAILURE, Format, SUCCESS, Status, print, write};
 use crate::advise::predict::Setting;
 use crate::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
@@ -14,6 +13,7 @@ use crate::compare::report;
 use crate::layers;
 use crate::link::LinkRate;
 use crate::progress::Progress;
+use crate::replay::recorded_job::RecordedJob;
 use crate::size::format_size;
 use crate::text::{parse_seconds, several};
 use crate::variant::Variant;
@@ -26,15 +26,27 @@ const MOST_HOSTS: usize = 1024;
     ringpull advise --model vgg16 --compute 2.184 --link 10gbit --latency 50us\n  \
     ringpull advise --model bert-large --compute 0.35 --link 25gbit --hosts 8,64,512 --out advice.svg\n  \
     ringpull advise --model model.txt --compute 0.2 --link 1gbit --hosts 16 --modes dist_sync_mpi,dist_sync:4 --format json\n  \
-    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --hosts 2,4,8 --check\n\n\
-    --compute is what one host alone takes for a step: measure it with your framework. --latency is half\n\
-    of what `ping` says. Modes are those of `ringpull compare`, without dist_async and topk.\n\
+    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --hosts 2,4,8 --check\n  \
+    RINGPULL_RECORD=run ringpull launch -n 2 -- python train.py && ringpull advise --recorded run --link 10gbit\n\n\
+    --compute is what one host alone takes for a step: measure it with your framework. A recorded job has\n\
+    it, and its keys and the computing before each push, also if it ran on one host. --latency is half of\n\
+    what `ping` says. Modes are those of `ringpull compare`, without dist_async and topk.\n\
     --check runs the same modes on emulated hosts (root, Linux), as many as fit, and prints predicted\n\
     next to measured; the model is scaled so that its bytes take as long on the emulated links. The exit\n\
     code is 1 if a measurement failed.")]
 pub(crate) struct AdviseArgs {
-    #[command(flatten)]
-    step: StepArgs,
+    /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
+    #[arg(long, required_unless_present = "recorded", conflicts_with = "recorded")]
+    model: Option<String>,
+    /// A job in place of a model: the folder that `RINGPULL_RECORD` named.
+    #[arg(long, value_name = "FOLDER")]
+    recorded: Option<PathBuf>,
+    /// Scale every tensor to this part of its elements.
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// Seconds of computing in a step on one host [default: that of the recorded job].
+    #[arg(long, value_name = "SECONDS", required_unless_present = "recorded")]
+    compute: Option<f64>,
     /// The rate of each host's link, such as 10gbit.
     #[arg(long)]
     link: LinkRate,
@@ -61,23 +73,58 @@ pub(crate) struct AdviseArgs {
     format: Format,
 }
 
+/// What a step computes and pushes.
+struct Step {
+    /// The name or file of the model.
+    model: String,
+    words: String,
+    compute_s: f64,
+    /// Where the computing of a layer is known from.
+    shares: &'static str,
+    /// The file of a recorded job's model, which is removed with this.
+    _file: Option<tempfile::NamedTempFile>,
+}
+
+fn step(args: &AdviseArgs) -> Result<Step> {
+    let Some(folder) = &args.recorded else {
+        let (model, compute_s) = (args.model.clone().unwrap_or_default(), args.compute.unwrap_or_default());
+        let shares = "its share of the FLOPs";
+        return Ok(Step { words: model.clone(), model, compute_s, shares, _file: None });
+    };
+    let job = RecordedJob::read(folder, 0)?;
+    let recorded = job.step().ok_or_else(RecordedJob::too_short)?;
+    let compute_s = args.compute.unwrap_or(recorded.compute_s);
+    let failed = |cause: std::io::Error| Error::io("write", "the model of a recorded job", &cause);
+    let file = tempfile::NamedTempFile::new().map_err(failed)?;
+    std::fs::write(file.path(), job.as_model(recorded.compute_s)).map_err(failed)?;
+    let left_out = match job.by_rows {
+        0 => String::new(),
+        count => format!(" without {} pushed by rows", several(count, "key")),
+    };
+    let workers = several(job.workers, "worker");
+    let words = format!("job of {workers} by {} in {}{left_out}", job.kind, folder.display());
+    let shares = "what was computed before its push, of the recorded job";
+    Ok(Step { model: file.path().display().to_string(), words, compute_s, shares, _file: Some(file) })
+}
+
 /// Predicts, and measures if that is asked for.
 pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     let (mut hosts, choices) = (args.hosts.clone(), choices(args));
     hosts.sort_unstable();
     hosts.dedup();
-    let setting = setting(args, &hosts)?;
+    let step = step(args)?;
+    let setting = setting(args, &step, &hosts)?;
     let progress = Progress::start("simulating");
     let rows = rows(&setting, &choices, &hosts)?;
     drop(progress);
     let keys = several(setting.network.keys.len(), "tensor");
     let mut advice = Advice {
-        model: format!("{}, {keys}, {}", args.step.model, format_size(setting.bytes())),
+        model: format!("{}, {keys}, {}", step.words, format_size(setting.bytes())),
         compute_s: setting.compute_s,
         link: args.link.to_string(),
         latency_s: setting.latency_s,
         rows,
-        assumptions: assumptions(&setting, &args.link.to_string()),
+        assumptions: assumptions(&setting, &args.link.to_string(), step.shares),
         verdict: Vec::new(),
         check: None,
     };
@@ -88,7 +135,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
         write(file, &report::framed(&chart, &subtitle, advice.families().into_iter())?)?;
     }
     if let Some(lab) = args.check {
-        advice.check = Some(checked(args, lab, &setting, hosts, &choices)?);
+        advice.check = Some(checked(args, &step.model, lab, &setting, hosts, &choices)?);
     }
     print(args.format, &advice, || table::render(&advice, &choices))?;
     let failed = advice.check.is_some_and(|check| check.rows.iter().any(|row| row.measured_s.is_none()));
@@ -99,17 +146,17 @@ fn choices(args: &AdviseArgs) -> Vec<Choice> {
     if args.modes.is_empty() { Choice::all() } else { args.modes.iter().copied().map(Choice::fixed).collect() }
 }
 
-fn setting(args: &AdviseArgs, hosts: &[usize]) -> Result<Setting> {
-    let StepArgs { model, scale, compute } = &args.step;
+fn setting(args: &AdviseArgs, step: &Step, hosts: &[usize]) -> Result<Setting> {
+    let compute_s = step.compute_s;
     if let Some(wrong) = hosts.iter().find(|hosts| !(1..=MOST_HOSTS).contains(*hosts)) {
         return Err(Error::argument(
             format!("invalid --hosts {wrong}: expected numbers from 1 to {MOST_HOSTS}"),
             "give numbers of hosts, such as --hosts 8,64",
         ));
     }
-    if !(*compute > 0.0 && *compute <= 3600.0) {
+    if !(compute_s > 0.0 && compute_s <= 3600.0) {
         return Err(Error::argument(
-            format!("invalid --compute {compute}: expected seconds above 0 and up to 3600"),
+            format!("invalid --compute {compute_s}: expected seconds above 0 and up to 3600"),
             "give the seconds of computing in a step on one host, such as 2.184",
         ));
     }
@@ -119,8 +166,8 @@ fn setting(args: &AdviseArgs, hosts: &[usize]) -> Result<Setting> {
             "give the rate of each host's link, such as --link 10gbit",
         ));
     };
-    let network = layers::load(model, *scale)?;
-    Ok(Setting { network, compute_s: *compute, link_bytes_per_s, latency_s: args.latency })
+    let network = layers::load(&step.model, args.scale)?;
+    Ok(Setting { network, compute_s, link_bytes_per_s, latency_s: args.latency })
 }
 
 /// Emulated hosts for workers that share this machine's processors.
@@ -128,6 +175,7 @@ const MOST_EMULATED: usize = 16;
 
 fn checked(
     args: &AdviseArgs,
+    model: &str,
     lab: LinkRate,
     setting: &Setting,
     mut hosts: Vec<usize>,
@@ -141,8 +189,8 @@ fn checked(
         ));
     }
     let plan = check::Plan {
-        model: args.step.model.clone(),
-        scale: args.step.scale,
+        model: model.to_owned(),
+        scale: args.scale,
         compute_s: setting.compute_s,
         link_bytes_per_s: setting.link_bytes_per_s,
         lab,

@@ -13,7 +13,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use ringpull::KvStore;
-use ringpull_base::{Error, Kind, Result, Tensor};
+use ringpull_base::{Kind, Result, Tensor};
 use ringpull_workload::pattern::Pattern;
 use ringpull_workload::sparse::adding;
 
@@ -64,10 +64,7 @@ struct RankSteps {
 /// Replays this rank's recording; rank 0 gets the result. Collective; `store` must be new.
 pub(crate) fn run(store: &KvStore, job: &RecordedJob, progress: Option<&Progress>) -> Result<Option<ReplayResult>> {
     let Some(recorded) = job.step() else {
-        return Err(Error::argument(
-            "the recording has fewer than two steps: a step begins with each push of the key that is pushed first",
-            "record a job of several steps",
-        ));
+        return Err(RecordedJob::too_short());
     };
     let mut replay = CallReplay::start(store, job)?;
     store.barrier()?;

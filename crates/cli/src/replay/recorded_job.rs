@@ -11,6 +11,7 @@ use ringpull_base::recording::{RecordedLine, When, lines_of};
 use ringpull_base::{DType, Error, Key, Kind, Result};
 
 use crate::statistics::Summary;
+use crate::train::BACKWARD;
 
 /// Waits that are shorter are those of locks, and not for other workers.
 const WAIT_S: f64 = 1e-4;
@@ -80,10 +81,47 @@ impl RecordedJob {
         }
     }
 
+    /// The error of a job without a [`step`](Self::step).
+    pub(crate) fn too_short() -> Error {
+        Error::argument(
+            "the recording has fewer than two steps: a step begins with each push of the key that is pushed first",
+            "record a job of several steps",
+        )
+    }
+
     /// The sum of the keys' lengths.
     pub(crate) fn bytes(&self) -> usize {
         let len = |key: &RecordedKey| key.shape.iter().product::<usize>() * key.dtype.size_bytes();
         self.keys.iter().map(len).sum()
+    }
+
+    /// The job as the text of a model's file ([`layers`](crate::layers)), in which a step computes for
+    /// `compute_s`: a line for each key that is pushed, in the order of the forward pass, which is the
+    /// reverse of the pushes'. The third column is what was computed before the push. Before a step's first
+    /// push also the forward pass was: that layer has what the others lack of a backward pass.
+    pub(crate) fn as_model(&self, compute_s: f64) -> String {
+        let (mut pushed, mut steps): (Vec<(usize, f64)>, usize) = (Vec::new(), 0);
+        for call in self.calls.iter().filter(|call| matches!(call.what, RecordedCall::Push { .. })) {
+            steps += usize::from(call.begins_step);
+            let before_s = if call.begins_step { 0.0 } else { call.compute_s };
+            match pushed.iter_mut().find(|(key, _)| *key == call.key) {
+                Some((_, seconds)) => *seconds += before_s,
+                None => pushed.push((call.key, before_s)),
+            }
+        }
+        let seen: f64 = pushed.iter().map(|(_, seconds)| seconds).sum::<f64>() / steps.max(1) as f64;
+        let first = (BACKWARD * compute_s - seen).max(0.0);
+        let line = |(place, (key, seconds)): (usize, &(usize, f64))| {
+            let RecordedKey { key, dtype, shape } = &self.keys[*key];
+            let len = shape.iter().product::<usize>() * dtype.size_bytes() / 4;
+            let part = if place == 0 { first } else { seconds / steps.max(1) as f64 };
+            let name = match key {
+                Key::Str(name) => name.replace(char::is_whitespace, "_"),
+                Key::Int(number) => number.to_string(),
+            };
+            format!("{name} {} {part:e}\n", len.max(1))
+        };
+        pushed.iter().enumerate().rev().map(line).collect()
     }
 
     /// The median step as recorded, without the first ones and what comes after the last has begun.
@@ -197,6 +235,23 @@ mod tests {
         let begins: Vec<bool> = job.calls.iter().map(|call| call.begins_step).collect();
         assert_eq!(begins[..4], [true, false, true, false]);
         assert!(!job.calls[1].waits() && job.calls[2].waits());
+    }
+
+    #[test]
+    fn a_recording_is_a_model_whose_layers_have_what_was_computed_before_their_pushes() {
+        // A step computes for 2 s: 1.5 s before the push of b, which is first, and 0.5 s before that of a.
+        let steps = (0..4)
+            .flat_map(|step| [push("b", 2.0 * f64::from(step), 0.0), push("a", 2.0 * f64::from(step) + 0.5, 0.0)]);
+        let job = job(lines(steps)).unwrap().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model");
+        std::fs::write(&file, job.as_model(job.step().unwrap().compute_s)).unwrap();
+        let network = crate::layers::load(file.to_str().unwrap(), 1.0).unwrap();
+        let found: Vec<(&str, usize)> = network.keys.iter().map(|key| (key.name.as_str(), key.len())).collect();
+        assert_eq!(found, [("a", 6), ("b", 6)]);
+        let parts: Vec<f64> = network.layers.iter().map(|layer| layer.part).collect();
+        // Two thirds of 2 s are the backward pass.
+        assert!((parts[0] - 0.5 / (4.0 / 3.0)).abs() < 1e-9 && (parts[1] - (1.0 - parts[0])).abs() < 1e-9, "{parts:?}");
     }
 
     #[test]
