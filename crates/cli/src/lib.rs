@@ -8,7 +8,7 @@
 //! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
 //!   must move;
 //! - `pushpull`, `allreduce`, `collectives`, `train`: the measuring ranks; `ranks`: gathers their reports;
-//!   `layers`, `compute`: the parts of a replayed step;
+//!   `layers`, `compute`: the parts of a replayed step; `late`: whose steps begin late;
 //! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
 //!   `kept`: what an interrupted benchmark has measured;
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
@@ -36,6 +36,7 @@ mod gpu_check;
 mod interrupt;
 mod kept;
 pub mod lab;
+mod late;
 mod launch;
 mod layers;
 mod link;

@@ -11,7 +11,7 @@
 //! time.
 
 use std::slice::from_ref;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ringpull::KvStore;
 use ringpull_base::timeline::{self, Phase};
@@ -20,6 +20,7 @@ use ringpull_workload::expected::Expected;
 use ringpull_workload::pattern::Pattern;
 
 use crate::compute::Compute;
+use crate::late::Late;
 use crate::layers::{Layer, Network};
 use crate::progress::Progress;
 use crate::pushpull;
@@ -39,6 +40,8 @@ pub(crate) struct ReplayOptions {
     pub burn: Option<f64>,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
+    /// Who begins steps late.
+    pub late: Option<Late>,
 }
 
 /// The part of a step's computing that is the backward pass.
@@ -83,12 +86,25 @@ pub(crate) fn run(
     }
     found.spent.add(before, Spent::now());
     replay.check_total(warmup + iters - 1)?;
-    let ranks = gather(store, "ringpull.steps", &found)?;
+    let mut ranks = gather(store, "ringpull.steps", &found)?;
+    if plan.late.is_some() {
+        share_the_pace(&mut ranks);
+    }
     let compute_s = ranks.iter().map(|rank| rank.compute_s).fold(0.0, f64::max);
     let record = plan.keys.record("train", store, &network.keys, &ranks)?;
     // A rank's processor time includes its computing.
-    let record = Record { usage: Usage::default(), ..record }.with_train(compute_s, plan.burn, plan.batch);
+    let record = Record { usage: Usage::default(), ..record }.with_train(compute_s, plan.burn, plan.batch, plan.late);
     Ok((store.rank() == 0).then_some(record))
+}
+
+/// Workers that do not wait for a late one make more steps in a time: each step becomes as long as it is where
+/// all of them together have that pace, the harmonic mean.
+fn share_the_pace(ranks: &mut [RankReport]) {
+    for step in 0..ranks[0].seconds.len() {
+        let pace: f64 = ranks.iter().map(|rank| 1.0 / rank.seconds[step]).sum();
+        let shared = ranks.len() as f64 / pace;
+        ranks.iter_mut().for_each(|rank| rank.seconds[step] = shared);
+    }
 }
 
 fn check(plan: &ReplayOptions) -> Result<()> {
@@ -137,6 +153,11 @@ impl<'a> Replay<'a> {
     /// One step, in seconds.
     fn step(&mut self, device: &mut Compute, number: usize) -> Result<f64> {
         let start = Instant::now();
+        if let Some(late) = self.plan.late {
+            let late = Duration::from_secs_f64(late.seconds(self.store.rank(), number, self.plan.compute_s));
+            std::thread::sleep(late);
+            device.idle(late);
+        }
         for (index, layer) in self.network.layers.iter().enumerate().rev() {
             self.compute(device, layer, BACKWARD, |tensor, _| {
                 self.expected.fill(tensor, self.store.rank(), number);
@@ -230,7 +251,7 @@ mod tests {
             optimizer: None,
             is_sharded: false,
         };
-        ReplayOptions { keys, compute_s: 0.002, burn: None, batch: Some(64) }
+        ReplayOptions { keys, compute_s: 0.002, burn: None, batch: Some(64), late: None }
     }
 
     #[test]
@@ -245,6 +266,20 @@ mod tests {
             assert_eq!(train.images_per_s, Some(64.0 / record.median_s));
             assert_eq!((train.efficiency, train.burn), (train.compute_s / record.median_s, burn));
         }
+    }
+
+    #[test]
+    fn a_late_worker_makes_its_steps_longer_and_paces_are_shared() {
+        let network = layers::load("resnet50", 0.0001).unwrap();
+        let store = ringpull::create("local").unwrap();
+        let late = Some("0=0.05".parse().unwrap());
+        let record = run(&store, &network, &ReplayOptions { late, ..plan() }, None).unwrap().unwrap();
+        assert!(record.seconds.iter().all(|seconds| *seconds > 0.05), "{record:?}");
+        assert_eq!(record.train.unwrap().late, late);
+        let of = |seconds: f64| RankReport { seconds: vec![seconds], ..RankReport::default() };
+        let mut ranks = [of(1.0), of(1.0), of(4.0)];
+        share_the_pace(&mut ranks);
+        assert!(ranks.iter().all(|rank| (rank.seconds[0] - 3.0 / 2.25).abs() < 1e-12));
     }
 
     #[test]

@@ -142,8 +142,21 @@ fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
 }
 
 #[test]
+fn a_worker_that_cannot_be_late_is_an_error_that_names_those_that_can() {
+    for (words, code, part) in [
+        ("bench train --kv-store local --model vgg16 --compute 0.1 --late 3", 2, "RANK=SECONDS or random:P"),
+        ("compare --local 2 --train --model vgg16 --compute 0.1 --late 5=1", 1, "there are workers 0 to 1"),
+        ("compare --local 2 --bytes 4 --late 1=1", 2, "--train"),
+    ] {
+        let (had, text) = said(None, words);
+        assert!(had == code && text.contains(part), "{words}: {had}, {text}");
+    }
+}
+
+#[test]
 fn what_cannot_be_predicted_is_an_error_that_says_what_can() {
     for (words, code, parts) in [
+        ("--recorded run --link 1gbit", 2, ["'--model <MODEL>' cannot be used with", "--recorded <FOLDER>"]),
         ("--link none", 1, ["--link none has no rate to predict with", "--link 10gbit"]),
         ("--link 1gbit --latency 50", 2, ["invalid time \"50\"", "such as 50us"]),
         ("--link 1gbit --hosts 0", 1, ["invalid --hosts 0: expected numbers from 1 to 1024", "--hosts 8,64"]),
@@ -159,7 +172,7 @@ fn what_cannot_be_predicted_is_an_error_that_says_what_can() {
 }
 
 #[test]
-fn a_plan_is_printed_for_every_rank_in_both_formats() {
+fn a_plan_is_printed_for_every_rank_in_each_format() {
     let run = |words: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words.split(' ')).output().unwrap();
         (output.status.code().unwrap(), [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()))
@@ -171,6 +184,9 @@ fn a_plan_is_printed_for_every_rank_in_both_formats() {
     let ranks =
         json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["rank"].as_u64().unwrap());
     assert_eq!((code, ranks.collect::<Vec<_>>()), (0, vec![0, 1, 2, 3, 4]));
+    let (code, [trace, _]) = run("plan --ranks 3 --bytes 48 --algorithm ring --format smpi");
+    assert!(code == 0 && trace.starts_with("0 init\n0 isend 1 0 16\n0 irecv 2 0 16\n0 wait 2 0 0\n"), "{trace}");
+    assert_eq!(trace.lines().filter(|line| line.ends_with(" finalize")).count(), 3);
     let (code, [_, error]) = run("plan --ranks 3 --algorithm native");
     assert!(code == 1 && error.contains("native has no plan of ours") && error.contains("auto or ring"), "{error}");
     let (code, [_, error]) = run("plan --ranks 0");

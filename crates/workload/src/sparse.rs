@@ -106,8 +106,8 @@ fn step(rows: usize) -> usize {
     (golden.max(1)..=rows + 1).find(|step| gcd(*step, rows) == 1).expect("a number has no divisor with the next")
 }
 
-/// `SplitMix64`'s finaliser.
-fn mixed(number: u64) -> u64 {
+/// `SplitMix64`'s finaliser: a number that looks random and follows from `number`.
+pub fn mixed(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

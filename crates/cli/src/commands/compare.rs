@@ -17,6 +17,7 @@ use crate::compare::results::Scaled;
 use crate::compare::rows::{measurements, rows};
 use crate::compare::{Comparison, Environment, Setup, published, report, results, sheet, table, training, verdict};
 use crate::lab::{HostRate, Racks, Shape};
+use crate::late::Late;
 use crate::launch::host::quote;
 use crate::layers;
 use crate::link::LinkRate;
@@ -35,6 +36,7 @@ use crate::variant::{Peer, Variant};
     ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
+    ringpull compare --train --hosts 8 --link 200mbit --model vgg16 --scale 0.02 --compute 0.5 --late 3=0.25 --modes dist_sync_mpi,dist_sync:8shared,dist_async:8shared --out out\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --sparse 0.01 --modes dist_sync_mpi,dist_sync:8shared,dist_hybrid:8shared --peers mxnet --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
@@ -92,6 +94,10 @@ pub(crate) struct CompareArgs {
     /// Images of one host in a step [default: 64 for vgg16, as published].
     #[arg(long, requires = "train")]
     batch: Option<usize>,
+    /// Who begins a step late: a worker by SECONDS in every step, or each worker with probability P, by what
+    /// a step computes. Then a step's time is by the pace of all workers together.
+    #[arg(long, value_name = "WORKER=SECONDS|random:P", requires = "train")]
+    late: Option<Late>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
     /// `dist_sync_mpi+2bit:0.5`.
     #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
@@ -381,6 +387,14 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
 
 /// How steps of training are replayed by `workers` workers with gradients of `bytes` bytes.
 fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> {
+    if let Some(late @ Late::Rank { rank, .. }) = args.late
+        && rank >= workers
+    {
+        return Err(Error::argument(
+            format!("invalid --late {late}: there are workers 0 to {}", workers - 1),
+            "name one of them, or give --late random:0.1",
+        ));
+    }
     let model = args.model.clone().unwrap_or_default();
     let scaled = args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, bytes as f64, rate));
     let compute_s = args.compute.or(scaled.filter(|seconds| *seconds > 0.0)).ok_or_else(|| {
@@ -390,7 +404,7 @@ fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> 
         )
     })?;
     let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
-    Ok(TrainSetup { model, compute_s, burn: args.burn, batch })
+    Ok(TrainSetup { model, compute_s, burn: args.burn, batch, late: args.late })
 }
 
 /// This program's command line, quoted for a shell.

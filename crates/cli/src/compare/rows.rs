@@ -74,7 +74,7 @@ fn measured(
             // The median of the rounds' computing, which differs only on the processor.
             let computing: Vec<f64> = done.iter().filter_map(|done| Some(done.record.train?.compute_s)).collect();
             let compute_s = Summary::of(&computing).map_or(train.compute_s, |summary| summary.median);
-            record.with_train(compute_s, train.burn, train.batch)
+            record.with_train(compute_s, train.burn, train.batch, train.late)
         }
         Work::Buffers(_) | Work::Keys { .. } | Work::Rows { .. } => record,
     };

@@ -4,6 +4,7 @@ use crate::compare::columns::columns;
 use crate::compare::notes::notes;
 use crate::compare::results::{Comparison, Outcome, Row};
 use crate::cost::rows_words;
+use crate::late::Late;
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
 use crate::variant::Family;
@@ -163,8 +164,16 @@ fn below_training(results: &Comparison) -> Vec<String> {
 
 /// How a step computes.
 pub(super) fn how(train: &TrainSetup) -> String {
-    train.burn.map_or_else(
+    let how = train.burn.map_or_else(
         || "replayed by the clock".to_owned(),
         |part| format!("{:.0} % of it on the processor, measured without communication", 100.0 * part),
-    )
+    );
+    let late = match train.late {
+        None => return how,
+        Some(Late::Rank { rank, seconds }) => format!("worker {rank} late by {}", format_seconds(seconds)),
+        Some(Late::Random { part }) => {
+            format!("each worker late by {} in {:.0} % of steps", format_seconds(train.compute_s), 100.0 * part)
+        }
+    };
+    format!("{how}; {late}; step: by the pace of all workers together")
 }

@@ -4,6 +4,7 @@ use ringpull_workload::models::ModelKey;
 use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
 
+use crate::late::Late;
 use crate::layers::Network;
 use crate::size::format_payload;
 use crate::text::several;
@@ -44,6 +45,9 @@ pub(crate) struct TrainSetup {
     pub burn: Option<f64>,
     /// Images of one host in a step.
     pub batch: Option<usize>,
+    /// Who begins steps late.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<Late>,
 }
 
 impl Job {

@@ -121,17 +121,18 @@ impl Launched {
         let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let kind = variant.mode.kind().name();
         let mut words = match &job.work {
-            // No rank is made late: the cost of waiting is not part of a comparison.
+            // No rank is made late: what waiting costs the processor is not part of a comparison.
             _ if variant.peer.is_some() => owned(&["allreduce", "--algorithm=native", "--late=0"]),
             Work::Buffers(_) => owned(&["allreduce", "--algorithm=auto", "--late=0"]),
             Work::Keys { named, .. } | Work::Rows { named, .. } => {
                 [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat()
             }
             Work::Steps { named, train, .. } => {
-                let TrainSetup { compute_s, burn, batch, .. } = train;
+                let TrainSetup { compute_s, burn, batch, late, .. } = train;
                 let burn = burn.map(|part| format!("--burn={part}"));
                 let batch = batch.map(|batch| format!("--batch={batch}"));
-                let train = [Some(format!("--compute={compute_s}")), burn, batch].into_iter().flatten();
+                let late = late.map(|late| format!("--late={late}"));
+                let train = [Some(format!("--compute={compute_s}")), burn, batch, late].into_iter().flatten();
                 [owned(&["train", "--kv-store", kind]), named.clone(), train.collect()].concat()
             }
         };
