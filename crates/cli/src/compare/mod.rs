@@ -9,6 +9,8 @@ pub(crate) mod charts;
 pub(crate) mod columns;
 pub(crate) mod environment;
 mod notes;
+#[cfg(test)]
+mod page_of_published;
 pub(crate) mod published;
 pub(crate) mod report;
 pub(crate) mod results;
