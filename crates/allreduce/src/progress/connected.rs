@@ -11,6 +11,22 @@ use crate::transport::control::Control;
 /// How long MPI may take to learn that a process is gone whose end was noticed otherwise.
 pub(super) const LEARNING: Duration = Duration::from_millis(200);
 
+/// An error unless so many ranks of the `size` that a job begins with are left that it may go on while it
+/// starts: more than half of them, or half of them with rank 0. Others may live that these cannot reach.
+pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
+    if 2 * ranks.len() + usize::from(ranks.contains(&0)) > size {
+        return Ok(());
+    }
+    let lost: Vec<usize> = (0..size).filter(|rank| !ranks.contains(rank)).collect();
+    Err(Error::PeerLost {
+        peer: format!("rank(s) {lost:?}"),
+        cause: format!("{} of {size} ranks are left, too few for a job that starts", ranks.len()),
+        ranks: lost,
+        operation: "start".to_owned(),
+        rank: None,
+    })
+}
+
 /// How a transport and its control star come to be; called on the comm thread.
 pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
 
@@ -45,3 +61,19 @@ pub type Sever = Arc<dyn Fn(&[usize]) + Send + Sync>;
 
 /// Connects the ranks that are left, after a fault.
 pub type Next = Box<dyn FnOnce(&Error) -> Result<Connected>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_parts_of_a_job_that_starts_one_alone_goes_on() {
+        assert!(check_start(&[0, 1, 2, 3, 4, 5, 6, 7], 8).is_ok());
+        for part in [&[0][..], &[0, 7], &[0, 1, 2, 3], &[1, 2, 3, 4, 5, 6]] {
+            let others: Vec<usize> = (0..8).filter(|rank| !part.contains(rank)).collect();
+            assert_ne!(check_start(part, 8).is_ok(), check_start(&others, 8).is_ok(), "{part:?}");
+        }
+        let error = check_start(&[0], 8).unwrap_err().to_string();
+        assert!(error.contains("1 of 8 ranks are left"), "{error}");
+    }
+}

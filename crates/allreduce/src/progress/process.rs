@@ -15,7 +15,7 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::forked::Process;
 use ringpull_base::{DType, Error, Kind, Result, notice, timeline};
 
-use crate::progress::connected::{Connect, Connected, LEARNING, Succession};
+use crate::progress::connected::{Connect, Connected, LEARNING, Succession, check_start};
 use crate::progress::engine::Engine;
 use crate::progress::messages::Sums;
 use crate::progress::termination;
@@ -96,8 +96,12 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
     Box::new(move || {
         let mut mpi = Mpi::initialise(eager_bytes, elastic, config::is_helper())?;
         if mpi.is_elastic() {
-            let ranks = (0..mpi.size()).collect();
-            return without_the_lost(mpi, ranks, own, limits);
+            let size = mpi.size();
+            let connected = without_the_lost(mpi, (0..size).collect(), own, limits)?;
+            if let Some(succession) = &connected.succession {
+                check_start(&succession.ranks, size)?;
+            }
+            return Ok(connected);
         }
         let ranks = Introduction::of_all(&mut mpi, own)?;
         Introduction::check(&ranks)?;

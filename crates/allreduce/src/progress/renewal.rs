@@ -25,7 +25,7 @@ use ringpull_plan::Parts;
 
 use crate::communicator::{Communicator, Learned};
 use crate::progress::comm::{AbortOnPanic, communicate};
-use crate::progress::connected::{Connected, Succession};
+use crate::progress::connected::{Connected, Succession, check_start};
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::generation::{Change, Current};
 use crate::progress::job::Job;
@@ -67,9 +67,14 @@ pub(super) fn ready(
         Some(succession) => succession.ranks.clone(),
         None => (0..connected.control.size()).collect(),
     };
+    let size = ranks.len();
     loop {
         let Connected { transport, control, helpers, is_cluster, finalise, succession } = connected;
         let stop = Arc::new(AtomicBool::new(false));
+        if succession.is_some() {
+            // MPI may tell the others of a loss, and not this rank, which would wait for them.
+            control.stop_on_loss(Some(&stop));
+        }
         let made = Communicator::new(transport, helpers, config, Arc::clone(&stop)).and_then(|mut communicator| {
             let done = match kept {
                 Some((learned, traffic)) => {
@@ -88,15 +93,27 @@ pub(super) fn ready(
                 }
             }
         });
+        control.stop_on_loss(None);
+        let made = match made {
+            Ok(communicator) if stop.load(Ordering::Acquire) => {
+                std::mem::forget(communicator);
+                Err(Error::Stopped {})
+            }
+            made => made,
+        };
         match (made, succession) {
             (Ok(communicator), succession) => {
                 return Ok((Ready { communicator, control, stop, succession, finalise }, ranks));
             }
             (Err(cause), Some(succession)) if is_loss(&cause) => {
-                connected = (succession.next)(&cause)?;
+                // First, so that the others know.
                 end_later(control);
+                connected = (succession.next)(&cause)?;
                 if let Some(succession) = &connected.succession {
                     ranks = succession.ranks.iter().map(|rank| ranks[*rank]).collect();
+                    if kept.is_none() {
+                        check_start(&ranks, size)?;
+                    }
                 }
             }
             (Err(cause), _) => return Err(cause),

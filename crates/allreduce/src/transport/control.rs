@@ -1,5 +1,8 @@
 //! The control star: small frames between rank 0 and every other rank, and the news that a rank is gone.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use ringpull_base::Result;
@@ -74,9 +77,17 @@ impl Control {
         }
     }
 
+    /// Sets `stop` when a peer is gone, or at once if one is, until this is called again: for who waits for
+    /// others before anybody reads the events. Threads of one process are not watched.
+    pub fn stop_on_loss(&self, stop: Option<&Arc<AtomicBool>>) {
+        if let Wires::Sockets(links) = &self.wires {
+            links.stop_on_loss(stop);
+        }
+    }
+
     /// The connection to a peer, for tests that break it.
     #[cfg(test)]
-    pub(super) fn stream(&self, peer: usize) -> Option<std::sync::Arc<std::net::TcpStream>> {
+    pub(super) fn stream(&self, peer: usize) -> Option<Arc<std::net::TcpStream>> {
         match &self.wires {
             Wires::Sockets(links) => links.stream(peer),
             Wires::Channels(_) => None,

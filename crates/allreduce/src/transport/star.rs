@@ -35,6 +35,8 @@ mod thread;
 /// How long one attempt to connect may take, and how long until the next.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
+/// How long rank 0 still waits for the others when one of them is gone. Whoever reads the events knows more.
+const COMING: Duration = Duration::from_millis(200);
 /// How often rank 0 looks up while it waits for the others.
 const GATHERING: Duration = Duration::from_millis(20);
 
@@ -74,7 +76,8 @@ impl Hub {
         Ok(invitation)
     }
 
-    /// Waits until every other rank has connected, or `meanwhile` returns an error.
+    /// Waits until every other rank has connected, or `meanwhile` returns an error. One that has connected and
+    /// is gone is an error if others do not come soon.
     pub fn gather(
         self,
         size: usize,
@@ -85,8 +88,20 @@ impl Hub {
         let (links, events) = start(0, size, limits, self.secret, Role::Hub(self.guests), Some(come))?;
         let begun = Instant::now();
         let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), limits.warn);
+        let mut gone_since: Option<Instant> = None;
         while !missing.is_empty() {
             meanwhile()?;
+            if let Some((rank, cause)) = links.first_loss()
+                && gone_since.get_or_insert_with(Instant::now).elapsed() >= COMING
+            {
+                return Err(Error::PeerLost {
+                    peer: format!("rank {rank}"),
+                    ranks: vec![rank],
+                    cause,
+                    operation: "start".to_owned(),
+                    rank: Some(0),
+                });
+            }
             match arrivals.recv_timeout(GATHERING.min(limits.silence)) {
                 Ok(rank) => missing.retain(|missing| *missing != rank),
                 Err(_) if begun.elapsed() >= limits.silence => {

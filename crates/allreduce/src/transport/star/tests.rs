@@ -2,6 +2,8 @@
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::transport::control::Event;
 use crate::transport::greeting::HELLO_BYTES;
@@ -175,4 +177,43 @@ fn a_rank_that_never_comes_is_named() {
     let limits = StartLimits { silence: Duration::from_millis(10), ..PATIENCE };
     let error = Hub::listen(true).unwrap().gather(3, limits, &mut || Ok(())).err().unwrap().to_string();
     assert!(error.contains("rank(s) [1, 2]"), "{error}");
+}
+
+#[test]
+fn a_rank_that_came_and_is_gone_ends_the_wait_for_the_others() {
+    let hub = Hub::listen(true).unwrap();
+    let invitation = hub.invitation().unwrap();
+    let leaf = std::thread::spawn(move || drop(join(1, 3, &invitation, PATIENCE, &mut || Ok(())).unwrap()));
+    let begun = Instant::now();
+    let error = hub.gather(3, PATIENCE, &mut || Ok(())).err().unwrap().to_string();
+    assert!(error.contains("rank 1") && error.contains("its process ended"), "{error}");
+    assert!(begun.elapsed() < PATIENCE.silence, "{:?}", begun.elapsed());
+    leaf.join().unwrap();
+}
+
+#[test]
+fn who_reads_no_events_is_stopped_by_a_loss_before_or_after_it_asked() {
+    let (middle, mut leaves) = star(3);
+    let stop = Arc::new(AtomicBool::new(false));
+    let is_set = |stop: &AtomicBool| {
+        let begun = Instant::now();
+        while !stop.load(Ordering::Acquire) && begun.elapsed() < PATIENCE.silence {
+            std::thread::yield_now();
+        }
+        stop.load(Ordering::Acquire)
+    };
+    middle.stop_on_loss(Some(&stop));
+    drop(leaves.remove(0));
+    assert!(is_set(&stop));
+    let later = Arc::new(AtomicBool::new(false));
+    middle.stop_on_loss(Some(&later));
+    assert!(later.load(Ordering::Acquire));
+    // It does not stop any more once it is not asked to.
+    stop.store(false, Ordering::Release);
+    middle.stop_on_loss(None);
+    drop(leaves.remove(0));
+    assert!(
+        matches!(next(&middle), Event::Gone { rank: 1, .. }) && matches!(next(&middle), Event::Gone { rank: 2, .. })
+    );
+    assert!(!stop.load(Ordering::Acquire));
 }

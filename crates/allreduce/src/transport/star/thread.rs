@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use ringpull_base::{Result, Secret};
@@ -29,7 +30,17 @@ pub(in crate::transport) struct Links {
     wires: Arc<Vec<Option<Wire>>>,
     wake: Arc<OwnedFd>,
     ends: Arc<AtomicBool>,
+    losses: Arc<Mutex<Losses>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// For ranks that cannot read the star's events yet.
+#[derive(Default)]
+struct Losses {
+    /// The first peer that is gone, and how that was noticed.
+    first: Option<(usize, String)>,
+    /// Is set when a peer is gone.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 /// What this end does to have connections.
@@ -76,6 +87,7 @@ struct Star {
     come: Option<Sender<usize>>,
     wake: Arc<OwnedFd>,
     ends: Arc<AtomicBool>,
+    losses: Arc<Mutex<Losses>>,
     /// What was found of a peer's port by a thread that tried it.
     tried: (Sender<Tried>, Receiver<Tried>),
 }
@@ -96,6 +108,7 @@ pub(super) fn start(
     let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
     let wake = Arc::new(rustix::event::eventfd(0, flags).map_err(|cause| failed("watch")(cause.into()))?);
     let ends = Arc::new(AtomicBool::new(false));
+    let losses = Arc::new(Mutex::new(Losses::default()));
     let star = Star {
         rank,
         limits,
@@ -107,11 +120,12 @@ pub(super) fn start(
         come,
         wake: Arc::clone(&wake),
         ends: Arc::clone(&ends),
+        losses: Arc::clone(&losses),
         tried: unbounded(),
     };
     let builder = std::thread::Builder::new().name("ringpull-star".to_owned());
     let thread = builder.spawn(move || star.run()).map_err(failed("start the thread of"))?;
-    Ok((Links { wires, wake, ends, thread: Some(thread) }, events))
+    Ok((Links { wires, wake, ends, losses, thread: Some(thread) }, events))
 }
 
 impl Star {
@@ -188,6 +202,9 @@ impl Star {
         let standing = &mut self.standings[peer];
         standing.broken = None;
         if !std::mem::replace(&mut standing.is_gone, true) {
+            let mut losses = self.losses.lock();
+            losses.first.get_or_insert_with(|| (peer, cause.to_owned()));
+            losses.stop.iter().for_each(|stop| stop.store(true, Ordering::Release));
             drop(self.news.send(Event::Gone { rank: peer, cause: cause.to_owned() }));
         }
     }
@@ -350,6 +367,20 @@ impl Links {
     #[cfg(test)]
     pub(in crate::transport) fn stream(&self, peer: usize) -> Option<Arc<TcpStream>> {
         self.wires[peer].as_ref()?.stream().map(|(stream, _)| stream)
+    }
+
+    /// The first peer that is gone, and how that was noticed.
+    pub(super) fn first_loss(&self) -> Option<(usize, String)> {
+        self.losses.lock().first.clone()
+    }
+
+    /// Sets `stop` when a peer is gone, or at once if one is, until this is called with another.
+    pub(in crate::transport) fn stop_on_loss(&self, stop: Option<&Arc<AtomicBool>>) {
+        let mut losses = self.losses.lock();
+        losses.stop = stop.cloned();
+        if losses.first.is_some() {
+            losses.stop.iter().for_each(|stop| stop.store(true, Ordering::Release));
+        }
     }
 
     fn wake(&self) {
