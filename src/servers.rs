@@ -126,14 +126,17 @@ impl Servers {
     /// now. Blocks until the others have come to a barrier; with asynchronous servers not for long.
     fn enter(&self) -> Result<bool> {
         let mut entered = self.entered.lock();
-        if std::mem::replace(&mut *entered, true) {
+        if *entered {
             return Ok(false);
         }
         let (done, answers) = channel();
         self.worker.submit(Command::Enter { done })?;
         let told = self.worker.wait(&answers)?;
+        *entered = true;
         let mut calls = self.calls.lock();
-        for (key, pushes) in told.pushes {
+        // Rounds are the same for all; with asynchronous servers each worker counts its own pushes.
+        let pushes = if self.is_async() { BTreeMap::new() } else { told.pushes };
+        for (key, pushes) in pushes {
             match calls.keys.get_mut(&key) {
                 Some(known) => {
                     (known.pushes, known.awaited) = (pushes, pushes);
@@ -420,6 +423,10 @@ impl Backend for Servers {
     }
 
     fn set_states(&self, states: SavedStates) -> Result<()> {
+        if self.enter()? {
+            // The servers have the states of the job that this worker has come to.
+            return Ok(());
+        }
         // Gradients pushed before the load must not meet the states that it brings.
         self.wait_all()?;
         self.barrier()?;

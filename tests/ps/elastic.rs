@@ -83,6 +83,10 @@ pub(crate) fn descents(store: &KvStore) -> Result<()> {
             store.push_pull(key, &[full(DType::F32, len, 1)], std::slice::from_ref(&out), 0)?;
             last = out.to_vec::<f32>()?[0];
             assert!(-last >= step as f32, "every push of its own is in {last} after {step}");
+            // A pull of its own waits for this worker's pushes, however many others have made.
+            let pulled = full(DType::F32, len, 0);
+            store.pull(key, std::slice::from_ref(&pulled), 0)?;
+            assert!(pulled.to_vec::<f32>()?[0] <= last, "values only fall");
         }
         println!("step {step}");
         // Some come later, and all end at about the same time.

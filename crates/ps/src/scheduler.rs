@@ -199,6 +199,10 @@ impl Scheduler {
                 let Error::Stalled { missing, .. } = &error else {
                     return Err("a stall that is none".to_owned());
                 };
+                if self.settings.is_elastic && missing.iter().any(|rank| self.worker(*rank).is_none()) {
+                    // It waited for one that is lost, and says so again if the wait goes on.
+                    return Ok(());
+                }
                 if missing.iter().any(|rank| self.has_left(*rank))
                     || missing.iter().all(|rank| self.is_quiet(*rank, now))
                 {

@@ -7,6 +7,7 @@
 //!
 //! An elastic job goes on without a worker that a signal has ended, and another one is started in its place.
 
+use std::collections::VecDeque;
 use std::io::Read;
 use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -29,6 +30,8 @@ const KILL_AFTER: Duration = Duration::from_secs(3);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The exit code of ssh if its connection broke.
 const LOST_HOST: i32 = 255;
+/// How long a worker that came in the place of another may go on when the job is over without it.
+const LATECOMER: Duration = Duration::from_secs(60);
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -68,6 +71,8 @@ struct Running {
 struct Supervisor {
     running: Vec<Running>,
     exits: Receiver<(usize, i32)>,
+    /// Ends that were taken from `exits` before their turn.
+    early: VecDeque<(usize, i32)>,
     failure: Option<(i32, String)>,
     /// When SIGTERM is due, then when SIGKILL is, then when the supervisors themselves are killed.
     due: Option<Instant>,
@@ -80,7 +85,15 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
     let interrupt = Interrupt::watch()?;
     let before = interrupt.count();
     let (sender, exits) = channel();
-    let mut job = Supervisor { running: Vec::new(), exits, failure: None, due: None, stage: 0, restarts: 0 };
+    let mut job = Supervisor {
+        running: Vec::new(),
+        exits,
+        early: VecDeque::new(),
+        failure: None,
+        due: None,
+        stage: 0,
+        restarts: 0,
+    };
     job.restarts = launch.elastic.map_or(0, |elastic| elastic.restarts);
     let started = Instant::now();
     let mut broken = None;
@@ -179,10 +192,14 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'stat
 impl Supervisor {
     /// Waits a while for the end of a process. The process that is to be started again, if any.
     fn wait(&mut self, launch: &Launch) -> Option<usize> {
-        let (number, code) = match self.exits.recv_timeout(POLL) {
+        let next = self.early.pop_front().map_or_else(|| self.exits.recv_timeout(POLL), Ok);
+        let (number, code) = match next {
             Ok(exit) => exit,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
         };
+        if code != 0 && self.came_later(number) {
+            self.look_ahead();
+        }
         let one = &mut self.running[number];
         one.code = Some(code);
         one.orders = None;
@@ -202,7 +219,41 @@ impl Supervisor {
             let due = Instant::now() + left;
             self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
         }
+        if !workers_done && self.stage == 0 && self.due.is_none() && self.is_over_for_latecomers() {
+            self.due = Some(Instant::now() + LATECOMER);
+        }
         again
+    }
+
+    /// Whether the process was started in the place of another.
+    fn came_later(&self, number: usize) -> bool {
+        number != self.running[number].process
+    }
+
+    fn has_succeeded(&self) -> bool {
+        let codes = self.running.iter().enumerate().map(|(number, one)| (number, one.code));
+        codes
+            .chain(self.early.iter().map(|(number, code)| (*number, Some(*code))))
+            .any(|(number, code)| self.running[number].role == Role::Worker && code == Some(0))
+    }
+
+    /// A worker that comes when the job ends is told so before it may be seen here: waits for the first
+    /// success of another worker, though not for long.
+    fn look_ahead(&mut self) {
+        let until = Instant::now() + LAST_WORDS;
+        while !self.has_succeeded() {
+            match self.exits.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(exit) => self.early.push_back(exit),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Whether a worker has succeeded, and of the others and the scheduler none runs any more but workers
+    /// that came later: they may wait for a scheduler that has ended.
+    fn is_over_for_latecomers(&self) -> bool {
+        let mut left = self.running.iter().enumerate().filter(|(_, one)| one.code.is_none());
+        self.has_succeeded() && left.all(|(number, one)| one.role == Role::Server || self.came_later(number))
     }
 
     /// Whether the job goes on without this process, which has ended.
@@ -211,7 +262,7 @@ impl Supervisor {
         let left = workers().filter(|one| one.code.is_none()).count();
         let is_lost = code > 128 || code == LOST_HOST;
         // One that came too late gets an error when the others have ended.
-        let is_late = number != self.running[number].process && workers().any(|one| one.code == Some(0));
+        let is_late = self.came_later(number) && self.has_succeeded();
         let is_worker = self.running[number].role == Role::Worker;
         is_worker && self.failure.is_none() && (is_late || (is_lost && left >= elastic.least.max(1)))
     }

@@ -136,6 +136,7 @@ impl Scheduler {
             return self.fail(&error);
         }
         let node = self.nodes.remove(index);
+        self.forget_waits();
         // It may be alive, and be heard again.
         self.outputs.push((node.identity, FromScheduler::Abort(error.clone())));
         for (_, ranks) in self.barriers.values_mut() {
@@ -157,6 +158,11 @@ impl Scheduler {
         }
         self.ask_another(rank);
         self.go_on();
+    }
+
+    /// What workers waited for may come now: they report again what does not.
+    fn forget_waits(&mut self) {
+        self.nodes.iter_mut().for_each(|node| node.waits = None);
     }
 
     /// This worker answers no more, if it was asked what it has called, and is not taken in.
@@ -206,6 +212,7 @@ impl Scheduler {
                 loss.unanswered.remove(&from);
                 if loss.unanswered.is_empty() {
                     self.changes.losses.remove(&rank);
+                    self.forget_waits();
                     self.give_ranks();
                 }
             }

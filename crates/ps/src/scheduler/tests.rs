@@ -295,22 +295,63 @@ fn a_worker_that_comes_later_gets_a_free_rank_and_takes_part_after_a_barrier() {
     assert_eq!(sent(&mut scheduler), ["b: barrier 5", "c: barrier 5"]);
 }
 
-#[test]
-fn whoever_was_asked_what_it_has_called_may_be_lost_and_another_is_asked() {
-    let mut scheduler = Scheduler::new(Settings { num_workers: 3, is_elastic: true, ..scheduler().settings });
-    let register = |role| match register(role, None, Some(Kind::DistSync)) {
+/// Registers a worker or a server of a job of three workers.
+fn register_of_three(role: Role) -> ToScheduler {
+    match register(role, None, Some(Kind::DistSync)) {
         ToScheduler::Register { info, preferred, kind, num_servers, .. } => {
             ToScheduler::Register { info, preferred, kind, num_workers: 3, num_servers }
         }
         other => other,
-    };
-    for (name, role) in [(b"a", Role::Worker), (b"b", Role::Worker), (b"d", Role::Worker), (b"s", Role::Server)] {
-        scheduler.handle(name, register(role), SECOND).unwrap();
     }
+}
+
+/// Workers a, b and d have the ranks 0, 1 and 2.
+fn three() -> Scheduler {
+    let mut scheduler = Scheduler::new(Settings { num_workers: 3, is_elastic: true, ..scheduler().settings });
+    for (name, role) in [(b"a", Role::Worker), (b"b", Role::Worker), (b"d", Role::Worker), (b"s", Role::Server)] {
+        scheduler.handle(name, register_of_three(role), SECOND).unwrap();
+    }
+    scheduler
+}
+
+/// The others have waited for a worker for so long that it would be a deadlock if it waited too.
+#[test]
+fn the_loss_of_a_worker_that_others_have_waited_for_is_no_deadlock() {
+    let mut scheduler = three();
+    for second in 2..9 {
+        for name in [b"a", b"b"] {
+            let waits = ToScheduler::Waits { what: " for push of key 0".into(), missing: vec![2] };
+            scheduler.handle(name, waits, SECOND * second).unwrap();
+        }
+        scheduler.handle(b"d", ToScheduler::Heartbeat { moved: u64::from(second) }, SECOND * second).unwrap();
+        scheduler.handle(b"s", ToScheduler::Heartbeat { moved: 0 }, SECOND * second).unwrap();
+        scheduler.tick(SECOND * second);
+        assert_eq!(*scheduler.phase(), JobPhase::Running);
+    }
+    scheduler.unreachable(b"d");
+    // One that was on its way when the worker was lost.
+    let stalled = Error::Stalled {
+        operation: "push".to_owned(),
+        key: Key::Int(0),
+        rank: 0,
+        missing: vec![2],
+        waited_s: 8,
+        why: String::new(),
+    };
+    scheduler.handle(b"a", ToScheduler::Stalled(stalled), SECOND * 8).unwrap();
+    scheduler.handle(b"s", ToScheduler::Known { rank: 2, whole: BTreeMap::new() }, SECOND * 8).unwrap();
+    scheduler.handle(b"s", ToScheduler::Settled { rank: 2 }, SECOND * 8).unwrap();
+    scheduler.tick(SECOND * 8);
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
+}
+
+#[test]
+fn whoever_was_asked_what_it_has_called_may_be_lost_and_another_is_asked() {
+    let mut scheduler = three();
     scheduler.unreachable(b"d");
     scheduler.handle(b"s", ToScheduler::Known { rank: 2, whole: BTreeMap::new() }, SECOND).unwrap();
     scheduler.handle(b"s", ToScheduler::Settled { rank: 2 }, SECOND).unwrap();
-    scheduler.handle(b"c", register(Role::Worker), SECOND).unwrap();
+    scheduler.handle(b"c", register_of_three(Role::Worker), SECOND).unwrap();
     scheduler.handle(b"c", ToScheduler::Enter, SECOND).unwrap();
     scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
     scheduler.handle(b"b", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();

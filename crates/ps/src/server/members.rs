@@ -38,6 +38,8 @@ pub(super) struct Members {
     /// By rank, with the birth of the last worker.
     standings: Vec<(u32, Standing)>,
     keys: BTreeMap<Key, KeyRounds>,
+    /// By rank: workers that came later take part after this round of a key, which may not be known here yet.
+    after: Vec<BTreeMap<Key, u64>>,
 }
 
 /// What is known of a key's rounds.
@@ -50,13 +52,12 @@ struct KeyRounds {
     arrived: BTreeMap<(u64, usize), usize>,
     /// By round and rank, of rounds that are not done.
     whole: BTreeSet<(u64, usize)>,
-    /// Workers that came later take part after this round.
-    after: BTreeMap<usize, u64>,
 }
 
 impl Members {
     pub(super) fn new(workers: usize) -> Self {
-        Members { standings: vec![(0, Standing::Member); workers], keys: BTreeMap::new() }
+        let standings = vec![(0, Standing::Member); workers];
+        Members { standings, keys: BTreeMap::new(), after: vec![BTreeMap::new(); workers] }
     }
 
     /// Whether a worker takes part in rounds.
@@ -70,7 +71,7 @@ impl Members {
     }
 
     pub(super) fn declare(&mut self, key: &Key, here: usize, spans: bool) {
-        let new = KeyRounds { here, spans, arrived: BTreeMap::new(), whole: BTreeSet::new(), after: BTreeMap::new() };
+        let new = KeyRounds { here, spans, arrived: BTreeMap::new(), whole: BTreeSet::new() };
         self.keys.entry(key.clone()).or_insert(new);
     }
 
@@ -101,7 +102,7 @@ impl Members {
         let Some(rounds) = self.keys.get(key) else { return Vec::new() };
         let is_awaited = |rank: &usize| {
             self.counts(*rank)
-                && rounds.after.get(rank).is_none_or(|after| round > *after)
+                && self.after[*rank].get(key).is_none_or(|after| round > *after)
                 && !rounds.whole.contains(&(round, *rank))
         };
         (0..self.standings.len()).filter(is_awaited).collect()
@@ -182,8 +183,8 @@ impl Server {
         }
         for rounds in members.keys.values_mut() {
             rounds.arrived.retain(|(_, of), _| *of != rank);
-            rounds.after.remove(&rank);
         }
+        members.after[rank].clear();
         self.oldest[rank] = u64::MAX;
         self.advance_all(&keys)
     }
@@ -192,9 +193,7 @@ impl Server {
     pub fn join(&mut self, rank: usize, born: u32, after: &BTreeMap<Key, u64>) -> Vec<Output> {
         let Some(members) = &mut self.members else { return Vec::new() };
         members.standings[rank] = (born, Standing::Member);
-        for (key, rounds) in &mut members.keys {
-            rounds.after.extend(after.get(key).map(|after| (rank, *after)));
-        }
+        members.after[rank].clone_from(after);
         let keys: Vec<Key> = members.keys.keys().cloned().collect();
         self.advance_all(&keys)
     }

@@ -92,6 +92,10 @@ impl WorkerLoop {
     /// These workers are there now; whether the program is told.
     pub(super) fn change(&mut self, generation: u64, workers: BTreeMap<usize, NodeInfo>, is_told: bool) {
         let Some(elastic) = &mut self.elastic else { return };
+        if !workers.contains_key(&self.job.rank) {
+            // It takes no part yet, and learns who is there when it does.
+            return;
+        }
         let present: BTreeSet<usize> = workers.keys().copied().filter(|rank| *rank < self.job.workers.len()).collect();
         let gone = elastic.present.iter().enumerate().filter(|(_, rank)| !present.contains(rank));
         let lost = gone.map(|(number, _)| number).collect();

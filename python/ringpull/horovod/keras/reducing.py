@@ -181,8 +181,14 @@ def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = No
     ``custom_objects`` may name an optimizer by its class, or by a function that makes it from its settings.
     """
     known: dict[str, Any] = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
-    known = {name: _Maker(found) if inspect.isfunction(found) else found for name, found in known.items()}
-    model: Any = keras.models.load_model(filepath, custom_objects=known)
+    try:
+        model: Any = keras.models.load_model(filepath, custom_objects=known)
+    except (TypeError, ValueError):
+        # Losses, metrics and activations may be functions; an optimizer may not.
+        made = {name: _Maker(found) if inspect.isfunction(found) else found for name, found in known.items()}
+        if made == known:
+            raise
+        model = keras.models.load_model(filepath, custom_objects=made)
     optimizer = model.optimizer
     if optimizer is not None and not isinstance(optimizer, _Distributed):
         optimizer.__class__ = _distributed(type(optimizer), _Way(compression, Average, 1.0, global_process_set))
