@@ -68,18 +68,27 @@ struct ListenerState {
     door: Door,
     mail: Arc<Mail>,
     sessions: Mutex<BTreeMap<Vec<u8>, Arc<Session>>>,
-    handshakes: Mutex<VecDeque<Handshake>>,
+    handshakes: Mutex<Handshakes>,
     is_closed: AtomicBool,
     refusals: Mutex<Refusals>,
 }
 
-/// A connection that has not proved that it is of the job.
+/// Connections that have not proved that they are of the job.
+#[derive(Default)]
+struct Handshakes {
+    under_way: VecDeque<Handshake>,
+    /// Threads of those that have failed, which take no lock any more. A busy host may let them live on for a
+    /// while.
+    over: Vec<JoinHandle<()>>,
+}
+
 struct Handshake {
     number: u64,
     since: Instant,
     /// It has made room for another.
     is_ended: bool,
     stream: Arc<TcpStream>,
+    thread: JoinHandle<()>,
 }
 
 impl Bound {
@@ -172,7 +181,7 @@ impl Listener {
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         sessions.iter().for_each(|session| session.begin_close());
         sessions.iter().for_each(|session| session.finish_close(deadline));
-        self.shared.handshakes.lock().drain(..).for_each(|handshake| shut(&handshake.stream));
+        self.shared.handshakes.lock().under_way.drain(..).for_each(|handshake| shut(&handshake.stream));
         if acceptor.join().is_err() {
             tracing::error!("a thread that accepts connections panicked");
         }
@@ -214,11 +223,12 @@ impl ListenerState {
         stream.set_nodelay(true)?;
         forked::close_in_child(stream.as_raw_fd());
         set_tcp_user_timeout(&stream, UNCONFIRMED_MS)?;
+        self.join_threads_that_are_over();
         let mut handshakes = self.handshakes.lock();
-        if handshakes.iter().filter(|handshake| !handshake.is_ended).count() >= HANDSHAKES {
+        if handshakes.under_way.iter().filter(|handshake| !handshake.is_ended).count() >= HANDSHAKES {
             // Those that were ended are here until their threads have ended too.
-            let has_room = handshakes.len() < 2 * HANDSHAKES;
-            let oldest = handshakes.iter_mut().find(|handshake| !handshake.is_ended);
+            let has_room = handshakes.under_way.len() + handshakes.over.len() < 2 * HANDSHAKES;
+            let oldest = handshakes.under_way.iter_mut().find(|handshake| !handshake.is_ended);
             let Some(oldest) = oldest.filter(|oldest| has_room && oldest.since.elapsed() >= SPARED) else {
                 drop(handshakes);
                 reset(&stream);
@@ -229,18 +239,35 @@ impl ListenerState {
             reset(&oldest.stream);
         }
         let stream = Arc::new(stream);
-        handshakes.push_back(Handshake { number, since: Instant::now(), is_ended: false, stream: Arc::clone(&stream) });
-        drop(handshakes);
-        let shared = Arc::clone(self);
-        let spawned = std::thread::Builder::new()
+        let (shared, served) = (Arc::clone(self), Arc::clone(&stream));
+        // Under the lock, so that the thread finds its handshake.
+        let thread = std::thread::Builder::new()
             .name("ringpull-ps-in".to_owned())
             .stack_size(STACK)
-            .spawn(move || shared.serve(number, &stream, from));
-        spawned.map(drop).inspect_err(|_| self.ends_handshake(number))
+            .spawn(move || shared.serve(number, &served, from))?;
+        handshakes.under_way.push_back(Handshake { number, since: Instant::now(), is_ended: false, stream, thread });
+        Ok(())
     }
 
-    fn ends_handshake(&self, number: u64) {
-        self.handshakes.lock().retain(|handshake| handshake.number != number);
+    /// Removes this thread's handshake, if the listener has not been closed meanwhile.
+    fn end_handshake(&self, number: u64, has_failed: bool) {
+        let mut handshakes = self.handshakes.lock();
+        let at = handshakes.under_way.iter().position(|handshake| handshake.number == number);
+        if let Some(ended) = at.and_then(|at| handshakes.under_way.remove(at))
+            && has_failed
+        {
+            handshakes.over.push(ended.thread);
+        }
+    }
+
+    /// Called by the acceptor, so that failed handshakes have no more threads than it counts.
+    fn join_threads_that_are_over(&self) {
+        let over = std::mem::take(&mut self.handshakes.lock().over);
+        for thread in over {
+            if thread.join().is_err() {
+                tracing::error!("a thread that examines connections panicked");
+            }
+        }
     }
 
     /// The life of one connection.
@@ -253,10 +280,10 @@ impl ListenerState {
                 shut(stream);
                 self.refuse(from.ip(), &reason(&failure));
                 // At last, so that threads are as few as handshakes.
-                return self.ends_handshake(number);
+                return self.end_handshake(number, true);
             }
         };
-        self.ends_handshake(number);
+        self.end_handshake(number, false);
         let (verdict, session) = self.judge(&client, from);
         let Some(session) = session else {
             self.refuse(from.ip(), refused(verdict));
