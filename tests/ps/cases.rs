@@ -7,8 +7,8 @@ use ringpull::{KvStore, create};
 use ringpull_base::{DType, Key, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::{Optimizer, Rule};
 
-use crate::elastic;
 use crate::odd_one::{self, until_fault, until_told};
+use crate::{elastic, replicas};
 
 /// Runs `case` as one worker.
 pub(crate) fn run(case: &str) -> Result<()> {
@@ -41,7 +41,11 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "speed" => speed(&store),
         "elastic" => elastic::sums(&store),
         "async_elastic" => elastic::descents(&store),
-        other => panic!("no case is called {other}"),
+        "replicas" => replicas::training(&store),
+        other => match other.strip_prefix("replicas_") {
+            Some(what) => replicas::waiting(&store, what),
+            None => panic!("no case is called {other}"),
+        },
     }
 }
 
@@ -352,6 +356,8 @@ fn speed(store: &KvStore) -> Result<()> {
     }
     samples.sort_by(f64::total_cmp);
     println!("seconds: median {:.4}, least {:.4}, most {:.4}", samples[4], samples[0], samples[8]);
+    let (sent, received) = (store.stats().sent_bytes, store.stats().received_bytes);
+    println!("seconds were for {} bytes sent and {} received each time", sent / 9, received / 9);
     // One short key at a time, and then many at once.
     for (keys, len) in [(1, 1), (160, 1000)] {
         let names: Vec<String> = (0..keys).map(|key| format!("{len}-{key}")).collect();

@@ -14,6 +14,8 @@ pub(crate) struct Job {
     /// `RINGPULL_SECRET` of nodes that are added from now on.
     pub(crate) secret: Option<&'static str>,
     is_elastic: bool,
+    /// `RINGPULL_REPLICAS` of such nodes.
+    pub(crate) replicas: Option<&'static str>,
 }
 
 /// How a node ended.
@@ -38,9 +40,16 @@ impl Job {
         job
     }
 
+    /// The same, of a job that has each value on two servers.
+    pub(crate) fn start_replicas(case: &str, workers: usize, servers: usize) -> Self {
+        let mut job = Job { replicas: Some("2"), ..Job::empty(free_port()) };
+        job.add_all(case, workers, servers);
+        job
+    }
+
     /// A job of which nothing runs yet.
     pub(crate) fn empty(port: u16) -> Self {
-        Job { port, processes: Processes::new(), names: Vec::new(), secret: None, is_elastic: false }
+        Job { port, processes: Processes::new(), names: Vec::new(), secret: None, is_elastic: false, replicas: None }
     }
 
     fn add_all(&mut self, case: &str, workers: usize, servers: usize) {
@@ -71,6 +80,7 @@ impl Job {
         if self.is_elastic {
             command.env("RINGPULL_ELASTIC", "1");
         }
+        command.envs(self.replicas.map(|replicas| ("RINGPULL_REPLICAS", replicas)));
         command.env_remove("RINGPULL_SECRET_FILE").env_remove("RINGPULL_SECRET");
         if let Some(secret) = self.secret {
             command.env("RINGPULL_SECRET", secret);

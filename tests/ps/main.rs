@@ -5,6 +5,7 @@ mod cases;
 mod elastic;
 mod job;
 mod odd_one;
+mod replicas;
 mod secrets;
 
 use std::net::TcpListener;

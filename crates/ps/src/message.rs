@@ -16,7 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x05";
+pub const MAGIC: &[u8; 5] = b"RPPS\x06";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -128,6 +128,17 @@ pub enum Request {
         /// The push, from 1; 0 is the init.
         round: u64,
     },
+}
+
+impl Request {
+    /// The same for a server that does as another does, and is not asked for the value.
+    #[must_use]
+    pub fn without_reply(mut self) -> Self {
+        if let Request::Push { reply, .. } = &mut self {
+            *reply = None;
+        }
+        self
+    }
 }
 
 /// What a pull asks for.
@@ -287,6 +298,13 @@ pub enum ToScheduler {
         /// The worker's rank.
         rank: usize,
     },
+    /// In a job whose servers hold each other's values: the worker does not reach this one.
+    ServerLost {
+        /// The server's rank.
+        rank: usize,
+        /// How that was noticed.
+        cause: String,
+    },
 }
 
 /// What a job is, once everybody is there.
@@ -313,6 +331,8 @@ pub struct Job {
     pub generation: u64,
     /// The ranks of the workers that are there; the others are lost.
     pub present: Vec<usize>,
+    /// How many servers hold each value.
+    pub replicas: usize,
 }
 
 impl Job {
@@ -448,6 +468,11 @@ pub enum FromScheduler {
         /// The rounds of each key that go on without it.
         after: BTreeMap<Key, u64>,
     },
+    /// To workers: this server is lost, and others that hold its values answer in its place.
+    ServerLost {
+        /// Its rank.
+        rank: usize,
+    },
 }
 
 /// The header frame of a message.
@@ -503,6 +528,7 @@ mod tests {
             born: 0,
             generation: 0,
             present: vec![0, 1],
+            replicas: 1,
         };
         assert_eq!(job.rank_of(&job.identity(1, 0)), Some((1, 0)));
         assert_eq!(job.rank_of(&job.identity(2, 0)), None);

@@ -99,6 +99,28 @@ impl Operation {
         }
     }
 
+    /// Whether servers have another value or state after it: each that holds the segments gets it.
+    pub(crate) fn changes_values(&self) -> bool {
+        !matches!(self.task, Task::Pull { .. })
+    }
+
+    /// Whether each server that holds a segment answers, and not one of them.
+    pub(crate) fn awaits_all(&self) -> bool {
+        matches!(self.task, Task::SetState { .. })
+    }
+
+    /// Whether what it is answered depends on the pushes that came before.
+    pub(crate) fn awaits_value(&self) -> bool {
+        self.is_answered() && !matches!(self.task, Task::Pull { want: Want::Word, .. })
+    }
+
+    /// The request for a segment's answer from another server that holds it: what was pushed has been sent.
+    pub(crate) fn request_again(&self, segment: usize, reply: u64) -> (Request, Vec<u8>) {
+        let Task::Push { round, .. } = &self.task else { return self.request(segment, reply) };
+        let place = Place { key: self.key.clone(), segment: segment as u32 };
+        (Request::Pull { place, rounds: *round, want: Want::Value, reply }, Vec::new())
+    }
+
     /// The request for a word when the round of a dense push is done, whose value is not requested: without
     /// an answer a worker could be any number of segments ahead of the others.
     pub(crate) fn word(&self, segment: usize, reply: u64) -> Option<Request> {

@@ -4,9 +4,10 @@
 //! Until every node has registered it collects them; then it assigns ranks and sends the addresses to every
 //! node. From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after
 //! the last worker's goodbye, or with the first fault, which is sent to every node. `changes`: workers of an
-//! elastic job that are lost, and others that come.
+//! elastic job that are lost, and others that come. `losses`: servers whose values others have too.
 
 mod changes;
+mod losses;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -43,6 +44,8 @@ pub struct Settings {
     pub token: u64,
     /// Whether the job goes on without workers that it loses.
     pub is_elastic: bool,
+    /// How many servers hold each value.
+    pub replicas: usize,
 }
 
 impl Settings {
@@ -129,6 +132,8 @@ pub struct Scheduler {
     questions: u64,
     asker: Option<(Identity, u64)>,
     changes: WorkerChanges,
+    /// The names of the servers that the job goes on without, by rank.
+    lost_servers: BTreeMap<usize, String>,
 }
 
 impl Scheduler {
@@ -147,6 +152,7 @@ impl Scheduler {
             questions: 0,
             asker: None,
             changes: WorkerChanges::default(),
+            lost_servers: BTreeMap::new(),
         }
     }
 
@@ -253,6 +259,7 @@ impl Scheduler {
             | ToScheduler::Known { .. }
             | ToScheduler::Settled { .. }
             | ToScheduler::Joined { .. } => return self.take_change(index, message),
+            ToScheduler::ServerLost { rank, cause } => return self.take_loss(role, rank, &cause),
         }
         Ok(())
     }

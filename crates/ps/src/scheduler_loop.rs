@@ -43,6 +43,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         bigarray_bound: config.bigarray_bound,
         token: u64::from_le_bytes(secret::random()?),
         is_elastic: config.elastic,
+        replicas: config.replicas,
     });
     let start = Instant::now();
     let tick = (config.heartbeat_interval / 2).min(Duration::from_millis(250));

@@ -14,6 +14,7 @@ use ringpull_base::status::JobStatus;
 use ringpull_base::{Buffer, DType, Error, Key, Kind, OnFault, Result, TensorMut, TensorRef, waits};
 use ringpull_kernels::optim::{Optimizer, State};
 
+use crate::check_replicas;
 use crate::coded::Coded;
 use crate::link::{self, Link};
 use crate::message::{CallsMade, Job, Want};
@@ -143,6 +144,7 @@ pub struct Worker {
 impl Worker {
     /// Joins the job; returns when every node has.
     pub fn join(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
+        check_replicas(config, dmlc)?;
         let bell = Bell::default();
         let info = link::describe(Role::Worker, dmlc, 0)?;
         let (link, job) = Link::register(&bell, config, dmlc, info, Some(kind))?;
@@ -150,6 +152,12 @@ impl Worker {
             return Err(Error::argument(
                 "the job's scheduler does not go on without lost workers, and this worker asks for it",
                 "set RINGPULL_ELASTIC=1 for every process of the job, as `ringpull launch --elastic` does",
+            ));
+        }
+        if config.replicas > job.replicas {
+            return Err(Error::argument(
+                format!("the job's scheduler has RINGPULL_REPLICAS={}, this worker {}", job.replicas, config.replicas),
+                "set RINGPULL_REPLICAS alike on every process of the job, as `ringpull launch --replicas` does",
             ));
         }
         let mut servers = Vec::new();

@@ -5,15 +5,18 @@
 //! limit on what is not answered. A segment becomes a message when there is room for it, so that a late call
 //! of high priority overtakes what has not left. An operation ends when all of its segments have left and the
 //! last answer is in; then its guards are dropped. `patience` has the limits of waiting for answers;
-//! `elastic`: what is more in a job that goes on without lost workers.
+//! `elastic`: what is more in a job that goes on without lost workers; `replicas`: in one that goes on without
+//! lost servers.
 
 mod elastic;
 mod patience;
 mod queue;
+mod replicas;
 
 use elastic::Membership;
 pub use elastic::WorkersChanged;
 pub(super) use patience::Patience;
+use replicas::OpenCalls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +28,7 @@ use ringpull_base::config::Role;
 use ringpull_base::status::{RankStatus, Stopwatch};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Error, Result, notice};
-use ringpull_kernels::optim::Optimizer;
+use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
@@ -44,22 +47,50 @@ const BATCH: usize = 32;
 const SEND_LIMIT: usize = 16;
 
 struct ServerConnection {
-    connection: Connection,
+    /// `None` if the job goes on without it.
+    connection: Option<Connection>,
     optimizers: Vec<(u64, Optimizer)>,
+    /// What is to be sent of the server's shard, whichever servers hold it now.
     queue: Queue,
     broken: Option<Instant>,
+    /// Whether the scheduler knows that it is not reached.
+    is_reported: bool,
+}
+
+impl ServerConnection {
+    fn send(&self, frame: impl Into<Frame>) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.send(frame))
+    }
+
+    fn receive(&self) -> Option<Frame> {
+        self.connection.as_ref()?.receive()
+    }
+
+    fn has_room(&self, limit: usize) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.has_room(limit))
+    }
 }
 
 /// A request that a server has not answered.
 struct Waiting {
     item: Queued,
-    server: usize,
+    /// In whose queue it was.
+    shard: usize,
+    /// Who has not answered; never nobody.
+    servers: Vec<usize>,
     since: Instant,
     /// The same by the timeline's clock.
     since_ns: u64,
     sent_bytes: u64,
     /// The server has reported once that no worker is missing.
     vouched: bool,
+}
+
+impl Waiting {
+    /// The server that is asked about it.
+    fn server(&self) -> usize {
+        self.servers[0]
+    }
 }
 
 /// How many servers were asked whether everything sent has arrived, and which answers are still to come.
@@ -105,6 +136,8 @@ pub(super) struct WorkerLoop {
     closing_since: Option<Instant>,
     closing: bool,
     elastic: Option<Membership>,
+    /// In a job that goes on without lost servers.
+    open: Option<OpenCalls>,
 }
 
 impl WorkerLoop {
@@ -118,10 +151,11 @@ impl WorkerLoop {
         patience: Patience,
     ) -> Self {
         let servers = servers.into_iter().map(|connection| ServerConnection {
-            connection,
+            connection: Some(connection),
             optimizers: Vec::new(),
             queue: Queue::default(),
             broken: None,
+            is_reported: false,
         });
         let elastic = job.is_elastic.then(|| Membership::new(&job));
         let mut servers: Vec<_> = servers.collect();
@@ -129,6 +163,7 @@ impl WorkerLoop {
             // A round is answered when all of the key is there: no segment of it may wait for an answer.
             servers.iter_mut().for_each(|server: &mut ServerConnection| server.queue.leave());
         }
+        let open = (job.replicas > 1).then(OpenCalls::default);
         WorkerLoop {
             job,
             link,
@@ -157,6 +192,7 @@ impl WorkerLoop {
             closing_since: None,
             closing: false,
             elastic,
+            open,
         }
     }
 
@@ -181,8 +217,8 @@ impl WorkerLoop {
         }
         let failed = self.shared.fault.lock().clone();
         let limit = if failed.is_some() { Duration::ZERO } else { self.patience.silence };
-        for server in self.servers {
-            server.connection.close(limit);
+        for connection in self.servers.into_iter().filter_map(|server| server.connection) {
+            connection.close(limit);
         }
         match failed {
             None => {
@@ -212,7 +248,7 @@ impl WorkerLoop {
         }
         while let Some(server) = self.servers.get(self.flush.asked) {
             self.next += 1;
-            if server.connection.send(encode(&Request::Flush { reply: self.next })) {
+            if server.send(encode(&Request::Flush { reply: self.next })) {
                 self.flush.replies.insert(self.next);
             }
             self.flush.asked += 1;
@@ -230,7 +266,10 @@ impl WorkerLoop {
             self.receive(index)?;
         }
         for index in 0..self.servers.len() {
-            self.send(index);
+            self.send_optimizers(index);
+        }
+        for shard in 0..self.servers.len() {
+            self.send(shard);
         }
         while let Some(message) = self.link.receive() {
             match message {
@@ -260,6 +299,7 @@ impl WorkerLoop {
                     self.entered(calls);
                 }
                 FromScheduler::Count => self.count_calls()?,
+                FromScheduler::ServerLost { rank } => self.go_on_without(rank)?,
                 FromScheduler::Welcome(_)
                 | FromScheduler::Alive
                 | FromScheduler::Farewell
@@ -308,8 +348,7 @@ impl WorkerLoop {
                 if self.waiting.is_empty() {
                     self.progress = Instant::now();
                 }
-                let unsent = operation.unsent();
-                if unsent.is_empty() {
+                if operation.unsent().is_empty() {
                     // A pull of no rows sends no request, and its caller does not wait for an answer.
                     return Ok(());
                 }
@@ -317,17 +356,16 @@ impl WorkerLoop {
                     elastic.called(operation.key(), round, || operation.servers());
                 }
                 let priority = operation.priority(priority);
-                for (segment, server) in unsent {
-                    let answered_bytes = operation.answered_bytes(segment);
-                    self.servers[server].queue.push(priority, Queued { operation: id, segment, answered_bytes });
-                }
                 self.operations.insert(id, operation);
+                if self.may_leave(id, priority) {
+                    self.put_in_queues(id, priority);
+                }
             }
             Command::SetOptimizer { version, optimizer } => {
                 if let Some(elastic) = &mut self.elastic {
                     elastic.calls.optimizer = Some((version, optimizer.clone()));
                 }
-                for server in &mut self.servers {
+                for server in self.servers.iter_mut().filter(|server| server.connection.is_some()) {
                     server.optimizers.push((version, optimizer.clone()));
                 }
             }
@@ -357,48 +395,67 @@ impl WorkerLoop {
         Ok(())
     }
 
-    fn send(&mut self, index: usize) {
-        let has_room = |server: &ServerConnection| server.connection.has_room(SEND_LIMIT);
-        while !self.servers[index].optimizers.is_empty() && has_room(&self.servers[index]) {
-            let server = &mut self.servers[index];
+    /// Puts the segments of a call into the queues of their servers.
+    fn put_in_queues(&mut self, id: u64, priority: i32) {
+        let Some(operation) = self.operations.get(&id) else { return };
+        for (segment, shard) in operation.unsent() {
+            let answered_bytes = operation.answered_bytes(segment);
+            self.servers[shard].queue.push(priority, Queued { operation: id, segment, answered_bytes });
+        }
+    }
+
+    fn send_optimizers(&mut self, index: usize) {
+        let server = &mut self.servers[index];
+        while !server.optimizers.is_empty() && server.has_room(SEND_LIMIT) {
             let (version, optimizer) = server.optimizers.remove(0);
-            let named = server.queue.operations().filter_map(|id| self.operations.get(&id)?.optimizer());
+            let named = self.operations.values().filter_map(Operation::optimizer);
             let oldest = named.min().unwrap_or(version).min(version);
             let header = encode(&Request::SetOptimizer { version, oldest, optimizer });
-            server.connection.send(header);
+            server.send(header);
             count(&self.shared.control, 1);
         }
-        while self.servers[index].optimizers.is_empty()
-            && !self.servers[index].queue.is_empty()
-            && has_room(&self.servers[index])
-        {
-            let server = &mut self.servers[index];
-            let Some(item) = server.queue.next() else { break };
+    }
+
+    /// Sends what there is room for of the shard of a server: pulls to the first that holds it, and what
+    /// changes values to all.
+    fn send(&mut self, shard: usize) {
+        let holders = self.holders(shard);
+        let Some((first, others)) = holders.split_first() else { return };
+        let is_open = |server: &ServerConnection| server.optimizers.is_empty() && server.has_room(SEND_LIMIT);
+        while !self.servers[shard].queue.is_empty() && holders.iter().all(|server| is_open(&self.servers[*server])) {
+            let Some(item) = self.servers[shard].queue.next() else { break };
             let Some(operation) = self.operations.get_mut(&item.operation) else { continue };
             self.next += 1;
             let reply = self.next;
             let (request, payload) = operation.request(item.segment, reply);
             let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
+            for other in others.iter().filter(|_| operation.changes_values()) {
+                count(&self.shared.sent, sent_bytes);
+                let header = encode(&request.clone().without_reply());
+                self.servers[*other].send(Frame { header, payload: payload.clone() });
+            }
             count(&self.shared.sent, sent_bytes);
-            server.connection.send(Frame { header: encode(&request), payload });
+            let server = &self.servers[*first];
+            server.send(Frame { header: encode(&request), payload });
             self.progress = Instant::now();
             if operation.is_answered() {
                 let since = self.progress;
-                let waiting = Waiting { item, server: index, since, since_ns, sent_bytes, vouched: false };
+                let servers = if operation.awaits_all() { holders.clone() } else { vec![*first] };
+                let waiting = Waiting { item, shard, servers, since, since_ns, sent_bytes, vouched: false };
                 self.waiting.insert(reply, waiting);
             } else if let Some(word) = operation.word(item.segment, reply) {
-                server.connection.send(encode(&word));
-                self.words.insert(reply, (index, item));
+                server.send(encode(&word));
+                self.words.insert(reply, (shard, item));
             }
             if operation.sent_one() {
-                self.operations.remove(&item.operation);
+                self.end(item.operation);
             }
         }
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {
         for _ in 0..BATCH {
-            let Some(Frame { header, payload }) = self.servers[index].connection.receive() else { return Ok(()) };
+            let Some(Frame { header, payload }) = self.servers[index].receive() else { return Ok(()) };
             let Some(reply) = decode::<Reply>(&header) else {
                 return Err(self.broken_protocol(index, "a message that cannot be decoded".to_owned()));
             };
@@ -406,8 +463,8 @@ impl WorkerLoop {
             match reply {
                 Reply::Missing { reply, operation, ranks } => self.claim(reply, operation, ranks)?,
                 Reply::Value { reply } if self.flush.replies.remove(&reply) => {}
-                Reply::Value { reply } => self.finish(reply, payload, None)?,
-                Reply::State { reply, state } => self.finish(reply, payload, Some(state))?,
+                Reply::Value { reply } => self.finish(index, reply, payload, None)?,
+                Reply::State { reply, state } => self.finish(index, reply, payload, Some(state))?,
                 Reply::Arrived { key, round } => self.arrived(key, round),
             }
         }
@@ -416,14 +473,20 @@ impl WorkerLoop {
         Ok(())
     }
 
-    fn finish(&mut self, reply: u64, payload: Vec<u8>, state: Option<ringpull_kernels::optim::State>) -> Result<()> {
-        if let Some((server, item)) = self.words.remove(&reply) {
-            self.servers[server].queue.answered(item);
+    /// Takes an answer of server `from`.
+    fn finish(&mut self, from: usize, reply: u64, payload: Vec<u8>, state: Option<State>) -> Result<()> {
+        if let Some((shard, item)) = self.words.remove(&reply) {
+            self.servers[shard].queue.answered(item);
+            return self.has_come_on();
+        }
+        let Some(waiting) = self.waiting.get_mut(&reply) else { return Ok(()) };
+        waiting.servers.retain(|server| *server != from);
+        if !waiting.servers.is_empty() {
             return self.has_come_on();
         }
         let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
         self.has_come_on()?;
-        self.servers[waiting.server].queue.answered(waiting.item);
+        self.servers[waiting.shard].queue.answered(waiting.item);
         count(&self.shared.received, payload.len() as u64);
         let Some(operation) = self.operations.get_mut(&waiting.item.operation) else { return Ok(()) };
         let moved = waiting.sent_bytes + payload.len() as u64;
@@ -431,10 +494,10 @@ impl WorkerLoop {
         let fits = operation.receive(waiting.item.segment, payload, state);
         if !fits {
             let what = format!("a value of key {} with a wrong length", operation.key());
-            return Err(self.broken_protocol(waiting.server, what));
+            return Err(self.broken_protocol(from, what));
         }
         if operation.is_done() {
-            self.operations.remove(&waiting.item.operation);
+            self.end(waiting.item.operation);
         }
         Ok(())
     }

@@ -32,6 +32,7 @@ use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, 
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
+  ringpull launch --replicas 2 -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without a lost server
 
 A hostfile has one host[:port] [slots=n] per line. After a process has failed, the others have 1.5
 times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
@@ -57,6 +58,10 @@ pub(crate) struct LaunchArgs {
     /// them (`dist_sync_mpi`; launchers local, ssh, mpi, lab).
     #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, conflicts_with = "elastic")]
     helpers: u32,
+    /// How many servers hold each value of `dist_sync`: with 2 the job goes on without a server that is killed,
+    /// and loses nothing (launchers local, ssh, lab); sets `RINGPULL_REPLICAS` [default: that variable's, 1].
+    #[arg(long, value_name = "R", conflicts_with_all = ["elastic", "hybrid"], value_parser = clap::value_parser!(u32).range(1..))]
+    replicas: Option<u32>,
     /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
@@ -166,6 +171,10 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     check_helpers(helpers, servers, launcher)?;
     let is_hybrid = args.hybrid || kind_of(&args.command) == Some(Kind::DistHybrid);
     check_hybrid(is_hybrid, servers, launcher)?;
+    let config = Config::from_env()?;
+    let replicas = args.replicas.map_or(config.replicas, |replicas| replicas as usize);
+    check_replicas(replicas, servers, launcher, kind_of(&args.command))?;
+    args.variables.env.extend(args.replicas.map(|replicas| (config::REPLICAS.to_owned(), replicas.to_string())));
     let hosts = read_hosts(&args, launcher)?;
     if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && hosts.is_empty() {
         check_program(&args.command)?;
@@ -173,7 +182,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     warn_about_unused_options(&args, launcher);
     // Processes that wait for the failed one notice within RINGPULL_SILENCE and the quarter of it until they
     // look again.
-    let grace = Config::from_env()?.silence() * 3 / 2;
+    let grace = config.silence() * 3 / 2;
     let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
     let code = if launcher == Launcher::Yarn {
         let spec = Spec { workers, servers, helpers, command: args.command, variables: args.variables };
@@ -209,6 +218,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         launch.has_ranks = is_hybrid;
         launch.grace = grace;
         launch.elastic = with_servers;
+        launch.replicas = replicas;
         launch.run()?.code
     };
     Ok(status(code))
@@ -243,6 +253,33 @@ fn check_hybrid(is_hybrid: bool, servers: usize, launcher: Launcher) -> Result<(
         return Err(Error::argument(
             "ranks with servers (dist_hybrid) are for the launchers local, ssh and lab",
             "choose one of these, or ask for dist_sync or dist_sync_mpi",
+        ));
+    }
+    Ok(())
+}
+
+/// An error if a job like this has no values on several servers.
+fn check_replicas(replicas: usize, servers: usize, launcher: Launcher, kind: Option<Kind>) -> Result<()> {
+    let asked = format!("--replicas {replicas} (RINGPULL_REPLICAS)");
+    if replicas == 1 {
+        return Ok(());
+    }
+    if kind.is_some_and(|kind| !matches!(kind, Kind::DistSync | Kind::DistSyncDevice)) || servers == 0 {
+        return Err(Error::argument(
+            format!("{asked} is for jobs of dist_sync with servers"),
+            format!("let the command ask for dist_sync, and give at least -s {replicas}"),
+        ));
+    }
+    if replicas > servers {
+        return Err(Error::argument(
+            format!("{asked} needs as many servers, but this job has {servers}"),
+            format!("give at least -s {replicas}"),
+        ));
+    }
+    if !matches!(launcher, Launcher::Local | Launcher::Ssh | Launcher::Lab) {
+        return Err(Error::argument(
+            format!("{asked} is for the launchers local, ssh and lab"),
+            "others end the job when they lose a process: choose one of these",
         ));
     }
     Ok(())

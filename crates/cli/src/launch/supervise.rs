@@ -5,7 +5,8 @@
 //! Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after
 //! the last worker has ended in a job that failed: they wait for nobody any more.
 //!
-//! An elastic job goes on without a worker that a signal has ended, and another one is started in its place.
+//! An elastic job goes on without a worker that a signal has ended, and another one is started in its place. A
+//! job whose servers hold each other's values goes on without a server.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -209,6 +210,9 @@ impl Supervisor {
             let how = if code > 128 { format!("signal {}", code - 128) } else { format!("exit code {code}") };
             let failure = format!("{} ended with {how}", one.name);
             match launch.elastic.filter(|elastic| self.goes_on(*elastic, number, code)) {
+                None if launch.replicas > 1 && self.goes_on_without_server(number, code) => {
+                    eprintln!("ringpull: {failure}; the job goes on if other servers have its values");
+                }
                 None => self.fail(code, failure, grace),
                 Some(_) => again = self.replace(number, &failure),
             }
@@ -260,11 +264,20 @@ impl Supervisor {
     fn goes_on(&self, elastic: Replacements, number: usize, code: i32) -> bool {
         let workers = || self.running.iter().filter(|one| one.role == Role::Worker);
         let left = workers().filter(|one| one.code.is_none()).count();
-        let is_lost = code > 128 || code == LOST_HOST;
+        let is_lost = is_lost(code);
         // One that came too late gets an error when the others have ended.
         let is_late = self.came_later(number) && self.has_succeeded();
         let is_worker = self.running[number].role == Role::Worker;
         is_worker && self.failure.is_none() && (is_late || (is_lost && left >= elastic.least.max(1)))
+    }
+
+    /// Whether the job may go on without this server, which has ended: if its scheduler finds that it cannot,
+    /// the workers end.
+    fn goes_on_without_server(&self, number: usize, code: i32) -> bool {
+        let is_server = |one: &Running| one.role == Role::Server;
+        let is_left = |one: &Running| is_server(one) && one.code.is_none();
+        let one = &self.running[number];
+        is_server(one) && is_lost(code) && self.failure.is_none() && self.running.iter().any(is_left)
     }
 
     /// Reports a worker that is gone on without; the process that is to be started again, if any.
@@ -307,6 +320,11 @@ impl Supervisor {
         self.stage += 1;
         self.due = Some(Instant::now() + KILL_AFTER);
     }
+}
+
+/// Whether a process with this exit code was lost, and did not end by itself.
+fn is_lost(code: i32) -> bool {
+    code > 128 || code == LOST_HOST
 }
 
 impl Running {

@@ -102,6 +102,7 @@ impl Scheduler {
             born: 0,
             generation: self.changes.generation,
             present: self.members().into_keys().collect(),
+            replicas: self.settings.replicas,
         }
     }
 
@@ -124,6 +125,9 @@ impl Scheduler {
     /// A node is lost: the job goes on without it if it may, and else fails.
     pub(super) fn lose(&mut self, index: usize, cause: &str) {
         let node = &self.nodes[index];
+        if node.info.role == Role::Server && self.settings.replicas > 1 && self.complete {
+            return self.lose_server(index, cause);
+        }
         let error = node.lost(cause);
         let rank = node.rank;
         let is_last = |node: &Node| node.is_member() && !node.left && node.rank != rank;

@@ -14,6 +14,7 @@ fn scheduler() -> Scheduler {
         bigarray_bound: 1000,
         token: 1,
         is_elastic: false,
+        replicas: 1,
     })
 }
 
@@ -380,4 +381,56 @@ fn whoever_comes_and_finds_no_rank_is_told_so_in_the_end() {
     scheduler.handle(b"a", ToScheduler::Goodbye, SECOND).unwrap();
     scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
     assert!(sent(&mut scheduler).contains(&"e: abort".to_owned()));
+}
+
+/// A job of two workers and `servers` servers, each value on two of them.
+fn with_replicas(servers: usize) -> Scheduler {
+    let settings = Settings { num_servers: servers, replicas: 2, ..scheduler().settings };
+    let mut scheduler = Scheduler::new(settings);
+    for index in 0..servers + 2 {
+        let kind = (index >= servers).then_some(Kind::DistSync);
+        let role = if index >= servers { Role::Worker } else { Role::Server };
+        let ToScheduler::Register { info, preferred, kind, num_workers, .. } = register(role, None, kind) else {
+            panic!()
+        };
+        let message = ToScheduler::Register { info, preferred, kind, num_workers, num_servers: servers };
+        scheduler.handle(&[index as u8], message, SECOND).unwrap();
+    }
+    scheduler.take_outputs();
+    scheduler
+}
+
+#[test]
+fn a_server_whose_values_others_have_is_gone_on_without() {
+    let mut scheduler = with_replicas(3);
+    let lost = || ToScheduler::ServerLost { rank: 1, cause: "its connection closed".to_owned() };
+    assert!(scheduler.handle(&[0], lost(), SECOND).is_err(), "of a server");
+    scheduler.handle(&[3], lost(), SECOND).unwrap();
+    let told = scheduler.take_outputs();
+    assert!(matches!(&told[..], [(server, FromScheduler::Abort(Error::PeerLost { .. })), _, _] if *server == [1]));
+    let to_worker = |worker: u8| (vec![worker], FromScheduler::ServerLost { rank: 1 });
+    assert_eq!(told[1..], [to_worker(3), to_worker(4)]);
+    // Another worker, and the scheduler itself, notice it later.
+    scheduler.handle(&[4], lost(), SECOND).unwrap();
+    scheduler.unreachable(&[1]);
+    assert!(scheduler.take_outputs().is_empty() && *scheduler.phase() == JobPhase::Running);
+    scheduler.unreachable(&[0]);
+    let error = failure(&scheduler);
+    let words = ["server 0 (pid 7 on h1, 127.0.0.1:1) is lost", "and so was before it server 1 (pid 7", "hint: "];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+}
+
+#[test]
+fn servers_of_different_values_may_be_lost_and_a_job_without_replicas_ends() {
+    let mut scheduler = with_replicas(4);
+    scheduler.unreachable(&[3]);
+    scheduler.unreachable(&[1]);
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
+    scheduler.unreachable(&[0]);
+    assert!(failure(&scheduler).contains("and so was before it server 1 "), "{}", failure(&scheduler));
+    let mut scheduler = complete();
+    let lost = ToScheduler::ServerLost { rank: 0, cause: String::new() };
+    assert!(scheduler.handle(b"a", lost, SECOND).is_err());
+    scheduler.unreachable(b"s");
+    assert!(failure(&scheduler).contains("server 0 (pid 7"), "{}", failure(&scheduler));
 }

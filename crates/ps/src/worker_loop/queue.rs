@@ -1,4 +1,4 @@
-//! The segments that wait to be sent to one server, and how many may be on their way.
+//! The segments that wait to be sent to one server (the first of those that hold them), and how many may be on their way.
 //!
 //! Higher priorities leave first, then earlier calls, then lower segments. So that all workers stay together,
 //! what a worker has sent and is not answered yet is limited (the *window*): a server answers a segment when
@@ -34,7 +34,7 @@ pub(super) struct Queued {
     pub(super) answered_bytes: Option<usize>,
 }
 
-/// The queue of one server.
+/// The queue of one server's shard.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: BTreeMap<Position, VecDeque<Queued>>,
@@ -54,11 +54,6 @@ impl Queue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
-    }
-
-    /// The calls that have segments here.
-    pub(super) fn operations(&self) -> impl Iterator<Item = u64> {
-        self.waiting.keys().map(|(_, operation)| *operation)
     }
 
     /// Nothing is limited any more.
@@ -119,7 +114,6 @@ mod tests {
         for (priority, operation, segment) in [(0, 1, 0), (0, 1, 1), (5, 2, 0), (0, 3, 0), (5, 2, 1)] {
             queue.push(priority, item(operation, segment, Some(1)));
         }
-        assert_eq!(queue.operations().collect::<Vec<_>>(), [2, 1, 3]);
         assert_eq!(taken(&mut queue), [(2, 0), (2, 1), (1, 0), (1, 1), (3, 0)]);
         assert!(queue.is_empty());
     }

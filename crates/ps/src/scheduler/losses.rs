@@ -1,0 +1,54 @@
+//! Servers that are lost in a job whose servers hold each other's values.
+//!
+//! Who notices a loss reports it: the scheduler itself, or a worker that does not reach the server. From then
+//! on it is lost for all, so that no worker waits for what another does not send.
+
+use ringpull_base::config::Role;
+use ringpull_base::notice;
+
+use super::{JobPhase, Scheduler};
+use crate::message::FromScheduler;
+use crate::shard::holders;
+
+impl Scheduler {
+    /// A worker does not reach this server.
+    pub(super) fn take_loss(&mut self, from: Role, rank: usize, cause: &str) -> Result<(), String> {
+        if from != Role::Worker || self.settings.replicas == 1 {
+            return Err("a lost server that is none".to_owned());
+        }
+        let is_it = |node: &super::Node| node.info.role == Role::Server && node.rank == rank && !node.left;
+        if let Some(index) = self.nodes.iter().position(is_it) {
+            self.lose(index, cause);
+        }
+        Ok(())
+    }
+
+    /// A server is lost. The job goes on if other servers hold all of its values, and else fails.
+    pub(super) fn lose_server(&mut self, index: usize, cause: &str) {
+        if self.phase != JobPhase::Running {
+            return;
+        }
+        let (rank, name) = (self.nodes[index].rank, self.nodes[index].name());
+        let gone = |server: usize| server == rank || self.lost_servers.contains_key(&server);
+        let servers = self.settings.num_servers;
+        let of_shard = |shard: usize| holders(shard, servers, self.settings.replicas);
+        if let Some(shard) = (0..servers).find(|shard| of_shard(*shard).all(gone)) {
+            let before: Vec<&str> =
+                of_shard(shard).filter_map(|server| self.lost_servers.get(&server)).map(String::as_str).collect();
+            let cause = format!("{cause}, and so was before it {}, which held the same values", before.join(" and "));
+            let error = self.nodes[index].lost(&cause);
+            return self.fail(&error);
+        }
+        let error = self.nodes[index].lost(cause);
+        let node = self.nodes.remove(index);
+        let left = servers - self.lost_servers.len() - 1;
+        notice(&format!(
+            "ringpull: {name} is lost: {cause}; the job goes on with {left} server(s), which have its values"
+        ));
+        self.lost_servers.insert(rank, name);
+        // It may be alive, and be heard again.
+        self.outputs.push((node.identity, FromScheduler::Abort(error)));
+        self.nodes.iter_mut().for_each(|node| node.waits = None);
+        self.tell(Role::Worker, &FromScheduler::ServerLost { rank });
+    }
+}
