@@ -58,8 +58,8 @@ class State:
     else is pickled, and restored by setting the attribute.
     """
 
-    #: What :meth:`restore` goes back to, if the job is not elastic.
-    _kept: bytes | None = None
+    #: What :meth:`restore` goes back to without a snapshot.
+    _kept: bytes | memoryview | None = None
     _snapshots: Snapshots | None = None
 
     if TYPE_CHECKING:
@@ -104,14 +104,13 @@ class State:
             return
         whole = communicator()
         key = (self._snapshots.generation, self._key[1] + 1)
-        self._prepare()
         values = self._saved()
         if whole.local_rank == 0:
             self._snapshots.prepare()
             self._snapshots.write(key, packed(values))
         # No rank may be two commits ahead of one that has not written.
         whole.barrier()
-        self._key = key
+        self._key, self._kept = key, None
 
     def check_host_updates(self) -> None:
         """Raises :class:`HostsUpdatedInterrupt` on every rank if other hosts are present. Collective in an elastic job."""
@@ -127,24 +126,21 @@ class State:
             raise HostsUpdatedInterrupt
 
     def restore(self) -> None:
-        """Makes the state what it was at this process's last commit. Without one nothing happens."""
-        if self._snapshots is None:
-            content = self._kept
-        else:
+        """Makes the state what it was at this process's last commit or :meth:`sync`. Without one nothing happens."""
+        content = self._kept
+        if content is None and self._snapshots is not None and self._key[1] > 0:
             content = self._snapshots.read(self._key)
-            if content is None and self._key[1] > 0:
+            if content is None:
                 raise FileError(f"the snapshot of the last commit is gone from {self._snapshots.folder}, or damaged\n  hint: end the process; the job goes on from the commit before")
         if content is not None:
             self._load(unpacked(content))
 
     def sync(self) -> None:
-        """Makes every rank's state that of rank 0. Collective."""
+        """Makes every rank's state that of rank 0, and keeps it for :meth:`restore` until the first commit. Collective."""
         whole = communicator()
-        self._prepare()
-        if whole.size > 1:
-            content = _broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)
-            # On rank 0 too: a sampler divides what is left when it is loaded.
-            self._load(unpacked(content))
+        self._kept = _broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)
+        # On rank 0 too: a sampler divides what is left when it is loaded.
+        self._load(unpacked(self._kept))
 
     def resume(self) -> bool:
         """Makes every rank's state that of the job's newest commit, whichever host has it. Collective.
@@ -175,18 +171,11 @@ class State:
         assert content is not None
         # Nobody replaces the file that another rank of the host has still to read.
         whole.barrier()
-        self._key = newest
+        self._key, self._kept = newest, None
         self._load(unpacked(content))
         return True
 
     # The objects.
-
-    def _prepare(self) -> None:
-        """Makes objects alike on all ranks that are not, such as Horovod's sampler. Collective."""
-        for name in self._names:
-            prepare = getattr(getattr(self, name), "prepare_commit", None)
-            if prepare is not None:
-                prepare()
 
     def _saved(self) -> dict[str, Any]:
         return {name: _saved(getattr(self, name)) for name in self._names}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 from .. import _native
@@ -58,9 +60,14 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
     ``comm`` is a list of ranks or a communicator of mpi4py, if not all ranks take part; ``process_sets`` a list of
     :class:`ProcessSet`, of lists of ranks or of communicators, or ``"dynamic"``: sets may be added later in any case. A set that is given
-    twice, or has all ranks, is a ``ValueError``.
+    twice, or has all ranks, is a ``ValueError``. Afterwards the process has the variables that Horovod's launcher gives it: ``HOROVOD_RANK``,
+    ``HOROVOD_SIZE`` and so on, and ``HOROVOD_HOSTNAME``, unless they are set.
     """
     sets.begin(comm, process_sets)
+    numbers = [rank, size, local_rank, local_size, cross_rank, cross_size]
+    found = {number.__name__: str(number()) for number in numbers} | {"hostname": socket.gethostname()}
+    for name, value in found.items():
+        os.environ.setdefault(f"HOROVOD_{name.upper()}", value)
 
 
 def shutdown() -> None:

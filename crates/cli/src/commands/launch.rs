@@ -119,6 +119,9 @@ struct ElasticOptions {
     /// How often the job may start again after failures; with servers, how often workers [default: 10].
     #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
     max_restarts: Option<u32>,
+    /// How often the job may start again after failures and for other hosts together.
+    #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
+    max_resets: Option<u32>,
     /// The folder of each host for snapshots, in memory.
     #[arg(long, help_heading = ELASTIC, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]
     snapshots: PathBuf,
@@ -306,6 +309,7 @@ fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Rep
     let others = [
         (options.max_workers.is_some(), "--max-workers"),
         (options.discover_hosts.is_some(), "--discover-hosts"),
+        (options.max_resets.is_some(), "--max-resets"),
         (options.job.is_some(), "--job"),
     ];
     if let Some((_, option)) = others.iter().find(|(is_given, _)| *is_given) {
@@ -378,6 +382,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         memory,
         job: options.job.clone(),
         restarts: options.max_restarts,
+        resets: options.max_resets,
         spec: Spec { workers: least, servers: 0, helpers: 0, command: args.command, variables: args.variables },
         sink: if args.no_tag { Sink::Plain } else { Sink::Tagged },
     }

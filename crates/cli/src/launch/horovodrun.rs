@@ -26,45 +26,46 @@ enum Meaning {
 
 use Meaning::{Elastic, Nothing, Option as Ours, Refused, Variable};
 
-/// Its names, whether a value follows, and what it is.
-const OPTIONS: [(&[&str], bool, Meaning); 33] = [
-    (&["-np", "--num-proc"], true, Ours("--num-workers")),
-    (&["-hostfile"], true, Ours("--hostfile")),
-    (&["--hosts"], true, Ours("--hostfile")),
-    (&["--fusion-threshold-mb"], true, Variable("RINGPULL_FUSION_BYTES", mib)),
-    (&["--timeline-filename"], true, Variable("RINGPULL_TIMELINE", same)),
-    (&["--stall-check-warning-time-seconds"], true, Variable("RINGPULL_WARN", same)),
-    (&["--stall-check-shutdown-time-seconds"], true, Variable("RINGPULL_TIMEOUT", same)),
-    (&["--no-stall-check"], false, Variable("RINGPULL_TIMEOUT", never)),
-    (&["--log-level"], true, Variable("RINGPULL_LOG", level)),
-    (&["--verbose"], false, Variable("RINGPULL_LOG", verbose)),
-    (&["--mpi"], false, Nothing("MPI ranks are started by mpirun anyway")),
-    (&["--gloo"], false, Nothing("ranks exchange messages by MPI")),
-    (&["--tcp"], false, Nothing("the MPI library chooses the network")),
-    (&["--cycle-time-ms"], true, Nothing("nothing waits for a cycle: what is summed together follows from the calls")),
-    (&["--cache-capacity"], true, Nothing("steps that repeat themselves are recognised without a limit")),
-    (&["--disable-cache"], false, Nothing("no checks before the job are cached")),
-    (&["--hierarchical-allreduce", "--no-hierarchical-allreduce"], false, Nothing("`auto` decides by the hosts")),
-    (&["--hierarchical-allgather", "--no-hierarchical-allgather"], false, Nothing("`auto` decides by the hosts")),
-    (&["--autotune", "--no-autotune"], false, Nothing("`auto` measures the network at the start of a job")),
-    (&["--timeline-mark-cycles"], false, Nothing("operations do not run in cycles here")),
-    (&["--start-timeout"], true, Nothing("a rank that does not come is reported after RINGPULL_TIMEOUT seconds")),
-    (&["--gloo-timeout-seconds"], true, Nothing("ranks exchange messages by MPI")),
-    (&["--num-nccl-streams", "--thread-affinity"], true, Nothing("ringpull has no such setting")),
-    (&["-i", "--ssh-identity-file"], true, Refused("set RINGPULL_SSH='ssh -i FILE'")),
+/// Its names, how many values follow, and what it is.
+const OPTIONS: [(&[&str], usize, Meaning); 34] = [
+    (&["-np", "--num-proc"], 1, Ours("--num-workers")),
+    (&["-hostfile"], 1, Ours("--hostfile")),
+    (&["--hosts"], 1, Ours("--hostfile")),
+    (&["--fusion-threshold-mb"], 1, Variable("RINGPULL_FUSION_BYTES", mib)),
+    (&["--timeline-filename"], 1, Variable("RINGPULL_TIMELINE", same)),
+    (&["--stall-check-warning-time-seconds"], 1, Variable("RINGPULL_WARN", same)),
+    (&["--stall-check-shutdown-time-seconds"], 1, Variable("RINGPULL_TIMEOUT", same)),
+    (&["--no-stall-check"], 0, Variable("RINGPULL_TIMEOUT", never)),
+    (&["--log-level"], 1, Variable("RINGPULL_LOG", level)),
+    (&["--verbose"], 0, Variable("RINGPULL_LOG", verbose)),
+    (&["--mpi"], 0, Nothing("MPI ranks are started by mpirun anyway")),
+    (&["--gloo"], 0, Nothing("ranks exchange messages by MPI")),
+    (&["--tcp"], 0, Nothing("the MPI library chooses the network")),
+    (&["--cycle-time-ms"], 1, Nothing("nothing waits for a cycle: what is summed together follows from the calls")),
+    (&["--cache-capacity"], 1, Nothing("steps that repeat themselves are recognised without a limit")),
+    (&["--disable-cache"], 0, Nothing("no checks before the job are cached")),
+    (&["--hierarchical-allreduce", "--no-hierarchical-allreduce"], 0, Nothing("`auto` decides by the hosts")),
+    (&["--hierarchical-allgather", "--no-hierarchical-allgather"], 0, Nothing("`auto` decides by the hosts")),
+    (&["--autotune", "--no-autotune"], 0, Nothing("`auto` measures the network at the start of a job")),
+    (&["--timeline-mark-cycles"], 0, Nothing("operations do not run in cycles here")),
+    (&["--start-timeout"], 1, Nothing("a rank that does not come is reported after RINGPULL_TIMEOUT seconds")),
+    (&["--gloo-timeout-seconds"], 1, Nothing("ranks exchange messages by MPI")),
+    (&["--num-nccl-streams", "--thread-affinity"], 1, Nothing("ringpull has no such setting")),
+    (&["-i", "--ssh-identity-file"], 1, Refused("set RINGPULL_SSH='ssh -i FILE'")),
     (
         &["--network-interface", "--network-interfaces"],
-        true,
+        1,
         Refused("set the MPI library's variable, for Open MPI --env OMPI_MCA_btl_tcp_if_include=eth0"),
     ),
-    (&["--mpi-args", "--binding-args", "--output-filename", "--config-file"], true, Refused("run mpirun itself")),
-    (&["--jsrun"], false, Refused("in an allocation of Slurm use --launcher slurm, of Grid Engine --launcher sge")),
-    (&["--min-np", "--min-num-proc"], true, Elastic("--min-workers")),
-    (&["--max-np", "--max-num-proc"], true, Elastic("--max-workers")),
-    (&["--host-discovery-script"], true, Elastic("--discover-hosts")),
-    (&["--reset-limit"], true, Elastic("--max-restarts")),
-    (&["--elastic-timeout"], true, Nothing("an elastic job waits for hosts until there are enough")),
-    (&["--slots", "--slots-per-host"], true, Refused("let the script print the slots of each host: host:slots")),
+    (&["--mpi-args", "--binding-args", "--output-filename", "--config-file"], 1, Refused("run mpirun itself")),
+    (&["--jsrun"], 0, Refused("in an allocation of Slurm use --launcher slurm, of Grid Engine --launcher sge")),
+    (&["--min-np", "--min-num-proc"], 1, Elastic("--min-workers")),
+    (&["--max-np", "--max-num-proc"], 1, Elastic("--max-workers")),
+    (&["--host-discovery-script"], 1, Elastic("--discover-hosts")),
+    (&["--reset-limit"], 1, Elastic("--max-resets")),
+    (&["--blacklist-cooldown-range"], 2, Nothing("a host that fails again is left out for 10 s, then twice as long")),
+    (&["--elastic-timeout"], 1, Nothing("an elastic job waits for hosts until there are enough")),
+    (&["--slots", "--slots-per-host"], 1, Refused("let the script print the slots of each host: host:slots")),
 ];
 
 fn same(value: &str) -> Option<String> {
@@ -113,7 +114,7 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
             Some((name, value)) if text.starts_with("--") => (name, Some(OsString::from(value))),
             _ => (text, None),
         };
-        let Some((_, takes_value, meaning)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name)) else {
+        let Some((_, values, meaning)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name)) else {
             let takes_value = value.is_none() && takes_value(launch, name);
             ours.push(word);
             if takes_value {
@@ -121,7 +122,7 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
             }
             continue;
         };
-        if *takes_value && value.is_none() {
+        for _ in usize::from(value.is_some())..*values {
             value = rest.next();
             if value.is_none() {
                 return Err(Error::argument(format!("{name} without a value"), "give its value behind it"));
@@ -193,7 +194,7 @@ mod tests {
             ),
             (
                 "ringpull launch -np 4 --min-np 2 --max-np=8 --host-discovery-script ./hosts --reset-limit 3 x",
-                "ringpull launch --num-workers 4 --min-workers 2 --max-workers 8 --discover-hosts ./hosts --max-restarts 3 --elastic x",
+                "ringpull launch --num-workers 4 --min-workers 2 --max-workers 8 --discover-hosts ./hosts --max-resets 3 --elastic x",
             ),
             (
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
@@ -208,12 +209,14 @@ mod tests {
 
     #[test]
     fn what_has_no_meaning_here_is_a_warning_or_an_error_that_names_another_way() {
-        let (words, warnings) = of("ringpull launch --gloo --cycle-time-ms 5 -np 2 x").unwrap();
+        let (words, warnings) =
+            of("ringpull launch --gloo --cycle-time-ms 5 --blacklist-cooldown-range 1 2 -np 2 x").unwrap();
         assert_eq!(words.join(" "), "--num-workers 2 x");
-        assert!(warnings.len() == 2 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
+        assert!(warnings.len() == 3 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
         for (text, part) in [
             ("ringpull launch -np 2 -i key x", "RINGPULL_SSH"),
             ("ringpull launch -np", "-np without a value"),
+            ("ringpull launch --blacklist-cooldown-range 1", "--blacklist-cooldown-range without a value"),
             ("ringpull launch --fusion-threshold-mb much x", "RINGPULL_FUSION_BYTES"),
             ("ringpull launch --log-level loud x", "RINGPULL_LOG"),
         ] {

@@ -132,9 +132,17 @@ fn a_failure_that_comes_back_before_a_snapshot_ends_the_job_with_its_code() {
     );
     // With a snapshot each time it goes on, as often as the option says.
     let script = format!("{BEGIN} : >$me/snapshot-$RINGPULL_GENERATION-1; exit 7");
-    let mut job = Job::new("localhost:1\n").start(&["-n", "1", "--max-restarts", "1"], &script);
-    assert_eq!(job.code(), Some(7), "{}", job.read("err"));
-    assert_eq!(job.read("begun").lines().count(), 2);
+    for option in ["--max-restarts", "--max-resets"] {
+        let mut job = Job::new("localhost:1\n").start(&["-n", "1", option, "1"], &script);
+        assert_eq!(job.code(), Some(7), "{}", job.read("err"));
+        assert_eq!(job.read("begun").lines().count(), 2);
+    }
+    // A start that is none after a failure counts for one of them.
+    let script = format!("{BEGIN} : >$RINGPULL_SNAPSHOTS/again-$RINGPULL_GENERATION");
+    let mut job = Job::new("localhost:1\n").start(&["-n", "1", "--max-restarts", "0", "--max-resets", "2"], &script);
+    assert_eq!(job.code(), Some(1), "{}", job.read("err"));
+    assert_eq!(job.read("begun").lines().count(), 3);
+    assert!(job.events().last().unwrap().contains("started again 2 times"), "{:?}", job.events());
 }
 
 #[test]

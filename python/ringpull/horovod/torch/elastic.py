@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import numpy
 import torch
 from torch.utils.data import Sampler
 
-from ...collectives import communicator
 from ...elastic.state import place
 from ..elastic import ObjectState, State, run
 from ..exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -28,65 +27,47 @@ class TorchState(State):
 class ElasticSampler(Sampler[int]):
     """Divides the samples of an epoch over the ranks, without those that were processed before a restart.
 
-    ``record_batch`` or ``record_indices`` says what this rank has processed; a commit of a state that has the sampler gathers that from all
-    ranks. If the samples that are left do not divide by the number of ranks, the first of them come again, so that every rank has as many.
+    Ranks process batches of one size, so what ``record_batch`` has counted says on every rank which samples of the epoch's order are
+    left. If these do not divide by the number of ranks, the first of them come again, so that every rank has as many.
     :class:`ringpull.elastic.Sampler` repeats none.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
         self.epoch = 0
-        self.processed_indices: set[int] = set()
-        #: What this rank has processed since ranks gathered it last.
-        self._own: set[int] = set()
+        #: How many samples of the epoch all ranks together have processed.
+        self.processed_num = 0
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, when every sample of the one before was processed."""
-        self.epoch = epoch
-        self.processed_indices, self._own = set(), set()
+        self.epoch, self.processed_num = epoch, 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """This rank has processed the batch of this number."""
-        self.record_indices(self.get_indices(batch_idx, batch_size))
-
-    def record_indices(self, indices: Sequence[int]) -> None:
-        """This rank has processed these samples."""
-        self.processed_indices.update(indices)
-        self._own.update(indices)
-
-    def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The samples of this rank's batch of this number."""
-        return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
+        """Every rank has processed a batch of this size."""
+        self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """What was processed of which epoch."""
-        return {"epoch": self.epoch, "processed_indices": numpy.array(sorted(self.processed_indices), numpy.int64)}
+        """How much of which epoch was processed."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on with what was not processed."""
-        self.epoch = state_dict["epoch"]
-        self.processed_indices, self._own = {int(index) for index in state_dict["processed_indices"]}, set()
+        self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
         """Divides what is left over the ranks that there are now."""
         self.rank, self.num_replicas = place()
-        left = numpy.setdiff1d(numpy.arange(len(self.dataset)), numpy.fromiter(self.processed_indices, numpy.int64))
+        order = numpy.arange(len(self.dataset))
         if self.shuffle:
-            left = numpy.random.default_rng([self.seed, self.epoch]).permutation(left)
+            order = numpy.random.default_rng([self.seed, self.epoch]).permutation(order)
+        left = order[self.processed_num :]
         self.remaining_indices: list[int] = left.tolist()
         self.num_samples = -(-len(left) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
         self.indices: list[int] = numpy.resize(left, self.total_size)[self.rank :: self.num_replicas].tolist()
-
-    def prepare_commit(self) -> None:
-        """Gathers what the ranks have processed. Collective."""
-        own = numpy.array(sorted(self._own), numpy.int64)
-        every = communicator().allgather(own, name="ringpull.elastic.processed").wait()
-        self.processed_indices.update(numpy.asarray(every).tolist())
-        self._own = set()
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.indices)

@@ -55,8 +55,10 @@ pub(crate) struct Elastic {
     pub(crate) memory: std::path::PathBuf,
     /// The name by which another launcher finds the snapshots, if this one is lost.
     pub(crate) job: Option<String>,
-    /// How often it may be started again.
+    /// How often it may be started again after failures.
     pub(crate) restarts: Option<u32>,
+    /// How often it may be started again at all.
+    pub(crate) resets: Option<u32>,
 }
 
 /// How a generation ended.
@@ -96,7 +98,7 @@ impl Elastic {
 
     fn generations(&self, interrupt: &Interrupt, snapshots: &Snapshots, used: &mut Vec<Host>) -> Result<i32> {
         let begun = Instant::now();
-        let (mut past, mut failures) = (Past::default(), 0);
+        let (mut past, mut failures, mut resets) = (Past::default(), 0, 0);
         let mut newest = Newest::default();
         let mut before = None;
         let mut next = None;
@@ -164,19 +166,20 @@ impl Elastic {
             for (host, time) in verdict.left_out {
                 event(&format!("{host} is left out for {} s", time.as_secs()));
             }
-            let Some(code) = code else { continue };
-            if let Some(times) = verdict.hopeless {
+            if let (Some(code), Some(times)) = (code, verdict.hopeless) {
                 event(&format!(
                     "the job ends: it has failed {times} times without a new snapshot, the last time with exit code \
                      {code}, and another restart would not mend that"
                 ));
                 return Ok(code);
             }
-            if self.restarts.is_some_and(|most| failures >= most) {
-                event(&format!("the job ends: it was started again {failures} times, as often as it may be"));
-                return Ok(code);
+            let has_failed_enough = code.is_some() && self.restarts.is_some_and(|most| failures >= most);
+            if has_failed_enough || self.resets.is_some_and(|most| resets >= most) {
+                event(&format!("the job ends: it was started again {resets} times, as often as it may be"));
+                return Ok(code.unwrap_or(1));
             }
-            failures += 1;
+            failures += u32::from(code.is_some());
+            resets += 1;
         }
     }
 
