@@ -381,3 +381,52 @@ fn the_longest_step_after_a_server_is_killed() {
     let undisturbed = longest(&Job::start_replicas("replicas", 3, 2).succeeds());
     println!("the longest step in ms, when a server is killed: {times:?}; undisturbed: {undisturbed}");
 }
+
+#[test]
+fn a_scheduler_that_is_killed_and_started_again_learns_from_its_nodes_where_they_are() {
+    let undisturbed = values_of(&Job::start("replicas", 3, 2).succeeds());
+    // The training meets in a barrier after step 30. Towards the end workers leave while there is no scheduler.
+    for (step, lost) in [(3, "server 1"), (20, ""), (STEPS - 1, "")] {
+        println!("after step {step}, and then {lost:?}");
+        let mut job = Job::start_replicas("replicas", 3, 2);
+        job.wait_for("worker 0", &format!("step {step} "));
+        job.kill("scheduler");
+        job.add("replicas", "scheduler", Some(1), 3, 2);
+        if !lost.is_empty() {
+            job.kill(lost);
+        }
+        let servers = if lost.is_empty() { 2 } else { 1 };
+        let ends = ends_without(job, &["scheduler", lost]);
+        assert_eq!(values_of(&ends), undisturbed);
+        let second = &ends.iter().find(|end| end.name == "scheduler 1").unwrap().written;
+        assert!(second.contains("the scheduler was started again, and the job goes on with "), "{second}");
+        assert!(second.contains(&format!("and {servers} server(s)")), "{second}");
+    }
+}
+
+/// Every node ends with an error; those of workers that were not killed say these words.
+fn all_fail(job: Job, words: &[&str]) {
+    for End { name, code, written } in job.ends(Duration::from_secs(30)) {
+        assert!(code != Some(0), "{name}:\n{written}");
+        let is_told = name.starts_with("worker") && code.is_some();
+        assert!(!is_told || words.iter().all(|word| written.contains(word)), "{name}:\n{written}");
+    }
+}
+
+#[test]
+fn a_scheduler_that_is_not_started_again_is_one_error_on_every_node() {
+    let mut job = Job::start_replicas("replicas", 2, 2);
+    job.wait_for("worker 0", "step 3 ");
+    job.kill("scheduler");
+    all_fail(job, &["the scheduler (127.0.0.1:", "is lost", "none has come in its place for"]);
+}
+
+#[test]
+fn a_worker_that_does_not_come_back_to_a_scheduler_is_an_error() {
+    let mut job = Job::start_replicas("replicas", 3, 2);
+    job.wait_for("worker 0", "step 3 ");
+    job.kill("scheduler");
+    job.kill("worker 2");
+    job.add("replicas", "scheduler", Some(1), 3, 2);
+    all_fail(job, &["worker rank(s) [2] did not come back to the scheduler"]);
+}

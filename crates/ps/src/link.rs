@@ -8,7 +8,7 @@ use ringpull_base::secret::random;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result, notice, waits};
 
-use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
+use crate::message::{FromScheduler, Job, KnownJob, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
 use crate::socket::{Bell, Connection, Event, Limits, Target};
 
@@ -29,6 +29,10 @@ pub(crate) struct Link {
     beaten: Instant,
     broken: Option<Instant>,
     refused: Option<Error>,
+    target: Target,
+    info: NodeInfo,
+    /// Since when another scheduler is waited for, and how the first one was lost.
+    awaited: Option<(Instant, String)>,
     /// The longest message that the scheduler takes.
     longest: usize,
 }
@@ -49,7 +53,7 @@ impl Link {
             secret: config::secret()?,
             limits: Limits::NODE,
         };
-        let connection = Connection::open(target, bell)?;
+        let connection = Connection::open(target.clone(), bell)?;
         let now = Instant::now();
         let mut link = Link {
             connection,
@@ -61,6 +65,9 @@ impl Link {
             beaten: now,
             broken: None,
             refused: None,
+            target,
+            info: info.clone(),
+            awaited: None,
             longest: Limits::SCHEDULER.header,
         };
         let (role, preferred) = (info.role, dmlc.preferred_rank);
@@ -144,6 +151,7 @@ impl Link {
     pub(crate) fn receive(&mut self) -> Option<FromScheduler> {
         while let Some(frame) = self.connection.receive() {
             self.heard = Instant::now();
+            self.awaited = None;
             if let Some(message) = decode(&frame.header) {
                 return Some(message);
             }
@@ -187,7 +195,11 @@ impl Link {
         while let Some(event) = self.connection.event() {
             match event {
                 Event::Disconnected => drop(self.broken.get_or_insert_with(Instant::now)),
-                Event::Refused(error) => self.refused = Some(error),
+                Event::Refused(error) => {
+                    self.refused = Some(error);
+                    // Nothing comes of this connection to another scheduler.
+                    self.broken = self.broken.or_else(|| self.awaited.as_ref().map(|_| Instant::now()));
+                }
             }
         }
     }
@@ -197,17 +209,35 @@ impl Link {
         lost_node(format!("the scheduler ({})", self.root), None, cause.to_owned())
     }
 
-    /// Says goodbye and waits a moment for the answer.
-    pub(crate) fn leave(mut self) -> Result<()> {
+    /// The scheduler is lost: waits for another one at its address, which learns from this node what there is.
+    /// An error if none has come for longer than a node may be silent.
+    pub(crate) fn rejoin(&mut self, cause: &str, known: KnownJob) -> Result<()> {
+        let (since, first) = self.awaited.get_or_insert_with(|| (Instant::now(), cause.to_owned()));
+        if since.elapsed() > startup_limit(self.limit) {
+            let cause = format!("{first}, and none has come in its place for {:.1} s", since.elapsed().as_secs_f64());
+            return Err(self.lost(&cause));
+        }
+        (self.broken, self.refused, self.heard) = (None, None, Instant::now());
+        let connection = Connection::open(self.target.clone(), &self.bell)?;
+        std::mem::replace(&mut self.connection, connection).close(Duration::ZERO);
+        self.send(&ToScheduler::Rejoin { info: self.info.clone(), known })
+    }
+
+    /// Says goodbye and waits a moment for the answer; longer for another scheduler, if one may come and learn
+    /// what this node knows.
+    pub(crate) fn leave(mut self, known: Option<&KnownJob>) -> Result<()> {
         self.send(&ToScheduler::Goodbye)?;
-        let start = Instant::now();
-        while start.elapsed() < FAREWELL {
+        let mut deadline = Instant::now() + FAREWELL;
+        while Instant::now() < deadline {
             self.bell.wait(Duration::from_millis(100));
-            match self.receive() {
-                Some(FromScheduler::Farewell | FromScheduler::Abort(_)) => break,
-                _ if self.loss().is_some() => break,
-                _ => {}
+            if let Some(FromScheduler::Farewell | FromScheduler::Abort(_)) = self.receive() {
+                break;
             }
+            let Some(cause) = self.loss() else { continue };
+            let Some(known) = known else { break };
+            self.rejoin(&cause, known.clone())?;
+            self.send(&ToScheduler::Goodbye)?;
+            deadline = Instant::now() + startup_limit(self.limit);
         }
         self.close();
         Ok(())

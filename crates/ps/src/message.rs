@@ -208,6 +208,33 @@ pub struct CallsMade {
     pub optimizer: Option<(u64, Optimizer)>,
 }
 
+/// What a node knows of its job, for a scheduler that was started again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KnownJob {
+    /// The node's rank in its role.
+    pub rank: usize,
+    /// The job's.
+    pub token: u64,
+    /// The kind of store.
+    pub kind: Kind,
+    /// The workers that have said goodbye.
+    pub left: BTreeMap<usize, NodeInfo>,
+    /// The names of the servers that are lost.
+    pub lost_servers: BTreeMap<usize, String>,
+    /// The barriers that the worker waits in.
+    pub barriers: Vec<u64>,
+    /// The last barrier that it has left.
+    pub last_barrier: u64,
+}
+
+impl KnownJob {
+    /// What a server knows.
+    pub(crate) fn of(job: &Job) -> Self {
+        let (left, lost_servers, barriers) = Default::default();
+        KnownJob { rank: job.rank, token: job.token, kind: job.kind, left, lost_servers, barriers, last_barrier: 0 }
+    }
+}
+
 /// What a node says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
@@ -305,6 +332,13 @@ pub enum ToScheduler {
         /// How that was noticed.
         cause: String,
     },
+    /// The node was there before this scheduler was started.
+    Rejoin {
+        /// Who it is.
+        info: NodeInfo,
+        /// What it knows.
+        known: KnownJob,
+    },
 }
 
 /// What a job is, once everybody is there.
@@ -353,6 +387,12 @@ impl Job {
     /// Whether a round has one push of each worker.
     pub(crate) fn is_sync(&self) -> bool {
         !matches!(self.kind, Kind::DistAsync | Kind::DistAsyncDevice)
+    }
+
+    /// Server `rank` as errors name it.
+    pub(crate) fn server_name(&self, rank: usize) -> String {
+        let NodeInfo { pid, host, address, port, .. } = &self.servers[rank];
+        format!("server {rank} (pid {pid} on {host}, {address}:{port})")
     }
 
     /// Worker `rank` as errors name it.

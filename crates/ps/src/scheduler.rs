@@ -4,8 +4,10 @@
 //! Until every node has registered it collects them; then it assigns ranks and sends the addresses to every
 //! node. From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after
 //! the last worker's goodbye, or with the first fault, which is sent to every node. `changes`: workers of an
-//! elastic job that are lost, and others that come. `losses`: servers whose values others have too.
+//! elastic job that are lost, and others that come. `losses`: servers whose values others have too. `again`: a
+//! scheduler that was started again.
 
+mod again;
 mod changes;
 mod losses;
 
@@ -15,6 +17,7 @@ use std::time::Duration;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Key, Kind, after_error};
 
+use self::again::Returning;
 use self::changes::WorkerChanges;
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 
@@ -134,6 +137,8 @@ pub struct Scheduler {
     changes: WorkerChanges,
     /// The names of the servers that the job goes on without, by rank.
     lost_servers: BTreeMap<usize, String>,
+    /// What is known of a job that was there before, until all of it has come.
+    returning: Option<Returning>,
 }
 
 impl Scheduler {
@@ -153,6 +158,7 @@ impl Scheduler {
             asker: None,
             changes: WorkerChanges::default(),
             lost_servers: BTreeMap::new(),
+            returning: None,
         }
     }
 
@@ -171,6 +177,9 @@ impl Scheduler {
         if let ToScheduler::Register { info, preferred, kind, num_workers, num_servers } = message {
             return self.register(from, info, preferred, kind, (num_workers, num_servers), now);
         }
+        if let ToScheduler::Rejoin { info, known } = message {
+            return self.rejoin(from, info, known, now);
+        }
         if self.waits_for_a_rank(from, &message) {
             return Ok(());
         }
@@ -180,7 +189,7 @@ impl Scheduler {
         node.seen = now;
         let (rank, role) = (node.rank, node.info.role);
         match message {
-            ToScheduler::Register { .. } => {}
+            ToScheduler::Register { .. } | ToScheduler::Rejoin { .. } => {}
             ToScheduler::Heartbeat { moved } => {
                 if moved != node.moved {
                     (node.moved, node.moved_at, node.waits) = (moved, now, None);
@@ -205,8 +214,9 @@ impl Scheduler {
                 let Error::Stalled { missing, .. } = &error else {
                     return Err("a stall that is none".to_owned());
                 };
-                if self.settings.is_elastic && missing.iter().any(|rank| self.worker(*rank).is_none()) {
-                    // It waited for one that is lost, and says so again if the wait goes on.
+                let is_gone = |rank: &usize| self.worker(*rank).is_none();
+                if self.returning.is_some() || (self.settings.is_elastic && missing.iter().any(is_gone)) {
+                    // It waited for one that is lost, or may come back, and says so again if the wait goes on.
                     return Ok(());
                 }
                 if missing.iter().any(|rank| self.has_left(*rank))
@@ -247,12 +257,7 @@ impl Scheduler {
                 if role == Role::Worker && self.phase == JobPhase::Running {
                     self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
                 }
-                let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
-                if self.complete && workers.all(|node| node.left || node.is_guest) && self.phase == JobPhase::Running {
-                    self.phase = JobPhase::Ended;
-                    self.tell(Role::Server, &FromScheduler::Farewell);
-                    self.refuse_guests();
-                }
+                self.end_after_the_last();
             }
             ToScheduler::Enter
             | ToScheduler::Counts(_)
@@ -262,6 +267,16 @@ impl Scheduler {
             ToScheduler::ServerLost { rank, cause } => return self.take_loss(role, rank, &cause),
         }
         Ok(())
+    }
+
+    /// Ends the job if every worker has said goodbye.
+    fn end_after_the_last(&mut self) {
+        let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
+        if self.complete && workers.all(|node| node.left || node.is_guest) && self.phase == JobPhase::Running {
+            self.phase = JobPhase::Ended;
+            self.tell(Role::Server, &FromScheduler::Farewell);
+            self.refuse_guests();
+        }
     }
 
     /// Whether this node has registered.
@@ -286,6 +301,9 @@ impl Scheduler {
             return self.lose(index, &format!("no heartbeat for {:.1} s", silence.as_secs_f64()));
         }
         self.refuse_surplus(now);
+        if self.returning.is_some() && now > startup_limit(limit) {
+            self.end_return(now);
+        }
         if !self.complete && now > self.settings.startup_limit() {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
             let (workers, servers) = (count(Role::Worker), count(Role::Server));
@@ -446,7 +464,8 @@ impl Scheduler {
             self.come_later(from, info, preferred, now);
             return Ok(());
         }
-        let refusal = if self.complete || there == wanted || self.phase != JobPhase::Running {
+        let is_full = self.complete || there == wanted || self.returning.is_some();
+        let refusal = if is_full || self.phase != JobPhase::Running {
             Some(Error::job_mismatch(
                 format!("the job has all of its {wanted} {}s already", info.role),
                 "start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and give each job a port of its own",

@@ -9,7 +9,7 @@ use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{Error, Result};
 
 use crate::link::{self, FAREWELL, Link};
-use crate::message::{FromScheduler, Job, Request, ToScheduler, decode, encode};
+use crate::message::{FromScheduler, Job, KnownJob, Request, ToScheduler, decode, encode};
 use crate::server::{Output, Server};
 use crate::socket::{Bell, Bound, Door, Frame, Limits, Listener};
 use crate::status;
@@ -100,11 +100,15 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
         link.beat(moved.received_bytes)?;
         if let Some(cause) = link.loss() {
-            break Err(link.lost(&cause));
+            let goes_on =
+                if job.replicas == 1 { Err(link.lost(&cause)) } else { link.rejoin(&cause, KnownJob::of(&job)) };
+            if let Err(error) = goes_on {
+                break Err(error);
+            }
         }
     };
     listener.close(FAREWELL);
-    link.leave()?;
+    link.leave(None)?;
     ended
 }
 

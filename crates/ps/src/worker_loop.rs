@@ -216,13 +216,14 @@ impl WorkerLoop {
             }
         }
         let failed = self.shared.fault.lock().clone();
+        let known = (self.job.replicas > 1).then(|| self.known_job());
         let limit = if failed.is_some() { Duration::ZERO } else { self.patience.silence };
         for connection in self.servers.into_iter().filter_map(|server| server.connection) {
             connection.close(limit);
         }
         match failed {
             None => {
-                if let Err(error) = self.link.leave() {
+                if let Err(error) = self.link.leave(known.as_ref()) {
                     tracing::warn!(%error, "cannot send a goodbye to the scheduler");
                 }
             }
@@ -310,7 +311,7 @@ impl WorkerLoop {
         }
         self.link.beat(self.shared.sent.load(Ordering::Relaxed) + self.shared.received.load(Ordering::Relaxed))?;
         if let Some(cause) = self.link.loss() {
-            return Err(self.seen(self.link.lost(&cause)));
+            self.lose_scheduler(&cause)?;
         }
         self.moving.run(!self.operations.is_empty());
         self.look_at_servers()?;

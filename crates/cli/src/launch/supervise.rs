@@ -33,6 +33,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 const LOST_HOST: i32 = 255;
 /// How long a worker that came in the place of another may go on when the job is over without it.
 const LATECOMER: Duration = Duration::from_secs(60);
+/// How many schedulers a job may have, one after another.
+const SCHEDULERS: usize = 10;
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -213,6 +215,10 @@ impl Supervisor {
                 None if launch.replicas > 1 && self.goes_on_without_server(number, code) => {
                     eprintln!("ringpull: {failure}; the job goes on if other servers have its values");
                 }
+                None if launch.replicas > 1 && self.starts_scheduler_again(number, code) => {
+                    eprintln!("ringpull: {failure}; another one starts in its place");
+                    again = Some(self.running[number].process);
+                }
                 None => self.fail(code, failure, grace),
                 Some(_) => again = self.replace(number, &failure),
             }
@@ -278,6 +284,15 @@ impl Supervisor {
         let is_left = |one: &Running| is_server(one) && one.code.is_none();
         let one = &self.running[number];
         is_server(one) && is_lost(code) && self.failure.is_none() && self.running.iter().any(is_left)
+    }
+
+    /// Whether another scheduler is started in the place of this process: it learns from the others where they
+    /// are.
+    fn starts_scheduler_again(&self, number: usize, code: i32) -> bool {
+        let is_worker_left = || self.running.iter().any(|one| one.role == Role::Worker && one.code.is_none());
+        let started = self.running.iter().filter(|one| one.role == Role::Scheduler).count();
+        let is_one = self.running[number].role == Role::Scheduler && started <= SCHEDULERS;
+        is_one && is_lost(code) && self.failure.is_none() && is_worker_left()
     }
 
     /// Reports a worker that is gone on without; the process that is to be started again, if any.

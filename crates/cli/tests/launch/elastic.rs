@@ -250,6 +250,14 @@ fn a_job_whose_servers_hold_each_others_values_goes_on_without_one_that_is_kille
     let (code, begun, stderr) = run(&["-n", "2", "-s", "2", "--replicas", "2"], WITHOUT_A_SERVER);
     assert_eq!((code, &*begun), (Some(0), "2\n2\n"), "{stderr}");
     assert!(stderr.contains(said), "{stderr}");
+    let without_scheduler = "case $DMLC_ROLE in
+      worker) until [ -e $1/again ]; do sleep 0.01; done; echo $RINGPULL_REPLICAS >>$1/begun; : >$1/done ;;
+      *) if [ $DMLC_ROLE = scheduler ]; then mkdir $1/first 2>/dev/null && kill -9 $$; : >$1/again; fi
+         until [ -e $1/done ]; do sleep 0.01; done ;;
+    esac";
+    let (code, begun, stderr) = run(&["-n", "2", "-s", "2", "--replicas", "2"], without_scheduler);
+    assert_eq!((code, &*begun), (Some(0), "2\n2\n"), "{stderr}");
+    assert!(stderr.contains("ringpull: scheduler ended with signal 9; another one starts in its place"), "{stderr}");
     // Without another server, or another copy, the job ends.
     let both = WITHOUT_A_SERVER.replace("server0", "server*");
     let (code, _, stderr) = run(&["-n", "2", "-s", "2", "--replicas", "2"], &both);

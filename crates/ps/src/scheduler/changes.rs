@@ -81,6 +81,13 @@ impl WorkerChanges {
     }
 }
 
+impl WorkerChanges {
+    /// Barriers up to this one are done.
+    pub(super) fn begin_at(&mut self, barrier: u64) {
+        self.barriers = barrier;
+    }
+}
+
 impl Node {
     /// Whether it is a worker for which rounds and barriers wait.
     pub(super) fn is_member(&self) -> bool {
@@ -125,7 +132,7 @@ impl Scheduler {
     /// A node is lost: the job goes on without it if it may, and else fails.
     pub(super) fn lose(&mut self, index: usize, cause: &str) {
         let node = &self.nodes[index];
-        if node.info.role == Role::Server && self.settings.replicas > 1 && self.complete {
+        if node.info.role == Role::Server && self.settings.replicas > 1 && (self.complete || self.returning.is_some()) {
             return self.lose_server(index, cause);
         }
         let error = node.lost(cause);
@@ -233,7 +240,7 @@ impl Scheduler {
 
     /// Ends what nothing waits for any more: barriers to which all have come, and the taking in of guests.
     pub(super) fn go_on(&mut self) {
-        if self.phase != JobPhase::Running {
+        if self.phase != JobPhase::Running || !self.complete {
             return;
         }
         let is_answered = |one: &mut Admission| one.calls.is_some() && one.unanswered.is_empty();

@@ -23,22 +23,28 @@ impl Scheduler {
         Ok(())
     }
 
+    /// The servers that were lost before and have held values of this one, if nobody holds these without it.
+    pub(super) fn lost_before(&self, rank: usize) -> Option<String> {
+        let gone = |server: usize| server == rank || self.lost_servers.contains_key(&server);
+        let servers = self.settings.num_servers;
+        let of_shard = |shard: usize| holders(shard, servers, self.settings.replicas);
+        let shard = (0..servers).find(|shard| of_shard(*shard).all(gone))?;
+        let before = of_shard(shard).filter_map(|server| self.lost_servers.get(&server));
+        Some(before.map(String::as_str).collect::<Vec<_>>().join(" and "))
+    }
+
     /// A server is lost. The job goes on if other servers hold all of its values, and else fails.
     pub(super) fn lose_server(&mut self, index: usize, cause: &str) {
         if self.phase != JobPhase::Running {
             return;
         }
         let (rank, name) = (self.nodes[index].rank, self.nodes[index].name());
-        let gone = |server: usize| server == rank || self.lost_servers.contains_key(&server);
-        let servers = self.settings.num_servers;
-        let of_shard = |shard: usize| holders(shard, servers, self.settings.replicas);
-        if let Some(shard) = (0..servers).find(|shard| of_shard(*shard).all(gone)) {
-            let before: Vec<&str> =
-                of_shard(shard).filter_map(|server| self.lost_servers.get(&server)).map(String::as_str).collect();
-            let cause = format!("{cause}, and so was before it {}, which held the same values", before.join(" and "));
+        if let Some(before) = self.lost_before(rank) {
+            let cause = format!("{cause}, and so was before it {before}, which held the same values");
             let error = self.nodes[index].lost(&cause);
             return self.fail(&error);
         }
+        let servers = self.settings.num_servers;
         let error = self.nodes[index].lost(cause);
         let node = self.nodes.remove(index);
         let left = servers - self.lost_servers.len() - 1;

@@ -196,9 +196,7 @@ impl WorkerLoop {
             let lost = ToScheduler::ServerLost { rank: index, cause: cause.to_owned() };
             return if had_told { Ok(()) } else { self.link.send(&lost) };
         }
-        let info = &self.job.servers[index];
-        let peer = format!("server {index} (pid {} on {}, {}:{})", info.pid, info.host, info.address, info.port);
-        Err(self.seen(lost_node(peer, None, cause.to_owned())))
+        Err(self.seen(lost_node(self.job.server_name(index), None, cause.to_owned())))
     }
 
     pub(super) fn broken_protocol(&self, server: usize, what: String) -> Error {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use ringpull_base::{Key, Result};
 
 use super::{Flush, WorkerLoop, count};
-use crate::message::encode;
+use crate::message::{KnownJob, encode};
 use crate::operation::Operation;
 use crate::shard::holders;
 use crate::socket::Frame;
@@ -116,5 +116,28 @@ impl WorkerLoop {
         // What waited for room at it may leave.
         self.bell.ring();
         Ok(())
+    }
+
+    /// The scheduler is lost. An error, unless it may be started again and learn from its nodes what there is.
+    pub(super) fn lose_scheduler(&mut self, cause: &str) -> Result<()> {
+        if self.job.replicas == 1 {
+            return Err(self.seen(self.link.lost(cause)));
+        }
+        let known = self.known_job();
+        self.servers.iter_mut().for_each(|server| server.is_reported = false);
+        self.link.rejoin(cause, known).map_err(|error| self.seen(error))
+    }
+
+    pub(super) fn known_job(&self) -> KnownJob {
+        let job = &self.job;
+        let lost = (0..self.servers.len()).filter(|server| self.servers[*server].connection.is_none());
+        let barriers: Vec<u64> = self.barriers.iter().map(|(number, _)| *number).collect();
+        KnownJob {
+            left: self.left.keys().map(|rank| (*rank, job.workers[*rank].clone())).collect(),
+            lost_servers: lost.map(|server| (server, job.server_name(server))).collect(),
+            last_barrier: barriers.iter().min().map_or(self.barrier_count, |first| first - 1),
+            barriers,
+            ..KnownJob::of(job)
+        }
     }
 }
