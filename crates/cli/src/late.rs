@@ -28,6 +28,17 @@ impl Late {
             _ => 0.0,
         }
     }
+
+    /// An error if the late worker is none of so many.
+    pub(crate) fn check(self, workers: usize) -> Result<()> {
+        match self {
+            Late::Rank { rank, .. } if rank >= workers => Err(Error::argument(
+                format!("invalid --late {self}: there are workers 0 to {}", workers - 1),
+                "name one of them, or give --late random:0.1",
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A number from 0 to 1 that follows from the rank and the step.
@@ -103,6 +114,14 @@ mod tests {
             let error = text.parse::<Late>().unwrap_err().to_string();
             assert!(error.contains("RANK=SECONDS or random:P"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_late_worker_is_one_of_those_that_there_are() {
+        let late: Late = "3=0.5".parse().unwrap();
+        assert!(late.check(4).is_ok() && "random:1".parse::<Late>().unwrap().check(1).is_ok());
+        let error = late.check(3).unwrap_err().to_string();
+        assert!(error.contains("invalid --late 3=0.5: there are workers 0 to 2"), "{error}");
     }
 
     /// `peers/replay.py` has the same two numbers for these.

@@ -57,6 +57,7 @@ pub(crate) fn run(
     progress: Option<&Progress>,
 ) -> Result<Option<Record>> {
     check(plan)?;
+    plan.late.map_or(Ok(()), |late| late.check(store.num_workers()))?;
     plan.keys.prepare(store)?;
     let mut replay = Replay::start(store, network, plan)?;
     let mut found = RankReport { compute_s: plan.compute_s, ..RankReport::default() };

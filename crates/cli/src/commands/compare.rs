@@ -387,14 +387,7 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
 
 /// How steps of training are replayed by `workers` workers with gradients of `bytes` bytes.
 fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> {
-    if let Some(late @ Late::Rank { rank, .. }) = args.late
-        && rank >= workers
-    {
-        return Err(Error::argument(
-            format!("invalid --late {late}: there are workers 0 to {}", workers - 1),
-            "name one of them, or give --late random:0.1",
-        ));
-    }
+    args.late.map_or(Ok(()), |late| late.check(workers))?;
     let model = args.model.clone().unwrap_or_default();
     let scaled = args.link.bytes_per_s().map(|rate| training::published_compute_s(workers, bytes as f64, rate));
     let compute_s = args.compute.or(scaled.filter(|seconds| *seconds > 0.0)).ok_or_else(|| {

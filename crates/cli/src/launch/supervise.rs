@@ -5,8 +5,9 @@
 //! Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after
 //! the last worker has ended in a job that failed: they wait for nobody any more.
 //!
-//! An elastic job goes on without a worker that a signal has ended, and another one is started in its place. A
-//! job whose servers hold each other's values goes on without a server.
+//! An elastic job goes on without a worker that a signal has ended, and another one is started in its place:
+//! at once, and later if that one is lost too. A job whose servers hold each other's values goes on without a
+//! server.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -21,7 +22,7 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::output::{OutputStream, carry};
-use super::{Launch, Process, Replacements, Sink};
+use super::{Host, Launch, Process, Replacements, Sink};
 use crate::child::code_of;
 use crate::interrupt::Interrupt;
 
@@ -31,6 +32,9 @@ const KILL_AFTER: Duration = Duration::from_secs(3);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The exit code of ssh if its connection broke.
 const LOST_HOST: i32 = 255;
+/// How long a worker that is lost for the second time stays away. It doubles with each further loss.
+const SECOND_RESTART: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long a worker that came in the place of another may go on when the job is over without it.
 const LATECOMER: Duration = Duration::from_secs(60);
 /// How many schedulers a job may have, one after another.
@@ -67,6 +71,7 @@ struct Running {
     orders: Option<Sender<&'static str>>,
     readers: Vec<(OutputStream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
+    is_by_ssh: bool,
     /// Which of the job's processes it is: one may be started several times.
     process: usize,
 }
@@ -82,6 +87,8 @@ struct Supervisor {
     stage: usize,
     /// How often another worker may still be started in the place of one that is lost.
     restarts: u32,
+    /// The processes that are to be started again, and when.
+    restarts_due: Vec<(Instant, usize)>,
 }
 
 pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
@@ -95,9 +102,9 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
         failure: None,
         due: None,
         stage: 0,
-        restarts: 0,
+        restarts: launch.elastic.map_or(0, |elastic| elastic.restarts),
+        restarts_due: Vec::new(),
     };
-    job.restarts = launch.elastic.map_or(0, |elastic| elastic.restarts);
     let started = Instant::now();
     let mut broken = None;
     for (number, process) in processes.iter().enumerate() {
@@ -112,9 +119,9 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
     }
     let mut seen = before;
     while job.running.iter().any(|one| one.code.is_none()) {
-        if let Some(lost) = job.wait(launch)
-            && let Some(process) = processes.get(lost)
-        {
+        job.wait(launch);
+        for lost in job.take_due_restarts() {
+            let Some(process) = processes.get(lost) else { continue };
             let number = job.running.len();
             match start(launch, (lost, process), number, &sender) {
                 Ok(running) => job.running.push(running),
@@ -174,7 +181,8 @@ fn start(
         }
     });
     tracing::info!("started {name} on {}", process.host);
-    Ok(Running { name, role: process.role, pid, orders, readers, code: None, process: index })
+    let is_by_ssh = matches!(process.host, Host::Ssh(_));
+    Ok(Running { name, role: process.role, pid, orders, readers, code: None, is_by_ssh, process: index })
 }
 
 /// Writes `first` and then each order to the input, in a thread, since a connection may block. The input is
@@ -193,12 +201,12 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'stat
 }
 
 impl Supervisor {
-    /// Waits a while for the end of a process. The process that is to be started again, if any.
-    fn wait(&mut self, launch: &Launch) -> Option<usize> {
+    /// Waits a while for the end of a process.
+    fn wait(&mut self, launch: &Launch) {
         let next = self.early.pop_front().map_or_else(|| self.exits.recv_timeout(POLL), Ok);
         let (number, code) = match next {
             Ok(exit) => exit,
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         };
         if code != 0 && self.came_later(number) {
             self.look_ahead();
@@ -207,7 +215,6 @@ impl Supervisor {
         one.code = Some(code);
         one.orders = None;
         let grace = launch.grace;
-        let mut again = None;
         if code != 0 {
             let how = if code > 128 { format!("signal {}", code - 128) } else { format!("exit code {code}") };
             let failure = format!("{} ended with {how}", one.name);
@@ -217,10 +224,10 @@ impl Supervisor {
                 }
                 None if launch.replicas > 1 && self.starts_scheduler_again(number, code) => {
                     eprintln!("ringpull: {failure}; another one starts in its place");
-                    again = Some(self.running[number].process);
+                    self.restarts_due.push((Instant::now(), self.running[number].process));
                 }
                 None => self.fail(code, failure, grace),
-                Some(_) => again = self.replace(number, &failure),
+                Some(_) => self.replace(number, &failure),
             }
         }
         let workers_done = self.running.iter().all(|one| one.role != Role::Worker || one.code.is_some());
@@ -232,7 +239,6 @@ impl Supervisor {
         if !workers_done && self.stage == 0 && self.due.is_none() && self.is_over_for_latecomers() {
             self.due = Some(Instant::now() + LATECOMER);
         }
-        again
     }
 
     /// Whether the process was started in the place of another.
@@ -270,7 +276,7 @@ impl Supervisor {
     fn goes_on(&self, elastic: Replacements, number: usize, code: i32) -> bool {
         let workers = || self.running.iter().filter(|one| one.role == Role::Worker);
         let left = workers().filter(|one| one.code.is_none()).count();
-        let is_lost = is_lost(code);
+        let is_lost = self.running[number].is_lost(code);
         // One that came too late gets an error when the others have ended.
         let is_late = self.came_later(number) && self.has_succeeded();
         let is_worker = self.running[number].role == Role::Worker;
@@ -283,7 +289,7 @@ impl Supervisor {
         let is_server = |one: &Running| one.role == Role::Server;
         let is_left = |one: &Running| is_server(one) && one.code.is_none();
         let one = &self.running[number];
-        is_server(one) && is_lost(code) && self.failure.is_none() && self.running.iter().any(is_left)
+        is_server(one) && one.is_lost(code) && self.failure.is_none() && self.running.iter().any(is_left)
     }
 
     /// Whether another scheduler is started in the place of this process: it learns from the others where they
@@ -292,18 +298,35 @@ impl Supervisor {
         let is_worker_left = || self.running.iter().any(|one| one.role == Role::Worker && one.code.is_none());
         let started = self.running.iter().filter(|one| one.role == Role::Scheduler).count();
         let is_one = self.running[number].role == Role::Scheduler && started <= SCHEDULERS;
-        is_one && is_lost(code) && self.failure.is_none() && is_worker_left()
+        is_one && self.running[number].is_lost(code) && self.failure.is_none() && is_worker_left()
     }
 
-    /// Reports a worker that is gone on without; the process that is to be started again, if any.
-    fn replace(&mut self, number: usize, failure: &str) -> Option<usize> {
-        let has_ended = self.running.iter().any(|one| one.role == Role::Worker && one.code == Some(0));
+    /// Reports a worker that is gone on without, and plans another one in its place.
+    fn replace(&mut self, number: usize, failure: &str) {
         let left = self.running.iter().filter(|one| one.role == Role::Worker && one.code.is_none()).count();
-        let is_replaced = !has_ended && self.restarts > 0;
-        let then = if is_replaced { "another one starts in its place" } else { "nobody comes in its place" };
+        let is_replaced = !self.has_succeeded() && self.restarts > 0;
+        let process = self.running[number].process;
+        let pause = pause_after(self.running.iter().filter(|one| one.process == process).count());
+        let then = match pause.as_secs() {
+            _ if !is_replaced => "nobody comes in its place".to_owned(),
+            0 => "another one starts in its place".to_owned(),
+            seconds => format!("another one starts in its place in {seconds} s"),
+        };
         eprintln!("ringpull: elastic: {failure}; workers left: {left}; {then}");
-        self.restarts -= u32::from(is_replaced);
-        is_replaced.then_some(self.running[number].process)
+        if is_replaced {
+            self.restarts -= 1;
+            self.restarts_due.push((Instant::now() + pause, process));
+        }
+    }
+
+    /// The processes that are to be started again now. Nobody is if the job has failed, and no worker is if it
+    /// ends.
+    fn take_due_restarts(&mut self) -> Vec<usize> {
+        let (has_failed, ends) = (self.failure.is_some(), self.has_succeeded());
+        let is_worker = |process| self.running.iter().any(|one| one.process == process && one.role == Role::Worker);
+        self.restarts_due.retain(|(_, process)| !(has_failed || ends && is_worker(*process)));
+        let now = Instant::now();
+        self.restarts_due.extract_if(.., |(due, _)| *due <= now).map(|(_, process)| process).collect()
     }
 
     fn fail(&mut self, code: i32, failure: String, grace: Duration) {
@@ -337,12 +360,21 @@ impl Supervisor {
     }
 }
 
-/// Whether a process with this exit code was lost, and did not end by itself.
-fn is_lost(code: i32) -> bool {
-    code > 128 || code == LOST_HOST
+/// How long a process stays away that has been started so often.
+fn pause_after(starts: usize) -> Duration {
+    match u32::try_from(starts.saturating_sub(2)) {
+        _ if starts < 2 => Duration::ZERO,
+        Ok(doublings) => SECOND_RESTART.saturating_mul(2_u32.saturating_pow(doublings)).min(LONGEST_PAUSE),
+        Err(_) => LONGEST_PAUSE,
+    }
 }
 
 impl Running {
+    /// Whether it was lost with this exit code, and did not end by itself.
+    fn is_lost(&self, code: i32) -> bool {
+        code > 128 || (code == LOST_HOST && self.is_by_ssh)
+    }
+
     fn order(&mut self, order: &'static str) {
         if let Some(orders) = &self.orders
             && orders.send(order).is_err()
@@ -369,5 +401,16 @@ impl Running {
             }
         }
         Ended { role: self.role, code: self.code.unwrap_or(1), stdout, stderr }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_is_lost_again_and_again_stays_away_for_longer_each_time() {
+        let seconds = [1, 2, 3, 4, 7, 8, 9, 1000].map(|starts| pause_after(starts).as_secs());
+        assert_eq!(seconds, [0, 1, 2, 4, 32, 60, 60, 60]);
     }
 }
