@@ -79,7 +79,7 @@ class Job:
 
 def environment(**more):
     """This process's environment with what a job needs: root may start MPI, and what is stuck is noticed soon."""
-    names = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RINGPULL_TIMEOUT": "10"}
+    names = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RINGPULL_TIMEOUT": "40"}
     quiet = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RINGPULL_QUIET": "1"}
     return os.environ | names | quiet | {name: str(value) for name, value in more.items()}
 

@@ -91,7 +91,10 @@ def other_size_initialised():
 
 def never_pushed():
     store.init("a", ones)
+    store.barrier()
     if rank == last:
+        # The call that has waited longest is reported: this must be the sum, also on a busy host.
+        time.sleep(1.5)
         store.barrier()
     else:
         store.pushpull("a", ones.copy())
@@ -104,7 +107,7 @@ def pushed_twice():
         store.push("a", ones)
         store.push("a", ones)
         store.pull("a", np.empty(4, np.float32))
-    # The call that has waited longest is reported: this must be the pull, also on a busy host.
+    # As above: this must be the pull.
     time.sleep(1.5)
     store.barrier()
 
