@@ -68,7 +68,9 @@ impl Job {
             .args(["--exact", "one_node_of_a_job", "--nocapture", "--test-threads=1"])
             .env("RINGPULL_TEST_CASE", case)
             .env("RUST_BACKTRACE", "0");
-        let limits = [("RINGPULL_TIMEOUT", "3"), ("PS_HEARTBEAT_INTERVAL", "0.3"), ("PS_HEARTBEAT_TIMEOUT", "4")];
+        // A loss is to be noticed before a call has waited too long, also on a busy host.
+        let timeout = if self.replicas.is_some() { "20" } else { "3" };
+        let limits = [("RINGPULL_TIMEOUT", timeout), ("PS_HEARTBEAT_INTERVAL", "0.3"), ("PS_HEARTBEAT_TIMEOUT", "4")];
         for (name, value) in limits {
             // A deadlock, and the end of a worker, are found whatever the limits.
             if ["deadlock", "ends_early", "ends_with_a_push"].contains(&case) {

@@ -216,10 +216,10 @@ impl Supervisor {
         one.orders = None;
         let grace = launch.grace;
         if code != 0 {
-            let how = if code > 128 { format!("signal {}", code - 128) } else { format!("exit code {code}") };
+            let how = if is_of_signal(code) { format!("signal {}", code - 128) } else { format!("exit code {code}") };
             let failure = format!("{} ended with {how}", one.name);
             match launch.elastic.filter(|elastic| self.goes_on(*elastic, number, code)) {
-                None if launch.replicas > 1 && self.goes_on_without_server(number, code) => {
+                None if launch.replicas > 1 && self.goes_on_without_server(number) => {
                     eprintln!("ringpull: {failure}; the job goes on if other servers have its values");
                 }
                 None if launch.replicas > 1 && self.starts_scheduler_again(number, code) => {
@@ -284,12 +284,12 @@ impl Supervisor {
     }
 
     /// Whether the job may go on without this server, which has ended: if its scheduler finds that it cannot,
-    /// the workers end.
-    fn goes_on_without_server(&self, number: usize, code: i32) -> bool {
+    /// the workers end. One that was lost while it lived ends with an exit code when it hears of that.
+    fn goes_on_without_server(&self, number: usize) -> bool {
         let is_server = |one: &Running| one.role == Role::Server;
         let is_left = |one: &Running| is_server(one) && one.code.is_none();
         let one = &self.running[number];
-        is_server(one) && one.is_lost(code) && self.failure.is_none() && self.running.iter().any(is_left)
+        is_server(one) && self.failure.is_none() && self.running.iter().any(is_left)
     }
 
     /// Whether another scheduler is started in the place of this process: it learns from the others where they
@@ -360,6 +360,11 @@ impl Supervisor {
     }
 }
 
+/// Whether a process with this exit code was ended by a signal, of which there are 64.
+fn is_of_signal(code: i32) -> bool {
+    (129..=192).contains(&code)
+}
+
 /// How long a process stays away that has been started so often.
 fn pause_after(starts: usize) -> Duration {
     match u32::try_from(starts.saturating_sub(2)) {
@@ -372,7 +377,7 @@ fn pause_after(starts: usize) -> Duration {
 impl Running {
     /// Whether it was lost with this exit code, and did not end by itself.
     fn is_lost(&self, code: i32) -> bool {
-        code > 128 || (code == LOST_HOST && self.is_by_ssh)
+        is_of_signal(code) || (code == LOST_HOST && self.is_by_ssh)
     }
 
     fn order(&mut self, order: &'static str) {
@@ -407,6 +412,11 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exit_code_beyond_the_signals_is_the_programs_own() {
+        assert_eq!([1, 128, 129, 137, 192, 193, 255].map(is_of_signal), [false, false, true, true, true, false, false]);
+    }
 
     #[test]
     fn a_worker_that_is_lost_again_and_again_stays_away_for_longer_each_time() {

@@ -232,7 +232,7 @@ fn a_job_with_servers_ends_with_too_few_workers_or_with_an_error_of_one() {
 /// What the nodes of a job do in which server 0 is killed: workers wait for that, and say how many servers have
 /// each value.
 const WITHOUT_A_SERVER: &str = "case $DMLC_ROLE$DMLC_SERVER_ID in
-  worker) until [ -e $1/killed ]; do sleep 0.01; done; sleep 0.3; echo $RINGPULL_REPLICAS >>$1/begun; : >$1/done ;;
+  worker) until [ -e $1/killed ]; do sleep 0.01; done; sleep 2; echo $RINGPULL_REPLICAS >>$1/begun; : >$1/done ;;
   server0) : >$1/killed; kill -9 $$ ;;
   *) until [ -e $1/done ]; do sleep 0.01; done ;;
 esac";
