@@ -6,8 +6,8 @@
 
 A round has a job of each program. All train the network of `examples/torch` on the first `--images` of
 Fashion-MNIST on this machine's processors: `elastic_train.py`. In one step a worker kills itself by SIGKILL, before
-its sums. Its host is no longer listed then. When three have trained for a second, it is offered again. A line of the table
-has the medians over the rounds, and the least and the most:
+its sums, and its host leaves the list. After three workers have trained for a second, the host is listed again. A line
+of the table has the medians over the rounds, and the least and the most:
 
 - start: from the launcher's start to the end of the first step of four workers;
 - next step: from the kill to the end of the first step of three; and how much more that is than the start;

@@ -176,7 +176,7 @@ fn steps(plan: &Plan) -> Result<()> {
     }
     others.pull("weights", std::slice::from_ref(&weights), 0)?;
     store.barrier()?;
-    // A loss during the barrier is told at the next call.
+    // The callback of a loss during the barrier runs at the next call.
     while store.generation() > told.load(Ordering::Acquire) {
         store.pull("short", std::slice::from_ref(&short), 0)?;
     }

@@ -1,4 +1,5 @@
-//! The segments that wait to be sent to one server (the first of those that hold them), and how many may be on their way.
+//! The segments that wait to be sent to one server (the first of those that hold them), and how many may be on
+//! their way.
 //!
 //! Higher priorities leave first, then earlier calls, then lower segments. So that all workers stay together,
 //! what a worker has sent and is not answered yet is limited (the *window*): a server answers a segment when
