@@ -153,7 +153,7 @@ impl Servers {
     }
 
     fn is_async(&self) -> bool {
-        matches!(self.kind, Kind::DistAsync | Kind::DistAsyncDevice)
+        self.kind.is_async()
     }
 
     fn run(&self, entry: &Entry, layout: &Arc<Layout>, priority: i32, task: Task) -> Result<()> {

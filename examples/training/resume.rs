@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use ringpull::{DType, Error, Kind, KvStore, Optimizer, Result, Rule, Tensor};
+use ringpull::{DType, Error, KvStore, Optimizer, Result, Rule, Tensor};
 
 use crate::checkpoint::Checkpoint;
 
@@ -40,7 +40,7 @@ fn allreduce(store: &KvStore, key: &str, figures: &[f64]) -> Result<Vec<f64>> {
     let shape = [figures.len()];
     let sums = Tensor::zeros(DType::F64, &shape);
     store.init(key, &sums)?;
-    if matches!(store.kind(), Kind::DistAsync | Kind::DistAsyncDevice) {
+    if store.kind().is_async() {
         // Without this optimizer an asynchronous server keeps only the last push.
         store.set_optimizer(&Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) })?;
     }

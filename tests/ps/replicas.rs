@@ -83,7 +83,8 @@ fn signal_file(port: &str) -> PathBuf {
 
 fn wait_for_signal(port: &str) {
     let deadline = Instant::now() + Duration::from_secs(30);
-    while !signal_file(port).exists() && Instant::now() < deadline {
+    while !signal_file(port).exists() {
+        assert!(Instant::now() < deadline, "no signal has come");
         std::thread::park_timeout(Duration::from_millis(5));
     }
 }
@@ -95,6 +96,17 @@ pub(crate) fn waiting(store: &KvStore, what: &str) -> Result<()> {
     if is_late && what == "init" {
         store.barrier()?;
         wait_for_signal(&port);
+    }
+    if ["barrier", "fault"].contains(&what) {
+        println!("waits");
+        if is_late || what == "fault" {
+            wait_for_signal(&port);
+        }
+        if what == "fault" {
+            store.init("odd", &full(DType::F32, 10 + store.rank(), 1))?;
+            return store.barrier();
+        }
+        store.barrier()?;
     }
     let shape = [400, 3];
     store.init("long", &full(DType::F32, LONG, 1))?;
@@ -160,6 +172,7 @@ pub(crate) fn waiting(store: &KvStore, what: &str) -> Result<()> {
             store.pull("long", std::slice::from_ref(&out), 0)?;
             all(&out, 3 * workers)?;
         }
+        "barrier" => {}
         other => panic!("nothing is called {other}"),
     }
     store.barrier()?;
@@ -343,6 +356,40 @@ fn a_hundred_servers_are_killed_at_random_moments() {
     }
 }
 
+/// `cargo test --test ps -- --ignored hundred_schedulers`: in every second trial a server is killed too, before
+/// or after the scheduler.
+#[test]
+#[ignore = "takes minutes; tests below do the like four times"]
+fn a_hundred_schedulers_are_killed_at_random_moments() {
+    let undisturbed = values_of(&Job::start("replicas", 3, 2).succeeds());
+    for trial in 0..100 {
+        let random = ringpull_base::secret::random::<4>().unwrap().map(usize::from);
+        let step = random[0] % (STEPS - 10);
+        let lost = ["", "server 0", "", "server 1"][trial % 4];
+        println!("trial {trial}: the scheduler after step {step}, and {lost:?}, {random:?}");
+        let rest = |random: usize| std::thread::park_timeout(Duration::from_millis(random as u64));
+        let mut job = Job::start_replicas("replicas", 3, 2);
+        job.wait_for("worker 0", &if step == 0 { "starts".to_owned() } else { format!("step {step} ") });
+        rest(random[1] / 8);
+        let is_before = !lost.is_empty() && random[2] % 2 == 0;
+        if is_before {
+            job.kill(lost);
+            rest(random[3]);
+        }
+        job.kill("scheduler");
+        rest(random[2]);
+        job.add("replicas", "scheduler", Some(1), 3, 2);
+        if !lost.is_empty() && !is_before {
+            rest(random[3]);
+            job.kill(lost);
+        }
+        let ends = ends_without(job, &["scheduler", lost]);
+        assert_eq!(values_of(&ends), undisturbed);
+        let written = &ends.iter().find(|end| end.name == "scheduler 1").unwrap().written;
+        assert!(written.contains("the scheduler was started again"), "{written}");
+    }
+}
+
 /// Not judged: `cargo test --test ps -- --ignored --nocapture cost_of_replicas` prints it, of jobs in turn.
 #[test]
 #[ignore = "a measurement"]
@@ -402,6 +449,60 @@ fn a_scheduler_that_is_killed_and_started_again_learns_from_its_nodes_where_they
         assert!(second.contains("the scheduler was started again, and the job goes on with "), "{second}");
         assert!(second.contains(&format!("and {servers} server(s)")), "{second}");
     }
+}
+
+#[test]
+fn two_schedulers_may_be_lost_while_workers_are_in_a_barrier() {
+    let mut job = Job::start_replicas("replicas_barrier", 2, 2);
+    let signal = signal_file(&job.port.to_string());
+    job.wait_for("worker 1", "waits");
+    job.kill("scheduler");
+    // The second one is killed while it waits for a worker.
+    job.signal("worker 0", Signal::STOP);
+    job.add("replicas_barrier", "scheduler", Some(1), 2, 2);
+    std::thread::park_timeout(Duration::from_millis(500));
+    job.kill("scheduler 1");
+    job.signal("worker 0", Signal::CONT);
+    job.add("replicas_barrier", "scheduler", Some(2), 2, 2);
+    job.wait_for("scheduler 2", "the scheduler was started again, and the job goes on with 2 worker(s)");
+    job.kill("scheduler 2");
+    job.add("replicas_barrier", "scheduler", Some(3), 2, 2);
+    std::fs::write(&signal, "").unwrap();
+    let ends = ends_without(job, &["scheduler", "scheduler 1", "scheduler 2"]);
+    std::fs::remove_file(&signal).unwrap();
+    let last = &ends.iter().find(|end| end.name == "scheduler 3").unwrap().written;
+    assert!(last.contains("the scheduler was started again"), "{last}");
+}
+
+#[test]
+fn nodes_come_to_another_scheduler_if_the_first_one_is_lost_before_all_are_there() {
+    let mut job = Job::empty(crate::job::free_port());
+    job.replicas = Some("2");
+    job.add("replicas", "scheduler", None, 3, 2);
+    for (role, rank) in [("server", 0), ("worker", 0)] {
+        job.add("replicas", role, Some(rank), 3, 2);
+    }
+    std::thread::park_timeout(Duration::from_millis(500));
+    job.kill("scheduler");
+    job.add("replicas", "scheduler", Some(1), 3, 2);
+    for (role, rank) in [("server", 1), ("worker", 1), ("worker", 2)] {
+        job.add("replicas", role, Some(rank), 3, 2);
+    }
+    values_of(&ends_without(job, &["scheduler"]));
+}
+
+#[test]
+fn a_fault_that_is_found_while_there_is_no_scheduler_is_every_nodes_error() {
+    let mut job = Job::start_replicas("replicas_fault", 2, 2);
+    let signal = signal_file(&job.port.to_string());
+    job.wait_for("worker 0", "waits");
+    job.wait_for("worker 1", "waits");
+    job.kill("scheduler");
+    std::fs::write(&signal, "").unwrap();
+    std::thread::park_timeout(Duration::from_millis(500));
+    job.add("replicas_fault", "scheduler", Some(1), 2, 2);
+    all_fail(job, &["\"odd\" in init", "shape [11]"]);
+    std::fs::remove_file(&signal).unwrap();
 }
 
 /// Every node ends with an error; those of workers that were not killed say these words.

@@ -59,6 +59,19 @@ impl Kind {
         }
     }
 
+    /// Whether servers apply every push as it comes.
+    pub fn is_async(self) -> bool {
+        match self {
+            Kind::DistAsync | Kind::DistAsyncDevice => true,
+            Kind::Local
+            | Kind::Device
+            | Kind::DistSync
+            | Kind::DistSyncDevice
+            | Kind::DistSyncMpi
+            | Kind::DistHybrid => false,
+        }
+    }
+
     /// Whether the workers are ranks of an MPI job.
     pub fn has_ranks(self) -> bool {
         match self {

@@ -76,6 +76,24 @@ fn servers_and_their_scheduler_are_lost_and_stopped_too() {
     let (output, jobs) = rehearse("-n 2 -s 2", faults, &train("--kv-store dist_sync"));
     assert_eq!(ends(&jobs), ["went-on", "ended", "ended", "ended", "went-on", "went-on"], "{output:?}");
     assert_eq!(output.status.code(), Some(0), "{jobs:?}");
+    let faults = "
+- {kill: server 1, at: 1s, expect: goes-on}
+- {kill: server 0, at: 1s, expect: goes-on}
+- {kill: scheduler, at: 1s, expect: goes-on}
+- {stop: scheduler, at: 1s, for: 1s, expect: goes-on}
+- {kill: rank 1, at: 1s, expect: ends}
+- {terminate: rank 0, at: 1s, expect: ends}
+";
+    let (output, jobs) = rehearse("-n 2 -s 2 --replicas 2", faults, &train("--kv-store dist_sync"));
+    assert_eq!(ends(&jobs), ["went-on", "went-on", "went-on", "went-on", "went-on", "ended", "ended"], "{output:?}");
+    assert_eq!(output.status.code(), Some(0), "{jobs:?}");
+}
+
+#[test]
+fn an_elastic_job_goes_on_without_a_rank() {
+    let (output, jobs) = rehearse("-n 2 --elastic", "[{kill: rank 1, at: step 5, expect: goes-on}]", &train(""));
+    assert_eq!(ends(&jobs), ["went-on", "went-on"], "{output:?}");
+    assert_eq!(jobs[1]["left"], 0, "{}", jobs[1]);
 }
 
 #[test]

@@ -33,6 +33,10 @@ pub(crate) struct Link {
     info: NodeInfo,
     /// Since when another scheduler is waited for, and how the first one was lost.
     awaited: Option<(Instant, String)>,
+    /// What another scheduler must know too: a fault, what the node would fail with, that it is done.
+    said: Vec<ToScheduler>,
+    /// Whether the scheduler has ended the job for this node.
+    is_over: bool,
     /// The longest message that the scheduler takes.
     longest: usize,
 }
@@ -68,11 +72,14 @@ impl Link {
             target,
             info: info.clone(),
             awaited: None,
+            said: Vec::new(),
+            is_over: false,
             longest: Limits::SCHEDULER.header,
         };
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
-        link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
+        let register = ToScheduler::Register { info, preferred, kind, num_workers, num_servers };
+        link.send(&register)?;
         // After the limit the scheduler reports which nodes are missing; this waits a little longer for that.
         let limit = startup_limit(config.timeout) + FAREWELL;
         let (mut answered, mut warning) = (false, config.warn);
@@ -100,7 +107,13 @@ impl Link {
             if !answered {
                 link.heard = Instant::now();
             } else if let Some(cause) = link.loss() {
-                return Err(link.lost(&cause));
+                if config.replicas == 1 {
+                    return Err(link.lost(&cause));
+                }
+                // Another one may come, which knows of no node.
+                link.open_again()?;
+                link.send(&register)?;
+                answered = false;
             }
             link.refusal()?;
             // Of nodes that it misses the scheduler says so itself.
@@ -125,7 +138,11 @@ impl Link {
     }
 
     /// Sends `message`; one that is longer than the scheduler takes, in short.
-    pub(crate) fn send(&self, message: &ToScheduler) -> Result<()> {
+    pub(crate) fn send(&mut self, message: &ToScheduler) -> Result<()> {
+        if matches!(message, ToScheduler::Fault(_) | ToScheduler::Failing(_) | ToScheduler::Goodbye) {
+            self.said.retain(|said| std::mem::discriminant(said) != std::mem::discriminant(message));
+            self.said.push(message.clone());
+        }
         let mut header = encode(message);
         if header.len() > self.longest {
             let short = |text: &str| text.chars().take(2000).collect::<String>();
@@ -153,6 +170,7 @@ impl Link {
             self.heard = Instant::now();
             self.awaited = None;
             if let Some(message) = decode(&frame.header) {
+                self.is_over |= matches!(message, FromScheduler::Farewell | FromScheduler::Abort(_));
                 return Some(message);
             }
             tracing::warn!("dropped a message from the scheduler that cannot be decoded");
@@ -211,41 +229,58 @@ impl Link {
 
     /// The scheduler is lost: waits for another one at its address, which learns from this node what there is.
     /// An error if none has come for longer than a node may be silent.
-    pub(crate) fn rejoin(&mut self, cause: &str, known: KnownJob) -> Result<()> {
+    pub(crate) fn rejoin(&mut self, cause: &str, known: &KnownJob) -> Result<()> {
         let (since, first) = self.awaited.get_or_insert_with(|| (Instant::now(), cause.to_owned()));
         if since.elapsed() > startup_limit(self.limit) {
             let cause = format!("{first}, and none has come in its place for {:.1} s", since.elapsed().as_secs_f64());
             return Err(self.lost(&cause));
         }
+        self.open_again()?;
+        self.send(&ToScheduler::Rejoin { info: self.info.clone(), known: known.clone() })?;
+        self.said.clone().iter().try_for_each(|message| self.send(message))
+    }
+
+    fn open_again(&mut self) -> Result<()> {
         (self.broken, self.refused, self.heard) = (None, None, Instant::now());
         let connection = Connection::open(self.target.clone(), &self.bell)?;
         std::mem::replace(&mut self.connection, connection).close(Duration::ZERO);
-        self.send(&ToScheduler::Rejoin { info: self.info.clone(), known })
+        Ok(())
     }
 
     /// Says goodbye and waits a moment for the answer; longer for another scheduler, if one may come and learn
     /// what this node knows.
     pub(crate) fn leave(mut self, known: Option<&KnownJob>) -> Result<()> {
         self.send(&ToScheduler::Goodbye)?;
-        let mut deadline = Instant::now() + FAREWELL;
-        while Instant::now() < deadline {
+        self.wait_for_the_end(known)?;
+        self.connection.close(FAREWELL);
+        Ok(())
+    }
+
+    /// Ends the link after a fault, giving what was said last a moment to leave. If the scheduler is lost and
+    /// another one may come, waits until that knows of the fault.
+    pub(crate) fn close(mut self, known: Option<&KnownJob>) -> Result<()> {
+        self.look();
+        if known.is_some() && !self.is_over && (self.broken.is_some() || self.awaited.is_some()) {
+            self.wait_for_the_end(known)?;
+        }
+        self.connection.close(FAREWELL);
+        Ok(())
+    }
+
+    fn wait_for_the_end(&mut self, known: Option<&KnownJob>) -> Result<()> {
+        let limit = if known.is_some() { startup_limit(self.limit) } else { FAREWELL };
+        let since = Instant::now();
+        while since.elapsed() < limit {
             self.bell.wait(Duration::from_millis(100));
-            if let Some(FromScheduler::Farewell | FromScheduler::Abort(_)) = self.receive() {
+            while self.receive().is_some() {}
+            if self.is_over {
                 break;
             }
             let Some(cause) = self.loss() else { continue };
             let Some(known) = known else { break };
-            self.rejoin(&cause, known.clone())?;
-            self.send(&ToScheduler::Goodbye)?;
-            deadline = Instant::now() + startup_limit(self.limit);
+            self.rejoin(&cause, known)?;
         }
-        self.close();
         Ok(())
-    }
-
-    /// Closes the link, giving what was said last a moment to leave.
-    pub(crate) fn close(self) {
-        self.connection.close(FAREWELL);
     }
 }
 

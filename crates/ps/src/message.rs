@@ -217,8 +217,8 @@ pub struct KnownJob {
     pub token: u64,
     /// The kind of store.
     pub kind: Kind,
-    /// The workers that have said goodbye.
-    pub left: BTreeMap<usize, NodeInfo>,
+    /// The workers that have said goodbye, each with its last error.
+    pub left: BTreeMap<usize, (NodeInfo, Option<String>)>,
     /// The names of the servers that are lost.
     pub lost_servers: BTreeMap<usize, String>,
     /// The barriers that the worker waits in.
@@ -386,7 +386,7 @@ impl Job {
 
     /// Whether a round has one push of each worker.
     pub(crate) fn is_sync(&self) -> bool {
-        !matches!(self.kind, Kind::DistAsync | Kind::DistAsyncDevice)
+        !self.kind.is_async()
     }
 
     /// Server `rank` as errors name it.

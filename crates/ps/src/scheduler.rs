@@ -71,6 +71,12 @@ const MAX_BARRIERS: usize = 1 << 10;
 /// The longest name of a host, or an address.
 const MAX_NAME: usize = 255;
 
+impl NodeInfo {
+    fn fits(&self) -> bool {
+        self.host.len().max(self.address.len()) <= MAX_NAME
+    }
+}
+
 /// How the job stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobPhase {
@@ -102,6 +108,23 @@ struct Node {
 }
 
 impl Node {
+    fn new(identity: Identity, info: NodeInfo, rank: usize, now: Duration) -> Self {
+        Node {
+            identity,
+            info,
+            preferred: None,
+            rank,
+            seen: now,
+            moved: 0,
+            moved_at: now,
+            left: false,
+            waits: None,
+            failing: None,
+            born: 0,
+            is_guest: false,
+        }
+    }
+
     fn name(&self) -> String {
         let NodeInfo { role, address, port, pid, host } = &self.info;
         match role {
@@ -301,8 +324,9 @@ impl Scheduler {
             return self.lose(index, &format!("no heartbeat for {:.1} s", silence.as_secs_f64()));
         }
         self.refuse_surplus(now);
-        if self.returning.is_some() && now > startup_limit(limit) {
-            self.end_return(now);
+        self.look_for_return(now);
+        if self.returning.is_some() {
+            return;
         }
         if !self.complete && now > self.settings.startup_limit() {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
@@ -432,7 +456,7 @@ impl Scheduler {
         )
     }
 
-    /// Whether every node has said goodbye.
+    /// Whether every node has said goodbye that has come.
     pub fn all_left(&self) -> bool {
         self.nodes.iter().all(|node| node.left)
     }
@@ -455,7 +479,7 @@ impl Scheduler {
         if self.nodes.iter().any(|node| node.identity == from) {
             return Err("a second registration".to_owned());
         }
-        if info.host.len().max(info.address.len()) > MAX_NAME {
+        if !info.fits() {
             return Err(format!("a {} whose names are longer than {MAX_NAME} bytes", info.role));
         }
         let there = self.nodes.iter().filter(|node| node.info.role == info.role).count();
@@ -485,21 +509,7 @@ impl Scheduler {
                 info.role, info.pid, info.host
             ));
         }
-        let node = Node {
-            identity: from.to_vec(),
-            info,
-            preferred,
-            rank: there,
-            seen: now,
-            moved: 0,
-            moved_at: now,
-            left: false,
-            waits: None,
-            failing: None,
-            born: 0,
-            is_guest: false,
-        };
-        self.nodes.push(node);
+        self.nodes.push(Node { preferred, ..Node::new(from.to_vec(), info, there, now) });
         match (self.kind, kind) {
             (Some(first), Some(other)) if first != other => {
                 self.fail(&Error::job_mismatch(
@@ -510,6 +520,13 @@ impl Scheduler {
             }
             (None, Some(kind)) => self.kind = Some(kind),
             _ => {}
+        }
+        if self.settings.replicas > 1 && self.kind.is_some_and(Kind::is_async) {
+            self.fail(&Error::job_mismatch(
+                format!("dist_async has no values on {} servers each (RINGPULL_REPLICAS)", self.settings.replicas),
+                "use dist_sync, or unset RINGPULL_REPLICAS on every process of the job",
+            ));
+            return Ok(());
         }
         if self.nodes.len() == self.settings.num_workers + self.settings.num_servers {
             self.welcome(now);

@@ -7,7 +7,7 @@ use ringpull_base::{Result, notice, secret};
 
 use crate::link::{self, GRACE};
 use crate::message::{ToScheduler, decode, encode};
-use crate::scheduler::{JobPhase, Scheduler, Settings};
+use crate::scheduler::{JobPhase, Scheduler, Settings, startup_limit};
 use crate::socket::{Bell, Bound, Door, Event, Frame, Limits, Listener};
 
 /// How long the last words to nodes may take.
@@ -18,7 +18,7 @@ const STRANGERS: usize = 64;
 
 pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let bell = Bell::default();
-    let bound = Bound::to(dmlc.root, link::node_address(dmlc).ok())?;
+    let bound = bind(config, dmlc)?;
     let door = Door {
         name: "the scheduler".to_owned(),
         secret: config::secret()?,
@@ -71,7 +71,9 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         send_all(&listener, &mut scheduler);
         if *scheduler.phase() != JobPhase::Running {
             let since = *ended.get_or_insert_with(Instant::now);
-            if scheduler.all_left() || since.elapsed() > FAREWELL {
+            // Nodes that come back are told why the job has failed.
+            let limit = if scheduler.all_are_back() { FAREWELL } else { startup_limit(config.silence()) };
+            if since.elapsed() > limit || (scheduler.all_left() && scheduler.all_are_back()) {
                 break;
             }
         }
@@ -81,6 +83,18 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     match phase {
         JobPhase::Failed(error) => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// The scheduler's port. The process of a scheduler that was lost may not have ended yet, and still have it.
+fn bind(config: &Config, dmlc: &Dmlc) -> Result<Bound> {
+    let begun = Instant::now();
+    loop {
+        let bound = Bound::to(dmlc.root, link::node_address(dmlc).ok());
+        if bound.is_ok() || config.replicas == 1 || begun.elapsed() > FAREWELL {
+            return bound;
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             let Some((identity, frame)) = listener.receive() else { break };
             moved.requests += 1;
             moved.received_bytes += (frame.header.len() + frame.payload.len()) as u64;
-            moved.sent_bytes += take(&mut server, &job, &listener, &link, &identity, frame)?;
+            moved.sent_bytes += take(&mut server, &job, &listener, &mut link, &identity, frame)?;
             if left == 0 {
                 // The next wait ends at once.
                 bell.ring();
@@ -93,7 +93,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                 }
                 _ => continue,
             };
-            moved.sent_bytes += send(&server, outputs, &job, &listener, &link)?;
+            moved.sent_bytes += send(&server, outputs, &job, &listener, &mut link)?;
         }
         if let Some(ended) = ended {
             break ended;
@@ -101,7 +101,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         link.beat(moved.received_bytes)?;
         if let Some(cause) = link.loss() {
             let goes_on =
-                if job.replicas == 1 { Err(link.lost(&cause)) } else { link.rejoin(&cause, KnownJob::of(&job)) };
+                if job.replicas == 1 { Err(link.lost(&cause)) } else { link.rejoin(&cause, &KnownJob::of(&job)) };
             if let Err(error) = goes_on {
                 break Err(error);
             }
@@ -126,7 +126,7 @@ fn take(
     server: &mut Server,
     job: &Job,
     listener: &Listener,
-    link: &Link,
+    link: &mut Link,
     identity: &[u8],
     frame: Frame,
 ) -> Result<u64> {
@@ -150,7 +150,7 @@ fn take(
 }
 
 /// Sends what a server has for its workers and the scheduler: so many bytes.
-fn send(server: &Server, outputs: Vec<Output>, job: &Job, listener: &Listener, link: &Link) -> Result<u64> {
+fn send(server: &Server, outputs: Vec<Output>, job: &Job, listener: &Listener, link: &mut Link) -> Result<u64> {
     let mut sent_bytes = 0;
     for output in outputs {
         match output {
@@ -166,6 +166,6 @@ fn send(server: &Server, outputs: Vec<Output>, job: &Job, listener: &Listener, l
     Ok(sent_bytes)
 }
 
-fn fault(link: &Link, error: Error) -> Result<()> {
+fn fault(link: &mut Link, error: Error) -> Result<()> {
     link.send(&ToScheduler::Fault(error))
 }

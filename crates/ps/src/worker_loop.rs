@@ -228,7 +228,9 @@ impl WorkerLoop {
                 }
             }
             Some(fault) => {
-                self.link.close();
+                if let Err(error) = self.link.close(known.as_ref()) {
+                    tracing::warn!(%error, "cannot report a fault to the scheduler");
+                }
                 // Every later call fails with the same error, until the store is dropped.
                 while !self.closing
                     && let Ok(command) = self.inbox.recv()

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
@@ -12,8 +13,8 @@ use ringpull_base::{Error, Kind, Result};
 use super::{FAILURE, Status};
 use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
-use crate::launch::elastic::Elastic;
 use crate::launch::elastic::discovery::{Discovery, Source};
+use crate::launch::elastic::{Cooldown, Elastic};
 use crate::launch::yarn::{Cluster, YarnJob};
 use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
 
@@ -122,6 +123,10 @@ struct ElasticOptions {
     /// How often the job may start again after failures and for other hosts together.
     #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
     max_resets: Option<u32>,
+    /// For how many seconds a host is left out that has failed for the second time, and the most: the time
+    /// doubles with each further failure [default: 10 600].
+    #[arg(long, help_heading = ELASTIC, num_args = 2, value_names = ["SECONDS", "MOST"], requires = "elastic")]
+    cooldown: Option<Vec<u64>>,
     /// The folder of each host for snapshots, in memory.
     #[arg(long, help_heading = ELASTIC, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]
     snapshots: PathBuf,
@@ -311,6 +316,7 @@ fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Rep
         (options.discover_hosts.is_some(), "--discover-hosts"),
         (options.max_resets.is_some(), "--max-resets"),
         (options.job.is_some(), "--job"),
+        (options.cooldown.is_some(), "--cooldown"),
     ];
     if let Some((_, option)) = others.iter().find(|(is_given, _)| *is_given) {
         return Err(Error::argument(
@@ -370,6 +376,18 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         (None, None) if in_lab => lab_hosts().map(|_| Source::Lab)?,
         (None, None) => Source::Here(most.unwrap_or(first)),
     };
+    let cooldown = match options.cooldown.as_deref() {
+        Some([first, longest]) if first <= longest => {
+            Cooldown { first: Duration::from_secs(*first), longest: Duration::from_secs(*longest) }
+        }
+        Some(given) => {
+            return Err(Error::argument(
+                format!("invalid --cooldown {given:?}: the first number is more than the most"),
+                "give the seconds after the second failure, and behind it as many or more",
+            ));
+        }
+        None => Cooldown::default(),
+    };
     if matches!(source, Source::Here(_)) {
         check_program(&args.command)?;
     }
@@ -383,6 +401,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         job: options.job.clone(),
         restarts: options.max_restarts,
         resets: options.max_resets,
+        cooldown,
         spec: Spec { workers: least, servers: 0, helpers: 0, command: args.command, variables: args.variables },
         sink: if args.no_tag { Sink::Plain } else { Sink::Tagged },
     }

@@ -40,6 +40,8 @@ Examples:
   ringpull rehearse -n 4 -- python train.py                     4 ranks on this host
   ringpull rehearse -n 4 --hosts 4 -- python train.py           each on an emulated host (root)
   ringpull rehearse -n 2 -s 2 -- ./train --kv-store dist_sync   with servers
+  ringpull rehearse -n 2 -s 2 --replicas 2 -- ./train --kv-store dist_sync
+  ringpull rehearse -n 4 --elastic --min-workers 2 -- python elastic.py
   ringpull rehearse -n 4 --faults faults.yaml -- python train.py --checkpoint /tmp/checkpoints/a")]
 pub(crate) struct RehearseArgs {
     /// The number of workers.
@@ -48,6 +50,15 @@ pub(crate) struct RehearseArgs {
     /// The number of servers, as for `ringpull launch`.
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
+    /// How many servers hold each value, as for `ringpull launch`: such a job goes on without a server.
+    #[arg(long, value_name = "R", conflicts_with = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
+    replicas: Option<u32>,
+    /// Run an elastic job, as `ringpull launch` does: it goes on when workers are lost.
+    #[arg(long)]
+    elastic: bool,
+    /// The fewest workers that an elastic job goes on with.
+    #[arg(long, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
+    min_workers: Option<u32>,
     /// Run on that many emulated hosts instead of this one. Needs root.
     #[arg(long)]
     hosts: Option<usize>,
@@ -83,7 +94,11 @@ pub(crate) fn run(args: &RehearseArgs) -> Result<Status> {
     let lab = args.hosts.map(|hosts| Lab::up(Shape { hosts, rate: args.link, own: Vec::new(), racks: None }));
     let lab = lab.transpose()?;
     let mut launch: Vec<OsString> = vec!["-n".into(), ranks.to_string().into()];
-    launch.extend(args.num_servers.into_iter().flat_map(|count| ["-s".into(), count.to_string().into()]));
+    let numbers = [("-s", args.num_servers), ("--replicas", args.replicas), ("--min-workers", args.min_workers)];
+    for (option, number) in numbers {
+        launch.extend(number.into_iter().flat_map(|number| [option.into(), number.to_string().into()]));
+    }
+    launch.extend(args.elastic.then(|| "--elastic".into()));
     launch.extend(lab.iter().flat_map(|_| ["--launcher".into(), "lab".into()]));
     launch.push("--".into());
     launch.extend(args.command.iter().cloned());

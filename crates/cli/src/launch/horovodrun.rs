@@ -63,7 +63,7 @@ const OPTIONS: [(&[&str], usize, Meaning); 34] = [
     (&["--max-np", "--max-num-proc"], 1, Elastic("--max-workers")),
     (&["--host-discovery-script"], 1, Elastic("--discover-hosts")),
     (&["--reset-limit"], 1, Elastic("--max-resets")),
-    (&["--blacklist-cooldown-range"], 2, Nothing("a host that fails again is left out for 10 s, then twice as long")),
+    (&["--blacklist-cooldown-range"], 2, Elastic("--cooldown")),
     (&["--elastic-timeout"], 1, Nothing("an elastic job waits for hosts until there are enough")),
     (&["--slots", "--slots-per-host"], 1, Refused("let the script print the slots of each host: host:slots")),
 ];
@@ -110,11 +110,11 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
             ours.push(word);
             break;
         };
-        let (name, mut value) = match text.split_once('=') {
+        let (name, value) = match text.split_once('=') {
             Some((name, value)) if text.starts_with("--") => (name, Some(OsString::from(value))),
             _ => (text, None),
         };
-        let Some((_, values, meaning)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name)) else {
+        let Some((_, wanted, meaning)) = OPTIONS.iter().find(|(names, ..)| names.contains(&name)) else {
             let takes_value = value.is_none() && takes_value(launch, name);
             ours.push(word);
             if takes_value {
@@ -122,20 +122,21 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
             }
             continue;
         };
-        for _ in usize::from(value.is_some())..*values {
-            value = rest.next();
-            if value.is_none() {
+        let mut values: Vec<OsString> = value.into_iter().collect();
+        while values.len() < *wanted {
+            let Some(value) = rest.next() else {
                 return Err(Error::argument(format!("{name} without a value"), "give its value behind it"));
-            }
+            };
+            values.push(value);
         }
         match meaning {
-            Ours(option) => ours.extend([OsString::from(option)].into_iter().chain(value)),
+            Ours(option) => ours.extend([OsString::from(option)].into_iter().chain(values)),
             Elastic(option) => {
                 is_elastic = true;
-                ours.extend([OsString::from(option)].into_iter().chain(value));
+                ours.extend([OsString::from(option)].into_iter().chain(values));
             }
             Variable(variable, of) => {
-                let given = value.as_ref().map_or("", |value| value.to_str().unwrap_or_default());
+                let given = values.first().map_or("", |value| value.to_str().unwrap_or_default());
                 let made = of(given).ok_or_else(|| {
                     Error::argument(
                         format!("invalid {name} {given:?}"),
@@ -193,8 +194,8 @@ mod tests {
                 "ringpull launch --num-workers 2 --env RINGPULL_FUSION_BYTES=33554432 --env RINGPULL_TIMELINE=t.json -- x --gloo",
             ),
             (
-                "ringpull launch -np 4 --min-np 2 --max-np=8 --host-discovery-script ./hosts --reset-limit 3 x",
-                "ringpull launch --num-workers 4 --min-workers 2 --max-workers 8 --discover-hosts ./hosts --max-resets 3 --elastic x",
+                "ringpull launch -np 4 --min-np 2 --max-np=8 --host-discovery-script ./hosts --reset-limit 3 --blacklist-cooldown-range 1 2 x",
+                "ringpull launch --num-workers 4 --min-workers 2 --max-workers 8 --discover-hosts ./hosts --max-resets 3 --cooldown 1 2 --elastic x",
             ),
             (
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
@@ -209,8 +210,7 @@ mod tests {
 
     #[test]
     fn what_has_no_meaning_here_is_a_warning_or_an_error_that_names_another_way() {
-        let (words, warnings) =
-            of("ringpull launch --gloo --cycle-time-ms 5 --blacklist-cooldown-range 1 2 -np 2 x").unwrap();
+        let (words, warnings) = of("ringpull launch --gloo --cycle-time-ms 5 --elastic-timeout 9 -np 2 x").unwrap();
         assert_eq!(words.join(" "), "--num-workers 2 x");
         assert!(warnings.len() == 3 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
         for (text, part) in [

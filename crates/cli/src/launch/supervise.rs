@@ -39,6 +39,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LATECOMER: Duration = Duration::from_secs(60);
 /// How many schedulers a job may have, one after another.
 const SCHEDULERS: usize = 10;
+/// How long a job may be left without a scheduler. Its nodes wait for one for 20 s and more.
+const WITHOUT_SCHEDULER: Duration = Duration::from_secs(5);
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -223,8 +225,9 @@ impl Supervisor {
                     eprintln!("ringpull: {failure}; the job goes on if other servers have its values");
                 }
                 None if launch.replicas > 1 && self.starts_scheduler_again(number, code) => {
-                    eprintln!("ringpull: {failure}; another one starts in its place");
-                    self.restarts_due.push((Instant::now(), self.running[number].process));
+                    let pause = self.pause_of(number).min(WITHOUT_SCHEDULER);
+                    eprintln!("ringpull: {failure}; {}", comes_after(pause));
+                    self.restarts_due.push((Instant::now() + pause, self.running[number].process));
                 }
                 None => self.fail(code, failure, grace),
                 Some(_) => self.replace(number, &failure),
@@ -301,17 +304,18 @@ impl Supervisor {
         is_one && self.running[number].is_lost(code) && self.failure.is_none() && is_worker_left()
     }
 
+    /// How long this process, which was lost, stays away.
+    fn pause_of(&self, number: usize) -> Duration {
+        let process = self.running[number].process;
+        pause_after(self.running.iter().filter(|one| one.process == process).count())
+    }
+
     /// Reports a worker that is gone on without, and plans another one in its place.
     fn replace(&mut self, number: usize, failure: &str) {
         let left = self.running.iter().filter(|one| one.role == Role::Worker && one.code.is_none()).count();
         let is_replaced = !self.has_succeeded() && self.restarts > 0;
-        let process = self.running[number].process;
-        let pause = pause_after(self.running.iter().filter(|one| one.process == process).count());
-        let then = match pause.as_secs() {
-            _ if !is_replaced => "nobody comes in its place".to_owned(),
-            0 => "another one starts in its place".to_owned(),
-            seconds => format!("another one starts in its place in {seconds} s"),
-        };
+        let (process, pause) = (self.running[number].process, self.pause_of(number));
+        let then = if is_replaced { comes_after(pause) } else { "nobody comes in its place".to_owned() };
         eprintln!("ringpull: elastic: {failure}; workers left: {left}; {then}");
         if is_replaced {
             self.restarts -= 1;
@@ -363,6 +367,11 @@ impl Supervisor {
 /// Whether a process with this exit code was ended by a signal, of which there are 64.
 fn is_of_signal(code: i32) -> bool {
     (129..=192).contains(&code)
+}
+
+fn comes_after(pause: Duration) -> String {
+    let when = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
+    format!("another one starts in its place{when}")
 }
 
 /// How long a process stays away that has been started so often.

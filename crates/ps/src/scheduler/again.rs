@@ -11,14 +11,14 @@ use std::time::Duration;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Kind, notice};
 
-use super::{JobPhase, Node, Scheduler};
+use super::{JobPhase, MAX_BARRIERS, MAX_NAME, Node, Scheduler, Settings, lost_node, startup_limit};
 use crate::message::{FromScheduler, KnownJob, NodeInfo};
 
 /// What the nodes that have come back know.
 pub(super) struct Returning {
     token: u64,
     kind: Kind,
-    left: BTreeMap<usize, NodeInfo>,
+    left: BTreeMap<usize, (NodeInfo, Option<String>)>,
     /// Who waits in which barrier.
     barriers: BTreeMap<u64, BTreeSet<usize>>,
     last_barrier: u64,
@@ -27,29 +27,14 @@ pub(super) struct Returning {
 impl Scheduler {
     /// A node of the job comes back.
     pub(super) fn rejoin(&mut self, from: &[u8], info: NodeInfo, known: KnownJob, now: Duration) -> Result<(), String> {
-        let KnownJob { rank, token, kind, left, lost_servers, barriers, last_barrier } = known;
-        let wanted = if info.role == Role::Worker { self.settings.num_workers } else { self.settings.num_servers };
-        let is_there = |node: &Node| node.identity == from || (node.info.role, node.rank) == (info.role, rank);
-        let is_first = self.returning.is_none() && self.nodes.is_empty();
-        let is_of_it = self.returning.as_ref().is_some_and(|known| known.token == token);
-        if self.settings.replicas == 1
-            || self.complete
-            || self.phase != JobPhase::Running
-            || !(is_first || is_of_it)
-            || !matches!(info.role, Role::Worker | Role::Server)
-            || rank >= wanted
-            || self.nodes.iter().any(is_there)
-        {
-            let error = Error::job_mismatch(
-                format!(
-                    "{} {rank} (pid {} on {}) comes back to a scheduler that does not miss it",
-                    info.role, info.pid, info.host
-                ),
-                "start a scheduler again at once, with the variables that it had, and before it is used for another job",
-            );
+        let node = Node::new(from.to_vec(), info, known.rank, now);
+        let name = node.name();
+        if let Some(error) = self.refusal(&node, &known) {
             self.outputs.push((from.to_vec(), FromScheduler::Abort(error)));
-            return Err(format!("a {} that comes back from another job", info.role));
+            return Err(format!("{name}, which comes back and is not missed"));
         }
+        let KnownJob { rank, token, kind, left, lost_servers, barriers, last_barrier } = known;
+        self.nodes.push(node);
         let returning = self.returning.get_or_insert_with(|| Returning {
             token,
             kind,
@@ -62,12 +47,50 @@ impl Scheduler {
         for number in barriers {
             returning.barriers.entry(number).or_default().insert(rank);
         }
-        self.lost_servers.extend(lost_servers);
-        self.nodes.push(Node::back(from.to_vec(), info, rank, now));
-        if self.absent(Role::Worker).is_empty() && self.absent(Role::Server).is_empty() {
-            self.take_over(now);
+        for (server, lost) in lost_servers {
+            self.lose_server(server, Some(lost), &format!("{name} has lost it"));
+        }
+        if let JobPhase::Failed(error) = &self.phase {
+            self.outputs.push((from.to_vec(), FromScheduler::Abort(error.clone())));
         }
         Ok(())
+    }
+
+    /// Why a node that comes back is not taken, if it is not.
+    fn refusal(&self, node: &Node, known: &KnownJob) -> Option<Error> {
+        let Settings { num_workers, num_servers, replicas, .. } = self.settings;
+        let wanted = match node.info.role {
+            Role::Worker => num_workers,
+            Role::Server => num_servers,
+            Role::Scheduler | Role::Helper => 0,
+        };
+        if node.info.role == Role::Server && self.lost_servers.contains_key(&node.rank) {
+            return Some(lost_node(node.name(), None, "the job goes on without it".to_owned()));
+        }
+        let is_awaited = match &self.returning {
+            Some(returning) => returning.token == known.token,
+            None => self.nodes.is_empty() && replicas > 1,
+        };
+        let has_come = |other: &Node| {
+            other.identity == node.identity || (other.info.role, other.rank) == (node.info.role, node.rank)
+        };
+        let is_sound = known.rank < wanted
+            && node.info.fits()
+            && known.left.iter().all(|(rank, (info, _))| *rank < num_workers && info.fits())
+            && known.lost_servers.iter().all(|(rank, name)| *rank < num_servers && name.len() <= 3 * MAX_NAME)
+            && known.barriers.len() <= MAX_BARRIERS;
+        if is_awaited && is_sound && !self.nodes.iter().any(has_come) {
+            return None;
+        }
+        Some(Error::job_mismatch(
+            format!("{} comes back to a scheduler that does not miss it", node.name()),
+            "start a scheduler again at once, with the variables that it had, and before it is used for another job",
+        ))
+    }
+
+    /// Whether everybody has come back who is not known to be gone.
+    pub(crate) fn all_are_back(&self) -> bool {
+        self.returning.is_none() || [Role::Worker, Role::Server].iter().all(|role| self.absent(*role).is_empty())
     }
 
     /// The ranks that have not come back, of those that are not known to be gone.
@@ -81,46 +104,52 @@ impl Scheduler {
         (0..of_role).filter(|rank| !is_gone(rank) && !is_back(rank)).collect()
     }
 
-    /// Who has not come back by now is lost.
-    pub(super) fn end_return(&mut self, now: Duration) {
+    /// Takes the job over if all have come back. After a while whoever has not is lost.
+    pub(super) fn look_for_return(&mut self, now: Duration) {
+        if self.returning.is_none() || !(self.all_are_back() || now > startup_limit(self.settings.silence)) {
+            return;
+        }
         let workers = self.absent(Role::Worker);
-        let lost = |nodes: String| Error::Incomplete {
-            what: format!(
-                "{nodes} did not come back to the scheduler, which was started again {:.0} s ago",
-                now.as_secs_f64()
-            ),
-            remedy: "see the output of these processes, and restart the job from its last checkpoint".to_owned(),
-        };
         if !workers.is_empty() {
-            return self.fail(&lost(format!("worker rank(s) {workers:?}")));
+            return self.fail(&Error::Incomplete {
+                what: format!(
+                    "worker rank(s) {workers:?} did not come back to the scheduler, which was started again {:.0} s ago",
+                    now.as_secs_f64()
+                ),
+                remedy: "see the output of these processes, and restart the job from its last checkpoint".to_owned(),
+            });
         }
         for server in self.absent(Role::Server) {
-            if let Some(before) = self.lost_before(server) {
-                return self
-                    .fail(&lost(format!("server {server}, and before it {before}, which held the same values,")));
-            }
-            notice(&format!("ringpull: server {server} did not come back to the scheduler: it is lost"));
-            self.lost_servers.insert(server, format!("server {server}"));
+            self.lose_server(server, None, "it did not come back to the scheduler, which was started again");
         }
         self.take_over(now);
     }
 
     /// All that are left have come back.
     fn take_over(&mut self, now: Duration) {
+        if self.phase != JobPhase::Running {
+            return;
+        }
         let Some(Returning { token, kind, left, barriers, last_barrier }) = self.returning.take() else { return };
         (self.settings.token, self.kind, self.complete) = (token, Some(kind), true);
         self.changes.begin_at(last_barrier);
-        let (workers, servers) =
-            (self.settings.num_workers - left.len(), self.settings.num_servers - self.lost_servers.len());
+        self.nodes.iter_mut().for_each(|node| (node.seen, node.moved_at) = (now, now));
+        for (rank, (info, failing)) in left {
+            if self.worker(rank).is_none() {
+                // Its identity is nobody's: it does not speak any more.
+                let identity = [&token.to_le_bytes()[..], &rank.to_le_bytes()].concat();
+                self.nodes.push(Node { left: true, failing, ..Node::new(identity, info, rank, now) });
+            }
+        }
+        let has_left = self.nodes.iter().filter(|node| node.info.role == Role::Worker && node.left);
+        for (rank, why) in has_left.map(|node| (node.rank, node.failing.clone())).collect::<Vec<_>>() {
+            self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
+        }
+        let workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker && !node.left).count();
+        let servers = self.settings.num_servers - self.lost_servers.len();
         notice(&format!(
             "ringpull: the scheduler was started again, and the job goes on with {workers} worker(s) and {servers} server(s)"
         ));
-        for (rank, info) in left {
-            // Its name is nobody's: it does not speak any more.
-            let name = [&token.to_le_bytes()[..], &rank.to_le_bytes()].concat();
-            self.nodes.push(Node { left: true, ..Node::back(name, info, rank, now) });
-        }
-        self.nodes.iter_mut().for_each(|node| (node.seen, node.moved_at) = (now, now));
         for rank in self.lost_servers.keys().copied().collect::<Vec<_>>() {
             self.tell(Role::Worker, &FromScheduler::ServerLost { rank });
         }
@@ -134,24 +163,5 @@ impl Scheduler {
         }
         self.go_on();
         self.end_after_the_last();
-    }
-}
-
-impl Node {
-    fn back(identity: super::Identity, info: NodeInfo, rank: usize, now: Duration) -> Self {
-        Node {
-            identity,
-            info,
-            preferred: None,
-            rank,
-            seen: now,
-            moved: 0,
-            moved_at: now,
-            left: false,
-            waits: None,
-            failing: None,
-            born: 0,
-            is_guest: false,
-        }
     }
 }

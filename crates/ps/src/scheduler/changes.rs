@@ -132,8 +132,8 @@ impl Scheduler {
     /// A node is lost: the job goes on without it if it may, and else fails.
     pub(super) fn lose(&mut self, index: usize, cause: &str) {
         let node = &self.nodes[index];
-        if node.info.role == Role::Server && self.settings.replicas > 1 && (self.complete || self.returning.is_some()) {
-            return self.lose_server(index, cause);
+        if node.info.role == Role::Server && self.goes_on_without_servers() {
+            return self.lose_server(node.rank, None, cause);
         }
         let error = node.lost(cause);
         let rank = node.rank;
@@ -247,7 +247,7 @@ impl Scheduler {
         if let Some(admission) = self.changes.admission.take_if(is_answered) {
             self.let_in(admission);
         }
-        let is_sync = !matches!(self.kind, Some(Kind::DistAsync | Kind::DistAsyncDevice));
+        let is_sync = !self.kind.is_some_and(Kind::is_async);
         if !is_sync && self.changes.admission.is_none() && !self.changes.entering.is_empty() {
             self.admit(None);
         }
@@ -379,20 +379,7 @@ impl Scheduler {
             self.outputs.push((identity.clone(), FromScheduler::Welcome(job)));
             // Its next heartbeat says when it was seen.
             let seen = self.changes.now.max(since);
-            self.nodes.push(Node {
-                identity,
-                info,
-                preferred,
-                rank,
-                seen,
-                moved: 0,
-                moved_at: seen,
-                left: false,
-                waits: None,
-                failing: None,
-                born,
-                is_guest: true,
-            });
+            self.nodes.push(Node { preferred, born, is_guest: true, ..Node::new(identity, info, rank, seen) });
         }
     }
 

@@ -125,15 +125,16 @@ impl WorkerLoop {
         }
         let known = self.known_job();
         self.servers.iter_mut().for_each(|server| server.is_reported = false);
-        self.link.rejoin(cause, known).map_err(|error| self.seen(error))
+        self.link.rejoin(cause, &known).map_err(|error| self.seen(error))
     }
 
     pub(super) fn known_job(&self) -> KnownJob {
         let job = &self.job;
+        let left = self.left.iter().filter(|(rank, _)| **rank < job.workers.len());
         let lost = (0..self.servers.len()).filter(|server| self.servers[*server].connection.is_none());
         let barriers: Vec<u64> = self.barriers.iter().map(|(number, _)| *number).collect();
         KnownJob {
-            left: self.left.keys().map(|rank| (*rank, job.workers[*rank].clone())).collect(),
+            left: left.map(|(rank, why)| (*rank, (job.workers[*rank].clone(), why.clone()))).collect(),
             lost_servers: lost.map(|server| (server, job.server_name(server))).collect(),
             last_barrier: barriers.iter().min().map_or(self.barrier_count, |first| first - 1),
             barriers,

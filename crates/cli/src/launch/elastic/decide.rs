@@ -29,14 +29,29 @@ pub(super) fn change(running: &[String], present: &[Offer], least: usize, most: 
     (wanted >= least && (wanted > running.len() || loses_one)).then_some(wanted)
 }
 
-/// The time that a host is left out after its second failure; it doubles with each one that follows.
-const FIRST: Duration = Duration::from_secs(10);
-/// The longest time that a host is left out, and how long after a failure the next one counts as the first.
-const LONGEST: Duration = Duration::from_secs(600);
+/// For how long a host that has failed again is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cooldown {
+    /// After its second failure; it doubles with each one that follows.
+    pub(crate) first: Duration,
+    pub(crate) longest: Duration,
+}
+
+impl Default for Cooldown {
+    fn default() -> Self {
+        Cooldown { first: Duration::from_secs(10), longest: Duration::from_secs(600) }
+    }
+}
+
+/// How long after a failure, or after the time that a host was left out, the next one counts as the first.
+const FORGIVEN: Duration = Duration::from_secs(600);
 
 /// The hosts that have failed. Times are since the job's start.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Suspects(BTreeMap<String, Suspect>);
+pub(super) struct Suspects {
+    hosts: BTreeMap<String, Suspect>,
+    cooldown: Cooldown,
+}
 
 #[derive(Debug, Clone)]
 struct Suspect {
@@ -48,27 +63,28 @@ struct Suspect {
 impl Suspects {
     /// Counts a failure of the host; how long it is left out, if it has failed before, or has never run well.
     fn blame(&mut self, host: &str, is_new: bool, now: Duration) -> Option<Duration> {
-        let suspect = self.0.entry(host.to_owned()).or_insert(Suspect { failures: 0, since: now });
-        if now >= suspect.since + LONGEST {
+        let Cooldown { first, longest } = self.cooldown;
+        let suspect = self.hosts.entry(host.to_owned()).or_insert(Suspect { failures: 0, since: now });
+        if now >= suspect.since + FORGIVEN {
             suspect.failures = 0;
         }
         suspect.failures += if is_new && suspect.failures == 0 { 2 } else { 1 };
         let out = if suspect.failures < 2 {
             Duration::ZERO
         } else {
-            FIRST.saturating_mul(1 << (suspect.failures - 2).min(16)).min(LONGEST)
+            first.saturating_mul(1 << (suspect.failures - 2).min(16)).min(longest)
         };
         suspect.since = now + out;
         (out > Duration::ZERO).then_some(out)
     }
 
     pub(super) fn is_left_out(&self, host: &str, now: Duration) -> bool {
-        self.0.get(host).is_some_and(|suspect| suspect.since > now)
+        self.hosts.get(host).is_some_and(|suspect| suspect.since > now)
     }
 
     /// The hosts that are left out, each with the seconds until it is not.
     pub(super) fn left_out(&self, now: Duration) -> Vec<String> {
-        let out = self.0.iter().filter(|(_, suspect)| suspect.since > now);
+        let out = self.hosts.iter().filter(|(_, suspect)| suspect.since > now);
         out.map(|(host, suspect)| format!("{host} ({} s more)", suspect.since.saturating_sub(now).as_secs() + 1))
             .collect()
     }
@@ -80,6 +96,15 @@ pub(super) struct Failure {
     pub(super) code: i32,
     /// The hosts that were lost, or lost a rank.
     pub(super) hosts: Vec<String>,
+    /// Whether a rank ended by itself, on the host that is named. Its program or that host is the cause.
+    pub(super) is_exit: bool,
+}
+
+impl Failure {
+    /// Whether this is the other failure again. A program's error may come on any host.
+    fn is_like(&self, other: &Failure) -> bool {
+        self.code == other.code && self.is_exit == other.is_exit && (self.is_exit || self.hosts == other.hosts)
+    }
 }
 
 /// What a job knows of its generations.
@@ -101,6 +126,10 @@ pub(super) struct Consequence {
 }
 
 impl Past {
+    pub(super) fn new(cooldown: Cooldown) -> Self {
+        Past { suspects: Suspects { cooldown, ..Suspects::default() }, ..Past::default() }
+    }
+
     /// A generation on these hosts has ended, with a failure if it has one. If it made no snapshot and lost
     /// none of the hosts that had made some, those that had made none are the cause: a host may lack the
     /// program.
@@ -117,11 +146,12 @@ impl Past {
             self.repeats = Repeats::default();
         }
         let Some(mut failure) = failure else { return Consequence { left_out: Vec::new(), hopeless: None } };
-        if !has_progressed
-            && !self.proven.is_empty()
-            && self.proven.is_disjoint(&failure.hosts.iter().cloned().collect())
-        {
-            failure.hosts = hosts.difference(&self.proven).cloned().collect();
+        let new: Vec<String> = hosts.difference(&self.proven).cloned().collect();
+        // An error of the program itself comes rather from a host that has never run it.
+        let may_be_old = !failure.is_exit || new.is_empty();
+        let is_explained = may_be_old && failure.hosts.iter().any(|host| self.proven.contains(host));
+        if !has_progressed && !self.proven.is_empty() && !is_explained {
+            failure.hosts = new;
         }
         let left_out = failure.hosts.iter().filter_map(|host| {
             let is_new = !self.proven.is_empty() && !self.proven.contains(host);
@@ -148,7 +178,7 @@ struct Repeats {
 impl Repeats {
     /// Counts a failure; how many there were since the last snapshot, if no restart mends it.
     fn is_hopeless(&mut self, failure: Failure, has_progressed: bool) -> Option<u32> {
-        let is_same = !has_progressed && self.last.as_ref() == Some(&failure);
+        let is_same = !has_progressed && self.last.as_ref().is_some_and(|last| last.is_like(&failure));
         self.times = if is_same { self.times + 1 } else { 1 };
         self.at_all = if has_progressed { 1 } else { self.at_all + 1 };
         self.last = Some(failure);
@@ -196,6 +226,7 @@ mod tests {
     fn a_host_that_fails_again_is_left_out_for_a_growing_time() {
         let mut suspects = Suspects::default();
         let at = Duration::from_secs;
+        let longest = Cooldown::default().longest;
         assert_eq!(suspects.blame("a", false, at(5)), None);
         assert!(!suspects.is_left_out("a", at(5)));
         assert_eq!(suspects.blame("a", false, at(8)), Some(at(10)));
@@ -206,18 +237,19 @@ mod tests {
         let mut now = at(40);
         for _ in 0..30 {
             let out = suspects.blame("a", false, now).unwrap();
-            assert!(out <= LONGEST);
+            assert!(out <= longest);
             now += out;
         }
-        assert_eq!(suspects.blame("a", false, now), Some(LONGEST));
-        assert_eq!(suspects.blame("a", false, now + LONGEST + LONGEST), None, "it has run well for long");
+        assert_eq!(suspects.blame("a", false, now), Some(longest));
+        assert_eq!(suspects.blame("a", false, now + longest + FORGIVEN), None, "it has run well for long");
     }
 
     #[test]
     fn a_host_that_has_never_run_well_is_the_cause_of_a_failure_without_a_snapshot() {
         let hosts = |text: &str| names(text).into_iter().collect::<BTreeSet<_>>();
-        let failure = |hosts| Some(Failure { code: 127, hosts: names(hosts) });
-        let out = |host: &str| Consequence { left_out: vec![(host.to_owned(), FIRST)], hopeless: None };
+        let failure = |hosts| Some(Failure { code: 127, hosts: names(hosts), is_exit: false });
+        let out =
+            |host: &str| Consequence { left_out: vec![(host.to_owned(), Cooldown::default().first)], hopeless: None };
         let nothing = Consequence { left_out: Vec::new(), hopeless: None };
         let at = Duration::from_secs;
         let mut past = Past::default();
@@ -230,12 +262,30 @@ mod tests {
     }
 
     #[test]
+    fn a_host_whose_ranks_fail_by_themselves_is_left_out_the_second_time_and_the_program_gets_a_third_try() {
+        let hosts = |text: &str| names(text).into_iter().collect::<BTreeSet<_>>();
+        let failure = |hosts| Some(Failure { code: 1, hosts: names(hosts), is_exit: true });
+        let at = Duration::from_secs;
+        let cooldown = Cooldown { first: at(2), longest: at(3) };
+        let mut past = Past::new(cooldown);
+        let out = |times, hopeless| Consequence { left_out: times, hopeless };
+        let all = hosts("a b");
+        assert_eq!(past.add(&all, failure("a"), true, at(1)), out(Vec::new(), None));
+        assert_eq!(past.add(&all, failure("a"), false, at(2)), out(vec![("a".to_owned(), at(2))], None));
+        assert!(past.suspects.is_left_out("a", at(3)) && !past.suspects.is_left_out("a", at(4)));
+        assert_eq!(past.add(&hosts("b"), failure("b"), false, at(3)), out(Vec::new(), Some(3)), "it is the program");
+        assert_eq!(past.add(&all, failure("a"), true, at(9)), out(vec![("a".to_owned(), at(3))], None), "its third");
+        // A host that has made no snapshot is rather the cause.
+        assert_eq!(past.add(&hosts("a b c"), failure("b"), false, at(20)).left_out, [("c".to_owned(), at(2))]);
+    }
+
+    #[test]
     fn a_snapshot_of_a_generation_that_ended_for_other_hosts_counts_too() {
         let hosts = |text: &str| names(text).into_iter().collect::<BTreeSet<_>>();
         let mut past = Past::default();
         past.add(&hosts("a b"), None, true, Duration::from_secs(1));
         for turn in 1..20 {
-            let failure = Some(Failure { code: 127, hosts: names("c") });
+            let failure = Some(Failure { code: 127, hosts: names("c"), is_exit: false });
             let verdict = past.add(&hosts("a b c"), failure, false, Duration::from_secs(60 * turn));
             assert_eq!(verdict.hopeless, None, "time {turn}");
             past.add(&hosts("a b"), None, true, Duration::from_secs(60 * turn + 30));
@@ -244,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_third_equal_failure_without_a_snapshot_is_the_last() {
-        let failure = |code, hosts: &str| Failure { code, hosts: names(hosts) };
+        let failure = |code, hosts: &str| Failure { code, hosts: names(hosts), is_exit: false };
         let mut repeats = Repeats::default();
         assert_eq!(repeats.is_hopeless(failure(1, ""), false), None);
         assert_eq!(repeats.is_hopeless(failure(1, ""), false), None);

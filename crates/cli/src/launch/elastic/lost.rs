@@ -60,11 +60,16 @@ impl Lost {
         self.failed.iter().find(|(rank, _)| self.missed.is_empty() || self.missed.contains(rank))
     }
 
-    /// The names of the hosts that have failed, of a job whose ranks are on `running`. A rank that has ended
-    /// by itself says nothing about its host.
+    /// Whether a rank has ended by itself, and took the others with it.
+    pub(super) fn is_exit(&self) -> bool {
+        self.first_failed().is_some()
+    }
+
+    /// The names of the hosts that have failed, of a job whose ranks are on `running`; that of the rank that
+    /// has ended by itself, if one has.
     pub(super) fn hosts(&self, running: &[String]) -> BTreeSet<String> {
-        if self.first_failed().is_some() {
-            return BTreeSet::new();
+        if let Some((rank, _)) = self.first_failed() {
+            return running.get(*rank).cloned().into_iter().collect();
         }
         let of_ranks = self.ranks().into_iter().filter_map(|rank| running.get(rank).cloned());
         // Names as the launcher has them: MPI may leave out the user or the domain.
@@ -136,7 +141,7 @@ mod tests {
         assert_eq!(lost.hosts(&running()), BTreeSet::from(["h2".to_owned()]));
         let lost = of("  Process name: [[23000,1],2]\n  Exit code:    3\n");
         assert_eq!(lost.in_words(&running(), 3), "rank 2 on h3 failed with exit code 3");
-        assert!(lost.hosts(&running()).is_empty(), "its host is as good as any");
+        assert!(lost.is_exit() && lost.hosts(&running()) == BTreeSet::from(["h3".to_owned()]));
         let lost = of("ORTE has lost communication with a remote daemon.\n\
              HNP daemon   : [[23000,0],0] on node h1\n  Remote daemon: [[23000,0],1] on node h2\n");
         assert_eq!(lost.in_words(&running(), 1), "lost h2");
@@ -154,7 +159,7 @@ mod tests {
         // The rank that the others miss has ended by itself.
         let lost = of(&format!("{said}  Process name: [[23000,1],1]\n  Exit code:    3\n"));
         assert_eq!(lost.in_words(&running(), 3), "rank 1 on h2 failed with exit code 3");
-        assert!(lost.hosts(&running()).is_empty());
+        assert!(lost.is_exit());
     }
 
     #[test]

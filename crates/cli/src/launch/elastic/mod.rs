@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::{Result, config};
 
+pub(crate) use self::decide::Cooldown;
 use self::decide::{Failure, Offer, Past, Suspects, choose};
 use self::discovery::{Discovery, Present};
 use self::lost::Lost;
@@ -59,6 +60,7 @@ pub(crate) struct Elastic {
     pub(crate) restarts: Option<u32>,
     /// How often it may be started again at all.
     pub(crate) resets: Option<u32>,
+    pub(crate) cooldown: Cooldown,
 }
 
 /// How a generation ended.
@@ -98,7 +100,7 @@ impl Elastic {
 
     fn generations(&self, interrupt: &Interrupt, snapshots: &Snapshots, used: &mut Vec<Host>) -> Result<i32> {
         let begun = Instant::now();
-        let (mut past, mut failures, mut resets) = (Past::default(), 0, 0);
+        let (mut past, mut failures, mut resets) = (Past::new(self.cooldown), 0, 0);
         let mut newest = Newest::default();
         let mut before = None;
         let mut next = None;
@@ -291,14 +293,14 @@ impl Elastic {
                         "generation {number} has ended, and {host} does not answer whether the job is done: it goes \
                          on from its last commit"
                     ));
-                    GenerationEnd::Failed(Failure { code: 1, hosts: vec![host.clone()] })
+                    GenerationEnd::Failed(Failure { code: 1, hosts: vec![host.clone()], is_exit: false })
                 }
             });
         }
         let lost = lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let blamed = lost.hosts(&running).into_iter().filter(|name| *name != Host::Local.to_string()).collect();
         event(&format!("generation {number} has ended: {}", lost.in_words(&running, code)));
-        Ok(GenerationEnd::Failed(Failure { code, hosts: blamed }))
+        Ok(GenerationEnd::Failed(Failure { code, hosts: blamed, is_exit: lost.is_exit() }))
     }
 }
 
