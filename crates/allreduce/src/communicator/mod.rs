@@ -56,6 +56,7 @@ pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
 pub use helped::Asked;
 pub use learn::Learned;
+pub use rack_probe::HOSTS as MEASURED_HOSTS;
 pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
 pub use schedules::plan_of_codes;
 

@@ -44,8 +44,12 @@ pub use late::{Late, STILL_S};
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Pending {
-    /// By rank of the job.
-    calls: Vec<Option<Call>>,
+    /// The different calls of it, in nearly all jobs one.
+    kinds: Vec<Call>,
+    /// Which of these each rank of the job has made, from 1; 0 if none.
+    of: Vec<u32>,
+    /// How many ranks have made one.
+    called: usize,
     /// The ranks that are to call it, if not all.
     set: Option<Vec<usize>>,
     since_s: f64,
@@ -194,7 +198,8 @@ impl Agreement {
         if !pending.take(rank, call) && !name.0.is_collective() {
             return Err(disagreement(pending));
         }
-        let is_complete = pending.missing().iter().all(|rank| self.joined[*rank]);
+        let is_complete = pending.is_complete()
+            || self.joined.contains(&true) && pending.missing().iter().all(|rank| self.joined[*rank]);
         if !is_complete {
             self.check_left()?;
         }
@@ -258,8 +263,7 @@ impl Agreement {
             return refuse(name, Error::argument(what, "until every rank has joined, call only sums and averages"));
         }
         self.launched = self.launched.wrapping_add(1);
-        let calls = pending.calls;
-        let call = if calls.contains(&None) { calls.into_iter().flatten().next().map(Box::new) } else { None };
+        let call = (!joined.is_empty()).then(|| Box::new(first.clone()));
         Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call, from: None })
     }
 
@@ -275,7 +279,7 @@ impl Agreement {
         let pending = self.of_sets.entry(name.clone());
         let pending = pending.or_insert_with(|| Pending::new(size, Some(set.to_vec()), now_s));
         pending.take(rank, call);
-        if !pending.missing().is_empty() {
+        if !pending.is_complete() {
             self.check_left()?;
             return Ok(Vec::new());
         }
@@ -460,6 +464,9 @@ impl Agreement {
     }
 
     fn check_left(&self) -> Result<(), Error> {
+        if !self.left.contains(&true) {
+            return Ok(());
+        }
         for pending in self.waiting() {
             if let Some(rank) = self.in_vain(pending, |rank| self.left[rank]) {
                 let (by, call) = pending.first();
@@ -481,27 +488,46 @@ fn refuse((topic, ordinal): &(Topic, u64), fault: Error) -> Order {
 
 impl Pending {
     fn new(size: usize, set: Option<Vec<usize>>, since_s: f64) -> Self {
-        Pending { calls: vec![None; size], set, since_s, is_refused: false }
+        Pending { kinds: Vec::new(), of: vec![0; size], called: 0, set, since_s, is_refused: false }
     }
 
     /// Takes note of a rank's call; whether it fits to the others.
     fn take(&mut self, rank: usize, call: Call) -> bool {
-        let fits = self.calls.iter().flatten().next().is_none_or(|first| first.is_like(&call));
-        self.calls[rank] = Some(call);
+        // Where ranks wait is in the logs.
+        let call = Call { waited: false, ..call };
+        let fits = self.kinds.first().is_none_or(|first| first.is_like(&call));
+        let known = self.kinds.iter().position(|kind| *kind == call);
+        let kind = known.unwrap_or_else(|| {
+            self.kinds.push(call);
+            self.kinds.len() - 1
+        });
+        self.called += usize::from(self.of[rank] == 0);
+        self.of[rank] = kind as u32 + 1;
         self.is_refused |= !fits;
         fits
     }
 
+    /// Whether every rank has called it.
+    fn is_complete(&self) -> bool {
+        self.called == self.set.as_ref().map_or(self.of.len(), Vec::len)
+    }
+
     fn missing(&self) -> Vec<usize> {
-        let is_missing = |rank: &usize| self.calls[*rank].is_none();
+        let is_missing = |rank: &usize| self.of[*rank] == 0;
         match &self.set {
+            _ if self.is_complete() => Vec::new(),
             Some(set) => set.iter().copied().filter(is_missing).collect(),
-            None => (0..self.calls.len()).filter(is_missing).collect(),
+            None => (0..self.of.len()).filter(is_missing).collect(),
         }
     }
 
+    /// A rank's call.
+    fn call(&self, rank: usize) -> Option<&Call> {
+        self.kinds.get((self.of[rank] as usize).checked_sub(1)?)
+    }
+
     fn made(&self) -> impl Iterator<Item = (usize, &Call)> {
-        self.calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.as_ref()?)))
+        (0..self.of.len()).filter_map(|rank| Some((rank, self.call(rank)?)))
     }
 
     fn first(&self) -> (usize, &Call) {

@@ -21,7 +21,8 @@ const MEMORY: usize = 1 << 15;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Seen {
-    topic: Topic,
+    /// Its number in [`Logs::topics`].
+    topic: u32,
     ordinal: u64,
     waited: bool,
 }
@@ -30,6 +31,9 @@ struct Seen {
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Logs {
     seen: Vec<VecDeque<Seen>>,
+    /// What these are about: many ranks call the same.
+    topics: Vec<Topic>,
+    numbers: BTreeMap<Topic, u32>,
     /// Rank 0's calls, except those that never repeat.
     own: VecDeque<Call>,
     /// How many calls rank 0 has made on each topic.
@@ -56,6 +60,8 @@ impl Logs {
     pub(super) fn new(size: usize) -> Self {
         Logs {
             seen: (0..size).map(|_| VecDeque::new()).collect(),
+            topics: Vec::new(),
+            numbers: BTreeMap::new(),
             own: VecDeque::new(),
             counts: BTreeMap::new(),
             sequence: Sequence::default(),
@@ -63,11 +69,17 @@ impl Logs {
     }
 
     pub(super) fn push(&mut self, rank: usize, call: &Call) {
+        let topic = self.numbers.get(&call.topic).copied().unwrap_or_else(|| {
+            let number = self.topics.len() as u32;
+            self.topics.push(call.topic.clone());
+            self.numbers.insert(call.topic.clone(), number);
+            number
+        });
         let seen = &mut self.seen[rank];
         if seen.len() >= MEMORY {
             seen.pop_front();
         }
-        seen.push_back(Seen { topic: call.topic.clone(), ordinal: call.ordinal, waited: call.waited });
+        seen.push_back(Seen { topic, ordinal: call.ordinal, waited: call.waited });
         if rank == 0 {
             self.counts.insert(call.topic.clone(), call.ordinal + 1);
             if self.sequence.push(call) {
@@ -115,7 +127,7 @@ impl Logs {
         }
         for (rank, seen) in self.seen.iter().enumerate() {
             for Seen { topic, ordinal, .. } in seen {
-                let is_beyond = freezing.is_beyond(topic, *ordinal);
+                let is_beyond = freezing.is_beyond(&self.topics[*topic as usize], *ordinal);
                 freezing.has_crossed |= freezing.beyond[rank] && !is_beyond;
                 freezing.beyond[rank] |= is_beyond;
             }
@@ -141,7 +153,7 @@ impl Logs {
         let parts = |seen: &VecDeque<Seen>| {
             let mut parts: Vec<Vec<usize>> = Vec::new();
             for seen in seen {
-                let step = place.get(&(&seen.topic, seen.ordinal));
+                let step = place.get(&(&self.topics[seen.topic as usize], seen.ordinal));
                 // A wait before the first call of the period is one between two cycles.
                 if seen.waited && !parts.is_empty() || parts.is_empty() && step.is_some() {
                     parts.push(Vec::new());
@@ -169,7 +181,10 @@ impl Logs {
     }
 
     pub(super) fn clear(&mut self) {
-        self.seen.iter_mut().for_each(VecDeque::clear);
+        // What a step of many ranks takes is given back.
+        self.seen.iter_mut().for_each(|seen| *seen = VecDeque::new());
+        self.topics.clear();
+        self.numbers.clear();
         self.own.clear();
         self.sequence.clear();
     }

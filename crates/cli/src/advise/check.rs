@@ -6,7 +6,7 @@ use ringpull_base::{Error, Result};
 
 use crate::advise::Choice;
 use crate::advise::predict::Setting;
-use crate::lab::Shape;
+use crate::lab::{HostRate, Shape, own_words};
 use crate::layers;
 use crate::link::LinkRate;
 use crate::rounds::launched::{Launched, Testbed};
@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub scale: f64,
     pub compute_s: f64,
     pub link_bytes_per_s: f64,
+    /// The workers' hosts whose links have rates of their own.
+    pub own: Vec<HostRate>,
     /// The rate of the emulated links.
     pub lab: LinkRate,
     pub hosts: Vec<usize>,
@@ -64,21 +66,24 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
         return Err(Error::argument("--check none has no rate to scale to", "give a rate, such as --check=200mbit"));
     };
     // With so much less to move on links that are so much slower, every time stays what it was.
-    let scale = plan.scale * lab_bytes_per_s / plan.link_bytes_per_s;
+    let slower = lab_bytes_per_s / plan.link_bytes_per_s;
+    let scale = plan.scale * slower;
+    let own: Vec<HostRate> = plan.own.iter().map(|own| own.times(slower)).collect();
     let network = layers::load(&plan.model, scale)?;
     let named = layers::named(&plan.model, scale)?;
     let most = plan.hosts.iter().copied().max().unwrap_or(0);
     let of = |hosts: usize| {
         let mut variants: Vec<Variant> = Vec::new();
         for variant in choices.iter().map(|choice| choice.variant(hosts)) {
-            if !variants.contains(&variant) {
+            if !variants.contains(&variant) && most + variant.mode.extra_hosts() <= Shape::MOST_HOSTS {
                 variants.push(variant);
             }
         }
         variants
     };
-    let extra = of(most).iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
-    let shape = Shape { hosts: most, rate: plan.lab, own: Vec::new(), racks: None };
+    let extra = plan.hosts.iter().flat_map(|hosts| of(*hosts)).map(|variant| variant.mode.extra_hosts());
+    let extra = extra.max().unwrap_or(0);
+    let shape = Shape { hosts: most, rate: plan.lab, own: own.clone(), racks: None };
     let mut runner = Launched::start(Testbed::Lab(shape), extra, None)?;
     let train =
         TrainSetup { model: plan.model.clone(), compute_s: plan.compute_s, burn: None, batch: None, late: None };
@@ -86,13 +91,14 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
         network: network.clone(),
         compute_s: plan.compute_s,
         link_bytes_per_s: lab_bytes_per_s,
+        own,
         latency_s: LATENCY_S,
     };
     let mut rows = Vec::new();
     for hosts in &plan.hosts {
         let work = Work::Steps { network: network.clone(), named: named.clone(), train: train.clone() };
         let job = Job { ranks: *hosts, work, iters: 3, warmup: 3 };
-        let variants = of(*hosts);
+        let variants: Vec<Variant> = of(*hosts).into_iter().filter(|it| setting.reaches(*it, *hosts)).collect();
         let found = rounds::run(&mut runner, &variants, &vec![vec![job]; plan.rounds], Vec::new(), progress);
         for variant in variants {
             let samples = found.done.iter().filter(|done| done.variant == variant);
@@ -107,8 +113,9 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
         }
     }
     let words = format!(
-        "check: the same step with {scale:.3} of the model on emulated hosts with links of {}, {}",
+        "check: the same step with {scale:.3} of the model on emulated hosts with links of {}{}, {}",
         plan.lab,
+        own_words(&setting.own),
         crate::text::several(plan.rounds, "round")
     );
     Ok(Checked { words, rows })

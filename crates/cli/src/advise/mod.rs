@@ -73,11 +73,6 @@ impl Choice {
             Kind::Helpers => Variant::ours(Mode::Helped { helpers: hosts }),
         }
     }
-
-    /// Whether there is a prediction for so many hosts.
-    fn is_for(&self, hosts: usize) -> bool {
-        self.of != Kind::Helpers || 2 * hosts <= predict::MOST_HELPED
-    }
 }
 
 /// What is predicted for one mode on one number of hosts.
@@ -93,7 +88,8 @@ pub(crate) struct PredictedRow {
     pub efficiency: f64,
     /// The part of a step that does not, in seconds.
     pub exposed_s: f64,
-    /// What the busiest host sends or receives in a step, whichever is more, without compression.
+    /// What the busiest host sends or receives in a step, whichever is more, without compression and on links
+    /// that are alike.
     pub busiest_host_bytes: f64,
     #[serde(skip)]
     pub variant: Variant,
@@ -120,8 +116,8 @@ pub(crate) struct Advice {
 pub(crate) fn rows(setting: &Setting, choices: &[Choice], hosts: &[usize]) -> Result<Vec<PredictedRow>> {
     let mut wanted: Vec<(usize, Variant)> = Vec::new();
     for hosts in hosts {
-        let choices = choices.iter().filter(|choice| choice.is_for(*hosts));
-        for variant in choices.map(|choice| choice.variant(*hosts)) {
+        let variants = choices.iter().map(|choice| choice.variant(*hosts));
+        for variant in variants.filter(|variant| setting.reaches(*variant, *hosts)) {
             if !wanted.contains(&(*hosts, variant)) {
                 wanted.push((*hosts, variant));
             }

@@ -1,7 +1,7 @@
 //! A step of training in a mode, as the simulation of `ringpull-plan` takes it: what the store would sum
 //! together, by which plan, and which server would hold what.
 
-use ringpull_allreduce::communicator::plan_of_codes;
+use ringpull_allreduce::communicator::{MEASURED_HOSTS, plan_of_codes};
 use ringpull_allreduce::progress::fusion::{BUCKET_BYTES, units};
 use ringpull_allreduce::progress::messages::Step as Called;
 use ringpull_allreduce::progress::{Operation, Terms, Topic, Transfer};
@@ -12,7 +12,9 @@ use ringpull_plan::simulate::{self, Codes, Exchange, Layer, Network, Segment, Se
 use ringpull_plan::{LinkRates, Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
 use ringpull_ps::shard;
 
+use crate::lab::HostRate;
 use crate::layers;
+use crate::link::LinkRate;
 use crate::mode::{Mode, Placement};
 use crate::train::BACKWARD;
 use crate::variant::Variant;
@@ -25,6 +27,8 @@ pub(crate) struct Setting {
     pub network: layers::Network,
     pub compute_s: f64,
     pub link_bytes_per_s: f64,
+    /// The workers' hosts whose links have rates of their own.
+    pub own: Vec<HostRate>,
     pub latency_s: f64,
 }
 
@@ -34,20 +38,40 @@ impl Setting {
         4.0 * self.network.keys.iter().map(|key| key.len() as f64).sum::<f64>()
     }
 
+    /// Whether there is a prediction of a mode that has one for so many workers: where ranks are not alike
+    /// each is simulated, and more take too long.
+    pub(crate) fn reaches(&self, variant: Variant, workers: usize) -> bool {
+        let is_coded = variant.compression.is_some() && variant.mode.kind().has_ranks();
+        let is_apart = !self.own_links(workers).is_empty();
+        match variant.mode {
+            Mode::Helped { helpers } => workers + helpers <= MOST_APART,
+            Mode::Servers { .. } => true,
+            _ => !is_apart || workers <= MOST_APART && !is_coded,
+        }
+    }
+
+    /// The links of their own of so many workers' hosts: the worker, what it sends and receives at, in bytes
+    /// per microsecond.
+    fn own_links(&self, workers: usize) -> Vec<(usize, f64, f64)> {
+        let rate = |rate: LinkRate| GOODPUT * rate.bytes_per_s().unwrap_or(self.link_bytes_per_s) / 1e6;
+        let own = self.own.iter().filter(|own| own.host <= workers);
+        own.map(|own| (own.host - 1, rate(own.sends), rate(own.receives))).collect()
+    }
+
     /// The time of a step of `workers` workers.
     ///
     /// An error if the mode or its codec has no prediction.
     pub(crate) fn step_s(&self, variant: Variant, workers: usize) -> Result<f64> {
         let codec = codec(variant)?;
         let model = self.model();
-        let network = Network::even(workers, &model);
+        let network = Network { own: self.own_links(workers), ..Network::even(workers, &model) };
         let layers = self.network.layers.iter().map(|layer| Layer {
             backward_us: 1e6 * self.compute_s * BACKWARD * layer.part,
             forward_us: 1e6 * self.compute_s * (1.0 - BACKWARD) * layer.part,
         });
         let (units, servers) = match variant.mode {
             Mode::Allreduce | Mode::Hybrid { .. } | Mode::Helped { .. } if workers == 1 => (Vec::new(), None),
-            Mode::Helped { helpers } if workers + helpers > MOST_HELPED => return Err(too_many(variant, workers)),
+            _ if !self.reaches(variant, workers) => return Err(too_many(variant, workers)),
             // A model's keys are dense: those of dist_hybrid are all on the ranks.
             Mode::Allreduce | Mode::Hybrid { .. } | Mode::Helped { .. } => match codec {
                 None => {
@@ -71,11 +95,8 @@ impl Setting {
         self.model().message_us / 1e6
     }
 
-    /// The cluster as the store would learn it.
     fn model(&self) -> Model {
-        let rate = GOODPUT * self.link_bytes_per_s / 1e6;
-        let latency_us = 1e6 * self.latency_s;
-        Model { latency_us, short_bytes_per_us: rate, long_bytes_per_us: rate, ..Model::default() }
+        model(self.link_bytes_per_s, self.latency_s)
     }
 
     /// The keys in the order in which a step pushes them, with their layers.
@@ -104,7 +125,15 @@ impl Setting {
             },
         };
         let steps: Vec<Called> = calls.iter().map(called).collect();
-        let links = Links::with_helpers(&vec![LinkRates::both(1.0); workers + helpers], helpers);
+        let mut rates = vec![LinkRates::both(network.bytes_per_us); workers + helpers];
+        for (worker, sends, receives) in &network.own {
+            rates[*worker] = LinkRates { sends: *sends, receives: *receives };
+        }
+        let are_measured = MEASURED_HOSTS.contains(&workers);
+        let links = Links::with_helpers(&rates, helpers).or_else(|| Links::of(&rates).filter(|_| are_measured));
+        // A ring is as fast as the slowest link, and so the store learns it.
+        let slowest = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
+        let model = &Model { short_bytes_per_us: slowest, long_bytes_per_us: slowest, ..*model };
         let bucket_bytes = model.bucket_bytes(workers, segments).min(BUCKET_BYTES);
         // Those of which one rank stands for all: what takes another plan has few bytes.
         let plans = || Algorithm::ALL.into_iter().filter(|algorithm| network.ranks(*algorithm).len() == 1);
@@ -112,20 +141,22 @@ impl Setting {
             let members = members.iter().map(|step| calls[*step as usize]);
             let bytes: usize = members.clone().map(|(_, key)| len_bytes(key)).sum();
             let predicted = plans().map(|algorithm| predict(model, algorithm, bytes, workers, segments));
-            let best = predicted.min_by(|a, b| a.time_us.total_cmp(&b.time_us)).expect("rings suit any ranks");
-            if let Some(links) = &links {
-                let (len, cluster) = (bytes / 4, (model, Some(links)));
-                let of = |rank| {
-                    let (plan, segment_bytes) = auto(cluster, (rank, workers), (len, 4), segments);
-                    Schedule::of(&plan, DType::F32, segment_bytes)
-                };
-                let all = (0..links.len()).map(of).collect();
-                return unit(members.map(|(layer, _)| layer), false, Exchange::Sum(all, None));
-            }
-            // Ranks are alike if their parts are.
-            let plan = allreduce(best.algorithm, 0, workers, (bytes / 4).next_multiple_of(workers));
-            let exchange = Exchange::Sum(vec![Schedule::of(&plan, DType::F32, best.segment_bytes)], None);
-            unit(members.map(|(layer, _)| layer), false, exchange)
+            let schedules = match predicted.min_by(|a, b| a.time_us.total_cmp(&b.time_us)) {
+                // Ranks are alike if their parts are.
+                Some(best) if links.is_none() => {
+                    let plan = allreduce(best.algorithm, 0, workers, (bytes / 4).next_multiple_of(workers));
+                    vec![Schedule::of(&plan, DType::F32, best.segment_bytes)]
+                }
+                _ => {
+                    let of = |rank| {
+                        let cluster = (model, links.as_ref());
+                        let (plan, segment_bytes) = auto(cluster, (rank, workers), (bytes / 4, 4), segments);
+                        Schedule::of(&plan, DType::F32, segment_bytes)
+                    };
+                    (0..workers + helpers).map(of).collect()
+                }
+            };
+            unit(members.map(|(layer, _)| layer), false, Exchange::Sum(schedules, None))
         };
         units(&steps, &vec![0; steps.len()], bucket_bytes).into_iter().map(sum).collect()
     }
@@ -165,6 +196,12 @@ impl Setting {
     }
 }
 
+/// A cluster with such links as a store would learn it.
+pub(crate) fn model(link_bytes_per_s: f64, latency_s: f64) -> Model {
+    let (latency_us, rate) = (1e6 * latency_s, GOODPUT * link_bytes_per_s / 1e6);
+    Model { latency_us, short_bytes_per_us: rate, long_bytes_per_us: rate, ..Model::default() }
+}
+
 /// The sooner the forward pass needs a layer, the higher.
 fn priority(layer: usize) -> i32 {
     -(layer as i32)
@@ -176,13 +213,15 @@ fn unit(layers: impl Iterator<Item = usize>, is_alone: bool, exchange: Exchange)
     Unit { layers, priority, is_alone, exchange }
 }
 
-/// With helpers every rank is simulated: more take too long.
-pub(crate) const MOST_HELPED: usize = 64;
+/// The ranks of a job in which they are not alike: with helpers, or on links of their own.
+pub(crate) const MOST_APART: usize = 64;
 
 fn too_many(variant: Variant, workers: usize) -> Error {
     Error::argument(
         format!("{variant} has no prediction for {workers} hosts"),
-        format!("predict helpers for up to {MOST_HELPED} hosts in all"),
+        format!(
+            "predict helpers, and sums on links that are not alike, for up to {MOST_APART} hosts in all and without compression"
+        ),
     )
 }
 
@@ -207,7 +246,7 @@ mod tests {
 
     fn setting(model: &str, compute_s: f64) -> Setting {
         let network = layers::load(model, 1.0).unwrap();
-        Setting { network, compute_s, link_bytes_per_s: 1.25e9, latency_s: 50e-6 }
+        Setting { network, compute_s, link_bytes_per_s: 1.25e9, own: Vec::new(), latency_s: 50e-6 }
     }
 
     fn step_s(setting: &Setting, mode: &str, workers: usize) -> f64 {
@@ -229,6 +268,28 @@ mod tests {
             let ratio = GOODPUT * step_s(&setting, mode, 8) / bound;
             assert!((0.999..1.15).contains(&ratio), "{mode}: {ratio}");
         }
+    }
+
+    #[test]
+    fn a_slow_host_costs_an_allreduce_what_its_weighted_bound_says_and_servers_what_theirs_does() {
+        let own: Vec<HostRate> = vec!["3=5gbit".parse().unwrap()];
+        let setting = Setting { own: own.clone(), ..setting("vgg16", 1e-9) };
+        for (mode, workers) in
+            [("dist_sync_mpi", 3), ("dist_sync_mpi", 8), ("dist_sync:8", 8), ("dist_sync:2shared", 8)]
+        {
+            let links = crate::cost::Links { bytes_per_s: 1.25e9, own: &own };
+            let bound =
+                crate::cost::mode_bound_s(mode.parse::<Variant>().unwrap().mode, workers, setting.bytes(), links);
+            let ratio = GOODPUT * step_s(&setting, mode, workers) / bound;
+            assert!((0.999..1.15).contains(&ratio), "{mode} on {workers}: {ratio}");
+        }
+        // On two hosts there is nothing to weigh, and on more than a probe meets a ring takes twice as long.
+        let even = Setting { own: Vec::new(), ..setting };
+        let setting = Setting { own, ..self::setting("vgg16", 1e-9) };
+        assert_eq!(step_s(&setting, "dist_sync_mpi", 2), step_s(&even, "dist_sync_mpi", 2));
+        let times = step_s(&setting, "dist_sync_mpi", 40) / step_s(&even, "dist_sync_mpi", 40);
+        assert!((1.9..2.1).contains(&times), "{times}");
+        assert!(setting.step_s("dist_sync_mpi+fp16".parse().unwrap(), 8).is_err());
     }
 
     #[test]

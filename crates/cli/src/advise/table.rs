@@ -98,7 +98,8 @@ mod tests {
 
     fn advice(hosts: &[usize]) -> Advice {
         let network = layers::load("resnet50", 0.1).unwrap();
-        let setting = Setting { network, compute_s: 0.02, link_bytes_per_s: 1.25e9, latency_s: 50e-6 };
+        let (link_bytes_per_s, latency_s) = (1.25e9, 50e-6);
+        let setting = Setting { network, compute_s: 0.02, link_bytes_per_s, own: Vec::new(), latency_s };
         let rows = rows(&setting, &Choice::all(), hosts).unwrap();
         let (model, link, verdict) = ("m".to_owned(), "10gbit".to_owned(), vec!["it wins".to_owned()]);
         let assumptions = assumptions(&setting, &link, "its share of the FLOPs");

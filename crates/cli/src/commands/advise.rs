@@ -10,6 +10,7 @@ use super::{FAILURE, Format, SUCCESS, Status, print, write};
 use crate::advise::predict::Setting;
 use crate::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
 use crate::compare::report;
+use crate::lab::{HostRate, own_words};
 use crate::layers;
 use crate::link::LinkRate;
 use crate::progress::Progress;
@@ -27,6 +28,7 @@ const MOST_HOSTS: usize = 1024;
     ringpull advise --model bert-large --compute 0.35 --link 25gbit --hosts 8,64,512 --out advice.svg\n  \
     ringpull advise --model model.txt --compute 0.2 --link 1gbit --hosts 16 --modes dist_sync_mpi,dist_sync:4 --format json\n  \
     ringpull advise --model vgg16 --compute 0.5 --link 10gbit --hosts 2,4,8 --check\n  \
+    ringpull advise --model vgg16 --compute 0.5 --link 10gbit --slow-host 3=5gbit --hosts 4,8 --check=50mbit\n  \
     RINGPULL_RECORD=run ringpull launch -n 2 -- python train.py && ringpull advise --recorded run --link 10gbit\n\n\
     --compute is what one host alone takes for a step: measure it with your framework. A recorded job has\n\
     it, and its keys and the computing before each push, also if it ran on one host. --latency is half of\n\
@@ -50,6 +52,9 @@ pub(crate) struct AdviseArgs {
     /// The rate of each host's link, such as 10gbit.
     #[arg(long)]
     link: LinkRate,
+    /// A worker's host whose link has a rate of its own: 3=5gbit, or 3=SENDS/RECEIVES. May be repeated.
+    #[arg(long, value_name = "HOST=RATE", value_delimiter = ',')]
+    slow_host: Vec<HostRate>,
     /// From one host to another, one way, such as 50us.
     #[arg(long, default_value = "50us", value_parser = parse_seconds)]
     latency: f64,
@@ -114,6 +119,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     hosts.dedup();
     let step = step(args)?;
     let setting = setting(args, &step, &hosts)?;
+    let link = format!("{}{}", args.link, own_words(&args.slow_host));
     let progress = Progress::start("simulating");
     let rows = rows(&setting, &choices, &hosts)?;
     drop(progress);
@@ -121,10 +127,10 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     let mut advice = Advice {
         model: format!("{}, {keys}, {}", step.words, format_size(setting.bytes())),
         compute_s: setting.compute_s,
-        link: args.link.to_string(),
+        link: link.clone(),
         latency_s: setting.latency_s,
         rows,
-        assumptions: assumptions(&setting, &args.link.to_string(), step.shares),
+        assumptions: assumptions(&setting, &link, step.shares),
         verdict: Vec::new(),
         check: None,
     };
@@ -167,11 +173,17 @@ fn setting(args: &AdviseArgs, step: &Step, hosts: &[usize]) -> Result<Setting> {
         ));
     };
     let network = layers::load(&step.model, args.scale)?;
-    Ok(Setting { network, compute_s, link_bytes_per_s, latency_s: args.latency })
+    if let Some(wrong) = args.slow_host.iter().find(|slow| slow.host == 0) {
+        return Err(Error::argument(
+            format!("invalid --slow-host {wrong}: hosts are counted from 1"),
+            "name a worker's host, such as 3=5gbit",
+        ));
+    }
+    Ok(Setting { network, compute_s, link_bytes_per_s, own: args.slow_host.clone(), latency_s: args.latency })
 }
 
 /// Emulated hosts for workers that share this machine's processors.
-const MOST_EMULATED: usize = 16;
+const MOST_EMULATED: usize = 64;
 
 fn checked(
     args: &AdviseArgs,
@@ -193,6 +205,7 @@ fn checked(
         scale: args.scale,
         compute_s: setting.compute_s,
         link_bytes_per_s: setting.link_bytes_per_s,
+        own: setting.own.clone(),
         lab,
         hosts,
         rounds: args.rounds,

@@ -11,7 +11,10 @@ use ringpull_plan::{Model, Schedule, Segments, allreduce, allreduce_in_order, ch
 
 use super::bench::algorithms;
 use super::{SUCCESS, Status, put, to_json_line};
+use crate::advise::predict::model;
+use crate::link::LinkRate;
 use crate::size::{elements, parse_size};
+use crate::text::parse_seconds;
 
 /// What fits in memory, message by message.
 const MOST_RANKS: usize = 4096;
@@ -19,11 +22,12 @@ const MOST_RANKS: usize = 4096;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     ringpull plan --ranks 4 --bytes 1MB --algorithm ring\n  \
-    ringpull plan --ranks 1000 --bytes 25MB --format goal > allreduce.goal\n\n\
-    auto chooses by a model of Ethernet hosts, not of yours. JSON has a line for each rank. A message's\n\
-    `after` names the earlier ones of the same rank that must be done first, from 0. GOAL is the input of\n\
-    LogGOPSim: the same, counted from 1. smpi is a trace that SimGrid's `smpirun -replay` reads: it posts the\n\
-    messages in the plan's order, each once those before it that it needs have arrived or left.")]
+    ringpull plan --ranks 1000 --bytes 25MB --link 200mbit --format goal > allreduce.goal\n\n\
+    auto and segments go by a model of Ethernet hosts; with --link, by that of `ringpull advise`. JSON has a\n\
+    line for each rank. A message's `after` names the earlier ones of the same rank that must be done first,\n\
+    from 0. GOAL is the input of LogGOPSim: the same, counted from 1. smpi is a trace that SimGrid's\n\
+    `smpirun -replay` reads: it posts the messages in the plan's order, each once those before it that it\n\
+    needs have arrived or left.")]
 pub(crate) struct PlanArgs {
     /// Number of ranks, 1 to 4096.
     #[arg(long)]
@@ -31,6 +35,12 @@ pub(crate) struct PlanArgs {
     /// The payload, of f32 elements, such as 25MB.
     #[arg(long, default_value = "25MB")]
     bytes: String,
+    /// The rate of each host's link, such as 10gbit.
+    #[arg(long)]
+    link: Option<LinkRate>,
+    /// From one host to another, one way, such as 50us.
+    #[arg(long, default_value = "50us", value_parser = parse_seconds, requires = "link")]
+    latency: f64,
     /// How the buffers are summed.
     #[arg(long, default_value = "auto", value_parser = algorithms())]
     algorithm: AlgorithmChoice,
@@ -71,7 +81,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Status> {
     }
     let bytes = parse_size(&args.bytes)?;
     let len = elements(bytes, DType::F32)?;
-    let (model, most_bytes) = (Model::default(), Config::default().segment_bytes);
+    let rate = args.link.and_then(LinkRate::bytes_per_s);
+    let model = rate.map_or_else(Model::default, |rate| model(rate, args.latency));
+    let most_bytes = Config::default().segment_bytes;
     let segments = Segments { most_bytes, is_fixed: false };
     let chosen = match args.algorithm {
         AlgorithmChoice::Auto => Some(choose(&model, bytes, ranks, segments)),

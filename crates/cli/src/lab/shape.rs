@@ -9,8 +9,6 @@ use ringpull_base::{Error, Result};
 
 use crate::link::{LinkRate, as_text};
 
-const MAX_HOSTS: usize = 100;
-
 /// The hosts of a lab and how they are joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
@@ -48,6 +46,16 @@ pub struct HostRate {
     pub receives: LinkRate,
 }
 
+impl HostRate {
+    /// The same host with as many times the rates.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        let of = |rate: LinkRate| {
+            rate.bits_per_s().map_or(rate, |bits| LinkRate::of_bits((bits as f64 * factor).round() as u64))
+        };
+        HostRate { sends: of(self.sends), receives: of(self.receives), ..self }
+    }
+}
+
 impl FromStr for HostRate {
     type Err = Error;
 
@@ -81,11 +89,14 @@ pub fn own_words(own: &[HostRate]) -> String {
 }
 
 impl Shape {
+    /// How many hosts a lab may have.
+    pub(crate) const MOST_HOSTS: usize = 100;
+
     /// An error unless a lab of this shape can be made.
     pub fn check(&self) -> Result<()> {
-        if !(1..=MAX_HOSTS).contains(&self.hosts) {
+        if !(1..=Self::MOST_HOSTS).contains(&self.hosts) {
             return Err(Error::argument(
-                format!("invalid number of hosts {}: expected 1 to {MAX_HOSTS}", self.hosts),
+                format!("invalid number of hosts {}: expected 1 to {}", self.hosts, Self::MOST_HOSTS),
                 "give another number",
             ));
         }

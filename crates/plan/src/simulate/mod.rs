@@ -84,6 +84,12 @@ impl Network {
         self.own.is_empty() && self.racks.is_none()
     }
 
+    /// The rates at which the host of `worker` sends and receives.
+    fn link(&self, worker: usize) -> (f64, f64) {
+        let own = self.own.iter().find(|own| own.0 == worker);
+        own.map_or((self.bytes_per_us, self.bytes_per_us), |own| (own.1, own.2))
+    }
+
     /// The ranks whose schedules have to be known of a sum by `algorithm`: the first alone, if it stands for
     /// all of them, as it does when all parts have one length.
     pub fn ranks(&self, algorithm: Algorithm) -> Range<usize> {
@@ -98,8 +104,7 @@ impl Network {
     /// Stations for so many of the workers' hosts.
     fn hosts(&self, engine: &mut Engine, count: usize) -> Hosts {
         let of = (0..count).map(|worker| {
-            let own = self.own.iter().find(|own| own.0 == worker);
-            let (sends, receives) = own.map_or((self.bytes_per_us, self.bytes_per_us), |own| (own.1, own.2));
+            let (sends, receives) = self.link(worker);
             Host {
                 out: engine.station(sends),
                 into: engine.station(receives),

@@ -141,18 +141,20 @@ fn one(
     }
 }
 
-/// Stations for all servers, and for the workers' hosts that are not alike: those with a server, and one for
-/// all that have none.
+/// Stations for all servers, and for the workers' hosts that are not alike: those with a server or a link of
+/// their own, those before them, and one for all others.
 fn stations(engine: &mut Engine, network: &Network, servers: Servers) -> Stations {
     let Servers { count, is_shared, window } = servers;
     let with_server = if is_shared { count.min(network.workers) } else { 0 };
-    let hosts = with_server + usize::from(network.workers > with_server);
-    let mut links = |count: usize| {
-        let stations: Vec<usize> = (0..count).map(|_| engine.station(network.bytes_per_us)).collect();
+    let apart = network.own.iter().map(|own| own.0 + 1).fold(with_server, usize::max);
+    let hosts = (apart + 1).min(network.workers);
+    let mut links = |count: usize, rate: &dyn Fn(usize) -> f64| {
+        let stations: Vec<usize> = (0..count).map(|at| engine.station(rate(at))).collect();
         stations.first().map_or(0..0, |first| *first..first + count)
     };
-    let workers = (links(hosts), links(hosts));
-    let own = if is_shared { workers.clone() } else { (links(count), links(count)) };
+    let workers = (links(hosts, &|at| network.link(at).0), links(hosts, &|at| network.link(at).1));
+    let even = |_: usize| network.bytes_per_us;
+    let own = if is_shared { workers.clone() } else { (links(count, &even), links(count, &even)) };
     let servers = (0..count).map(|at| {
         let at = if is_shared { at % with_server.max(1) } else { at };
         let (processor, window) = (engine.station(1.0), engine.window(window.0, window.1));

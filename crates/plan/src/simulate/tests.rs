@@ -108,7 +108,7 @@ fn a_slow_host_holds_up_a_ring_and_an_uplink_a_ring_that_crosses_it_often() {
 
 const WINDOW: (usize, usize) = (4, 128 << 10);
 
-fn on_servers(workers: usize, count: usize, is_shared: bool, bytes: usize) -> f64 {
+fn on_servers(network: &Network, count: usize, is_shared: bool, bytes: usize) -> f64 {
     let segment = 16 << 10;
     let each = bytes / segment;
     let segment = |at| Segment { server: at % count, pushed_bytes: segment, answered_bytes: segment };
@@ -116,7 +116,7 @@ fn on_servers(workers: usize, count: usize, is_shared: bool, bytes: usize) -> f6
     let unit = Unit { layers: vec![0], priority: 0, is_alone: false, exchange };
     let layers = vec![Layer { backward_us: 0.0, forward_us: 0.0 }];
     let step = Step { layers, units: vec![unit], servers: Some(Servers { count, is_shared, window: WINDOW }) };
-    step_us(&network(workers), &step)
+    step_us(network, &step)
 }
 
 #[test]
@@ -126,8 +126,16 @@ fn servers_take_the_time_of_the_busiest_link() {
     for (count, is_shared, busiest) in
         [(1, false, 8.0), (4, false, 2.0), (8, false, 1.0), (1, true, 7.0), (2, true, 8.0 / 2.0), (8, true, 14.0 / 8.0)]
     {
-        let time = on_servers(8, count, is_shared, bytes) / whole;
+        let time = on_servers(&network(8), count, is_shared, bytes) / whole;
         assert!((1.0..1.06).contains(&(time / busiest)), "{count} servers, shared {is_shared}: {time} of {busiest}");
+    }
+    // Half the rate for a worker, whose link carries 1 with servers elsewhere, and 14/8 with one beside it.
+    for (worker, count, is_shared, busiest) in
+        [(5, 8, false, 2.0), (5, 2, true, 4.0), (5, 8, true, 3.5), (0, 2, true, 8.0)]
+    {
+        let slow = Network { own: vec![(worker, RATE / 2.0, RATE / 2.0)], ..network(8) };
+        let time = on_servers(&slow, count, is_shared, bytes) / whole;
+        assert!((1.0..1.06).contains(&(time / busiest)), "{count} servers, host {worker} slow: {time} of {busiest}");
     }
 }
 

@@ -105,7 +105,7 @@ impl Agreement {
         let mut ranks: Vec<usize> = (0..self.size).filter(is_stuck).collect();
         loop {
             let before = ranks.len();
-            let of = |rank: usize| self.waiting().filter(move |pending| pending.calls[rank].is_some());
+            let of = |rank: usize| self.waiting().filter(move |pending| pending.call(rank).is_some());
             let is_silent = |rank: usize| self.left[rank] || ranks.contains(&rank);
             let is_caught = |rank: &usize| {
                 of(*rank).next().is_some() && of(*rank).all(|pending| self.in_vain(pending, is_silent).is_some())
@@ -151,7 +151,7 @@ impl Agreement {
     /// This rank and what of another it waits for, as [`Error::Deadlock`] has them; none if it waits for data
     /// of a sum that all have called, which a link may hold up.
     fn awaits(&self, rank: usize) -> Option<(usize, String)> {
-        let is_alone = |pending: &&Pending| pending.calls[rank].is_some() && !self.lacking(pending).is_empty();
+        let is_alone = |pending: &&Pending| pending.call(rank).is_some() && !self.lacking(pending).is_empty();
         let outstanding = || {
             self.outstanding
                 .iter()
@@ -186,7 +186,7 @@ impl Agreement {
     /// barrier are often the very ranks that have not called it, and may have come there first.
     fn behind_barrier<'a>(&'a self, barrier: &'a Pending) -> &'a Pending {
         let awaited = self.lacking(barrier);
-        let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.calls[*rank].is_some());
+        let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.call(*rank).is_some());
         let of_keys = self.pending.iter().chain(&self.of_sets).filter(|((topic, _), _)| *topic != Topic::Barrier);
         let mut held =
             of_keys.map(|(_, pending)| pending).filter(|pending| !self.lacking(pending).is_empty() && is_held(pending));
@@ -195,10 +195,10 @@ impl Agreement {
 
     /// What one of these ranks has called and others have not: two ranks may wait for each other.
     fn wait_of(&self, ranks: &[usize]) -> Option<String> {
-        let of = |pending: &Pending| ranks.iter().copied().find(|rank| pending.calls[*rank].is_some());
+        let of = |pending: &Pending| ranks.iter().copied().find(|rank| pending.call(*rank).is_some());
         self.waiting().find_map(|pending| {
             let (rank, lacking) = (of(pending)?, self.lacking(pending));
-            let call = pending.calls[rank].as_ref().filter(|_| !lacking.is_empty())?;
+            let call = pending.call(rank).filter(|_| !lacking.is_empty())?;
             let (operation, key) = (&call.operation, call.topic.key());
             Some(format!("rank {rank} has called {operation} of key {key}, which rank(s) {lacking:?} have not"))
         })

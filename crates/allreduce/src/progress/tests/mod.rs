@@ -4,4 +4,5 @@ mod explore;
 mod finish;
 mod helpers;
 mod leave;
+mod many;
 mod schedule;
