@@ -28,6 +28,9 @@ named! {
     }
 }
 
+/// What stands before the number of the rank that is late.
+const LATE: &str = "late:";
+
 /// How an allreduce is to be done.
 ///
 /// ```
@@ -45,6 +48,8 @@ pub enum AlgorithmChoice {
     Plan(Algorithm),
     /// Every element in the order of the ranks: the same bits wherever the ranks run.
     Ordered,
+    /// By the plan whose other ranks sum among themselves before this rank calls.
+    Late(usize),
     /// By the library under the transport: `MPI_Allreduce`.
     Native,
     /// Memory of devices by the devices themselves, on GPUs by NCCL; that of the host as by `auto`.
@@ -52,9 +57,10 @@ pub enum AlgorithmChoice {
 }
 
 impl AlgorithmChoice {
-    /// Every name, in the order of the documentation.
+    /// Every name, in the order of the documentation; `RANK` stands for a number.
     pub fn names() -> Vec<&'static str> {
-        [vec!["auto"], Algorithm::ALL.map(Algorithm::name).to_vec(), vec!["ordered", "native", "nccl"]].concat()
+        let others = vec!["ordered", "late:RANK", "native", "nccl"];
+        [vec!["auto"], Algorithm::ALL.map(Algorithm::name).to_vec(), others].concat()
     }
 
     /// The other name of one of [`names`](Self::names), if it has one: `circulant` is the form of halving and
@@ -71,7 +77,21 @@ impl AlgorithmChoice {
             "native" => Some(AlgorithmChoice::Native),
             "nccl" => Some(AlgorithmChoice::Nccl),
             "halving" => Some(AlgorithmChoice::Plan(Algorithm::Circulant)),
-            plan => Algorithm::of_name(plan).map(AlgorithmChoice::Plan),
+            name => match name.strip_prefix(LATE) {
+                Some(rank) => rank.parse().ok().map(AlgorithmChoice::Late),
+                None => Algorithm::of_name(name).map(AlgorithmChoice::Plan),
+            },
+        }
+    }
+
+    /// An error if it names a rank that is none of so many.
+    pub fn check(self, ranks: usize) -> Result<(), Error> {
+        match self {
+            AlgorithmChoice::Late(late) if late >= ranks => Err(Error::argument(
+                format!("invalid algorithm {self}: there are ranks 0 to {}", ranks.saturating_sub(1)),
+                "give RINGPULL_ALGORITHM or --algorithm the rank that is late, as in late:0, or auto",
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -90,6 +110,7 @@ impl From<Algorithm> for AlgorithmChoice {
 impl fmt::Display for AlgorithmChoice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
+            AlgorithmChoice::Late(rank) => return out.pad(&format!("{LATE}{rank}")),
             AlgorithmChoice::Auto => "auto",
             AlgorithmChoice::Plan(algorithm) => algorithm.name(),
             AlgorithmChoice::Ordered => "ordered",
@@ -108,7 +129,7 @@ impl FromStr for AlgorithmChoice {
             Error::argument(
                 format!("unknown algorithm {name:?}"),
                 format!(
-                    "the algorithms are {} (ordered: the same bits wherever the ranks run; native: the MPI library's own; nccl: between GPUs by NCCL){}",
+                    "the algorithms are {} (ordered: the same bits wherever the ranks run; late:3: the others sum before rank 3 comes; native: the MPI library's own; nccl: between GPUs by NCCL){}",
                     names.join(", "),
                     did_you_mean(name, names)
                 ),
@@ -125,8 +146,9 @@ mod tests {
     #[test]
     fn every_name_is_read_and_printed_again() {
         for name in AlgorithmChoice::names() {
+            let name = &name.replace("RANK", "17");
             let choice: AlgorithmChoice = name.parse().unwrap();
-            assert_eq!(choice.to_string(), name);
+            assert_eq!(&choice.to_string(), name);
             assert!(AlgorithmChoice::alias(name).is_none_or(|alias| alias.parse() == Ok(choice)), "{name}");
         }
     }
@@ -146,11 +168,17 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_an_error_that_lists_the_names() {
-        for given in ["rign", "Ring", "", "plan"] {
+        for given in ["rign", "Ring", "", "plan", "late", "late:", "late:RANK", "late:-1"] {
             let error = given.parse::<AlgorithmChoice>().unwrap_err().to_string();
             assert!(error.contains(&format!("{given:?}")) && error.contains("auto, ring, direct"), "{error}");
         }
         let error = "rign".parse::<AlgorithmChoice>().unwrap_err().to_string();
-        assert!(error.contains("ordered, native") && error.ends_with("did you mean ring?"), "{error}");
+        assert!(error.contains("ordered, late:RANK, native") && error.ends_with("did you mean ring?"), "{error}");
+    }
+    #[test]
+    fn a_late_rank_is_one_of_those_that_there_are() {
+        assert!(AlgorithmChoice::Late(3).check(4).is_ok() && AlgorithmChoice::Auto.check(1).is_ok());
+        let error = AlgorithmChoice::Late(4).check(4).unwrap_err().to_string();
+        assert!(error.contains("invalid algorithm late:4: there are ranks 0 to 3"), "{error}");
     }
 }

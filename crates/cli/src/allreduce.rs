@@ -7,9 +7,11 @@ use ringpull_allreduce::communicator::{Communicator, Parts};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result, Tensor};
+use ringpull_workload::iterations::LateRank;
 use ringpull_workload::pattern::Pattern;
 
 use crate::kept;
+use crate::late::Late;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, gather_by, record_of};
 use crate::record::Record;
@@ -31,9 +33,11 @@ pub(crate) struct AllreduceOptions {
     /// How long the ranks are idle before each iteration, so that every sample finds the same burst saved up
     /// by the links' shapers.
     pub rest: Duration,
-    /// How late rank 0 comes to one more iteration, in which the others' processor time is measured. Zero
-    /// omits it.
-    pub late: Duration,
+    /// How long the others wait for rank 0 in one more iteration, in which their processor time is measured.
+    /// Zero omits it.
+    pub waiting: Duration,
+    /// Who is late in every iteration; its seconds count from the arrival.
+    pub late: Option<LateRank>,
 }
 
 /// Sums buffers of `sizes` bytes, each whole elements, over all ranks by `asked`, or else as the
@@ -60,6 +64,7 @@ pub(crate) fn run(
     // Only `auto` needs to know the cluster.
     let eager_bytes = eager_bytes(asked, &environment);
     let engine = connect(&Config { algorithm: choice, ..environment }, eager_bytes)?;
+    plan.late.map_or(Ok(()), |late| Late::from(late).check(engine.size()))?;
     let mut records = Vec::new();
     for (done, size) in sizes.iter().copied().enumerate() {
         if let Some(progress) = progress {
@@ -75,7 +80,8 @@ pub(crate) fn run(
         };
         let ranks = engine.collective("bench allreduce", memory, work)?;
         let mode = if choice == AlgorithmChoice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
-        let record = Record { mode, algorithm: choice.to_string(), ..Record::blank("allreduce", dtype) };
+        let (algorithm, blank) = (choice.to_string(), Record::blank("allreduce", dtype));
+        let record = Record { mode, algorithm, late: plan.late.map(Into::into), ..blank };
         records.push(kept::keep(record_of(&ranks, size, record)?, engine.rank())?);
     }
     Ok((engine.rank() == 0).then_some(records))
@@ -122,7 +128,7 @@ fn measure(
     pattern.fill(tensor, comm.rank(), 0);
     let mut memory = Memory::watch();
     let last = plan.warmup + plan.iters;
-    for iteration in 0..last + usize::from(!plan.late.is_zero()) {
+    for iteration in 0..last + usize::from(!plan.waiting.is_zero()) {
         if iteration == plan.warmup {
             memory.stop();
         }
@@ -130,9 +136,9 @@ fn measure(
         pattern.fill(tensor, comm.rank(), iteration);
         barrier(comm, stamp, &buffers.flag)?;
         if iteration == last && comm.rank() == 0 {
-            std::thread::sleep(plan.late);
+            std::thread::sleep(plan.waiting);
         }
-        let (start, cpu) = (Instant::now(), cpu_s());
+        let (start, cpu) = (LateRank::begin(plan.late.filter(|_| iteration < last), comm.rank()), cpu_s());
         comm.allreduce_tensor(choice, tensor, stamp)?;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_s() - cpu);
         // Otherwise the first to finish would take processor time from the last.
@@ -140,7 +146,7 @@ fn measure(
         pattern.check(tensor, "the buffer", comm.rank(), iteration..=iteration)?;
         if iteration == last {
             // The sum itself costs as much as in the other iterations. Rank 0 is the late one.
-            let waiting = (cpu - found.spent.cpu_s / plan.iters as f64).max(0.0) / plan.late.as_secs_f64();
+            let waiting = (cpu - found.spent.cpu_s / plan.iters as f64).max(0.0) / plan.waiting.as_secs_f64();
             found.waiting_cpu = (comm.rank() > 0).then_some(waiting);
         } else if iteration >= plan.warmup {
             found.seconds.push(seconds);

@@ -4,10 +4,14 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use ringpull_base::{Error, Result};
+use ringpull_workload::iterations::LateRank;
 use ringpull_workload::sparse::mixed;
 use serde::{Deserialize, Serialize};
+
+use crate::text::format_seconds;
 
 /// Workers that begin a step late.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -26,6 +30,27 @@ impl Late {
             Late::Rank { rank: late, seconds } if late == rank => seconds,
             Late::Random { part } if drawn(rank, step) < part => compute_s,
             _ => 0.0,
+        }
+    }
+
+    /// Who is late and by how much, in steps that compute for `compute_s`.
+    pub(crate) fn words(self, compute_s: f64) -> String {
+        match self {
+            Late::Rank { rank, seconds } => format!("worker {rank} late by {}", format_seconds(seconds)),
+            Late::Random { part } => {
+                format!("each worker late by {} in {:.0} % of steps", format_seconds(compute_s), 100.0 * part)
+            }
+        }
+    }
+
+    /// The one rank that is late; an error if each is at times.
+    pub(crate) fn of_rank(self) -> Result<LateRank> {
+        match self {
+            Late::Rank { rank, seconds } => Ok(LateRank { rank, by: Duration::from_secs_f64(seconds) }),
+            Late::Random { .. } => Err(Error::argument(
+                format!("invalid --late {self}: only steps of training have a time by which a rank is late at random"),
+                "give RANK=SECONDS, such as --late 3=0.5, or compare steps with --train",
+            )),
         }
     }
 
@@ -76,6 +101,12 @@ impl fmt::Display for Late {
     }
 }
 
+impl From<LateRank> for Late {
+    fn from(LateRank { rank, by }: LateRank) -> Self {
+        Late::Rank { rank, seconds: by.as_secs_f64() }
+    }
+}
+
 impl From<Late> for String {
     fn from(late: Late) -> Self {
         late.to_string()
@@ -122,6 +153,9 @@ mod tests {
         assert!(late.check(4).is_ok() && "random:1".parse::<Late>().unwrap().check(1).is_ok());
         let error = late.check(3).unwrap_err().to_string();
         assert!(error.contains("invalid --late 3=0.5: there are workers 0 to 2"), "{error}");
+        assert_eq!(late.of_rank(), Ok(LateRank { rank: 3, by: Duration::from_millis(500) }));
+        let error = "random:1".parse::<Late>().unwrap().of_rank().unwrap_err().to_string();
+        assert!(error.contains("invalid --late random:1") && error.contains("--train"), "{error}");
     }
 
     /// `peers/replay.py` has the same two numbers for these.

@@ -106,7 +106,7 @@ impl FromStr for Mode {
             Error::argument(
                 format!("unknown mode {text:?}"),
                 format!(
-                    "the modes are dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, dist_hybrid:K and dist_hybrid:Kshared (servers for row-sparse keys alone), with K at least 1{meant}"
+                    "the modes are dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync_mpi:ALGORITHM (such as ring), dist_sync:K (K dedicated servers), dist_sync:Kshared (K servers on the workers' hosts), dist_async:K and dist_async:Kshared, dist_hybrid:K and dist_hybrid:Kshared (servers for row-sparse keys alone), with K at least 1{meant}"
                 ),
             )
         };

@@ -12,7 +12,7 @@ use crate::statistics::Summary;
 use crate::usage::Usage;
 
 /// What the figures of a record mean; every record contains it.
-pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; sparse: bytes are then those of the rows that each rank touches of a table; state_bytes: what the rank with most of the optimizer's states has of them";
+pub(crate) const UNIT_NOTES: &str = "seconds: one sample for each iteration, barrier to slowest rank, or with a late rank from its arrival; bytes: payload of one rank; bound_s: 2(n-1)/n x bytes / link, of reduce_scatter, allgather and alltoall half of it, with two racks at least bytes / uplink, and on links that are not alike the larger of bytes / the slowest and 2(n-1) x bytes / all together; mode_bound_s: bytes through this mode's host that takes longest / its link; ratio_to_mode_bound: median_s / mode_bound_s; algbw_Bps: bytes / median_s; busbw_Bps: algbw_Bps x bound_s x link / bytes; host_bytes: larger of sent and received by the busiest worker's host in one iteration, by its network interface; cpu_s_per_GB: processor seconds of one rank's process, averaged over ranks, for each 10^9 bytes of its payload, the median of the rounds; waiting_cpu: part of a core that a rank used while it waited for a late one; extra_rss_bytes: the most that a rank's memory, without its neighbours' that it maps, grew beyond its payload and what it held before, in any round, seen every 5 ms while iterations warm up and once at the end, without the MPI library's shared memory; sparse: bytes are then those of the rows that each rank touches of a table; state_bytes: what the rank with most of the optimizer's states has of them";
 
 /// What the figures of a record of training mean.
 pub(crate) const TRAIN_NOTES: &str = "seconds: one sample for each step, from the beginning of a backward pass to the next, slowest rank, or with late ranks the harmonic mean over the ranks, as those that do not wait make more steps; bytes: gradients of one rank; compute_s: computing in a step; exposed_s: median_s - compute_s; efficiency: compute_s / median_s; shortest_s: the longer of compute_s and mode_bound_s, below which no step can be; images_per_s: batch / median_s, of one rank; bound_s and ratio_to_bound: of the communication alone, see pushpull; host_bytes: larger of sent and received by the busiest worker's host in one step, by its network interface";
@@ -60,6 +60,9 @@ pub(crate) struct Record {
     pub host_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train: Option<Train>,
+    /// Who came late to the iterations, whose seconds then count from its arrival.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<Late>,
     #[serde(flatten)]
     pub usage: Usage,
     pub unit_notes: String,
@@ -109,6 +112,7 @@ impl Record {
             sparse: None,
             host_bytes: None,
             train: None,
+            late: None,
             usage: Usage::default(),
             unit_notes: UNIT_NOTES.to_owned(),
         }
@@ -153,7 +157,8 @@ impl Record {
     }
 
     /// Fills the bounds for `links`, with that of `mode`. A link between two racks may raise the bound of an
-    /// allreduce, since each rack must receive the other's sum.
+    /// allreduce, since each rack must receive the other's sum. What is left when a late rank comes has no
+    /// bound here.
     #[must_use]
     pub(crate) fn with_links<'a>(
         mut self,
@@ -161,6 +166,9 @@ impl Record {
         uplink_bytes_per_s: Option<f64>,
         mode: Option<Mode>,
     ) -> Self {
+        if self.late.is_some() {
+            return self;
+        }
         let (bytes, links) = (self.bytes as f64, links.into());
         let part = cost::factor_of(&self.op, self.ranks) / cost::bus_factor(self.ranks).max(f64::MIN_POSITIVE);
         let bound = part * cost::allreduce_bound_s(self.ranks, bytes, links);

@@ -251,6 +251,7 @@ mod tests {
             algorithm: AlgorithmChoice::Auto,
             optimizer: None,
             is_sharded: false,
+            late: None,
         };
         ReplayOptions { keys, compute_s: 0.002, burn: None, batch: Some(64), late: None }
     }

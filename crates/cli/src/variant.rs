@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{AlgorithmChoice, Error, Result};
 use ringpull_kernels::compress::Compression;
 
 use crate::mode::{Mode, Placement};
@@ -95,6 +95,8 @@ pub(crate) struct Variant {
     /// The mode of our store. It also places the servers of a peer that has some.
     pub mode: Mode,
     pub compression: Option<Compression>,
+    /// The allreduce of our store.
+    pub algorithm: AlgorithmChoice,
     /// Whether the ranks run a second build of this program, with MPICH.
     pub on_mpich: bool,
 }
@@ -136,12 +138,12 @@ impl Family {
 
 impl Variant {
     pub(crate) fn ours(mode: Mode) -> Self {
-        Variant { peer: None, mode, compression: None, on_mpich: false }
+        Variant { peer: None, mode, compression: None, algorithm: AlgorithmChoice::Auto, on_mpich: false }
     }
 
     /// The program of `peer`, where `mode` says.
     pub(crate) fn theirs(peer: Peer, mode: Mode) -> Self {
-        Variant { peer: Some(peer), mode, compression: None, on_mpich: peer == Peer::Mpich }
+        Variant { peer: Some(peer), on_mpich: peer == Peer::Mpich, ..Variant::ours(mode) }
     }
 
     pub(crate) fn ours_on_mpich() -> Self {
@@ -173,6 +175,9 @@ impl Variant {
 
     /// The variables that its ranks need.
     pub(crate) fn env(self) -> Vec<(String, String)> {
+        if self.algorithm != AlgorithmChoice::Auto {
+            return vec![("RINGPULL_ALGORITHM".to_owned(), self.algorithm.to_string())];
+        }
         let name = self.to_string();
         // By Open MPI's own numbers, from 1.
         let Some(number) = name.strip_prefix("openmpi:") else { return Vec::new() };
@@ -195,6 +200,9 @@ impl Variant {
     pub(crate) fn words(self) -> String {
         let method = match (self.peer, self.mode) {
             (None, Mode::Allreduce) if self.on_mpich => "ours on MPICH".to_owned(),
+            (None, Mode::Allreduce) if self.algorithm != AlgorithmChoice::Auto => {
+                format!("allreduce, {}", self.algorithm)
+            }
             (None, Mode::Allreduce) => "allreduce (dist_sync_mpi)".to_owned(),
             (None, Mode::Helped { .. }) => "allreduce, with helpers".to_owned(),
             (None, Mode::Servers { sync: true, placement, .. }) => format!("PS {}", placement.name()),
@@ -213,6 +221,7 @@ impl fmt::Display for Variant {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match (self.peer, self.mode) {
             (None, mode) if self.on_mpich => format!("{mode}:mpich"),
+            (None, mode) if self.algorithm != AlgorithmChoice::Auto => format!("{mode}:{}", self.algorithm),
             (None, mode) => self.compression.map_or(mode.to_string(), |compression| format!("{mode}+{compression}")),
             (Some(peer), Mode::Allreduce) => peer.to_string(),
             (Some(peer), mode) => format!("{peer}:{mode}"),
@@ -224,9 +233,9 @@ impl fmt::Display for Variant {
 impl FromStr for Variant {
     type Err = Error;
 
-    /// A mode of ours, with its compression after a `+`, as in `dist_sync_mpi+2bit:0.5`; a peer; or MXNet
-    /// with the mode that places its servers, as in `mxnet:dist_sync:2`. The sweep calls our allreduce `ours`
-    /// and `ours:mpich`.
+    /// A mode of ours, with its compression after a `+`, as in `dist_sync_mpi+2bit:0.5`; our allreduce with
+    /// its algorithm, as in `dist_sync_mpi:ring`; a peer; or MXNet with the mode that places its servers, as
+    /// in `mxnet:dist_sync:2`. The sweep calls our allreduce `ours` and `ours:mpich`.
     fn from_str(text: &str) -> Result<Self, Error> {
         if let Some(peer) = <Peer as ValueEnum>::from_str(text, false).ok().filter(|peer| *peer != Peer::Mxnet) {
             return Ok(Variant::theirs(peer, Mode::Allreduce));
@@ -235,6 +244,10 @@ impl FromStr for Variant {
             "ours" => return Ok(Variant::ours(Mode::Allreduce)),
             "ours:mpich" | "dist_sync_mpi:mpich" => return Ok(Variant::ours_on_mpich()),
             _ => {}
+        }
+        let algorithm = text.strip_prefix("dist_sync_mpi:").and_then(AlgorithmChoice::of_name);
+        if let Some(algorithm) = algorithm.filter(|algorithm| !algorithm.is_auto()) {
+            return Ok(Variant { algorithm, ..Variant::ours(Mode::Allreduce) });
         }
         if let Some(mode) = text.strip_prefix("mxnet:") {
             return Ok(Variant::theirs(Peer::Mxnet, mode.parse()?));
@@ -261,6 +274,8 @@ mod tests {
             "dist_sync_mpi",
             "dist_sync:8shared+fp16",
             "dist_sync_mpi+2bit:0.5",
+            "dist_sync_mpi:ring",
+            "dist_sync_mpi:late:3",
             "mxnet:dist_sync:8",
             "ringpull-horovod",
             "ringpull-torch",
@@ -307,6 +322,7 @@ mod tests {
             let is_numbered = variant.to_string().starts_with("openmpi:");
             assert_eq!(variant.env().len(), if is_numbered { 2 } else { 0 }, "{variant}");
         }
+        assert_eq!(variant("dist_sync_mpi:late:3").env(), [("RINGPULL_ALGORITHM".to_owned(), "late:3".to_owned())]);
         let env = variant("openmpi:4").env();
         assert!(env[0].0.ends_with("use_dynamic_rules") && env[1] == (env[1].0.clone(), "4".to_owned()), "{env:?}");
     }

@@ -67,7 +67,8 @@ fn options_that_an_elastic_job_with_servers_does_not_have_are_errors() {
 fn an_invalid_algorithm_in_the_environment_is_an_error_that_lists_the_names() {
     let (code, text) = said(Some("rign"), "bench pushpull --kv-store local --sizes 4 --iters 1");
     assert_eq!(code, 1);
-    for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, native", "hint: did you mean ring?"] {
+    for part in ["RINGPULL_ALGORITHM=\"rign\"", "auto, ring, direct", "ordered, late:RANK", "hint: did you mean ring?"]
+    {
         assert!(text.contains(part), "{part} in {text}");
     }
 }
@@ -120,7 +121,15 @@ fn buffers_of_gpu_check_are_whole_pieces() {
 #[test]
 fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
     for (words, code, parts) in [
-        ("--late -1", 1, ["invalid --late -1: expected non-negative seconds", "hint: give seconds"]),
+        ("--waiting -1", 1, ["invalid --waiting -1: expected non-negative seconds", "hint: give seconds"]),
+        ("--late random:0.1", 1, ["invalid --late random:0.1", "hint: give RANK=SECONDS"]),
+        ("--late 3=0.1", 1, ["invalid --late 3=0.1: there are workers 0 to 0", "hint: name one"]),
+        (
+            "--algorithm late:1",
+            1,
+            ["invalid algorithm late:1: there are ranks 0 to 0", "hint: give RINGPULL_ALGORITHM"],
+        ),
+        ("--algorithm late:x", 2, ["late:x", "late:RANK"]),
         ("--rest -1", 1, ["invalid --rest -1: expected non-negative milliseconds", "hint: give milliseconds"]),
         ("--rest inf", 1, ["invalid --rest inf: expected non-negative milliseconds", "hint: give milliseconds"]),
         ("--sizes 0", 1, ["invalid size of 0 bytes: expected whole f32 elements", "a multiple of 4 bytes, at least 4"]),
@@ -146,7 +155,9 @@ fn a_worker_that_cannot_be_late_is_an_error_that_names_those_that_can() {
     for (words, code, part) in [
         ("bench train --kv-store local --model vgg16 --compute 0.1 --late 3", 2, "RANK=SECONDS or random:P"),
         ("compare --local 2 --train --model vgg16 --compute 0.1 --late 5=1", 1, "there are workers 0 to 1"),
-        ("compare --local 2 --bytes 4 --late 1=1", 2, "--train"),
+        ("compare --local 2 --bytes 4 --late random:1", 1, "--train"),
+        ("compare --local 2 --bytes 4 --late 2=1", 1, "there are workers 0 to 1"),
+        ("compare --local 2 --bytes 4 --late 1=1 --peers gloo", 1, "excludes the peer gloo"),
     ] {
         let (had, text) = said(None, words);
         assert!(had == code && text.contains(part), "{words}: {had}, {text}");

@@ -5,7 +5,7 @@
 //!
 //! - `parts`: how a buffer is divided; `plan`: what a move is and what a plan means;
 //! - `ring`, `direct`, `turns`, `weighted`, `circulant`, `doubling`, `star`, `tree`, `racks`, `ordered`,
-//!   `alltoall`: one family of plans each, opened by the prose that explains it;
+//!   `late`, `alltoall`: one family of plans each, opened by the prose that explains it;
 //! - `rows`: which plans sum row-sparse tensors;
 //! - `schedule`: a plan cut into segments, with what each message waits for; the interpreter of
 //!   `ringpull-allreduce` does it;
@@ -35,6 +35,7 @@
 //! | allreduce `star` | 2 | `n - 1` from rank 0, else 1 | `(n-1) S` from rank 0, else `S` |
 //! | allreduce in two racks | grows with the pieces | the same | `2 (m-1)/m S` to the `m` ranks of its rack, `S/m` across |
 //! | allreduce `ordered`, long | `2 (n-1)`, the pieces behind one another | twice the pieces, from the first and the last rank once | `2 S`, from the first and the last rank `S` |
+//! | allreduce `late`, long | `2 (n-1)`, the pieces behind one another | twice the pieces, from the late rank and the one before it once | `2 S`, from these two `S` |
 //! | allreduce `tree` | `2 floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, tree | `floor(log2 n)` | up to `q` | up to `q S` |
 //! | broadcast, chain of `k` pieces | `n - 1`, the pieces behind one another | `k` | `S` |
@@ -52,6 +53,7 @@ mod circulant;
 mod direct;
 mod doubling;
 pub mod export;
+mod late;
 mod model;
 mod ordered;
 mod parts;
@@ -139,6 +141,16 @@ pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces:
 pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
     assert!(rank < size, "rank {rank} of {size}");
     ordered::allreduce(rank, size, len)
+}
+
+/// The plan of `rank` for the same sum where the rank `late` comes later than the others, which sum among
+/// themselves before, for any `size` and `len`.
+///
+/// # Panics
+/// If `rank` or `late` is not below `size`.
+pub fn allreduce_late(rank: usize, late: usize, size: usize, len: usize) -> Plan {
+    assert!(rank < size && late < size, "rank {rank} and the late rank {late} of {size}");
+    late::allreduce(rank, late, size, len)
 }
 
 /// The plan of `rank` for the same sum by every rank to every rank, where contributions take time to make:

@@ -113,8 +113,9 @@ impl Communicator {
     }
 
     /// Reads or measures the cluster's model for `auto`, as rank 0's `config` requires. Collective. Until
-    /// this call `auto` uses the default model. If all ranks share one host's memory, nothing is measured.
+    /// this call `auto` uses the default model. An error if the algorithm names a rank that is not there. If all ranks share one host's memory, nothing is measured.
     pub fn learn(&mut self, config: &Config) -> Result<()> {
+        self.choice.check(self.size())?;
         if self.placement.is_one_host() {
             if let (ModelSource::File(path), 0) = (&config.model, self.rank()) {
                 tracing::warn!(path = %path.display(), "RINGPULL_MODEL is not read: all ranks share one host's memory, and no model is needed");

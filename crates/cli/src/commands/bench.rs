@@ -1,9 +1,10 @@
 //! `ringpull bench`: the measuring ranks of one job, which `mpirun` or `ringpull launch` starts.
 
+use std::ffi::OsStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, Subcommand};
+use clap::{Arg, Args, Subcommand};
 
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result};
@@ -15,6 +16,7 @@ use super::{Format, print, report, train};
 use super::{SUCCESS, Status};
 use crate::collectives::{self, Collective, CollectiveOptions, Way};
 use crate::cost::rows_words;
+use crate::late::Late;
 use crate::link::LinkRate;
 use crate::pushpull::StoreOptions;
 use crate::record::Record;
@@ -62,9 +64,10 @@ pub(crate) struct AllreduceArgs {
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
     /// How buffers are summed: auto chooses by the cluster's model; ordered gives the same bits wherever the
-    /// ranks run; native is the MPI library's own `MPI_Allreduce`; the others are plans. halving is another
-    /// name of circulant; nccl works only for stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
-    #[arg(long, value_parser = algorithms())]
+    /// ranks run; with late:3 the others sum among themselves before rank 3 comes; native is the MPI library's
+    /// own `MPI_Allreduce`; the others are plans. halving is another name of circulant; nccl works only for
+    /// stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
+    #[arg(long, value_parser = Algorithms)]
     pub algorithm: Option<AlgorithmChoice>,
     /// Measured iterations of each size.
     #[arg(long, default_value_t = 10)]
@@ -81,7 +84,10 @@ pub(crate) struct AllreduceArgs {
     /// Seconds by which rank 0 is late in one more iteration, which measures the others' processor time while
     /// they wait; 0 omits it.
     #[arg(long, default_value_t = 0.25, allow_negative_numbers = true)]
-    pub late: f64,
+    pub waiting: f64,
+    /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
+    #[arg(long, value_name = "RANK=SECONDS")]
+    pub late: Option<Late>,
     /// Do not measure, but print what the algorithm would do for each size, by the cluster's model.
     #[arg(long)]
     pub explain: bool,
@@ -152,6 +158,9 @@ pub(crate) struct PushpullArgs {
     /// Divide the optimizer's states over the ranks of `dist_sync_mpi`.
     #[arg(long, requires = "optimizer")]
     sharded: bool,
+    /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
+    #[arg(long, value_name = "RANK=SECONDS", conflicts_with = "sparse")]
+    late: Option<Late>,
     #[command(flatten)]
     sparse: SparseArgs,
     #[command(flatten)]
@@ -198,10 +207,32 @@ impl AllreduceArgs {
     }
 }
 
-pub(super) fn algorithms() -> impl TypedValueParser<Value = AlgorithmChoice> {
-    let value = |name| PossibleValue::new(name).aliases(AlgorithmChoice::alias(name));
-    PossibleValuesParser::new(AlgorithmChoice::names().into_iter().map(value))
-        .try_map(|name| name.parse::<AlgorithmChoice>())
+/// Reads the name of an algorithm, of which one ends with a number.
+#[derive(Clone)]
+pub(super) struct Algorithms;
+
+impl Algorithms {
+    fn listed() -> PossibleValuesParser {
+        let value = |name| PossibleValue::new(name).aliases(AlgorithmChoice::alias(name));
+        PossibleValuesParser::new(AlgorithmChoice::names().into_iter().map(value))
+    }
+}
+
+impl TypedValueParser for Algorithms {
+    type Value = AlgorithmChoice;
+
+    fn parse_ref(&self, command: &clap::Command, arg: Option<&Arg>, value: &OsStr) -> Result<Self::Value, clap::Error> {
+        let parse = |name: &str| name.parse::<AlgorithmChoice>();
+        if value.to_str().is_some_and(|name| parse(name).is_ok()) {
+            return parse.parse_ref(command, arg, value);
+        }
+        Self::listed().try_map(|name| name.parse::<AlgorithmChoice>()).parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let names: Vec<PossibleValue> = Self::listed().possible_values()?.collect();
+        Some(Box::new(names.into_iter()))
+    }
 }
 
 fn run_collective(which: Collective, args: &CollectiveArgs) -> Result<Option<Vec<Record>>> {
@@ -221,9 +252,11 @@ fn time(option: &str, given: f64, unit: &str, factor: f64) -> Result<Duration> {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let late = time("--late", args.late, "seconds", 1.0)?;
+    let waiting = time("--waiting", args.waiting, "seconds", 1.0)?;
+    let late = args.late.map(Late::of_rank).transpose()?;
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
-    let plan = allreduce::AllreduceOptions { dtype: args.dtype, iters: args.iters, warmup: args.warmup, rest, late };
+    let AllreduceArgs { dtype, iters, warmup, .. } = *args;
+    let plan = allreduce::AllreduceOptions { dtype, iters, warmup, rest, waiting, late };
     allreduce::run(&sizes, args.algorithm, &plan, progress(args.format).as_ref())
 }
 
@@ -258,7 +291,8 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
             .collect::<Result<_>>()?,
     };
     let (optimizer, is_sharded) = (args.optimizer.clone(), args.sharded);
-    let plan = StoreOptions { optimizer, is_sharded, ..args.store.plan(args.iters)? };
+    let late = args.late.map(Late::of_rank).transpose()?;
+    let plan = StoreOptions { optimizer, is_sharded, late, ..args.store.plan(args.iters)? };
     let progress = progress(args.store.format);
     pushpull::run(&super::store(args.store.kv_store)?, &payloads, &plan, progress.as_ref())
 }
@@ -277,6 +311,9 @@ fn table(records: &[Record]) -> String {
         let payload = format_size(record.bytes as f64);
         for doubt in statistics::warnings(&record.seconds) {
             doubts.push(format!("warning: {payload}: {doubt}\n"));
+        }
+        if let Some(late) = record.late {
+            states.push(format!("{payload}: times count from the arrival of the late rank ({late})\n"));
         }
         if let Some(rows) = &record.sparse {
             states.push(rows_words(rows, record.ranks) + "\n");

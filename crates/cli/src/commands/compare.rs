@@ -37,13 +37,15 @@ use crate::variant::{Peer, Variant};
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 200mbit --model vgg16 --scale 0.02 --compute 0.5 --late 3=0.25 --modes dist_sync_mpi,dist_sync:8shared,dist_async:8shared --out out\n  \
+    ringpull compare --hosts 8 --link 200mbit --bytes 25MB --late 3=2 --modes dist_sync_mpi,dist_sync_mpi:late:3,dist_sync:8 --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --sparse 0.01 --modes dist_sync_mpi,dist_sync:8shared,dist_hybrid:8shared --peers mxnet --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
-    Modes: dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce), dist_sync:K (K\n\
-    dedicated servers), dist_sync:Kshared (on the workers' hosts), and the same for dist_async\n\
-    and dist_hybrid, whose servers have row-sparse keys alone. Append\n\
-    +COMPRESSION to compress gradients: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
+    Modes: dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce),\n\
+    dist_sync_mpi:ALGORITHM (such as ring or late:3), dist_sync:K (K dedicated servers),\n\
+    dist_sync:Kshared (on the workers' hosts), and the same for dist_async and dist_hybrid, whose\n\
+    servers have row-sparse keys alone. Append +COMPRESSION to compress\n\
+    gradients: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
     On a virtual machine a job starts once the hypervisor has taken no processor time for 3 s. It waits\n\
     at most 15 s, and at most as long as the last job took; with a hostfile it does not wait. While\n\
     emulated hosts are up, Linux does not divide processors by session (kernel.sched_autogroup_enabled\n\
@@ -94,9 +96,10 @@ pub(crate) struct CompareArgs {
     /// Images of one host in a step [default: 64 for vgg16, as published].
     #[arg(long, requires = "train")]
     batch: Option<usize>,
-    /// Who begins a step late: a worker by SECONDS in every step, or each worker with probability P, by what
-    /// a step computes. Then a step's time is by the pace of all workers together.
-    #[arg(long, value_name = "WORKER=SECONDS|random:P", requires = "train")]
+    /// Who is late: a worker by SECONDS in every iteration. Then a time counts from its arrival. In steps of
+    /// --train also each worker with probability P, by what a step computes; a step's time is then by the
+    /// pace of all workers together.
+    #[arg(long, value_name = "WORKER=SECONDS|random:P", conflicts_with = "sparse")]
     late: Option<Late>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
     /// `dist_sync_mpi+2bit:0.5`.
@@ -169,6 +172,10 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
+    if let Some(late) = args.late.filter(|_| !args.train) {
+        late.of_rank()?;
+        late.check(fewer.first().copied().unwrap_or(ranks))?;
+    }
     let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
     let sparse = payload.table;
     let job = Job { ranks, work: payload.work(args, train.clone())?, iters: args.iters, warmup: args.warmup };
@@ -184,6 +191,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         rounds: args.rounds,
         iters: args.iters,
         warmup: args.warmup,
+        late: args.late.filter(|_| train.is_none()),
         train,
         sparse,
     };
@@ -341,7 +349,7 @@ impl Payload {
         }
         Ok(match train {
             Some(train) => Work::Steps { network: layers::load(&train.model, args.scale)?, named, train },
-            None => Work::Keys { keys, named },
+            None => Work::Keys { keys, named, late: args.late },
         })
     }
 }
@@ -353,6 +361,15 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
         return Err(Error::argument(
             "--train excludes MPI_Allreduce: it blocks, so nothing is computed meanwhile",
             "compare it without --train; the peers that replay training are mxnet, horovod, gloo, ringpull-horovod and ringpull-torch",
+        ));
+    }
+    if args.late.is_some()
+        && !args.train
+        && let Some(peer) = peers.clone().find(|peer| !peer.is_mpi())
+    {
+        return Err(Error::argument(
+            format!("--late without --train excludes the peer {peer}: only its steps of training can be late"),
+            "compare with --peers mpi, or with --train",
         ));
     }
     if args.sparse.is_given() {

@@ -79,6 +79,7 @@ impl StoreArgs {
             algorithm,
             optimizer: None,
             is_sharded: false,
+            late: None,
         })
     }
 }

@@ -7,9 +7,9 @@ use serde::Serialize;
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result};
 use ringpull_plan::export::{ExportedMessage, goal, messages, smpi};
-use ringpull_plan::{Model, Schedule, Segments, allreduce, allreduce_in_order, choose, predict};
+use ringpull_plan::{Model, Schedule, Segments, allreduce, allreduce_in_order, allreduce_late, choose, predict};
 
-use super::bench::algorithms;
+use super::bench::Algorithms;
 use super::{SUCCESS, Status, put, to_json_line};
 use crate::advise::predict::model;
 use crate::link::LinkRate;
@@ -42,7 +42,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, default_value = "50us", value_parser = parse_seconds, requires = "link")]
     latency: f64,
     /// How the buffers are summed.
-    #[arg(long, default_value = "auto", value_parser = algorithms())]
+    #[arg(long, default_value = "auto", value_parser = Algorithms)]
     algorithm: AlgorithmChoice,
     /// For programs.
     #[arg(long, value_enum, default_value_t)]
@@ -63,10 +63,10 @@ enum PlanFormat {
 
 /// The messages of one rank.
 #[derive(Serialize)]
-struct RankPlan {
+struct RankPlan<'a> {
     rank: usize,
     ranks: usize,
-    algorithm: &'static str,
+    algorithm: &'a str,
     messages: Vec<ExportedMessage>,
 }
 
@@ -85,10 +85,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Status> {
     let model = rate.map_or_else(Model::default, |rate| model(rate, args.latency));
     let most_bytes = Config::default().segment_bytes;
     let segments = Segments { most_bytes, is_fixed: false };
+    args.algorithm.check(ranks)?;
     let chosen = match args.algorithm {
         AlgorithmChoice::Auto => Some(choose(&model, bytes, ranks, segments)),
         AlgorithmChoice::Plan(algorithm) => Some(predict(&model, algorithm, bytes, ranks, segments)),
-        AlgorithmChoice::Ordered => None,
+        AlgorithmChoice::Ordered | AlgorithmChoice::Late(_) => None,
         AlgorithmChoice::Native | AlgorithmChoice::Nccl => {
             return Err(Error::argument(
                 format!("{} has no plan of ours: the library decides", args.algorithm),
@@ -96,22 +97,22 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Status> {
             ));
         }
     };
-    let algorithm = chosen.map_or("ordered", |chosen| chosen.algorithm.name());
+    let algorithm = chosen.map_or_else(|| args.algorithm.to_string(), |chosen| chosen.algorithm.name().to_owned());
     if args.format == PlanFormat::Goal {
         put(&format!("num_ranks {ranks}\n"));
     }
     for rank in 0..ranks {
-        let schedule = match chosen {
-            Some(chosen) => {
-                Schedule::of(&allreduce(chosen.algorithm, rank, ranks, len), DType::F32, chosen.segment_bytes)
-            }
-            None => Schedule::of(&allreduce_in_order(rank, ranks, len), DType::F32, most_bytes),
+        let (plan, segment_bytes) = match (args.algorithm, chosen) {
+            (_, Some(chosen)) => (allreduce(chosen.algorithm, rank, ranks, len), chosen.segment_bytes),
+            (AlgorithmChoice::Late(late), None) => (allreduce_late(rank, late, ranks, len), most_bytes),
+            (_, None) => (allreduce_in_order(rank, ranks, len), most_bytes),
         };
+        let schedule = Schedule::of(&plan, DType::F32, segment_bytes);
         match args.format {
             PlanFormat::Goal => put(&goal(rank, &schedule)),
             PlanFormat::Smpi => put(&smpi(rank, &schedule)),
             PlanFormat::Json => {
-                let plan = RankPlan { rank, ranks, algorithm, messages: messages(&schedule) };
+                let plan = RankPlan { rank, ranks, algorithm: &algorithm, messages: messages(&schedule) };
                 put(&(to_json_line(&plan)? + "\n"));
             }
         }

@@ -7,6 +7,7 @@ use crate::compare::Environment;
 use crate::compare::published::{self, Training};
 use crate::cost::Links;
 use crate::lab::{HostRate, Racks};
+use crate::late::Late;
 use crate::link::LinkRate;
 use crate::record::{Record, Train};
 use crate::rounds::TrainSetup;
@@ -60,6 +61,9 @@ pub(crate) struct Setup {
     /// The table, if rows of one are pushed and pulled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sparse: Option<SparseSetup>,
+    /// Who is late in iterations that are no steps of training: a time counts from its arrival.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<Late>,
 }
 
 /// The rows of a smaller number of workers, with servers as many as in the others.

@@ -4,7 +4,6 @@ use crate::compare::columns::columns;
 use crate::compare::notes::notes;
 use crate::compare::results::{Comparison, Outcome, Row};
 use crate::cost::rows_words;
-use crate::late::Late;
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
 use crate::variant::Family;
@@ -112,6 +111,13 @@ fn below(results: &Comparison) -> Vec<String> {
         let counted = format!("{rounds} of {}", several(setup.iters, "iteration"));
         lines.push(format!("Every sum was checked. time: median of {counted}; spread: half the middle half."));
     }
+    if let Some(late) = setup.late {
+        lines.push(format!("{} in every iteration; time: from its arrival.", late.words(0.0)));
+        if let Some(link) = setup.link.bytes_per_s() {
+            let least = format_seconds(setup.bytes as f64 / link);
+            lines.push(format!("/ payload: time / (payload / link). The late worker's payload alone takes {least}."));
+        }
+    }
     if let Some((record, rows)) = results.rows.iter().find_map(|row| Some((row.record()?, row.record()?.sparse?))) {
         lines.push(rows_words(&rows, setup.workers) + ".");
         if let (Some(bound), Some(link)) = (record.bound_s, setup.link.bytes_per_s()) {
@@ -168,12 +174,7 @@ pub(super) fn how(train: &TrainSetup) -> String {
         || "replayed by the clock".to_owned(),
         |part| format!("{:.0} % of it on the processor, measured without communication", 100.0 * part),
     );
-    let late = match train.late {
-        None => return how,
-        Some(Late::Rank { rank, seconds }) => format!("worker {rank} late by {}", format_seconds(seconds)),
-        Some(Late::Random { part }) => {
-            format!("each worker late by {} in {:.0} % of steps", format_seconds(train.compute_s), 100.0 * part)
-        }
-    };
-    format!("{how}; {late}; step: by the pace of all workers together")
+    train.late.map_or(how.clone(), |late| {
+        format!("{how}; {}; step: by the pace of all workers together", late.words(train.compute_s))
+    })
 }

@@ -31,6 +31,7 @@ fn results() -> Comparison {
         warmup: 1,
         train: None,
         sparse: None,
+        late: None,
     };
     let modes = [
         "dist_sync_mpi",
@@ -215,6 +216,19 @@ fn the_verdict_leads_with_the_readers_own_machines_and_then_says_what_more_would
     assert_eq!(said[0], "On your 8 machines: dist_sync_mpi, 1.87 s; dist_sync:8shared may be as fast.");
     let more = "With 8 more: dist_sync:8, 42 % less time (0.58x); charged for all 16 machines it is 1.16x, ";
     assert!(said[1].starts_with(more), "{}", said[1]);
+}
+
+#[test]
+fn times_from_a_late_workers_arrival_stand_over_what_its_payload_takes() {
+    let mut results = results();
+    assert!(!table::render(&results).contains("/ payload"));
+    results.setup.late = Some("3=2".parse().unwrap());
+    let text = table::render(&results);
+    assert!(text.contains("worker 3 late by 2.00 s in every iteration; time: from its arrival."), "{text}");
+    assert!(text.contains("The late worker's payload alone takes 1.00 s."), "{text}");
+    // 1.87 s of a payload that takes a second.
+    let row = text.lines().find(|line| line.starts_with("dist_sync_mpi ")).unwrap();
+    assert_eq!(row.matches("1.87x").count(), 1, "{row}");
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub(crate) enum Work {
         keys: Vec<ModelKey>,
         /// The arguments of `ringpull bench` that name them, such as `--sizes 25000000`.
         named: Vec<String>,
+        /// Who comes late to every iteration.
+        late: Option<Late>,
     },
     /// Push and pull of rows of a table.
     Rows { table: SparseSetup, named: Vec<String> },

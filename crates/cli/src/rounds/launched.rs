@@ -121,9 +121,9 @@ impl Launched {
         let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let kind = variant.mode.kind().name();
         let mut words = match &job.work {
-            // No rank is made late: what waiting costs the processor is not part of a comparison.
-            _ if variant.peer.is_some() => owned(&["allreduce", "--algorithm=native", "--late=0"]),
-            Work::Buffers(_) => owned(&["allreduce", "--algorithm=auto", "--late=0"]),
+            // Nobody waits for a rank: what waiting costs the processor is not part of a comparison.
+            _ if variant.peer.is_some() => owned(&["allreduce", "--algorithm=native", "--waiting=0"]),
+            Work::Buffers(_) => owned(&["allreduce", "--algorithm=auto", "--waiting=0"]),
             Work::Keys { named, .. } | Work::Rows { named, .. } => {
                 [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat()
             }
@@ -139,6 +139,9 @@ impl Launched {
         if words[0] == "allreduce" {
             let sizes: Vec<String> = job.payloads().iter().map(ToString::to_string).collect();
             words.push(format!("--sizes={}", sizes.join(",")));
+        }
+        if let Work::Keys { late: Some(late), .. } = job.work {
+            words.push(format!("--late={late}"));
         }
         words.extend(variant.compression.map(|compression| format!("--compression={compression}")));
         words.push("--format=json".to_owned());
