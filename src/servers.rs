@@ -92,7 +92,7 @@ impl Servers {
         let worker = Arc::new(Worker::join(kind, config, dmlc)?);
         Ok(Servers {
             kind,
-            entered: Mutex::new(worker.job().born == 0),
+            entered: Mutex::new(worker.job().incarnation == 0),
             worker,
             calls: Mutex::default(),
             compressor: Compressor::default(),

@@ -246,7 +246,8 @@ fn assert_ends_with(parts: &Parts, goal: Goal, values: Vec<Vec<u64>>) {
                 Goal::Broadcast { root } => of_rank(root),
                 Goal::Allgather => of_rank(part),
                 Goal::ReduceScatter if part == rank => all,
-                Goal::ReduceScatter | Goal::Alltoall => continue,
+                Goal::HelpedAllreduce { workers } if rank < workers => (0..workers).map(of_rank).sum(),
+                Goal::HelpedAllreduce { .. } | Goal::ReduceScatter | Goal::Alltoall => continue,
             };
             let found = &values[parts.range(part..part + 1)];
             assert!(found.iter().all(|value| *value == expected), "part {part} of rank {rank} after {goal:?}");

@@ -10,8 +10,8 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Key, Kind};
-use ringpull_ps::message::{FromScheduler, NodeInfo, ToScheduler, decode, encode};
-use ringpull_ps::scheduler::{Scheduler, Settings, JobPhase};
+use ringpull_ps::message::{CallsMade, FromScheduler, KnownJob, NodeInfo, ToScheduler, WholeKeys, decode, encode};
+use ringpull_ps::scheduler::{JobPhase, Scheduler, Settings};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -44,6 +44,13 @@ enum What {
     Tick,
     Probe,
     Unreachable,
+    Enter,
+    Counts,
+    Known(u8),
+    Settled(u8),
+    Joined(u8),
+    ServerLost(u8),
+    Rejoin { role: u8, rank: u8, token: u8, left: Vec<u8>, lost_servers: Vec<u8>, barriers: Vec<u8>, last_barrier: u8 },
     Bytes(Vec<u8>),
 }
 
@@ -59,6 +66,7 @@ fuzz_target!(|input: Input| {
         token: 1,
         // The other bits of the number.
         is_elastic: input.workers >= 128,
+        replicas: if input.servers >= 128 { 2 } else { 1 },
     });
     let mut now = Duration::ZERO;
     let mut welcomed = BTreeSet::new();
@@ -112,6 +120,27 @@ fuzz_target!(|input: Input| {
             }
             What::Goodbye => vec![ToScheduler::Goodbye],
             What::Failing(why) => vec![ToScheduler::Failing(why)],
+            What::Enter => vec![ToScheduler::Enter],
+            What::Counts => vec![ToScheduler::Counts(CallsMade::default())],
+            What::Known(rank) => vec![ToScheduler::Known { rank: usize::from(rank), whole: WholeKeys::default() }],
+            What::Settled(rank) => vec![ToScheduler::Settled { rank: usize::from(rank) }],
+            What::Joined(rank) => vec![ToScheduler::Joined { rank: usize::from(rank) }],
+            What::ServerLost(rank) => {
+                vec![ToScheduler::ServerLost { rank: usize::from(rank), cause: "it is gone".to_owned() }]
+            }
+            What::Rejoin { role, rank, token, left, lost_servers, barriers, last_barrier } => {
+                let role = [Role::Worker, Role::Server, Role::Scheduler][usize::from(role) % 3];
+                let known = KnownJob {
+                    rank: usize::from(rank),
+                    token: u64::from(token % 2),
+                    kind: Kind::DistSync,
+                    left: left.into_iter().map(|rank| (usize::from(rank), (info(Role::Worker, "h"), None))).collect(),
+                    lost_servers: lost_servers.into_iter().map(|rank| (usize::from(rank), String::new())).collect(),
+                    barriers: barriers.into_iter().map(u64::from).collect(),
+                    last_barrier: u64::from(last_barrier),
+                };
+                vec![ToScheduler::Rejoin { info: info(role, "h"), known }]
+            }
             What::Bytes(bytes) => decode(&bytes).into_iter().collect(),
         };
         for message in sent {
@@ -131,8 +160,11 @@ fn register(
     (num_workers, num_servers): (usize, usize),
     host: &str,
 ) -> ToScheduler {
-    let info = NodeInfo { role, address: "127.0.0.1".to_owned(), port: 1, pid: 7, host: host.to_owned() };
-    ToScheduler::Register { info, preferred, kind, num_workers, num_servers }
+    ToScheduler::Register { info: info(role, host), preferred, kind, num_workers, num_servers }
+}
+
+fn info(role: Role, host: &str) -> NodeInfo {
+    NodeInfo { role, address: "127.0.0.1".to_owned(), port: 1, pid: 7, host: host.to_owned() }
 }
 
 fn check(scheduler: &mut Scheduler, welcomed: &mut BTreeSet<(bool, usize)>) {

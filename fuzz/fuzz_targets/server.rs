@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use ringpull_base::{DType, Key};
 use ringpull_kernels::compress::{Codec, Compression, TopK};
 use ringpull_kernels::optim::{Optimizer, Rule, State};
-use ringpull_ps::message::{Place, Request, Want, decode, encode};
+use ringpull_ps::message::{Place, Request, Want, WholePushes, decode, encode};
 use ringpull_ps::server::{Output, Server};
 
 #[derive(Arbitrary, Debug)]
@@ -39,14 +39,53 @@ enum Payload {
 
 #[derive(Arbitrary, Debug)]
 enum What {
-    Init { dtype: u8, shape: Vec<u64>, len_bytes: Count, unit_bytes: Count },
-    Push { round: Count, optimizer: Count, compression: Option<Coding>, has_reply: bool },
-    PushRows { round: Count, optimizer: Count, count: Count },
-    Pull { rounds: Count, want: u8 },
-    SetOptimizer { version: Count, oldest: Count, optimizer: Described },
-    WhoIsMissing { rounds: Count },
-    SetState { optimizer: Count, updates: u64, slots: Vec<u8> },
+    Init {
+        dtype: u8,
+        shape: Vec<u64>,
+        len_bytes: Count,
+        unit_bytes: Count,
+    },
+    Push {
+        round: Count,
+        optimizer: Count,
+        compression: Option<Coding>,
+        has_reply: bool,
+    },
+    PushRows {
+        round: Count,
+        optimizer: Count,
+        count: Count,
+    },
+    Pull {
+        rounds: Count,
+        want: u8,
+    },
+    SetOptimizer {
+        version: Count,
+        oldest: Count,
+        optimizer: Described,
+    },
+    WhoIsMissing {
+        rounds: Count,
+    },
+    SetState {
+        optimizer: Count,
+        updates: u64,
+        slots: Vec<u8>,
+    },
     Flush,
+    /// Of an elastic job: a worker is lost, its pushes are settled, another one comes.
+    Lose {
+        incarnation: u8,
+    },
+    Settle {
+        completed: u8,
+        rounds: Vec<u8>,
+    },
+    Join {
+        incarnation: u8,
+        after: u8,
+    },
 }
 
 /// A number that is mostly small.
@@ -105,14 +144,41 @@ fuzz_target!(|input: Input| {
         }
     }
     for (number, step) in input.steps.iter().enumerate() {
-        let request = request(step, number as u64);
+        let Some(request) = request(step, number as u64) else {
+            change(&mut server, workers, usize::from(step.rank) % workers, &step.what);
+            continue;
+        };
         handle(&mut server, workers, usize::from(step.rank) % workers, &request, &payload(&step.payload));
     }
 });
 
+/// Tells an elastic server of a lost worker, or of one that has come.
+fn change(server: &mut Server, workers: usize, rank: usize, what: &What) {
+    let outputs = match what {
+        What::Lose { incarnation } => {
+            server.lose(rank, u32::from(*incarnation));
+            Vec::new()
+        }
+        What::Settle { completed, rounds } => {
+            let (completed, rounds) = (u64::from(*completed), rounds.iter().map(|round| u64::from(*round)).collect());
+            server.settle(rank, &[(Key::from("w"), WholePushes { completed, rounds })].into())
+        }
+        What::Join { incarnation, after } => {
+            server.meets(rank, u32::from(*incarnation));
+            server.join(rank, u32::from(*incarnation), &[(Key::from("w"), u64::from(*after))].into())
+        }
+        _ => Vec::new(),
+    };
+    check(outputs, workers);
+}
+
 fn handle(server: &mut Server, workers: usize, rank: usize, request: &Request, payload: &[u8]) {
     let request = decode(&encode(request)).expect("what was encoded is decoded");
-    for output in server.handle(rank, request, payload.to_vec()) {
+    check(server.handle(rank, request, payload.to_vec()), workers);
+}
+
+fn check(outputs: Vec<Output>, workers: usize) {
+    for output in outputs {
         match output {
             Output::Reply { rank, reply, .. } => {
                 assert!(rank < workers);
@@ -140,9 +206,9 @@ fn payload(payload: &Payload) -> Vec<u8> {
     }
 }
 
-fn request(step: &Step, reply: u64) -> Request {
+fn request(step: &Step, reply: u64) -> Option<Request> {
     let place = place(step.segment);
-    match &step.what {
+    Some(match &step.what {
         What::Init { dtype, shape, len_bytes, unit_bytes } => Request::Init {
             place,
             dtype: DType::ALL[usize::from(*dtype) % DType::ALL.len()],
@@ -178,7 +244,8 @@ fn request(step: &Step, reply: u64) -> Request {
         }
         What::Flush if step.segment => Request::Commit { key: place.key, round: reply % 4 },
         What::Flush => Request::Flush { reply },
-    }
+        What::Lose { .. } | What::Settle { .. } | What::Join { .. } => return None,
+    })
 }
 
 fn coding(coding: &Coding) -> Compression {

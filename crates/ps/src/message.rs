@@ -360,7 +360,7 @@ pub struct Job {
     pub is_elastic: bool,
     /// How many workers had come later when the receiver did, with it; 0 if it was there at the start. Tells
     /// it from earlier workers of its rank.
-    pub born: u32,
+    pub incarnation: u32,
     /// How many changes of the workers there were before.
     pub generation: u64,
     /// The ranks of the workers that are there; the others are lost.
@@ -401,28 +401,30 @@ impl Job {
         format!("worker rank {rank} (pid {pid} on {host})")
     }
 
-    /// The routing identity at every server of worker `rank` that came as the `born`th of those that came
-    /// later.
-    pub fn identity(&self, rank: usize, born: u32) -> Vec<u8> {
+    /// The routing identity at every server of worker `rank`. Its incarnation is its number among the workers
+    /// that came later, 0 if it was there at the start.
+    pub fn identity(&self, rank: usize, incarnation: u32) -> Vec<u8> {
         let mut identity = b"W".to_vec();
         identity.extend_from_slice(&self.token.to_le_bytes());
         identity.extend_from_slice(&(rank as u32).to_le_bytes());
-        if born > 0 {
-            identity.extend_from_slice(&born.to_le_bytes());
+        if incarnation > 0 {
+            identity.extend_from_slice(&incarnation.to_le_bytes());
         }
         identity
     }
 
-    /// The rank and birth whose [`identity`](Self::identity) it is.
+    /// The rank and incarnation whose [`identity`](Self::identity) it is.
     pub fn rank_of(&self, identity: &[u8]) -> Option<(usize, u32)> {
         let rest = identity.strip_prefix(b"W")?.strip_prefix(&self.token.to_le_bytes())?;
-        let (rank, born) = rest.split_first_chunk::<4>()?;
+        let (rank, bytes) = rest.split_first_chunk::<4>()?;
         let rank = u32::from_le_bytes(*rank) as usize;
-        let born = match born {
+        let incarnation = match bytes {
             [] => 0,
-            born => Some(u32::from_le_bytes(born.try_into().ok()?)).filter(|born| self.is_elastic && *born > 0)?,
+            bytes => {
+                Some(u32::from_le_bytes(bytes.try_into().ok()?)).filter(|number| self.is_elastic && *number > 0)?
+            }
         };
-        (rank < self.workers.len()).then_some((rank, born))
+        (rank < self.workers.len()).then_some((rank, incarnation))
     }
 }
 
@@ -489,8 +491,8 @@ pub enum FromScheduler {
     Lost {
         /// Its rank.
         rank: usize,
-        /// Its birth.
-        born: u32,
+        /// Its incarnation.
+        incarnation: u32,
     },
     /// To servers, when all have answered `Lost`: these of its pushes count, and no others.
     Settle {
@@ -503,8 +505,8 @@ pub enum FromScheduler {
     Join {
         /// Its rank.
         rank: usize,
-        /// Its birth.
-        born: u32,
+        /// Its incarnation.
+        incarnation: u32,
         /// The rounds of each key that go on without it.
         after: BTreeMap<Key, u64>,
     },
@@ -565,7 +567,7 @@ mod tests {
             workers: vec![info.clone(), info],
             servers: Vec::new(),
             is_elastic: false,
-            born: 0,
+            incarnation: 0,
             generation: 0,
             present: vec![0, 1],
             replicas: 1,

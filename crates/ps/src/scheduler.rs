@@ -102,9 +102,9 @@ struct Node {
     /// The error that it would end with, if it ended now.
     failing: Option<String>,
     /// How many workers had come later when it did, with it; 0 if it was there at the start.
-    born: u32,
+    incarnation: u32,
     /// It has come later and takes no part in rounds and barriers yet.
-    is_guest: bool,
+    is_joining: bool,
 }
 
 impl Node {
@@ -120,8 +120,8 @@ impl Node {
             left: false,
             waits: None,
             failing: None,
-            born: 0,
-            is_guest: false,
+            incarnation: 0,
+            is_joining: false,
         }
     }
 
@@ -269,9 +269,9 @@ impl Scheduler {
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];
                 node.left = true;
-                let (why, is_guest) = (node.failing.clone(), node.is_guest);
+                let (why, is_joining) = (node.failing.clone(), node.is_joining);
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
-                if is_guest {
+                if is_joining {
                     self.nodes[index].left = false;
                     self.lose(index, "it has left");
                     return Ok(());
@@ -295,10 +295,10 @@ impl Scheduler {
     /// Ends the job if every worker has said goodbye.
     fn end_after_the_last(&mut self) {
         let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
-        if self.complete && workers.all(|node| node.left || node.is_guest) && self.phase == JobPhase::Running {
+        if self.complete && workers.all(|node| node.left || node.is_joining) && self.phase == JobPhase::Running {
             self.phase = JobPhase::Ended;
             self.tell(Role::Server, &FromScheduler::Farewell);
-            self.refuse_guests();
+            self.refuse_joining();
         }
     }
 
@@ -436,7 +436,7 @@ impl Scheduler {
         for node in self.nodes.iter().filter(|node| !node.left) {
             self.outputs.push((node.identity.clone(), FromScheduler::Abort(error.clone())));
         }
-        self.refuse_guests();
+        self.refuse_joining();
     }
 
     /// A wait for a worker that has ended says so, and by which error it has, if by one.

@@ -75,9 +75,9 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                     link.send(&ToScheduler::Described { question, status: Box::new(status) })?;
                     continue;
                 }
-                FromScheduler::Lost { rank, born } if rank < job.workers.len() => {
-                    let whole = server.lose(rank, born);
-                    listener.dismiss(&job.identity(rank, born));
+                FromScheduler::Lost { rank, incarnation } if rank < job.workers.len() => {
+                    let whole = server.lose(rank, incarnation);
+                    listener.dismiss(&job.identity(rank, incarnation));
                     link.send(&ToScheduler::Known { rank, whole })?;
                     continue;
                 }
@@ -86,8 +86,8 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                     link.send(&ToScheduler::Settled { rank })?;
                     outputs
                 }
-                FromScheduler::Join { rank, born, after } if rank < job.workers.len() => {
-                    let outputs = server.join(rank, born, &after);
+                FromScheduler::Join { rank, incarnation, after } if rank < job.workers.len() => {
+                    let outputs = server.join(rank, incarnation, &after);
                     link.send(&ToScheduler::Joined { rank })?;
                     outputs
                 }
@@ -131,11 +131,11 @@ fn take(
     frame: Frame,
 ) -> Result<u64> {
     let Frame { header, payload } = frame;
-    let (Some((rank, born)), Some(request)) = (job.rank_of(identity), decode::<Request>(&header)) else {
+    let (Some((rank, incarnation)), Some(request)) = (job.rank_of(identity), decode::<Request>(&header)) else {
         tracing::warn!("server {}: dropped a message that does not belong to this job", job.rank);
         return Ok(0);
     };
-    if !server.meets(rank, born) {
+    if !server.meets(rank, incarnation) {
         tracing::debug!("server {}: dropped a message of a lost worker of rank {rank}", job.rank);
         return Ok(0);
     }
@@ -157,7 +157,7 @@ fn send(server: &Server, outputs: Vec<Output>, job: &Job, listener: &Listener, l
             Output::Reply { rank, reply, payload } => {
                 let frame = Frame { header: encode(&reply), payload: payload.unwrap_or_default() };
                 sent_bytes += frame.payload.len() as u64;
-                listener.send(&job.identity(rank, server.born(rank)), frame);
+                listener.send(&job.identity(rank, server.incarnation(rank)), frame);
             }
             Output::Fault(error) => fault(link, error)?,
             Output::Dropped(_) => {}

@@ -171,7 +171,7 @@ impl Worker {
             let target = Target {
                 to: SocketAddr::new(address, server.port),
                 name: format!("server {index}"),
-                identity: job.identity(job.rank, job.born),
+                identity: job.identity(job.rank, job.incarnation),
                 secret: config::secret()?,
                 limits: Limits::WORKER,
             };

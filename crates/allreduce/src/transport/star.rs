@@ -9,7 +9,7 @@
 //! | nothing is heard over it for `RINGPULL_SILENCE` | the peer is lost, which `progress::watcher` finds |
 //!
 //! Who connects has to prove the job's secret first (`greeting`), within `GREETING`; strangers keep nobody
-//! waiting (`guests`). The thread is in `thread`.
+//! waiting (`pending`). The thread is in `thread`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -25,11 +25,11 @@ use ringpull_base::{Error, Result, Secret, forked, notice};
 
 use crate::transport::control::Control;
 use crate::transport::greeting::{self, CHALLENGE_BYTES, Hello, Nonce, WELCOME_BYTES};
-use guests::Guests;
+use pending::PendingConnections;
 pub(super) use thread::Links;
 use thread::{Role, start};
 
-mod guests;
+mod pending;
 mod thread;
 
 /// How long one attempt to connect may take, and how long until the next.
@@ -51,7 +51,7 @@ pub struct StartLimits {
 
 /// Rank 0's listening end, before the others are there.
 pub struct Hub {
-    guests: Guests,
+    pending: PendingConnections,
     secret: Secret,
 }
 
@@ -62,14 +62,14 @@ fn failed(action: &'static str) -> impl Fn(std::io::Error) -> Error {
 impl Hub {
     /// Listens on ports that the system chooses: on loopback alone if all ranks are on this host.
     pub fn listen(is_local: bool) -> Result<Self> {
-        Ok(Hub { guests: Guests::listen(is_local)?, secret: Secret::new_random()? })
+        Ok(Hub { pending: PendingConnections::listen(is_local)?, secret: Secret::new_random()? })
     }
 
     /// What the other ranks need to find this hub and to prove that they are of its job: the secret, then
     /// addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
     pub fn invitation(&self) -> Result<String> {
         let mut invitation = self.secret.reveal().to_owned();
-        for address in self.guests.addresses().map_err(failed("name"))? {
+        for address in self.pending.addresses().map_err(failed("name"))? {
             invitation.push(' ');
             invitation.push_str(&address.to_string());
         }
@@ -85,7 +85,7 @@ impl Hub {
         meanwhile: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Control> {
         let (come, arrivals) = unbounded();
-        let (links, events) = start(0, size, limits, self.secret, Role::Hub(self.guests), Some(come))?;
+        let (links, events) = start(0, size, limits, self.secret, Role::Hub(self.pending), Some(come))?;
         let begun = Instant::now();
         let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), limits.warn);
         let mut gone_since: Option<Instant> = None;

@@ -3,11 +3,11 @@
 //! ```text
 //!   a worker is lost    -> Changed to the workers     Lost to the servers, each answers Known
 //!   all have answered   -> Settle to the servers      each answers Settled: the rank is free
-//!   a worker registers  -> Welcome, as a guest: it may init and pull
+//!   a worker registers  -> Welcome: it is joining, and may init and pull
 //!   it asks to Enter    -> dist_async: at once; dist_sync: when all others have come to a barrier:
 //!                          Count to the worker of the lowest rank, which answers Counts
 //!                       -> Join to the servers, each answers Joined
-//!   all have answered   -> Changed to the workers, Entered to the guest, and the barrier is done
+//!   all have answered   -> Changed to the workers, Entered to the new worker, and the barrier is done
 //! ```
 //!
 //! So the servers know of a worker that comes before anybody pushes for a round that waits for it, and a
@@ -32,7 +32,7 @@ const MAX_WAITING: usize = 64;
 #[derive(Default)]
 pub(super) struct WorkerChanges {
     generation: u64,
-    births: u32,
+    incarnations: u32,
     /// The last worker of each rank, and the servers.
     workers: Vec<NodeInfo>,
     servers: Vec<NodeInfo>,
@@ -70,9 +70,9 @@ struct Admission {
     /// Who was asked what it has called.
     asked: usize,
     calls: Option<CallsMade>,
-    /// Which server has not answered of which guest.
+    /// Which server has not answered of which worker.
     unanswered: BTreeSet<(usize, usize)>,
-    guests: BTreeSet<usize>,
+    joining: BTreeSet<usize>,
 }
 
 impl WorkerChanges {
@@ -91,7 +91,7 @@ impl WorkerChanges {
 impl Node {
     /// Whether it is a worker for which rounds and barriers wait.
     pub(super) fn is_member(&self) -> bool {
-        self.info.role == Role::Worker && !self.is_guest
+        self.info.role == Role::Worker && !self.is_joining
     }
 }
 
@@ -106,7 +106,7 @@ impl Scheduler {
             workers: self.changes.workers.clone(),
             servers: self.changes.servers.clone(),
             is_elastic: self.settings.is_elastic,
-            born: 0,
+            incarnation: 0,
             generation: self.changes.generation,
             present: self.members().into_keys().collect(),
             replicas: self.settings.replicas,
@@ -142,7 +142,7 @@ impl Scheduler {
             && self.complete
             && node.info.role == Role::Worker
             && node.failing.is_none()
-            && (node.is_guest || self.nodes.iter().any(is_last));
+            && (node.is_joining || self.nodes.iter().any(is_last));
         if !goes_on || self.phase != JobPhase::Running {
             return self.fail(&error);
         }
@@ -159,8 +159,8 @@ impl Scheduler {
         let unanswered = (0..self.settings.num_servers).collect();
         let loss = Loss { unanswered, whole: WholeKeys::new(), is_settled: false };
         self.changes.losses.insert(rank, loss);
-        self.tell(Role::Server, &FromScheduler::Lost { rank, born: node.born });
-        if !node.is_guest {
+        self.tell(Role::Server, &FromScheduler::Lost { rank, incarnation: node.incarnation });
+        if !node.is_joining {
             self.changes.generation += 1;
             let left = self.members().len();
             notice(&format!("ringpull: {error}; the job goes on with {left} worker(s)"));
@@ -179,7 +179,7 @@ impl Scheduler {
     /// This worker answers no more, if it was asked what it has called, and is not taken in.
     pub(super) fn ask_another(&mut self, rank: usize) {
         let Some(admission) = self.changes.admission.as_mut().filter(|one| one.calls.is_none()) else { return };
-        admission.guests.remove(&rank);
+        admission.joining.remove(&rank);
         if admission.asked == rank {
             self.ask_for_calls();
         }
@@ -188,9 +188,9 @@ impl Scheduler {
     /// Takes what a node answers about a change.
     pub(super) fn take_change(&mut self, index: usize, message: ToScheduler) -> Result<(), String> {
         let node = &self.nodes[index];
-        let (from, role, is_guest) = (node.rank, node.info.role, node.is_guest);
+        let (from, role, is_joining) = (node.rank, node.info.role, node.is_joining);
         match message {
-            ToScheduler::Enter if is_guest => {
+            ToScheduler::Enter if is_joining => {
                 self.changes.entering.insert(from);
                 self.go_on();
             }
@@ -199,7 +199,7 @@ impl Scheduler {
                 if asked.is_none_or(|one| one.asked != from || one.calls.is_some()) {
                     return Err("an answer to a question that was not asked".to_owned());
                 }
-                self.join_guests(calls);
+                self.join_entering(calls);
             }
             ToScheduler::Known { rank, whole } if role == Role::Server => {
                 let loss = self.changes.losses.get_mut(&rank).filter(|loss| !loss.is_settled);
@@ -238,14 +238,14 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends what nothing waits for any more: barriers to which all have come, and the taking in of guests.
+    /// Ends what nothing waits for any more: barriers to which all have come, and the entry of new workers.
     pub(super) fn go_on(&mut self) {
         if self.phase != JobPhase::Running || !self.complete {
             return;
         }
         let is_answered = |one: &mut Admission| one.calls.is_some() && one.unanswered.is_empty();
         if let Some(admission) = self.changes.admission.take_if(is_answered) {
-            self.let_in(admission);
+            self.complete_admission(admission);
         }
         let is_sync = !self.kind.is_some_and(Kind::is_async);
         if !is_sync && self.changes.admission.is_none() && !self.changes.entering.is_empty() {
@@ -272,8 +272,8 @@ impl Scheduler {
     }
 
     fn admit(&mut self, barrier: Option<u64>) {
-        let (calls, unanswered, guests) = (None, BTreeSet::new(), std::mem::take(&mut self.changes.entering));
-        self.changes.admission = Some(Admission { barrier, asked: usize::MAX, calls, unanswered, guests });
+        let (calls, unanswered, joining) = (None, BTreeSet::new(), std::mem::take(&mut self.changes.entering));
+        self.changes.admission = Some(Admission { barrier, asked: usize::MAX, calls, unanswered, joining });
         self.ask_for_calls();
     }
 
@@ -286,38 +286,38 @@ impl Scheduler {
         }
     }
 
-    /// The servers learn of the guests that are still there.
-    fn join_guests(&mut self, calls: CallsMade) {
+    /// The servers learn of the entering workers that are still there.
+    fn join_entering(&mut self, calls: CallsMade) {
         let Some(mut admission) = self.changes.admission.take() else { return };
         let mut joined = Vec::new();
         for node in &mut self.nodes {
-            if node.info.role == Role::Worker && node.is_guest && admission.guests.contains(&node.rank) {
-                node.is_guest = false;
-                joined.push((node.rank, node.born));
+            if node.info.role == Role::Worker && node.is_joining && admission.joining.contains(&node.rank) {
+                node.is_joining = false;
+                joined.push((node.rank, node.incarnation));
             }
         }
-        admission.guests = joined.iter().map(|(rank, _)| *rank).collect();
-        for (rank, born) in joined {
+        admission.joining = joined.iter().map(|(rank, _)| *rank).collect();
+        for (rank, incarnation) in joined {
             admission.unanswered.extend((0..self.settings.num_servers).map(|server| (server, rank)));
-            self.tell(Role::Server, &FromScheduler::Join { rank, born, after: calls.pushes.clone() });
+            self.tell(Role::Server, &FromScheduler::Join { rank, incarnation, after: calls.pushes.clone() });
         }
         admission.calls = Some(calls);
         self.changes.admission = Some(admission);
         self.go_on();
     }
 
-    fn let_in(&mut self, admission: Admission) {
-        let Admission { barrier, calls, guests, .. } = admission;
+    fn complete_admission(&mut self, admission: Admission) {
+        let Admission { barrier, calls, joining, .. } = admission;
         let calls = calls.unwrap_or_default();
         if let Some(number) = barrier {
             self.changes.barriers = self.changes.barriers.max(number);
         }
-        if !guests.is_empty() {
+        if !joining.is_empty() {
             self.changes.generation += 1;
             let (generation, workers, barriers) = (self.changes.generation, self.members(), self.changes.barriers);
             notice(&format!("ringpull: the job goes on with {} worker(s)", workers.len()));
             for node in self.nodes.iter().filter(|node| node.info.role == Role::Worker && !node.left) {
-                let message = if guests.contains(&node.rank) {
+                let message = if joining.contains(&node.rank) {
                     FromScheduler::Entered { generation, workers: workers.clone(), calls: calls.clone(), barriers }
                 } else {
                     FromScheduler::Changed { generation, workers: workers.clone() }
@@ -370,16 +370,16 @@ impl Scheduler {
             let Some(lowest) = free.first().copied() else { return };
             let Surplus { identity, info, preferred, since } = self.changes.waiting.remove(0);
             let rank = preferred.filter(|rank| free.contains(rank)).unwrap_or(lowest);
-            self.changes.births += 1;
-            let born = self.changes.births;
+            self.changes.incarnations += 1;
+            let incarnation = self.changes.incarnations;
             self.changes.workers[rank] = info.clone();
             let job = self.job();
             let present = job.present.iter().copied().chain([rank]).collect::<BTreeSet<_>>().into_iter().collect();
-            let job = Job { rank, born, present, ..job };
+            let job = Job { rank, incarnation, present, ..job };
             self.outputs.push((identity.clone(), FromScheduler::Welcome(job)));
             // Its next heartbeat says when it was seen.
             let seen = self.changes.now.max(since);
-            self.nodes.push(Node { preferred, born, is_guest: true, ..Node::new(identity, info, rank, seen) });
+            self.nodes.push(Node { preferred, incarnation, is_joining: true, ..Node::new(identity, info, rank, seen) });
         }
     }
 
@@ -398,15 +398,15 @@ impl Scheduler {
     }
 
     /// The job has ended: workers that have come for it take no part any more.
-    pub(super) fn refuse_guests(&mut self) {
+    pub(super) fn refuse_joining(&mut self) {
         let waiting = self.changes.waiting.drain(..).map(|waiting| waiting.identity);
         let mut refused: Vec<Identity> = waiting.collect();
         let error = if let JobPhase::Failed(error) = &self.phase {
             // Nodes that have a rank know of it.
             error.clone()
         } else {
-            let guests = self.nodes.iter().filter(|node| node.is_guest && !node.left);
-            refused.extend(guests.map(|node| node.identity.clone()));
+            let joining = self.nodes.iter().filter(|node| node.is_joining && !node.left);
+            refused.extend(joining.map(|node| node.identity.clone()));
             Error::job_mismatch(
                 "the job has ended before this worker could take part",
                 "workers that come later take part from a barrier on: call it every few steps",

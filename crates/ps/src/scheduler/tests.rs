@@ -218,10 +218,10 @@ fn sent(scheduler: &mut Scheduler) -> Vec<String> {
         FromScheduler::Entered { generation, workers, calls, barriers } => {
             format!("entered {generation} {:?} {:?} {barriers}", workers.keys(), calls.pushes)
         }
-        FromScheduler::Lost { rank, born } => format!("lost {rank} {born}"),
+        FromScheduler::Lost { rank, incarnation } => format!("lost {rank} {incarnation}"),
         FromScheduler::Settle { rank, whole } => format!("settle {rank} {whole:?}"),
-        FromScheduler::Join { rank, born, after } => format!("join {rank} {born} {after:?}"),
-        FromScheduler::Welcome(job) => format!("welcome {} {} {:?}", job.rank, job.born, job.present),
+        FromScheduler::Join { rank, incarnation, after } => format!("join {rank} {incarnation} {after:?}"),
+        FromScheduler::Welcome(job) => format!("welcome {} {} {:?}", job.rank, job.incarnation, job.present),
         FromScheduler::BarrierDone { number } => format!("barrier {number}"),
         FromScheduler::Count => "count".to_owned(),
         FromScheduler::Abort(_) => "abort".to_owned(),

@@ -26,7 +26,7 @@ enum Standing {
     /// Rounds wait for it.
     Member,
     /// It has come later and does not take part in rounds yet.
-    Guest,
+    Joining,
     /// It is lost, and which of its pushes count is not known yet.
     Lost,
     /// There is none.
@@ -35,7 +35,7 @@ enum Standing {
 
 /// Who the workers are, and what of theirs is whole.
 pub(super) struct Members {
-    /// By rank, with the birth of the last worker.
+    /// By rank, with the incarnation of the last worker.
     standings: Vec<(u32, Standing)>,
     keys: BTreeMap<Key, KeyRounds>,
     /// By rank: workers that came later take part after this round of a key, which may not be known here yet.
@@ -114,26 +114,26 @@ impl Members {
 }
 
 impl Server {
-    /// Whether a message of the worker of this rank and birth is one of the present worker. One that comes
+    /// Whether a message of this incarnation of the rank is one of the present worker. One that comes
     /// later is met by its first message.
-    pub fn meets(&mut self, rank: usize, born: u32) -> bool {
-        let Some(members) = &mut self.members else { return born == 0 };
+    pub fn meets(&mut self, rank: usize, incarnation: u32) -> bool {
+        let Some(members) = &mut self.members else { return incarnation == 0 };
         let known = &mut members.standings[rank];
-        if known.1 == Standing::Absent && born > known.0 {
-            *known = (born, Standing::Guest);
+        if known.1 == Standing::Absent && incarnation > known.0 {
+            *known = (incarnation, Standing::Joining);
         }
-        *known == (born, Standing::Guest) || *known == (born, Standing::Member)
+        *known == (incarnation, Standing::Joining) || *known == (incarnation, Standing::Member)
     }
 
-    /// The birth of the worker of this rank.
-    pub(crate) fn born(&self, rank: usize) -> u32 {
+    /// The incarnation of the worker of this rank.
+    pub(crate) fn incarnation(&self, rank: usize) -> u32 {
         self.members.as_ref().map_or(0, |members| members.standings[rank].0)
     }
 
     /// The worker is lost: nothing more is taken from it. Which of its pushes are known to be whole.
-    pub fn lose(&mut self, rank: usize, born: u32) -> WholeKeys {
+    pub fn lose(&mut self, rank: usize, incarnation: u32) -> WholeKeys {
         let Some(members) = &mut self.members else { return WholeKeys::new() };
-        members.standings[rank] = (born, Standing::Lost);
+        members.standings[rank] = (incarnation, Standing::Lost);
         let spanning = members.keys.iter().filter(|(_, rounds)| rounds.spans);
         let whole = spanning.map(|(key, rounds)| {
             let own = rounds.whole.iter().filter(|(_, of)| *of == rank);
@@ -190,9 +190,9 @@ impl Server {
     }
 
     /// The worker takes part in the rounds after `after`.
-    pub fn join(&mut self, rank: usize, born: u32, after: &BTreeMap<Key, u64>) -> Vec<Output> {
+    pub fn join(&mut self, rank: usize, incarnation: u32, after: &BTreeMap<Key, u64>) -> Vec<Output> {
         let Some(members) = &mut self.members else { return Vec::new() };
-        members.standings[rank] = (born, Standing::Member);
+        members.standings[rank] = (incarnation, Standing::Member);
         members.after[rank].clone_from(after);
         let keys: Vec<Key> = members.keys.keys().cloned().collect();
         self.advance_all(&keys)

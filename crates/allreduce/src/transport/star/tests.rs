@@ -67,7 +67,7 @@ fn challenged(address: SocketAddr) -> TcpStream {
 #[test]
 fn strangers_keep_nobody_waiting_and_are_turned_away() {
     let hub = Hub::listen(true).unwrap();
-    let (invitation, address) = (hub.invitation().unwrap(), hub.guests.addresses().unwrap()[0]);
+    let (invitation, address) = (hub.invitation().unwrap(), hub.pending.addresses().unwrap()[0]);
     let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     let peer = std::thread::spawn(move || join(1, 2, &invitation, PATIENCE, &mut || Ok(())).unwrap());
     let begun = Instant::now();
@@ -101,7 +101,7 @@ fn a_rank_0_that_accepts_late_is_waited_for() {
 #[test]
 fn a_crowd_of_strangers_cuts_no_greeting_short() {
     let hub = Hub::listen(true).unwrap();
-    let address = hub.guests.addresses().unwrap()[0];
+    let address = hub.pending.addresses().unwrap()[0];
     let _ranks = gathered(hub, 2);
     let mut first = challenged(address);
     first.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
@@ -155,7 +155,7 @@ fn reset(control: &Control, peer: usize) {
 #[test]
 fn once_all_are_there_only_the_interface_they_came_over_is_listened_on() {
     let hub = Hub::listen(false).unwrap();
-    let addresses = hub.guests.addresses().unwrap();
+    let addresses = hub.pending.addresses().unwrap();
     assert!(addresses.iter().any(|address| address.ip().is_loopback()), "{addresses:?}");
     let is_open = |address: &SocketAddr| TcpStream::connect(address).is_ok();
     assert!(addresses.iter().all(is_open), "{addresses:?}");

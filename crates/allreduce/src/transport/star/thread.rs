@@ -16,7 +16,7 @@ use ringpull_base::{Result, Secret};
 
 use crate::transport::control::Event;
 use crate::transport::greeting::{self, Hello};
-use crate::transport::star::guests::{Arrival, Guests};
+use crate::transport::star::pending::{Arrival, PendingConnections};
 use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, StartLimits, failed, greet};
 use crate::transport::wire::{Broken, Wire};
 
@@ -45,7 +45,7 @@ struct Losses {
 
 /// What this end does to have connections.
 pub(super) enum Role {
-    Hub(Guests),
+    Hub(PendingConnections),
     Leaf {
         address: SocketAddr,
         port: u16,
@@ -148,11 +148,11 @@ impl Star {
         for (_, (stream, has_more)) in &streams {
             fds.push(PollFd::new(&**stream, if *has_more { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }));
         }
-        if let Role::Hub(guests) = &self.role {
-            fds.extend(guests.fds());
+        if let Role::Hub(pending) = &self.role {
+            fds.extend(pending.fds());
         }
         let is_waiting = self.standings.iter().any(|standing| standing.broken.is_some())
-            || matches!(&self.role, Role::Hub(guests) if guests.are_there());
+            || matches!(&self.role, Role::Hub(pending) if pending.are_there());
         let longest = if is_waiting { NEXT_ATTEMPT } else { Duration::from_secs(1) };
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
         match rustix::event::poll(&mut fds, Some(&longest)) {
@@ -169,7 +169,7 @@ impl Star {
         for ((peer, _), _) in streams.iter().zip(&events[1..]).filter(|(_, happened)| **happened) {
             self.exchange(*peer);
         }
-        self.welcome_guests();
+        self.take_pending();
         self.mend();
         Ok(())
     }
@@ -210,16 +210,16 @@ impl Star {
     }
 
     /// Takes the ranks that came.
-    fn welcome_guests(&mut self) {
-        let Role::Hub(guests) = &mut self.role else { return };
-        let come = guests.welcome(&self.secret, self.wires.len());
+    fn take_pending(&mut self) {
+        let Role::Hub(pending) = &mut self.role else { return };
+        let come = pending.welcome(&self.secret, self.wires.len());
         if come.is_empty() {
             return;
         }
         come.into_iter().for_each(|arrival| self.admit(arrival));
         let ways: Option<Vec<IpAddr>> = self.standings[1..].iter().map(|standing| standing.way).collect();
-        if let (Some(ways), Role::Hub(guests)) = (ways, &mut self.role) {
-            guests.keep(&ways);
+        if let (Some(ways), Role::Hub(pending)) = (ways, &mut self.role) {
+            pending.keep(&ways);
         }
     }
 

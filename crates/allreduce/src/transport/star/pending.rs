@@ -19,19 +19,19 @@ use crate::transport::greeting::{HELLO_BYTES, Hello, Nonce};
 /// How many connections that have not greeted yet are kept beside those of the ranks that are missing. At
 /// this number the oldest is closed if it has had its time; otherwise the new connection is closed, and may
 /// try again.
-const MOST_GUESTS: usize = 64;
+const MOST_PENDING: usize = 64;
 /// How many connections are taken before those that are there have their turn.
 const TURN: usize = 256;
 
 /// What rank 0 listens on, and who has connected there.
-pub(super) struct Guests {
+pub(super) struct PendingConnections {
     listeners: Vec<TcpListener>,
-    waiting: Vec<Guest>,
+    waiting: Vec<PendingConnection>,
     refusals: Refusals,
 }
 
 /// A connection that has not proved the secret.
-struct Guest {
+struct PendingConnection {
     stream: TcpStream,
     from: SocketAddr,
     since: Instant,
@@ -48,7 +48,7 @@ pub(super) struct Arrival {
     pub(super) nonce: Nonce,
 }
 
-impl Guests {
+impl PendingConnections {
     /// Listens on ports that the system chooses: on loopback alone if all ranks are on this host.
     pub(super) fn listen(is_local: bool) -> Result<Self> {
         let listen = |ip: &IpAddr| {
@@ -70,7 +70,7 @@ impl Guests {
         if listeners.is_empty() {
             return Err(Error::io("listen for", "control connections", &failure));
         }
-        Ok(Guests { listeners, waiting: Vec::new(), refusals: Refusals::default() })
+        Ok(PendingConnections { listeners, waiting: Vec::new(), refusals: Refusals::default() })
     }
 
     /// Where it listens, loopback last: on another host that leads to a stranger.
@@ -92,28 +92,28 @@ impl Guests {
     /// What to wait for.
     pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listening = self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
-        listening.chain(self.waiting.iter().map(|guest| PollFd::new(&guest.stream, PollFlags::IN)))
+        listening.chain(self.waiting.iter().map(|connection| PollFd::new(&connection.stream, PollFlags::IN)))
     }
 
     /// Takes the connections that came, and gives those that have proved the secret. `size` is that of the
     /// job.
     pub(super) fn welcome(&mut self, secret: &Secret, size: usize) -> Vec<Arrival> {
-        let most = MOST_GUESTS + size;
+        let most = MOST_PENDING + size;
         let mut strangers: Vec<(SocketAddr, &str)> = Vec::new();
         for listener in &self.listeners {
             let crowded_out = accept(listener, &mut self.waiting, most);
             strangers.extend(crowded_out.into_iter().map(|from| (from, "too many were there at once")));
         }
         let mut come = Vec::new();
-        for mut guest in std::mem::take(&mut self.waiting) {
-            match guest.listen(secret) {
+        for mut connection in std::mem::take(&mut self.waiting) {
+            match connection.listen(secret) {
                 Ok(Some((hello, nonce))) if (1..size).contains(&(hello.rank as usize)) => {
-                    let Guest { stream, from, challenge, .. } = guest;
+                    let PendingConnection { stream, from, challenge, .. } = connection;
                     come.push(Arrival { stream, from, hello, challenge, nonce });
                 }
-                Ok(None) if guest.since.elapsed() < GREETING => self.waiting.push(guest),
-                Ok(None) => strangers.push((guest.from, "it said nothing for too long")),
-                _ => strangers.push((guest.from, "it is not of this job")),
+                Ok(None) if connection.since.elapsed() < GREETING => self.waiting.push(connection),
+                Ok(None) => strangers.push((connection.from, "it said nothing for too long")),
+                _ => strangers.push((connection.from, "it is not of this job")),
             }
         }
         for (from, why) in strangers {
@@ -140,7 +140,7 @@ fn interfaces() -> Result<Vec<IpAddr>> {
 
 /// Takes connections that came, and sends each its challenge. Whom there was no room for among the `most`
 /// that are kept.
-fn accept(listener: &TcpListener, guests: &mut Vec<Guest>, most: usize) -> Vec<SocketAddr> {
+fn accept(listener: &TcpListener, pending: &mut Vec<PendingConnection>, most: usize) -> Vec<SocketAddr> {
     let mut crowded_out = Vec::new();
     for _ in 0..TURN {
         let (stream, from) = match listener.accept() {
@@ -154,11 +154,11 @@ fn accept(listener: &TcpListener, guests: &mut Vec<Guest>, most: usize) -> Vec<S
                 break;
             }
         };
-        if guests.len() >= most {
+        if pending.len() >= most {
             // Those of several interfaces came one interface after another.
-            let oldest = (0..guests.len()).min_by_key(|at| guests[*at].since);
-            let oldest = oldest.filter(|at| guests[*at].since.elapsed() >= SPARED);
-            crowded_out.push(oldest.map_or(from, |at| guests.remove(at).from));
+            let oldest = (0..pending.len()).min_by_key(|at| pending[*at].since);
+            let oldest = oldest.filter(|at| pending[*at].since.elapsed() >= SPARED);
+            crowded_out.push(oldest.map_or(from, |at| pending.remove(at).from));
             if oldest.is_none() {
                 continue;
             }
@@ -169,13 +169,13 @@ fn accept(listener: &TcpListener, guests: &mut Vec<Guest>, most: usize) -> Vec<S
             (&stream).write_all(&challenge).map(|()| challenge)
         });
         if let Ok(challenge) = challenged {
-            guests.push(Guest { stream, from, since: Instant::now(), challenge, said: Vec::new() });
+            pending.push(PendingConnection { stream, from, since: Instant::now(), challenge, said: Vec::new() });
         }
     }
     crowded_out
 }
 
-impl Guest {
+impl PendingConnection {
     /// What it has said, if that proves the secret; `None` if it is not all there.
     fn listen(&mut self, secret: &Secret) -> std::io::Result<Option<(Hello, Nonce)>> {
         let mut piece = [0; HELLO_BYTES];
