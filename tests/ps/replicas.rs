@@ -97,11 +97,12 @@ pub(crate) fn waiting(store: &KvStore, what: &str) -> Result<()> {
         store.barrier()?;
         wait_for_signal(&port);
     }
-    if ["barrier", "fault"].contains(&what) {
+    if ["barrier", "fault", "panic"].contains(&what) {
         println!("waits");
         if is_late || what == "fault" {
             wait_for_signal(&port);
         }
+        assert!(!is_late || what != "panic", "this worker panics");
         if what == "fault" {
             store.init("odd", &full(DType::F32, 10 + store.rank(), 1))?;
             return store.barrier();
@@ -460,7 +461,7 @@ fn two_schedulers_may_be_lost_while_workers_are_in_a_barrier() {
     // The second one is killed while it waits for a worker.
     job.signal("worker 0", Signal::STOP);
     job.add("replicas_barrier", "scheduler", Some(1), 2, 2);
-    std::thread::park_timeout(Duration::from_millis(500));
+    job.wait_for("scheduler 1", "the scheduler was started again: it waits for the nodes of its job");
     job.kill("scheduler 1");
     job.signal("worker 0", Signal::CONT);
     job.add("replicas_barrier", "scheduler", Some(2), 2, 2);
@@ -476,19 +477,40 @@ fn two_schedulers_may_be_lost_while_workers_are_in_a_barrier() {
 
 #[test]
 fn nodes_come_to_another_scheduler_if_the_first_one_is_lost_before_all_are_there() {
-    let mut job = Job::empty(crate::job::free_port());
-    job.replicas = Some("2");
-    job.add("replicas", "scheduler", None, 3, 2);
-    for (role, rank) in [("server", 0), ("worker", 0)] {
-        job.add("replicas", role, Some(rank), 3, 2);
+    // Before the first heartbeat is answered, and after it.
+    for after in [100, 250, 1000] {
+        let mut job = Job::empty(crate::job::free_port());
+        job.replicas = Some("2");
+        job.add("replicas", "scheduler", None, 3, 2);
+        for (role, rank) in [("server", 0), ("worker", 0)] {
+            job.add("replicas", role, Some(rank), 3, 2);
+        }
+        std::thread::park_timeout(Duration::from_millis(after));
+        job.kill("scheduler");
+        job.add("replicas", "scheduler", Some(1), 3, 2);
+        for (role, rank) in [("server", 1), ("worker", 1), ("worker", 2)] {
+            job.add("replicas", role, Some(rank), 3, 2);
+        }
+        values_of(&ends_without(job, &["scheduler"]));
     }
-    std::thread::park_timeout(Duration::from_millis(500));
+}
+
+#[test]
+fn a_worker_that_panics_while_there_is_no_scheduler_is_the_error_of_the_others() {
+    let mut job = Job::start_replicas("replicas_panic", 2, 2);
+    let signal = signal_file(&job.port.to_string());
+    job.wait_for("worker 0", "waits");
+    job.wait_for("worker 1", "waits");
     job.kill("scheduler");
-    job.add("replicas", "scheduler", Some(1), 3, 2);
-    for (role, rank) in [("server", 1), ("worker", 1), ("worker", 2)] {
-        job.add("replicas", role, Some(rank), 3, 2);
+    std::fs::write(&signal, "").unwrap();
+    job.wait_for("worker 0", "this worker panics");
+    job.add("replicas_panic", "scheduler", Some(1), 2, 2);
+    for End { name, code, written } in job.ends(Duration::from_secs(30)) {
+        let is_told = !name.starts_with("worker 0") && name != "scheduler";
+        assert!(code != Some(0), "{name}:\n{written}");
+        assert!(!is_told || (written.contains("worker rank 0 (pid") && written.contains("it panicked")), "{written}");
     }
-    values_of(&ends_without(job, &["scheduler"]));
+    std::fs::remove_file(&signal).unwrap();
 }
 
 #[test]

@@ -106,14 +106,16 @@ impl Link {
             link.beat(0)?;
             if !answered {
                 link.heard = Instant::now();
-            } else if let Some(cause) = link.loss() {
-                if config.replicas == 1 {
-                    return Err(link.lost(&cause));
-                }
+            }
+            match link.loss() {
                 // Another one may come, which knows of no node.
-                link.open_again()?;
-                link.send(&register)?;
-                answered = false;
+                Some(_) if config.replicas > 1 => {
+                    link.open_again()?;
+                    link.send(&register)?;
+                    answered = false;
+                }
+                Some(cause) if answered => return Err(link.lost(&cause)),
+                _ => {}
             }
             link.refusal()?;
             // Of nodes that it misses the scheduler says so itself.
@@ -249,38 +251,43 @@ impl Link {
 
     /// Says goodbye and waits a moment for the answer; longer for another scheduler, if one may come and learn
     /// what this node knows.
-    pub(crate) fn leave(mut self, known: Option<&KnownJob>) -> Result<()> {
+    pub(crate) fn leave(mut self, known: Option<KnownJob>) -> Result<()> {
         self.send(&ToScheduler::Goodbye)?;
-        self.wait_for_the_end(known)?;
+        self.wait_for_the_end(known, || {})?;
         self.connection.close(FAREWELL);
         Ok(())
     }
 
-    /// Ends the link after a fault, giving what was said last a moment to leave. If the scheduler is lost and
-    /// another one may come, waits until that knows of the fault.
-    pub(crate) fn close(mut self, known: Option<&KnownJob>) -> Result<()> {
-        self.look();
-        if known.is_some() && !self.is_over && (self.broken.is_some() || self.awaited.is_some()) {
-            self.wait_for_the_end(known)?;
+    /// Ends the link after a fault, giving what was said last a moment to leave. If another scheduler may come
+    /// in the place of one that is lost, waits until one knows of the fault, and calls `meanwhile` again and
+    /// again.
+    pub(crate) fn close(mut self, known: Option<KnownJob>, meanwhile: impl FnMut()) -> Result<()> {
+        if known.is_some() {
+            self.wait_for_the_end(known, meanwhile)?;
         }
         self.connection.close(FAREWELL);
         Ok(())
     }
 
-    fn wait_for_the_end(&mut self, known: Option<&KnownJob>) -> Result<()> {
+    fn wait_for_the_end(&mut self, mut known: Option<KnownJob>, mut meanwhile: impl FnMut()) -> Result<()> {
         let limit = if known.is_some() { startup_limit(self.limit) } else { FAREWELL };
         let since = Instant::now();
-        while since.elapsed() < limit {
+        while !self.is_over && since.elapsed() < limit {
             self.bell.wait(Duration::from_millis(100));
-            while self.receive().is_some() {}
-            if self.is_over {
-                break;
+            meanwhile();
+            while let Some(message) = self.receive() {
+                if let (FromScheduler::WorkerLeft { rank, info, why }, Some(known)) = (message, &mut known) {
+                    known.worker_left(rank, info, why);
+                }
             }
             let Some(cause) = self.loss() else { continue };
-            let Some(known) = known else { break };
+            let Some(known) = &known else { break };
             self.rejoin(&cause, known)?;
         }
-        Ok(())
+        match known {
+            Some(_) if !self.is_over => Err(self.lost("it does not answer")),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -15,6 +15,8 @@ use ringpull_base::{DType, Error, Key, Kind};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
+use crate::status::short;
+
 /// The first bytes of every header: the protocol's name and version.
 pub const MAGIC: &[u8; 5] = b"RPPS\x06";
 
@@ -228,10 +230,15 @@ pub struct KnownJob {
 }
 
 impl KnownJob {
-    /// What a server knows.
+    /// What a node knows at the start.
     pub(crate) fn of(job: &Job) -> Self {
         let (left, lost_servers, barriers) = Default::default();
         KnownJob { rank: job.rank, token: job.token, kind: job.kind, left, lost_servers, barriers, last_barrier: 0 }
+    }
+
+    /// A worker has left, with this error. The text is cut: the scheduler takes short messages only.
+    pub(crate) fn worker_left(&mut self, rank: usize, info: NodeInfo, why: Option<String>) {
+        self.left.insert(rank, (info, why.map(short)));
     }
 }
 
@@ -444,6 +451,8 @@ pub enum FromScheduler {
     WorkerLeft {
         /// Which.
         rank: usize,
+        /// Who it was.
+        info: NodeInfo,
         /// The error that it had met last.
         why: Option<String>,
     },

@@ -269,7 +269,11 @@ impl Scheduler {
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];
                 node.left = true;
-                let (why, is_joining) = (node.failing.clone(), node.is_joining);
+                let (why, info, is_joining) = (node.failing.clone(), node.info.clone(), node.is_joining);
+                if role == Role::Worker && !is_joining && self.phase == JobPhase::Running {
+                    // Before the farewell: if this scheduler is lost, the others know.
+                    self.tell_of_leaver(rank, info, why);
+                }
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
                 if is_joining {
                     self.nodes[index].left = false;
@@ -277,9 +281,6 @@ impl Scheduler {
                     return Ok(());
                 }
                 self.ask_another(rank);
-                if role == Role::Worker && self.phase == JobPhase::Running {
-                    self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
-                }
                 self.end_after_the_last();
             }
             ToScheduler::Enter
@@ -456,7 +457,7 @@ impl Scheduler {
         )
     }
 
-    /// Whether every node has said goodbye that has come.
+    /// Whether every node that has come has said goodbye.
     pub fn all_left(&self) -> bool {
         self.nodes.iter().all(|node| node.left)
     }
@@ -488,8 +489,13 @@ impl Scheduler {
             self.come_later(from, info, preferred, now);
             return Ok(());
         }
-        let is_full = self.complete || there == wanted || self.returning.is_some();
-        let refusal = if is_full || self.phase != JobPhase::Running {
+        let is_full = self.complete || there == wanted;
+        let refusal = if self.returning.is_some() {
+            Some(Error::job_mismatch(
+                "the scheduler was started again while this node registered, and others have begun the job without it",
+                "start the job again",
+            ))
+        } else if is_full || self.phase != JobPhase::Running {
             Some(Error::job_mismatch(
                 format!("the job has all of its {wanted} {}s already", info.role),
                 "start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and give each job a port of its own",
@@ -579,6 +585,15 @@ impl Scheduler {
     /// Whether the worker has said goodbye.
     fn has_left(&self, worker: usize) -> bool {
         self.worker(worker).is_some_and(|node| node.left)
+    }
+
+    /// Tells the others that a worker has left. Servers need it only for another scheduler.
+    fn tell_of_leaver(&mut self, rank: usize, info: NodeInfo, why: Option<String>) {
+        let left = FromScheduler::WorkerLeft { rank, info, why };
+        self.tell(Role::Worker, &left);
+        if self.settings.replicas > 1 {
+            self.tell(Role::Server, &left);
+        }
     }
 
     fn tell(&mut self, role: Role, message: &FromScheduler) {

@@ -71,9 +71,10 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         send_all(&listener, &mut scheduler);
         if *scheduler.phase() != JobPhase::Running {
             let since = *ended.get_or_insert_with(Instant::now);
-            // Nodes that come back are told why the job has failed.
-            let limit = if scheduler.all_are_back() { FAREWELL } else { startup_limit(config.silence()) };
-            if since.elapsed() > limit || (scheduler.all_left() && scheduler.all_are_back()) {
+            // Nodes that come back in time are told why the job has failed.
+            let is_too_late = start.elapsed() > startup_limit(config.silence());
+            let has_all = scheduler.all_are_back();
+            if (has_all && scheduler.all_left()) || (since.elapsed() > FAREWELL && (has_all || is_too_late)) {
                 break;
             }
         }

@@ -22,11 +22,12 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let bound = Bound::to(SocketAddr::new(link::node_address(dmlc)?, 0), None)?;
     let info = link::describe(Role::Server, dmlc, bound.port())?;
     let (mut link, job) = Link::register(&bell, config, dmlc, info, None)?;
-    let known = job.clone();
+    let admitted = job.clone();
+    let mut known = KnownJob::of(&job);
     let door = Door {
         name: format!("server {}", job.rank),
         secret: config::secret()?,
-        admits: Box::new(move |identity| known.rank_of(identity).is_some()),
+        admits: Box::new(move |identity| admitted.rank_of(identity).is_some()),
         // The session of a lost worker ends when the scheduler has said so.
         most: job.workers.len() * if job.is_elastic { 2 } else { 1 },
         limits: Limits::SERVER,
@@ -75,6 +76,10 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                     link.send(&ToScheduler::Described { question, status: Box::new(status) })?;
                     continue;
                 }
+                FromScheduler::WorkerLeft { rank, info, why } => {
+                    known.worker_left(rank, info, why);
+                    continue;
+                }
                 FromScheduler::Lost { rank, incarnation } if rank < job.workers.len() => {
                     let whole = server.lose(rank, incarnation);
                     listener.dismiss(&job.identity(rank, incarnation));
@@ -100,8 +105,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
         link.beat(moved.received_bytes)?;
         if let Some(cause) = link.loss() {
-            let goes_on =
-                if job.replicas == 1 { Err(link.lost(&cause)) } else { link.rejoin(&cause, &KnownJob::of(&job)) };
+            let goes_on = if job.replicas == 1 { Err(link.lost(&cause)) } else { link.rejoin(&cause, &known) };
             if let Err(error) = goes_on {
                 break Err(error);
             }

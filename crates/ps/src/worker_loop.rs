@@ -31,7 +31,7 @@ use ringpull_base::{Error, Result, notice};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::link::Link;
-use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode};
+use crate::message::{FromScheduler, Job, NodeInfo, Reply, Request, ToScheduler, decode, encode};
 use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
 use crate::status::{self, Described, Question};
@@ -130,7 +130,7 @@ pub(super) struct WorkerLoop {
     /// When a server last reported which workers are missing.
     claimed: Option<Instant>,
     /// The workers that have left, each with its last error, and when this worker heard of the last of them.
-    left: BTreeMap<usize, Option<String>>,
+    left: BTreeMap<usize, (NodeInfo, Option<String>)>,
     left_since: Option<Instant>,
     flush: Flush,
     closing_since: Option<Instant>,
@@ -223,15 +223,21 @@ impl WorkerLoop {
         }
         match failed {
             None => {
-                if let Err(error) = self.link.leave(known.as_ref()) {
+                if let Err(error) = self.link.leave(known) {
                     tracing::warn!(%error, "cannot send a goodbye to the scheduler");
                 }
             }
             Some(fault) => {
-                if let Err(error) = self.link.close(known.as_ref()) {
+                // Every later call fails with the same error, until the store is dropped.
+                let refuse_all = || {
+                    while let Ok(command) = self.inbox.try_recv() {
+                        self.closing |= matches!(command, Command::Close { .. });
+                        refuse(command, &fault);
+                    }
+                };
+                if let Err(error) = self.link.close(known, refuse_all) {
                     tracing::warn!(%error, "cannot report a fault to the scheduler");
                 }
-                // Every later call fails with the same error, until the store is dropped.
                 while !self.closing
                     && let Ok(command) = self.inbox.recv()
                 {
@@ -282,8 +288,8 @@ impl WorkerLoop {
                         answer(&done, Ok(()));
                     }
                 }
-                FromScheduler::WorkerLeft { rank, why } => {
-                    self.left.insert(rank, why);
+                FromScheduler::WorkerLeft { rank, info, why } => {
+                    self.left.insert(rank, (info, why));
                     self.left_since = Some(Instant::now());
                 }
                 FromScheduler::Describe { question } => {

@@ -125,7 +125,8 @@ struct ElasticOptions {
     max_resets: Option<u32>,
     /// For how many seconds a host is left out that has failed for the second time, and the most: the time
     /// doubles with each further failure [default: 10 600].
-    #[arg(long, help_heading = ELASTIC, num_args = 2, value_names = ["SECONDS", "MOST"], requires = "elastic")]
+    #[arg(long, help_heading = ELASTIC, num_args = 2, value_names = ["SECONDS", "MOST"], requires = "elastic",
+        value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     cooldown: Option<Vec<u64>>,
     /// The folder of each host for snapshots, in memory.
     #[arg(long, help_heading = ELASTIC, value_name = "DIR", requires = "elastic", default_value = "/dev/shm")]

@@ -11,7 +11,7 @@ use ringpull_base::{Error, Result};
 use super::{FAILURE, Format, SUCCESS, Status, launch::servers, status_of_signal};
 use crate::lab::{Lab, Shape};
 use crate::link::LinkRate;
-use crate::rehearse::fault::{self, Fault};
+use crate::rehearse::fault::{self, Fault, Spares};
 use crate::rehearse::job::Rehearsal;
 use crate::rehearse::rehearse;
 
@@ -117,7 +117,8 @@ fn faults(args: &RehearseArgs, ranks: usize) -> Result<Vec<Fault>> {
     let hosts = args.hosts.unwrap_or(0);
     let Some(path) = &args.faults else {
         let servers = servers(args.num_workers, args.num_servers, &args.command);
-        return Ok(fault::usual(ranks, servers as usize, hosts));
+        let spares = Spares { ranks: args.elastic, servers: args.replicas.is_some_and(|replicas| replicas > 1) };
+        return Ok(fault::usual(ranks, servers as usize, hosts, spares));
     };
     let read =
         if path.as_os_str() == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };

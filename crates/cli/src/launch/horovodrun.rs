@@ -16,6 +16,8 @@ enum Meaning {
     Option(&'static str),
     /// This option of ours, in a job that is elastic.
     Elastic(&'static str),
+    /// This option of ours, if something else makes the job elastic.
+    IfElastic(&'static str),
     /// A variable of the processes, made of the option's value.
     Variable(&'static str, fn(&str) -> Option<String>),
     /// Nothing, and why.
@@ -24,7 +26,7 @@ enum Meaning {
     Refused(&'static str),
 }
 
-use Meaning::{Elastic, Nothing, Option as Ours, Refused, Variable};
+use Meaning::{Elastic, IfElastic, Nothing, Option as Ours, Refused, Variable};
 
 /// Its names, how many values follow, and what it is.
 const OPTIONS: [(&[&str], usize, Meaning); 34] = [
@@ -63,7 +65,7 @@ const OPTIONS: [(&[&str], usize, Meaning); 34] = [
     (&["--max-np", "--max-num-proc"], 1, Elastic("--max-workers")),
     (&["--host-discovery-script"], 1, Elastic("--discover-hosts")),
     (&["--reset-limit"], 1, Elastic("--max-resets")),
-    (&["--blacklist-cooldown-range"], 2, Elastic("--cooldown")),
+    (&["--blacklist-cooldown-range"], 2, IfElastic("--cooldown")),
     (&["--elastic-timeout"], 1, Nothing("an elastic job waits for hosts until there are enough")),
     (&["--slots", "--slots-per-host"], 1, Refused("let the script print the slots of each host: host:slots")),
 ];
@@ -99,13 +101,19 @@ fn level(value: &str) -> Option<String> {
 /// `words` of a command line, behind `ringpull launch`, in the options of `launch`; and the warnings.
 pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<OsString>, Vec<String>)> {
     let (mut ours, mut warnings) = (Vec::new(), Vec::new());
-    let mut is_elastic = false;
+    let (mut is_elastic, mut if_elastic) = (false, Vec::new());
     let mut rest = words.into_iter();
     while let Some(word) = rest.next() {
         let Some(text) = word.to_str().filter(|text| text.starts_with('-') && *text != "--") else {
             // The command.
-            if is_elastic && !ours.iter().any(|word| word == "--elastic") {
+            let says_so = ours.iter().any(|word| word == "--elastic");
+            if is_elastic && !says_so {
                 ours.push("--elastic".into());
+            }
+            if is_elastic || says_so {
+                ours.append(&mut if_elastic);
+            } else if !if_elastic.is_empty() {
+                warnings.push("warning: --blacklist-cooldown-range has no effect: the job is not elastic".to_owned());
             }
             ours.push(word);
             break;
@@ -135,6 +143,7 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
                 is_elastic = true;
                 ours.extend([OsString::from(option)].into_iter().chain(values));
             }
+            IfElastic(option) => if_elastic.extend([OsString::from(option)].into_iter().chain(values)),
             Variable(variable, of) => {
                 let given = values.first().map_or("", |value| value.to_str().unwrap_or_default());
                 let made = of(given).ok_or_else(|| {
@@ -195,7 +204,7 @@ mod tests {
             ),
             (
                 "ringpull launch -np 4 --min-np 2 --max-np=8 --host-discovery-script ./hosts --reset-limit 3 --blacklist-cooldown-range 1 2 x",
-                "ringpull launch --num-workers 4 --min-workers 2 --max-workers 8 --discover-hosts ./hosts --max-resets 3 --cooldown 1 2 --elastic x",
+                "ringpull launch --num-workers 4 --min-workers 2 --max-workers 8 --discover-hosts ./hosts --max-resets 3 --elastic --cooldown 1 2 x",
             ),
             (
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
@@ -210,7 +219,8 @@ mod tests {
 
     #[test]
     fn what_has_no_meaning_here_is_a_warning_or_an_error_that_names_another_way() {
-        let (words, warnings) = of("ringpull launch --gloo --cycle-time-ms 5 --elastic-timeout 9 -np 2 x").unwrap();
+        let (words, warnings) =
+            of("ringpull launch --gloo --cycle-time-ms 5 --blacklist-cooldown-range 1 2 -np 2 x").unwrap();
         assert_eq!(words.join(" "), "--num-workers 2 x");
         assert!(warnings.len() == 3 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
         for (text, part) in [

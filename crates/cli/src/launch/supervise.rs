@@ -39,8 +39,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LATECOMER: Duration = Duration::from_secs(60);
 /// How many schedulers a job may have, one after another.
 const SCHEDULERS: usize = 10;
-/// How long a job may be left without a scheduler. Its nodes wait for one for 20 s and more.
-const WITHOUT_SCHEDULER: Duration = Duration::from_secs(5);
+/// How long a job may be left without a scheduler. Its nodes wait for one for three times `RINGPULL_SILENCE`, or
+/// 20 s more than once.
+const WITHOUT_SCHEDULER: Duration = Duration::from_secs(2);
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -127,6 +128,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
             let number = job.running.len();
             match start(launch, (lost, process), number, &sender) {
                 Ok(running) => job.running.push(running),
+                Err(error) if process.role == Role::Scheduler => job.fail(1, error.to_string(), Duration::ZERO),
                 Err(error) => eprintln!("ringpull: elastic: {error}"),
             }
         }
@@ -300,7 +302,7 @@ impl Supervisor {
     fn starts_scheduler_again(&self, number: usize, code: i32) -> bool {
         let is_worker_left = || self.running.iter().any(|one| one.role == Role::Worker && one.code.is_none());
         let started = self.running.iter().filter(|one| one.role == Role::Scheduler).count();
-        let is_one = self.running[number].role == Role::Scheduler && started <= SCHEDULERS;
+        let is_one = self.running[number].role == Role::Scheduler && started < SCHEDULERS;
         is_one && self.running[number].is_lost(code) && self.failure.is_none() && is_worker_left()
     }
 

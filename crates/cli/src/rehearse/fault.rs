@@ -124,24 +124,32 @@ fn fault(entry: Entry) -> std::result::Result<Fault, String> {
     Ok(Fault { what, at, expect })
 }
 
+/// What a job goes on without.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spares {
+    pub(crate) ranks: bool,
+    pub(crate) servers: bool,
+}
+
 /// Faults that every job should survive or report, for ranks on one host or on emulated hosts.
-pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize) -> Vec<Fault> {
+pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, spares: Spares) -> Vec<Fault> {
     let last = Member { role: Role::Worker, index: ranks - 1 };
     let first = Member { role: Role::Worker, index: 0 };
     let goes_on = Some(Expected::GoesOn);
+    let without = |has_spare: bool| Some(if has_spare { Expected::GoesOn } else { Expected::Ends });
     let fault = |what, expect| Fault { what, at: Moment::Usual, expect };
     let mut faults = vec![
-        fault(FaultKind::Kill(last), Some(Expected::Ends)),
-        fault(FaultKind::Kill(first), Some(Expected::Ends)),
+        fault(FaultKind::Kill(last), without(spares.ranks)),
+        fault(FaultKind::Kill(first), without(spares.ranks)),
         fault(FaultKind::Stop(last, Duration::from_secs(8)), goes_on),
         fault(FaultKind::Terminate(last, GRACE), None),
     ];
     if servers > 0 {
-        faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), Some(Expected::Ends)));
+        faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), without(spares.servers)));
     }
     if hosts > 1 {
         faults.push(fault(FaultKind::Cut(hosts, Some(Duration::from_secs(5))), goes_on));
-        faults.push(fault(FaultKind::Cut(hosts, None), Some(Expected::Ends)));
+        faults.push(fault(FaultKind::Cut(hosts, None), if spares.ranks { None } else { Some(Expected::Ends) }));
     }
     faults
 }
@@ -297,5 +305,17 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn usual_faults_expect_that_a_job_goes_on_without_what_it_can_spare() {
+        let killed = |spares| {
+            let kills = usual(4, 2, 0, spares).into_iter().filter(|fault| matches!(fault.what, FaultKind::Kill(_)));
+            kills.map(|fault| fault.expect).collect::<Vec<_>>()
+        };
+        let (ends, goes_on) = (Some(Expected::Ends), Some(Expected::GoesOn));
+        assert_eq!(killed(Spares { ranks: false, servers: false }), [ends, ends, ends]);
+        assert_eq!(killed(Spares { ranks: false, servers: true }), [ends, ends, goes_on]);
+        assert_eq!(killed(Spares { ranks: true, servers: false }), [goes_on, goes_on, ends]);
     }
 }

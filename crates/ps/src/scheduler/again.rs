@@ -31,7 +31,10 @@ impl Scheduler {
         let name = node.name();
         if let Some(error) = self.refusal(&node, &known) {
             self.outputs.push((from.to_vec(), FromScheduler::Abort(error)));
-            return Err(format!("{name}, which comes back and is not missed"));
+            return Err(format!("{name}, which comes back and is refused"));
+        }
+        if self.returning.is_none() {
+            notice("ringpull: the scheduler was started again: it waits for the nodes of its job");
         }
         let KnownJob { rank, token, kind, left, lost_servers, barriers, last_barrier } = known;
         self.nodes.push(node);
@@ -81,6 +84,12 @@ impl Scheduler {
             && known.barriers.len() <= MAX_BARRIERS;
         if is_awaited && is_sound && !self.nodes.iter().any(has_come) {
             return None;
+        }
+        if self.complete && self.settings.token == known.token {
+            return Some(Error::job_mismatch(
+                format!("{} has lost the scheduler, which lives, but was silent for too long", node.name()),
+                "see what stopped the scheduler or its host, and restart the job from its last checkpoint",
+            ));
         }
         Some(Error::job_mismatch(
             format!("{} comes back to a scheduler that does not miss it", node.name()),
@@ -142,8 +151,9 @@ impl Scheduler {
             }
         }
         let has_left = self.nodes.iter().filter(|node| node.info.role == Role::Worker && node.left);
-        for (rank, why) in has_left.map(|node| (node.rank, node.failing.clone())).collect::<Vec<_>>() {
-            self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
+        let has_left = has_left.map(|node| (node.rank, node.info.clone(), node.failing.clone()));
+        for (rank, info, why) in has_left.collect::<Vec<_>>() {
+            self.tell_of_leaver(rank, info, why);
         }
         let workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker && !node.left).count();
         let servers = self.settings.num_servers - self.lost_servers.len();

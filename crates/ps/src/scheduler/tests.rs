@@ -20,8 +20,11 @@ fn scheduler() -> Scheduler {
 }
 
 fn register(role: Role, preferred: Option<usize>, kind: Option<Kind>) -> ToScheduler {
-    let info = NodeInfo { role, address: "127.0.0.1".into(), port: 1, pid: 7, host: "h1".into() };
-    ToScheduler::Register { info, preferred, kind, num_workers: 2, num_servers: 1 }
+    ToScheduler::Register { info: info(role), preferred, kind, num_workers: 2, num_servers: 1 }
+}
+
+fn info(role: Role) -> NodeInfo {
+    NodeInfo { role, address: "127.0.0.1".into(), port: 1, pid: 7, host: "h1".into() }
 }
 
 fn complete() -> Scheduler {
@@ -89,7 +92,11 @@ fn waiting_for_a_worker_that_has_ended_is_an_error_at_once() {
         scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND).unwrap();
         scheduler.take_outputs();
         scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
-        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, why: None })));
+        assert!(
+            scheduler
+                .take_outputs()
+                .contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, info: info(Role::Worker), why: None }))
+        );
         scheduler.handle(b"a", waits, SECOND).unwrap();
         scheduler.tick(SECOND);
         let error = failure(&scheduler);
@@ -108,7 +115,11 @@ fn waiting_for_a_worker_that_failed_is_an_error_at_once_and_has_its_error() {
         scheduler.take_outputs();
         scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
         let why = Some("ValueError: broken".to_owned());
-        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, why })));
+        assert!(
+            scheduler
+                .take_outputs()
+                .contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, info: info(Role::Worker), why }))
+        );
         scheduler.handle(b"a", waits, SECOND).unwrap();
         scheduler.tick(SECOND);
         let error = failure(&scheduler);
@@ -447,10 +458,6 @@ fn known(rank: usize) -> KnownJob {
     KnownJob { rank, token: 9, kind: Kind::DistSync, left, lost_servers, barriers, last_barrier: 0 }
 }
 
-fn info(role: Role) -> NodeInfo {
-    NodeInfo { role, address: "127.0.0.1".into(), port: 1, pid: 7, host: "h1".into() }
-}
-
 /// Worker 0 is `[0]`, server 0 `[10]`.
 fn comes_back(scheduler: &mut Scheduler, role: Role, known: KnownJob) -> Result<(), String> {
     let identity = [known.rank as u8 + if role == Role::Server { 10 } else { 0 }];
@@ -535,7 +542,9 @@ fn a_worker_that_left_is_known_to_all_again() {
     comes_back(&mut scheduler, Role::Server, known(1)).unwrap();
     scheduler.tick(SECOND);
     let why = Some("ValueError: broken".to_owned());
-    assert!(scheduler.take_outputs().contains(&(vec![0], FromScheduler::WorkerLeft { rank: 1, why })));
+    let left = FromScheduler::WorkerLeft { rank: 1, info: info(Role::Worker), why };
+    let told = scheduler.take_outputs();
+    assert!(told.contains(&(vec![0], left.clone())) && told.contains(&(vec![10], left)), "{told:?}");
     scheduler.handle(&[0], ToScheduler::Goodbye, SECOND).unwrap();
     assert_eq!(*scheduler.phase(), JobPhase::Ended);
 }

@@ -129,7 +129,7 @@ impl WorkerLoop {
             }
             return Ok(());
         }
-        if let Some((rank, why)) = missing.iter().find_map(|rank| self.left.get_key_value(rank)) {
+        if let Some((rank, (_, why))) = missing.iter().find_map(|rank| self.left.get_key_value(rank)) {
             let (peer, ranks, why) = (self.job.worker_name(*rank), vec![*rank], why.clone().unwrap_or_default());
             let operation = format!("{operation} of key {key}");
             return Err(Error::Finished { peer, ranks, operation, rank: self.job.rank, why });

@@ -130,15 +130,17 @@ impl WorkerLoop {
 
     pub(super) fn known_job(&self) -> KnownJob {
         let job = &self.job;
-        let left = self.left.iter().filter(|(rank, _)| **rank < job.workers.len());
         let lost = (0..self.servers.len()).filter(|server| self.servers[*server].connection.is_none());
         let barriers: Vec<u64> = self.barriers.iter().map(|(number, _)| *number).collect();
-        KnownJob {
-            left: left.map(|(rank, why)| (*rank, (job.workers[*rank].clone(), why.clone()))).collect(),
+        let mut known = KnownJob {
             lost_servers: lost.map(|server| (server, job.server_name(server))).collect(),
             last_barrier: barriers.iter().min().map_or(self.barrier_count, |first| first - 1),
             barriers,
             ..KnownJob::of(job)
+        };
+        for (rank, (info, why)) in &self.left {
+            known.worker_left(*rank, info.clone(), why.clone());
         }
+        known
     }
 }

@@ -147,7 +147,7 @@ impl Past {
         }
         let Some(mut failure) = failure else { return Consequence { left_out: Vec::new(), hopeless: None } };
         let new: Vec<String> = hosts.difference(&self.proven).cloned().collect();
-        // An error of the program itself comes rather from a host that has never run it.
+        // If the program failed by itself, a host that has never run it is the likelier cause.
         let may_be_old = !failure.is_exit || new.is_empty();
         let is_explained = may_be_old && failure.hosts.iter().any(|host| self.proven.contains(host));
         if !has_progressed && !self.proven.is_empty() && !is_explained {
