@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use ringpull_base::config::{self, Config};
 use ringpull_base::{Error, Result};
 use ringpull_workload::models::{self, ModelKey};
 
@@ -29,6 +30,8 @@ pub(crate) struct Network {
     pub keys: Vec<ModelKey>,
     /// The layers, in that order.
     pub layers: Vec<Layer>,
+    /// The elements from which servers divide a key.
+    pub bigarray_bound: usize,
 }
 
 /// The named model or that of a file, with every tensor scaled to `scale` of its elements, which does not
@@ -37,8 +40,19 @@ pub(crate) fn load(model: &str, scale: f64) -> Result<Network> {
     let keys = models::load(model, scale)?;
     let whole = models::load_whole(model)?;
     let costs: Vec<f64> = whole.iter().map(|(key, flops)| flops.unwrap_or(key.len() as f64)).collect();
-    Ok(Network { layers: layers(&keys, &costs), keys })
+    Ok(Network { layers: layers(&keys, &costs), keys, bigarray_bound: bigarray_bound(scale)? })
 }
+
+/// `MXNET_KVSTORE_BIGARRAY_BOUND` of a job whose tensors are scaled, so that servers divide the keys that they
+/// divide in the whole model; what the variable says, if it is set.
+pub(crate) fn bigarray_bound(scale: f64) -> Result<usize> {
+    let bound = Config::from_env()?.bigarray_bound;
+    let is_set = config::text(BIGARRAY_BOUND).is_some();
+    Ok(if is_set { bound } else { ((bound as f64 * scale) as usize).max(1) })
+}
+
+/// The variable of that.
+pub(crate) const BIGARRAY_BOUND: &str = "MXNET_KVSTORE_BIGARRAY_BOUND";
 
 /// The arguments of `ringpull bench` that name this model.
 pub(crate) fn named(model: &str, scale: f64) -> Result<Vec<String>> {

@@ -181,7 +181,7 @@ impl Setting {
     }
 
     fn on_servers(&self, codec: Option<Codec>, servers: usize) -> Vec<Unit> {
-        let bound = Config::default().bigarray_bound;
+        let bound = self.network.bigarray_bound;
         let key = |(layer, key): (usize, usize)| {
             let key = &self.network.keys[key];
             let layout = shard::Layout::new(&Key::from(key.name.as_str()), &key.shape, 4, servers, bound);

@@ -79,7 +79,8 @@ pub(crate) struct CompareArgs {
     /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines.
     #[arg(long)]
     model: Option<String>,
-    /// Scale every tensor of the model to this part of its elements.
+    /// Scale every tensor of the model to this part of its elements, and with it the number of elements from
+    /// which servers divide a key, unless `MXNET_KVSTORE_BIGARRAY_BOUND` is set.
     #[arg(long, default_value_t = 1.0, requires = "model")]
     scale: f64,
     #[command(flatten)]
@@ -168,7 +169,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         (None, Some(file)) => Testbed::Hostfile(file.clone()),
         (None, None) => Testbed::Local(args.local.unwrap_or(4)),
     };
-    let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?;
+    let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?.scaled(args.scale)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;

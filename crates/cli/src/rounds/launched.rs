@@ -15,6 +15,7 @@ use crate::child::{self, Childless};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Shape, own_words};
 use crate::launch::{Host, Launch, Port, Sink, Variables, claim_port, hostfile};
+use crate::layers;
 use crate::machine::ProcessorTime;
 use crate::mode::{Mode, Placement};
 use crate::mpirun::{Mpirun, Ranks};
@@ -51,6 +52,8 @@ pub(crate) struct Launched {
     program: PathBuf,
     /// A `ringpull` that was built with MPICH, and its `mpirun`.
     mpich: Option<(PathBuf, Mpirun)>,
+    /// `MXNET_KVSTORE_BIGARRAY_BOUND` of jobs with servers.
+    bigarray_bound: Option<usize>,
     /// After Ctrl-C no further job starts, and the hosts are removed in order.
     interrupt: Interrupt,
 }
@@ -86,7 +89,13 @@ impl Launched {
         if workers == 0 {
             return Err(Error::argument("a comparison needs at least 1 worker", "give a larger number of workers"));
         }
-        Ok(Launched { workers, hosts, lab, program, mpich, interrupt })
+        Ok(Launched { workers, hosts, lab, program, mpich, bigarray_bound: None, interrupt })
+    }
+
+    /// The same, for models whose tensors are scaled.
+    pub(crate) fn scaled(mut self, scale: f64) -> Result<Self> {
+        self.bigarray_bound = Some(layers::bigarray_bound(scale)?);
+        Ok(self)
     }
 
     /// Where the jobs run, in words.
@@ -154,7 +163,9 @@ impl Launched {
         let workers = &all[..workers];
         let of_servers = if placement == Placement::Dedicated { extra } else { workers };
         let of_servers = of_servers.iter().cycle().take(mode.servers()).cloned().collect();
-        let mut launch = Launch::new(workers.to_vec(), of_servers, command, Variables::default())?;
+        let bound = self.bigarray_bound.map(|bound| (layers::BIGARRAY_BOUND.to_owned(), bound.to_string()));
+        let variables = Variables { env: bound.into_iter().collect(), ..Variables::default() };
+        let mut launch = Launch::new(workers.to_vec(), of_servers, command, variables)?;
         launch.has_ranks = mode.kind().has_ranks();
         launch.sink = Sink::Kept;
         launch.limit = Some(JOB_LIMIT);
