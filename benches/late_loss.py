@@ -12,7 +12,7 @@ the least and the most:
 - step: seconds by the pace of all workers together, the harmonic mean of theirs;
 - time to the loss: from the first step until the mean test loss of three evaluations in a row is at most `--target`;
 - images to the loss: that all workers had pushed gradients of by then;
-- last loss: at the end of a job, after about `--seconds`.
+- loss after: at the last evaluation within `--seconds`.
 
 With `--out` the jobs are added to those in the file, and the table is of all of them.
 """
@@ -33,6 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 KINDS = ["dist_sync_mpi", "dist_sync", "dist_async"]
 PROGRAMS = [kind + late for late in ("", " late") for kind in KINDS]
+# Options that workers get.
+PASSED_ON = ("late", "pace", "seconds", "batch", "lr", "every", "test_images", "seed")
 
 
 def arguments():
@@ -119,7 +121,7 @@ def job(program, options):
     """One job, as a dictionary of what was measured."""
     with tempfile.TemporaryDirectory(prefix="late-loss-") as folder:
         servers = [] if program.startswith("dist_sync_mpi") else ["-s", options.workers]
-        own = [word for name in ("late", "pace", "seconds", "batch", "lr", "every", "test_images", "seed") for word in own_option(options, name)]
+        own = [word for name in PASSED_ON for word in own_option(options, name)]
         worker = [sys.executable, __file__, *own, "--worker", program, folder]
         launch = [options.binary, "launch", "-n", options.workers, *servers, "--launcher", options.launcher, "--", *worker]
         subprocess.run([str(word) for word in launch], check=True, stdout=sys.stderr)
@@ -130,16 +132,24 @@ def job(program, options):
     means = [(at, statistics.mean(loss for _, loss in losses[number - 2 : number + 1])) for number, (at, _) in enumerate(losses) if number >= 2]
     reached = next((at for at, loss in means if loss <= options.target), None)
     pushed = reached and sum(sum(end <= reached for end in of) for of in ends) * options.batch / options.workers
-    return {"program": program, "step": len(paces) / sum(paces), "time": reached, "images": pushed, "last": means[-1][1], "target": options.target}
+    last = [loss for at, loss in means if at <= options.seconds]
+    found = {"program": program, "step": len(paces) / sum(paces), "time": reached, "images": pushed, "last": last[-1] if last else None}
+    return found | {"settings": settings(options)}
+
+
+def settings(options):
+    """What jobs of one table have in common."""
+    return {name: getattr(options, name) for name in ("workers", "target", *PASSED_ON)}
 
 
 def own_option(options, name):
     return [f"--{name.replace('_', '-')}", getattr(options, name)]
 
 
-def table(jobs):
-    """The lines of a table in Markdown."""
-    yield "| program | step | time to the loss | images to the loss | last loss |"
+def table(jobs, options):
+    """The lines of a table in Markdown, of the jobs with these settings."""
+    jobs = [one for one in jobs if one["settings"] == settings(options)]
+    yield f"| program | step | time to a loss of {options.target} | images until then | loss after {options.seconds:g} s |"
     yield "| --- | --- | --- | --- | --- |"
     for program in PROGRAMS:
         of = [one for one in jobs if one["program"] == program]
@@ -171,7 +181,7 @@ def main():
             if options.out:
                 with open(options.out, "a") as file:
                     print(json.dumps(jobs[-1]), file=file)
-    print("\n".join(table(jobs)))
+    print("\n".join(table(jobs, options)))
 
 
 if __name__ == "__main__":

@@ -149,8 +149,9 @@ fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() 
         for job in ["recorded", "replayed"] {
             let [step_s, compute_s, exposed_s] =
                 ["step_s", "compute_s", "exposed_s"].map(|field| of(job, field).as_f64().unwrap());
-            // What the job computed by the clock, and no more than its step.
-            assert!(compute_s > 0.01 && step_s >= 0.99 * compute_s, "{text}");
+            // What the job computed by the clock, and no more than its step; both are medians of three steps, and
+            // on a busy machine of different ones.
+            assert!(compute_s > 0.01 && step_s >= 0.9 * compute_s, "{text}");
             assert!(((step_s - compute_s).max(0.0) - exposed_s).abs() < 1e-9, "{text}");
         }
     }

@@ -15,7 +15,7 @@
 //! number 3    ab from 2                      abc to 0, abcd from 2
 //! ```
 //!
-//! The late rank's contribution is added last, in every run: the same bits on all ranks, whoever is late.
+//! The late rank's contribution is added last: the same bits in every run and on all ranks.
 //!
 //! *After the late rank has come* every link carries the buffer once in each direction, all of them at the
 //! same time, but for the pieces of the first and the last of `n` steps: `(1 + n/k) S/B` with `k` pieces, for
@@ -25,7 +25,8 @@
 //! *If nobody is late* the same links carry both ways, `2 S` but for the late rank's and its neighbour's. A
 //! ring of parts carries `2(n-1)/n S`.
 //!
-//! *Short buffers* go to the late rank as they are, and it returns the sum (`star`): two messages in a row.
+//! *Short buffers* go to the late rank as they are, and it adds them to its own and returns the sum (`star`):
+//! two messages in a row, and all of them pass the late rank's link.
 
 use super::plan::{Parts, Plan, Then};
 use super::{star, tree};

@@ -15,8 +15,6 @@ use ringpull_base::{DType, Error, Key, Kind};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
-use crate::status::short;
-
 /// The first bytes of every header: the protocol's name and version.
 pub const MAGIC: &[u8; 5] = b"RPPS\x06";
 
@@ -210,6 +208,14 @@ pub struct CallsMade {
     pub optimizer: Option<(u64, Optimizer)>,
 }
 
+/// The longest text that is told to the scheduler, which takes short messages only.
+const LONGEST_TEXT: usize = 300;
+
+/// A text that is cut, if it is longer than the scheduler is told.
+pub(crate) fn short(text: String) -> String {
+    if text.len() > LONGEST_TEXT { text.chars().take(LONGEST_TEXT).chain("...".chars()).collect() } else { text }
+}
+
 /// What a node knows of its job, for a scheduler that was started again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KnownJob {
@@ -236,7 +242,7 @@ impl KnownJob {
         KnownJob { rank: job.rank, token: job.token, kind: job.kind, left, lost_servers, barriers, last_barrier: 0 }
     }
 
-    /// A worker has left, with this error. The text is cut: the scheduler takes short messages only.
+    /// A worker has left, with this error.
     pub(crate) fn worker_left(&mut self, rank: usize, info: NodeInfo, why: Option<String>) {
         self.left.insert(rank, (info, why.map(short)));
     }

@@ -9,7 +9,7 @@ use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{Error, Result};
 
 use crate::link::{self, FAREWELL, Link};
-use crate::message::{FromScheduler, Job, KnownJob, Request, ToScheduler, decode, encode};
+use crate::message::{FromScheduler, Job, KnownJob, Request, ToScheduler, decode, encode, short};
 use crate::server::{Output, Server};
 use crate::socket::{Bell, Bound, Door, Frame, Limits, Listener};
 use crate::status;
@@ -70,7 +70,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                         calls: moved.requests,
                         sent_bytes: moved.sent_bytes,
                         received_bytes: moved.received_bytes,
-                        doing: server.awaited().map(status::short),
+                        doing: server.awaited().map(short),
                         ..status::of_this(Role::Server, &job, started)
                     };
                     link.send(&ToScheduler::Described { question, status: Box::new(status) })?;

@@ -8,12 +8,10 @@ use ringpull_base::config::Role;
 use ringpull_base::status::{JobStatus, RankStatus};
 use ringpull_base::topology::Peer;
 
-use crate::message::Job;
+use crate::message::{Job, short};
 
 /// How long a worker waits for answers.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Longer texts are cut: the scheduler takes short messages only.
-const LONGEST: usize = 300;
 
 /// What one node does.
 pub struct Described {
@@ -60,8 +58,4 @@ pub(crate) fn of_this(role: Role, job: &Job, since: Instant) -> RankStatus {
     let mut status = RankStatus::of_this(Peer::this(role, job.rank), since);
     status.site = status.site.map(short);
     status
-}
-
-pub(crate) fn short(text: String) -> String {
-    if text.len() > LONGEST { text.chars().take(LONGEST).chain("...".chars()).collect() } else { text }
 }

@@ -31,7 +31,7 @@ use ringpull_base::{Error, Result, notice};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::link::Link;
-use crate::message::{FromScheduler, Job, NodeInfo, Reply, Request, ToScheduler, decode, encode};
+use crate::message::{FromScheduler, Job, NodeInfo, Reply, Request, ToScheduler, decode, encode, short};
 use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
 use crate::status::{self, Described, Question};
@@ -337,7 +337,7 @@ impl WorkerLoop {
             sent_bytes: self.shared.sent.load(Ordering::Relaxed),
             received_bytes: self.shared.received.load(Ordering::Relaxed),
             control_messages: self.shared.control.load(Ordering::Relaxed),
-            doing: doing.map(status::short),
+            doing: doing.map(short),
             ..status::of_this(Role::Worker, &self.job, self.started)
         }
     }

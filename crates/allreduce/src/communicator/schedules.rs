@@ -72,7 +72,7 @@ impl Sum {
             AlgorithmChoice::Late(late) if late < size => {
                 (ringpull_plan::allreduce_late(rank, late, size, len), cuts.most_bytes)
             }
-            // Of a job that has shrunk, the late rank may be gone.
+            // Of a process set or a job that has shrunk, the late rank may be gone.
             AlgorithmChoice::Auto | AlgorithmChoice::Nccl | AlgorithmChoice::Native | AlgorithmChoice::Late(_) => {
                 let is_apart = !placement.has_neighbours();
                 let in_racks = is_apart.then(|| placement.plan_in_racks(rank, self.len_bytes, element_bytes)).flatten();

@@ -56,8 +56,8 @@ pub const VARIABLES: [Variable; 43] = [
          store; `ordered`: every element is added in the order of the ranks, so sums in host memory have \
          the same bits wherever the ranks run, after a restart, and on servers. On one host it costs \
          nothing. On several it is slower: each of `n` ranks moves `n/(n-1)` times the bytes of a ring, \
-         and ranks of one host exchange messages instead of sharing memory. `late:RANK`: the other ranks sum \
-         among themselves before this one calls; after that a sum takes what its bytes take on one link. \
+         and ranks of one host exchange messages instead of sharing memory. `late:RANK`: for one rank that is \
+         known to be late: the others sum first, and once it has called, a sum takes payload / link. \
          `nccl`: tensors on GPUs by \
          NCCL between ranks too, or an error; the rest as by `auto`, which measures whether it pays",
     ),

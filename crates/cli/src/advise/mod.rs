@@ -112,12 +112,17 @@ pub(crate) struct Advice {
     pub check: Option<check::Checked>,
 }
 
-/// The rows of all choices for all numbers of hosts, each mode once for a number.
-pub(crate) fn rows(setting: &Setting, choices: &[Choice], hosts: &[usize]) -> Result<Vec<PredictedRow>> {
+/// The rows of all choices for all numbers of hosts, each mode once for a number. A choice that is `named` is
+/// an error if it has no prediction for some number; others are left out there.
+pub(crate) fn rows(
+    setting: &Setting,
+    (choices, named): (&[Choice], bool),
+    hosts: &[usize],
+) -> Result<Vec<PredictedRow>> {
     let mut wanted: Vec<(usize, Variant)> = Vec::new();
     for hosts in hosts {
         let variants = choices.iter().map(|choice| choice.variant(*hosts));
-        for variant in variants.filter(|variant| setting.reaches(*variant, *hosts)) {
+        for variant in variants.filter(|variant| named || setting.reaches(*variant, *hosts)) {
             if !wanted.contains(&(*hosts, variant)) {
                 wanted.push((*hosts, variant));
             }

@@ -6,7 +6,7 @@ use ringpull_allreduce::progress::fusion::{BUCKET_BYTES, units};
 use ringpull_allreduce::progress::messages::Step as Called;
 use ringpull_allreduce::progress::{Operation, Terms, Topic, Transfer};
 use ringpull_base::config::Config;
-use ringpull_base::{Algorithm, DType, Error, Key, Reduction, Result};
+use ringpull_base::{Algorithm, AlgorithmChoice, DType, Error, Key, Reduction, Result};
 use ringpull_kernels::compress::{Codec, Compression};
 use ringpull_plan::simulate::{self, Codes, Exchange, Layer, Network, Segment, Servers, Unit};
 use ringpull_plan::{LinkRates, Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
@@ -230,6 +230,7 @@ fn codec(variant: Variant) -> Result<Option<Codec>> {
     let is_sync = !matches!(variant.mode, Mode::Servers { sync: false, .. });
     match variant.compression {
         _ if variant.peer.is_some() || variant.on_mpich || !is_sync => {}
+        _ if variant.algorithm != AlgorithmChoice::Auto => {}
         None => return Ok(None),
         Some(Compression::Codec(codec)) => return Ok(Some(codec)),
         Some(Compression::TopK(_)) => {}

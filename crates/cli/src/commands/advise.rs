@@ -52,7 +52,8 @@ pub(crate) struct AdviseArgs {
     /// The rate of each host's link, such as 10gbit.
     #[arg(long)]
     link: LinkRate,
-    /// A worker's host whose link has a rate of its own: 3=5gbit, or 3=SENDS/RECEIVES. May be repeated.
+    /// A worker's host, counted from 1, whose link has a rate of its own: 3=5gbit, or 3=SENDS/RECEIVES. May be
+    /// repeated.
     #[arg(long, value_name = "HOST=RATE", value_delimiter = ',')]
     slow_host: Vec<HostRate>,
     /// From one host to another, one way, such as 50us.
@@ -121,7 +122,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     let setting = setting(args, &step, &hosts)?;
     let link = format!("{}{}", args.link, own_words(&args.slow_host));
     let progress = Progress::start("simulating");
-    let rows = rows(&setting, &choices, &hosts)?;
+    let rows = rows(&setting, (&choices, !args.modes.is_empty()), &hosts)?;
     drop(progress);
     let keys = several(setting.network.keys.len(), "tensor");
     let mut advice = Advice {
@@ -173,10 +174,13 @@ fn setting(args: &AdviseArgs, step: &Step, hosts: &[usize]) -> Result<Setting> {
         ));
     };
     let network = layers::load(&step.model, args.scale)?;
-    if let Some(wrong) = args.slow_host.iter().find(|slow| slow.host == 0) {
+    let most = hosts.iter().copied().max().unwrap_or(0);
+    let of_host = |host: usize| args.slow_host.iter().filter(|slow| slow.host == host).count();
+    let wrong = args.slow_host.iter().find(|slow| !(1..=most).contains(&slow.host) || of_host(slow.host) > 1);
+    if let Some(wrong) = wrong {
         return Err(Error::argument(
-            format!("invalid --slow-host {wrong}: hosts are counted from 1"),
-            "name a worker's host, such as 3=5gbit",
+            format!("invalid --slow-host {wrong}: expected each host once, of 1 to {most}"),
+            "name a worker's host, counted from 1, such as 3=5gbit",
         ));
     }
     Ok(Setting { network, compute_s, link_bytes_per_s, own: args.slow_host.clone(), latency_s: args.latency })
@@ -205,7 +209,7 @@ fn checked(
         scale: args.scale,
         compute_s: setting.compute_s,
         link_bytes_per_s: setting.link_bytes_per_s,
-        own: setting.own.clone(),
+        own: setting.own.iter().filter(|slow| hosts.iter().any(|hosts| slow.host <= *hosts)).cloned().collect(),
         lab,
         hosts,
         rounds: args.rounds,

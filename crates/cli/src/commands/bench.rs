@@ -252,8 +252,9 @@ fn time(option: &str, given: f64, unit: &str, factor: f64) -> Result<Duration> {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let waiting = time("--waiting", args.waiting, "seconds", 1.0)?;
     let late = args.late.map(Late::of_rank).transpose()?;
+    // What a waiting rank computes is compared with iterations in which none waits.
+    let waiting = time("--waiting", if late.is_some() { 0.0 } else { args.waiting }, "seconds", 1.0)?;
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
     let AllreduceArgs { dtype, iters, warmup, .. } = *args;
     let plan = allreduce::AllreduceOptions { dtype, iters, warmup, rest, waiting, late };

@@ -61,7 +61,8 @@ pub(crate) struct CompareArgs {
     /// the bound.
     #[arg(long, default_value = "none")]
     link: LinkRate,
-    /// A worker's host whose link has a rate of its own: 3=500mbit, or 3=SENDS/RECEIVES. May be repeated.
+    /// A worker's host, counted from 1, whose link has a rate of its own: 3=500mbit, or 3=SENDS/RECEIVES. May be
+    /// repeated.
     /// --hosts shapes that link; -H uses it for the bound.
     #[arg(long, value_name = "HOST=RATE", value_delimiter = ',')]
     slow_host: Vec<HostRate>,
@@ -161,6 +162,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let variants = Variant::list(&args.modes, &args.peers);
     check_variants(args, &variants)?;
     let payload = Payload::of(args)?;
+    args.late.filter(|_| !args.train).map(Late::of_rank).transpose()?;
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
@@ -173,9 +175,10 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
+    let fewest = fewer.first().copied().unwrap_or(ranks);
+    variants.iter().try_for_each(|variant| variant.algorithm.check(fewest))?;
     if let Some(late) = args.late.filter(|_| !args.train) {
-        late.of_rank()?;
-        late.check(fewer.first().copied().unwrap_or(ranks))?;
+        late.check(fewest)?;
     }
     let train = if args.train { Some(replay(args, ranks, bytes)?) } else { None };
     let sparse = payload.table;
@@ -193,6 +196,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         iters: args.iters,
         warmup: args.warmup,
         late: args.late.filter(|_| train.is_none()),
+        bigarray_bound: (args.scale < 1.0).then(|| layers::bigarray_bound(args.scale)).transpose()?,
         train,
         sparse,
     };

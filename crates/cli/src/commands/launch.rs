@@ -117,7 +117,8 @@ struct ElasticOptions {
     /// `OMPI_MCA_orte_set_default_slots`, which mpi-operator sets, or 1.
     #[arg(long, help_heading = ELASTIC, value_name = "SCRIPT", requires = "elastic", conflicts_with = "hostfile")]
     discover_hosts: Option<PathBuf>,
-    /// How often the job may start again after failures; with servers, how often workers [default: 10].
+    /// How often the job may start again after failures; with servers, how often workers [default: no limit;
+    /// with servers 10].
     #[arg(long, help_heading = ELASTIC, value_name = "N", requires = "elastic")]
     max_restarts: Option<u32>,
     /// How often the job may start again after failures and for other hosts together.

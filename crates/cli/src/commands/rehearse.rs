@@ -18,8 +18,8 @@ use crate::rehearse::rehearse;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Runs the command as a job without a fault, and once more for each fault. Without --faults it kills the first and
-the last rank, stops a rank for 8 s, sends SIGTERM to one with 30 s of grace, kills a server if there are any,
-and on emulated hosts takes a link down for 5 s and for ever. A job that does not end in its time, leaves
+the last rank, stops a rank for 8 s, sends SIGTERM to one with 30 s of grace, kills a server if there are any, with
+--replicas the scheduler too, and on emulated hosts takes a link down for 5 s and for ever. A job that does not end in its time, leaves
 processes, fails without an error of any rank, or ends otherwise than its fault expects, is wrong: exit code 1.
 
 FILE is a YAML list. Each entry has one of kill, stop, terminate (rank N, server N or scheduler), cut, slow (a

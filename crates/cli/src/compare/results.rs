@@ -64,6 +64,9 @@ pub(crate) struct Setup {
     /// Who is late in iterations that are no steps of training: a time counts from its arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
+    /// The elements from which servers divide a key, of a model that is scaled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bigarray_bound: Option<usize>,
 }
 
 /// The rows of a smaller number of workers, with servers as many as in the others.

@@ -32,6 +32,7 @@ fn results() -> Comparison {
         train: None,
         sparse: None,
         late: None,
+        bigarray_bound: None,
     };
     let modes = [
         "dist_sync_mpi",

@@ -147,6 +147,9 @@ pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, spares: Spares) 
     if servers > 0 {
         faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), without(spares.servers)));
     }
+    if servers > 0 && spares.servers {
+        faults.push(fault(FaultKind::Kill(Member { role: Role::Scheduler, index: 0 }), goes_on));
+    }
     if hosts > 1 {
         faults.push(fault(FaultKind::Cut(hosts, Some(Duration::from_secs(5))), goes_on));
         faults.push(fault(FaultKind::Cut(hosts, None), if spares.ranks { None } else { Some(Expected::Ends) }));
@@ -315,7 +318,7 @@ mod tests {
         };
         let (ends, goes_on) = (Some(Expected::Ends), Some(Expected::GoesOn));
         assert_eq!(killed(Spares { ranks: false, servers: false }), [ends, ends, ends]);
-        assert_eq!(killed(Spares { ranks: false, servers: true }), [ends, ends, goes_on]);
+        assert_eq!(killed(Spares { ranks: false, servers: true }), [ends, ends, goes_on, goes_on]);
         assert_eq!(killed(Spares { ranks: true, servers: false }), [goes_on, goes_on, ends]);
     }
 }

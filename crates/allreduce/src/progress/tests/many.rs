@@ -23,7 +23,7 @@ struct Counted {
     took: Duration,
 }
 
-/// The call of rank `rank` on key `key` in its step `step`; the first is the init.
+/// The call of any rank on key `key` in its step `step`; the first is the init.
 fn call(key: usize, step: u64, operation: Operation) -> Call {
     let len_bytes = 4 << 16;
     let transfer =
@@ -95,6 +95,7 @@ fn rank_0_exchanges_as_much_with_each_rank_however_many_there_are() {
             mb(of.stored_bytes),
             of.took.as_secs_f64()
         );
+        assert_eq!((of.received % ranks, of.sent % ranks), (0, 0));
         of_a_rank.push((of.received / ranks, of.sent / ranks, of.sent_bytes / ranks));
     }
     assert!(of_a_rank.iter().all(|of| *of == of_a_rank[0]), "{of_a_rank:?}");
