@@ -209,7 +209,7 @@ fn checked(
         scale: args.scale,
         compute_s: setting.compute_s,
         link_bytes_per_s: setting.link_bytes_per_s,
-        own: setting.own.iter().filter(|slow| hosts.iter().any(|hosts| slow.host <= *hosts)).cloned().collect(),
+        own: setting.own.iter().filter(|slow| hosts.iter().any(|hosts| slow.host <= *hosts)).copied().collect(),
         lab,
         hosts,
         rounds: args.rounds,
