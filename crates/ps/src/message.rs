@@ -208,10 +208,10 @@ pub struct CallsMade {
     pub optimizer: Option<(u64, Optimizer)>,
 }
 
-/// The longest text that is told to the scheduler, which takes short messages only.
+/// The longest text in a message to the scheduler, in bytes.
 const LONGEST_TEXT: usize = 300;
 
-/// A text that is cut, if it is longer than the scheduler is told.
+/// The text, cut if it is longer.
 pub(crate) fn short(text: String) -> String {
     if text.len() > LONGEST_TEXT { text.chars().take(LONGEST_TEXT).chain("...".chars()).collect() } else { text }
 }

@@ -61,7 +61,7 @@ pub(crate) struct Setup {
     /// The table, if rows of one are pushed and pulled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sparse: Option<SparseSetup>,
-    /// Who is late in iterations that are no steps of training: a time counts from its arrival.
+    /// The late rank, without training: an iteration's time counts from its arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
     /// The elements from which servers divide a key, of a model that is scaled.
