@@ -61,8 +61,14 @@ impl Drop for Sshd {
 #[test]
 fn ssh_carries_roles_environment_and_exit_codes() {
     let Some(sshd) = Sshd::start() else { return };
-    let program = "echo $DMLC_ROLE \"$A\" $PWD ${SSH_CONNECTION:+by ssh}; [ \"$DMLC_WORKER_ID\" != 1 ] || exit 3";
-    let output = sshd.launch(&["-n", "2", "-s", "1", "--env", "A=it's 1", "sh", "-c", program]).output().unwrap();
+    // A worker that fails ends the job, so it waits until the other one has written its line.
+    let written = sshd.folder.path().join("written");
+    let program = format!(
+        "echo $DMLC_ROLE \"$A\" $PWD ${{SSH_CONNECTION:+by ssh}}; case $DMLC_ROLE$DMLC_WORKER_ID in worker0) touch {0} ;; \
+         worker1) until [ -e {0} ]; do sleep 0.1; done; exit 3 ;; esac",
+        written.display()
+    );
+    let output = sshd.launch(&["-n", "2", "-s", "1", "--env", "A=it's 1", "sh", "-c", &program]).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     // Tagged and written whole by the launcher, as in `run`.
     let text = String::from_utf8_lossy(&output.stdout);
