@@ -170,8 +170,16 @@ pub fn run_node() -> Result<bool> {
     Err(no_servers(&job.role.to_string()))
 }
 
+/// Whether this process has made a store.
+static HAS_STORES: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn has_stores() -> bool {
+    HAS_STORES.load(Ordering::Acquire)
+}
+
 fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<Devices>>) -> Result<KvStore> {
     config.check()?;
+    HAS_STORES.store(true, Ordering::Release);
     timeline::start(config::timeline_file());
     if !kind.has_servers() {
         check_role(kind, job)?;
@@ -403,11 +411,30 @@ fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::p
             "create all of its dist_sync_mpi stores alike",
         ));
     }
+    announce(&engine)?;
+    Ok(engine)
+}
+
+/// What the first store or communicator of a process says of its job: to people, to `ringpull top`, and to
+/// the launcher.
+#[cfg(feature = "mpi")]
+pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Result<()> {
+    static ONCE: Once = Once::new();
     if engine.rank() == 0 {
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
     }
-    crate::status::serve(&engine)?;
-    Ok(engine)
+    if let Some((folder, number)) = config::elastic()?.filter(|_| engine.is_elastic()) {
+        // `mpirun` reports success also when every rank was killed. So the launcher looks whether ranks of
+        // this generation have begun, and one of them has come to its end.
+        ONCE.call_once(|| {
+            let begun = folder.join(format!("joined-{number}"));
+            if let Err(cause) = std::fs::write(&begun, "") {
+                notice(&format!("ringpull: {} cannot be written: {cause}", begun.display()));
+            }
+            engine.write_at_end(folder.join(format!("done-{number}")));
+        });
+    }
+    crate::status::serve(engine)
 }
 
 #[cfg(feature = "mpi")]

@@ -132,6 +132,11 @@ pub mod internal {
         })
     }
 
+    /// Whether this process has made a store, of any kind.
+    pub fn has_stores() -> bool {
+        crate::create::has_stores()
+    }
+
     /// A store of `kind` over `backend`.
     pub fn store_over(kind: Kind, backend: Box<dyn Backend>, config: &Config) -> KvStore {
         KvStore::over(kind, backend, config)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .elastic.in_place import followers
+
 __all__ = ["CombiningOptimizer"]
 
 #: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
@@ -71,6 +73,7 @@ class CombiningOptimizer(torch.optim.Optimizer):
         self._is_open = self._is_combined = self._is_local = False
         self._passes = 0
         self._watch_all()
+        followers.add(self)
 
     # What the inner optimizer has.
 
@@ -226,6 +229,13 @@ class CombiningOptimizer(torch.optim.Optimizer):
         self._is_open = False
         self._sent.clear()
         self.optimizer.zero_grad(*args, **keywords)
+
+    def follow(self) -> None:
+        """Forgets a step that the loss of other ranks has cut short."""
+        self._in_flight.clear()
+        self._sent.clear()
+        self._is_open = self._is_combined = self._is_local = False
+        self._new_step()
 
     # How gradients travel.
 

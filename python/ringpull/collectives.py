@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -392,4 +393,16 @@ def communicator(timeout: float | None = None) -> Communicator:
     """
     found = Communicator(_native.Communicator(timeout))
     leave_at_exit(found)
+    _of_all_ranks.add(found)
     return found
+
+
+#: Those of all ranks.
+_of_all_ranks: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def renew() -> None:
+    """Gives the communicators of all ranks the ranks that are left of a job that goes on without some. Collective; blocks."""
+    native = _native.Communicator(None)
+    for found in _of_all_ranks:
+        found._native = native

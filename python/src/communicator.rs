@@ -201,6 +201,25 @@ impl Communicator {
         Ok(Communicator(Arc::new(made)))
     }
 
+    /// Whether its job goes on without lost ranks.
+    #[getter]
+    fn is_elastic(&self) -> bool {
+        self.0.is_elastic()
+    }
+
+    /// How many losses its job had gone on after when it was made.
+    #[getter]
+    fn generation(&self) -> u64 {
+        self.0.generation()
+    }
+
+    /// The losses since it was made, each as its number, this rank and the number of ranks since then, and the
+    /// numbers that the lost ranks had. Waits while a loss is being handled.
+    fn changes(&self, py: Python<'_>) -> Vec<(u64, usize, usize, Vec<usize>)> {
+        let changes = py.detach(|| self.0.changes()).into_iter();
+        changes.map(|change| (change.generation, change.rank, change.num_workers, change.lost)).collect()
+    }
+
     #[getter]
     fn rank(&self) -> usize {
         self.0.rank()

@@ -72,6 +72,18 @@ fn split(py: Python<'_>, len: usize, work_load_list: Vec<f64>) -> PyResult<Vec<(
     Ok(parts.into_iter().map(|part| (part.start, part.end)).collect())
 }
 
+/// Whether this process has made a store.
+#[pyfunction]
+fn has_stores() -> bool {
+    ringpull::internal::has_stores()
+}
+
+/// The fewest ranks that are to go on without lost ones.
+#[pyfunction]
+fn min_workers(py: Python<'_>) -> PyResult<usize> {
+    config::min_workers().map_err(|error| errors::raise(py, &error))
+}
+
 /// The folder of an elastic job's snapshots and the number of its generation; None in another job.
 #[pyfunction]
 fn elastic(py: Python<'_>) -> PyResult<Option<(std::path::PathBuf, u32)>> {
@@ -113,6 +125,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stop_timeline, module)?)?;
     module.add_function(wrap_pyfunction!(split, module)?)?;
     module.add_function(wrap_pyfunction!(elastic, module)?)?;
+    module.add_function(wrap_pyfunction!(has_stores, module)?)?;
+    module.add_function(wrap_pyfunction!(min_workers, module)?)?;
     module.add_function(wrap_pyfunction!(hash_of, module)?)?;
     module.add_function(wrap_pyfunction!(suggest_shares, module)?)?;
     module.add_class::<store::Store>()?;

@@ -369,14 +369,66 @@ def test_servers_keep_the_values_while_a_worker_is_lost_and_another_comes(tmp_pa
     assert 6 <= int(came_at) <= 10 and rest == "1 3 2 3.0 []\n", f"{done}"
 
 
-def lose_rank_0(word):
-    """A job of three ranks on an MPI with fault tolerance, which loses the first."""
+def open_mpi_5():
+    """What lets commands use an MPI with fault tolerance."""
     folder = ROOT / ".deps/openmpi5"
     if not (folder / "bin/mpirun").is_file():
         pytest.skip("no Open MPI with fault tolerance; scripts/setup --openmpi5 fetches it")
+    return {"RINGPULL_MPIRUN": folder / "bin/mpirun", "LD_LIBRARY_PATH": folder / "lib"}
+
+
+def in_place(tmp_path, way, least=2, options=(), pause=0):
+    """A job of 3 ranks that go on in their processes; its exit code and what it printed. No snapshot is left."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    words = ["--elastic", "--in-place", "--min-workers", least, "-n", 3, "--snapshots", memory, *options]
+    done = ended([ringpull_binary(), "launch", *words, "--", sys.executable, HERE / "jobs/in_place.py", way, pause], 120, open_mpi_5())
+    assert list(memory.iterdir()) == [], done
+    return done
+
+
+@pytest.mark.parametrize("way", ["kill", "raise"])
+def test_the_processes_that_are_left_go_on_from_the_commit(tmp_path, way):
+    status, output = in_place(tmp_path, way)
+    assert status == 0, output
+    for rank, number in (0, 0), (2, 1):
+        assert f"[rank {rank}] start 0: rank {rank} is {number} of 2, at step 26, reset at [5]\n" in output, output
+    assert "goes on in place without rank 1: 2 ranks are left" in output and "generation 1" not in output, output
+    assert ("LookupError: this rank has no data" in output) == (way == "raise"), output
+
+
+@pytest.mark.parametrize("way", ["kill", "store"])
+def test_a_job_that_cannot_go_on_in_place_starts_again(tmp_path, way):
+    """With too few ranks, or with a store, whose values no commit has."""
+    status, output = in_place(tmp_path, way, least=3 if way == "kill" else 2)
+    assert status == 0, output
+    for rank in range(3):
+        assert f"[rank {rank}] start 1: rank {rank} is {rank} of 3, at step 26, reset at [5]\n" in output, output
+    assert ("2 ranks of this job are left, and it is to go on with 3 at least" in output) == (way == "kill"), output
+
+
+@pytest.mark.parametrize("way", ["everyone", "end"])
+def test_a_job_of_which_no_rank_comes_to_its_end_has_failed(tmp_path, way):
+    """`mpirun --with-ft ulfm` reports success when all processes are gone."""
+    status, output = in_place(tmp_path, way)
+    assert status == 1, output
+    assert "none of its ranks has come to its end" in output and "the job ends: it has failed 3 times" in output, output
+
+
+def test_a_host_gets_another_rank_in_the_place_of_a_lost_one_after_a_while(tmp_path):
+    status, output = in_place(tmp_path, "kill", options=["--cooldown", 1, 60], pause=0.2)
+    assert status == 0, output
+    assert "goes on in place without rank 1" in output and "generation 0 ends at its next commit, 2 to 3 workers" in output, output
+    for rank in range(3):
+        assert f"[rank {rank}] start 1: rank {rank} is {rank} of 3, at step 26, reset at [" in output, output
+
+
+def lose_rank_0(word):
+    """A job of three ranks on an MPI with fault tolerance, which loses the first."""
+    found = open_mpi_5()
     names = {name: "1" for name in ("PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "RINGPULL_ELASTIC")}
-    launcher = [folder / "bin/mpirun", "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", 3]
-    return start(launcher, 3, [sys.executable, HERE / "jobs/lost.py", word], LD_LIBRARY_PATH=folder / "lib", **names)
+    launcher = [found.pop("RINGPULL_MPIRUN"), "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", 3]
+    return start(launcher, 3, [sys.executable, HERE / "jobs/lost.py", word], **found, **names)
 
 
 def test_a_program_is_told_who_was_lost_and_goes_on():

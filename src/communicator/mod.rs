@@ -22,6 +22,7 @@ use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result, Tensor, Tensor
 use ringpull_kernels::reduce;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::Change;
 pub use called::{CallOptions, Handle};
 use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Reduce, Scatter, Site, Travels};
 
@@ -86,10 +87,7 @@ pub fn communicator_with(config: &Config) -> Result<Communicator> {
     {
         let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
         last_words::introduce(engine.rank(), engine.size());
-        if engine.rank() == 0 {
-            crate::create::introduce(&format!("{}, {}", engine.placement(), engine.library()));
-        }
-        crate::status::serve(&engine)?;
+        crate::create::announce(&engine)?;
         Communicator::over(engine, config)
     }
     #[cfg(not(feature = "mpi"))]
@@ -152,6 +150,24 @@ impl Communicator {
             output_limit: config.timeout,
             zeros,
         })
+    }
+
+    /// Whether its job goes on, in the processes that are left, when it loses a rank
+    /// ([`create_elastic`](crate::create_elastic)).
+    pub fn is_elastic(&self) -> bool {
+        self.engine.is_elastic()
+    }
+
+    /// How many losses of ranks its job had gone on after when it was made.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The losses since it was made: after one its calls fail. Waits while a loss is being handled.
+    pub fn changes(&self) -> Vec<Change> {
+        self.engine.settle();
+        let all = self.engine.changes(0).into_iter();
+        all.filter(|change| change.generation > self.generation).collect()
     }
 
     /// This rank's number among those of the communicator.

@@ -561,11 +561,19 @@ pub const SNAPSHOTS: &str = "RINGPULL_SNAPSHOTS";
 #[allow(missing_docs)]
 pub const GENERATION: &str = "RINGPULL_GENERATION";
 
+/// The fewest ranks that an elastic job goes on with.
+pub const MIN_WORKERS: &str = "RINGPULL_MIN_WORKERS";
+
 /// `RINGPULL_SNAPSHOTS` and `RINGPULL_GENERATION`: the folder of an elastic job's snapshots on each host, and
 /// how often the job was started before. `None` in another job.
 pub fn elastic() -> Result<Option<(PathBuf, u32)>> {
     let Some(folder) = text(SNAPSHOTS) else { return Ok(None) };
     Ok(Some((folder.into(), required(GENERATION, "the number of the start, from 0")?)))
+}
+
+/// `RINGPULL_MIN_WORKERS`: the fewest ranks that are to go on without lost ones.
+pub fn min_workers() -> Result<usize> {
+    parsed(MIN_WORKERS, "a number of ranks", 1)
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ pub enum Flavour {
 pub struct Mpirun {
     program: String,
     flavour: Flavour,
+    /// Whether its jobs go on when a rank's process is gone.
+    survives_losses: bool,
 }
 
 /// Ranks that run one program.
@@ -89,7 +91,17 @@ impl Mpirun {
                 "install Open MPI, MPICH or Intel MPI, and name its mpirun with RINGPULL_MPIRUN",
             )
         })?;
-        Ok(Mpirun { program: program.to_owned(), flavour })
+        Ok(Mpirun { program: program.to_owned(), flavour, survives_losses: false })
+    }
+
+    /// The same for jobs that go on when a rank's process is gone, if it is of a family that can do that.
+    pub fn surviving_losses(self) -> Option<Self> {
+        (self.flavour == Flavour::OpenMpi5).then_some(Mpirun { survives_losses: true, ..self })
+    }
+
+    /// What it was called by.
+    pub fn program(&self) -> &str {
+        &self.program
     }
 
     /// Which family it belongs to.
@@ -205,6 +217,9 @@ impl Mpirun {
             }
             Flavour::OpenMpi5 => {
                 command.args(["--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"]);
+                if self.survives_losses {
+                    command.args(["--with-ft", "ulfm"]);
+                }
                 if let Some(agents) = &agents {
                     command.args(["--prtemca", "plm_ssh_agent", agents, "--prtemca", "plm_ssh_no_tree_spawn", "1"]);
                 }

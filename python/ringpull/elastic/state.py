@@ -13,7 +13,8 @@ import numpy
 
 from .. import _native
 from ..collectives import Communicator, communicator
-from ..errors import ArgumentError, FileError
+from ..errors import ArgumentError, FileError, KVStoreError
+from .in_place import Survivors
 from .packing import packed, unpacked
 from .snapshots import Key, Snapshots
 
@@ -39,9 +40,18 @@ def generation() -> int:
     return 0 if found is None else found[1]
 
 
+#: Those of the call of :func:`run` that is under way.
+_running: list[Survivors] = []
+
+
+def _ranks() -> Communicator:
+    """The ranks of the job. In :func:`run` those that it has seen last, so that all calls of a rank fail after a loss until it has come back there."""
+    return _running[-1].whole if _running else communicator()
+
+
 def place() -> tuple[int, int]:
     """This rank and the number of ranks."""
-    whole = communicator()
+    whole = _ranks()
     return whole.rank, whole.size
 
 
@@ -102,7 +112,7 @@ class State:
         if self._snapshots is None:
             self._kept = b"".join(packed(self._saved()))
             return
-        whole = communicator()
+        whole = _ranks()
         key = (self._snapshots.generation, self._key[1] + 1)
         values = self._saved()
         if whole.local_rank == 0:
@@ -116,7 +126,7 @@ class State:
         """Raises :class:`HostsUpdatedInterrupt` on every rank if other hosts are present. Collective in an elastic job."""
         if self._snapshots is None:
             return
-        whole = communicator()
+        whole = _ranks()
         changed = numpy.array([whole.rank == 0 and self._snapshots.has_changed()], numpy.int32)
         whole.broadcast(changed, 0, name="ringpull.elastic.changed", out=changed).wait()
         if changed[0]:
@@ -124,6 +134,11 @@ class State:
             if whole.rank == 0:
                 self._snapshots.ask_for_restart()
             raise HostsUpdatedInterrupt
+
+    def _rewind(self) -> None:
+        """:meth:`restore`, if the state is kept in this process."""
+        if self._kept is not None:
+            self._load(unpacked(self._kept))
 
     def restore(self) -> None:
         """Makes the state what it was at this process's last commit or :meth:`sync`. Without one nothing happens."""
@@ -137,7 +152,7 @@ class State:
 
     def sync(self) -> None:
         """Makes every rank's state that of rank 0, and keeps it for :meth:`restore` until the first commit. Collective."""
-        whole = communicator()
+        whole = _ranks()
         self._kept = _broadcast(whole, b"".join(packed(self._saved())) if whole.rank == 0 else None, 0)
         # On rank 0 too: a sampler divides what is left when it is loaded.
         self._load(unpacked(self._kept))
@@ -150,7 +165,7 @@ class State:
         if self._snapshots is None:
             self.sync()
             return False
-        whole, own = communicator(), (-1, -1)
+        whole, own = _ranks(), (-1, -1)
         content: bytes | memoryview | None = None
         for own in self._snapshots.keys():
             content = self._snapshots.read(own)
@@ -241,17 +256,36 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     First it loads the newest commit, or if there is none makes every rank's state that of rank 0; after a restart it calls what
     :meth:`State.register_reset_callbacks` has been given. When hosts have changed it ends the process, after a commit, to be started again. An error is
     raised as ever: ranks that cannot go on end, and the launcher starts the job again.
+
+    In a job that goes on without lost ranks in place (``ringpull launch --elastic --in-place``) it does all of that again after a loss, in the same
+    process: communicators of all ranks have those that are left then. A rank whose function raises leaves the job. With a store in the process there is no
+    such thing: the loss is an error, and the job starts again.
     """
 
     @functools.wraps(func)
     def called(state: State, *arguments: Any, **options: Any) -> T:
-        state.resume()
-        if generation() > 0:
-            for callback in state._callbacks:
-                callback()
+        survivors, has_begun = Survivors(), generation() > 0
+        _running.append(survivors)
         try:
-            return func(state, *arguments, **options)
-        except HostsUpdatedInterrupt:
-            raise SystemExit(0) from None
+            while True:
+                try:
+                    state.resume()
+                    if has_begun:
+                        for callback in state._callbacks:
+                            callback()
+                    return func(state, *arguments, **options)
+                except HostsUpdatedInterrupt:
+                    raise SystemExit(0) from None
+                except KVStoreError:
+                    if not survivors.go_on():
+                        raise
+                    # If there is no snapshot: what rank 0 has done since its last commit may be half a step.
+                    state._rewind()
+                except Exception:
+                    survivors.leave()
+                    raise
+                has_begun = True
+        finally:
+            _running.pop()
 
     return called

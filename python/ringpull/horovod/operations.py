@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import KVStoreError
 from .basics import Adasum, Average, Max, Min, Product, Sum
 from .exceptions import SplitsError, as_horovod_error
-from .process_sets import ProcessSet
+from .process_sets import ProcessSet, names
 
 __all__ = ["OPS", "Operation", "begin", "check_sum", "index_of_root", "op_of", "splits_of"]
 
@@ -61,9 +61,6 @@ def splits_of(splits: Iterable[Any] | None, rows: int, count: int) -> list[int]:
 
 _numbers = itertools.count()
 
-#: Names of operations that nobody has waited for yet.
-_names: dict[tuple[Any, str], Operation] = {}
-
 
 class Operation:
     """An operation under way: what ``synchronize`` and ``poll`` take."""
@@ -96,8 +93,8 @@ class Operation:
         return self.wait()
 
     def _forget(self) -> None:
-        if self._name is not None and _names.get(self._name) is self:
-            del _names[self._name]
+        if self._name is not None and names.get(self._name) is self:
+            del names[self._name]
 
 
 def begin(
@@ -111,12 +108,12 @@ def begin(
     known = None if name is None else f"{kind}.{name}"
     # Not by the number of the set, which another may have later.
     key = None if known is None else (comm, known)
-    if key is not None and key in _names:
+    if key is not None and key in names:
         raise ValueError(f"{kind} of name {name!r} is under way already\n  hint: synchronize its handle first, or give another name")
     try:
         operation = Operation(call(comm, known), result, key)
     except KVStoreError as error:
         raise as_horovod_error(error) from None
     if key is not None:
-        _names[key] = operation
+        names[key] = operation
     return operation

@@ -11,6 +11,7 @@ import numpy
 
 import ringpull
 
+from ..elastic.in_place import followers
 from ..errors import KVStoreError
 from . import variables
 from .exceptions import HorovodInternalError, NotInitializedError, as_horovod_error
@@ -205,6 +206,29 @@ def get_process_sets() -> dict[int, list[int]]:
     """The known process sets: their numbers and ranks."""
     job()
     return {number: list(one.ranks or ()) for number, one in _sets.items()}
+
+
+#: Names of operations that nobody has waited for yet, with their communicators.
+names: dict[tuple[Any, str], Any] = {}
+
+
+class _Renewed:
+    """After a loss of ranks the job has those that are left, no other process set, and nothing under way."""
+
+    def follow(self) -> None:
+        names.clear()
+        if global_process_set._comm is None:
+            return
+        for one in _sets.values():
+            if one is not global_process_set:
+                one.process_set_id = one._comm = None
+        _sets.clear()
+        _sets[0] = global_process_set
+        global_process_set.ranks = list(range(global_process_set._comm.size))
+
+
+_renewed = _Renewed()
+followers.add(_renewed)
 
 
 def gather_objects(comm: Any, value: Any, name: str | None = None) -> list[Any]:

@@ -46,6 +46,8 @@ pub struct Engine {
     sets: Mutex<BTreeMap<Vec<usize>, u32>>,
     process: Process,
     files: Mutex<Vec<PathBuf>>,
+    /// The file that says that this rank has ended in order.
+    ended: Mutex<Option<PathBuf>>,
 }
 
 impl Engine {
@@ -73,7 +75,8 @@ impl Engine {
         let stores = AtomicU64::new(0);
         let (threads, process) = (Mutex::new(vec![comm]), Process::this());
         let (sets, files) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(Engine { current, threads, limit, sums, stores, sets, process, files }))
+        let ended = Mutex::default();
+        Ok(Arc::new(Engine { current, threads, limit, sums, stores, sets, process, files, ended }))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -276,6 +279,11 @@ impl Engine {
     /// Removes a file when this rank ends in order.
     pub fn remove_at_end(&self, file: PathBuf) {
         self.files.lock().push(file);
+    }
+
+    /// Writes an empty file when this rank has ended in order, as all others have that are left.
+    pub fn write_at_end(&self, file: PathBuf) {
+        *self.ended.lock() = Some(file);
     }
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
@@ -513,6 +521,15 @@ impl Engine {
                 shared.rank,
                 self.library(),
                 self.limit
+            ));
+        }
+        if let Some(file) = self.ended.lock().take().filter(|_| shared.fatal().is_none())
+            && let Err(cause) = std::fs::write(&file, "")
+        {
+            notice(&format!(
+                "ringpull: rank {}: {} cannot be written ({cause}): the launcher takes the job for failed",
+                shared.rank,
+                file.display()
             ));
         }
         if let Some(fault) = shared.fatal().filter(|_| shared.ranks() > 1) {

@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 43] = [
+pub const VARIABLES: [Variable; 44] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -195,6 +195,12 @@ pub const VARIABLES: [Variable; 43] = [
         "RINGPULL_GENERATION",
         "",
         "how often an elastic job was started before; `ringpull launch --elastic` sets it",
+    ),
+    variable(
+        "RINGPULL_MIN_WORKERS",
+        "1",
+        "the fewest ranks of an elastic job that go on without lost ones, in their processes; \
+         `ringpull launch --elastic --in-place` sets it",
     ),
     variable("RINGPULL_SSH", "`ssh`", "the ssh that `launch` uses"),
     variable(

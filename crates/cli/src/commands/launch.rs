@@ -17,6 +17,7 @@ use crate::launch::elastic::discovery::{Discovery, Source};
 use crate::launch::elastic::{Cooldown, Elastic};
 use crate::launch::yarn::{Cluster, YarnJob};
 use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
+use crate::mpirun::Mpirun;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -32,6 +33,7 @@ use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, 
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
+  ringpull launch --elastic --in-place -n 4 -- python train.py       goes on in the processes that are left
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
   ringpull launch --replicas 2 -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without a lost server
 
@@ -105,6 +107,11 @@ struct ElasticOptions {
     /// their place (local, ssh, lab); sets `RINGPULL_ELASTIC=1`.
     #[arg(long, help_heading = ELASTIC)]
     elastic: bool,
+    /// MPI ranks: when a rank's process is gone, the others go on in theirs, from the last snapshot; the job
+    /// starts again only to grow, or if they cannot. Needs Open MPI 5; with another MPI it starts again. Also
+    /// asked for by `RINGPULL_ELASTIC=1`.
+    #[arg(long, help_heading = ELASTIC, requires = "elastic")]
+    in_place: bool,
     /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n; with
     /// servers 1: with fewer the job ends].
     #[arg(long, help_heading = ELASTIC, value_name = "A", requires = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
@@ -319,6 +326,7 @@ fn elastic_with_servers(args: &mut LaunchArgs, launcher: Launcher) -> Result<Rep
         (options.max_resets.is_some(), "--max-resets"),
         (options.job.is_some(), "--job"),
         (options.cooldown.is_some(), "--cooldown"),
+        (options.in_place, "--in-place"),
     ];
     if let Some((_, option)) = others.iter().find(|(is_given, _)| *is_given) {
         return Err(Error::argument(
@@ -394,7 +402,9 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
         check_program(&args.command)?;
     }
     warn_about_unused_options(&args, launcher);
+    let in_place = (options.in_place || Config::from_env()?.elastic) && survives_losses()?;
     let code = Elastic {
+        in_place,
         least,
         first,
         most: most.unwrap_or(usize::MAX),
@@ -409,6 +419,19 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     }
     .run()?;
     Ok(status(code))
+}
+
+/// Whether this `mpirun` lets a job go on when a rank's process is gone; says so if not.
+fn survives_losses() -> Result<bool> {
+    let mpirun = Mpirun::find()?;
+    let program = mpirun.program().to_owned();
+    let survives = mpirun.surviving_losses().is_some();
+    if !survives {
+        eprintln!(
+            "ringpull: elastic: {program} ends a job that loses a rank, so the job is started again then; Open MPI 5 can go on in place"
+        );
+    }
+    Ok(survives)
 }
 
 fn status(code: i32) -> Status {

@@ -126,6 +126,14 @@ class _DistributedOptimizer(CombiningOptimizer):
         self._is_synchronized = False
         return result
 
+    def follow(self) -> None:
+        """Forgets a step that the loss of other ranks has cut short."""
+        super().follow()
+        self._is_synchronized = False
+        self.communicates = self.process_set.included()
+        for group in self._of.values():
+            group.present, group.operation = [], None
+
     def _begin(self, parameters: list[Any]) -> None:
         # As Horovod does: a gradient that is never computed is zero.
         for parameter in parameters:

@@ -130,6 +130,11 @@ impl Past {
         Past { suspects: Suspects { cooldown, ..Suspects::default() }, ..Past::default() }
     }
 
+    /// A generation went on without ranks that it has lost on these hosts.
+    pub(super) fn lose_in_place(&mut self, hosts: &BTreeSet<String>, now: Duration) -> Vec<(String, Duration)> {
+        hosts.iter().filter_map(|host| Some((host.clone(), self.suspects.blame(host, false, now)?))).collect()
+    }
+
     /// A generation on these hosts has ended, with a failure if it has one. If it made no snapshot and lost
     /// none of the hosts that had made some, those that had made none are the cause: a host may lack the
     /// program.

@@ -14,6 +14,8 @@ pub(super) struct Lost {
     hosts: BTreeSet<String>,
     /// Ranks that other ranks have lost.
     missed: BTreeSet<usize>,
+    /// Ranks without which the others go on.
+    in_place: BTreeSet<usize>,
     /// The rank of a report that is not complete: Open MPI gives its exit code in the next line.
     reported: Option<usize>,
 }
@@ -23,8 +25,9 @@ impl Lost {
     pub(super) fn read(&mut self, line: &str) {
         let text = line.trim();
         if let Some(missed) = missed(text) {
-            self.missed.insert(missed);
+            self.missed.insert(self.started(missed));
         }
+        self.in_place.extend(in_place(text));
         if text.starts_with('[') {
             return;
         }
@@ -48,6 +51,16 @@ impl Lost {
             // Open MPI: "Remote daemon: [[23000,0],1] on node h2".
             self.hosts.insert(on.trim().to_owned());
         }
+    }
+
+    /// The ranks that the job goes on without, by the numbers that they started with.
+    pub(super) fn in_place(&self) -> &BTreeSet<usize> {
+        &self.in_place
+    }
+
+    /// The number that a rank of the job, as it is by now, started with.
+    fn started(&self, rank: usize) -> usize {
+        (0..).filter(|started| !self.in_place.contains(started)).nth(rank).unwrap_or(rank)
     }
 
     /// The lost ranks: those that `mpirun` names, or else those that others miss.
@@ -115,6 +128,15 @@ fn missed(text: &str) -> Option<usize> {
     number(before.rsplit_once("rank ")?.1)
 }
 
+/// The ranks that a rank's line names as lost in place: "[rank 0] ringpull: elastic: goes on in place without
+/// rank 1, rank 3: 2 ranks are left".
+fn in_place(text: &str) -> Vec<usize> {
+    let ranks =
+        text.split_once("ringpull: elastic: goes on in place without ").and_then(|(_, rest)| rest.split_once(':'));
+    let ranks = ranks.map_or("", |(ranks, _)| ranks).split(", ");
+    ranks.filter_map(|rank| rank.strip_prefix("rank ")?.parse().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,6 +182,16 @@ mod tests {
         let lost = of(&format!("{said}  Process name: [[23000,1],1]\n  Exit code:    3\n"));
         assert_eq!(lost.in_words(&running(), 3), "rank 1 on h2 failed with exit code 3");
         assert!(lost.is_exit());
+    }
+
+    #[test]
+    fn after_a_loss_in_place_ranks_have_other_numbers() {
+        let lost = of("[rank 2] ringpull: elastic: goes on in place without rank 0, rank 1: 1 rank is left\n");
+        assert_eq!(lost.in_place(), &BTreeSet::from([0, 1]));
+        assert!(lost.hosts(&running()).is_empty(), "the job has not failed by it");
+        let lost = of("ringpull: elastic: goes on in place without rank 1: 2 ranks are left\n\
+             [rank 0] rank 0: stopped: rank 1 (pid 7 on h3) is lost: nothing heard of it\n");
+        assert_eq!(lost.in_words(&running(), 1), "lost rank 2 on h3");
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub(crate) struct Elastic {
     /// How often it may be started again at all.
     pub(crate) resets: Option<u32>,
     pub(crate) cooldown: Cooldown,
+    /// Whether the ranks that are left go on when one's process is gone, instead of a restart.
+    pub(crate) in_place: bool,
 }
 
 /// How a generation ended.
@@ -147,7 +149,8 @@ impl Elastic {
             before = Some(ranks.len());
             used.extend(hosts.iter().filter(|host| !used.contains(host)).cloned().collect::<Vec<_>>());
             next = Some(generation + 1);
-            let ended = self.generation(generation, &ranks, (&past.suspects, begun), snapshots, interrupt)?;
+            let lost = Arc::new(Mutex::new(Lost::default()));
+            let ended = self.generation(generation, &ranks, &lost, (&past.suspects, begun), snapshots, interrupt)?;
             let failure = match ended {
                 _ if interrupt.count() > 0 => return Ok(128 + interrupt.signal().unwrap_or(2)),
                 GenerationEnd::Done => return Ok(0),
@@ -164,8 +167,14 @@ impl Elastic {
             let code = failure.as_ref().map(|failure| failure.code);
             // This host is where the launcher is: it is never left out.
             let hosts = ranks.iter().filter(|found| found.host != Host::Local).map(|found| found.offer.name.clone());
+            let in_place: BTreeSet<String> = left_behind(&ranks, &lost)
+                .into_iter()
+                .filter(|found| found.host != Host::Local)
+                .map(|found| found.offer.name)
+                .collect();
+            let left_out = past.lose_in_place(&in_place, begun.elapsed());
             let verdict = past.add(&hosts.collect(), failure, has_progressed, begun.elapsed());
-            for (host, time) in verdict.left_out {
+            for (host, time) in left_out.into_iter().chain(verdict.left_out) {
                 event(&format!("{host} is left out for {} s", time.as_secs()));
             }
             if let (Some(code), Some(times)) = (code, verdict.hopeless) {
@@ -253,6 +262,7 @@ impl Elastic {
         &self,
         number: u32,
         ranks: &[Present],
+        lost: &Arc<Mutex<Lost>>,
         (suspects, begun): (&Suspects, Instant),
         snapshots: &Snapshots,
         interrupt: &Interrupt,
@@ -261,15 +271,20 @@ impl Elastic {
         spec.workers = ranks.len();
         spec.variables.env.push((config::SNAPSHOTS.to_owned(), snapshots.folder().display().to_string()));
         spec.variables.env.push((config::GENERATION.to_owned(), number.to_string()));
+        let mut mpirun = Mpirun::find()?;
+        if self.in_place {
+            spec.variables.env.push(("RINGPULL_ELASTIC".to_owned(), "1".to_owned()));
+            spec.variables.env.push((config::MIN_WORKERS.to_owned(), self.least.to_string()));
+            mpirun = mpirun.clone().surviving_losses().unwrap_or(mpirun);
+        }
         // A host each, or none for ranks of this host.
         let hosts: Vec<Host> =
             ranks.iter().map(|found| found.host.clone()).filter(|host| *host != Host::Local).collect();
-        let lost = Arc::new(Mutex::new(Lost::default()));
         let (parts, _port) = by_mpi::parts(&spec, &hosts, self.sink)?;
-        let ready = Mpirun::find()?.command_of_parts(&hosts, &parts)?;
+        let ready = mpirun.command_of_parts(&hosts, &parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
-        let watch = Watch::start(self, number, &running, ranks, (suspects.clone(), begun), snapshots);
-        let said = Arc::clone(&lost);
+        let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);
+        let said = Arc::clone(lost);
         let end = by_mpi::follow(ready, interrupt, Some(&hosts), self.sink, move |line| {
             said.lock().unwrap_or_else(PoisonError::into_inner).read(line);
         });
@@ -283,12 +298,17 @@ impl Elastic {
             Err(error) => return Err(error),
         };
         if code == 0 {
-            // Rank 0 is on the first host.
-            return Ok(match snapshots.is_to_go_on(&ranks[0].host, number) {
+            // Rank 0 is on the first host that is left.
+            let first = left(ranks, lost).into_iter().next().unwrap_or_else(|| ranks[0].clone());
+            return Ok(match snapshots.is_to_go_on(&first.host, number) {
                 Some(true) => GenerationEnd::Resized,
+                Some(false) if self.in_place && !snapshots.newest(&distinct(ranks)).has_ended(number) => {
+                    event(&format!("generation {number} has ended, and none of its ranks has come to its end"));
+                    GenerationEnd::Failed(Failure { code: 1, hosts: Vec::new(), is_exit: false })
+                }
                 Some(false) => GenerationEnd::Done,
                 None => {
-                    let host = &ranks[0].offer.name;
+                    let host = &first.offer.name;
                     event(&format!(
                         "generation {number} has ended, and {host} does not answer whether the job is done: it goes \
                          on from its last commit"
@@ -302,6 +322,23 @@ impl Elastic {
         event(&format!("generation {number} has ended: {}", lost.in_words(&running, code)));
         Ok(GenerationEnd::Failed(Failure { code, hosts: blamed, is_exit: lost.is_exit() }))
     }
+}
+
+/// The ranks that a job has not lost in place.
+fn left(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<Present> {
+    let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
+    ranks
+        .iter()
+        .enumerate()
+        .filter(|(rank, _)| !lost.in_place().contains(rank))
+        .map(|(_, found)| found.clone())
+        .collect()
+}
+
+/// The ranks that it has lost in place.
+fn left_behind(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<Present> {
+    let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
+    lost.in_place().iter().filter_map(|rank| ranks.get(*rank).cloned()).collect()
 }
 
 /// Each host once.

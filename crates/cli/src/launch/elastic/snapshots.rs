@@ -2,7 +2,9 @@
 //! names it, looks which snapshot is the newest, writes a file there for rank 0, and removes it.
 //!
 //! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that
-//! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
+//! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that. Ranks
+//! that may be lost in place write `FOLDER/joined-GENERATION`, and `FOLDER/done-GENERATION` when they have come
+//! to their end.
 //! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
 //! of one job only one can.
 
@@ -70,6 +72,16 @@ pub(super) struct Newest {
     pub(super) again: Option<u32>,
     /// The latest generation that a launcher has begun.
     pub(super) begun: Option<u32>,
+    /// The latest generation of ranks that have joined a job, and the latest of which one has ended in order.
+    joined: Option<u32>,
+    done: Option<u32>,
+}
+
+impl Newest {
+    /// Whether a rank of this generation, which is the latest, has come to its end, or none has joined a job.
+    pub(super) fn has_ended(&self, generation: u32) -> bool {
+        self.joined != Some(generation) || self.done == Some(generation)
+    }
 }
 
 /// Whether a generation may begin.
@@ -136,13 +148,16 @@ impl Snapshots {
         if without.is_empty() { Begin::Ready(read(names.into_iter())) } else { Begin::Without(without) }
     }
 
-    /// Lets rank 0, which is on this host, know that hosts have changed; whether that is done.
-    pub(super) fn announce(&self, host: &Host, generation: u32) -> bool {
+    /// Lets rank 0 know that hosts have changed; whether that is done. It is on the first of these hosts, and
+    /// may come to be on another when ranks are lost in place.
+    pub(super) fn announce(&self, hosts: &[Host], generation: u32) -> bool {
         let folder = self.quoted();
         let script = format!("mkdir -p -m 700 {folder} && : >{folder}/changed-{generation} && echo done");
-        on_all(std::slice::from_ref(host), &script, ANSWER)
+        let is_first =
+            |host: &Host| hosts.first().is_some_and(|first| with_files(std::slice::from_ref(first)).contains(host));
+        on_all(hosts, &script, ANSWER)
             .iter()
-            .any(|(_, said)| said.as_deref().is_some_and(|said| said.trim() == "done"))
+            .any(|(host, said)| is_first(host) && said.as_deref().is_some_and(|said| said.trim() == "done"))
     }
 
     /// Removes what these hosts have.
@@ -210,6 +225,8 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
         let number = |prefix| name.strip_prefix(prefix).and_then(|rest| rest.parse().ok());
         newest.again = newest.again.max(number("again-"));
         newest.begun = newest.begun.max(number("generation-"));
+        newest.joined = newest.joined.max(number("joined-"));
+        newest.done = newest.done.max(number("done-"));
     }
     newest
 }
@@ -220,9 +237,12 @@ mod tests {
 
     #[test]
     fn the_newest_snapshot_is_of_the_last_generation_that_made_one() {
-        let names = "again-2\nchanged-3\ngeneration-3\n\n\
+        let names = "again-2\nchanged-3\ngeneration-3\njoined-3\ndone-2\n\n\
                      h1/:\nsnapshot-0-12\nsnapshot-1-3\nsnapshot-1-4.part\nh2/:\nsnapshot-1-2\n";
-        assert_eq!(read(names.lines()), Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3) });
+        let newest = Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3), joined: Some(3), done: Some(2) };
+        assert_eq!(read(names.lines()), newest);
+        assert!(!newest.has_ended(3) && newest.has_ended(4), "of generation 4 none has joined");
+        assert!(Newest { done: Some(3), ..newest }.has_ended(3));
         assert_eq!(read("".lines()), Newest::default());
     }
 
@@ -231,14 +251,15 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::new(base.path(), None).unwrap();
         assert_eq!(snapshots.newest(&[Host::Local]), Newest::default());
-        assert!(snapshots.announce(&Host::Local, 4));
+        assert!(snapshots.announce(&[Host::Local], 4));
         assert_eq!(snapshots.is_to_go_on(&Host::Local, 4), Some(false));
         assert!(snapshots.folder().join("changed-4").is_file());
         std::fs::create_dir(snapshots.folder().join("h1")).unwrap();
         std::fs::write(snapshots.folder().join("h1/snapshot-2-7"), "").unwrap();
         std::fs::write(snapshots.folder().join("again-4"), "").unwrap();
         let hosts = [Host::Local, Host::Lab(1)];
-        assert_eq!(snapshots.newest(&hosts), Newest { snapshot: Some((2, 7)), again: Some(4), begun: None });
+        let newest = Newest { snapshot: Some((2, 7)), again: Some(4), ..Newest::default() };
+        assert_eq!(snapshots.newest(&hosts), newest);
         assert_eq!(snapshots.is_to_go_on(&Host::Local, 4), Some(true));
         assert_eq!(snapshots.is_to_go_on(&Host::Local, 5), Some(false));
         snapshots.remove(&hosts);
@@ -254,9 +275,9 @@ mod tests {
         host.port = Some(1);
         let silent = Host::Ssh(host);
         assert_eq!(snapshots.is_to_go_on(&silent, 0), None);
-        assert!(!snapshots.announce(&silent, 0));
+        assert!(!snapshots.announce(std::slice::from_ref(&silent), 0));
         // A folder that cannot be made.
         std::fs::write(snapshots.folder(), "").unwrap();
-        assert!(!snapshots.announce(&Host::Local, 0));
+        assert!(!snapshots.announce(&[Host::Local], 0));
     }
 }

@@ -1,13 +1,15 @@
 //! Watches, while a generation runs, whether a restart would give it other hosts, and lets rank 0 know. Its
 //! ranks end at their next commit.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::decide::{Suspects, change};
 use super::discovery::{Discovery, Present};
+use super::lost::Lost;
 use super::snapshots::Snapshots;
-use super::{Elastic, LOOK, count, event};
+use super::{Elastic, LOOK, count, distinct, event, left, left_behind};
 
 /// A thread that looks until the generation has ended, or it has found a change.
 pub(super) struct Watch {
@@ -17,9 +19,11 @@ pub(super) struct Watch {
 struct Watched {
     discovery: Discovery,
     generation: u32,
-    running: Vec<String>,
-    /// The host of rank 0.
-    first: Present,
+    ranks: Vec<Present>,
+    /// Which of them are lost.
+    lost: Arc<Mutex<Lost>>,
+    /// How long a host that has lost a rank in place gets no other one.
+    pause: Duration,
     least: usize,
     most: usize,
     suspects: Suspects,
@@ -37,8 +41,8 @@ impl Watch {
     pub(super) fn start(
         job: &Elastic,
         generation: u32,
-        running: &[String],
         ranks: &[Present],
+        lost: &Arc<Mutex<Lost>>,
         (suspects, begun): (Suspects, Instant),
         snapshots: &Snapshots,
     ) -> Self {
@@ -46,8 +50,9 @@ impl Watch {
         let watched = Watched {
             discovery: job.discovery.clone(),
             generation,
-            running: running.to_vec(),
-            first: ranks[0].clone(),
+            ranks: ranks.to_vec(),
+            lost: Arc::clone(lost),
+            pause: job.cooldown.first,
             least: job.least,
             most: job.most,
             suspects,
@@ -65,22 +70,46 @@ impl Watch {
     }
 }
 
+/// The hosts of the ranks that were lost in place, each with the time of the look that has found it.
+#[derive(Default)]
+struct Losses(Vec<(String, Duration)>);
+
+impl Losses {
+    /// Takes note of new ones among all of a generation's.
+    fn take(&mut self, all: &[Present], now: Duration) {
+        for (place, found) in all.iter().enumerate() {
+            let before = all[..place].iter().filter(|other| other.offer.name == found.offer.name).count();
+            if self.0.iter().filter(|(name, _)| *name == found.offer.name).count() <= before {
+                self.0.push((found.offer.name.clone(), now));
+            }
+        }
+    }
+
+    /// The hosts that have lost a rank since then.
+    fn since(&self, time: Duration) -> BTreeSet<String> {
+        self.0.iter().filter(|(_, when)| *when >= time).map(|(name, _)| name.clone()).collect()
+    }
+}
+
 impl Watched {
     fn look(&self) {
         let mut failed = false;
+        let mut losses = Losses::default();
         loop {
             std::thread::sleep(LOOK);
             if *locked(&self.over) {
                 return;
             }
-            let found = self.workers();
+            let left = left(&self.ranks, &self.lost);
+            losses.take(&left_behind(&self.ranks, &self.lost), self.begun.elapsed());
+            let found = self.workers(&left, &losses.since(self.begun.elapsed().saturating_sub(self.pause)));
             let over = locked(&self.over);
             if *over {
                 return;
             }
             match found {
-                Ok(Some(workers)) if self.snapshots.announce(&self.first.host, self.generation) => {
-                    let before = self.running.len();
+                Ok(Some(workers)) if self.snapshots.announce(&distinct(&left), self.generation) => {
+                    let before = left.len();
                     event(&format!(
                         "hosts have changed: generation {} ends at its next commit, {before} to {}",
                         self.generation,
@@ -105,11 +134,16 @@ impl Watched {
         }
     }
 
-    /// How many workers the job would have on other hosts, if it should have them.
-    fn workers(&self) -> ringpull_base::Result<Option<usize>> {
+    /// How many workers the job, which has these left, would have on other hosts, if it should have them. Hosts
+    /// that have just lost a rank in place get no other one.
+    fn workers(&self, left: &[Present], losers: &BTreeSet<String>) -> ringpull_base::Result<Option<usize>> {
+        let running: Vec<String> = left.iter().map(|found| found.offer.name.clone()).collect();
         let wanted = |found: Vec<Present>| {
-            let offers: Vec<_> = found.into_iter().map(|found| found.offer).collect();
-            change(&self.running, &offers, self.least, self.most)
+            let mut offers: Vec<_> = found.into_iter().map(|found| found.offer).collect();
+            for offer in offers.iter_mut().filter(|offer| losers.contains(&offer.name)) {
+                offer.slots = offer.slots.min(running.iter().filter(|name| **name == offer.name).count());
+            }
+            change(&running, &offers, self.least, self.most)
         };
         let is_wanted = |name: &str| !self.suspects.is_left_out(name, self.begun.elapsed());
         // Hosts are asked whether they answer only if that matters.
@@ -117,5 +151,28 @@ impl Watched {
             return Ok(None);
         }
         Ok(wanted(self.discovery.present(is_wanted)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::Host;
+    use crate::launch::elastic::decide::Offer;
+
+    #[test]
+    fn a_host_has_just_lost_a_rank_until_the_pause_is_over() {
+        let on = |name: &str| Present { host: Host::Local, offer: Offer { name: name.to_owned(), slots: 2 } };
+        let at = Duration::from_secs;
+        let mut losses = Losses::default();
+        losses.take(&[], at(1));
+        losses.take(&[on("b")], at(3));
+        losses.take(&[on("b")], at(4));
+        assert_eq!(losses.since(at(0)), BTreeSet::from(["b".to_owned()]));
+        assert_eq!(losses.since(at(4)), BTreeSet::new(), "it was found at 3 s");
+        // The list is in the order of ranks.
+        losses.take(&[on("a"), on("b"), on("b")], at(9));
+        assert_eq!(losses.since(at(4)), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        assert_eq!(losses.0.len(), 3);
     }
 }
