@@ -45,13 +45,13 @@ QUICK = (5, ["--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "1000"])
 LIMITS = {"torchft": (60, []), "torchft quick": QUICK, "torchft DDP": (60, [])}
 #: Seconds after which a worker of Horovod's gives up another one, if they are not its own 30.
 HOROVOD = {"horovod": [], "horovod quick": ["--gloo-timeout-seconds", 10]}
-PROGRAMS = ["undisturbed", "restarted", "in place", *HOROVOD, *LIMITS]
+PROGRAMS = ["undisturbed", "restarted", "launch in place", "in place", *HOROVOD, *LIMITS]
 
 
 def absent(program):
     """Why a program cannot run here, or None."""
     checks = {
-        "in place": (OPENMPI5 / "bin/mpirun", None, "scripts/setup --openmpi5"),
+        **dict.fromkeys(("launch in place", "in place"), (OPENMPI5 / "bin/mpirun", None, "scripts/setup --openmpi5")),
         **dict.fromkeys(HOROVOD, (PEERS / "python", "import horovod.torch as hvd; assert hvd.gloo_built()", "scripts/peers/setup --horovod")),
         **dict.fromkeys(LIMITS, (TORCHFT / "python", "import torchft", "scripts/peers/setup --torchft")),
     }
@@ -69,11 +69,15 @@ class Job:
         self.program, self.workers, self.pids = program, {}, []
         script = [pathlib.Path(__file__).with_name("elastic_train.py")]
         elastic = ["--elastic", "--min-workers", 2, "--max-workers", WORKERS, "--discover-hosts", folder / "discover"]
+        library = f"{OPENMPI5 / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         if program in ("undisturbed", "restarted"):
             self.launcher = self.start([binary, "launch", *elastic, "--", sys.executable, *script, "restarted", folder])
+        elif program == "launch in place":
+            # The same program, with a lost worker's place free after a second.
+            words = [binary, "launch", *elastic, "--in-place", "--cooldown", 1, 60, "--", sys.executable, *script, "restarted", folder]
+            self.launcher = self.start(words, LD_LIBRARY_PATH=library, RINGPULL_MPIRUN=str(OPENMPI5 / "bin/mpirun"))
         elif program == "in place":
             mpirun = [OPENMPI5 / "bin/mpirun", "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-n", WORKERS]
-            library = f"{OPENMPI5 / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
             root = dict.fromkeys(["PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
             words = [*mpirun, sys.executable, *script, program, folder]
             self.launcher = self.start(words, RINGPULL_ELASTIC="1", LD_LIBRARY_PATH=library, **root)

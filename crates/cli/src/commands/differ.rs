@@ -90,7 +90,7 @@ fn kinds(given: &[Kind]) -> Result<[Kind; 2]> {
         return Err(Error::argument("--kinds names two kinds", "give two, such as --kinds dist_sync,dist_sync_mpi"));
     };
     match [one, other].into_iter().find(|kind| !matches!(kind, Kind::DistSync | Kind::DistSyncMpi)) {
-        Some(Kind::DistAsync | Kind::DistAsyncDevice) => Err(Error::argument(
+        Some(kind) if kind.is_async() => Err(Error::argument(
             "a value of dist_async depends on the order in which workers push, so no two runs are alike",
             "compare dist_sync or dist_sync_mpi",
         )),
