@@ -35,11 +35,20 @@ pub struct Learned {
     pub source: String,
     /// How long ago the cache got them, on rank 0.
     pub age: Option<Duration>,
+    /// Whether they were measured, in this job or before, and not given.
+    pub is_measured: bool,
 }
 
 impl Default for Learned {
     fn default() -> Self {
-        Learned { model: Model::default(), racks: 0, links: None, source: "the default".to_owned(), age: None }
+        Learned {
+            model: Model::default(),
+            racks: 0,
+            links: None,
+            source: "the default".to_owned(),
+            age: None,
+            is_measured: false,
+        }
     }
 }
 
@@ -184,7 +193,7 @@ pub(super) fn learn(
     }
     if told.origin == Told::GIVEN {
         let source = format!("{source}, as rank 0 reports");
-        return Ok(Learned { model: known, racks, links, source, age: None });
+        return Ok(Learned { model: known, racks, links, source, age: None, is_measured: false });
     }
     if told.origin == Told::CACHED {
         let then = known.predicted_us(Algorithm::Ring, size, size, prober.executor.runner.segment_bytes());
@@ -194,7 +203,14 @@ pub(super) fn learn(
         for _ in 0..2 {
             now = prober.smallest_ring_us()?;
             if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
-                return Ok(Learned { model: known, racks, links, source: "the cache".to_owned(), age });
+                return Ok(Learned {
+                    model: known,
+                    racks,
+                    links,
+                    source: "the cache".to_owned(),
+                    age,
+                    is_measured: true,
+                });
             }
         }
         if rank == 0 {
@@ -219,7 +235,7 @@ pub(super) fn learn(
         }
     }
     let source = format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
-    Ok(Learned { model, racks, links, source, age: None })
+    Ok(Learned { model, racks, links, source, age: None, is_measured: true })
 }
 
 /// The links of so many hosts. Without rates they are alike.

@@ -7,6 +7,7 @@
 //! not count them as ranks.
 //!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
+//! `link_games` measures the hosts' links again while the job runs.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
@@ -22,6 +23,7 @@ mod executor;
 mod helped;
 mod hierarchy;
 mod learn;
+mod link_games;
 mod model_cache;
 mod node;
 mod placement;
@@ -41,7 +43,7 @@ use std::time::Duration;
 
 use ringpull_base::config::{self, Config, ModelSource};
 use ringpull_base::{AlgorithmChoice, Result, notice};
-use ringpull_plan::{LinkRates, Links, Segments};
+use ringpull_plan::{LinkRates, Links, Model, Segments};
 
 use crate::communicator::divided::DividedSchedules;
 use crate::communicator::helped::{Ask, Helpers};
@@ -56,6 +58,7 @@ pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
 pub use helped::Asked;
 pub use learn::Learned;
+pub use link_games::{LinkGames, LinksFound};
 pub use rack_probe::HOSTS as MEASURED_HOSTS;
 pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
 pub use schedules::plan_of_codes;
@@ -67,6 +70,9 @@ pub struct Communicator {
     executor: Executor,
     choice: AlgorithmChoice,
     learned: Learned,
+    /// What was known of the cluster when the job began, by which process sets go: what is found out later is
+    /// agreed on among all ranks, and their operations are not.
+    first_model: Model,
     /// How messages are cut.
     cuts: Segments,
     schedules: Schedules,
@@ -102,6 +108,7 @@ impl Communicator {
             executor,
             choice,
             learned,
+            first_model: Model::default(),
             cuts,
             schedules: Schedules::default(),
             divided: DividedSchedules::default(),
@@ -140,7 +147,8 @@ impl Communicator {
                 let hosts: Vec<Vec<usize>> = (0..all.size()).map(|rank| vec![rank]).collect();
                 learn::learn(all, (&hosts, true), source, helpers)
             })?;
-            self.schedules = Schedules::default();
+            self.first_model = self.learned.model;
+            self.forget_schedules();
             if self.rank() == 0 {
                 self.learned.explain(self.size(), self.size(), false, self.cuts);
             }
@@ -154,7 +162,8 @@ impl Communicator {
         if !*are_racks_named {
             *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
-        self.schedules = Schedules::default();
+        self.first_model = self.learned.model;
+        self.forget_schedules();
         if self.rank() == 0 && self.choice.is_auto() {
             let is_in_named_racks = self.placement.are_racks_named && self.placement.racks.is_some();
             let (hosts, size) = (self.placement.hosts.len(), self.size());
@@ -168,12 +177,18 @@ impl Communicator {
     pub fn go_on_from(&mut self, learned: &Learned, (sent, received): (u64, u64)) {
         // Racks and links are those of hosts of which some may be gone.
         let (model, source, age) = (learned.model, learned.source.clone(), learned.age);
-        self.learned = Learned { model, racks: 0, links: None, source, age };
+        self.learned = Learned { model, racks: 0, links: None, source, age, is_measured: learned.is_measured };
+        self.first_model = model;
         if matches!(self.choice, AlgorithmChoice::Late(_)) {
             self.choice = AlgorithmChoice::Auto;
         }
-        self.schedules = Schedules::default();
+        self.forget_schedules();
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);
+    }
+
+    /// What is known of the cluster has changed.
+    fn forget_schedules(&mut self) {
+        (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
     }
 
     /// The model of the cluster, and its source.

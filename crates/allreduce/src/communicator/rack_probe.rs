@@ -34,12 +34,15 @@ const TOURNAMENTS: usize = 6;
 /// takes what the rates say: a shaper that saves up while a busy host does not send lets some of a short game
 /// through at once, and on busy hosts chance makes links of many rates.
 const SURE: std::ops::RangeInclusive<usize> = 2..=6;
-/// The limit for these.
+/// The limit for these,
 const SURE_US: f64 = 6_000_000.0;
+/// of which the fewest that are needed take this part at the rates that the links seem to have.
+const SURE_PART: f64 = 0.75;
 /// What a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;
+/// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host waited.
 const LONG_GAME_US: f64 = 50_000.0;
-const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 262_144.0..=1_048_576.0;
+const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=1_048_576.0;
 /// About the limit for all of them together.
 const MOST_US: f64 = 1_500_000.0;
 /// What a pair sends in each direction: what a ring passes on in about 12 ms.
@@ -53,7 +56,7 @@ const SPREAD: f64 = 1.5;
 const OVERHEAD: f64 = 1.15;
 
 /// What each host's message to each other host takes to come, in microseconds.
-type PairTimes = Vec<Vec<f64>>;
+pub(super) type PairTimes = Vec<Vec<f64>>;
 
 /// What games between pairs of hosts have shown.
 #[derive(Default)]
@@ -105,8 +108,7 @@ impl Prober<'_> {
     /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None` if
     /// they cannot be told.
     fn sure_rates(&mut self, hosts: &[Vec<usize>], seem: &[LinkRates], step_us: f64) -> Result<Option<Vec<LinkRates>>> {
-        let bytes =
-            (LONG_GAME_US * typical_rate(seem)).clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize;
+        let bytes = sure_bytes(seem);
         let (mut played, mut left_us) = (Vec::new(), SURE_US);
         while played.len() < *SURE.end() {
             let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { break };
@@ -186,7 +188,7 @@ impl Prober<'_> {
 /// Of each host's link, in bytes per microsecond: by what its messages of `bytes` bytes to hosts whose links
 /// receive no more slowly typically take, of which `step_us` are not the link's; and likewise those that it
 /// receives.
-fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
+pub(super) fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
     if played.is_empty() {
         return Vec::new();
     }
@@ -216,6 +218,20 @@ fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
     (0..pairs.len()).map(typical).collect()
 }
 
+/// What a pair sends in each direction at once, on links of which the typical one and the slowest have these
+/// rates: what takes long enough, unless as many games, of two exchanges each, would then take more than
+/// `all_us` in all.
+pub(super) fn game_bytes((typical, slowest): (f64, f64), games: usize, all_us: f64) -> usize {
+    let most = all_us / (2 * games) as f64 * slowest;
+    most.min(LONG_GAME_US * typical).clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize
+}
+
+/// The same of the longer games, whose rounds take as long as their slowest, however many hosts there are.
+fn sure_bytes(seem: &[LinkRates]) -> usize {
+    let slowest = seem.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
+    game_bytes((typical_rate(seem), slowest), *SURE.start() * rounds(seem.len()), SURE_PART * SURE_US)
+}
+
 fn typical_rate(rates: &[LinkRates]) -> f64 {
     median(&mut rates.iter().map(|rates| rates.slower()).collect::<Vec<_>>())
 }
@@ -227,7 +243,7 @@ fn both_ways(pairs: &PairTimes) -> PairTimes {
 }
 
 /// Whether what all messages take, but for a quarter, is what the slower of their links says.
-fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
+pub(super) fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
     let hosts = 0..rates.len();
     let all = || hosts.clone().flat_map(|from| hosts.clone().map(move |to| (from, to))).filter(|(from, to)| from != to);
     let is_off = |(from, to): &(usize, usize)| {
@@ -238,7 +254,7 @@ fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bo
 }
 
 /// Each pair's median; of an even number the lower of the two.
-fn typical(played: &[PairTimes]) -> PairTimes {
+pub(super) fn typical(played: &[PairTimes]) -> PairTimes {
     let hosts = played[0].len();
     let median = |host: usize, other: usize| {
         let mut times: Vec<f64> = played.iter().map(|pairs| pairs[host][other]).collect();
@@ -249,12 +265,12 @@ fn typical(played: &[PairTimes]) -> PairTimes {
 }
 
 /// How many rounds it takes until every host has met every other.
-fn rounds(hosts: usize) -> usize {
+pub(super) fn rounds(hosts: usize) -> usize {
     hosts.next_multiple_of(2) - 1
 }
 
 /// Whom `host` meets in `round`, if anybody.
-fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
+pub(super) fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     let odd = rounds(hosts);
     let other = if host == odd {
         // The last host meets the one that would otherwise meet itself: `2 other = round`, modulo an odd
@@ -407,6 +423,25 @@ mod tests {
         };
         assert!(found.iter().zip(&expected).all(is_close), "{found:?}");
         assert!(fit(&found, &pairs, 1_000_000, 100.0) && !fit(&[LinkRates::both(25.0); 6], &pairs, 1_000_000, 100.0));
+    }
+
+    #[test]
+    fn longer_games_end_before_their_limit_however_many_hosts_there_are() {
+        for hosts in HOSTS {
+            for typical in [2.5, 6.25, 25.0, 125.0, 1250.0] {
+                for slower in [1.0, 2.0, 4.0] {
+                    let rate = |host: usize| LinkRates::both(if host == 2 { typical / slower } else { typical });
+                    let bytes = sure_bytes(&(0..hosts).map(rate).collect::<Vec<_>>());
+                    // With an even number of hosts a slow one plays in every round.
+                    let game_us = bytes as f64 / (typical / slower);
+                    let all_us = (*SURE.start() * rounds(hosts)) as f64 * 2.0 * game_us;
+                    assert!(all_us < SURE_US, "{hosts} hosts at {typical}: {all_us} us");
+                    // With few hosts they are as long as they may be.
+                    let longest = (LONG_GAME_US * typical).min(*LONG_GAME_BYTES.end());
+                    assert!(hosts > 8 || slower > 2.0 || bytes == longest as usize, "{hosts} hosts at {typical}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -38,7 +38,7 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
 pub struct Engine {
-    current: Arc<Current>,
+    pub(super) current: Arc<Current>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     limit: Duration,
     sums: Sums,

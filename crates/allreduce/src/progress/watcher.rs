@@ -15,11 +15,13 @@ use ringpull_base::timeline::clock::Offset;
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, after_error, notice, timeline, waits};
 
+use crate::communicator::LinksFound;
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::connected::LEARNING;
 use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
+use crate::progress::pace::{SlowSums, Vigil};
 use crate::progress::shared::{Shared, is_loss};
 use crate::progress::standstill::Standstill;
 use crate::progress::status;
@@ -81,6 +83,8 @@ pub(super) struct Watcher {
     renewed: Option<Instant>,
     /// What was seen of a frozen cycle that does not come on, and since when.
     standstill: Option<(CycleSnapshot, f64)>,
+    /// On rank 0, if the hosts' links may be measured again: when.
+    vigil: Option<Vigil>,
 }
 
 /// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has
@@ -120,6 +124,7 @@ impl Watcher {
             orders: vec![0; size],
             renewed: None,
             standstill: None,
+            vigil: None,
         }
     }
 
@@ -325,7 +330,12 @@ impl Watcher {
                 shared.forsake(&ranks);
                 Ok(())
             }
-            ControlMessage::Alive => Ok(()),
+            ControlMessage::Alive(sums) => {
+                if let Some(vigil) = self.vigil.as_mut().filter(|_| from < shared.size) {
+                    vigil.take(from, sums);
+                }
+                Ok(())
+            }
         };
         if let Err(fault) = outcome {
             shared.poison(&fault, true);
@@ -336,7 +346,7 @@ impl Watcher {
         self.hang.check(shared);
         self.check_renewal(shared);
         if shared.ranks() > 1 && shared.fault.get().is_none() {
-            shared.tell_everyone(&ControlMessage::Alive);
+            shared.tell_everyone(&ControlMessage::Alive(*shared.slow_sums.lock()));
             let now_s = self.clock.now_s();
             let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
             for peer in watched {
@@ -393,12 +403,63 @@ impl Watcher {
             }
             if shared.rank == 0 {
                 self.warn(shared, now_s);
+                self.watch_links(shared, now_s);
             }
             self.say_where(shared);
             self.look(shared, now_s);
             self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(ControlMessage::Stuck(stuck)));
             self.still.tell_data(now_s, |is_still| shared.tell_rank_0(ControlMessage::DataStill(is_still)));
         }
+    }
+
+    /// On rank 0: has the hosts' links measured when sums have become slow, and reports what was found.
+    fn watch_links(&mut self, shared: &Shared, now_s: f64) {
+        if !shared.may_measure_links {
+            return;
+        }
+        let vigil = self.vigil.get_or_insert_with(|| Vigil::new(shared.size, shared.links_differ, now_s));
+        vigil.take(0, *shared.slow_sums.lock());
+        if let Some((found, number)) = shared.links.lock().take() {
+            vigil.measured(found.changed, found.differ, found.took.as_secs_f64(), now_s);
+            if found.changed {
+                notice(&self.links_in_words(&found, number));
+            }
+        } else if vigil.is_due(now_s) {
+            let orders = self.agreement.want_links();
+            spread(shared, &mut self.orders, orders);
+        }
+        let orders = self.agreement.measure_links();
+        spread(shared, &mut self.orders, orders);
+    }
+
+    /// What has become of the hosts' links.
+    fn links_in_words(&self, found: &LinksFound, number: u32) -> String {
+        let fastest = found.rates.iter().map(|rates| rates.sends.max(rates.receives)).fold(0.0, f64::max);
+        let mbit = |rate: f64| format!("{:.0} Mbit/s", 8.0 * rate);
+        let slow =
+            found.rates.iter().zip(&found.ranks).filter(|(rates, _)| found.differ && 1.25 * rates.slower() < fastest);
+        let slow: Vec<String> = slow
+            .map(|(rates, rank)| {
+                format!(
+                    "the host of {} sends {}, receives {}",
+                    self.name(*rank),
+                    mbit(rates.sends),
+                    mbit(rates.receives)
+                )
+            })
+            .collect();
+        let seconds = found.took.as_secs_f64();
+        if slow.is_empty() {
+            return format!(
+                "ringpull: the hosts' links are alike again, about {}: sums go in equal parts from operation {number} on (measured in {seconds:.1} s)",
+                mbit(fastest)
+            );
+        }
+        format!(
+            "ringpull: a link is slow: {}, the fastest {}; sums go in parts that suit the links from operation {number} on (measured in {seconds:.1} s)",
+            slow.join("; "),
+            mbit(fastest)
+        )
     }
 
     /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does
@@ -408,7 +469,7 @@ impl Watcher {
             return;
         };
         let since = *self.renewed.get_or_insert_with(Instant::now);
-        shared.tell_everyone(&ControlMessage::Alive);
+        shared.tell_everyone(&ControlMessage::Alive(SlowSums::default()));
         let limit_s = self.silence_s + ALMOST * self.interval.as_secs_f64() + LEARNING.as_secs_f64();
         if since.elapsed().as_secs_f64() > limit_s
             && elastic.waits()

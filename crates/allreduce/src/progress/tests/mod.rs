@@ -4,5 +4,6 @@ mod explore;
 mod finish;
 mod helpers;
 mod leave;
+mod links;
 mod many;
 mod schedule;

@@ -1,0 +1,213 @@
+//! The hosts' links are measured again while a job runs.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use ringpull_base::config::{Config, ModelSource};
+use ringpull_base::{DType, Error, Key, Reduction, Result};
+use ringpull_plan::Links;
+
+use crate::communicator::Communicator;
+use crate::progress::connected::Connected;
+use crate::progress::engine::Engine;
+use crate::progress::job::{Job, Reply, answer};
+use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
+use crate::progress::pace::Pace;
+use crate::transport::control::Control;
+use crate::transport::inproc::{self, Inproc};
+use crate::transport::{SendMode, Stamp, Transport};
+
+/// Bytes per microsecond of each rank's link, and until when its two directions are used.
+struct Cable {
+    rates: Vec<f64>,
+    sends: Vec<Instant>,
+    receives: Vec<Instant>,
+}
+
+/// A rank's end, whose messages arrive when the links of both ranks have carried them.
+struct OverLinks {
+    inner: Inproc,
+    cable: Arc<Mutex<Cable>>,
+    /// Of receives that are posted: the sender, the length and the token.
+    posted: Vec<(usize, usize, u32)>,
+    arriving: Vec<(Instant, u32)>,
+}
+
+impl Transport for OverLinks {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.send(to, stamp, data, mode, token) }
+    }
+
+    unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
+        self.posted.push((from, into.len(), token));
+        // SAFETY: as the caller promises.
+        unsafe { self.inner.recv(from, stamp, into, token) }
+    }
+
+    fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
+        let (mut all, now, rank) = (Vec::new(), Instant::now(), self.rank());
+        self.inner.poll(&mut all)?;
+        for token in all {
+            let Some(at) = self.posted.iter().position(|(.., posted)| *posted == token) else {
+                done.push(token);
+                continue;
+            };
+            let (from, len, _) = self.posted.swap_remove(at);
+            let mut cable = self.cable.lock().unwrap();
+            let takes = |rate: f64| Duration::from_secs_f64(len as f64 / rate / 1e6);
+            let out = cable.sends[from].max(now) + takes(cable.rates[from]);
+            let into = cable.receives[rank].max(now) + takes(cable.rates[rank]);
+            (cable.sends[from], cable.receives[rank]) = (out, into);
+            self.arriving.push((out.max(into), token));
+        }
+        let (come, left): (Vec<(Instant, u32)>, _) = self.arriving.drain(..).partition(|(when, _)| *when <= now);
+        self.arriving = left;
+        done.extend(come.into_iter().map(|(_, token)| token));
+        Ok(())
+    }
+
+    fn narrow(&mut self, workers: usize) -> Result<()> {
+        self.inner.narrow(workers)
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+}
+
+/// Engines on links of these rates, by a model that they have measured.
+fn engines(rates: &[f64]) -> (Vec<Arc<Engine>>, Arc<Mutex<Cable>>) {
+    let free = vec![Instant::now(); rates.len()];
+    let cable = Cable { rates: rates.to_vec(), sends: free.clone(), receives: free };
+    let cable = Arc::new(Mutex::new(cable));
+    let config = Config {
+        model: ModelSource::Probe,
+        heartbeat_interval: Duration::from_millis(20),
+        timeout: Duration::from_secs(60),
+        ..Config::default()
+    };
+    let ends = inproc::world(rates.len()).into_iter().zip(Control::in_process(rates.len()));
+    let engines = std::thread::scope(|scope| {
+        let start = |(inner, control): (Inproc, Control)| {
+            let (cable, config) = (Arc::clone(&cable), &config);
+            let connect = move || {
+                let transport = OverLinks { inner, cable, posted: Vec::new(), arriving: Vec::new() };
+                Ok(Connected {
+                    transport: Box::new(transport),
+                    control,
+                    helpers: 0,
+                    is_cluster: true,
+                    finalise: Box::new(|| ()),
+                    succession: None,
+                })
+            };
+            scope.spawn(move || Engine::start(config, Box::new(connect)).unwrap())
+        };
+        let ranks: Vec<_> = ends.map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    (engines, cable)
+}
+
+/// A sum of all ranks, which its caller gets.
+struct Summed {
+    data: Vec<f32>,
+    reply: Reply<Vec<f32>>,
+}
+
+impl Job for Summed {
+    fn transfer(&self) -> Transfer {
+        let (dtype, reduction, len_bytes) = (DType::F32, Reduction::Sum, 4 * self.data.len());
+        Transfer::Sum { dtype, reduction, len_bytes, priority: 0, is_divided: false }
+    }
+
+    fn addend(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.data)
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        unreachable!("it is a sum")
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.reply.send(Ok(self.data));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        self.reply.send(Err(fault.clone()));
+    }
+}
+
+const LEN: usize = 512 << 10;
+
+/// Sums once; whether the links differ by what the ranks know afterwards.
+fn step(engine: &Arc<Engine>) -> bool {
+    let (reply, answer) = answer();
+    let job = Box::new(Summed { data: vec![engine.rank() as f32 + 1.0; LEN], reply });
+    let topic = Topic::Key { store: 0, key: Key::from(0) };
+    engine.submit(topic, Operation::Push, Terms::default(), job).unwrap();
+    let sum = engine.wait_for(&answer).unwrap();
+    let expected = (engine.size() * (engine.size() + 1) / 2) as f32;
+    assert!(sum.iter().all(|element| *element == expected), "on rank {}", engine.rank());
+    engine.collective("look", Vec::new(), |comm, _, _| Ok(comm.links_differ())).unwrap()
+}
+
+#[test]
+fn a_link_that_becomes_slow_is_found_while_steps_go_on_and_sums_are_planned_for_it() {
+    let (engines, cable) = engines(&[40.0; 4]);
+    std::thread::scope(|scope| {
+        for engine in &engines {
+            let cable = &cable;
+            scope.spawn(move || {
+                for _ in 0..8 {
+                    assert!(!step(engine));
+                }
+                engine.barrier().unwrap();
+                if engine.rank() == 0 {
+                    cable.lock().unwrap().rates[2] = 15.0;
+                }
+                // All ranks see it after the same step, so all end.
+                assert!((0..200).any(|_| step(engine)), "rank {} never heard of it", engine.rank());
+                let carried = engine
+                    .collective("look", Vec::new(), |comm, _, _| Ok(comm.learned().links.as_ref().map(Links::carried)));
+                let carried = carried.unwrap().expect("they differ");
+                assert!((0..4).all(|rank| rank == 2 || carried[rank].sends > carried[2].sends), "{carried:?}");
+                assert!(step(engine));
+                engine.leave();
+            });
+        }
+    });
+}
+
+#[test]
+fn ranks_that_leave_while_links_are_about_to_be_measured_end() {
+    for round in 0..10_u64 {
+        let (engines, _) = engines(&[400.0; 3]);
+        std::thread::scope(|scope| {
+            for engine in &engines {
+                scope.spawn(move || {
+                    assert!((0..4).all(|_| !step(engine)));
+                    // From here on every rank reports that sums are slow.
+                    let shared = engine.current.get();
+                    *shared.slow_sums.lock() = Pace::slow_in_test();
+                    drop(shared);
+                    // Rank 0 orders the measurement with its next heartbeats, before or after others leave.
+                    std::thread::sleep(Duration::from_millis(5 * round * engine.rank() as u64));
+                    engine.leave();
+                    assert_eq!(engine.fault(), None);
+                });
+            }
+        });
+    }
+}
