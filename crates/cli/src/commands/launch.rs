@@ -33,7 +33,7 @@ use crate::mpirun::Mpirun;
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
-  ringpull launch --elastic --in-place -n 4 -- python train.py       goes on in the processes that are left
+  ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python train.py   goes on in the processes left
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
   ringpull launch --replicas 2 -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without a lost server
 
@@ -41,8 +41,8 @@ A hostfile has one host[:port] [slots=n] per line. After a process has failed, t
 times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
 The exit code is that of the first process that failed.
 
-With --elastic and without servers, what is left of a job that has lost ranks is ended, and the job
-starts again on the hosts that are present. It starts with N workers of -n if so many have a slot
+With --elastic and without servers, what is left of a job that has lost ranks is ended, unless it goes
+on --in-place, and the job starts again on the hosts that are present. It starts with N workers of -n if so many have a slot
 within 30 s of the first A.")]
 pub(crate) struct LaunchArgs {
     /// The number of workers.
@@ -107,9 +107,9 @@ struct ElasticOptions {
     /// their place (local, ssh, lab); sets `RINGPULL_ELASTIC=1`.
     #[arg(long, help_heading = ELASTIC)]
     elastic: bool,
-    /// MPI ranks: when a rank's process is gone, the others go on in theirs, from the last snapshot; the job
-    /// starts again only to grow, or if they cannot. Needs Open MPI 5; with another MPI it starts again. Also
-    /// asked for by `RINGPULL_ELASTIC=1`.
+    /// MPI ranks: when a rank's process is gone, the others go on in theirs, from the last commit. The job
+    /// starts again only to have more ranks, or if they cannot: with fewer than A of --min-workers, with a
+    /// store, or with another MPI than Open MPI 5. `RINGPULL_ELASTIC=1` asks for the same.
     #[arg(long, help_heading = ELASTIC, requires = "elastic")]
     in_place: bool,
     /// The fewest workers to run with; with fewer slots the job waits for hosts [default: N of -n; with

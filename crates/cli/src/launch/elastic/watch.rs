@@ -110,8 +110,9 @@ impl Watched {
             match found {
                 Ok(Some(workers)) if self.snapshots.announce(&distinct(&left), self.generation) => {
                     let before = left.len();
+                    let why = if before < self.ranks.len() { "there is room for a lost rank" } else { "hosts have changed" };
                     event(&format!(
-                        "hosts have changed: generation {} ends at its next commit, {before} to {}",
+                        "{why}: generation {} ends at its next commit, {before} to {}",
                         self.generation,
                         count(workers, "worker")
                     ));
