@@ -424,15 +424,9 @@ pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Re
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
     }
     if let Some((folder, number)) = config::elastic()?.filter(|_| engine.is_elastic()) {
-        // `mpirun` reports success also when every rank was killed. So the launcher looks whether ranks of
-        // this generation have begun, and one of them has come to its end.
-        ONCE.call_once(|| {
-            let begun = folder.join(format!("joined-{number}"));
-            if let Err(cause) = std::fs::write(&begun, "") {
-                notice(&format!("ringpull: {} cannot be written: {cause}", begun.display()));
-            }
-            engine.write_at_end(folder.join(format!("done-{number}")));
-        });
+        // `mpirun` reports success also when every rank was killed. So the launcher looks whether one has come to
+        // its end.
+        ONCE.call_once(|| engine.write_at_end(folder.join(format!("done-{number}"))));
     }
     crate::status::serve(engine)
 }

@@ -50,6 +50,8 @@ class CombiningOptimizer(torch.optim.Optimizer):
 
     #: How many backward passes add up before gradients travel.
     backward_passes_per_step: int
+    #: Behind process sets, when ranks were lost.
+    order = 1
 
     # The inner optimizer has made groups and states, so that the constructor of the base class has nothing to
     # do.
@@ -231,7 +233,10 @@ class CombiningOptimizer(torch.optim.Optimizer):
         self.optimizer.zero_grad(*args, **keywords)
 
     def follow(self) -> None:
-        """Forgets a step that the loss of other ranks has cut short."""
+        """Forgets a step that the loss of other ranks has cut short, with its gradients."""
+        for parameter in self._watched:
+            parameter.grad = None
+        self._begin(list(self._watched))
         self._in_flight.clear()
         self._sent.clear()
         self._is_open = self._is_combined = self._is_local = False

@@ -38,6 +38,11 @@ impl Default for CallOptions {
 }
 
 impl CallOptions {
+    /// Whether the result takes the place of the input.
+    pub(super) fn is_in_place(&self, input: &Tensor) -> bool {
+        self.out.as_ref().is_some_and(|out| out.is_same(input))
+    }
+
     pub(super) fn arrival(&self, reduction: Reduction, size: usize) -> Arrival {
         let divisor = if reduction == Reduction::Average { size as u32 } else { 1 };
         // The division comes when the sum is there.

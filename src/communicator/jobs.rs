@@ -63,32 +63,85 @@ impl Arrival {
     }
 }
 
-/// A result that is not to be read, and whose memory the transport may use if the job was begun.
-fn give_up(out: TensorMut, was_begun: bool, fault: &Error) {
-    if was_begun { out.abandon(fault.clone()) } else { out.fail(fault.clone()) }
+/// Where a result comes to be.
+pub(super) struct Output {
+    tensor: Tensor,
+    guard: TensorMut,
+    /// The caller's memory, if the result is made elsewhere.
+    caller: Option<(Tensor, TensorMut)>,
 }
 
-/// What is short is finished by the comm thread, sooner than another would wake up.
-const SHORT_BYTES: usize = 64 << 10;
+impl Output {
+    /// In this memory, with its lock.
+    pub(super) fn within(tensor: Tensor, guard: TensorMut) -> Self {
+        Output { tensor, guard, caller: None }
+    }
 
-fn is_soon_let_go(out: &TensorMut) -> bool {
-    out.bytes().len() <= SHORT_BYTES && out.is_simply_dropped()
+    /// In memory of its own, with the content of the caller's, which gets the result at the end. For a job that
+    /// goes on without lost ranks: a message that was given up may still arrive where it was to go.
+    pub(super) fn apart(tensor: Tensor, guard: TensorMut) -> Self {
+        let own = Tensor::zeros(tensor.dtype(), tensor.shape());
+        let mut own_guard = own.write();
+        own_guard.copy_from(guard.bytes());
+        Output { tensor: own, guard: own_guard, caller: Some((tensor, guard)) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        self.guard.bytes_mut()
+    }
+
+    pub(super) fn copy_from(&mut self, bytes: &[u8]) {
+        self.guard.copy_from(bytes);
+    }
+
+    /// What is short is finished by the comm thread, sooner than another would wake up.
+    fn is_soon_let_go(&self) -> bool {
+        const SHORT_BYTES: usize = 64 << 10;
+        self.guard.bytes().len() <= SHORT_BYTES && self.guard.is_simply_dropped()
+    }
+
+    /// The result, which may be read from now on.
+    fn finish(self) -> Tensor {
+        let Output { tensor, guard, caller } = self;
+        match caller {
+            None => {
+                drop(guard);
+                tensor
+            }
+            Some((tensor, mut lent)) => {
+                lent.copy_from(guard.bytes());
+                drop(lent);
+                tensor
+            }
+        }
+    }
+
+    /// It is not to be read, and the transport may use its memory if the job was begun.
+    fn fail(self, was_begun: bool, fault: &Error) {
+        if was_begun {
+            self.guard.abandon(fault.clone());
+        } else {
+            self.guard.fail(fault.clone());
+        }
+        if let Some((_, lent)) = self.caller {
+            lent.fail(fault.clone());
+        }
+    }
 }
 
 /// An allreduce, in the memory of its result.
 pub(super) struct Reduce {
     site: Site,
-    tensor: Tensor,
-    out: TensorMut,
+    out: Output,
     arrival: Arrival,
     reply: Reply<Tensor>,
     was_begun: bool,
 }
 
 impl Reduce {
-    /// `out` is the lock of `tensor`, which holds this rank's contribution.
-    pub(super) fn new(site: Site, tensor: Tensor, out: TensorMut, arrival: Arrival, reply: Reply<Tensor>) -> Self {
-        Reduce { site, tensor, out, arrival, reply, was_begun: false }
+    /// `out` holds this rank's contribution.
+    pub(super) fn new(site: Site, out: Output, arrival: Arrival, reply: Reply<Tensor>) -> Self {
+        Reduce { site, out, arrival, reply, was_begun: false }
     }
 }
 
@@ -98,9 +151,9 @@ impl Job for Reduce {
             return self.site.transfer();
         }
         Transfer::Sum {
-            dtype: self.tensor.dtype(),
+            dtype: self.out.tensor.dtype(),
             reduction: self.arrival.reduction,
-            len_bytes: self.tensor.len_bytes(),
+            len_bytes: self.out.tensor.len_bytes(),
             priority: self.site.priority,
             is_divided: false,
         }
@@ -115,7 +168,7 @@ impl Job for Reduce {
         if std::mem::replace(&mut self.was_begun, true) {
             return Ok(None);
         }
-        let (arithmetic, passage) = ((self.arrival.reduction, self.tensor.dtype()), self.site.passage(launch));
+        let (arithmetic, passage) = ((self.arrival.reduction, self.out.tensor.dtype()), self.site.passage(launch));
         let set = self.site.set.as_deref().unwrap_or_default();
         // SAFETY: the job owns the lock until it is done; `fail` never frees the memory.
         Ok(Some(unsafe { comm.begin_allreduce_among(set, arithmetic, self.out.bytes_mut(), passage) }))
@@ -126,18 +179,17 @@ impl Job for Reduce {
     }
 
     fn is_soon_finished(&self) -> bool {
-        self.arrival.is_nothing() && is_soon_let_go(&self.out)
+        self.arrival.is_nothing() && self.out.is_soon_let_go()
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        self.arrival.apply(&mut self.out);
-        drop(self.out);
-        self.reply.send(Ok(self.tensor));
+        self.arrival.apply(&mut self.out.guard);
+        self.reply.send(Ok(self.out.finish()));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        give_up(self.out, self.was_begun, fault);
+        self.out.fail(self.was_begun, fault);
         self.reply.send(Err(fault.clone()));
     }
 }
@@ -148,8 +200,7 @@ pub(super) struct Scatter {
     given: Given,
     /// The elements of each rank's part.
     lens: Vec<usize>,
-    tensor: Tensor,
-    out: TensorMut,
+    out: Output,
     arrival: Arrival,
     reply: Reply<Tensor>,
     was_begun: bool,
@@ -159,11 +210,11 @@ impl Scatter {
     pub(super) fn new(
         site: Site,
         (given, lens): (Given, Vec<usize>),
-        (tensor, out): (Tensor, TensorMut),
+        out: Output,
         arrival: Arrival,
         reply: Reply<Tensor>,
     ) -> Self {
-        Scatter { site, given, lens, tensor, out, arrival, reply, was_begun: false }
+        Scatter { site, given, lens, out, arrival, reply, was_begun: false }
     }
 }
 
@@ -176,7 +227,7 @@ impl Job for Scatter {
         if std::mem::replace(&mut self.was_begun, true) {
             return Ok(None);
         }
-        let (arithmetic, passage) = ((self.arrival.reduction, self.tensor.dtype()), self.site.passage(launch));
+        let (arithmetic, passage) = ((self.arrival.reduction, self.out.tensor.dtype()), self.site.passage(launch));
         let parts = Parts::of_lens(self.lens.iter().copied());
         let buffers = (std::ptr::from_ref(self.given.bytes()), std::ptr::from_mut(self.out.bytes_mut()));
         // SAFETY: the job owns both locks until it is done; `fail` never frees the memory.
@@ -188,14 +239,14 @@ impl Job for Scatter {
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        self.arrival.apply(&mut self.out);
-        drop((self.out, self.given));
-        self.reply.send(Ok(self.tensor));
+        self.arrival.apply(&mut self.out.guard);
+        drop(self.given);
+        self.reply.send(Ok(self.out.finish()));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        give_up(self.out, self.was_begun, fault);
+        self.out.fail(self.was_begun, fault);
         if self.was_begun {
             std::mem::forget(self.given);
         }
@@ -228,7 +279,7 @@ pub(super) struct Allgather {
     lens: Option<Vec<usize>>,
     told: Option<Words>,
     shape: Vec<usize>,
-    out: Option<(Tensor, TensorMut)>,
+    out: Option<Output>,
     reply: Reply<Tensor>,
     was_begun: bool,
 }
@@ -239,7 +290,7 @@ impl Allgather {
         site: Site,
         (input, lens): (TensorRef, Option<Vec<usize>>),
         shape: Vec<usize>,
-        out: Option<(Tensor, TensorMut)>,
+        out: Option<Output>,
         reply: Reply<Tensor>,
     ) -> Self {
         Allgather { site, input, lens, told: None, shape, out, reply, was_begun: false }
@@ -274,14 +325,14 @@ impl Job for Allgather {
             }
         }
         let lens = self.lens.take().or_else(|| self.told.take().map(|told| told.lens())).unwrap_or_default();
-        let (_, out) = match &mut self.out {
+        let out = match &mut self.out {
             Some(out) => out,
             none => {
                 self.shape[0] = lens.iter().sum();
                 self.input.dtype().len_bytes(&self.shape)?;
                 let tensor = Tensor::zeros(self.input.dtype(), &self.shape);
                 let guard = tensor.write();
-                none.insert((tensor, guard))
+                none.insert(Output::within(tensor, guard))
             }
         };
         self.was_begun = true;
@@ -299,14 +350,13 @@ impl Job for Allgather {
 
     fn finish(self: Box<Self>) -> Result<()> {
         drop(self.input);
-        let Some((tensor, out)) = self.out else { return Err(Error::bug("an allgather has ended without a result")) };
-        drop(out);
-        self.reply.send(Ok(tensor));
+        let Some(out) = self.out else { return Err(Error::bug("an allgather has ended without a result")) };
+        self.reply.send(Ok(out.finish()));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.out.into_iter().for_each(|(_, out)| give_up(out, self.was_begun, fault));
+        self.out.into_iter().for_each(|out| out.fail(self.was_begun, fault));
         // It may be on its way.
         std::mem::forget(self.told);
         self.reply.send(Err(fault.clone()));
@@ -329,7 +379,7 @@ pub(super) struct Alltoall {
     blocks: Blocks,
     told: Option<(Words, Words)>,
     shape: Vec<usize>,
-    out: Option<(Tensor, TensorMut)>,
+    out: Option<Output>,
     reply: Reply<(Tensor, Vec<usize>)>,
     was_begun: bool,
 }
@@ -341,7 +391,7 @@ impl Alltoall {
         input: TensorRef,
         blocks: Blocks,
         shape: Vec<usize>,
-        out: Option<(Tensor, TensorMut)>,
+        out: Option<Output>,
         reply: Reply<(Tensor, Vec<usize>)>,
     ) -> Self {
         Alltoall { site, input, blocks, told: None, shape, out, reply, was_begun: false }
@@ -375,14 +425,14 @@ impl Job for Alltoall {
             self.blocks.taken = Some(theirs.lens());
         }
         let (dtype, taken) = (self.input.dtype(), self.blocks.taken.as_deref().unwrap_or_default());
-        let (_, out) = match &mut self.out {
+        let out = match &mut self.out {
             Some(out) => out,
             none => {
                 self.shape[0] = taken.iter().sum();
                 dtype.len_bytes(&self.shape)?;
                 let tensor = Tensor::zeros(dtype, &self.shape);
                 let guard = tensor.write();
-                none.insert((tensor, guard))
+                none.insert(Output::within(tensor, guard))
             }
         };
         self.was_begun = true;
@@ -400,14 +450,13 @@ impl Job for Alltoall {
 
     fn finish(self: Box<Self>) -> Result<()> {
         drop(self.input);
-        let Some((tensor, out)) = self.out else { return Err(Error::bug("an alltoall has ended without a result")) };
-        drop(out);
-        self.reply.send(Ok((tensor, self.blocks.taken.unwrap_or_default())));
+        let Some(out) = self.out else { return Err(Error::bug("an alltoall has ended without a result")) };
+        self.reply.send(Ok((out.finish(), self.blocks.taken.unwrap_or_default())));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.out.into_iter().for_each(|(_, out)| give_up(out, self.was_begun, fault));
+        self.out.into_iter().for_each(|out| out.fail(self.was_begun, fault));
         if self.was_begun {
             std::mem::forget(self.input);
         }
@@ -421,8 +470,8 @@ impl Job for Alltoall {
 pub(super) enum Travels {
     /// On the root of a send: its input, which is only read.
     Input(TensorRef),
-    /// The result, with its lock.
-    Out(Tensor, TensorMut),
+    /// The result.
+    Out(Output),
 }
 
 /// What a broadcast gives to who waits for it.
@@ -475,7 +524,7 @@ impl<T: Outcome> Job for Bcast<T> {
         }
         let data: *mut [u8] = match &mut self.travels {
             Travels::Input(input) => std::ptr::from_ref(input.bytes()).cast_mut(),
-            Travels::Out(_, out) => out.bytes_mut(),
+            Travels::Out(out) => out.bytes_mut(),
         };
         let (passage, set) = (self.site.passage(launch), self.site.set.as_deref());
         let ends = launch.ends();
@@ -493,17 +542,14 @@ impl<T: Outcome> Job for Bcast<T> {
     }
 
     fn is_soon_finished(&self) -> bool {
-        matches!(&self.travels, Travels::Out(_, out) if is_soon_let_go(out))
+        matches!(&self.travels, Travels::Out(out) if out.is_soon_let_go())
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
         let Bcast { travels, root, reply, .. } = *self;
         let tensor = match travels {
             Travels::Input(_) => None,
-            Travels::Out(tensor, out) => {
-                drop(out);
-                Some(tensor)
-            }
+            Travels::Out(out) => Some(out.finish()),
         };
         if let Some(outcome) = T::of(tensor, root) {
             reply.send(Ok(outcome));
@@ -515,7 +561,7 @@ impl<T: Outcome> Job for Bcast<T> {
         match self.travels {
             Travels::Input(input) if self.was_begun => std::mem::forget(input),
             Travels::Input(_) => {}
-            Travels::Out(_, out) => give_up(out, self.was_begun, fault),
+            Travels::Out(out) => out.fail(self.was_begun, fault),
         }
         self.reply.send(Err(fault.clone()));
     }

@@ -24,7 +24,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Change;
 pub use called::{CallOptions, Handle};
-use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Reduce, Scatter, Site, Travels};
+use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Output, Reduce, Scatter, Site, Travels};
 
 /// The ranks of a job, or some of them, seen from one: what they can do together.
 ///
@@ -108,7 +108,12 @@ impl StandIn for Zeros {
         };
         let zeros = Tensor::zeros(*dtype, shape);
         let (reply, _) = answer();
-        Ok(Box::new(Reduce::new(Site::default(), zeros.clone(), zeros.write(), Arrival::default(), reply)))
+        Ok(Box::new(Reduce::new(
+            Site::default(),
+            Output::within(zeros.clone(), zeros.write()),
+            Arrival::default(),
+            reply,
+        )))
     }
 }
 
@@ -125,7 +130,7 @@ impl Communicator {
         let (generation, (place, found, stores)) = loop {
             engine.settle();
             let (generation, stores) = (engine.generation(), engine.stores());
-            let outcome = engine.collective("communicator", Vec::new(), move |comm, _, stamp| {
+            let outcome = engine.collective_in(generation, "communicator", move |comm, stamp| {
                 Ok((comm.rank(), comm.gather_word(own, stamp)?, comm.gather_word(stores, stamp)?))
             });
             match outcome {
@@ -218,16 +223,16 @@ impl Communicator {
     pub fn allreduce(&self, input: &Tensor, reduction: Reduction, options: &CallOptions) -> Result<Handle<Tensor>> {
         let arrival = options.arrival(reduction, self.size());
         self.call(options.name.clone(), Operation::Collective("allreduce".to_owned()), |site, reply| {
-            let (out, mut guard) = self.result(input, options.out.as_ref(), input.dtype(), input.shape())?;
-            if !out.is_same(input) {
-                guard.copy_from(input.read()?.bytes());
+            let mut out = self.result(input, options.out.as_ref(), input.dtype(), input.shape())?;
+            if !options.is_in_place(input) {
+                out.copy_from(input.read()?.bytes());
             }
             if options.prescale != 1.0 {
-                reduce::scale(input.dtype(), guard.bytes_mut(), options.prescale);
+                reduce::scale(input.dtype(), out.bytes_mut(), options.prescale);
             }
             let arguments = format!(" by {reduction}{}", options.factors());
             let terms = terms(input.dtype(), input.shape(), arguments);
-            Ok((terms, Box::new(Reduce::new(site.with_priority(options.priority), out, guard, arrival, reply))))
+            Ok((terms, Box::new(Reduce::new(site.with_priority(options.priority), out, arrival, reply))))
         })
     }
 
@@ -264,7 +269,7 @@ impl Communicator {
             };
             self.check_lens("reduce_scatter", &lens, Some(count))?;
             let shape: Vec<usize> = std::iter::once(lens[self.place]).chain(rest.iter().copied()).collect();
-            let (out, guard) = self.result_apart(input, options.out.as_ref(), &shape)?;
+            let out = self.result_apart(input, options.out.as_ref(), &shape)?;
             let mut given = Given::Held(input.read()?);
             if options.prescale != 1.0 {
                 let mut scaled = Buffer::copy_of(given.bytes());
@@ -275,7 +280,7 @@ impl Communicator {
             let terms = terms(input.dtype(), input.shape(), arguments);
             let row_len: usize = rest.iter().product();
             let lens = lens.iter().map(|rows| rows * row_len).collect();
-            let job = Scatter::new(site.with_priority(options.priority), (given, lens), (out, guard), arrival, reply);
+            let job = Scatter::new(site.with_priority(options.priority), (given, lens), out, arrival, reply);
             Ok((terms, Box::new(job)))
         })
     }
@@ -374,13 +379,13 @@ impl Communicator {
     pub fn broadcast(&self, input: &Tensor, root: usize, options: &CallOptions) -> Result<Handle<Tensor>> {
         self.call(options.name.clone(), Operation::Collective("broadcast".to_owned()), |site, reply| {
             self.check_rank("broadcast from", root)?;
-            let (out, mut guard) = self.result(input, options.out.as_ref(), input.dtype(), input.shape())?;
-            if self.place == root && !out.is_same(input) {
-                guard.copy_from(input.read()?.bytes());
+            let mut out = self.result(input, options.out.as_ref(), input.dtype(), input.shape())?;
+            if self.place == root && !options.is_in_place(input) {
+                out.copy_from(input.read()?.bytes());
             }
             let terms = terms(input.dtype(), input.shape(), format!(" from rank {root}"));
             let site = site.with_priority(options.priority);
-            Ok((terms, Box::new(Bcast::new(site, root, Travels::Out(out, guard), reply))))
+            Ok((terms, Box::new(Bcast::new(site, root, Travels::Out(out), reply))))
         })
     }
 
@@ -430,7 +435,7 @@ impl Communicator {
         self.message(Peering::From(from.into()), tag, out, |site, reply| {
             let guard = out.write_within(self.output_limit)?;
             out.lend(&self.engine.waiter(), true);
-            Ok(Box::new(Bcast::new(site, 0, Travels::Out(out.clone(), guard), reply)))
+            Ok(Box::new(Bcast::new(site, 0, Travels::Out(self.output(out.clone(), guard)), reply)))
         })
     }
 
@@ -516,13 +521,8 @@ impl Communicator {
     }
 
     /// A tensor for the result, locked: `out` if there is one.
-    fn result(
-        &self,
-        input: &Tensor,
-        out: Option<&Tensor>,
-        dtype: DType,
-        shape: &[usize],
-    ) -> Result<(Tensor, TensorMut)> {
+    fn result(&self, input: &Tensor, out: Option<&Tensor>, dtype: DType, shape: &[usize]) -> Result<Output> {
+        let is_new = out.is_none();
         let out = out.cloned().unwrap_or_else(|| Tensor::zeros(dtype, shape));
         let len: usize = shape.iter().product();
         if out.dtype() != dtype || out.len() != len {
@@ -539,11 +539,16 @@ impl Communicator {
         }
         let guard = out.write_within(self.output_limit)?;
         out.lend(&self.engine.waiter(), true);
-        Ok((out, guard))
+        Ok(if is_new { Output::within(out, guard) } else { self.output(out, guard) })
+    }
+
+    /// A result in the caller's memory.
+    fn output(&self, out: Tensor, guard: TensorMut) -> Output {
+        if self.engine.is_elastic() { Output::apart(out, guard) } else { Output::within(out, guard) }
     }
 
     /// As [`result`](Self::result), in memory other than the input's.
-    fn result_apart(&self, input: &Tensor, out: Option<&Tensor>, shape: &[usize]) -> Result<(Tensor, TensorMut)> {
+    fn result_apart(&self, input: &Tensor, out: Option<&Tensor>, shape: &[usize]) -> Result<Output> {
         if out.is_some_and(|out| out.is_same(input)) {
             return Err(Error::argument("an output that is the input cannot be given here", "give memory of its own"));
         }

@@ -82,7 +82,7 @@ impl Communicator {
         let own = self.engine.rank();
         let place = members.iter().position(|rank| *rank == own).expect("this rank is one of the set");
         let is_whole = self.is_job(&members);
-        let number = if is_whole { self.engine.next_store() } else { self.engine.next_set(&members) };
+        let number = if is_whole { self.engine.next_store() } else { self.engine.next_set(self.generation, &members) };
         if is_whole {
             let stand_in: Weak<Zeros> = Arc::downgrade(&self.zeros);
             self.engine.introduce(number, stand_in);

@@ -13,7 +13,7 @@ import numpy
 
 from .. import _native
 from ..collectives import Communicator, communicator
-from ..errors import ArgumentError, FileError, KVStoreError
+from ..errors import ArgumentError, FileError
 from .in_place import Survivors
 from .packing import packed, unpacked
 from .snapshots import Key, Snapshots
@@ -71,6 +71,8 @@ class State:
     #: What :meth:`restore` goes back to without a snapshot.
     _kept: bytes | memoryview | None = None
     _snapshots: Snapshots | None = None
+    #: How many numbers the next commit is after the last one.
+    _stride = 1
 
     if TYPE_CHECKING:
 
@@ -113,14 +115,14 @@ class State:
             self._kept = b"".join(packed(self._saved()))
             return
         whole = _ranks()
-        key = (self._snapshots.generation, self._key[1] + 1)
+        key = (self._snapshots.generation, self._key[1] + self._stride)
         values = self._saved()
         if whole.local_rank == 0:
             self._snapshots.prepare()
             self._snapshots.write(key, packed(values))
         # No rank may be two commits ahead of one that has not written.
         whole.barrier()
-        self._key, self._kept = key, None
+        self._key, self._kept, self._stride = key, None, 1
 
     def check_host_updates(self) -> None:
         """Raises :class:`HostsUpdatedInterrupt` on every rank if other hosts are present. Collective in an elastic job."""
@@ -276,14 +278,15 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
                     return func(state, *arguments, **options)
                 except HostsUpdatedInterrupt:
                     raise SystemExit(0) from None
-                except KVStoreError:
+                except Exception:
+                    # Also of another class: the program may have raised one of its own from that of a loss.
                     if not survivors.go_on():
+                        survivors.leave()
                         raise
                     # If there is no snapshot: what rank 0 has done since its last commit may be half a step.
                     state._rewind()
-                except Exception:
-                    survivors.leave()
-                    raise
+                    # A lost rank may have written the next commit, which no other has.
+                    state._stride = 2
                 has_begun = True
         finally:
             _running.pop()

@@ -215,6 +215,8 @@ names: dict[tuple[Any, str], Any] = {}
 class _Renewed:
     """After a loss of ranks the job has those that are left, no other process set, and nothing under way."""
 
+    order = 0
+
     def follow(self) -> None:
         names.clear()
         if global_process_set._comm is None:

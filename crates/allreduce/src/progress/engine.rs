@@ -43,7 +43,7 @@ pub struct Engine {
     limit: Duration,
     sums: Sums,
     stores: AtomicU64,
-    sets: Mutex<BTreeMap<Vec<usize>, u32>>,
+    sets: Mutex<BTreeMap<(u64, Vec<usize>), u32>>,
     process: Process,
     files: Mutex<Vec<PathBuf>>,
     /// The file that says that this rank has ended in order.
@@ -281,7 +281,8 @@ impl Engine {
         self.files.lock().push(file);
     }
 
-    /// Writes an empty file when this rank has ended in order, as all others have that are left.
+    /// Writes an empty file when this rank and all others that are left have ended in order. If one is lost
+    /// after this rank has come to its end, nothing is written.
     pub fn write_at_end(&self, file: PathBuf) {
         *self.ended.lock() = Some(file);
     }
@@ -342,6 +343,21 @@ impl Engine {
         self.answered(&answer)
     }
 
+    /// As [`collective`](Self::collective) without memory, among the ranks of that generation alone.
+    pub fn collective_in<T: Send + 'static>(
+        &self,
+        generation: u64,
+        name: &str,
+        work: impl FnOnce(&mut Communicator, u32) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (result, answer) = crossbeam_channel::bounded(1);
+        let work = Box::new(move |comm: &mut Communicator, _: &[Tensor], stamp| work(comm, stamp));
+        let job = Box::new(Direct::new(work, Vec::new(), result));
+        self.submit_in(generation, Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
+        self.wait();
+        self.answered(&answer)
+    }
+
     /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The
     /// last rank to join. Blocks.
     pub fn join(&self) -> Result<usize> {
@@ -384,11 +400,11 @@ impl Engine {
         self.answered(&answer)
     }
 
-    /// The number of the next process set of these ranks: the same on each of them, if each makes its sets in
+    /// The number of the next process set of these ranks of a generation: the same on each of them, if each makes its sets in
     /// one order.
-    pub fn next_set(&self, set: &[usize]) -> u32 {
+    pub fn next_set(&self, generation: u64, set: &[usize]) -> u32 {
         let mut sets = self.sets.lock();
-        let next = sets.entry(set.to_vec()).or_default();
+        let next = sets.entry((generation, set.to_vec())).or_default();
         *next += 1;
         *next
     }
@@ -474,6 +490,7 @@ impl Engine {
         let shared = self.current.get();
         let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
         drop(shared);
+        let before = self.current.generation();
         // Whether something that this rank has called was not done when it last looked before a fault.
         let mut was_open = true;
         let mut is_well = || {
@@ -523,7 +540,9 @@ impl Engine {
                 self.limit
             ));
         }
-        if let Some(file) = self.ended.lock().take().filter(|_| shared.fatal().is_none())
+        // A rank that was lost now had not come to its end.
+        let is_whole = shared.fatal().is_none() && self.current.generation() == before;
+        if let Some(file) = self.ended.lock().take().filter(|_| is_whole)
             && let Err(cause) = std::fs::write(&file, "")
         {
             notice(&format!(

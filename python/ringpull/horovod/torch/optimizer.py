@@ -130,7 +130,8 @@ class _DistributedOptimizer(CombiningOptimizer):
         """Forgets a step that the loss of other ranks has cut short."""
         super().follow()
         self._is_synchronized = False
-        self.communicates = self.process_set.included()
+        if self.process_set.process_set_id is not None:
+            self.communicates = self.process_set.included()
         for group in self._of.values():
             group.present, group.operation = [], None
 

@@ -130,9 +130,12 @@ impl Past {
         Past { suspects: Suspects { cooldown, ..Suspects::default() }, ..Past::default() }
     }
 
-    /// A generation went on without ranks that it has lost on these hosts.
-    pub(super) fn lose_in_place(&mut self, hosts: &BTreeSet<String>, now: Duration) -> Vec<(String, Duration)> {
-        hosts.iter().filter_map(|host| Some((host.clone(), self.suspects.blame(host, false, now)?))).collect()
+    /// A generation went on without ranks that it has lost on these hosts at these times.
+    pub(super) fn lose_in_place(
+        &mut self,
+        losses: impl Iterator<Item = (String, Duration)>,
+    ) -> Vec<(String, Duration)> {
+        losses.filter_map(|(host, when)| self.suspects.blame(&host, false, when).map(|out| (host, out))).collect()
     }
 
     /// A generation on these hosts has ended, with a failure if it has one. If it made no snapshot and lost

@@ -1,7 +1,8 @@
 //! Which ranks and hosts a job has lost, by what Open MPI's `mpirun` and the ranks say of it. MPICH's
 //! `mpiexec` says it on stdout, among the output of ranks, where it is not read.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 /// What was said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,8 +15,8 @@ pub(super) struct Lost {
     hosts: BTreeSet<String>,
     /// Ranks that other ranks have lost.
     missed: BTreeSet<usize>,
-    /// Ranks without which the others go on.
-    in_place: BTreeSet<usize>,
+    /// Ranks without which the others go on, and when that was said.
+    in_place: BTreeMap<usize, Instant>,
     /// The rank of a report that is not complete: Open MPI gives its exit code in the next line.
     reported: Option<usize>,
 }
@@ -27,7 +28,9 @@ impl Lost {
         if let Some(missed) = missed(text) {
             self.missed.insert(self.started(missed));
         }
-        self.in_place.extend(in_place(text));
+        for rank in in_place(text) {
+            self.in_place.entry(rank).or_insert_with(Instant::now);
+        }
         if text.starts_with('[') {
             return;
         }
@@ -53,14 +56,14 @@ impl Lost {
         }
     }
 
-    /// The ranks that the job goes on without, by the numbers that they started with.
-    pub(super) fn in_place(&self) -> &BTreeSet<usize> {
+    /// The ranks that the job goes on without, by the numbers that they started with, and since when.
+    pub(super) fn in_place(&self) -> &BTreeMap<usize, Instant> {
         &self.in_place
     }
 
     /// The number that a rank of the job, as it is by now, started with.
     fn started(&self, rank: usize) -> usize {
-        (0..).filter(|started| !self.in_place.contains(started)).nth(rank).unwrap_or(rank)
+        (0..).filter(|started| !self.in_place.contains_key(started)).nth(rank).unwrap_or(rank)
     }
 
     /// The lost ranks: those that `mpirun` names, or else those that others miss.
@@ -187,7 +190,7 @@ mod tests {
     #[test]
     fn after_a_loss_in_place_ranks_have_other_numbers() {
         let lost = of("[rank 2] ringpull: elastic: goes on in place without rank 0, rank 1: 1 rank is left\n");
-        assert_eq!(lost.in_place(), &BTreeSet::from([0, 1]));
+        assert!(lost.in_place().keys().eq(&[0, 1]));
         assert!(lost.hosts(&running()).is_empty(), "the job has not failed by it");
         let lost = of("ringpull: elastic: goes on in place without rank 1: 2 ranks are left\n\
              [rank 0] rank 0: stopped: rank 1 (pid 7 on h3) is lost: nothing heard of it\n");

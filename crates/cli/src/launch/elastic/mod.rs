@@ -167,12 +167,10 @@ impl Elastic {
             let code = failure.as_ref().map(|failure| failure.code);
             // This host is where the launcher is: it is never left out.
             let hosts = ranks.iter().filter(|found| found.host != Host::Local).map(|found| found.offer.name.clone());
-            let in_place: BTreeSet<String> = left_behind(&ranks, &lost)
-                .into_iter()
-                .filter(|found| found.host != Host::Local)
-                .map(|found| found.offer.name)
-                .collect();
-            let left_out = past.lose_in_place(&in_place, begun.elapsed());
+            let lost_in_place = left_behind(&ranks, &lost).into_iter().filter(|(found, _)| found.host != Host::Local);
+            let left_out = past.lose_in_place(
+                lost_in_place.map(|(found, when)| (found.offer.name, when.saturating_duration_since(begun))),
+            );
             let verdict = past.add(&hosts.collect(), failure, has_progressed, begun.elapsed());
             for (host, time) in left_out.into_iter().chain(verdict.left_out) {
                 event(&format!("{host} is left out for {} s", time.as_secs()));
@@ -300,9 +298,11 @@ impl Elastic {
         if code == 0 {
             // Rank 0 is on the first host that is left.
             let first = left(ranks, lost).into_iter().next().unwrap_or_else(|| ranks[0].clone());
+            let found = if self.in_place { snapshots.newest(&distinct(ranks)) } else { Newest::default() };
             return Ok(match snapshots.is_to_go_on(&first.host, number) {
                 Some(true) => GenerationEnd::Resized,
-                Some(false) if self.in_place && !snapshots.newest(&distinct(ranks)).has_ended(number) => {
+                Some(false) if found.again == Some(number) => GenerationEnd::Resized,
+                Some(false) if self.in_place && !found.has_ended(number) => {
                     event(&format!("generation {number} has ended, and none of its ranks has come to its end"));
                     GenerationEnd::Failed(Failure { code: 1, hosts: Vec::new(), is_exit: false })
                 }
@@ -327,18 +327,14 @@ impl Elastic {
 /// The ranks that a job has not lost in place.
 fn left(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<Present> {
     let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
-    ranks
-        .iter()
-        .enumerate()
-        .filter(|(rank, _)| !lost.in_place().contains(rank))
-        .map(|(_, found)| found.clone())
-        .collect()
+    let is_left = |rank: &usize| !lost.in_place().contains_key(rank);
+    ranks.iter().enumerate().filter(|(rank, _)| is_left(rank)).map(|(_, found)| found.clone()).collect()
 }
 
-/// The ranks that it has lost in place.
-fn left_behind(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<Present> {
+/// The ranks that it has lost in place, and when.
+fn left_behind(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<(Present, Instant)> {
     let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
-    lost.in_place().iter().filter_map(|rank| ranks.get(*rank).cloned()).collect()
+    lost.in_place().iter().filter_map(|(rank, when)| Some((ranks.get(*rank)?.clone(), *when))).collect()
 }
 
 /// Each host once.

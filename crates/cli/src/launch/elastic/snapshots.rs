@@ -3,8 +3,7 @@
 //!
 //! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that
 //! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that. Ranks
-//! that may be lost in place write `FOLDER/joined-GENERATION`, and `FOLDER/done-GENERATION` when they have come
-//! to their end.
+//! that may be lost in place write `FOLDER/done-GENERATION` when they have come to their end.
 //! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
 //! of one job only one can.
 
@@ -72,15 +71,14 @@ pub(super) struct Newest {
     pub(super) again: Option<u32>,
     /// The latest generation that a launcher has begun.
     pub(super) begun: Option<u32>,
-    /// The latest generation of ranks that have joined a job, and the latest of which one has ended in order.
-    joined: Option<u32>,
+    /// The latest generation of which a rank has come to its end.
     done: Option<u32>,
 }
 
 impl Newest {
-    /// Whether a rank of this generation, which is the latest, has come to its end, or none has joined a job.
+    /// Whether a rank of this generation, which is the latest, has come to its end.
     pub(super) fn has_ended(&self, generation: u32) -> bool {
-        self.joined != Some(generation) || self.done == Some(generation)
+        self.done == Some(generation)
     }
 }
 
@@ -225,7 +223,6 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
         let number = |prefix| name.strip_prefix(prefix).and_then(|rest| rest.parse().ok());
         newest.again = newest.again.max(number("again-"));
         newest.begun = newest.begun.max(number("generation-"));
-        newest.joined = newest.joined.max(number("joined-"));
         newest.done = newest.done.max(number("done-"));
     }
     newest
@@ -237,12 +234,11 @@ mod tests {
 
     #[test]
     fn the_newest_snapshot_is_of_the_last_generation_that_made_one() {
-        let names = "again-2\nchanged-3\ngeneration-3\njoined-3\ndone-2\n\n\
+        let names = "again-2\nchanged-3\ngeneration-3\ndone-2\n\n\
                      h1/:\nsnapshot-0-12\nsnapshot-1-3\nsnapshot-1-4.part\nh2/:\nsnapshot-1-2\n";
-        let newest = Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3), joined: Some(3), done: Some(2) };
+        let newest = Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3), done: Some(2) };
         assert_eq!(read(names.lines()), newest);
-        assert!(!newest.has_ended(3) && newest.has_ended(4), "of generation 4 none has joined");
-        assert!(Newest { done: Some(3), ..newest }.has_ended(3));
+        assert!(!newest.has_ended(3) && Newest { done: Some(3), ..newest }.has_ended(3));
         assert_eq!(read("".lines()), Newest::default());
     }
 

@@ -70,39 +70,18 @@ impl Watch {
     }
 }
 
-/// The hosts of the ranks that were lost in place, each with the time of the look that has found it.
-#[derive(Default)]
-struct Losses(Vec<(String, Duration)>);
-
-impl Losses {
-    /// Takes note of new ones among all of a generation's.
-    fn take(&mut self, all: &[Present], now: Duration) {
-        for (place, found) in all.iter().enumerate() {
-            let before = all[..place].iter().filter(|other| other.offer.name == found.offer.name).count();
-            if self.0.iter().filter(|(name, _)| *name == found.offer.name).count() <= before {
-                self.0.push((found.offer.name.clone(), now));
-            }
-        }
-    }
-
-    /// The hosts that have lost a rank since then.
-    fn since(&self, time: Duration) -> BTreeSet<String> {
-        self.0.iter().filter(|(_, when)| *when >= time).map(|(name, _)| name.clone()).collect()
-    }
-}
-
 impl Watched {
     fn look(&self) {
         let mut failed = false;
-        let mut losses = Losses::default();
         loop {
             std::thread::sleep(LOOK);
             if *locked(&self.over) {
                 return;
             }
             let left = left(&self.ranks, &self.lost);
-            losses.take(&left_behind(&self.ranks, &self.lost), self.begun.elapsed());
-            let found = self.workers(&left, &losses.since(self.begun.elapsed().saturating_sub(self.pause)));
+            let losers =
+                left_behind(&self.ranks, &self.lost).into_iter().filter(|(_, when)| when.elapsed() < self.pause);
+            let found = self.workers(&left, &losers.map(|(found, _)| found.offer.name).collect());
             let over = locked(&self.over);
             if *over {
                 return;
@@ -110,7 +89,8 @@ impl Watched {
             match found {
                 Ok(Some(workers)) if self.snapshots.announce(&distinct(&left), self.generation) => {
                     let before = left.len();
-                    let why = if before < self.ranks.len() { "there is room for a lost rank" } else { "hosts have changed" };
+                    let why =
+                        if before < self.ranks.len() { "there is room for a lost rank" } else { "hosts have changed" };
                     event(&format!(
                         "{why}: generation {} ends at its next commit, {before} to {}",
                         self.generation,
@@ -152,28 +132,5 @@ impl Watched {
             return Ok(None);
         }
         Ok(wanted(self.discovery.present(is_wanted)?))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::launch::Host;
-    use crate::launch::elastic::decide::Offer;
-
-    #[test]
-    fn a_host_has_just_lost_a_rank_until_the_pause_is_over() {
-        let on = |name: &str| Present { host: Host::Local, offer: Offer { name: name.to_owned(), slots: 2 } };
-        let at = Duration::from_secs;
-        let mut losses = Losses::default();
-        losses.take(&[], at(1));
-        losses.take(&[on("b")], at(3));
-        losses.take(&[on("b")], at(4));
-        assert_eq!(losses.since(at(0)), BTreeSet::from(["b".to_owned()]));
-        assert_eq!(losses.since(at(4)), BTreeSet::new(), "it was found at 3 s");
-        // The list is in the order of ranks.
-        losses.take(&[on("a"), on("b"), on("b")], at(9));
-        assert_eq!(losses.since(at(4)), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
-        assert_eq!(losses.0.len(), 3);
     }
 }
