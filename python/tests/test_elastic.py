@@ -378,10 +378,10 @@ def open_mpi_5():
 
 
 def in_place(tmp_path, way, least=2, options=(), pause=0):
-    """A job of 3 ranks that go on in their processes; its exit code and what it printed. No snapshot is left."""
+    """A job of 4 ranks that go on in their processes; its exit code and what it printed. No snapshot is left."""
     memory = tmp_path / "memory"
     memory.mkdir()
-    words = ["--elastic", "--in-place", "--min-workers", least, "-n", 3, "--snapshots", memory, *options]
+    words = ["--elastic", "--in-place", "--min-workers", least, "-n", 4, "--snapshots", memory, *options]
     done = ended([ringpull_binary(), "launch", *words, "--", sys.executable, HERE / "jobs/in_place.py", way, pause], 120, open_mpi_5())
     assert list(memory.iterdir()) == [], done
     return done
@@ -391,20 +391,20 @@ def in_place(tmp_path, way, least=2, options=(), pause=0):
 def test_the_processes_that_are_left_go_on_from_the_commit(tmp_path, way):
     status, output = in_place(tmp_path, way)
     assert status == 0, output
-    for rank, number in (0, 0), (2, 1):
-        assert f"[rank {rank}] start 0: rank {rank} is {number} of 2, at step 26, reset at [5]\n" in output, output
-    assert "goes on in place without rank 1: 2 ranks are left" in output and "generation 1" not in output, output
+    for number, rank in enumerate((0, 2, 3)):
+        assert f"[rank {rank}] start 0: rank {rank} is {number} of 3, at step 26, reset at [5]\n" in output, output
+    assert "goes on in place without rank 1: 3 ranks are left" in output and "generation 1" not in output, output
     assert ("LookupError: this rank has no data" in output) == (way == "raise"), output
 
 
 @pytest.mark.parametrize("way", ["kill", "store"])
 def test_a_job_that_cannot_go_on_in_place_starts_again(tmp_path, way):
     """With too few ranks, or with a store, whose values no commit has."""
-    status, output = in_place(tmp_path, way, least=3 if way == "kill" else 2)
+    status, output = in_place(tmp_path, way, least=4 if way == "kill" else 2)
     assert status == 0, output
-    for rank in range(3):
-        assert f"[rank {rank}] start 1: rank {rank} is {rank} of 3, at step 26, reset at [5]\n" in output, output
-    assert ("2 ranks of this job are left, and it is to go on with 3 at least" in output) == (way == "kill"), output
+    for rank in range(4):
+        assert f"[rank {rank}] start 1: rank {rank} is {rank} of 4, at step 26, reset at [5]\n" in output, output
+    assert ("3 ranks of this job are left, and it is to go on with 4 at least" in output) == (way == "kill"), output
 
 
 @pytest.mark.parametrize("way", ["everyone", "end"])
@@ -418,9 +418,9 @@ def test_a_job_of_which_no_rank_comes_to_its_end_has_failed(tmp_path, way):
 def test_a_host_gets_another_rank_in_the_place_of_a_lost_one_after_a_while(tmp_path):
     status, output = in_place(tmp_path, "kill", options=["--cooldown", 1, 60], pause=0.2)
     assert status == 0, output
-    assert "goes on in place without rank 1" in output and "generation 0 ends at its next commit, 2 to 3 workers" in output, output
-    for rank in range(3):
-        assert f"[rank {rank}] start 1: rank {rank} is {rank} of 3, at step 26, reset at [" in output, output
+    assert "goes on in place without rank 1" in output and "there is room for a lost rank: generation 0 ends at its next commit, 3 to 4 workers" in output, output
+    for rank in range(4):
+        assert f"[rank {rank}] start 1: rank {rank} is {rank} of 4, at step 26, reset at [" in output, output
 
 
 def lose_rank_0(word):

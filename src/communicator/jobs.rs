@@ -68,7 +68,7 @@ pub(super) struct Output {
     tensor: Tensor,
     guard: TensorMut,
     /// The caller's memory, if the result is made elsewhere.
-    caller: Option<(Tensor, TensorMut)>,
+    caller: Option<Box<(Tensor, TensorMut)>>,
 }
 
 impl Output {
@@ -83,7 +83,7 @@ impl Output {
         let own = Tensor::zeros(tensor.dtype(), tensor.shape());
         let mut own_guard = own.write();
         own_guard.copy_from(guard.bytes());
-        Output { tensor: own, guard: own_guard, caller: Some((tensor, guard)) }
+        Output { tensor: own, guard: own_guard, caller: Some(Box::new((tensor, guard))) }
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
@@ -108,7 +108,8 @@ impl Output {
                 drop(guard);
                 tensor
             }
-            Some((tensor, mut lent)) => {
+            Some(caller) => {
+                let (tensor, mut lent) = *caller;
                 lent.copy_from(guard.bytes());
                 drop(lent);
                 tensor
@@ -123,8 +124,8 @@ impl Output {
         } else {
             self.guard.fail(fault.clone());
         }
-        if let Some((_, lent)) = self.caller {
-            lent.fail(fault.clone());
+        if let Some(caller) = self.caller {
+            caller.1.fail(fault.clone());
         }
     }
 }
