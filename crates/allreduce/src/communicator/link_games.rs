@@ -26,6 +26,8 @@ const TOURNAMENTS: std::ops::RangeInclusive<usize> = 2..=5;
 /// What the games of the first take together on links as fast as the slowest was; on those that have become
 /// slower, longer in proportion.
 const FIRST_US: f64 = 1_200_000.0;
+/// No further tournament begins when those that were played took longer: no sum of all ranks goes on meanwhile.
+const MOST_US: f64 = 6_000_000.0;
 /// Rates that differ by less are those that are known.
 const NEWS: f64 = 1.25;
 
@@ -79,7 +81,7 @@ impl LinkGames {
             self.played.push(comm.pair_times(rows.bytes()));
             let is_enough = TOURNAMENTS.contains(&self.played.len())
                 && (self.played.len() == *TOURNAMENTS.end() || comm.rates_of(&self.played).1);
-            if is_enough {
+            if is_enough || self.played.iter().map(|times| took_us(times)).sum::<f64>() > MOST_US {
                 self.is_done = true;
                 return Ok(None);
             }
@@ -231,6 +233,12 @@ impl Communicator {
     }
 }
 
+/// About what a tournament took: of two exchanges of each pair the second was timed.
+fn took_us(times: &[Vec<f64>]) -> f64 {
+    let of = |to: usize| 2.0 * times.iter().map(|from| from[to]).sum::<f64>();
+    (0..times.len()).map(of).fold(0.0, f64::max)
+}
+
 /// Whether sums by one would be about as fast as by the other.
 fn are_like(one: Option<&Links>, other: Option<&Links>) -> bool {
     let (Some(one), Some(other)) = (one, other) else { return one.is_none() && other.is_none() };
@@ -242,6 +250,12 @@ fn are_like(one: Option<&Links>, other: Option<&Links>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tournament_takes_as_long_as_its_slowest_host() {
+        let times = vec![vec![0.0, 10.0, 30.0], vec![10.0, 0.0, 30.0], vec![10.0, 10.0, 0.0]];
+        assert!((took_us(&times) - 120.0).abs() < 1e-9);
+    }
 
     #[test]
     fn links_are_alike_whose_rates_differ_by_noise() {
