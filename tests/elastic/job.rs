@@ -160,8 +160,10 @@ impl Ended {
         lost.iter().filter_map(time).collect()
     }
 
-    /// Checks that every sum has the contributions of all ranks that were there, the same on all ranks. For
-    /// each rank when all that are left had their first sum of `long` without it.
+    /// Checks that every sum has the contributions of all ranks that were there, the same on all ranks. What a
+    /// lost rank has finished last may be gone with it, if others were lost at the same time: then the ranks that
+    /// are left have summed it again, and only theirs is compared. For each rank when all that are left had
+    /// their first sum of `long` without it.
     pub(crate) fn check_sums(&self, lost: &[usize]) -> Vec<f64> {
         let survivors = self.survivors(lost);
         let all_left: u32 = survivors.iter().map(|rank| 1 << rank).sum();
@@ -170,6 +172,7 @@ impl Ended {
         let mut first_without = vec![0f64; self.ranks];
         for rank in 0..self.ranks {
             let sums = self.lines(rank, "sum");
+            let last_step = sums.iter().map(|words| words[0].parse::<usize>().unwrap()).max();
             let mut before: BTreeMap<String, u32> = BTreeMap::new();
             for words in &sums {
                 let [step, key, mask, time] = &words[..] else { self.complain(&format!("rank {rank}: {words:?}")) };
@@ -178,7 +181,9 @@ impl Ended {
                 if mask & all_left != all_left || mask & !were != 0 {
                     self.complain(&format!("rank {rank}, step {step}: contributions {mask:b} after {were:b}"));
                 }
-                masks.entry((step, key.clone())).or_default().insert(mask);
+                if lost.len() < 2 || survivors.contains(&rank) || last_step != Some(step) {
+                    masks.entry((step, key.clone())).or_default().insert(mask);
+                }
                 for gone in lost.iter().filter(|gone| key == "long" && (were & !mask) >> **gone & 1 == 1) {
                     if survivors.contains(&rank) {
                         first_without[*gone] = first_without[*gone].max(time.parse().unwrap());
