@@ -76,6 +76,7 @@ pub(crate) fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
             name: choice.name.clone(),
             family: Some(choice.variant(2).family()),
             points: advice.hosts().iter().filter_map(point).collect(),
+            published: None,
         }
     };
     Curves {

@@ -33,6 +33,7 @@ use crate::variant::{Peer, Variant};
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
     ringpull compare --local 4 --model resnet50 --scale 0.1 --out out --open\n  \
     ringpull compare --hosts 8 --link 200mbit --scaling 2,4 --save report.pdf --out out\n  \
+    ringpull compare --train --scaling 1,2,4,8 --link 200mbit --model vgg16 --scale 0.02 --modes dist_sync_mpi,dist_sync:8shared --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
@@ -122,7 +123,9 @@ pub(crate) struct CompareArgs {
     /// Iterations before the measured ones. After two, our jobs send no control message, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
-    /// Measure with these numbers of workers too, for a chart of scaling.
+    /// Measure with these numbers of workers too, for a chart and a table of scaling: of times, or with --train
+    /// of efficiencies, beside the published ones. The largest is the number of emulated hosts if only --link is
+    /// given.
     #[arg(long, value_name = "WORKERS", value_delimiter = ',')]
     scaling: Vec<usize>,
     /// The folder for results.json, report.html and its first chart, chart.svg.
@@ -147,7 +150,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     if args.rounds == 0 || args.iters == 0 {
         return Err(Error::argument("invalid --rounds or --iters 0: expected at least 1", "give larger numbers"));
     }
-    if args.hosts.is_none() && args.hostfile.is_none() && args.link.bytes_per_s().is_some() {
+    if emulated(args).is_none() && args.hostfile.is_none() && args.link.bytes_per_s().is_some() {
         return Err(Error::argument(
             "--link needs hosts: processes of one machine have no link between them",
             "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or omit --link",
@@ -166,7 +169,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
-    let testbed = match (args.hosts, &args.hostfile) {
+    let testbed = match (emulated(args), &args.hostfile) {
         (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
         (None, Some(file)) => Testbed::Hostfile(file.clone()),
         (None, None) => Testbed::Local(args.local.unwrap_or(4)),
@@ -228,6 +231,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     Ok(found.interrupted.map_or(status, super::status_of_signal))
 }
 
+/// How many hosts are emulated, if any are.
+fn emulated(args: &CompareArgs) -> Option<usize> {
+    let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
+    args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|_| is_open))
+}
+
 /// The numbers of workers for the chart of scaling besides `most`, the fewest first.
 fn fewer_workers(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
     if let Some(wrong) = args.scaling.iter().find(|count| !(1..=most).contains(*count)) {
@@ -279,7 +288,7 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {
 /// The racks of the options. Dedicated servers would fill one of them, and no ratio would mean anything.
 fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
     let racks = args.racks.racks();
-    if racks.is_some() && args.hosts.is_none() {
+    if racks.is_some() && emulated(args).is_none() {
         return Err(Error::argument(
             "--uplink needs --hosts: only emulated hosts have racks",
             "give --hosts N (root), or omit --uplink",
@@ -296,7 +305,7 @@ fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
 
 /// An error if a host of --slow-host is not a worker's, or if neither --hosts nor -H gives hosts.
 fn check_slow_hosts(args: &CompareArgs, workers: usize) -> Result<()> {
-    let has_hosts = args.hosts.is_some() || args.hostfile.is_some();
+    let has_hosts = emulated(args).is_some() || args.hostfile.is_some();
     let Some(slow) = args.slow_host.iter().find(|slow| !has_hosts || !(1..=workers).contains(&slow.host)) else {
         return Ok(());
     };

@@ -93,6 +93,8 @@ pub(crate) struct Curve {
     pub family: Option<Family>,
     /// Numbers of workers and values, the fewest workers first.
     pub points: Vec<(usize, f64)>,
+    /// A published point beside them: a circle, with its value behind the name.
+    pub published: Option<(usize, f64)>,
 }
 
 /// A number of an axis: at most four digits after the point, and no zeros at the end.
@@ -173,12 +175,14 @@ impl Chart {
 /// right.
 const CURVES: (f64, f64) = (14.0, 58.0);
 const CURVES_HEIGHT: f64 = 260.0;
+/// The class of a circle: a dot that is hollow.
+pub(super) const PUBLISHED: &str = "published";
 /// Between the base lines of two names.
 const NAME: f64 = 17.0;
 
 impl Curves {
     pub(crate) fn drawn(&self) -> Drawing {
-        let all = || self.of_variants.iter().flat_map(|curve| &curve.points);
+        let all = || self.of_variants.iter().flat_map(|curve| curve.points.iter().chain(&curve.published));
         let (step, end) = axis(all().map(|(_, value)| *value).fold(0.0, f64::max));
         let counts: std::collections::BTreeSet<usize> = all().map(|(workers, _)| *workers).collect();
         let (first, last) = (counts.first().copied().unwrap_or(0), counts.last().copied().unwrap_or(1));
@@ -214,13 +218,22 @@ impl Curves {
             let dots = curve.points.iter().filter(|_| curve.family.is_some());
             marks.extend(dots.map(|point| Mark::Dot { class: class.clone(), at: at(point) }));
         }
+        // In front of all curves.
+        for curve in &self.of_variants {
+            let class = curve.family.map_or("", Family::class);
+            let circle =
+                |(workers, value)| Mark::Dot { class: format!("{PUBLISHED} {class}"), at: (x(workers), y(value)) };
+            marks.extend(curve.published.map(circle));
+        }
         let mut named: Vec<(f64, &Curve)> =
             self.of_variants.iter().filter_map(|curve| Some((y(curve.points.last()?.1), curve))).collect();
         named.sort_by(|a, b| a.0.total_cmp(&b.0));
         let places = spread(&named.iter().map(|(y, _)| *y).collect::<Vec<_>>(), bottom);
         for ((end, curve), place) in named.iter().zip(places) {
             marks.push(line("leader", (CURVES.1 + 1.0, *end), (CURVES.1 + 3.5, place)));
-            marks.push(text("series", "start", CURVES.1 + 4.5, place + 4.0, &curve.name));
+            let words = curve.published.map_or(String::new(), |(_, value)| (self.tick)(value));
+            let at = (CURVES.1 + 4.5, place + 4.0);
+            marks.push(Mark::Text { class: "series", anchor: "start", at, text: curve.name.clone(), words });
         }
         Drawing { id: self.id, title: self.title, height: bottom + BELOW, marks }
     }
@@ -285,6 +298,7 @@ mod tests {
             name: name.to_owned(),
             family,
             points: vec![(2, 1.0), (4, 2.0), (8, last)],
+            published: family.map(|_| (4, 3.0)),
         };
         let of_variants = vec![
             curve("a", Some(Family::Allreduce), 4.0),
@@ -360,7 +374,10 @@ mod tests {
                 assert!(class == "leader" || from.0.min(to.0) >= CURVES.0, "{mark:?} reaches into the axis");
             }
         }
-        assert_eq!(drawing.marks.iter().filter(|mark| matches!(mark, Mark::Dot { .. })).count(), 6);
+        let dots = |part: &str| {
+            drawing.marks.iter().filter(|it| matches!(it, Mark::Dot { class, .. } if class.starts_with(part))).count()
+        };
+        assert_eq!((dots("curve"), dots(PUBLISHED)), (6, 2));
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub(crate) struct Training {
     pub efficiency: f64,
 }
 
+/// The workers of every published run.
+pub(crate) const WORKERS: usize = 8;
+
 /// What one host computes for in a step: 64 images at 29.30 a second, the rate that every published row gives
 /// for one host.
 pub(crate) const COMPUTE_S: f64 = 2.184;

@@ -120,7 +120,7 @@ pub(crate) fn render(results: &Comparison) -> Result<String> {
 pub(super) fn drawings(results: &Comparison) -> Vec<Drawing> {
     let mut drawings: Vec<Drawing> = charts(results).iter().map(Chart::drawn).collect();
     if let Some(curves) = scaling(results) {
-        drawings.insert(1.min(drawings.len()), curves.drawn());
+        drawings.insert(0, curves.drawn());
     }
     drawings
 }
@@ -144,10 +144,12 @@ fn scaling(results: &Comparison) -> Option<Curves> {
                 let row = rows.iter().find(|row| row.variant == it.row.variant)?;
                 Some((*workers, value(row)?))
             };
+            let published = results.published_scaling(&it.row.variant);
             Curve {
                 name: it.row.variant.clone(),
                 family: Some(it.row.family),
                 points: counts.iter().filter_map(of).collect(),
+                published: published.map(|known| (published::WORKERS, known.efficiency)),
             }
         })
         .filter(|curve| curve.points.len() > 1)
@@ -155,18 +157,23 @@ fn scaling(results: &Comparison) -> Option<Curves> {
     if let Some(links) = results.setup.links().filter(|_| !is_training) {
         let bound = |workers: usize| cost::allreduce_bound_s(workers, results.setup.bytes as f64, links);
         let points = counts.iter().map(|(workers, _)| (*workers, bound(*workers))).collect();
-        of_variants.push(Curve { name: "allreduce bound".to_owned(), family: None, points });
+        of_variants.push(Curve { name: "allreduce bound".to_owned(), family: None, points, published: None });
     }
     let (title, axis, tick): (_, _, fn(f64) -> String) = if is_training {
+        let has_published = of_variants.iter().any(|curve| curve.published.is_some());
         (
-            "Scaling efficiency by number of workers",
+            if has_published {
+                "Efficiency by workers (circles, grey: published)"
+            } else {
+                "Scaling efficiency by number of workers"
+            },
             "per cent of a step that computes, over the number of workers",
             percent,
         )
     } else {
         ("Time by number of workers", "seconds (median) over the number of workers", plain)
     };
-    Some(Curves { id: "scaling", title, axis, by_doubling: false, of_variants, tick })
+    Some(Curves { id: "scaling", title, axis, by_doubling: is_training, of_variants, tick })
 }
 
 pub(crate) fn percent(value: f64) -> String {

@@ -254,9 +254,7 @@ impl Measured<'_> {
 
     /// The published figures of the same variant.
     pub(super) fn published(&self, results: &Comparison) -> Option<Training> {
-        let known = published::TRAINING.into_iter().find(|known| known.variant == self.row.variant);
-        let nobody_is_late = results.setup.train.as_ref().is_none_or(|train| train.late.is_none());
-        known.filter(|_| results.setup.workers == 8 && nobody_is_late)
+        results.published(&self.row.variant, results.setup.workers)
     }
 
     /// The images a second of all workers over all machines.
@@ -301,6 +299,19 @@ impl Comparison {
         fewer.chain([(self.setup.workers, &self.rows[..])]).collect()
     }
 
+    /// The published figures of a variant with so many workers.
+    fn published(&self, variant: &str, workers: usize) -> Option<Training> {
+        let known = published::TRAINING.into_iter().find(|known| known.variant == variant);
+        let nobody_is_late = self.setup.train.as_ref().is_none_or(|train| train.late.is_none());
+        known.filter(|_| workers == published::WORKERS && nobody_is_late)
+    }
+
+    /// Those of steps of training, if so many workers were among the numbers of [`counts`](Self::counts).
+    pub(super) fn published_scaling(&self, variant: &str) -> Option<Training> {
+        self.setup.train.as_ref()?;
+        self.counts().into_iter().find_map(|(workers, _)| self.published(variant, workers))
+    }
+
     /// Whether any variant needs machines beyond the workers' own.
     pub(super) fn any_needs_more(&self) -> bool {
         self.rows.iter().any(|row| row.needs_more(&self.setup))
@@ -323,8 +334,8 @@ impl Comparison {
         self.rows.iter().find(|row| row.variant == variant)
     }
 
-    /// The records of all measured rows: what `--format json` prints.
+    /// The records of all measured rows, those of the fewest workers first: what `--format json` prints.
     pub(crate) fn records(&self) -> Vec<&Record> {
-        self.rows.iter().filter_map(Row::record).collect()
+        self.counts().into_iter().flat_map(|(_, rows)| rows).filter_map(Row::record).collect()
     }
 }

@@ -6,7 +6,7 @@
 use pdf_writer::types::LineCapStyle;
 use pdf_writer::{Content, Finish, Name, Pdf, Rect, Ref, Str, TextStr};
 
-use crate::compare::charts::{Drawing, Mark};
+use crate::compare::charts::{Drawing, Mark, PUBLISHED};
 use crate::compare::columns::{Column, columns};
 use crate::compare::report::{drawings, headline, place};
 use crate::compare::results::Comparison;
@@ -270,6 +270,9 @@ impl Sheet {
                 Mark::Dot { class, at: middle } => {
                     self.content.set_line_cap(LineCapStyle::RoundCap);
                     self.line(colour(class), 7.0 * scale, at(*middle), at(*middle));
+                    if class.starts_with(PUBLISHED) {
+                        self.line([1.0; 3], 4.0 * scale, at(*middle), at(*middle));
+                    }
                     self.content.set_line_cap(LineCapStyle::ButtCap);
                 }
                 Mark::Text { class, anchor, at: point, text, words } => {

@@ -2,7 +2,8 @@
 
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
-use crate::compare::results::{Comparison, Outcome, Row};
+use crate::compare::published;
+use crate::compare::results::{Comparison, Measured, Outcome, Row};
 use crate::cost::rows_words;
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
@@ -50,21 +51,34 @@ fn rows(results: &Comparison) -> String {
     grid(head, rows.collect(), 1)
 }
 
-/// The medians of fewer workers, if they were measured.
+/// The medians of fewer workers, if they were measured; of steps of training the efficiencies, beside the
+/// published ones.
 fn scaling(results: &Comparison) -> Option<String> {
     let counts = results.counts();
     if counts.len() < 2 {
         return None;
     }
-    let head = std::iter::once("workers".to_owned()).chain(counts.iter().map(|(workers, _)| workers.to_string()));
-    let rows = results.ranking().into_iter().map(|measured| {
+    let per_cent = |part: f64| format!("{part:.2} %");
+    let published = |measured: &Measured<'_>| results.published_scaling(&measured.row.variant);
+    let ranking = results.ranking();
+    let has_published = ranking.iter().any(|measured| published(measured).is_some());
+    let title = if results.setup.train.is_some() { "efficiency by workers" } else { "workers" };
+    let last = has_published.then(|| format!("published, {}", published::WORKERS));
+    let head = std::iter::once(title.to_owned()).chain(counts.iter().map(|(workers, _)| workers.to_string()));
+    let rows = ranking.iter().map(|measured| {
         let cell = |(_, rows): &(usize, &[Row])| {
-            let summary = rows.iter().find(|row| row.variant == measured.row.variant).and_then(Row::summary);
-            summary.map_or("-".to_owned(), |summary| format_seconds(summary.median))
+            let measured = rows.iter().find(|row| row.variant == measured.row.variant).and_then(Row::measured);
+            let words = |it: Measured<'_>| match it.train() {
+                Some(train) => per_cent(100.0 * train.efficiency),
+                None => format_seconds(it.summary.median),
+            };
+            measured.map_or("-".to_owned(), words)
         };
-        std::iter::once(measured.row.variant.clone()).chain(counts.iter().map(cell)).collect()
+        let known = published(measured).map_or("-".to_owned(), |known| per_cent(known.efficiency));
+        let cells = counts.iter().map(cell).chain(has_published.then_some(known));
+        std::iter::once(measured.row.variant.clone()).chain(cells).collect()
     });
-    Some(format!("\n{}", grid(head, rows.collect(), 1)))
+    Some(format!("\n{}", grid(head.chain(last), rows.collect(), 1)))
 }
 
 /// What the table is sorted by, and what its ratios are: the same on the page.

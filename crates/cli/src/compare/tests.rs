@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use ringpull_base::{DType, Error};
 
-use super::results::{Outcome, Scaled};
+use super::results::{Outcome, Row, Scaled};
 use super::rows::rows;
 use super::{Comparison, Environment, Setup, report, sheet, table, verdict};
 use crate::committed;
@@ -131,6 +131,25 @@ fn scaled() -> Comparison {
     results
 }
 
+/// The training with one, two and four workers too: the fewer, the less of a step waits.
+fn scaled_training() -> Comparison {
+    let mut results = training();
+    for workers in [1, 2, 4] {
+        let setup = Setup { workers, ..results.setup.clone() };
+        let train = setup.train.clone().unwrap();
+        let variants: Vec<Variant> = results.rows.iter().map(|row| row.variant.parse().unwrap()).collect();
+        let of =
+            |row: &Row| train.compute_s + (row.summary().unwrap().median - train.compute_s) * workers as f64 / 16.0;
+        let done =
+            variants.iter().zip(&results.rows).flat_map(|(variant, row)| rounds(*variant, &setup, &[of(row); 10]));
+        let found = RoundsOutcome { done: done.collect(), ..RoundsOutcome::default() };
+        let work = Work::Steps { network: layers::load("vgg16", 0.1).unwrap(), named: Vec::new(), train };
+        let rows = rows(&found, &variants, &Job { ranks: workers, work, iters: 2, warmup: 1 }, &setup);
+        results.scaling.push(Scaled { workers, rows });
+    }
+    results
+}
+
 /// The first rounds of a comparison alone.
 fn cut(mut results: Comparison, rounds: usize) -> Comparison {
     results.setup.rounds = rounds;
@@ -165,6 +184,26 @@ fn rounds(variant: Variant, setup: &Setup, seconds: &[f64]) -> Vec<Measurement> 
 }
 
 #[test]
+fn efficiencies_by_workers_have_the_published_ones_beside_them_if_eight_are_among_them() {
+    let circles = |results: &Comparison| {
+        let picture = report::picture(results).unwrap().unwrap();
+        (picture.matches("<circle class=\"published ").count(), picture.contains("grey: published"))
+    };
+    let all = scaled_training();
+    assert_eq!(circles(&all), (5, true));
+    let words: Vec<String> = all.records().iter().map(|it| format!("{} {}", it.ranks, it.train.is_some())).collect();
+    assert_eq!(words, [1, 2, 4, 8].map(|ranks| vec![format!("{ranks} true"); 5]).concat());
+    let mut four = all.clone();
+    let Scaled { workers, rows } = four.scaling.pop().unwrap();
+    (four.setup.workers, four.rows) = (workers, rows);
+    assert_eq!(circles(&four), (0, false));
+    assert!(!table::render(&four).contains("published, 8"), "{}", table::render(&four));
+    let late = TrainSetup { late: Some("3=0.25".parse().unwrap()), ..all.setup.train.clone().unwrap() };
+    let late = Comparison { setup: Setup { train: Some(late), ..all.setup.clone() }, ..all };
+    assert_eq!(circles(&late), (0, false));
+}
+
+#[test]
 fn stolen_time_is_in_the_table_on_the_page_and_in_the_json() {
     let doubt = "3.2 % of the processors' time was taken by the machine's host";
     let quiet = Comparison { stolen: Some(0.009), ..results() };
@@ -196,6 +235,7 @@ fn the_terminal_shows_the_committed_text() {
     is_as_committed("compare.txt", &results());
     is_as_committed("compare_scaling.txt", &scaled());
     is_as_committed("compare_train.txt", &training());
+    is_as_committed("compare_train_scaling.txt", &scaled_training());
 }
 
 fn is_as_committed(file: &str, results: &Comparison) {
@@ -330,7 +370,7 @@ fn the_page_needs_nothing_from_outside() {
 
 #[test]
 fn the_pictures_of_the_book_follow_from_what_was_measured() {
-    for name in ["compare", "train"] {
+    for name in ["compare", "train", "scaling"] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/measured");
         let stored = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
         let picture = report::picture(&serde_json::from_str(&stored).unwrap()).unwrap().unwrap();
@@ -374,8 +414,12 @@ fn a_browser_draws_every_chart_without_console_messages_or_sideways_scrolling() 
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    let pages =
-        [("pushpull", results(), "10,10,10"), ("scaled", scaled(), "10,0,10,10"), ("training", training(), "10,5,5")];
+    let pages = [
+        ("pushpull", results(), "10,10,10"),
+        ("scaled", scaled(), "0,10,10,10"),
+        ("training", training(), "10,5,5"),
+        ("efficiencies", scaled_training(), "0,10,5,5"),
+    ];
     for (name, results, _) in &pages {
         std::fs::write(folder.path().join(format!("{name}.html")), report::render(results).unwrap()).unwrap();
     }
