@@ -102,11 +102,11 @@ def replay(peer, lens, options):
         layers.append((range(int(first), int(end)), float(part) * options.compute))
     patterns = Patterns(peer.rank, peer.ranks, max(lens))
     peer.barrier()
-    device, rows, before = Device(), [], None
+    device, ends, before, begun = Device(), [], None, time.perf_counter()
     for step in range(options.warmup + options.iters):
         if step == options.warmup:
             before = traffic()
-        start = time.perf_counter()
+            ends.append(time.perf_counter() - begun)
         device.work(lateness(options.late, peer.rank, step, options.compute))
         for index, (keys, seconds) in reversed(list(enumerate(layers))):
             for key in keys:
@@ -124,16 +124,17 @@ def replay(peer, lens, options):
                     sys.exit(f"{peer.name}: wrong sum of key {key} on rank {peer.rank} in step {step}")
             device.work((1 - BACKWARD) * seconds)
         if step >= options.warmup:
-            rows.append(time.perf_counter() - start)
+            ends.append(time.perf_counter() - begun)
     megabytes = (traffic() - before) * 1e-6 / options.iters
-    slowest = peer.largest([*rows, *megabytes])
-    times, payload = slowest[: options.iters], 4 * sum(lens)
+    # From the last rank's end of a step to that of the next: ranks take turns at being the last.
+    last = peer.largest([*ends, *megabytes])
+    times, payload = numpy.diff(last[: len(ends)]).tolist(), 4 * sum(lens)
     median = statistics.median(times)
     return {
         "op": "train", "ranks": peer.ranks, "hosts": peer.ranks, "bytes": payload, "dtype": "f32", "seconds": times, "median_s": median,
         "bound_s": None, "ratio_to_bound": None, "algbw_Bps": payload / median,
         "busbw_Bps": payload / median * 2 * (peer.ranks - 1) / peer.ranks, "verified": True,
-        "host_bytes": int(max(slowest[options.iters :]) * 1e6) or None,
+        "host_bytes": int(max(last[len(ends) :]) * 1e6) or None,
         "train": {
             "compute_s": options.compute, "burn": None, "exposed_s": median - options.compute, "efficiency": options.compute / median,
             "shortest_s": None, "batch": options.batch, "images_per_s": options.batch and options.batch / median,

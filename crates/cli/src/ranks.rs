@@ -22,6 +22,8 @@ pub(crate) struct RankReport {
     pub(crate) hardware: Hardware,
     /// The seconds of each measured iteration.
     pub(crate) seconds: Vec<f64>,
+    /// Those of steps of training before them, since a barrier.
+    pub(crate) warmup_s: f64,
     /// What all of them used.
     pub(crate) spent: Spent,
     /// The part of a core that the rank used while it waited for a late one.
@@ -64,6 +66,7 @@ impl Default for RankReport {
             host: host_name(),
             hardware: Hardware::survey(),
             seconds: Vec::new(),
+            warmup_s: 0.0,
             spent: Spent::default(),
             waiting_cpu: None,
             extra_rss_bytes: None,

@@ -83,6 +83,8 @@ pub(crate) fn run(
         let seconds = replay.step(&mut device, number)?;
         if number >= warmup {
             found.seconds.push(seconds);
+        } else {
+            found.warmup_s += seconds;
         }
     }
     found.spent.add(before, Spent::now());
@@ -90,12 +92,27 @@ pub(crate) fn run(
     let mut ranks = gather(store, "ringpull.steps", &found)?;
     if plan.late.is_some() {
         share_the_pace(&mut ranks);
+    } else {
+        count_to_the_last_end(&mut ranks);
     }
     let compute_s = ranks.iter().map(|rank| rank.compute_s).fold(0.0, f64::max);
     let record = plan.keys.record("train", store, &network.keys, &ranks)?;
     // A rank's processor time includes its computing.
     let record = Record { usage: Usage::default(), ..record }.with_train(compute_s, plan.burn, plan.batch, plan.late);
     Ok((store.rank() == 0).then_some(record))
+}
+
+/// No barrier joins the ranks between steps, and they take turns at being the last. So a step lasts from the last
+/// rank's end of the step before to the last rank's end of this one, both counted from the barrier that came first:
+/// the steps add up to what all of them took.
+fn count_to_the_last_end(ranks: &mut [RankReport]) {
+    let end = |steps: usize| {
+        let of_rank = |rank: &RankReport| rank.warmup_s + rank.seconds[..steps].iter().sum::<f64>();
+        ranks.iter().map(of_rank).fold(0.0, f64::max)
+    };
+    let ends: Vec<f64> = (0..=ranks[0].seconds.len()).map(end).collect();
+    let seconds: Vec<f64> = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    ranks.iter_mut().for_each(|rank| rank.seconds.clone_from(&seconds));
 }
 
 /// Workers that do not wait for a late one make more steps in a time: each step becomes as long as it is where
@@ -282,6 +299,15 @@ mod tests {
         let mut ranks = [of(1.0), of(1.0), of(4.0)];
         share_the_pace(&mut ranks);
         assert!(ranks.iter().all(|rank| (rank.seconds[0] - 3.0 / 2.25).abs() < 1e-12));
+    }
+
+    #[test]
+    fn steps_of_ranks_that_take_turns_at_being_last_add_up_to_what_all_took() {
+        let of =
+            |warmup_s, seconds: [f64; 3]| RankReport { warmup_s, seconds: seconds.to_vec(), ..RankReport::default() };
+        let mut ranks = [of(2.0, [3.0, 1.0, 3.0]), of(3.0, [1.0, 3.0, 1.5])];
+        count_to_the_last_end(&mut ranks);
+        assert!(ranks.iter().all(|rank| rank.seconds == [2.0, 2.0, 2.0]), "{ranks:?}");
     }
 
     #[test]

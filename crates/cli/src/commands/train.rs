@@ -96,7 +96,7 @@ pub(super) fn words(records: &[Record]) -> String {
         ]);
         lines.extend(train.images_per_s.map(|rate| format!("images/s     {rate:.2} of each rank")));
         let of = train.late.map_or_else(
-            || "the slowest rank's".to_owned(),
+            || "from the last rank's end of a step to that of the next".to_owned(),
             |late| format!("by the pace of all ranks together, some of them late ({late})"),
         );
         lines.push(format!("every sum of every step was checked; times are {of}"));
