@@ -14,7 +14,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 use ringpull_ps::coded::Coded;
 use ringpull_ps::message::Want;
-use ringpull_ps::shard::Layout;
+use ringpull_ps::shard::{Batch, Layout};
 use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker, WorkersChanged};
 
 use crate::backlog::{self, Backlog, PUSHES};
@@ -209,7 +209,7 @@ impl Servers {
         let (sender, answers) = channel();
         let task = Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers: sender };
         self.run(entry, layout, priority, task)?;
-        Ok(Asked { rounds, left: layout.segments.len(), answers })
+        Ok(Asked { rounds, left: layout.batches(&[], true).len(), answers })
     }
 
     /// Records that this many pushes of the key are done.
@@ -364,17 +364,24 @@ impl Backend for Servers {
     fn pull_rows(&self, entry: &Entry, ids: &[i64], priority: i32) -> Result<Vec<u8>> {
         let (layout, rounds) = self.layout(&entry.key)?;
         let units = layout.units_of_rows(ids);
-        let split = layout.split(&units);
+        let batches = layout.batches(&units, false);
         let size = layout.unit_bytes;
         let mut rows = vec![0; units.len() * size];
         let task = |answers| Task::Pull { rounds, want: Want::Rows, units, answers };
-        self.worker.ask(&entry.key, &layout, priority, split.len(), task, |Answer { segment, payload, .. }| {
-            if let Some((_, positions)) = split.iter().find(|(index, _)| *index == segment) {
-                rows[positions.start * size..positions.end * size].copy_from_slice(&payload);
-            }
-            Ok(())
-        })?;
-        if split.len() == layout.segments.len() {
+        self.worker.ask(
+            &entry.key,
+            &layout,
+            priority,
+            batches.len(),
+            task,
+            |Answer { segment, payload, .. }| {
+                if let Some(Batch { positions, .. }) = batches.iter().find(|batch| batch.segments[0] == segment) {
+                    rows[positions.start * size..positions.end * size].copy_from_slice(&payload);
+                }
+                Ok(())
+            },
+        )?;
+        if batches.iter().map(|batch| batch.segments.len()).sum::<usize>() == layout.segments.len() {
             self.note_applied(&entry.key, rounds);
         }
         Ok(rows)
@@ -477,7 +484,7 @@ impl Backend for Servers {
         };
         for (key, layout, rounds) in keys {
             let task = |answers| Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers };
-            self.worker.ask(&key, &layout, i32::MIN, layout.segments.len(), task, |_| Ok(()))?;
+            self.worker.ask(&key, &layout, i32::MIN, layout.batches(&[], true).len(), task, |_| Ok(()))?;
             self.note_applied(&key, rounds);
         }
         self.fault().map_or(Ok(()), Err)

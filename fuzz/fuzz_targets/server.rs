@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use ringpull_base::{DType, Key};
 use ringpull_kernels::compress::{Codec, Compression, TopK};
 use ringpull_kernels::optim::{Optimizer, Rule, State};
-use ringpull_ps::message::{Place, Request, Want, WholePushes, decode, encode};
+use ringpull_ps::message::{Place, Places, Request, Want, WholePushes, decode, encode};
 use ringpull_ps::server::{Output, Server};
 
 #[derive(Arbitrary, Debug)]
@@ -33,7 +33,7 @@ enum Payload {
     Any(Vec<u8>),
     /// The length of one value in bytes: a short one makes matching inputs likelier.
     Filled(u8, u8),
-    /// Ids of units, and bytes behind them.
+    /// Ids of units by the gaps between them, and bytes behind them.
     Ids(Vec<u8>, u8),
 }
 
@@ -54,7 +54,7 @@ enum What {
     PushRows {
         round: Count,
         optimizer: Count,
-        count: Count,
+        ids_bytes: Count,
     },
     Pull {
         rounds: Count,
@@ -194,12 +194,18 @@ fn place(is_other: bool) -> Place {
     Place { key: Key::from("w"), segment: u32::from(is_other) }
 }
 
+fn places(is_other: bool, rank: u8) -> Places {
+    let first = u32::from(is_other);
+    let segments = if rank & 64 == 0 { vec![first] } else { vec![first, 1] };
+    Places { key: Key::from("w"), segments }
+}
+
 fn payload(payload: &Payload) -> Vec<u8> {
     match payload {
         Payload::Any(bytes) => bytes.clone(),
         Payload::Filled(len, byte) => vec![*byte; usize::from(*len)],
         Payload::Ids(ids, behind) => {
-            let mut bytes: Vec<u8> = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+            let mut bytes: Vec<u8> = std::iter::once(0).chain(ids.iter().map(|gap| gap % 128)).collect();
             bytes.resize(bytes.len() + usize::from(*behind), 1);
             bytes
         }
@@ -208,6 +214,7 @@ fn payload(payload: &Payload) -> Vec<u8> {
 
 fn request(step: &Step, reply: u64) -> Option<Request> {
     let place = place(step.segment);
+    let places = places(step.segment, step.rank);
     Some(match &step.what {
         What::Init { dtype, shape, len_bytes, unit_bytes } => Request::Init {
             place,
@@ -223,21 +230,25 @@ fn request(step: &Step, reply: u64) -> Option<Request> {
             round: round.number(),
             optimizer: optimizer.number(),
             compression: compression.as_ref().map(coding),
-            reply: has_reply.then_some(reply),
+            reply: has_reply.then_some((Want::Value, reply)),
         },
-        What::PushRows { round, optimizer, count } => {
-            Request::PushRows { place, round: round.number(), optimizer: optimizer.number(), count: count.number() }
-        }
+        What::PushRows { round, optimizer, ids_bytes } => Request::PushRows {
+            places,
+            round: round.number(),
+            optimizer: optimizer.number(),
+            ids_bytes: ids_bytes.number(),
+            word: Some(reply),
+        },
         What::Pull { rounds, want } => {
             let want = [Want::Value, Want::Rows, Want::Word, Want::State][usize::from(*want) % 4];
-            Request::Pull { place, rounds: rounds.number(), want, reply }
+            Request::Pull { places, rounds: rounds.number(), want, reply }
         }
         What::SetOptimizer { version, oldest, optimizer } => Request::SetOptimizer {
             version: version.number(),
             oldest: oldest.number(),
             optimizer: described(optimizer),
         },
-        What::WhoIsMissing { rounds } => Request::WhoIsMissing { place, rounds: rounds.number(), reply },
+        What::WhoIsMissing { rounds } => Request::WhoIsMissing { places, rounds: rounds.number(), reply },
         What::SetState { optimizer, updates, slots } => {
             let slots = slots.iter().map(|len| vec![0; usize::from(*len)]).collect();
             Request::SetState { place, optimizer: optimizer.number(), state: State { updates: *updates, slots }, reply }

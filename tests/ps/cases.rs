@@ -65,10 +65,18 @@ fn assert_all(tensor: &Tensor, value: usize) {
 /// answers. Meanwhile both go on with another key. Worker 0 leaves before worker 1 has pushed as often.
 fn ahead(store: &KvStore) -> Result<()> {
     let (long, short) = (full(DType::F32, 2 << 20, 1), full(DType::F32, 1, 1));
+    let shape = [8 << 10, 256];
+    let row_ids: Vec<i64> = (0..8 << 10).collect();
+    let rows = RowSparse::new(&shape, &row_ids, Tensor::full(DType::F32, &shape, 1.0))?;
     store.init("long", &long)?;
+    store.init_row_sparse("rows", &Tensor::full(DType::F32, &shape, 1.0))?;
     store.init("short", &short)?;
-    if store.rank() == 0 {
+    let push = || {
         store.push("long", std::slice::from_ref(&long), 0)?;
+        store.push_rows("rows", std::slice::from_ref(&rows), 0)
+    };
+    if store.rank() == 0 {
+        push()?;
     }
     let meet = || {
         let out = Tensor::zeros(DType::F32, &[1]);
@@ -78,16 +86,17 @@ fn ahead(store: &KvStore) -> Result<()> {
     };
     (0..20).try_for_each(|_| meet())?;
     let sent_bytes = store.stats().sent_bytes;
-    assert!(sent_bytes < (8 << 20) + (2 << 20), "it has sent {sent_bytes} bytes, with those of init");
+    assert!(sent_bytes < (16 << 20) + (2 << 20), "it has sent {sent_bytes} bytes, with those of init");
     // Worker 1 does not push before worker 0 has looked.
     meet()?;
     if store.rank() == 1 {
-        store.push("long", std::slice::from_ref(&long), 0)?;
+        push()?;
     }
     let out = Tensor::zeros(DType::F32, &[2 << 20]);
     store.pull("long", std::slice::from_ref(&out), 0)?;
     assert_all(&out, 2);
-    store.push("long", std::slice::from_ref(&long), 0)
+    assert_all(store.pull_rows("rows", &row_ids, 0)?.rows(), 2);
+    push()
 }
 
 /// Every dtype and length, overwritten by each round's sum.
@@ -192,7 +201,7 @@ fn rows(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// Ranks init and push in different orders.
+/// Ranks init and push in different orders, dense gradients and more rows than a window takes.
 fn order(store: &KvStore) -> Result<()> {
     let names: Vec<String> = (0..20).map(|i| format!("layer{i}_weight")).collect();
     let mut mine: Vec<usize> = (0..20).collect();
@@ -211,6 +220,26 @@ fn order(store: &KvStore) -> Result<()> {
         store.push_pull(names[*i].clone(), &[value], std::slice::from_ref(&outs[*i]), *i as i32)?;
     }
     (0..20).for_each(|i| assert_all(&outs[i], i * store.num_workers()));
+    let shape = [2000, 64];
+    let tables = ["first", "second", "third"].map(|table| (table, format!("dense beside the {table}")));
+    for (table, dense) in &tables {
+        store.init_row_sparse(*table, &Tensor::zeros(DType::F32, &shape))?;
+        store.init(dense.clone(), &full(DType::F32, 300_000, 0))?;
+    }
+    let ids: Vec<i64> = (0..2000).collect();
+    let mut mine = tables.each_ref();
+    mine.rotate_left(store.rank());
+    for (table, dense) in mine {
+        let ones = Tensor::full(DType::F32, &shape, 1.0);
+        store.push_rows(*table, &[RowSparse::new(&shape, &ids, ones)?], 0)?;
+        store.push(dense.clone(), &[full(DType::F32, 300_000, 1)], 0)?;
+    }
+    for (table, dense) in mine {
+        assert_all(store.pull_rows(*table, &ids, 0)?.rows(), store.num_workers());
+        let out = full(DType::F32, 300_000, 0);
+        store.pull(dense.clone(), std::slice::from_ref(&out), 0)?;
+        assert_all(&out, store.num_workers());
+    }
     Ok(())
 }
 

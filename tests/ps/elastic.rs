@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use ringpull::KvStore;
-use ringpull_base::{DType, Result, Tensor};
+use ringpull_base::{DType, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::Optimizer;
 use rustix::process::Signal;
 
@@ -15,6 +15,10 @@ use crate::job::{End, Job};
 const STEPS: usize = 60;
 /// The keys, one of which has segments on all servers.
 const KEYS: [(&str, usize); 2] = [("long", 300_000), ("short", 100)];
+
+/// A key that is pushed and pulled by rows, of which these are: several messages to each server.
+const TABLE: [usize; 2] = [4000, 64];
+const ROWS: std::ops::Range<i64> = 1000..3000;
 
 /// What this worker adds: a bit of its own.
 fn bit() -> usize {
@@ -46,7 +50,9 @@ pub(crate) fn sums(store: &KvStore) -> Result<()> {
     for ((key, len), _) in KEYS.iter().zip(&outs) {
         store.init(*key, &full(DType::F32, *len, 0))?;
     }
+    store.init_row_sparse("rows", &Tensor::zeros(DType::F32, &TABLE))?;
     store.init("clock", &clock)?;
+    let ids: Vec<i64> = ROWS.collect();
     store.barrier()?;
     store.pull("clock", std::slice::from_ref(&clock), 0)?;
     let mut step = (clock.to_vec::<f32>()?[0] / workers(&clock)?) as usize;
@@ -56,6 +62,9 @@ pub(crate) fn sums(store: &KvStore) -> Result<()> {
         for ((key, len), out) in KEYS.iter().zip(&outs) {
             store.push_pull(*key, &[full(DType::F32, *len, bit())], std::slice::from_ref(out), 0)?;
         }
+        let rows = Tensor::full(DType::F32, &[ids.len(), TABLE[1]], bit() as f64);
+        store.push_rows("rows", &[RowSparse::new(&TABLE, &ids, rows)?], 0)?;
+        println!("step {step} rows {}", only(store.pull_rows("rows", &ids, 0)?.rows())?);
         store.push("clock", &[Tensor::from_slice(&[2], &[step as f32, 1.0])], 0)?;
         for ((key, _), out) in KEYS.iter().zip(&outs) {
             println!("step {step} {key} {}", only(out)?);
@@ -142,11 +151,11 @@ fn the_others_go_on_without_a_killed_worker_and_no_sum_is_wrong() {
         println!("trial {trial}: kill worker {rank} in or after step {step}");
         let ends = run("elastic", 3, &[(rank, step)], &[]);
         let sums = sums_of(&ends);
-        assert_eq!(sums.len(), 2 * STEPS);
+        assert_eq!(sums.len(), 3 * STEPS);
         let (all, left) = (0b111, 0b111 & !(1 << rank));
         let values: BTreeSet<usize> = sums.values().copied().collect();
         assert!(values.is_subset(&BTreeSet::from([all, left])), "{values:?}");
-        for key in ["long", "short"] {
+        for key in ["long", "short", "rows"] {
             let of_key: Vec<usize> = (1..=STEPS).map(|step| sums[&(step, key.to_owned())]).collect();
             assert!(of_key.is_sorted_by(|one, next| one >= next), "a lost worker does not come back: {of_key:?}");
             assert_eq!((of_key[0], of_key[STEPS - 1]), (all, left));
@@ -195,7 +204,7 @@ fn another_worker_comes_in_the_place_of_a_killed_one_at_a_barrier() {
         let written = &ends["worker 4"].written;
         assert!(written.contains(&format!("ends in generation 2 as rank {rank} of 3")), "{written}");
         let with = (0b111 & !(1 << rank)) | 1 << 4;
-        for key in ["long", "short"] {
+        for key in ["long", "short", "rows"] {
             assert_eq!(sums[&(STEPS, key.to_owned())], with);
             let first = (1..=STEPS).find(|step| sums[&(*step, key.to_owned())] & 1 << 4 != 0).unwrap();
             assert!(written.contains(&format!("starts after step {} in generation 2", first - 1)), "{written}");

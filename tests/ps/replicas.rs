@@ -19,6 +19,9 @@ const STEPS: usize = 60;
 /// The length of a key that all servers have segments of.
 const LONG: usize = 100_000;
 
+/// A key that is pushed and pulled by rows, several messages to each server.
+const TABLE: [usize; 2] = [4000, 64];
+
 /// A gradient of this worker alone, whose sums have other bits in another order.
 fn gradient(rank: usize, step: usize, len: usize) -> Tensor {
     let mut state = (rank * 1000 + step) as u64;
@@ -37,7 +40,7 @@ pub(crate) fn training(store: &KvStore) -> Result<()> {
     println!("starts");
     store.init("long", &full(DType::F32, LONG, 1))?;
     store.init("short", &full(DType::F32, 100, 2))?;
-    store.init("rows", &Tensor::full(DType::F32, &[400, 3], 3.0))?;
+    store.init_row_sparse("rows", &Tensor::full(DType::F32, &TABLE, 3.0))?;
     let (long, first, short) = (full(DType::F32, LONG, 0), full(DType::F32, LONG, 0), full(DType::F32, 100, 0));
     let mut longest = Duration::ZERO;
     for step in 1..=STEPS {
@@ -61,9 +64,11 @@ pub(crate) fn training(store: &KvStore) -> Result<()> {
         }
         store.push_pull("long", &[gradient(rank, step, LONG)], std::slice::from_ref(&long), 0)?;
         store.push("short", &[gradient(rank, step, 100)], 1)?;
-        let rows = Tensor::from_slice(&[2, 3], &gradient(rank, step, 6).to_vec::<f32>()?);
-        store.push_rows("rows", &[RowSparse::new(&[400, 3], &[rank as i64, 300 + step as i64 % 7], rows)?], 0)?;
-        let rows = store.pull_rows("rows", &[0, 1, 2, 300, 303], 0)?;
+        let ids: Vec<i64> = (rank as i64..4000).step_by(2 + (rank + step) % 3).collect();
+        let rows = gradient(rank, step, ids.len() * TABLE[1]).to_vec::<f32>()?;
+        let rows = Tensor::from_slice(&[ids.len(), TABLE[1]], &rows);
+        store.push_rows("rows", &[RowSparse::new(&TABLE, &ids, rows)?], 0)?;
+        let rows = store.pull_rows("rows", &(0..4000).step_by(3).collect::<Vec<i64>>(), 0)?;
         store.pull("short", std::slice::from_ref(&short), 0)?;
         let mut hasher = DefaultHasher::new();
         for tensor in [&first, &long, &short, rows.rows()] {
@@ -109,9 +114,8 @@ pub(crate) fn waiting(store: &KvStore, what: &str) -> Result<()> {
         }
         store.barrier()?;
     }
-    let shape = [400, 3];
     store.init("long", &full(DType::F32, LONG, 1))?;
-    store.init("rows", &Tensor::full(DType::F32, &shape, 3.0))?;
+    store.init_row_sparse("rows", &Tensor::full(DType::F32, &TABLE, 3.0))?;
     store.init("short", &full(DType::F32, 10, 1))?;
     let out = full(DType::F32, LONG, 0);
     let all = |out: &Tensor, value: usize| {
@@ -149,10 +153,14 @@ pub(crate) fn waiting(store: &KvStore, what: &str) -> Result<()> {
             all(&out, workers)?;
         }
         "rows" => {
-            let value = RowSparse::new(&shape, &[7], Tensor::full(DType::F32, &[1, 3], 1.0))?;
+            // More than a window takes.
+            let ids: Vec<i64> = (1..4000).step_by(2).collect();
+            let value = RowSparse::new(&TABLE, &ids, Tensor::full(DType::F32, &[ids.len(), TABLE[1]], 1.0))?;
             store.push_rows("rows", &[value], 0)?;
             says();
-            assert_eq!(store.pull_rows("rows", &[7, 8], 0)?.rows().to_vec::<f32>()?[2..4], [workers as f32, 0.0]);
+            let found = store.pull_rows("rows", &[7, 8, 3999], 0)?.rows().to_vec::<f32>()?;
+            let first: Vec<f32> = found.chunks(TABLE[1]).map(|row| row[0]).collect();
+            assert_eq!(first, [workers as f32, 0.0, workers as f32]);
         }
         "wait" => {
             store.push("long", &one, 0)?;

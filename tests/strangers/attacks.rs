@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use ringpull_ps::message::{Place, Request, ToScheduler, Want, encode};
+use ringpull_ps::message::{Place, Places, Request, ToScheduler, Want, encode};
 
 use crate::greetings::{CHALLENGE, CLIENT_MAGIC, Name, PROOF, SERVER_CHALLENGE, Speaks, control_frame, frame, proof};
 use crate::overheard::reset_connections;
@@ -222,9 +222,10 @@ fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
         Speaks::Servers => {
             let place = Place { key: "key 1".into(), segment: 0 };
             let poison: Vec<u8> = [1e30f32; 7].into_iter().flat_map(f32::to_le_bytes).collect();
-            let push =
-                Request::Push { place: place.clone(), round: 1, optimizer: 0, compression: None, reply: Some(1) };
-            let pull = Request::Pull { place, rounds: 0, want: Want::Value, reply: 2 };
+            let places = Places { key: "key 1".into(), segments: vec![0] };
+            let reply = Some((Want::Value, 1));
+            let push = Request::Push { place, round: 1, optimizer: 0, compression: None, reply };
+            let pull = Request::Pull { places, rounds: 0, want: Want::Value, reply: 2 };
             let said = [
                 (encode(&ToScheduler::Heartbeat { moved: 1 }), Vec::new()),
                 (encode(&push), poison),

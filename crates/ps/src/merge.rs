@@ -33,6 +33,13 @@ pub(crate) struct Geometry {
     pub(crate) unit_bytes: usize,
 }
 
+impl Geometry {
+    /// How many units the segment has.
+    pub(crate) fn units(self) -> usize {
+        self.len_bytes / self.unit_bytes
+    }
+}
+
 /// A round that is being merged.
 #[derive(Default)]
 pub(crate) struct Round {
@@ -83,13 +90,18 @@ impl Round {
 
     /// Adds `rank`'s contribution, which has not come before.
     pub(crate) fn add(&mut self, rank: usize, gradient: Gradient, geometry: Geometry) {
-        self.held.insert(rank, gradient);
-        while let Some(gradient) = self.held.remove(&self.next) {
+        if rank != self.next {
+            self.held.insert(rank, gradient);
+            return;
+        }
+        let mut turn = Some(gradient);
+        while let Some(gradient) = turn {
             self.sum = Some(match self.sum.take() {
                 None => first(gradient, geometry),
                 Some(sum) => plus(sum, gradient, geometry),
             });
             self.next += 1;
+            turn = self.held.remove(&self.next);
         }
     }
 
@@ -122,6 +134,8 @@ pub(crate) fn aligned(bytes: Vec<u8>, dtype: DType) -> Vec<u8> {
 fn first(gradient: Gradient, geometry: Geometry) -> Partial {
     match gradient {
         Gradient::Dense(bytes) => Partial::Dense(aligned(bytes, geometry.dtype)),
+        // Of most segments that a message of a few rows is about it has none.
+        Gradient::Rows(ids, rows) if ids.is_empty() => Partial::Rows(ids, rows),
         Gradient::Rows(ids, rows) => Partial::Rows(ids, aligned(rows, geometry.dtype)),
         Gradient::Coded(Compression::Codec(codec), code) if !codec.adds_exactly() => {
             Partial::Codes(codec, vec![code], geometry)
@@ -136,6 +150,8 @@ fn plus(sum: Partial, gradient: Gradient, geometry: Geometry) -> Partial {
             reduce::add_assign(geometry.dtype, &mut sum, &aligned(addend, geometry.dtype));
             Partial::Dense(sum)
         }
+        (Partial::Rows(sum_ids, sum), Gradient::Rows(ids, _)) if ids.is_empty() => Partial::Rows(sum_ids, sum),
+        (Partial::Rows(sum_ids, _), gradient @ Gradient::Rows(..)) if sum_ids.is_empty() => first(gradient, geometry),
         (Partial::Rows(sum_ids, sum), Gradient::Rows(ids, rows)) => {
             add_rows((&sum_ids, &sum), (&ids, &aligned(rows, geometry.dtype)), geometry)
         }

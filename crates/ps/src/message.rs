@@ -16,7 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x06";
+pub const MAGIC: &[u8; 5] = b"RPPS\x07";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -28,6 +28,16 @@ pub struct Place {
     pub key: Key,
     /// The index of the segment within the key.
     pub segment: u32,
+}
+
+/// Segments of a key on one server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Places {
+    /// The key.
+    pub key: Key,
+    /// The segments' indices within the key, ascending. Units are counted from the first one's first, through
+    /// one segment after the other.
+    pub segments: Vec<u32>,
 }
 
 /// From a worker to a server.
@@ -61,25 +71,27 @@ pub enum Request {
         optimizer: u64,
         /// How the payload is compressed, if it is.
         compression: Option<Compression>,
-        /// Where to send the new value, if it is wanted.
-        reply: Option<u64>,
+        /// What to send when the round is done, and where to.
+        reply: Option<(Want, u64)>,
     },
-    /// A row-sparse gradient: the payload is `count` ids of units within the segment (i64) and then the
-    /// units.
+    /// A row-sparse gradient of some segments: the payload is the code of its units' ids
+    /// ([`row_ids`](ringpull_kernels::row_ids)), and then the units.
     PushRows {
-        /// Which segment.
-        place: Place,
+        /// Which segments.
+        places: Places,
         /// As in `Push`.
         round: u64,
         /// As in `Push`.
         optimizer: u64,
-        /// The number of units.
-        count: u64,
+        /// The length of the code of the ids.
+        ids_bytes: u64,
+        /// Where to send a word when the round of all these segments is done.
+        word: Option<u64>,
     },
-    /// The segment's value, after this many rounds.
+    /// The segments' value, after this many rounds of each.
     Pull {
-        /// Which segment.
-        place: Place,
+        /// Which segments.
+        places: Places,
         /// The rounds that must have been applied.
         rounds: u64,
         /// What to send.
@@ -96,10 +108,10 @@ pub enum Request {
         /// The optimizer.
         optimizer: Optimizer,
     },
-    /// Who keeps the segment from having had this many rounds?
+    /// Who keeps the segments from having had this many rounds?
     WhoIsMissing {
-        /// Which segment.
-        place: Place,
+        /// Which segments.
+        places: Places,
         /// The rounds waited for.
         rounds: u64,
         /// Where the answer is to go.
@@ -131,11 +143,13 @@ pub enum Request {
 }
 
 impl Request {
-    /// The same for a server that does as another does, and is not asked for the value.
+    /// The same for a server that does as another does, and is not asked for an answer.
     #[must_use]
     pub fn without_reply(mut self) -> Self {
-        if let Request::Push { reply, .. } = &mut self {
-            *reply = None;
+        match &mut self {
+            Request::Push { reply, .. } => *reply = None,
+            Request::PushRows { word, .. } => *word = None,
+            _ => {}
         }
         self
     }
@@ -144,13 +158,13 @@ impl Request {
 /// What a pull asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Want {
-    /// The whole segment.
+    /// All of it.
     Value,
-    /// The units that the payload names (i64).
+    /// The units whose ids the payload is the code of, as in [`Request::PushRows`].
     Rows,
     /// Only the confirmation.
     Word,
-    /// The optimizer's state.
+    /// The optimizer's state of one segment.
     State,
 }
 
@@ -557,7 +571,7 @@ mod tests {
 
     fn push() -> Request {
         let place = Place { key: Key::from("conv1_weight"), segment: 3 };
-        Request::Push { place, round: 7, optimizer: 1, compression: None, reply: Some(12) }
+        Request::Push { place, round: 7, optimizer: 1, compression: None, reply: Some((Want::Value, 12)) }
     }
 
     #[test]

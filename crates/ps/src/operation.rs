@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ringpull_base::{Error, Key};
 use ringpull_kernels::optim::State;
+use ringpull_kernels::row_ids;
 
-use crate::message::{Place, Request, Want};
-use crate::shard::Layout;
+use crate::message::{Place, Places, Request, Want};
+use crate::shard::{Batch, Layout};
 use crate::worker::{Answer, Bytes, Task};
 use crate::worker_loop::answer;
 
@@ -17,8 +18,8 @@ pub(crate) struct Operation {
     key: Key,
     layout: Arc<Layout>,
     task: Task,
-    /// For rows: the segments that hold any, and their positions in the list of units.
-    split: Vec<(usize, std::ops::Range<usize>)>,
+    /// What each message is about.
+    batches: Vec<Batch>,
     /// For an init: how many segments each server has.
     on_servers: BTreeMap<usize, u32>,
     unsent: usize,
@@ -27,20 +28,19 @@ pub(crate) struct Operation {
 
 impl Operation {
     pub(crate) fn new(key: Key, layout: Arc<Layout>, task: Task) -> Self {
-        let split = match &task {
-            Task::PushRows { units, .. } | Task::Pull { units, want: Want::Rows, .. } => layout.split(units),
-            _ => Vec::new(),
-        };
-        let segments = match &task {
-            Task::Pull { want: Want::Rows, .. } => split.len(),
-            _ => layout.segments.len(),
+        let batches = match &task {
+            Task::PushRows { units, .. } => layout.batches(units, true),
+            Task::Pull { want: Want::Rows, units, .. } => layout.batches(units, false),
+            Task::Pull { want: Want::Word, .. } => layout.batches(&[], true),
+            _ => layout.segment_by_segment(),
         };
         let mut on_servers = BTreeMap::new();
         if matches!(task, Task::Init { .. }) {
             layout.segments.iter().for_each(|segment| *on_servers.entry(segment.server).or_default() += 1);
         }
-        let mut operation = Operation { key, layout, task, split, on_servers, unsent: segments, unanswered: 0 };
-        operation.unanswered = if operation.is_answered() { segments } else { 0 };
+        let messages = batches.len();
+        let mut operation = Operation { key, layout, task, batches, on_servers, unsent: messages, unanswered: 0 };
+        operation.unanswered = if operation.is_answered() { messages } else { 0 };
         operation
     }
 
@@ -48,13 +48,9 @@ impl Operation {
         &self.key
     }
 
-    /// The segments to be sent and their servers.
-    pub(crate) fn unsent(&self) -> Vec<(usize, usize)> {
-        let with_server = |index: usize| (index, self.layout.segments[index].server);
-        match &self.task {
-            Task::Pull { want: Want::Rows, .. } => self.split.iter().map(|(index, _)| with_server(*index)).collect(),
-            _ => (0..self.layout.segments.len()).map(with_server).collect(),
-        }
+    /// The server of each message's segments.
+    pub(crate) fn batch_servers(&self) -> Vec<usize> {
+        self.batches.iter().map(|batch| self.layout.segments[batch.segments[0]].server).collect()
     }
 
     /// An init goes before everything, for a server must know a key before it is pushed or pulled.
@@ -90,7 +86,7 @@ impl Operation {
         self.layout.segments.iter().map(|segment| segment.server).collect()
     }
 
-    /// Whether each segment is answered.
+    /// Whether each message is answered with what the call returns.
     pub(crate) fn is_answered(&self) -> bool {
         match &self.task {
             Task::Init { .. } | Task::PushRows { .. } => false,
@@ -114,34 +110,49 @@ impl Operation {
         self.is_answered() && !matches!(self.task, Task::Pull { want: Want::Word, .. })
     }
 
-    /// The request for a segment's answer from another server that holds it: what was pushed has been sent.
-    pub(crate) fn request_again(&self, segment: usize, reply: u64) -> (Request, Vec<u8>) {
-        let Task::Push { round, .. } = &self.task else { return self.request(segment, reply) };
-        let place = Place { key: self.key.clone(), segment: segment as u32 };
-        (Request::Pull { place, rounds: *round, want: Want::Value, reply }, Vec::new())
+    /// The request for a message's answer from another server that holds the segments: what was pushed has
+    /// been sent.
+    pub(crate) fn request_again(&self, batch: usize, reply: u64) -> (Request, Vec<u8>) {
+        let Task::Push { round, .. } = &self.task else { return self.request(batch, reply) };
+        (Request::Pull { places: self.places(batch), rounds: *round, want: Want::Value, reply }, Vec::new())
     }
 
-    /// The request for a word when the round of a dense push is done, whose value is not requested: without
-    /// an answer a worker could be any number of segments ahead of the others.
-    pub(crate) fn word(&self, segment: usize, reply: u64) -> Option<Request> {
-        let Task::Push { outs, round, .. } = &self.task else { return None };
-        let place = Place { key: self.key.clone(), segment: segment as u32 };
-        outs.is_empty().then_some(Request::Pull { place, rounds: *round, want: Want::Word, reply })
+    fn places(&self, batch: usize) -> Places {
+        let segments = self.batches[batch].segments.iter().map(|segment| *segment as u32).collect();
+        Places { key: self.key.clone(), segments }
     }
 
-    /// The bytes of a segment, the pushed ones or those of the answer; `None` if it is not answered.
-    pub(crate) fn answered_bytes(&self, segment: usize) -> Option<usize> {
-        let whole = self.layout.bytes_of(segment).len();
+    /// The bytes that a message is about, the pushed ones or those of the answer; `None` if it is not
+    /// answered. A push whose value is not wanted is answered with words: without them a worker could be any
+    /// number of segments ahead of the others. The last message to each server needs none, since each call
+    /// may have one beyond the window.
+    pub(crate) fn answered_bytes(&self, batch: usize) -> Option<usize> {
+        let Batch { segments, positions } = &self.batches[batch];
         let bytes = match &self.task {
             Task::Pull { want: Want::Word, .. } => 0,
-            Task::Pull { want: Want::Rows, .. } => self.positions(segment).len() * self.layout.unit_bytes,
-            _ => whole,
+            Task::PushRows { .. } | Task::Pull { want: Want::Rows, .. } => positions.len() * self.layout.unit_bytes,
+            _ => self.layout.bytes_of(segments[0]).len(),
         };
-        (self.is_answered() || matches!(self.task, Task::Push { .. })).then_some(bytes)
+        (self.is_answered() || self.has_word(batch)).then_some(bytes)
     }
 
-    /// The message for a segment; `reply` names its answer.
-    pub(crate) fn request(&self, segment: usize, reply: u64) -> (Request, Vec<u8>) {
+    /// Whether a message of a push is answered with a word.
+    fn has_word(&self, batch: usize) -> bool {
+        let server = |batch: &Batch| self.layout.segments[batch.segments[0]].server;
+        let own = server(&self.batches[batch]);
+        // Servers take turns, so the next one is not far.
+        self.round().is_some() && self.batches[batch + 1..].iter().any(|other| server(other) == own)
+    }
+
+    /// Whether it is a push and a pull at once.
+    pub(crate) fn is_push_pull(&self) -> bool {
+        self.is_answered() && self.round().is_some()
+    }
+
+    /// A message; `reply` names its answer.
+    pub(crate) fn request(&self, batch: usize, reply: u64) -> (Request, Vec<u8>) {
+        let Batch { segments, positions } = &self.batches[batch];
+        let segment = segments[0];
         let place = Place { key: self.key.clone(), segment: segment as u32 };
         let bytes = self.layout.bytes_of(segment);
         match &self.task {
@@ -159,7 +170,8 @@ impl Operation {
                 (request, value.bytes(&[]).get(bytes).unwrap_or_default().to_vec())
             }
             Task::Push { gradient, outs, round, optimizer, .. } => {
-                let reply = (!outs.is_empty()).then_some(reply);
+                let want = if outs.is_empty() { Want::Word } else { Want::Value };
+                let reply = (want == Want::Value || self.has_word(batch)).then_some((want, reply));
                 let (compression, payload) = match gradient {
                     Bytes::Coded(coded) => (Some(coded.compression), coded.segment(segment)),
                     plain => (None, &plain.bytes(outs)[bytes]),
@@ -169,15 +181,16 @@ impl Operation {
             }
             Task::PushRows { rows, round, optimizer, .. } => {
                 let size = self.layout.unit_bytes;
-                let positions = self.positions(segment);
-                let mut payload = self.local_ids(segment);
+                let mut payload = self.ids(batch);
+                let ids_bytes = payload.len() as u64;
                 payload.extend_from_slice(&rows.bytes()[positions.start * size..positions.end * size]);
-                let count = positions.len() as u64;
-                (Request::PushRows { place, round: *round, optimizer: *optimizer, count }, payload)
+                let (places, round, optimizer) = (self.places(batch), *round, *optimizer);
+                let word = self.has_word(batch).then_some(reply);
+                (Request::PushRows { places, round, optimizer, ids_bytes, word }, payload)
             }
             Task::Pull { rounds, want, .. } => {
-                let ids = if *want == Want::Rows { self.local_ids(segment) } else { Vec::new() };
-                (Request::Pull { place, rounds: *rounds, want: *want, reply }, ids)
+                let ids = if *want == Want::Rows { self.ids(batch) } else { Vec::new() };
+                (Request::Pull { places: self.places(batch), rounds: *rounds, want: *want, reply }, ids)
             }
             Task::SetState { optimizer, states, .. } => {
                 let state = states[segment].clone();
@@ -186,17 +199,17 @@ impl Operation {
         }
     }
 
-    /// The question who keeps a segment back.
-    pub(crate) fn who_is_missing(&self, segment: usize, reply: u64) -> Request {
+    /// The question who keeps the segments of a message back.
+    pub(crate) fn who_is_missing(&self, batch: usize, reply: u64) -> Request {
         let rounds = match &self.task {
             Task::Push { round, .. } | Task::PushRows { round, .. } => *round,
             Task::Pull { rounds, .. } => *rounds,
             Task::Init { .. } | Task::SetState { .. } => 0,
         };
-        Request::WhoIsMissing { place: Place { key: self.key.clone(), segment: segment as u32 }, rounds, reply }
+        Request::WhoIsMissing { places: self.places(batch), rounds, reply }
     }
 
-    /// One more segment has left. Whether nothing is left to do.
+    /// One more message has left. Whether nothing is left to do.
     pub(crate) fn sent_one(&mut self) -> bool {
         self.unsent -= 1;
         if self.unsent == 0
@@ -209,12 +222,14 @@ impl Operation {
         self.is_done()
     }
 
-    /// Takes a segment's answer; `false` if it does not fit.
-    pub(crate) fn receive(&mut self, segment: usize, payload: Vec<u8>, state: Option<State>) -> bool {
+    /// Takes a message's answer; `false` if it does not fit.
+    pub(crate) fn receive(&mut self, batch: usize, payload: Vec<u8>, state: Option<State>) -> bool {
+        let Batch { segments, positions } = &self.batches[batch];
+        let segment = segments[0];
         let bytes = self.layout.bytes_of(segment);
         let expected = match &self.task {
             Task::Push { .. } | Task::Pull { want: Want::Value, .. } => bytes.len(),
-            Task::Pull { want: Want::Rows, .. } => self.positions(segment).len() * self.layout.unit_bytes,
+            Task::Pull { want: Want::Rows, .. } => positions.len() * self.layout.unit_bytes,
             _ => 0,
         };
         if payload.len() != expected {
@@ -272,14 +287,10 @@ impl Operation {
         format!("{what} of key {}", self.key)
     }
 
-    fn positions(&self, segment: usize) -> std::ops::Range<usize> {
-        let found = self.split.iter().find(|(index, _)| *index == segment);
-        found.map_or(0..0, |(_, positions)| positions.clone())
-    }
-
-    fn local_ids(&self, segment: usize) -> Vec<u8> {
+    /// The code of the ids of the units that a message names.
+    fn ids(&self, batch: usize) -> Vec<u8> {
         let (Task::PushRows { units, .. } | Task::Pull { units, .. }) = &self.task else { return Vec::new() };
-        let start = self.layout.segments[segment].units.start;
-        units[self.positions(segment)].iter().flat_map(|unit| ((unit - start) as i64).to_le_bytes()).collect()
+        let (ids, count) = self.layout.ids(&self.batches[batch], units);
+        row_ids::encode(&ids, count)
     }
 }

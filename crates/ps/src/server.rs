@@ -15,10 +15,10 @@ use ringpull_base::{Error, INIT_ALIKE, Result};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use self::members::Members;
-use self::payload::{broken_code, check_code, check_init, check_units, ids_of, in_words, rows_of};
+use self::payload::{broken_code, check_code, check_init, ids_of, in_words, rows_of};
 use self::segment::{Pull, ServedSegment};
 use crate::merge::{self, Geometry, Gradient};
-use crate::message::{Place, Reply, Request, Want};
+use crate::message::{Place, Places, Reply, Request, Want};
 
 /// The most segments of a server: what workers may declare before they send any value.
 const MAX_SEGMENTS: usize = 1 << 20;
@@ -58,6 +58,8 @@ pub struct Server {
     /// For each rank, the oldest version it may still name.
     oldest: Vec<u64>,
     outputs: Vec<Output>,
+    /// Pulls on their way to their next segment.
+    passing: Vec<Pull>,
     /// Whether there was a fault.
     ended: bool,
     /// In an elastic job: who the workers are.
@@ -74,6 +76,7 @@ impl Server {
             optimizers: BTreeMap::new(),
             oldest: vec![0; workers],
             outputs: Vec::new(),
+            passing: Vec::new(),
             ended: false,
             members: None,
         }
@@ -84,7 +87,8 @@ impl Server {
         Server { members: Some(Members::new(workers)), ..Server::new(workers, sync) }
     }
 
-    /// Takes `request` of worker `rank`. Whatever does not fit is dropped whole.
+    /// Takes `request` of worker `rank`. Whatever does not fit is dropped: rows of several segments from the
+    /// first segment on that they do not fit, anything else whole.
     ///
     /// After a fault nothing is answered: a value that does not fit what a rank has would reach it before the
     /// fault does, which goes by the scheduler.
@@ -95,6 +99,7 @@ impl Server {
         if let Err(why) = self.take(rank, request, payload) {
             self.outputs.push(Output::Dropped(why));
         }
+        self.pass_on();
         self.ended = self.outputs.iter().any(|output| matches!(output, Output::Fault(_)));
         std::mem::take(&mut self.outputs)
     }
@@ -137,31 +142,52 @@ impl Server {
                         Gradient::Coded(compression, payload)
                     }
                 };
-                self.push(rank, &place, round, optimizer, reply, gradient)
-            }
-            Request::PushRows { place, round, optimizer, count } => {
-                let segment = self.segments.get(&place).ok_or("a push before init")?;
-                let gradient = rows_of(count, &payload, segment.geometry)?;
-                self.push(rank, &place, round, optimizer, None, gradient)
-            }
-            Request::Pull { place, rounds, want, reply } => {
-                let segment = self.segments.get_mut(&place).ok_or("a pull before init")?;
-                if want == Want::Rows {
-                    check_units(&ids_of(&payload), segment.geometry)?;
+                let value = reply.filter(|(want, _)| *want == Want::Value).map(|(_, reply)| reply);
+                self.push(rank, &place, round, optimizer, value, gradient)?;
+                if let Some((Want::Word, reply)) = reply {
+                    self.passing.push(Pull::for_a_word(rank, round, reply, vec![place]));
                 }
-                if segment.pulls.iter().filter(|pull| pull.rank == rank).count() >= MAX_PULLS {
+                Ok(())
+            }
+            Request::PushRows { places, round, optimizer, ids_bytes, word } => {
+                let found = self.find(&places).ok_or("a push before init")?;
+                let (places, geometries): (Vec<Place>, Vec<Geometry>) =
+                    found.into_iter().map(|(place, segment)| (place, segment.geometry)).unzip();
+                let gradients = rows_of(ids_bytes, &payload, &geometries)?;
+                for (place, gradient) in places.iter().zip(gradients) {
+                    self.push(rank, place, round, optimizer, None, gradient)?;
+                    if matches!(self.outputs.last(), Some(Output::Fault(_))) {
+                        return Ok(());
+                    }
+                }
+                self.passing.extend(word.map(|reply| Pull::for_a_word(rank, round, reply, places)));
+                Ok(())
+            }
+            Request::Pull { places, rounds, want, reply } => {
+                let found = self.find(&places).ok_or("a pull before init")?;
+                if want == Want::State && found.len() > 1 {
+                    return Err(format!("a pull of the state of {} segments", found.len()));
+                }
+                let geometries: Vec<Geometry> = found.iter().map(|(_, segment)| segment.geometry).collect();
+                let ids =
+                    if want == Want::Rows { ids_of(&payload, &geometries)? } else { vec![Vec::new(); found.len()] };
+                let pulls = |segment: &ServedSegment| segment.pulls.iter().filter(|pull| pull.rank == rank).count();
+                if found.iter().any(|(_, segment)| pulls(segment) >= MAX_PULLS) {
                     return Err(format!("more than {MAX_PULLS} pulls of one segment at a time"));
                 }
-                segment.pulls.push(Pull { rank, rounds, want, units: payload, reply });
-                segment.answer(self.sync, &mut self.outputs);
+                let segments = found.into_iter().zip(ids).map(|((place, _), ids)| (place, ids)).collect();
+                self.passing.push(Pull { want, segments, ..Pull::for_a_word(rank, rounds, reply, Vec::new()) });
                 Ok(())
             }
             Request::SetOptimizer { version, oldest, optimizer } => {
                 self.set_optimizer(rank, version, oldest, &optimizer);
                 Ok(())
             }
-            Request::WhoIsMissing { place, rounds, reply } => {
-                let (operation, ranks) = self.missing(&place, rounds)?;
+            Request::WhoIsMissing { places, rounds, reply } => {
+                let segments = self.find(&places).ok_or("a question before init")?;
+                let mut missing = segments.iter().map(|(place, _)| self.missing(place, rounds));
+                let found = missing.find(|missing| !matches!(missing, Ok((_, ranks)) if ranks.is_empty()));
+                let (operation, ranks) = found.unwrap_or(Ok(("push", Vec::new())))?;
                 let reply = Reply::Missing { reply, operation: operation.to_owned(), ranks };
                 self.outputs.push(Output::Reply { rank, reply, payload: None });
                 Ok(())
@@ -183,6 +209,36 @@ impl Server {
                 self.advance_key(&key);
                 Ok(())
             }
+        }
+    }
+
+    /// The segments that a message names; `None` unless there are some, in order, and all are here.
+    fn find(&self, places: &Places) -> Option<Vec<(Place, &ServedSegment)>> {
+        let Places { key, segments } = places;
+        if !segments.is_sorted_by(|before, after| before < after) {
+            return None;
+        }
+        let place = |segment: &u32| Place { key: key.clone(), segment: *segment };
+        let mut here = self.segments.range(place(segments.first()?)..=place(segments.last()?));
+        let found = |segment: &u32| {
+            let (place, found) = here.find(|(place, _)| place.segment >= *segment)?;
+            (place.segment == *segment).then(|| (place.clone(), found))
+        };
+        segments.iter().map(found).collect()
+    }
+
+    /// Takes pulls from segment to segment, each until it has to wait or is answered.
+    fn pass_on(&mut self) {
+        'pulls: for mut pull in std::mem::take(&mut self.passing) {
+            while let Some((place, _)) = pull.segments.get(pull.past) {
+                let Some(segment) = self.segments.get_mut(place) else { continue 'pulls };
+                if !segment.is_ready_for(&pull, self.sync) {
+                    segment.pulls.push(pull);
+                    continue 'pulls;
+                }
+                segment.give(&mut pull);
+            }
+            self.outputs.push(pull.answer());
         }
     }
 
@@ -249,6 +305,7 @@ impl Server {
             self.arrive(&place.key, 0, rank);
         } else if rank == 0 {
             segment.value = Some(merge::aligned(value, geometry.dtype));
+            segment.let_pass(self.sync, &mut self.passing);
             self.advance(place);
         }
         Ok(())
@@ -324,14 +381,16 @@ impl Server {
             return Ok(());
         }
         open.merge.add(if self.sync { rank } else { 0 }, gradient, segment.geometry);
-        self.advance(place);
+        if let Err(fault) = segment.advance(self.workers, self.sync, &mut self.outputs, &mut self.passing) {
+            self.outputs.push(Output::Fault(fault));
+        }
         Ok(())
     }
 
     /// Applies every round of the segment that is complete and whose turn it is.
     fn advance(&mut self, place: &Place) {
         let Some(segment) = self.segments.get_mut(place) else { return };
-        if let Err(fault) = segment.advance(self.workers, self.sync, &mut self.outputs) {
+        if let Err(fault) = segment.advance(self.workers, self.sync, &mut self.outputs, &mut self.passing) {
             self.outputs.push(Output::Fault(fault));
         }
     }

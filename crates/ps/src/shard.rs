@@ -6,10 +6,11 @@
 //! cost does not show.
 //!
 //! Cuts fall between **units**: a row of the key, or an equal piece of one where rows are long. So a
-//! row-sparse gradient is a list of units in each segment. A key that is mostly pushed and pulled by rows has
-//! longer segments: each takes a message, however few of its rows are in it. Segments are numbered so that servers take turns,
-//! and all links are busy at once.
+//! row-sparse gradient is a list of units in each segment. A message carries the rows of one segment or,
+//! while they are few, of several ones of a server: a [`Batch`]. Segments are numbered so that servers take
+//! turns, and all links are busy at once.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -19,8 +20,20 @@ use ringpull_base::Key;
 /// The shortest and the longest segment, in bytes, except a shard's last one.
 const SEGMENT_BYTES: (usize, usize) = (32 << 10, 128 << 10);
 
-/// No segment is longer, in bytes. Those of a key that is pushed by rows are as long, where its shards are.
+/// No segment is longer, in bytes.
 pub const MAX_SEGMENT_BYTES: usize = 2 << 20;
+
+/// The same as [`SEGMENT_BYTES`] of a key that is mostly pushed and pulled by rows. Few of a segment's bytes
+/// travel, and each segment takes some time in every push.
+const ROW_SEGMENT_BYTES: (usize, usize) = (128 << 10, MAX_SEGMENT_BYTES);
+
+/// If a call has about as many bytes of rows for each server, or fewer, a server gets them in one message: the
+/// window takes them all at once.
+const ONE_MESSAGE_BYTES: usize = 64 << 10;
+
+/// Otherwise a message has about as many bytes of rows, if they are of several segments. It has at most twice
+/// as many.
+const BATCH_BYTES: usize = 24 << 10;
 
 /// A shard has about this many segments, so that filling and draining the pipeline costs little, and a few
 /// segments of each worker under way are not more than a switch can hold.
@@ -36,6 +49,15 @@ pub struct Segment {
     pub server: usize,
     /// Its units within the key.
     pub units: Range<usize>,
+}
+
+/// What one message of a call is about: segments of one server, and units in them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// The segments, ascending; at least one.
+    pub segments: Vec<usize>,
+    /// Where the units that the call names of them are in its list.
+    pub positions: Range<usize>,
 }
 
 /// How a key is cut up.
@@ -67,22 +89,20 @@ pub fn holders(shard: usize, servers: usize, replicas: usize) -> impl Iterator<I
 impl Layout {
     /// The layout of a key of `shape` and `element_bytes` over `servers`, split from `bound` elements up.
     pub fn new(key: &Key, shape: &[usize], element_bytes: usize, servers: usize, bound: usize) -> Self {
-        let wanted = |bytes: usize| (bytes / SEGMENTS_PER_SHARD).clamp(SEGMENT_BYTES.0, SEGMENT_BYTES.1);
-        Layout::cut(key, shape, element_bytes, (servers, bound), wanted)
+        Layout::cut(key, shape, element_bytes, (servers, bound), SEGMENT_BYTES)
     }
 
     /// The same of a key that is mostly pushed and pulled by rows.
     pub fn by_rows(key: &Key, shape: &[usize], element_bytes: usize, servers: usize, bound: usize) -> Self {
-        Layout::cut(key, shape, element_bytes, (servers, bound), |_| MAX_SEGMENT_BYTES)
+        Layout::cut(key, shape, element_bytes, (servers, bound), ROW_SEGMENT_BYTES)
     }
 
-    /// A shard of so many bytes is cut into segments of at most what `wanted` says.
     fn cut(
         key: &Key,
         shape: &[usize],
         element_bytes: usize,
         (servers, bound): (usize, usize),
-        wanted: impl Fn(usize) -> usize,
+        limits: (usize, usize),
     ) -> Self {
         let len: usize = shape.iter().product();
         let home = home(key, servers);
@@ -95,13 +115,13 @@ impl Layout {
         let unit_bytes = row_len / units_per_row * element_bytes;
         let units = len * element_bytes / unit_bytes;
         let mut shards: Vec<(usize, std::vec::IntoIter<Range<usize>>)> = if len < bound || servers == 1 {
-            vec![(home, cut(0..units, unit_bytes, &wanted).into_iter())]
+            vec![(home, cut(0..units, unit_bytes, limits).into_iter())]
         } else {
             let edge = |server| (units as u128 * server as u128 / servers as u128) as usize;
             // The first part goes to the home server, so that keys with few units do not all meet on server
             // 0.
             (0..servers)
-                .map(|part| ((home + part) % servers, cut(edge(part)..edge(part + 1), unit_bytes, &wanted).into_iter()))
+                .map(|part| ((home + part) % servers, cut(edge(part)..edge(part + 1), unit_bytes, limits).into_iter()))
                 .collect()
         };
         let mut segments = Vec::new();
@@ -128,16 +148,72 @@ impl Layout {
         ids.iter().flat_map(|id| (0..per_row).map(move |piece| *id as usize * per_row + piece)).collect()
     }
 
-    /// For each segment that holds any of `units` (ascending, each once): its index and the positions in
-    /// `units`.
-    pub fn split(&self, units: &[usize]) -> Vec<(usize, Range<usize>)> {
+    /// How many servers have segments.
+    fn servers(&self) -> usize {
+        self.segments.iter().map(|segment| segment.server).collect::<BTreeSet<usize>>().len()
+    }
+
+    /// Each segment by itself.
+    pub fn segment_by_segment(&self) -> Vec<Batch> {
+        (0..self.segments.len()).map(|segment| Batch { segments: vec![segment], positions: 0..0 }).collect()
+    }
+
+    /// The messages about `units` (ascending, each once): about all segments, or about those that have any.
+    /// A few units make one message for each server, which is about all of its segments; so a pull of them
+    /// says that all pushes before it are done. About no units, each server gets such a message too.
+    ///
+    /// Messages begin at the same segments for all workers and for pushes and pulls, if they are about equally
+    /// many units: a pull is answered when all workers have pushed all segments that it is about.
+    pub fn batches(&self, units: &[usize], has_all: bool) -> Vec<Batch> {
         debug_assert!(units.is_sorted_by(|before, after| before < after), "units ascend, each once");
-        let found = self.segments.iter().enumerate().map(|(index, segment)| {
-            let start = units.partition_point(|unit| *unit < segment.units.start);
-            let end = units.partition_point(|unit| *unit < segment.units.end);
-            (index, start..end)
-        });
-        found.filter(|(_, positions)| !positions.is_empty()).collect()
+        let mut batches: Vec<Batch> = Vec::new();
+        let per_segment = (units.len() * self.unit_bytes).div_ceil(self.segments.len()).max(1);
+        let is_one = units.len() * self.unit_bytes <= ONE_MESSAGE_BYTES * self.servers();
+        let (together, bytes) = if is_one {
+            (self.segments.len(), ONE_MESSAGE_BYTES)
+        } else {
+            (1 << (BATCH_BYTES / per_segment).max(1).ilog2(), BATCH_BYTES)
+        };
+        // By server: how many of its segments came before, and its last batch, of which group.
+        let mut servers: BTreeMap<usize, (usize, Option<(usize, usize)>)> = BTreeMap::new();
+        for (index, segment) in self.segments.iter().enumerate() {
+            let (before, last) = servers.entry(segment.server).or_default();
+            let group = *before / together;
+            *before += 1;
+            let edge = |unit: usize| units.partition_point(|named| *named < unit);
+            let positions = edge(segment.units.start)..edge(segment.units.end);
+            if positions.is_empty() && !has_all && !is_one {
+                continue;
+            }
+            let fits = |batch: &Batch| (positions.end - batch.positions.start) * self.unit_bytes <= 2 * bytes;
+            match *last {
+                Some((at, of)) if of == group && fits(&batches[at]) => {
+                    batches[at].segments.push(index);
+                    batches[at].positions.end = positions.end;
+                }
+                _ => {
+                    *last = Some((batches.len(), group));
+                    batches.push(Batch { segments: vec![index], positions });
+                }
+            }
+        }
+        if !has_all {
+            batches.retain(|batch| !batch.positions.is_empty());
+        }
+        batches
+    }
+
+    /// The ids of those of `units` that a batch is about, counted through its segments, and how many units
+    /// those have.
+    pub(crate) fn ids(&self, batch: &Batch, units: &[usize]) -> (Vec<i64>, usize) {
+        let (mut ids, mut before) = (Vec::with_capacity(batch.positions.len()), 0);
+        let mut left = &units[batch.positions.clone()];
+        for segment in batch.segments.iter().map(|segment| &self.segments[*segment].units) {
+            let (own, others) = left.split_at(left.partition_point(|unit| *unit < segment.end));
+            ids.extend(own.iter().map(|unit| (unit - segment.start + before) as i64));
+            (left, before) = (others, before + segment.len());
+        }
+        (ids, before)
     }
 }
 
@@ -155,8 +231,9 @@ fn pieces(len: usize, limit: usize) -> usize {
     best
 }
 
-fn cut(units: Range<usize>, unit_bytes: usize, wanted: impl Fn(usize) -> usize) -> Vec<Range<usize>> {
-    let step = (wanted(units.len() * unit_bytes) / unit_bytes).max(1);
+fn cut(units: Range<usize>, unit_bytes: usize, (shortest, longest): (usize, usize)) -> Vec<Range<usize>> {
+    let wanted = (units.len() * unit_bytes / SEGMENTS_PER_SHARD).clamp(shortest, longest);
+    let step = (wanted / unit_bytes).max(1);
     units.clone().step_by(step).map(|start| start..units.end.min(start + step)).collect()
 }
 
@@ -170,7 +247,7 @@ mod tests {
     fn small_integer_keys_follow_mxnets_rule_and_strings_their_content() {
         assert_eq!((0..4).map(|key| home(&Key::Int(key), 4)).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(home(&Key::from("fc1"), 7), home(&Key::from("fc1".to_owned()), 7));
-        let used: std::collections::BTreeSet<_> = (0..40).map(|i| home(&Key::from(format!("w{i}")), 4)).collect();
+        let used: BTreeSet<_> = (0..40).map(|i| home(&Key::from(format!("w{i}")), 4)).collect();
         assert_eq!(used.len(), 4);
     }
 
@@ -188,16 +265,30 @@ mod tests {
             let count = layout.segments.iter().filter(|segment| segment.server == server).count();
             assert!((94..=98).contains(&count), "{count} segments on server {server}");
         }
-        let first: std::collections::BTreeSet<_> = layout.segments[..8].iter().map(|segment| segment.server).collect();
+        let first: BTreeSet<_> = layout.segments[..8].iter().map(|segment| segment.server).collect();
         assert_eq!(first.len(), 8, "the servers take turns");
     }
 
     #[test]
-    fn a_key_that_is_pushed_by_rows_has_few_segments() {
-        let shape = [100_000, 64];
-        let layout = Layout::by_rows(&Key::Int(3), &shape, 4, 8, 1_000_000);
-        assert_eq!(layout.segments.len(), 16, "two on each server");
-        assert_eq!(Layout::by_rows(&Key::Int(3), &[1_000_000, 64], 4, 8, 1_000_000).segments.len(), 128);
+    fn a_key_that_is_pushed_by_rows_has_longer_segments() {
+        let count = |rows: usize| Layout::by_rows(&Key::Int(3), &[rows, 64], 4, 8, 1_000_000).segments.len();
+        assert_eq!(count(100_000), 8 * 25, "128 KiB");
+        assert_eq!(count(100_000_000), 8 * 1526, "2 MiB");
+    }
+
+    #[test]
+    fn a_message_carries_the_rows_of_several_segments_while_they_are_few() {
+        let layout = Layout::by_rows(&Key::Int(3), &[100_000, 64], 4, 8, 1_000_000);
+        let messages = |part: usize, has_all| {
+            let ids: Vec<usize> = (0..100_000).step_by(part).collect();
+            layout.batches(&ids, has_all).len()
+        };
+        assert_eq!([messages(100, true), messages(25, true), messages(10, true)], [8, 8 * 7, 8 * 25]);
+        assert_eq!([messages(100_000, false), messages(100_000, true)], [1, 8]);
+        assert_eq!((layout.batches(&[], true).len(), layout.batches(&[], false).len()), (8, 0));
+        let few: Vec<usize> = (0..100_000).step_by(5000).collect();
+        let pulled: usize = layout.batches(&few, false).iter().map(|batch| batch.segments.len()).sum();
+        assert_eq!(pulled, layout.segments.len(), "a message of a pull is about all segments of its server");
     }
 
     proptest! {
@@ -226,10 +317,22 @@ mod tests {
             let mut ids = vec![0, rows as i64 / 2, rows as i64 - 1];
             ids.dedup();
             let units = layout.units_of_rows(&ids);
-            let split = layout.split(&units);
-            prop_assert_eq!(split.iter().map(|(_, positions)| positions.len()).sum::<usize>(), units.len());
-            for (segment, positions) in split {
-                prop_assert!(units[positions].iter().all(|unit| layout.segments[segment].units.contains(unit)));
+            for has_all in [false, true] {
+                let batches = layout.batches(&units, has_all);
+                prop_assert_eq!(batches.iter().map(|batch| batch.positions.len()).sum::<usize>(), units.len());
+                for batch in &batches {
+                    let servers = batch.segments.iter().map(|segment| layout.segments[*segment].server);
+                    prop_assert_eq!(servers.collect::<BTreeSet<_>>().len(), 1);
+                    let all: Vec<usize> =
+                        batch.segments.iter().flat_map(|segment| layout.segments[*segment].units.clone()).collect();
+                    let (ids, count) = layout.ids(batch, &units);
+                    prop_assert_eq!(count, all.len());
+                    let named: Vec<usize> = ids.iter().map(|id| all[*id as usize]).collect();
+                    prop_assert_eq!(&named[..], &units[batch.positions.clone()]);
+                }
+                let mut segments: Vec<usize> = batches.into_iter().flat_map(|batch| batch.segments).collect();
+                segments.sort_unstable();
+                prop_assert!(!has_all || segments.iter().copied().eq(0..layout.segments.len()));
             }
         }
     }

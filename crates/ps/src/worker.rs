@@ -64,15 +64,15 @@ pub enum Task {
     Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64, applied: Arc<AtomicU64> },
     /// As `Push` of some rows, named by `units`.
     PushRows { units: Vec<usize>, rows: Buffer, round: u64, optimizer: u64 },
-    /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each segment.
+    /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each message.
     Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<Answer>> },
     /// The optimizer's states of the segments; an answer for each.
     SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<Answer>> },
 }
 
-/// What a server answered for one segment.
+/// What a server answered to one message.
 pub struct Answer {
-    /// The segment's place in the layout.
+    /// The first segment that it was about: its index in the layout.
     pub segment: usize,
     /// Its bytes.
     pub payload: Vec<u8>,
@@ -313,7 +313,7 @@ impl Worker {
         }
     }
 
-    /// Every segment's answer to `task`, handed to `take` as it comes.
+    /// Every answer to `task`, handed to `take` as it comes.
     pub fn ask(
         &self,
         key: &Key,

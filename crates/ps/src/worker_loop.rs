@@ -112,7 +112,7 @@ pub(super) struct WorkerLoop {
     patience: Patience,
     operations: BTreeMap<u64, Operation>,
     waiting: BTreeMap<u64, Waiting>,
-    /// Segments of pushes that no caller waits for, each with its server, until a word says that they are
+    /// Messages of pushes that no caller waits for, each with its server, until a word says that they are
     /// done.
     words: BTreeMap<u64, (usize, Queued)>,
     barriers: Vec<(u64, Sender<Result<()>>)>,
@@ -357,7 +357,7 @@ impl WorkerLoop {
                 if self.waiting.is_empty() {
                     self.progress = Instant::now();
                 }
-                if operation.unsent().is_empty() {
+                if operation.batch_servers().is_empty() {
                     // A pull of no rows sends no request, and its caller does not wait for an answer.
                     return Ok(());
                 }
@@ -404,12 +404,18 @@ impl WorkerLoop {
         Ok(())
     }
 
-    /// Puts the segments of a call into the queues of their servers.
+    /// Puts the messages of a call into the queues of their servers.
     fn put_in_queues(&mut self, id: u64, priority: i32) {
         let Some(operation) = self.operations.get(&id) else { return };
-        for (segment, shard) in operation.unsent() {
-            let answered_bytes = operation.answered_bytes(segment);
-            self.servers[shard].queue.push(priority, Queued { operation: id, segment, answered_bytes });
+        for (batch, shard) in operation.batch_servers().into_iter().enumerate() {
+            let item = Queued {
+                operation: id,
+                batch,
+                is_pull: !operation.changes_values(),
+                answered_bytes: operation.answered_bytes(batch),
+                weight: if operation.is_push_pull() { 1 } else { 2 },
+            };
+            self.servers[shard].queue.push(priority, item);
         }
     }
 
@@ -436,7 +442,7 @@ impl WorkerLoop {
             let Some(operation) = self.operations.get_mut(&item.operation) else { continue };
             self.next += 1;
             let reply = self.next;
-            let (request, payload) = operation.request(item.segment, reply);
+            let (request, payload) = operation.request(item.batch, reply);
             let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
             for other in others.iter().filter(|_| operation.changes_values()) {
                 count(&self.shared.sent, sent_bytes);
@@ -452,8 +458,7 @@ impl WorkerLoop {
                 let servers = if operation.awaits_all() { holders.clone() } else { vec![*first] };
                 let waiting = Waiting { item, shard, servers, since, since_ns, sent_bytes, vouched: false };
                 self.waiting.insert(reply, waiting);
-            } else if let Some(word) = operation.word(item.segment, reply) {
-                server.send(encode(&word));
+            } else if item.answered_bytes.is_some() {
                 self.words.insert(reply, (shard, item));
             }
             if operation.sent_one() {
@@ -500,7 +505,7 @@ impl WorkerLoop {
         let Some(operation) = self.operations.get_mut(&waiting.item.operation) else { return Ok(()) };
         let moved = waiting.sent_bytes + payload.len() as u64;
         timeline::record(Phase::Request, || operation.key(), waiting.since_ns, moved);
-        let fits = operation.receive(waiting.item.segment, payload, state);
+        let fits = operation.receive(waiting.item.batch, payload, state);
         if !fits {
             let what = format!("a value of key {} with a wrong length", operation.key());
             return Err(self.broken_protocol(from, what));

@@ -220,6 +220,7 @@ impl Server {
     fn advance_all(&mut self, keys: &[Key]) -> Vec<Output> {
         if !self.ended {
             keys.iter().for_each(|key| self.advance_key(key));
+            self.pass_on();
             self.ended = self.outputs.iter().any(|output| matches!(output, Output::Fault(_)));
         }
         std::mem::take(&mut self.outputs)
@@ -237,18 +238,18 @@ impl Server {
                 segment.take_first(first);
                 let workers = members.standings.len();
                 if !self.sync
-                    && let Err(fault) = segment.advance(workers, false, &mut self.outputs)
+                    && let Err(fault) = segment.advance(workers, false, &mut self.outputs, &mut self.passing)
                 {
                     self.outputs.push(Output::Fault(fault));
                     return;
                 }
-                segment.answer(self.sync, &mut self.outputs);
+                segment.let_pass(self.sync, &mut self.passing);
             }
         }
         while self.sync && members.has_members() && members.open(key, completed + 1).is_empty() {
             completed += 1;
             for (_, segment) in self.segments.range_mut(all.clone()) {
-                if let Err(fault) = segment.complete(&mut self.outputs) {
+                if let Err(fault) = segment.complete(&mut self.outputs, &mut self.passing) {
                     self.outputs.push(Output::Fault(fault));
                     return;
                 }
@@ -259,7 +260,7 @@ impl Server {
         }
     }
 
-    /// What keeps the segment from having had this many rounds, and whose it is.
+    /// What keeps the segment from having had this many rounds, and whose that is.
     pub(super) fn missing(&self, place: &Place, rounds: u64) -> Result<(&'static str, Vec<usize>), String> {
         let segment = self.segments.get(place).ok_or("a question before init")?;
         let Some(members) = &self.members else { return Ok(segment.missing(self.workers, self.sync, rounds)) };

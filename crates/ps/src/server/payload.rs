@@ -2,6 +2,7 @@
 
 use ringpull_base::{DType, Error};
 use ringpull_kernels::compress::Compression;
+use ringpull_kernels::row_ids;
 
 use crate::merge::{Geometry, Gradient};
 use crate::message::Place;
@@ -47,24 +48,37 @@ pub(super) fn in_words(compression: Option<Compression>) -> String {
         .map_or("an uncompressed gradient".to_owned(), |compression| format!("a gradient compressed by {compression}"))
 }
 
-pub(super) fn ids_of(bytes: &[u8]) -> Vec<i64> {
-    bytes.as_chunks().0.iter().map(|id| i64::from_le_bytes(*id)).collect()
+/// The ids of units that the code names, for each segment: counted from the segment's first.
+pub(super) fn ids_of(code: &[u8], segments: &[Geometry]) -> Result<Vec<Vec<i64>>, String> {
+    let units: usize = segments.iter().map(|geometry| geometry.units()).sum();
+    let ids = row_ids::decode(code, units).ok_or_else(|| format!("no ids of units below {units}"))?;
+    let (mut at, mut start) = (0, 0);
+    let of_segment = |geometry: &Geometry| {
+        let end = start + geometry.units() as i64;
+        let count = ids[at..].partition_point(|id| *id < end);
+        let own = ids[at..at + count].iter().map(|id| id - start).collect();
+        (at, start) = (at + count, end);
+        own
+    };
+    Ok(segments.iter().map(of_segment).collect())
 }
 
-pub(super) fn check_units(ids: &[i64], geometry: Geometry) -> Result<(), String> {
-    let units = i64::try_from(geometry.len_bytes / geometry.unit_bytes).unwrap_or(i64::MAX);
-    let fits = ids.iter().all(|id| (0..units).contains(id)) && ids.is_sorted_by(|a, b| a < b);
-    if fits { Ok(()) } else { Err(format!("units that are not ascending below {units}")) }
-}
-
-pub(super) fn rows_of(count: u64, payload: &[u8], geometry: Geometry) -> Result<Gradient, String> {
-    let wrong = || format!("{} bytes for {count} units of {} bytes", payload.len(), geometry.unit_bytes);
-    let ids_bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(8)).ok_or_else(wrong)?;
-    let (ids, rows) = payload.split_at_checked(ids_bytes).ok_or_else(wrong)?;
-    if (ids_bytes / 8).checked_mul(geometry.unit_bytes) != Some(rows.len()) {
-        return Err(wrong());
+/// The gradient of each segment.
+pub(super) fn rows_of(ids_bytes: u64, payload: &[u8], segments: &[Geometry]) -> Result<Vec<Gradient>, String> {
+    let ids_bytes = usize::try_from(ids_bytes).unwrap_or(usize::MAX);
+    let (code, mut rows) = payload
+        .split_at_checked(ids_bytes)
+        .ok_or_else(|| format!("{} bytes, {ids_bytes} of them of ids", payload.len()))?;
+    let ids = ids_of(code, segments)?;
+    let sizes = || ids.iter().zip(segments).map(|(ids, geometry)| ids.len() * geometry.unit_bytes);
+    if sizes().sum::<usize>() != rows.len() {
+        return Err(format!("{} bytes for units of {}", rows.len(), sizes().sum::<usize>()));
     }
-    let ids = ids_of(ids);
-    check_units(&ids, geometry)?;
-    Ok(Gradient::Rows(ids, rows.to_vec()))
+    let sizes: Vec<usize> = sizes().collect();
+    let gradients = ids.into_iter().zip(sizes).map(|(ids, size)| {
+        let (own, others) = rows.split_at(size);
+        rows = others;
+        Gradient::Rows(ids, own.to_vec())
+    });
+    Ok(gradients.collect())
 }

@@ -9,9 +9,8 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 use super::Output;
-use super::payload::ids_of;
 use crate::merge::{self, Geometry, Round, Sum};
-use crate::message::{Reply, Want};
+use crate::message::{Place, Reply, Want};
 
 /// A segment.
 pub(super) struct ServedSegment {
@@ -40,17 +39,48 @@ pub(super) struct Open {
     pub(super) replies: Vec<(usize, u64)>,
 }
 
-/// A pull that cannot be answered yet, or is about to be.
+/// A pull that cannot be answered yet, or is about to be. It goes from one of its segments to the next.
 pub(super) struct Pull {
     pub(super) rank: usize,
     pub(super) rounds: u64,
     pub(super) want: Want,
-    pub(super) units: Vec<u8>,
     pub(super) reply: u64,
+    /// The segments, each with the units that are wanted of it.
+    pub(super) segments: Vec<(Place, Vec<i64>)>,
+    /// How many of them it has come past.
+    pub(super) past: usize,
+    /// What it has got there.
+    pub(super) payload: Vec<u8>,
+    pub(super) state: State,
+}
+
+impl Pull {
+    /// One that is answered with a word when the segments have had the rounds.
+    pub(super) fn for_a_word(rank: usize, rounds: u64, reply: u64, places: Vec<Place>) -> Self {
+        let segments = places.into_iter().map(|place| (place, Vec::new())).collect();
+        let (past, payload, state) = Default::default();
+        Pull { rank, rounds, want: Want::Word, reply, segments, past, payload, state }
+    }
+
+    /// The answer, when it is past all segments.
+    pub(super) fn answer(self) -> Output {
+        let Pull { rank, want, reply, payload, state, .. } = self;
+        let payload = matches!(want, Want::Value | Want::Rows).then_some(payload);
+        let reply = if want == Want::State { Reply::State { reply, state } } else { Reply::Value { reply } };
+        Output::Reply { rank, reply, payload }
+    }
 }
 
 impl ServedSegment {
-    pub(super) fn advance(&mut self, workers: usize, sync: bool, outputs: &mut Vec<Output>) -> Result<()> {
+    /// Applies every round that is complete and whose turn it is; `passing` gets the pulls that waited for
+    /// them.
+    pub(super) fn advance(
+        &mut self,
+        workers: usize,
+        sync: bool,
+        outputs: &mut Vec<Output>,
+        passing: &mut Vec<Pull>,
+    ) -> Result<()> {
         loop {
             if self.value.is_none() {
                 return Ok(());
@@ -75,7 +105,7 @@ impl ServedSegment {
             for (rank, reply) in open.replies {
                 outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
             }
-            self.answer(sync, outputs);
+            self.let_pass(sync, passing);
         }
     }
 
@@ -86,7 +116,7 @@ impl ServedSegment {
     }
 
     /// In an elastic job: applies the next round, of the workers whose pushes are here. It may have none.
-    pub(super) fn complete(&mut self, outputs: &mut Vec<Output>) -> Result<()> {
+    pub(super) fn complete(&mut self, outputs: &mut Vec<Output>, passing: &mut Vec<Pull>) -> Result<()> {
         let open = self.rounds.remove(&(self.completed + 1)).unwrap_or_default();
         let optimizer = open.optimizer.and_then(|(_, _, optimizer)| optimizer);
         if self.value.is_some()
@@ -98,7 +128,7 @@ impl ServedSegment {
         for (rank, reply) in open.replies {
             outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
         }
-        self.answer(true, outputs);
+        self.let_pass(true, passing);
         Ok(())
     }
 
@@ -126,40 +156,46 @@ impl ServedSegment {
         Ok(())
     }
 
-    /// Answers the pulls that wait for nothing any more.
-    pub(super) fn answer(&mut self, sync: bool, outputs: &mut Vec<Output>) {
-        if self.value.is_none() {
+    /// Takes the pulls that wait for nothing here any more.
+    pub(super) fn let_pass(&mut self, sync: bool, passing: &mut Vec<Pull>) {
+        if self.pulls.is_empty() {
             return;
         }
-        let (ready, waiting) = std::mem::take(&mut self.pulls)
-            .into_iter()
-            .partition(|pull| pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] });
+        let (ready, waiting): (Vec<Pull>, _) =
+            std::mem::take(&mut self.pulls).into_iter().partition(|pull| self.is_ready_for(pull, sync));
         self.pulls = waiting;
-        let ready: Vec<Pull> = ready;
-        for Pull { rank, want, units, reply, .. } in ready {
-            let payload = match want {
-                Want::Word | Want::State => None,
-                Want::Value => Some(self.copy()),
-                Want::Rows => Some(self.rows(&ids_of(&units))),
-            };
-            let reply = match want {
-                Want::State => Reply::State { reply, state: self.state.clone() },
-                _ => Reply::Value { reply },
-            };
-            outputs.push(Output::Reply { rank, reply, payload });
+        for mut pull in ready {
+            self.give(&mut pull);
+            passing.push(pull);
         }
+    }
+
+    /// Whether the segment has had the rounds that a pull waits for.
+    pub(super) fn is_ready_for(&self, pull: &Pull, sync: bool) -> bool {
+        self.value.is_some() && pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] }
+    }
+
+    /// Gives a pull what it wants of this segment.
+    pub(super) fn give(&self, pull: &mut Pull) {
+        let value = self.value.as_deref().unwrap_or_default();
+        let size = self.geometry.unit_bytes;
+        match pull.want {
+            Want::Word => {}
+            Want::State => pull.state = self.state.clone(),
+            Want::Value => pull.payload.extend_from_slice(value),
+            Want::Rows => {
+                let ids = &pull.segments[pull.past].1;
+                pull.payload.reserve(ids.len() * size);
+                for id in ids {
+                    pull.payload.extend_from_slice(&value[*id as usize * size..][..size]);
+                }
+            }
+        }
+        pull.past += 1;
     }
 
     fn copy(&self) -> Vec<u8> {
         self.value.clone().unwrap_or_default()
-    }
-
-    fn rows(&self, ids: &[i64]) -> Vec<u8> {
-        let value = self.value.as_deref().unwrap_or_default();
-        let size = self.geometry.unit_bytes;
-        let mut rows = Vec::with_capacity(ids.len() * size);
-        ids.iter().for_each(|id| rows.extend_from_slice(&value[*id as usize * size..][..size]));
-        rows
     }
 
     pub(super) fn missing(&self, workers: usize, sync: bool, rounds: u64) -> (&'static str, Vec<usize>) {

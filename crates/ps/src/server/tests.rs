@@ -4,11 +4,16 @@ use proptest::prelude::*;
 
 use ringpull_base::{DType, Key};
 use ringpull_kernels::compress::{Codec, Compression, Feedback};
+use ringpull_kernels::row_ids;
 
 use super::*;
 
 fn place() -> Place {
     Place { key: Key::from("w"), segment: 0 }
+}
+
+fn places() -> Places {
+    Places { key: Key::from("w"), segments: vec![0] }
 }
 
 fn message(values: &[f32]) -> Vec<u8> {
@@ -25,9 +30,41 @@ fn init(rank: usize, values: &[f32]) -> (Request, Vec<u8>) {
 
 fn push(round: u64, value: f32, reply: u64) -> (Request, Vec<u8>) {
     (
-        Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some(reply) },
+        Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some((Want::Value, reply)) },
         message(&[value, 0.1 * value]),
     )
+}
+
+/// A key of two segments of four rows of an element each.
+fn table(segments: &[u32]) -> Places {
+    Places { key: Key::from("table"), segments: segments.to_vec() }
+}
+
+fn init_table(rank: usize) -> Vec<(Request, Vec<u8>)> {
+    let init = |segment| {
+        let place = Place { key: Key::from("table"), segment };
+        let (dtype, shape) = (DType::F32, vec![8, 1]);
+        let request = Request::Init { place, dtype, shape, len_bytes: 16, unit_bytes: 4, here: 2, spans: false };
+        (request, if rank == 0 { message(&[0.0; 4]) } else { Vec::new() })
+    };
+    vec![init(0), init(1)]
+}
+
+/// A push of these rows of some of the segments, each with this value; `word` asks for one when it is done.
+fn push_rows(segments: &[u32], round: u64, ids: &[i64], value: f32, word: Option<u64>) -> (Request, Vec<u8>) {
+    let mut payload = row_ids::encode(ids, 4 * segments.len());
+    let ids_bytes = payload.len() as u64;
+    payload.extend(message(&vec![value; ids.len()]));
+    (Request::PushRows { places: table(segments), round, optimizer: 0, ids_bytes, word }, payload)
+}
+
+fn pull_rows(segments: &[u32], rounds: u64, ids: &[i64], reply: u64) -> (Request, Vec<u8>) {
+    let code = row_ids::encode(ids, 4 * segments.len());
+    (Request::Pull { places: table(segments), rounds, want: Want::Rows, reply }, code)
+}
+
+fn word(rounds: u64, reply: u64) -> (Request, Vec<u8>) {
+    (Request::Pull { places: table(&[0, 1]), rounds, want: Want::Word, reply }, Vec::new())
 }
 
 /// What a server answers, by rank and reply, and nothing else.
@@ -37,7 +74,7 @@ fn answers(server: &mut Server, messages: Vec<(usize, (Request, Vec<u8>))>) -> B
         for output in server.handle(rank, request, payload) {
             match output {
                 Output::Reply { rank, reply: Reply::Value { reply }, payload } => {
-                    let before = answers.insert((rank, reply), payload.unwrap());
+                    let before = answers.insert((rank, reply), payload.unwrap_or_default());
                     assert!(before.is_none(), "one answer for each request");
                 }
                 Output::Reply { .. } => panic!("nobody asked for anything else"),
@@ -53,8 +90,23 @@ fn answers(server: &mut Server, messages: Vec<(usize, (Request, Vec<u8>))>) -> B
 fn interleaved(workers: usize, rounds: u64, choices: &[usize]) -> Vec<(usize, (Request, Vec<u8>))> {
     let mut queues: Vec<std::collections::VecDeque<_>> = (0..workers)
         .map(|rank| {
-            let pushes = (1..=rounds).map(|round| push(round, (rank as f32 + 0.3) * round as f32, round));
-            std::iter::once(init(rank, &[0.0, 0.0])).chain(pushes).collect()
+            let of_round = |round: u64| {
+                let value = (rank as f32 + 0.3) * round as f32;
+                // The ranks' messages are about different segments.
+                let ids = [1, 3, 5 + (rank as i64 + round as i64) % 3];
+                let rows = match rank % 2 {
+                    0 => vec![push_rows(&[0, 1], round, &ids, value, Some(100 + round))],
+                    _ => vec![
+                        push_rows(&[0], round, &ids[..2], value, None),
+                        push_rows(&[1], round, &[ids[2] - 4], value, None),
+                        word(round, 100 + round),
+                    ],
+                };
+                let pull = pull_rows(&[0, 1], round, &[0, 1, 3, 5, 6, 7], 200 + round);
+                [push(round, value, round)].into_iter().chain(rows).chain([pull])
+            };
+            let inits = init_table(rank).into_iter().chain([init(rank, &[0.0, 0.0])]);
+            inits.chain((1..=rounds).flat_map(of_round)).collect()
         })
         .collect();
     let mut messages = Vec::new();
@@ -78,8 +130,8 @@ fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_
     let (request, value) = init(0, &[1.0, 2.0]);
     let outputs = server.handle(0, request, value);
     assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: Some(0), .. })]));
-    let rows = Request::Pull { place: self::place(), rounds: 0, want: Want::Rows, reply: 1 };
-    let far = message_of_ids(&[1 << 30]);
+    let rows = Request::Pull { places: places(), rounds: 0, want: Want::Rows, reply: 1 };
+    let far = row_ids::encode(&[1 << 30], usize::MAX);
     assert!(server.handle(0, rows, far).is_empty(), "there is no value to slice");
 }
 
@@ -116,7 +168,7 @@ fn what_an_init_declares_is_bounded_by_its_shape_and_by_the_longest_segment() {
 fn a_worker_that_pulls_or_pushes_far_ahead_is_bounded() {
     let mut server = Server::new(2, true);
     answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
-    let pull = |reply| Request::Pull { place: place(), rounds: 1, want: Want::Value, reply };
+    let pull = |reply| Request::Pull { places: places(), rounds: 1, want: Want::Value, reply };
     for reply in 0..MAX_PULLS as u64 {
         assert!(server.handle(1, pull(reply), Vec::new()).is_empty());
     }
@@ -135,8 +187,64 @@ fn a_push_of_a_round_that_cannot_be_counted_is_dropped() {
     assert!(matches!(&server.handle(1, request, value)[..], [Output::Dropped(why)] if why.contains("round")));
 }
 
-fn message_of_ids(ids: &[i64]) -> Vec<u8> {
-    bytemuck::cast_slice::<i64, u8>(ids).to_vec()
+#[test]
+fn a_pull_before_the_value_is_answered_when_it_comes() {
+    let mut server = Server::new(2, true);
+    let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
+    assert!(answers(&mut server, vec![(1, init(1, &[4.0, 2.0])), (1, (pull, Vec::new()))]).is_empty());
+    assert_eq!(answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))])[&(1, 1)], message(&[4.0, 2.0]));
+}
+
+#[test]
+fn rows_of_several_segments_are_answered_when_all_of_them_have_had_the_round() {
+    let mut server = Server::new(2, true);
+    let inits = (0..2).flat_map(|rank| init_table(rank).into_iter().map(move |init| (rank, init)));
+    answers(&mut server, inits.collect());
+    let of_0 = [push_rows(&[0, 1], 1, &[0, 7], 1.0, Some(1)), pull_rows(&[0, 1], 1, &[0, 6, 7], 2)];
+    let first = of_0.into_iter().map(|message| (0, message)).chain([(1, push_rows(&[0], 1, &[0], 2.0, None))]);
+    assert!(answers(&mut server, first.collect()).is_empty(), "the second segment lacks rank 1");
+    let who = Request::WhoIsMissing { places: table(&[0, 1]), rounds: 1, reply: 9 };
+    let outputs = server.handle(0, who, Vec::new());
+    assert!(matches!(&outputs[..], [Output::Reply { reply: Reply::Missing { ranks, .. }, .. }] if *ranks == [1]));
+    let last = answers(&mut server, vec![(1, push_rows(&[1], 1, &[2, 3], 2.0, None))]);
+    assert_eq!(last, BTreeMap::from([((0, 1), Vec::new()), ((0, 2), message(&[3.0, 2.0, 3.0]))]));
+}
+
+#[test]
+fn a_worker_without_rows_of_a_segment_counts_for_its_round() {
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let mut server = Server::new(3, true);
+        let inits = (0..3).flat_map(|rank| init_table(rank).into_iter().map(move |init| (rank, init)));
+        answers(&mut server, inits.collect());
+        let ids: [&[i64]; 3] = [&[0], &[0, 6], &[]];
+        let pushes = order.map(|rank| (rank, push_rows(&[0, 1], 1, ids[rank], 1.0, None)));
+        assert!(answers(&mut server, pushes.into()).is_empty());
+        let pulled = answers(&mut server, vec![(2, pull_rows(&[0, 1], 1, &[0, 5, 6], 1))]);
+        assert_eq!(pulled[&(2, 1)], message(&[2.0, 0.0, 1.0]), "order {order:?}");
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_their_segments_are_dropped() {
+    let mut server = Server::new(1, true);
+    answers(&mut server, init_table(0).into_iter().map(|init| (0, init)).collect());
+    let mut short = push_rows(&[0, 1], 1, &[0, 7], 1.0, None);
+    short.1.pop();
+    for (request, payload) in [
+        short,
+        push_rows(&[0, 2], 1, &[0], 1.0, None),
+        push_rows(&[1, 0], 1, &[0], 1.0, None),
+        push_rows(&[0, 0], 1, &[0], 1.0, None),
+        push_rows(&[], 1, &[], 1.0, None),
+        pull_rows(&[1], 0, &[3, 4], 1),
+        (Request::Pull { places: table(&[0, 1]), rounds: 0, want: Want::State, reply: 1 }, Vec::new()),
+    ] {
+        let words = format!("{request:?}");
+        assert!(matches!(&server.handle(0, request, payload)[..], [Output::Dropped(_)]), "{words}");
+    }
+    let fits =
+        answers(&mut server, vec![(0, push_rows(&[0, 1], 1, &[7], 2.0, None)), (0, pull_rows(&[1], 1, &[2, 3], 1))]);
+    assert_eq!(fits[&(0, 1)], message(&[0.0, 2.0]));
 }
 
 proptest! {
@@ -146,7 +254,7 @@ proptest! {
     ) {
         let one = answers(&mut Server::new(workers, true), interleaved(workers, rounds, &[0]));
         let other = answers(&mut Server::new(workers, true), interleaved(workers, rounds, &choices));
-        prop_assert_eq!(one.len(), workers * rounds as usize);
+        prop_assert_eq!(one.len(), 3 * workers * rounds as usize);
         prop_assert_eq!(one, other);
     }
 
@@ -161,9 +269,9 @@ proptest! {
         let place = place();
         let request = match which {
             0 => Request::Push { place, round, optimizer, compression: None, reply: None },
-            1 => Request::PushRows { place, round, optimizer, count },
-            2 => Request::Pull { place, rounds: round, want: Want::Rows, reply: 1 },
-            3 => Request::WhoIsMissing { place, rounds: round, reply: 1 },
+            1 => Request::PushRows { places: places(), round, optimizer, ids_bytes: count, word: None },
+            2 => Request::Pull { places: places(), rounds: round, want: Want::Rows, reply: 1 },
+            3 => Request::WhoIsMissing { places: places(), rounds: round, reply: 1 },
             4 => {
                 let compression = Some(compression.parse().unwrap());
                 Request::Push { place, round, optimizer, compression, reply: None }
@@ -180,7 +288,7 @@ fn a_rank_that_pushes_twice_does_not_stand_in_for_another() {
     let messages =
         vec![(0, init(0, &[0.0, 0.0])), (1, init(1, &[0.0, 0.0])), (0, push(1, 1.0, 1)), (0, push(2, 2.0, 2))];
     assert!(answers(&mut server, messages).is_empty());
-    let who = Request::WhoIsMissing { place: place(), rounds: 1, reply: 9 };
+    let who = Request::WhoIsMissing { places: places(), rounds: 1, reply: 9 };
     let outputs = server.handle(0, who, Vec::new());
     assert!(matches!(&outputs[..], [Output::Reply { reply: Reply::Missing { ranks, .. }, .. }] if *ranks == [1]));
     assert_eq!(answers(&mut server, vec![(1, push(1, 5.0, 1))]).len(), 2);
@@ -194,7 +302,7 @@ fn what_does_not_fit_is_dropped_and_changes_nothing() {
     assert!(matches!(&server.handle(0, wrong, message(&[1.0]))[..], [Output::Dropped(_)]));
     let unknown = Request::Push { place: place(), round: 1, optimizer: 3, compression: None, reply: None };
     assert!(matches!(&server.handle(0, unknown, message(&[1.0, 1.0]))[..], [Output::Dropped(_)]));
-    let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+    let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
     assert_eq!(answers(&mut server, vec![(0, (pull, Vec::new()))])[&(0, 1)], message(&[4.0, 2.0]));
 }
 
@@ -205,7 +313,7 @@ fn after_a_fault_nothing_is_answered() {
     let (request, payload) = init(1, &[4.0, 2.0, 1.0]);
     let outputs = server.handle(1, request, payload);
     assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
-    let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+    let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
     assert!(server.handle(1, pull, Vec::new()).is_empty(), "rank 1 has three elements where this has two");
 }
 
@@ -224,7 +332,7 @@ fn coded(compression: Compression, round: u64, values: &[f32], feedback: &mut Fe
     let mut code = vec![0; compression.code_bytes(values.len())];
     compression.encode(values, feedback, &mut code);
     let compression = Some(compression);
-    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some(round) }, code)
+    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some((Want::Value, round)) }, code)
 }
 
 fn two_bit(threshold: f32) -> Compression {
@@ -284,7 +392,7 @@ fn codes_that_no_worker_sends_end_the_job_with_a_protocol_error() {
         let outputs = server.handle(0, request, code);
         let [Output::Fault(error @ Error::Protocol { .. })] = &outputs[..] else { panic!("{part}: no fault") };
         assert!(error.to_string().contains(part) && error.to_string().contains("key \"w\""), "{error}");
-        let pull = Request::Pull { place: place(), rounds: 0, want: Want::Value, reply: 1 };
+        let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
         assert!(server.handle(0, pull, Vec::new()).is_empty(), "no worker gets a value that may be wrong");
     }
 }

@@ -88,7 +88,7 @@ impl WorkerLoop {
             None => {
                 let Some(operation) = self.operations.get(&waiting.item.operation) else { return Ok(()) };
                 self.asked = Some(Instant::now());
-                let request = operation.who_is_missing(waiting.item.segment, *reply);
+                let request = operation.who_is_missing(waiting.item.batch, *reply);
                 count(&self.shared.control, 1);
                 self.servers[server].send(encode(&request));
                 Ok(())

@@ -1,5 +1,5 @@
-//! The segments that wait to be sent to one server (the first of those that hold them), and how many may be on
-//! their way.
+//! The messages that wait to be sent to one server (the first of those that hold their segments), and how
+//! many may be on their way.
 //!
 //! Higher priorities leave first, then earlier calls, then lower segments. So that all workers stay together,
 //! what a worker has sent and is not answered yet is limited (the *window*): a server answers a segment when
@@ -9,8 +9,12 @@
 //!
 //! Each call may have one segment under way beyond the window. So every call moves on, whatever the order in
 //! which the workers make their calls: a server can answer the first segment of a call that all workers have
-//! made. A push whose value is not requested is answered with a word when it is done. Inits and pushes of
-//! rows are not answered and do not count.
+//! made. A push whose value is not requested is answered with a word when it is done. Inits are not answered
+//! and do not count.
+//!
+//! Pulls have a window of their own, so a pull leaves behind the push of the same segment and not behind the
+//! whole push before it. What such a pair has under way together is no more than what a `push_pull` has: each
+//! counts twice.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,14 +29,31 @@ pub const WINDOW_BYTES: usize = 128 << 10;
 /// A call's position among those that wait: its priority, and its number.
 type Position = (Reverse<i32>, u64);
 
-/// A segment of a call.
+/// A message of a call: about a segment, or a few of which only some rows travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Queued {
     /// The number of its call.
     pub(super) operation: u64,
-    pub(super) segment: usize,
+    pub(super) batch: usize,
+    /// Whether it only asks for something.
+    pub(super) is_pull: bool,
     /// The longer of what is sent and what is answered; `None` if it is not answered.
     pub(super) answered_bytes: Option<usize>,
+    /// How many messages of a window it counts as, each of so many bytes.
+    pub(super) weight: usize,
+}
+
+/// What is under way of pushes, or of pulls.
+#[derive(Default)]
+struct Window {
+    messages: usize,
+    bytes: usize,
+}
+
+impl Window {
+    fn is_open(&self) -> bool {
+        self.bytes < WINDOW_BYTES || self.messages < WINDOW
+    }
 }
 
 /// The queue of one server's shard.
@@ -41,8 +62,8 @@ pub(super) struct Queue {
     waiting: BTreeMap<Position, VecDeque<Queued>>,
     /// The messages under way, by call.
     open: BTreeMap<u64, usize>,
-    open_messages: usize,
-    open_bytes: usize,
+    pushes: Window,
+    pulls: Window,
     /// Whether this worker leaves: what it has called goes out, whatever the others have called.
     is_leaving: bool,
 }
@@ -64,9 +85,10 @@ impl Queue {
 
     /// Takes the segment that may be sent next, if any may.
     pub(super) fn next(&mut self) -> Option<Queued> {
-        let is_open = self.is_leaving || self.open_bytes < WINDOW_BYTES || self.open_messages < WINDOW;
+        let (pushes, pulls) = (self.pushes.is_open(), self.pulls.is_open());
         let may_leave = |(_, operation): &Position, items: &VecDeque<Queued>| {
-            is_open || items[0].answered_bytes.is_none() || !self.open.contains_key(operation)
+            let is_open = if items[0].is_pull { pulls } else { pushes };
+            self.is_leaving || is_open || items[0].answered_bytes.is_none() || !self.open.contains_key(operation)
         };
         let position = self.waiting.iter().find(|(position, items)| may_leave(position, items)).map(|(at, _)| *at)?;
         let items = self.waiting.get_mut(&position)?;
@@ -76,8 +98,9 @@ impl Queue {
         }
         if let Some(bytes) = item.answered_bytes {
             *self.open.entry(item.operation).or_default() += 1;
-            self.open_messages += 1;
-            self.open_bytes += bytes;
+            let window = if item.is_pull { &mut self.pulls } else { &mut self.pushes };
+            window.messages += item.weight;
+            window.bytes += item.weight * bytes;
         }
         Some(item)
     }
@@ -85,8 +108,9 @@ impl Queue {
     /// A segment that was taken has been answered.
     pub(super) fn answered(&mut self, item: Queued) {
         let Some(bytes) = item.answered_bytes else { return };
-        self.open_messages -= 1;
-        self.open_bytes -= bytes;
+        let window = if item.is_pull { &mut self.pulls } else { &mut self.pushes };
+        window.messages -= item.weight;
+        window.bytes -= item.weight * bytes;
         if let Some(count) = self.open.get_mut(&item.operation) {
             *count -= 1;
             if *count == 0 {
@@ -100,13 +124,13 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn item(operation: u64, segment: usize, answered_bytes: Option<usize>) -> Queued {
-        Queued { operation, segment, answered_bytes }
+    fn item(operation: u64, batch: usize, answered_bytes: Option<usize>) -> Queued {
+        Queued { operation, batch, is_pull: false, answered_bytes, weight: 1 }
     }
 
     /// All that may leave now.
     fn taken(queue: &mut Queue) -> Vec<(u64, usize)> {
-        std::iter::from_fn(|| queue.next()).map(|item| (item.operation, item.segment)).collect()
+        std::iter::from_fn(|| queue.next()).map(|item| (item.operation, item.batch)).collect()
     }
 
     #[test]
@@ -151,6 +175,20 @@ mod tests {
         assert_eq!(taken(&mut queue).len(), WINDOW);
         queue.leave();
         assert_eq!(taken(&mut queue).len(), 9 - WINDOW);
+    }
+
+    #[test]
+    fn pulls_do_not_wait_for_the_pushes_before_them() {
+        let (mut queue, long) = (Queue::default(), Some(WINDOW_BYTES));
+        let pull = |segment| Queued { is_pull: true, ..item(2, segment, long) };
+        (0..9).for_each(|segment| queue.push(0, item(1, segment, long)));
+        (0..9).for_each(|segment| queue.push(0, pull(segment)));
+        let both = [1, 2].map(|operation| (0..WINDOW).map(move |segment| (operation, segment)));
+        assert_eq!(taken(&mut queue), both.into_iter().flatten().collect::<Vec<_>>());
+        queue.answered(item(1, 0, long));
+        assert_eq!(taken(&mut queue), [(1, WINDOW)]);
+        queue.answered(pull(0));
+        assert_eq!(taken(&mut queue), [(2, WINDOW)]);
     }
 
     #[test]

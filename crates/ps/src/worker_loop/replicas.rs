@@ -105,7 +105,7 @@ impl WorkerLoop {
             } else if let Some(next) = next {
                 waiting.servers = vec![next];
                 waiting.vouched = false;
-                let (request, payload) = operation.request_again(waiting.item.segment, reply);
+                let (request, payload) = operation.request_again(waiting.item.batch, reply);
                 count(&self.shared.sent, payload.len() as u64);
                 self.servers[next].send(Frame { header: encode(&request), payload });
             }
