@@ -170,7 +170,7 @@ fn what_cannot_be_predicted_is_an_error_that_says_what_can() {
         ("--recorded run --link 1gbit", 2, ["'--model <MODEL>' cannot be used with", "--recorded <FOLDER>"]),
         ("--link none", 1, ["--link none has no rate to predict with", "--link 10gbit"]),
         ("--link 1gbit --latency 50", 2, ["invalid time \"50\"", "such as 50us"]),
-        ("--link 1gbit --hosts 0", 1, ["invalid --hosts 0: expected numbers from 1 to 1024", "--hosts 8,64"]),
+        ("--link 1gbit --hosts 0", 1, ["invalid --hosts 0: expected numbers from 1 to 10000", "--hosts 8,64"]),
         ("--link 1gbit --compute 0", 1, ["invalid --compute 0", "such as 2.184"]),
         ("--link 1gbit --modes dist_async:1", 1, ["dist_async:1 has no prediction", "dist_sync:Kshared"]),
         ("--link 1gbit --hosts 65 --check", 1, ["--check has nothing to measure", "--hosts 2,4,8"]),

@@ -35,7 +35,7 @@ mod status;
 pub mod worker;
 mod worker_loop;
 
-pub use worker_loop::{WINDOW, WINDOW_BYTES};
+pub use worker_loop::window;
 
 use ringpull_base::config::{Config, Dmlc, Role};
 use ringpull_base::{Error, Result};

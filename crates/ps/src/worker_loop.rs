@@ -36,8 +36,8 @@ use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
 use crate::status::{self, Described, Question};
 use crate::worker::{self, Command, Worker, WorkerState};
+pub use crate::worker_loop::queue::window;
 use crate::worker_loop::queue::{Queue, Queued};
-pub use crate::worker_loop::queue::{WINDOW, WINDOW_BYTES};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
@@ -150,10 +150,11 @@ impl WorkerLoop {
         shared: Arc<WorkerState>,
         patience: Patience,
     ) -> Self {
+        let window = window(servers.len());
         let servers = servers.into_iter().map(|connection| ServerConnection {
             connection: Some(connection),
             optimizers: Vec::new(),
-            queue: Queue::default(),
+            queue: Queue::new(window),
             broken: None,
             is_reported: false,
         });

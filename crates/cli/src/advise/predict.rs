@@ -45,7 +45,7 @@ impl Setting {
         let is_apart = !self.own_links(workers).is_empty();
         match variant.mode {
             Mode::Helped { helpers } => workers + helpers <= MOST_APART,
-            Mode::Servers { .. } => true,
+            Mode::Servers { servers, .. } => servers <= MOST_SERVERS,
             _ => !is_apart || workers <= MOST_APART && !is_coded,
         }
     }
@@ -81,7 +81,7 @@ impl Setting {
                 Some(codec) => (self.coded_sums(codec, workers), None),
             },
             Mode::Servers { servers, placement, .. } => {
-                let window = (ringpull_ps::WINDOW, ringpull_ps::WINDOW_BYTES);
+                let window = ringpull_ps::window(servers);
                 let is_shared = placement == Placement::Shared;
                 (self.on_servers(codec, servers), Some(Servers { count: servers, is_shared, window }))
             }
@@ -215,12 +215,14 @@ fn unit(layers: impl Iterator<Item = usize>, is_alone: bool, exchange: Exchange)
 
 /// The ranks of a job in which they are not alike: with helpers, or on links of their own.
 pub(crate) const MOST_APART: usize = 64;
+/// Of a job: their times grow with the square of their number.
+const MOST_SERVERS: usize = 1024;
 
 fn too_many(variant: Variant, workers: usize) -> Error {
     Error::argument(
         format!("{variant} has no prediction for {workers} hosts"),
         format!(
-            "predict helpers, and sums on links that are not alike, for up to {MOST_APART} hosts in all and without compression"
+            "predict helpers, and sums on links that are not alike, for up to {MOST_APART} hosts in all and without compression, and up to {MOST_SERVERS} servers"
         ),
     )
 }

@@ -1,7 +1,7 @@
 //! The advice for a terminal, and as a chart.
 
 use crate::advise::check::Checked;
-use crate::advise::{Advice, Choice, PredictedRow};
+use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow};
 use crate::compare::charts::{Curve, Curves};
 use crate::text::{format_seconds, grid};
 
@@ -21,6 +21,9 @@ pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
         "efficiency: computing / step. Every figure is predicted:".to_owned(),
     ]);
     lines.extend(advice.assumptions.iter().map(|line| format!("- {line}")));
+    if advice.hosts().last().is_some_and(|most| *most > COMPARED_HOSTS) {
+        lines.push(format!("*: on more hosts than any of these measurements ({COMPARED_HOSTS})."));
+    }
     lines.push(String::new());
     lines.extend(advice.verdict.iter().cloned());
     if let Some(check) = &advice.check {
@@ -48,7 +51,8 @@ fn seconds(value: f64) -> String {
 
 fn by_hosts(advice: &Advice, choices: &[Choice], title: &str, cell: impl Fn(&PredictedRow) -> String) -> String {
     let hosts = advice.hosts();
-    let head = std::iter::once(title.to_owned()).chain(hosts.iter().map(ToString::to_string));
+    let number = |hosts: &usize| format!("{hosts}{}", if *hosts > COMPARED_HOSTS { "*" } else { "" });
+    let head = std::iter::once(title.to_owned()).chain(hosts.iter().map(number));
     let rows = choices.iter().map(|choice| {
         let cells =
             hosts.iter().map(|hosts| advice.row(*hosts, choice.variant(*hosts)).map_or_else(String::new, &cell));
@@ -119,6 +123,9 @@ mod tests {
             let cells = lines.iter().map(|line| line[choice.name.len()..].split_whitespace().count());
             assert!(cells.clone().all(|count| count == 3), "{lines:?}");
         }
+        assert!(!text.contains("8*") && !text.contains("than any of these measurements"), "{text}");
+        let beyond = render(&self::advice(&[8, 64]), &Choice::all());
+        assert!(beyond.contains("64*\n") && beyond.contains("than any of these measurements"), "{beyond}");
         assert!(text.contains("of which TCP carries 95.6 %; 50.0 us") && text.ends_with("\n\nit wins\n"), "{text}");
     }
 

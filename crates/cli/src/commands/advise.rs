@@ -19,8 +19,8 @@ use crate::size::format_size;
 use crate::text::{parse_seconds, several};
 use crate::variant::Variant;
 
-/// Beyond this a prediction has been compared with nothing.
-const MOST_HOSTS: usize = 1024;
+/// Beyond this a prediction takes minutes.
+const MOST_HOSTS: usize = 10_000;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -59,7 +59,7 @@ pub(crate) struct AdviseArgs {
     /// From one host to another, one way, such as 50us.
     #[arg(long, default_value = "50us", value_parser = parse_seconds)]
     latency: f64,
-    /// Numbers of workers' hosts, 1 to 1024.
+    /// Numbers of workers' hosts, 1 to 10000.
     #[arg(long, value_name = "HOSTS", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256,512,1024")]
     hosts: Vec<usize>,
     /// Modes, separated by commas [default: allreduce, plain and compressed, and 1, n/2 and n servers].

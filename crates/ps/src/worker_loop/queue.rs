@@ -19,12 +19,20 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-/// What may be under way to one server and back, in messages and in bytes, whichever is more: as little as
-/// keeps the links busy in both directions. That of eight workers together is about what waits in a switch or
-/// a shaper without loss.
-pub const WINDOW: usize = 4;
+/// What may be under way to one of few servers and back: as little as keeps the links busy in both directions.
+const WINDOW: usize = 4;
 /// The bytes of [`WINDOW`].
-pub const WINDOW_BYTES: usize = 128 << 10;
+const WINDOW_BYTES: usize = 128 << 10;
+/// Whole windows that together are about what waits in a switch or a shaper without loss.
+const WHOLE_WINDOWS: usize = 8;
+
+/// What a worker of so many servers may have under way to each of them and back, in messages and in bytes,
+/// whichever is more. Of more than eight servers each has half a window: a worker's own link drops a part of
+/// what all windows together send. With one message under way instead of two a server would wait for it.
+pub fn window(servers: usize) -> (usize, usize) {
+    let parts = if servers > WHOLE_WINDOWS { 2 } else { 1 };
+    (WINDOW / parts, WINDOW_BYTES / parts)
+}
 
 /// A call's position among those that wait: its priority, and its number.
 type Position = (Reverse<i32>, u64);
@@ -51,14 +59,15 @@ struct Window {
 }
 
 impl Window {
-    fn is_open(&self) -> bool {
-        self.bytes < WINDOW_BYTES || self.messages < WINDOW
+    fn is_open(&self, most: (usize, usize)) -> bool {
+        self.messages < most.0 || self.bytes < most.1
     }
 }
 
 /// The queue of one server's shard.
-#[derive(Default)]
 pub(super) struct Queue {
+    /// The [`window`].
+    most: (usize, usize),
     waiting: BTreeMap<Position, VecDeque<Queued>>,
     /// The messages under way, by call.
     open: BTreeMap<u64, usize>,
@@ -69,6 +78,12 @@ pub(super) struct Queue {
 }
 
 impl Queue {
+    /// With a window of so many messages or bytes.
+    pub(super) fn new(most: (usize, usize)) -> Self {
+        let (pushes, pulls) = (Window::default(), Window::default());
+        Queue { most, waiting: BTreeMap::new(), open: BTreeMap::new(), pushes, pulls, is_leaving: false }
+    }
+
     /// Puts a segment behind the earlier ones of its call, all of one priority.
     pub(super) fn push(&mut self, priority: i32, item: Queued) {
         self.waiting.entry((Reverse(priority), item.operation)).or_default().push_back(item);
@@ -85,7 +100,7 @@ impl Queue {
 
     /// Takes the segment that may be sent next, if any may.
     pub(super) fn next(&mut self) -> Option<Queued> {
-        let (pushes, pulls) = (self.pushes.is_open(), self.pulls.is_open());
+        let (pushes, pulls) = (self.pushes.is_open(self.most), self.pulls.is_open(self.most));
         let may_leave = |(_, operation): &Position, items: &VecDeque<Queued>| {
             let is_open = if items[0].is_pull { pulls } else { pushes };
             self.is_leaving || is_open || items[0].answered_bytes.is_none() || !self.open.contains_key(operation)
@@ -128,6 +143,12 @@ mod tests {
         Queued { operation, batch, is_pull: false, answered_bytes, weight: 1 }
     }
 
+    #[test]
+    fn windows_of_many_servers_are_smaller_and_hold_two_messages() {
+        assert_eq!([1, 8, 9, 16, 64].map(|servers| window(servers).0), [4, 4, 2, 2, 2]);
+        assert!((1..=16).all(|servers| servers * window(servers).1 <= WHOLE_WINDOWS * WINDOW_BYTES));
+    }
+
     /// All that may leave now.
     fn taken(queue: &mut Queue) -> Vec<(u64, usize)> {
         std::iter::from_fn(|| queue.next()).map(|item| (item.operation, item.batch)).collect()
@@ -135,7 +156,7 @@ mod tests {
 
     #[test]
     fn higher_priorities_leave_first_then_earlier_calls_then_lower_segments() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(window(1));
         for (priority, operation, segment) in [(0, 1, 0), (0, 1, 1), (5, 2, 0), (0, 3, 0), (5, 2, 1)] {
             queue.push(priority, item(operation, segment, Some(1)));
         }
@@ -147,7 +168,7 @@ mod tests {
     fn a_window_of_unanswered_segments_leaves_and_an_answer_lets_another_go() {
         let long = Some(WINDOW_BYTES);
         for (answered_bytes, count) in [(Some(WINDOW_BYTES / 8), 8), (long, WINDOW)] {
-            let mut queue = Queue::default();
+            let mut queue = Queue::new(window(1));
             (0..9).for_each(|segment| queue.push(0, item(1, segment, answered_bytes)));
             assert_eq!(taken(&mut queue), (0..count).map(|segment| (1, segment)).collect::<Vec<_>>());
             queue.answered(item(1, 0, answered_bytes));
@@ -157,7 +178,7 @@ mod tests {
 
     #[test]
     fn each_call_has_a_segment_under_way_however_full_the_window_is() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(window(1));
         let whole = Some(WINDOW_BYTES);
         for (operation, segment) in (0..6).map(|segment| (1, segment)).chain([(2, 0), (2, 1), (3, 0)]) {
             queue.push(0, item(operation, segment, whole));
@@ -170,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_leaves_sends_all_that_it_has_called() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(window(1));
         (0..9).for_each(|segment| queue.push(0, item(1, segment, Some(WINDOW_BYTES))));
         assert_eq!(taken(&mut queue).len(), WINDOW);
         queue.leave();
@@ -179,7 +200,7 @@ mod tests {
 
     #[test]
     fn pulls_do_not_wait_for_the_pushes_before_them() {
-        let (mut queue, long) = (Queue::default(), Some(WINDOW_BYTES));
+        let (mut queue, long) = (Queue::new(window(1)), Some(WINDOW_BYTES));
         let pull = |segment| Queued { is_pull: true, ..item(2, segment, long) };
         (0..9).for_each(|segment| queue.push(0, item(1, segment, long)));
         (0..9).for_each(|segment| queue.push(0, pull(segment)));
@@ -193,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_is_not_answered_needs_no_room() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(window(1));
         (0..=WINDOW).for_each(|segment| queue.push(0, item(1, segment, Some(WINDOW_BYTES))));
         queue.push(-1, item(2, 0, None));
         queue.push(-1, item(2, 1, None));
