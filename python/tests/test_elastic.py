@@ -1,6 +1,7 @@
 """Elastic jobs: states, snapshots and samplers; and a job that loses a rank and gets it back."""
 
 import os
+import re
 import stat
 import sys
 
@@ -8,7 +9,7 @@ import numpy
 import pytest
 
 import ringpull
-from ranks import HERE, ROOT, ended, job, ringpull_binary, start
+from ranks import HAS_IMAGES, HERE, ROOT, ended, job, ringpull_binary, start
 from ranks import run as run_command
 from ringpull.elastic import Sampler, State, run
 from ringpull.elastic.packing import is_whole, packed, unpacked
@@ -421,6 +422,23 @@ def test_a_host_gets_another_rank_in_the_place_of_a_lost_one_after_a_while(tmp_p
     assert "goes on in place without rank 1" in output and "there is room for a lost rank: generation 0 ends at its next commit, 3 to 4 workers" in output, output
     for rank in range(4):
         assert f"[rank {rank}] start 1: rank {rank} is {rank} of 4, at step 26, reset at [" in output, output
+
+
+@pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
+@pytest.mark.parametrize("options", [["--in-place"], []])
+def test_the_elastic_example_of_horovod_goes_on_without_a_lost_rank(options):
+    """In its processes, with its optimizer, or in new ones."""
+    pytest.importorskip("torch")
+    words = ["--elastic", *options, "--min-workers", 2, "-n", 3, "--cooldown", 60, 60]
+    script = [HERE / "jobs/in_place_horovod.py", ROOT / "examples/horovod/torch_elastic.py", "--limit-train", 960, "--limit-test", 200, "--commit", 5]
+    status, output = ended([ringpull_binary(), "launch", *words, "--", sys.executable, *script], 120, open_mpi_5() if options else {})
+    assert status == 0, output
+    left = 2 if options else 3
+    # Of 20 batches of 3 ranks the commit after 5 has left 720 images.
+    assert re.findall(r"(\d) ranks at epoch (\d) batch (\d+)", output) == [("3", "0", "0"), (str(left), "0", "5")], output
+    ends = re.findall(r"rank (\d) of (\d) weights (\w+)", output)
+    assert sorted(end[:2] for end in ends) == [(str(rank), str(left)) for rank in range(left)] and len({end[2] for end in ends}) == 1, output
+    assert len(re.findall(r"epoch 2 accuracy", output)) == 1, output
 
 
 def lose_rank_0(word):

@@ -479,7 +479,8 @@ impl Comm<'_> {
         let Some(pace) = &mut self.pace else { return };
         let mut of_all = self.running.iter().filter(|running| !running.is_of_a_set());
         if of_all.clone().any(|running| running.launch.topic == Topic::Links && running.ticket.is_none()) {
-            *self.shared.slow_sums.lock() = pace.restart();
+            let are_told = self.shared.links.lock().as_ref().is_some_and(|news| !news.found.rates.is_empty());
+            *self.shared.slow_sums.lock() = pace.measured(are_told);
         } else if of_all.all(|running| running.ticket.is_none()) {
             *self.shared.slow_sums.lock() = pace.idle(shared_s(self.shared));
         }

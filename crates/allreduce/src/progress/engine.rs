@@ -24,7 +24,7 @@ use ringpull_base::{Error, OnFault, Result, Tensor, Waiter, last_words, notice, 
 use crate::communicator::Communicator;
 use crate::progress::connected::{Connect, Connected};
 use crate::progress::generation::{Change, Current};
-use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn};
+use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn, Work};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
 use crate::progress::shared::{Inherited, Shared};
@@ -336,11 +336,7 @@ impl Engine {
         memory: Vec<Tensor>,
         work: impl FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(Direct::new(Box::new(work), memory, result));
-        self.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
-        self.wait();
-        self.answered(&answer)
+        self.direct(&self.current.get(), name, memory, Box::new(work))
     }
 
     /// As [`collective`](Self::collective) without memory, among the ranks of that generation alone.
@@ -350,10 +346,15 @@ impl Engine {
         name: &str,
         work: impl FnOnce(&mut Communicator, u32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        let shared = self.current.get();
+        check_generation(&shared, generation)?;
+        self.direct(&shared, name, Vec::new(), Box::new(move |comm, _, stamp| work(comm, stamp)))
+    }
+
+    fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, memory: Vec<Tensor>, work: Work<T>) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let work = Box::new(move |comm: &mut Communicator, _: &[Tensor], stamp| work(comm, stamp));
-        let job = Box::new(Direct::new(work, Vec::new(), result));
-        self.submit_in(generation, Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
+        let job = Box::new(Direct::new(work, memory, result));
+        shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
         self.answered(&answer)
     }
@@ -400,8 +401,8 @@ impl Engine {
         self.answered(&answer)
     }
 
-    /// The number of the next process set of these ranks of a generation: the same on each of them, if each makes its sets in
-    /// one order.
+    /// The number of the next process set of these ranks of a generation: the same on each of them, if each
+    /// makes its sets in one order.
     pub fn next_set(&self, generation: u64, set: &[usize]) -> u32 {
         let mut sets = self.sets.lock();
         let next = sets.entry((generation, set.to_vec())).or_default();

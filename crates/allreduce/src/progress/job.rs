@@ -135,7 +135,7 @@ impl<T> Answer<T> {
     }
 }
 
-type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
+pub(super) type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
 pub(super) struct Direct<T> {

@@ -102,9 +102,11 @@ impl Pace {
         SlowSums { done: 100, slower: 100, clearly: 100 }
     }
 
-    /// The links have been measured: what is known of their times is no more.
-    pub(super) fn restart(&mut self) -> SlowSums {
-        *self = Pace { done: self.done, ..Pace::default() };
+    /// The links have been measured. Sums are compared with later ones from now on, or, if the links' rates
+    /// could not be told, still with the shortest.
+    pub(super) fn measured(&mut self, are_told: bool) -> SlowSums {
+        let known = if are_told { BTreeMap::new() } else { std::mem::take(&mut self.known) };
+        *self = Pace { done: self.done, known, ..Pace::default() };
         SlowSums { done: self.done, ..SlowSums::default() }
     }
 }
@@ -126,6 +128,8 @@ pub(super) struct Vigil {
     differ: bool,
     /// Whether a measurement is on its way.
     is_asked: bool,
+    /// The operation that was the last measurement.
+    last: Option<u32>,
     /// How many sums were done when the links were measured last.
     seen: u32,
 }
@@ -140,6 +144,7 @@ impl Vigil {
             pause_s: LEAST_PAUSE_S,
             differ,
             is_asked: false,
+            last: None,
             seen: 0,
         }
     }
@@ -166,6 +171,11 @@ impl Vigil {
         let clearly = self.sums.iter().filter(|sums| since(sums, sums.clearly)).count();
         let first = self.sums.iter().map(|sums| from(sums.done) - i64::from(sums.slower)).max();
         first.is_some_and(|first| last - first >= i64::from(IN_A_ROW)) && 2 * clearly > self.sums.len()
+    }
+
+    /// Whether the measurement of this number has not been seen before.
+    pub(super) fn is_news(&mut self, number: u32) -> bool {
+        self.last.replace(number) != Some(number)
     }
 
     /// The links have been measured, in so many seconds.
@@ -289,6 +299,26 @@ mod tests {
         vigil.measured(true, false, 0.1, 100.0);
         (0..2).for_each(|rank| vigil.take(rank, at(30)));
         assert!(!vigil.is_due(1e6), "they are alike");
+    }
+
+    #[test]
+    fn sums_stay_slow_while_a_measurement_cannot_tell_the_rates() {
+        let begun = |pace: &mut Pace, times: &[f64]| {
+            let mut now_s = 0.0;
+            let reports = times.iter().map(|time| {
+                pace.begin(BYTES, now_s);
+                now_s += time;
+                pace.idle(now_s)
+            });
+            reports.last().unwrap()
+        };
+        for are_told in [false, true] {
+            let mut pace = Pace::default();
+            assert_eq!(begun(&mut pace, &[1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), sums(6, 3, 3));
+            assert_eq!(pace.measured(are_told), sums(6, 0, 0));
+            let slow = if are_told { 0 } else { 3 };
+            assert_eq!(begun(&mut pace, &[2.0; 3]), sums(9, slow, slow));
+        }
     }
 
     #[test]

@@ -15,13 +15,13 @@ use ringpull_base::timeline::clock::Offset;
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, after_error, notice, timeline, waits};
 
-use crate::communicator::LinksFound;
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::connected::LEARNING;
 use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
 use crate::progress::pace::{SlowSums, Vigil};
+use crate::progress::remeasure::{self, LinkNews};
 use crate::progress::shared::{Shared, is_loss};
 use crate::progress::standstill::Standstill;
 use crate::progress::status;
@@ -419,10 +419,11 @@ impl Watcher {
         }
         let vigil = self.vigil.get_or_insert_with(|| Vigil::new(shared.size, shared.links_differ, now_s));
         vigil.take(0, *shared.slow_sums.lock());
-        if let Some((found, number)) = shared.links.lock().take() {
+        let news = shared.links.lock().clone();
+        if let Some(LinkNews { found, number }) = news.filter(|news| vigil.is_news(news.number)) {
             vigil.measured(found.changed, found.differ, found.took.as_secs_f64(), now_s);
             if found.changed {
-                notice(&self.links_in_words(&found, number));
+                notice(&remeasure::in_words(&found, number, |rank| self.name(rank)));
             }
         } else if vigil.is_due(now_s) {
             let orders = self.agreement.want_links();
@@ -430,36 +431,6 @@ impl Watcher {
         }
         let orders = self.agreement.measure_links();
         spread(shared, &mut self.orders, orders);
-    }
-
-    /// What has become of the hosts' links.
-    fn links_in_words(&self, found: &LinksFound, number: u32) -> String {
-        let fastest = found.rates.iter().map(|rates| rates.sends.max(rates.receives)).fold(0.0, f64::max);
-        let mbit = |rate: f64| format!("{:.0} Mbit/s", 8.0 * rate);
-        let slow =
-            found.rates.iter().zip(&found.ranks).filter(|(rates, _)| found.differ && 1.25 * rates.slower() < fastest);
-        let slow: Vec<String> = slow
-            .map(|(rates, rank)| {
-                format!(
-                    "the host of {} sends {}, receives {}",
-                    self.name(*rank),
-                    mbit(rates.sends),
-                    mbit(rates.receives)
-                )
-            })
-            .collect();
-        let seconds = found.took.as_secs_f64();
-        if slow.is_empty() {
-            return format!(
-                "ringpull: the hosts' links are alike again, about {}: sums go in equal parts from operation {number} on (measured in {seconds:.1} s)",
-                mbit(fastest)
-            );
-        }
-        format!(
-            "ringpull: a link is slow: {}, the fastest {}; sums go in parts that suit the links from operation {number} on (measured in {seconds:.1} s)",
-            slow.join("; "),
-            mbit(fastest)
-        )
     }
 
     /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does

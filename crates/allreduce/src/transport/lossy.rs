@@ -1,5 +1,5 @@
-//! Messages among ranks of which one may be lost, and the communicator of those that are left (`ulfm` has
-//! MPI's part).
+//! Messages among ranks of which one may be lost, and how those that are left go on in the same communicator
+//! (`ulfm` has MPI's part).
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -11,7 +11,7 @@ use mpi::ffi;
 use ringpull_base::{Error, Result};
 
 use crate::transport::library::check;
-use crate::transport::mpi::{InFlight, Mpi, check_arrival};
+use crate::transport::mpi::{InFlight, Mpi, check_arrival, probe};
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{SendMode, Stamp, Transport};
 
@@ -23,7 +23,7 @@ impl Mpi {
     }
 
     fn checked_failures(&self) -> Result<()> {
-        match self.ulfm.map_or(0, |ulfm| ulfm.failures(self.comm)) {
+        match self.ulfm.map_or(0, |ulfm| ulfm.failures(self.comm).saturating_sub(self.remaining.lost())) {
             0 => Ok(()),
             count => Err(Error::PeerLost {
                 peer: format!("{count} of {} processes", self.size),
@@ -38,8 +38,15 @@ impl Mpi {
     /// What `successor` needs to go on without the lost ranks of this communicator.
     pub fn heritage(&self) -> Option<Heritage> {
         let ulfm = self.ulfm.filter(|_| self.initialised_here)?;
-        let Mpi { comm, rank, size, name, yields, .. } = self;
-        Some(Heritage { ulfm, comm: *comm, rank: *rank, size: *size, name: name.clone(), yields: *yields })
+        let Mpi { comm, remaining, rank, name, yields, .. } = self;
+        Some(Heritage {
+            ulfm,
+            comm: *comm,
+            remaining: remaining.clone(),
+            rank: *rank,
+            name: name.clone(),
+            yields: *yields,
+        })
     }
 
     /// Every rank's bytes, of which each gives as many. An error if a rank is lost meanwhile. Blocks;
@@ -118,12 +125,49 @@ impl Mpi {
     }
 }
 
-/// A communicator that ranks were lost of, for the one that follows it.
+/// The processes of a communicator that are left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Remaining {
+    /// Of each rank, its number in the communicator.
+    numbers: Vec<c_int>,
+    /// How many there were at first.
+    begun: usize,
+}
+
+impl Remaining {
+    /// All of so many.
+    pub(super) fn all(count: usize) -> Self {
+        Remaining { numbers: (0..count as c_int).collect(), begun: count }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(super) fn number(&self, rank: usize) -> c_int {
+        self.numbers[rank]
+    }
+
+    /// How many are lost. Ranks that agree on who is left agree on that, and no others have as many.
+    pub(super) fn lost(&self) -> usize {
+        self.begun - self.numbers.len()
+    }
+
+    /// Those that are not among `failed`, by their numbers, and their ranks before.
+    fn without(&self, failed: &[c_int]) -> (Self, Vec<usize>) {
+        let is_left = |rank: &usize| !failed.contains(&self.numbers[*rank]);
+        let ranks: Vec<usize> = (0..self.numbers.len()).filter(is_left).collect();
+        let numbers = ranks.iter().map(|rank| self.numbers[*rank]).collect();
+        (Remaining { numbers, begun: self.begun }, ranks)
+    }
+}
+
+/// What is left of ranks of which some were lost, for those that go on.
 pub struct Heritage {
     ulfm: Ulfm,
     comm: ffi::MPI_Comm,
+    remaining: Remaining,
     rank: usize,
-    size: usize,
     name: String,
     yields: bool,
 }
@@ -132,31 +176,43 @@ impl Heritage {
     /// MPI over the processes that are left, and their ranks before; nothing if all are left. MPI may have
     /// told other ranks of a loss and not this one, which learns of it with them: so after `patience` it goes
     /// on without that. Waits for all that are left; collective. On the thread that initialised MPI. What is
-    /// under way in the old communicator is never looked at again.
+    /// under way is never looked at again, and has tags that no later message has.
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
-        while self.ulfm.failures(self.comm) == 0 {
-            if begun.elapsed() >= patience {
-                break;
-            }
-            let mut flag: c_int = 0;
-            // SAFETY: the out-pointer is valid; this lets the library take news, and nothing is received.
-            unsafe {
-                let (source, tag, ignored) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG, ffi::RSMPI_STATUS_IGNORE);
-                ffi::MPI_Iprobe(source, tag, self.comm, &raw mut flag, ignored);
-            }
+        while self.ulfm.failures(self.comm) <= self.remaining.lost() && begun.elapsed() < patience {
+            // A look at what came from any rank is refused from a loss on until that is acknowledged; no process
+            // is lost to itself.
+            // SAFETY: a constant of the MPI library.
+            probe(unsafe { ffi::RSMPI_COMM_SELF });
             std::thread::sleep(Duration::from_micros(200));
         }
-        let next = self.shrunk();
-        let is_whole = next.as_ref().is_ok_and(|(mpi, _)| mpi.size == self.size);
+        let next = self.without_failed();
+        let is_whole = next.as_ref().is_ok_and(|(mpi, _)| mpi.remaining == self.remaining);
         (!is_whole).then_some(next)
     }
 
-    fn shrunk(&self) -> Result<(Mpi, Vec<usize>)> {
-        let (comm, ranks) = self.ulfm.shrink(self.comm, self.rank)?;
+    fn without_failed(&self) -> Result<(Mpi, Vec<usize>)> {
+        let failed = self.ulfm.agree_on_failed(self.comm, self.rank)?;
+        let (remaining, ranks) = self.remaining.without(&failed);
         let rank = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0);
         super::forget_open();
-        let mpi = Mpi::over(comm, (rank, ranks.len()), self.name.clone(), self.yields, (true, Some(self.ulfm)));
+        let mpi = Mpi::over(self.comm, remaining, rank, self.name.clone(), self.yields, (true, Some(self.ulfm)));
         Ok((mpi, ranks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_keep_their_numbers_when_others_are_lost() {
+        let all = Remaining::all(5);
+        let (four, ranks) = all.without(&[1]);
+        assert_eq!((ranks, four.lost()), (vec![0, 2, 3, 4], 1));
+        let (two, ranks) = four.without(&[1, 0, 3]);
+        assert_eq!((ranks, two.lost()), (vec![1, 3], 3));
+        assert_eq!([two.number(0), two.number(1)], [2, 4]);
+        assert_eq!(two.without(&[1, 0, 3]).0, two);
     }
 }

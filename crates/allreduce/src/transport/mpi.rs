@@ -18,6 +18,7 @@ use crate::transport::library::{
     check, check_launcher, check_threads, error_text, in_place, library_error, mpi_library, set_parameter,
     set_parameters, yields_when_idle,
 };
+use crate::transport::lossy::Remaining;
 use crate::transport::sockets::Sockets;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
@@ -26,9 +27,13 @@ use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
 const TAG_MASK: u32 = 0x3fff;
 const TAG_OF_A_SET: u32 = 0x4000;
 
-fn tag(stamp: Stamp) -> c_int {
+/// Bits of a tag below the number of lost ranks, which goes on after a loss: only MPIs that can, which allow
+/// all tags of an int, have such tags.
+const TAG_BITS: u32 = 15;
+
+fn tag(stamp: Stamp, lost: usize) -> c_int {
     let of_a_set = if stamp & OF_A_SET == 0 { 0 } else { TAG_OF_A_SET };
-    (of_a_set | stamp & TAG_MASK) as c_int
+    ((lost as u32) << TAG_BITS | of_a_set | stamp & TAG_MASK) as c_int
 }
 
 /// What is the same for all processes that reach each other over loopback, and for hardly any others.
@@ -53,6 +58,8 @@ type SendCall = unsafe extern "C" fn(
 /// MPI, from initialisation to finalisation, and this process's place in it.
 pub struct Mpi {
     pub(super) comm: ffi::MPI_Comm,
+    /// The ranks' numbers there.
+    pub(super) remaining: Remaining,
     /// Of the ranks that call the library's collectives, and how many these are.
     collective: (ffi::MPI_Comm, usize),
     pub(super) rank: usize,
@@ -94,6 +101,17 @@ pub(crate) fn finalise() {
         if flag == 0 {
             ffi::MPI_Finalize();
         }
+    }
+}
+
+/// Lets the library take what has arrived, also of losses. Nothing is received; what is wrong will be found by
+/// the next operation.
+pub(super) fn probe(comm: ffi::MPI_Comm) {
+    let mut flag: c_int = 0;
+    // SAFETY: the communicator lives, the out-pointer is valid, and no status is asked for.
+    unsafe {
+        let (source, tag, ignored) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG, ffi::RSMPI_STATUS_IGNORE);
+        ffi::MPI_Iprobe(source, tag, comm, &raw mut flag, ignored);
     }
 }
 
@@ -157,19 +175,22 @@ impl Mpi {
         let (rank, size) = (rank as usize, size as usize);
         check_launcher(size)?;
         let yields = yields_when_idle(&name);
-        Ok(Mpi::over(comm, (rank, size), name, yields, (initialised_here, ulfm)))
+        Ok(Mpi::over(comm, Remaining::all(size), rank, name, yields, (initialised_here, ulfm)))
     }
 
-    /// MPI over a communicator of its own, in which nothing is under way.
+    /// MPI over these remaining of a communicator of its own. No message has the tags of another over as many.
     pub(super) fn over(
         comm: ffi::MPI_Comm,
-        (rank, size): (usize, usize),
+        remaining: Remaining,
+        rank: usize,
         name: String,
         yields: bool,
         (initialised_here, ulfm): (bool, Option<Ulfm>),
     ) -> Self {
+        let size = remaining.size();
         Mpi {
             comm,
+            remaining,
             collective: (comm, size),
             rank,
             size,
@@ -241,6 +262,7 @@ impl Transport for Mpi {
             SendMode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
             _ => ("MPI_Isend", ffi::MPI_Isend),
         };
+        let tag = tag(stamp, self.remaining.lost());
         // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an
         // int.
         let code = unsafe {
@@ -248,20 +270,21 @@ impl Transport for Mpi {
                 data.cast::<c_void>(),
                 data.len() as c_int,
                 ffi::RSMPI_UINT8_T,
-                to as c_int,
-                tag(stamp),
+                self.remaining.number(to),
+                tag,
                 self.comm,
                 request.as_mut_ptr(),
             )
         };
         check(name, self.rank, code)?;
         // SAFETY: a successful call wrote the request.
-        self.post(InFlight { token, way: (false, to, tag(stamp)), due: None }, unsafe { request.assume_init() });
+        self.post(InFlight { token, way: (false, to, tag), due: None }, unsafe { request.assume_init() });
         Ok(())
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
         let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
+        let tag = tag(stamp, self.remaining.lost());
         // SAFETY: the caller keeps `into` valid and untouched until the token is returned; a segment fits an
         // int.
         let code = unsafe {
@@ -269,15 +292,15 @@ impl Transport for Mpi {
                 into.cast::<c_void>(),
                 into.len() as c_int,
                 ffi::RSMPI_UINT8_T,
-                from as c_int,
-                tag(stamp),
+                self.remaining.number(from),
+                tag,
                 self.comm,
                 request.as_mut_ptr(),
             )
         };
         check("MPI_Irecv", self.rank, code)?;
         // SAFETY: a successful MPI_Irecv wrote the request.
-        let flight = InFlight { token, way: (true, from, tag(stamp)), due: Some((from, stamp, into.len())) };
+        let flight = InFlight { token, way: (true, from, tag), due: Some((from, stamp, into.len())) };
         // SAFETY: as above.
         self.post(flight, unsafe { request.assume_init() });
         Ok(())
@@ -337,18 +360,8 @@ impl Transport for Mpi {
         if !self.initialised_here {
             return;
         }
-        let mut flag: c_int = 0;
-        // SAFETY: the out-pointer is valid, and no status is asked for. What is wrong will be found by the
-        // next operation.
-        unsafe {
-            ffi::MPI_Iprobe(
-                ffi::RSMPI_ANY_SOURCE,
-                ffi::RSMPI_ANY_TAG,
-                self.comm,
-                &raw mut flag,
-                ffi::RSMPI_STATUS_IGNORE,
-            );
-        }
+        // SAFETY: a constant of the MPI library. In a job that goes on without lost ranks as `Heritage` does.
+        probe(if self.ulfm.is_some() { unsafe { ffi::RSMPI_COMM_SELF } } else { self.comm });
     }
 
     fn relax(&mut self) {
