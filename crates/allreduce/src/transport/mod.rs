@@ -23,6 +23,8 @@ pub mod mpi;
 pub mod observed;
 pub mod peer_memory;
 #[cfg(feature = "mpi")]
+mod remaining;
+#[cfg(feature = "mpi")]
 mod sockets;
 pub mod star;
 #[cfg(feature = "mpi")]

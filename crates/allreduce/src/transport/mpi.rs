@@ -18,7 +18,7 @@ use crate::transport::library::{
     check, check_launcher, check_threads, error_text, in_place, library_error, mpi_library, set_parameter,
     set_parameters, yields_when_idle,
 };
-use crate::transport::lossy::Remaining;
+use crate::transport::remaining::Remaining;
 use crate::transport::sockets::Sockets;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
