@@ -24,6 +24,7 @@ import torch
 
 from . import _native, uncaught
 from .backward import CombiningOptimizer
+from .errors import ArgumentError
 from .kvstore import Handle, KVStore, create
 from .place import waits_in
 from .worker import after_stores, warn_of_separate_models
@@ -257,6 +258,9 @@ class DistributedOptimizer(CombiningOptimizer):
                 _native.name_key(key, self._names[parameter])
             self.store.init(key, torch.zeros_like(parameter, memory_format=torch.contiguous_format))
             self._known.add(key)
+        if parameter.grad.is_sparse:
+            name = self._names.get(parameter, self._keys[parameter])
+            raise ArgumentError(f"the gradient of {name} is sparse, and this optimizer sends dense ones\n  hint: make the embedding without sparse=True, or use ringpull.horovod.torch")
         if not parameter.grad.is_contiguous():
             parameter.grad = parameter.grad.contiguous()
         _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store)[0])

@@ -431,7 +431,7 @@ def test_the_elastic_example_of_horovod_goes_on_without_a_lost_rank(options):
     pytest.importorskip("torch")
     words = ["--elastic", *options, "--min-workers", 2, "-n", 3, "--cooldown", 60, 60]
     script = [HERE / "jobs/in_place_horovod.py", ROOT / "examples/horovod/torch_elastic.py", "--limit-train", 960, "--limit-test", 200, "--commit", 5]
-    status, output = ended([ringpull_binary(), "launch", *words, "--", sys.executable, *script], 120, open_mpi_5() if options else {})
+    status, output = ended([ringpull_binary(), "launch", *words, "--", sys.executable, *script], 240, open_mpi_5() if options else {})
     assert status == 0, output
     left = 2 if options else 3
     # Of 20 batches of 3 ranks the commit after 5 has left 720 images.

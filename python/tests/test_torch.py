@@ -47,6 +47,16 @@ def test_processes_that_would_train_alone_get_a_warning():
     assert status == 0 and output.endswith("is alone\n") and warning in output, output
 
 
+def test_a_sparse_gradient_is_an_error_that_names_its_parameter():
+    code = """if True:
+        import torch, ringpull.torch
+        net = torch.nn.Embedding(4, 2, sparse=True)
+        ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), "local", named_parameters=net.named_parameters())
+        net(torch.tensor([1])).sum().backward()"""
+    status, output = run([sys.executable, "-c", code])
+    assert status == 1 and "the gradient of weight is sparse, and this optimizer sends dense ones" in output, output
+
+
 @pytest.mark.skipif(not HAS_IMAGES, reason="Fashion-MNIST is not installed: scripts/setup")
 def test_the_example_ends_with_equal_weights():
     short = ["--steps", 4, "--epochs", 1, "--limit-train", 512, "--limit-test", 200]

@@ -27,8 +27,8 @@ pub const MAX_SEGMENT_BYTES: usize = 2 << 20;
 /// travel, and each segment takes some time in every push.
 const ROW_SEGMENT_BYTES: (usize, usize) = (128 << 10, MAX_SEGMENT_BYTES);
 
-/// If a call has about as many bytes of rows for each server, or fewer, a server gets them in one message: the
-/// window takes them all at once.
+/// If a call has about as many bytes of rows for each server, or fewer, a server gets them in one message, or in
+/// a few of at most twice as many if most are its: the window takes them at once.
 const ONE_MESSAGE_BYTES: usize = 64 << 10;
 
 /// Otherwise a message has about as many bytes of rows, if they are of several segments. It has at most twice

@@ -37,7 +37,7 @@ use crate::socket::{Bell, Connection, Frame};
 use crate::status::{self, Described, Question};
 use crate::worker::{self, Command, Worker, WorkerState};
 pub use crate::worker_loop::queue::window;
-use crate::worker_loop::queue::{Queue, Queued};
+use crate::worker_loop::queue::{Queue, Queued, weight};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
@@ -414,7 +414,7 @@ impl WorkerLoop {
                 batch,
                 is_pull: !operation.changes_values(),
                 answered_bytes: operation.answered_bytes(batch),
-                weight: if operation.is_push_pull() { 1 } else { 2 },
+                weight: weight(self.servers.len(), operation.is_push_pull()),
             };
             self.servers[shard].queue.push(priority, item);
         }

@@ -27,8 +27,8 @@ use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
 const TAG_MASK: u32 = 0x3fff;
 const TAG_OF_A_SET: u32 = 0x4000;
 
-/// Bits of a tag below the number of lost ranks, which goes on after a loss: only MPIs that can, which allow
-/// all tags of an int, have such tags.
+/// Bits of a tag below the number of lost ranks. Only Open MPI 5 and later go on after a loss: they allow all
+/// tags of an int.
 const TAG_BITS: u32 = 15;
 
 fn tag(stamp: Stamp, lost: usize) -> c_int {
@@ -375,6 +375,7 @@ impl Transport for Mpi {
     }
 
     fn native_allreduce(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {
+        self.check_whole()?;
         let (datatype, (comm, _)) = (self.datatype(dtype)?, self.collective);
         let count = self.count(data.len() / dtype.size_bytes())?;
         let from = in_place(&self.name).unwrap_or_else(|| {
@@ -389,6 +390,7 @@ impl Transport for Mpi {
     }
 
     fn native_collective(&mut self, which: BlockCollective, input: &[u8], out: &mut [u8]) -> Result<()> {
+        self.check_whole()?;
         let (from, to) = (input.as_ptr().cast::<c_void>(), out.as_mut_ptr().cast::<c_void>());
         let (comm, size) = self.collective;
         let (name, code) = match which {
@@ -490,6 +492,17 @@ impl Mpi {
                 }
             }
         })
+    }
+
+    /// An error if ranks were lost: the library's collectives of a communicator end with the first one.
+    fn check_whole(&self) -> Result<()> {
+        match self.remaining.lost() {
+            0 => Ok(()),
+            lost => {
+                let reason = format!("{lost} rank(s) were lost (RINGPULL_ELASTIC); choose another algorithm");
+                Err(self.unsupported(reason))
+            }
+        }
     }
 
     /// What MPI counts in an int.

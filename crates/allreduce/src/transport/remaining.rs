@@ -25,7 +25,8 @@ impl Remaining {
         self.numbers[rank]
     }
 
-    /// How many are lost. Ranks that agree on who is left agree on that, and no others have as many.
+    /// How many are lost. Ranks that agree on who is left agree on that, and had another number before; those
+    /// of another part of a job that was cut send them nothing.
     pub(super) fn lost(&self) -> usize {
         self.begun - self.numbers.len()
     }

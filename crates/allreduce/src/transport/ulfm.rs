@@ -156,7 +156,7 @@ impl Connections {
         Connections(ends)
     }
 
-    /// Connections what connects this process to these ranks, so that MPI takes them for lost: it waits for a
+    /// Ends what connects this process to these ranks, so that MPI takes them for lost: it waits for a
     /// process that lives, and is silent. May be called on any thread.
     pub fn sever(&self, ranks: &[usize]) {
         let ends = ranks.iter().filter_map(|rank| self.0.get(*rank)).flatten().copied().collect();

@@ -234,7 +234,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
 /// How many hosts are emulated, if any are.
 fn emulated(args: &CompareArgs) -> Option<usize> {
     let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
-    args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|_| is_open))
+    args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|most| is_open && *most > 0))
 }
 
 /// The numbers of workers for the chart of scaling besides `most`, the fewest first.

@@ -34,6 +34,12 @@ pub fn window(servers: usize) -> (usize, usize) {
     (WINDOW / parts, WINDOW_BYTES / parts)
 }
 
+/// How many messages of the window of one of so many servers a message counts as. Pushes and pulls that go
+/// apart use both windows, which are halved for many servers already.
+pub(super) fn weight(servers: usize, is_push_pull: bool) -> usize {
+    if is_push_pull || servers > WHOLE_WINDOWS { 1 } else { 2 }
+}
+
 /// A call's position among those that wait: its priority, and its number.
 type Position = (Reverse<i32>, u64);
 
@@ -147,6 +153,12 @@ mod tests {
     fn windows_of_many_servers_are_smaller_and_hold_two_messages() {
         assert_eq!([1, 8, 9, 16, 64].map(|servers| window(servers).0), [4, 4, 2, 2, 2]);
         assert!((1..=16).all(|servers| servers * window(servers).1 <= WHOLE_WINDOWS * WINDOW_BYTES));
+        for (servers, is_push_pull) in [(8, false), (9, false), (9, true)] {
+            let mut queue = Queue::new(window(servers));
+            let weight = weight(servers, is_push_pull);
+            (0..9).for_each(|batch| queue.push(0, Queued { weight, ..item(1, batch, Some(WINDOW_BYTES / 4)) }));
+            assert_eq!(taken(&mut queue).len(), 2, "{servers} servers, {is_push_pull}");
+        }
     }
 
     /// All that may leave now.
