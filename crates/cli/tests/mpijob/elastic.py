@@ -32,7 +32,9 @@ def orders():
     """The limit and whether to end, as rank 0 reads them."""
     found = numpy.zeros(2)
     if job.rank == 0:
-        found[:] = int((folder / "limit").read_text()), (folder / "end").exists()
+        # In this order: the last limit is written before the end.
+        ends = (folder / "end").exists()
+        found[:] = int((folder / "limit").read_text()), ends
     job.broadcast(found, 0, out=found).wait()
     return found
 

@@ -76,8 +76,9 @@ impl Counting {
     /// Lets the job end after this step. It has to leave nothing in memory, and no two generations may have
     /// lived at the same time.
     fn ends(mut self, step: u32, last: u32) {
-        write(&self.job, "end", "");
+        // In this order: a program that sees the end at its old limit ends there.
         write(&self.job, "limit", &step.to_string());
+        write(&self.job, "end", "");
         assert_eq!(self.launcher.ends_within(LIMIT), Some(0), "{}", self.all());
         self.says(&format!("ends at {step} total {}", step * (step + 1) / 2));
         for worker in &self.job.workers {
