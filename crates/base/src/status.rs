@@ -89,6 +89,20 @@ impl JobStatus {
             .flat_map(|(role, all)| all.iter().enumerate().map(move |(rank, status)| (role, rank, status.as_ref())))
     }
 
+    /// What `ask` answers. A process that has not looked lately where its program is does so when it is asked, and
+    /// says it the next time: so if a rank has not said where it is, this asks a second time. Blocks.
+    pub fn ask(mut ask: impl FnMut() -> JobStatus) -> JobStatus {
+        /// What a look takes, on a machine that is busy.
+        const LOOK: Duration = Duration::from_millis(50);
+        let status = ask();
+        let has_site = |rank: &RankStatus| rank.site.is_some();
+        if status.fault.is_some() || !waits::has_looker() || status.ranks.iter().flatten().all(has_site) {
+            return status;
+        }
+        std::thread::sleep(LOOK);
+        ask()
+    }
+
     /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
     /// cycle ranks do not announce their calls.
     pub fn find_late(&mut self) {

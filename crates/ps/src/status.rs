@@ -10,8 +10,8 @@ use ringpull_base::topology::Peer;
 
 use crate::message::{Job, short};
 
-/// How long a worker waits for answers.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// How long a worker waits for answers: a machine that is busy may take its time.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What one node does.
 pub struct Described {
@@ -29,7 +29,7 @@ pub(crate) struct Question {
     pub(crate) answers: Sender<Described>,
 }
 
-/// The status of `job`, from the answers that come in time, and who is late. Blocks, for 300 ms at most.
+/// The status of `job`, from the answers that come in time, and who is late. Blocks, for 500 ms at most.
 pub(crate) fn collect(job: &Job, fault: Option<String>, answers: &Receiver<Described>) -> JobStatus {
     let mut status = JobStatus {
         placement: job.description(),

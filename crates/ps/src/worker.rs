@@ -256,14 +256,16 @@ impl Worker {
         })
     }
 
-    /// What every node of the job is doing, as far as it answers in time. Blocks, for 300 ms at most.
+    /// What every node of the job is doing, as far as it answers in time. Blocks, for about a second at most.
     pub fn status(&self) -> JobStatus {
         // A later question would take the place of one that is not answered.
         let _one = self.asking.lock();
-        let (answers, come) = channel();
-        // After the end of the thread nobody answers.
-        drop(self.submit(Command::Describe { answers }));
-        status::collect(&self.job, self.fault().map(|fault| fault.to_string()), &come)
+        JobStatus::ask(|| {
+            let (answers, come) = channel();
+            // After the end of the thread nobody answers.
+            drop(self.submit(Command::Describe { answers }));
+            status::collect(&self.job, self.fault().map(|fault| fault.to_string()), &come)
+        })
     }
 
     /// Whether this worker leaves the job, or has left it.

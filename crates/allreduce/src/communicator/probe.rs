@@ -25,6 +25,7 @@
 //! long, and the run on a fast one is not too short to measure. `C` is measured on each rank by itself, while
 //! all do the same.
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
@@ -39,10 +40,11 @@ use crate::transport::{OF_A_SET, Stamp};
 /// No operation of a job has these numbers: what goes two ways at once has both.
 pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
-/// Runs of each short collective: this many batches of this many runs. The lower quartile counts, since other
-/// load makes most runs longer.
-const BATCHES: usize = 28;
+/// Runs of each short collective: as many batches of this many runs as the first says fit in this time, within
+/// these limits. The lower quartile counts, since other load makes most runs longer.
+const BATCHES: RangeInclusive<usize> = 4..=28;
 const RUNS: usize = 2;
+const BATCHES_US: f64 = 500_000.0;
 /// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than a
 /// shaper admits while they run; that time grows with the number of ranks, as the messages do.
 const SHORT_BYTES: usize = 8 << 10;
@@ -160,17 +162,22 @@ impl Prober<'_> {
     fn short<const N: usize>(&mut self, what: [(Algorithm, usize); N]) -> Result<[f64; N]> {
         // The first run makes connections.
         what.into_iter().try_for_each(|(algorithm, len)| self.run(algorithm, len).map(drop))?;
-        let mut batches = [[0.0; BATCHES]; N];
-        for batch in 0..BATCHES {
+        let mut batches: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
+        let mut count = *BATCHES.end();
+        while batches[0].len() < count {
+            let start = Instant::now();
             for (times, (algorithm, len)) in batches.iter_mut().zip(what) {
-                for _ in 0..RUNS {
-                    times[batch] += self.run(algorithm, len)? / RUNS as f64;
-                }
+                let runs: Result<f64> = (0..RUNS).map(|_| self.run(algorithm, len)).sum();
+                times.push(runs? / RUNS as f64);
+            }
+            if batches[0].len() == 1 {
+                let [took_us] = self.medians([start.elapsed().as_secs_f64() * 1e6])?;
+                count = ((BATCHES_US / took_us) as usize).clamp(*BATCHES.start(), *BATCHES.end());
             }
         }
         Ok(batches.map(|mut times| {
             times.sort_unstable_by(f64::total_cmp);
-            times[BATCHES / 4]
+            times[count / 4]
         }))
     }
 

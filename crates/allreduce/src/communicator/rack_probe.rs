@@ -43,8 +43,8 @@ const FIT: f64 = 1.15;
 /// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host waited.
 const LONG_GAME_US: f64 = 50_000.0;
 const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=1_048_576.0;
-/// About the limit for all of them together.
-const MOST_US: f64 = 1_500_000.0;
+/// About the limit for all of them together, with what the hosts tell each other after each game.
+const MOST_US: f64 = 3_000_000.0;
 /// What a pair sends in each direction: what a ring passes on in about 12 ms.
 const GAME_US: f64 = 12_000.0;
 const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=262_144.0;
@@ -149,13 +149,14 @@ impl Prober<'_> {
     fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, left_us: &mut f64) -> Result<Option<PairTimes>> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
+        let mut since = Instant::now();
         for round in 0..rounds(hosts.len()) {
             let other = own.and_then(|own| partner(own, round, hosts.len()));
             let took = other.map_or(Ok(0.0), |other| self.game(hosts[other][0], bytes))?;
+            let round_us = std::mem::replace(&mut since, Instant::now()).elapsed().as_secs_f64() * 1e6;
             // No host begins the next round before all have ended this one.
-            let rows = self.gather([took])?;
-            // The half of each game that is not timed takes as long.
-            *left_us -= 2.0 * rows.iter().map(|row| row[0]).fold(0.0, f64::max);
+            let rows = self.gather([took, round_us])?;
+            *left_us -= rows.iter().map(|row| row[1]).fold(0.0, f64::max);
             if *left_us < 0.0 {
                 tracing::debug!("looking for racks and slow links takes too long; RINGPULL_RACK can name racks");
                 return Ok(None);

@@ -407,8 +407,8 @@ impl Comm<'_> {
         self.count_traffic();
         match outcome {
             Ok(()) => {
-                self.note();
                 self.done(job, launch.topic.clone());
+                self.note();
             }
             Err(cause) => self.fail(&cause, Some(job)),
         }

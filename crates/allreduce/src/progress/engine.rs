@@ -259,7 +259,7 @@ impl Engine {
         self.current.when_first(work);
     }
 
-    /// What every rank is doing: on rank 0, which asks them. Blocks for at most 300 ms; a rank that has not
+    /// What every rank is doing: on rank 0, which asks them. Blocks for about a second at most; a rank that has not
     /// answered by then is left out.
     pub fn status(&self) -> JobStatus {
         status::ask_everybody(&self.current.get())
@@ -496,7 +496,7 @@ impl Engine {
         let mut was_open = true;
         let mut is_well = || {
             let shared = self.current.get();
-            let is_open = shared.has_calls() || !shared.running.lock().is_empty();
+            let is_open = shared.has_calls();
             let is_well = shared.fatal().is_none();
             was_open = if is_well { is_open } else { was_open };
             is_well

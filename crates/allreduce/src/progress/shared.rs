@@ -575,9 +575,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether this rank has called what has not begun.
+    /// Whether this rank has called what is not done. What finishes it may still fail, which the others hear as
+    /// the cause if this rank has not said before that it calls nothing more.
     pub(super) fn has_calls(&self) -> bool {
-        self.is_renewed() || !self.waiting.lock().is_empty()
+        // In the order in which a job goes its way: it is given on before it is taken off.
+        let is_running = || !self.running.lock().is_empty();
+        self.is_renewed() || !self.waiting.lock().is_empty() || is_running() || !self.unfinished.is_empty()
     }
 
     /// This rank calls nothing more. To be said once to each generation.

@@ -11,13 +11,17 @@ use crate::progress::answers::Come;
 use crate::progress::messages::ControlMessage;
 use crate::progress::shared::Shared;
 
-/// How long rank 0 waits for answers.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// How long rank 0 waits for answers: a machine that is busy may take its time.
+const PATIENCE: Duration = Duration::from_millis(500);
 
-/// On rank 0: the answers of all ranks, those that come in time. Blocks.
+/// On rank 0: the answers of all ranks, those that come in time. Blocks, for about a second at most.
 pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
+    let _one = shared.answers.asking.lock();
+    JobStatus::ask(|| ask_once(shared))
+}
+
+fn ask_once(shared: &Shared) -> JobStatus {
     let answers = &shared.answers;
-    let _one = answers.asking.lock();
     let question = {
         let mut come = answers.come.lock();
         *come = Come { question: come.question.wrapping_add(1), ranks: vec![None; shared.ranks()], late: None };

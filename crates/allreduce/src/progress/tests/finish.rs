@@ -1,6 +1,7 @@
 //! Which thread finishes what, and in which order.
 
 use std::thread;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
@@ -64,4 +65,50 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     for name in 2..=4 {
         assert_eq!(heard.recv().unwrap(), (name, "ringpull-finish".to_owned()));
     }
+}
+
+/// Gives its caller its outcome, and fails, or not, a while later.
+struct Slow {
+    given: Sender<Result<()>>,
+    outcome: Result<()>,
+}
+
+impl Job for Slow {
+    fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        drop(self.given.send(self.outcome.clone()));
+        thread::sleep(Duration::from_millis(200));
+        self.outcome
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        drop(self.given.send(Err(fault.clone())));
+    }
+}
+
+/// The caller has the error in its hands before the engine has, and ends by it: the others hear of the error
+/// all the same, and not only that a rank has left.
+#[test]
+fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
+    let engines = Engine::in_process(2, &Config::default()).unwrap();
+    let submit = |rank: usize, name: i64, outcome: Result<()>| {
+        let (given, answer) = unbounded();
+        let topic = Topic::Key { store: 0, key: Key::from(name) };
+        let job = Box::new(Slow { given, outcome });
+        engines[rank].submit(topic, Operation::Push, Terms::default(), job).unwrap();
+        answer
+    };
+    let why = Error::argument("this update fails", "let it");
+    let (first, failing) = (submit(0, 1, Ok(())), submit(1, 1, Err(why.clone())));
+    assert_eq!(failing.recv().unwrap().unwrap_err().to_string(), why.to_string());
+    thread::scope(|scope| {
+        scope.spawn(|| engines[1].leave());
+        first.recv().unwrap().unwrap();
+        let next = submit(0, 2, Ok(()));
+        let fault = next.recv().unwrap().unwrap_err().to_string();
+        assert!(fault.contains("this update fails"), "{fault}");
+    });
 }
