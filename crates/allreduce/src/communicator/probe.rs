@@ -42,7 +42,7 @@ pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
 /// Runs of each short collective: as many batches of this many runs as the first says fit in this time, within
 /// these limits. The lower quartile counts, since other load makes most runs longer.
-const BATCHES: RangeInclusive<usize> = 4..=28;
+const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
 /// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than a

@@ -1,6 +1,7 @@
 //! The commands of iproute2 and util-linux that make and remove the bridge and one host.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -64,12 +65,14 @@ pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, 
     call("ip", &["netns", "add", name])?;
     let outer = bridge_end(host);
     let outer = outer.as_str();
-    call("ip", &["link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", name])?;
+    let inner = ["peer", "name", "eth0", "address", &link_address(host), "netns", name];
+    call("ip", &[&["link", "add", outer, "type", "veth"], &inner[..]].concat())?;
     call("ip", &["link", "set", outer, "master", BRIDGES[rack]])?;
     call("ip", &["link", "set", outer, "up"])?;
     call("ip", &["-n", name, "addr", "add", &format!("{}/24", address(host)), "dev", "eth0"])?;
     call("ip", &["-n", name, "link", "set", "eth0", "up"])?;
     call("ip", &["-n", name, "link", "set", "lo", "up"])?;
+    name_neighbours(host, hosts)?;
     use_usual_congestion_control(name);
     if let Some(shape) = shaping(receives) {
         call("tc", &[&["qdisc", "add", "dev", outer], words(&shape).as_slice()].concat())?;
@@ -78,6 +81,23 @@ pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, 
         call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], words(&shape).as_slice()].concat())?;
     }
     Ok(())
+}
+
+/// Tells a host its peers' link addresses. Linux keeps what hosts find out by themselves in one table of 1,024 for
+/// all of a machine's namespaces: 64 hosts that all connect to each other would need four times as many.
+fn name_neighbours(host: usize, hosts: usize) -> Result<()> {
+    let peers = (1..=hosts).filter(|peer| *peer != host);
+    let lines = peers.map(|peer| {
+        let (address, link) = (address(peer), link_address(peer));
+        format!("neigh replace {address} lladdr {link} dev eth0 nud permanent\n")
+    });
+    run("ip", &["-n", &host_name(host), "-batch", "-"], &lines.collect::<String>()).map(drop)
+}
+
+fn link_address(host: usize) -> String {
+    // Of those that anybody may give, with the bytes of its address.
+    let [a, b, c, d] = address(host).octets();
+    format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }
 
 /// Switches the link of host `host` on or off at the bridge. The host keeps its address.
@@ -190,8 +210,21 @@ fn call(program: &str, words: &[&str]) -> Result<()> {
 }
 
 fn output(program: &str, words: &[&str]) -> Result<String> {
+    run(program, words, "")
+}
+
+/// What the program writes when it reads `input`.
+fn run(program: &str, words: &[&str], input: &str) -> Result<String> {
     tracing::debug!("{program} {}", words.join(" "));
-    let output = Command::new(program).args(words).stdin(Stdio::null()).output().map_err(|cause| {
+    let with_input = || {
+        let mut command = Command::new(program);
+        command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        // One that ends before it has read all says why.
+        drop(child.stdin.take().map(|mut stdin| stdin.write_all(input.as_bytes())));
+        child.wait_with_output()
+    };
+    let output = with_input().map_err(|cause| {
         Error::argument(
             format!("emulated hosts need {program}, which cannot be run: {cause}"),
             "install iproute2 and util-linux (scripts/setup does), or add /usr/sbin to PATH if they are there; \
