@@ -90,17 +90,36 @@ impl JobStatus {
     }
 
     /// What `ask` answers. A process that has not looked lately where its program is does so when it is asked, and
-    /// says it the next time: so if a rank has not said where it is, this asks a second time. Blocks.
+    /// says it the next time: so if all have answered and a rank has not said where it is, this asks once more.
+    /// Blocks.
     pub fn ask(mut ask: impl FnMut() -> JobStatus) -> JobStatus {
-        /// What a look takes, on a machine that is busy.
+        /// About ten times what a look at a program in Python takes.
         const LOOK: Duration = Duration::from_millis(50);
-        let status = ask();
-        let has_site = |rank: &RankStatus| rank.site.is_some();
-        if status.fault.is_some() || !waits::has_looker() || status.ranks.iter().flatten().all(has_site) {
-            return status;
+        let first = ask();
+        let is_whole = first.processes().all(|(_, _, answer)| answer.is_some());
+        let has_all_sites = first.ranks.iter().flatten().all(|rank| rank.site.is_some());
+        if first.fault.is_some() || !waits::has_looker() || !is_whole || has_all_sites {
+            return first;
         }
         std::thread::sleep(LOOK);
-        ask()
+        ask().or(first)
+    }
+
+    /// This one, with the answers of `earlier` where it has none.
+    fn or(mut self, earlier: JobStatus) -> JobStatus {
+        let pairs = [
+            (&mut self.ranks, earlier.ranks),
+            (&mut self.helpers, earlier.helpers),
+            (&mut self.servers, earlier.servers),
+        ];
+        for (answers, earlier) in pairs {
+            answers
+                .iter_mut()
+                .zip(earlier)
+                .filter(|(answer, _)| answer.is_none())
+                .for_each(|(answer, one)| *answer = one);
+        }
+        self
     }
 
     /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
@@ -205,7 +224,7 @@ impl JobStatus {
 
 impl RankStatus {
     /// That of this process, which has been `peer` since then: all that does not depend on the way to the
-    /// peers. Has somebody look where the program is, for the next time.
+    /// peers. Has somebody look where the program is, for the next question.
     pub fn of_this(peer: Peer, since: Instant) -> Self {
         /// How old a look at the program may be.
         const RECENT: Duration = Duration::from_millis(1500);

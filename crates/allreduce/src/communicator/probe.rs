@@ -40,8 +40,9 @@ use crate::transport::{OF_A_SET, Stamp};
 /// No operation of a job has these numbers: what goes two ways at once has both.
 pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
-/// Runs of each short collective: as many batches of this many runs as the first says fit in this time, within
-/// these limits. The lower quartile counts, since other load makes most runs longer.
+/// Runs of each short collective: as many batches of this many runs as fit in this time by what the second takes,
+/// within these limits. The lower quartile counts, of two or three the shortest, since other load makes most runs
+/// longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
@@ -170,7 +171,7 @@ impl Prober<'_> {
                 let runs: Result<f64> = (0..RUNS).map(|_| self.run(algorithm, len)).sum();
                 times.push(runs? / RUNS as f64);
             }
-            if batches[0].len() == 1 {
+            if batches[0].len() == *BATCHES.start() {
                 let [took_us] = self.medians([start.elapsed().as_secs_f64() * 1e6])?;
                 count = ((BATCHES_US / took_us) as usize).clamp(*BATCHES.start(), *BATCHES.end());
             }

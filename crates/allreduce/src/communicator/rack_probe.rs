@@ -35,9 +35,10 @@ const TOURNAMENTS: usize = 6;
 /// through at once, and on busy hosts chance makes links of many rates.
 const SURE: std::ops::RangeInclusive<usize> = 2..=6;
 /// The limit for these,
-const SURE_US: f64 = 6_000_000.0;
-/// of which the fewest that are needed take this part at the rates that the links seem to have.
-const SURE_PART: f64 = 0.75;
+const SURE_US: f64 = 9_000_000.0;
+/// of which the games of the fewest that are needed take this part at the rates that the links seem to have: hosts
+/// tell each other their times after each game.
+const SURE_PART: f64 = 0.5;
 /// What a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;
 /// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host waited.
@@ -149,14 +150,13 @@ impl Prober<'_> {
     fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, left_us: &mut f64) -> Result<Option<PairTimes>> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
-        let mut since = Instant::now();
+        let (begun, limit_us) = (Instant::now(), *left_us);
         for round in 0..rounds(hosts.len()) {
             let other = own.and_then(|own| partner(own, round, hosts.len()));
             let took = other.map_or(Ok(0.0), |other| self.game(hosts[other][0], bytes))?;
-            let round_us = std::mem::replace(&mut since, Instant::now()).elapsed().as_secs_f64() * 1e6;
             // No host begins the next round before all have ended this one.
-            let rows = self.gather([took, round_us])?;
-            *left_us -= rows.iter().map(|row| row[1]).fold(0.0, f64::max);
+            let rows = self.gather([took, begun.elapsed().as_secs_f64() * 1e6])?;
+            *left_us = limit_us - rows.iter().map(|row| row[1]).fold(0.0, f64::max);
             if *left_us < 0.0 {
                 tracing::debug!("looking for racks and slow links takes too long; RINGPULL_RACK can name racks");
                 return Ok(None);

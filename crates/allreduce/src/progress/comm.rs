@@ -407,8 +407,8 @@ impl Comm<'_> {
         self.count_traffic();
         match outcome {
             Ok(()) => {
-                self.done(job, launch.topic.clone());
                 self.note();
+                self.done(job, launch.topic.clone());
             }
             Err(cause) => self.fail(&cause, Some(job)),
         }
@@ -499,14 +499,16 @@ impl Comm<'_> {
 
     fn done(&self, job: Box<dyn Job>, topic: Topic) {
         *self.shared.last.lock() = Some(topic);
-        if job.is_soon_finished() && self.shared.unfinished.is_empty() {
+        let finishes_here = job.is_soon_finished() && self.shared.unfinished.is_empty();
+        self.shared.unfinished.give();
+        if finishes_here {
             if let Err(cause) = job.finish() {
                 self.shared.poison(&cause, true);
             }
-            return;
+            self.shared.unfinished.finished();
+        } else {
+            drop(self.finishing.send(job));
         }
-        self.shared.unfinished.give();
-        drop(self.finishing.send(job));
     }
 
     /// The first cause is everybody's; everything under way fails with it.

@@ -56,7 +56,7 @@ impl Engine {
         let (ready, started) = crossbeam_channel::bounded(1);
         let comm = {
             let config = config.clone();
-            spawn("ringpull-comm", move || {
+            spawn(renewal::COMM, move || {
                 let begun = connect()
                     .and_then(|connected| renewal::ready(connected, &config, None, |_| Ok(())))
                     .and_then(|(ready, _)| Generation::begin(ready, &config, Inherited::default()));
@@ -496,13 +496,21 @@ impl Engine {
         let mut was_open = true;
         let mut is_well = || {
             let shared = self.current.get();
-            let is_open = shared.has_calls();
+            let is_open = shared.has_calls() || !shared.running.lock().is_empty();
             let is_well = shared.fatal().is_none();
             was_open = if is_well { is_open } else { was_open };
             is_well
         };
         self.wait();
         while is_well() && self.current.get().has_calls() {
+            std::thread::sleep(LOOK);
+        }
+        // What is being finished may fail, of which the caller knows before the engine does: the others hear of
+        // the error only if this rank has not left before. An updater that never returns keeps nobody longer
+        // than the limit.
+        let mut left = self.limit;
+        while is_well() && !self.current.get().unfinished.is_empty() && !left.is_zero() && !is_own_thread() {
+            left = left.saturating_sub(LOOK);
             std::thread::sleep(LOOK);
         }
         // After a loss what was kept comes first again.
@@ -592,6 +600,11 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
         notice(&format!("warning: {missing}\n  hint: {remedy}"));
         warning *= 2;
     }
+}
+
+/// Whether the caller is a thread of an engine, which has called the program and must not wait for itself.
+fn is_own_thread() -> bool {
+    std::thread::current().name().is_some_and(|name| [renewal::COMM, renewal::FINISH].contains(&name))
 }
 
 fn check_generation(shared: &Shared, generation: u64) -> Result<()> {

@@ -35,6 +35,10 @@ use crate::progress::shared::{Command, Inherited, Shared, is_loss};
 use crate::progress::watcher::Watcher;
 use crate::transport::control::Control;
 
+/// The names of the threads that may call the program.
+pub(super) const COMM: &str = "ringpull-comm";
+pub(super) const FINISH: &str = "ringpull-finish";
+
 /// The ranks between two losses, as the comm thread has them.
 pub(super) struct Generation {
     pub(super) shared: Arc<Shared>,
@@ -142,7 +146,7 @@ impl Generation {
             }));
         }
         let sharing = Arc::clone(&shared);
-        let finisher = spawn("ringpull-finish", move || finish(&sharing, &finished))?;
+        let finisher = spawn(FINISH, move || finish(&sharing, &finished))?;
         watch(&shared, config, &communicator, notes)?;
         Ok(Generation { shared, communicator, inbox, finishing, finisher, succession, finalise })
     }

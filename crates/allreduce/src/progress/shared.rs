@@ -137,7 +137,8 @@ pub(super) struct Shared {
     /// What it was at before.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
-    /// Jobs that the finishing thread has been given and has not finished.
+    /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
+    /// finished.
     pub(super) unfinished: Handover,
     /// Tensors that were lent and have not been returned, of those whose owners are notified when they are.
     pub(super) watched: Arc<AtomicU64>,
@@ -575,12 +576,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether this rank has called what is not done. What finishes it may still fail, which the others hear as
-    /// the cause if this rank has not said before that it calls nothing more.
+    /// Whether this rank has called what has not begun.
     pub(super) fn has_calls(&self) -> bool {
-        // In the order in which a job goes its way: it is given on before it is taken off.
-        let is_running = || !self.running.lock().is_empty();
-        self.is_renewed() || !self.waiting.lock().is_empty() || is_running() || !self.unfinished.is_empty()
+        self.is_renewed() || !self.waiting.lock().is_empty()
     }
 
     /// This rank calls nothing more. To be said once to each generation.

@@ -65,7 +65,7 @@ pub(super) fn heading(rank: usize) -> String {
     format!("ringpull: rank {rank} was asked what the ranks are doing (SIGUSR1):\n")
 }
 
-/// Answers rank 0, and has somebody look where the program is, for the next time.
+/// Answers rank 0, and has somebody look where the program is, for the next question.
 pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) {
     let (calls, steps) = {
         let calls = shared.calls.lock();

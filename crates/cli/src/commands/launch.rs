@@ -42,8 +42,8 @@ times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM,
 The exit code is that of the first process that failed.
 
 With --elastic and without servers, what is left of a job that has lost ranks is ended, unless it goes
-on --in-place, and the job starts again on the hosts that are present. It starts with N workers of -n
-if so many have a slot within 30 s of the first A.")]
+on --in-place, and the job starts again on the hosts that are present, with a worker on every slot, at
+most --max-workers. The first time it waits for N slots of -n, up to 30 s after there are A.")]
 pub(crate) struct LaunchArgs {
     /// The number of workers.
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

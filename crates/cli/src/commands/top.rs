@@ -23,8 +23,9 @@ Without JOB it shows every job of yours whose rank 0 runs on this host. It shows
 memory and what each rank does now, and names the ranks that others wait for. Of many ranks it shows those that
 differ most, and counts the others.
 
-Columns: step: pushes of the key that was pushed most often; computing: the program was in no call of ours;
-waiting: it waited in one; moving: an operation was under way, whether or not the program waited for it.
+Columns: step: calls of what was called most often, a push of a key or a collective with a name; computing: the
+program was in no call of ours; waiting: it waited in one; moving: an operation was under way, whether or not
+the program waited for it.
 
 Examples:
   ringpull top                      every job of this host, again each second
@@ -54,7 +55,8 @@ enum Place {
 
 /// Ranks shown one by one.
 const SHOWN: usize = 20;
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Rank 0 takes a second for an answer if somebody does not answer it, and another if it is asked twice at once.
+const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &TopArgs) -> Result<Status> {
     if !(0.1..=3600.0).contains(&args.interval) {

@@ -95,7 +95,7 @@ fn name_neighbours(host: usize, hosts: usize) -> Result<()> {
 }
 
 fn link_address(host: usize) -> String {
-    // Of those that anybody may give, with the bytes of its address.
+    // A locally administered MAC address, with the bytes of the host's IPv4 address.
     let [a, b, c, d] = address(host).octets();
     format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }

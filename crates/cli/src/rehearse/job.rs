@@ -192,6 +192,26 @@ struct FirstSeen {
     pid: Pid,
     at: Instant,
     is_of_mpi: bool,
+    /// When it first said at which step it is.
+    answered: Option<Instant>,
+}
+
+/// Whether a fault comes now: `since` the first process is there, when its present step, if that is counted, is
+/// `present`, and has been known for so long. By default the second step counts. A program that makes no steps,
+/// as its collectives have no names, has half of `usual` instead, which begins when its start is over.
+fn is_time(
+    at: Moment,
+    is_of_mpi: bool,
+    (since, usual): (Duration, Duration),
+    (present, known): (Option<u64>, Option<Duration>),
+) -> bool {
+    let has_no_steps = present == Some(0) && known.is_some_and(|known| known >= usual / 2);
+    match at {
+        Moment::Usual if is_of_mpi => has_no_steps || present >= Some(2),
+        Moment::Usual => since >= usual,
+        Moment::After(time) => since >= time,
+        Moment::Step(wanted) => present >= Some(wanted),
+    }
 }
 
 enum FaultState {
@@ -209,20 +229,17 @@ impl Course<'_> {
                 // A process that has ended was one that came before the program.
                 let first = self.first.filter(|first| processes::is_alive(first.pid)).or_else(|| {
                     let (pid, is_of_mpi) = processes::find(self.mark, Member { role: Role::Worker, index: 0 })?;
-                    Some(FirstSeen { pid, at: Instant::now(), is_of_mpi })
+                    Some(FirstSeen { pid, at: Instant::now(), is_of_mpi, answered: None })
                 });
-                let Some(first) = first else { return Ok(()) };
+                let Some(mut first) = first else { return Ok(()) };
+                let is_by_time = !first.is_of_mpi || matches!(fault.at, Moment::After(_));
+                let present = if is_by_time { None } else { step_of(first.pid) };
+                first.answered = first.answered.or(present.map(|_| Instant::now()));
                 self.first = Some(first);
-                let step = |fault: Option<u64>| fault.or_else(|| step_of(first.pid));
-                let after = |time| (first.at.elapsed() >= time).then_some(None);
-                let at_step = |wanted| step_of(first.pid).filter(|step| *step >= wanted).map(Some);
-                let is_time = match fault.at {
-                    Moment::Usual if first.is_of_mpi => at_step(2),
-                    Moment::Usual => after(self.usual),
-                    Moment::After(time) => after(time),
-                    Moment::Step(wanted) => at_step(wanted),
-                };
-                let Some(seen) = is_time else { return Ok(()) };
+                let (since, known) = (first.at.elapsed(), first.answered.map(|answered| answered.elapsed()));
+                if !is_time(fault.at, first.is_of_mpi, (since, self.usual), (present, known)) {
+                    return Ok(());
+                }
                 let who = match fault.what {
                     FaultKind::Kill(who) | FaultKind::Stop(who, _) | FaultKind::Terminate(who, _) => Some(who),
                     _ => None,
@@ -231,7 +248,7 @@ impl Course<'_> {
                 if who.is_some() && pid.is_none() {
                     return Ok(());
                 }
-                let step = step(seen);
+                let step = present.or_else(|| step_of(first.pid));
                 self.begin(&fault.what, pid)?;
                 self.state = FaultState::Under { at: Instant::now(), step, pid };
             }
@@ -320,5 +337,26 @@ impl Drop for SmallDisk {
         if let Err(cause) = unmount(&self.folder, UnmountFlags::DETACH) {
             eprintln!("warning: {} is still a small file system: {cause}", self.folder.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_comes_at_the_second_step_or_while_a_program_without_steps_runs() {
+        let ms = Duration::from_millis;
+        let usual = |since, step| is_time(Moment::Usual, true, (ms(since), ms(2000)), step);
+        assert!(!usual(9000, (None, None)), "it has not started");
+        assert!(!usual(9000, (Some(0), Some(ms(900)))) && !usual(9000, (Some(1), Some(ms(3000)))));
+        assert!(usual(100, (Some(2), Some(ms(0)))) && usual(100, (Some(7), Some(ms(50)))));
+        assert!(usual(9000, (Some(0), Some(ms(1000)))), "its collectives have no names");
+        let of_servers = |since| is_time(Moment::Usual, false, (ms(since), ms(2000)), (None, None));
+        assert!(!of_servers(1900) && of_servers(2000));
+        let at = |moment, since, step| is_time(moment, true, (ms(since), ms(2000)), (step, step.map(|_| ms(5000))));
+        assert!(!at(Moment::Step(5), 9000, Some(0)) && !at(Moment::Step(5), 9000, Some(4)));
+        assert!(at(Moment::Step(5), 0, Some(5)) && !at(Moment::After(ms(500)), 400, None));
+        assert!(at(Moment::After(ms(500)), 500, None));
     }
 }

@@ -67,9 +67,10 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     }
 }
 
-/// Gives its caller its outcome, and fails, or not, a while later.
+/// Gives its caller its outcome, and fails, or not, when it is allowed to.
 struct Slow {
     given: Sender<Result<()>>,
+    may: Receiver<()>,
     outcome: Result<()>,
 }
 
@@ -80,7 +81,7 @@ impl Job for Slow {
 
     fn finish(self: Box<Self>) -> Result<()> {
         drop(self.given.send(self.outcome.clone()));
-        thread::sleep(Duration::from_millis(200));
+        self.may.recv().ok();
         self.outcome
     }
 
@@ -94,20 +95,25 @@ impl Job for Slow {
 #[test]
 fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let engines = Engine::in_process(2, &Config::default()).unwrap();
-    let submit = |rank: usize, name: i64, outcome: Result<()>| {
+    let (release, held) = bounded(0);
+    let free = bounded(0).1;
+    let submit = |rank: usize, name: i64, outcome: Result<()>, may: &Receiver<()>| {
         let (given, answer) = unbounded();
         let topic = Topic::Key { store: 0, key: Key::from(name) };
-        let job = Box::new(Slow { given, outcome });
+        let job = Box::new(Slow { given, may: may.clone(), outcome });
         engines[rank].submit(topic, Operation::Push, Terms::default(), job).unwrap();
         answer
     };
     let why = Error::argument("this update fails", "let it");
-    let (first, failing) = (submit(0, 1, Ok(())), submit(1, 1, Err(why.clone())));
+    let (first, failing) = (submit(0, 1, Ok(()), &free), submit(1, 1, Err(why.clone()), &held));
     assert_eq!(failing.recv().unwrap().unwrap_err().to_string(), why.to_string());
+    first.recv().unwrap().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| engines[1].leave());
-        first.recv().unwrap().unwrap();
-        let next = submit(0, 2, Ok(()));
+        let next = submit(0, 2, Ok(()), &free);
+        // Long enough for rank 1 to say that it leaves, if it did.
+        assert!(next.recv_timeout(Duration::from_millis(300)).is_err() && engines[1].is_leaving());
+        drop(release);
         let fault = next.recv().unwrap().unwrap_err().to_string();
         assert!(fault.contains("this update fails"), "{fault}");
     });
