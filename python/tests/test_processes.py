@@ -27,6 +27,12 @@ def test_a_job_with_servers_goes_on_whatever_a_forked_child_does(case):
     quietly(launch(2, 1, JOB, "dist_sync", case))
 
 
+def test_a_store_of_servers_that_is_dropped_while_a_call_is_under_way_ends_its_job():
+    """Its thread gives the array back, for which it needs the interpreter."""
+    done = well(launch(1, 1, HERE / "jobs/dropped.py", "dist_sync"))
+    assert done.ranks[0].text == "dropped\n", f"{done}"
+
+
 def test_a_rank_may_end_while_a_thread_of_it_waits_in_a_call():
     quietly(mpi(2, JOB, "dist_sync_mpi", "ends_in_a_call"))
     quietly(launch(2, 1, JOB, "dist_sync", "ends_in_a_call"))
