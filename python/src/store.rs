@@ -39,7 +39,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         let store = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         // If the interpreter has ended there is none to let go of.
-        drop(Python::try_attach(|py| py.detach(move || drop(store))));
+        let _: Option<()> = Python::try_attach(|py| py.detach(move || drop(store)));
     }
 }
 
