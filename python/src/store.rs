@@ -34,8 +34,8 @@ pub(crate) struct Store {
 }
 
 impl Drop for Store {
-    /// Of a store that nobody has closed. Its end waits for its threads, and these may need the interpreter, which
-    /// whoever drops the object holds: to give back the memory of a tensor, for example.
+    /// Of a store that nobody has closed. Its end waits for its threads, and these may need the interpreter,
+    /// which whoever drops the object holds: to give back the memory of a tensor, for example.
     fn drop(&mut self) {
         let store = self.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         // If the interpreter has ended there is none to let go of.

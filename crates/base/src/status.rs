@@ -89,11 +89,11 @@ impl JobStatus {
             .flat_map(|(role, all)| all.iter().enumerate().map(move |(rank, status)| (role, rank, status.as_ref())))
     }
 
-    /// What `ask` answers. A process that has not looked lately where its program is does so when it is asked, and
-    /// says it the next time: so if all have answered and a rank has not said where it is, this asks once more.
-    /// Blocks.
+    /// What `ask` answers. A process that has not looked lately where its program is does so when it is asked,
+    /// and says it the next time: so if all have answered and a rank has not said where it is, this asks once
+    /// more. Blocks.
     pub fn ask(mut ask: impl FnMut() -> JobStatus) -> JobStatus {
-        /// About ten times what a look at a program in Python takes.
+        /// How long a look, which another thread takes, is waited for.
         const LOOK: Duration = Duration::from_millis(50);
         let first = ask();
         let is_whole = first.processes().all(|(_, _, answer)| answer.is_some());

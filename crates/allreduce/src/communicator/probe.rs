@@ -40,9 +40,9 @@ use crate::transport::{OF_A_SET, Stamp};
 /// No operation of a job has these numbers: what goes two ways at once has both.
 pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
-/// Runs of each short collective: as many batches of this many runs as fit in this time by what the second takes,
-/// within these limits. The lower quartile counts, of two or three the shortest, since other load makes most runs
-/// longer.
+/// Runs of each short collective: as many batches of this many runs as fit in this time by what the second
+/// takes, within these limits. The lower quartile counts, of two or three the shortest, since other load makes
+/// most runs longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;

@@ -36,8 +36,8 @@ const TOURNAMENTS: usize = 6;
 const SURE: std::ops::RangeInclusive<usize> = 2..=6;
 /// The limit for these,
 const SURE_US: f64 = 9_000_000.0;
-/// of which the games of the fewest that are needed take this part at the rates that the links seem to have: hosts
-/// tell each other their times after each game.
+/// of which the games of the fewest that are needed take this part at the rates that the links seem to have:
+/// hosts tell each other their times after each game.
 const SURE_PART: f64 = 0.5;
 /// What a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;

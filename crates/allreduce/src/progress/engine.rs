@@ -259,8 +259,8 @@ impl Engine {
         self.current.when_first(work);
     }
 
-    /// What every rank is doing: on rank 0, which asks them. Blocks for about a second at most; a rank that has not
-    /// answered by then is left out.
+    /// What every rank is doing: on rank 0, which asks them. Blocks for about a second at most; a rank that has
+    /// not answered by then is left out.
     pub fn status(&self) -> JobStatus {
         status::ask_everybody(&self.current.get())
     }

@@ -55,7 +55,7 @@ enum Place {
 
 /// Ranks shown one by one.
 const SHOWN: usize = 20;
-/// Rank 0 takes a second for an answer if somebody does not answer it, and another if it is asked twice at once.
+/// Rank 0 takes up to a second for an answer, and another if somebody else asks it at the same time.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &TopArgs) -> Result<Status> {

@@ -83,8 +83,8 @@ pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, 
     Ok(())
 }
 
-/// Tells a host its peers' link addresses. Linux keeps what hosts find out by themselves in one table of 1,024 for
-/// all of a machine's namespaces: 64 hosts that all connect to each other would need four times as many.
+/// Tells a host its peers' link addresses. Linux keeps what hosts find out by themselves in one table of 1,024
+/// for all of a machine's namespaces: 64 hosts that all connect to each other would need four times as many.
 fn name_neighbours(host: usize, hosts: usize) -> Result<()> {
     let peers = (1..=hosts).filter(|peer| *peer != host);
     let lines = peers.map(|peer| {

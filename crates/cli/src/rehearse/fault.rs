@@ -48,8 +48,8 @@ pub(crate) struct Member {
 /// When it happens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Moment {
-    /// At the second step of a job of `dist_sync_mpi`; another job's fault comes [`USUAL`] after its start, or
-    /// in the middle of a shorter one.
+    /// At the second step of a job of MPI ranks, or while it runs if it makes no steps; another job's fault
+    /// comes [`USUAL`] after its start, or in the middle of a shorter one.
     Usual,
     /// So long after the processes have started.
     After(Duration),

@@ -196,9 +196,9 @@ struct FirstSeen {
     answered: Option<Instant>,
 }
 
-/// Whether a fault comes now: `since` the first process is there, when its present step, if that is counted, is
-/// `present`, and has been known for so long. By default the second step counts. A program that makes no steps,
-/// as its collectives have no names, has half of `usual` instead, which begins when its start is over.
+/// Whether a fault comes now: `since` the first process is there, when its present step, if that is counted,
+/// is `present`, and has been known for so long. By default the second step counts. A program that makes no
+/// steps, as its collectives have no names, has half of `usual` instead, which begins when its start is over.
 fn is_time(
     at: Moment,
     is_of_mpi: bool,
