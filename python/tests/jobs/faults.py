@@ -193,7 +193,9 @@ def use(updater):
     store.init(["a", "b"], [ones, ones])
     store.set_updater(updater)
     store.pushpull("a", ones.copy())
-    # A rank whose own updater is well may have its sum before it hears of the other's.
+    # A rank whose own updater is well may have its sum before it hears of the other's. The other does not come
+    # beyond its pull, so it never calls the barrier.
+    store.pull("a", np.empty(4, np.float32))
     store.barrier()
 
 
