@@ -17,6 +17,7 @@ use ringpull_plan::{Algorithm, LinkRates, Links, Model, Segments, choose, choose
 use super::executor::Executor;
 use super::model_cache::{self, Stored};
 use super::probe::{self, Prober};
+use super::probe_rings::ProbeRing;
 use super::rack_probe::Pairs;
 
 /// How far the smallest ring may be from what a cached model predicts.
@@ -171,9 +172,11 @@ pub(super) fn learn(
         return Ok(Learned::default());
     }
     let start = Instant::now();
-    let mut prober = Prober { executor };
     // The upper 48 bits of a hash, which an f64 holds exactly.
-    let rows = prober.gather([(xxh3_64(model_cache::this_host().as_bytes()) >> 16) as f64])?;
+    let own = [(xxh3_64(model_cache::this_host().as_bytes()) >> 16) as f64];
+    let rows = executor.gather_rows(&own, probe::STAMP)?;
+    let machines: Vec<u64> = rows.iter().map(|row| row[0] as u64).collect();
+    let mut prober = Prober { executor, ring: ProbeRing::of(rank, &machines) };
     let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
     let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
     let told = prober.told(Told::of(&found))?;
@@ -196,12 +199,11 @@ pub(super) fn learn(
         return Ok(Learned { model: known, racks, links, source, age: None, is_measured: false });
     }
     if told.origin == Told::CACHED {
-        let then = known.predicted_us(Algorithm::Ring, size, size, prober.executor.runner.segment_bytes());
-        let mut now = 0.0;
+        let (mut now, mut then) = (0.0, 0.0);
         let age = cached.as_deref().and_then(model_cache::age);
         // Once more if need be: a job that is still starting is slow for a moment.
         for _ in 0..2 {
-            now = prober.smallest_ring_us()?;
+            (now, then) = prober.smallest_ring_us(&known)?;
             if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
                 return Ok(Learned {
                     model: known,

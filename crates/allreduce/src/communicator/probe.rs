@@ -2,12 +2,12 @@
 //!
 //! The probe runs the plans, the interpreter and the transport of real sums: if ranks share cores, these take
 //! more time than the wire. Cutting a plan is not timed, since it is done once for all equal sums. All ranks
-//! take part, exchange their times, and compute the same numbers from them. In the terms of the model, for
-//! `n` ranks:
+//! take part, exchange their times, and compute the same numbers from them. Many ranks run several rings at the
+//! same time ([`ProbeRing`]). In the terms of the model, for `n` ranks:
 //!
 //! | run | its time, without what is known already |
 //! | --- | --- |
-//! | ring of `n` bytes, a step | `A + O + n W` |
+//! | ring of a byte for each rank, a step | `A + O + n W` |
 //! | star of `n` bytes, half of it | `A + (n-1) (O + W)` |
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with `x` bytes on each link | `x (1/b + n w)` |
@@ -21,9 +21,9 @@
 //! is `x/B` and that of direct is `F x/B`, and known costs are not subtracted. Without a shaper, `P` is the
 //! number of bytes that the short runs moved.
 //!
-//! The long runs start small and grow until one takes [`LONG_ENOUGH_US`]: so a slow network is not busy for
-//! long, and the run on a fast one is not too short to measure. `C` is measured on each rank by itself, while
-//! all do the same.
+//! The long runs start small and grow until one takes [`LONG_ENOUGH_US`] and longer than latency alone: so a
+//! slow network is not busy for long, and the run on a fast one is not too short to measure. `C` is measured on
+//! each rank by itself, while all do the same.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ use ringpull_kernels::reduce;
 use ringpull_plan::{Algorithm, Model, Plan};
 
 use super::executor::Executor;
+use super::probe_rings::ProbeRing;
+use super::rack_probe;
 use crate::transport::{OF_A_SET, Stamp};
 
 /// No operation of a job has these numbers: what goes two ways at once has both.
@@ -53,6 +55,9 @@ const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
+/// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes behind
+/// latency.
+const BEYOND_LATENCY: f64 = 2.0;
 /// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
 /// long.
 const RESTED_BYTES: usize = 256 << 10;
@@ -66,28 +71,44 @@ const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
+/// What sums.
+#[derive(Clone, Copy)]
+enum Run {
+    /// All ranks together.
+    All(Algorithm),
+    /// Each ring by itself.
+    Ring,
+}
+
 /// Runs plans of all ranks and takes their times. Every method is collective.
 pub(super) struct Prober<'a> {
     pub(super) executor: &'a mut Executor,
+    pub(super) ring: ProbeRing,
 }
 
 /// Times in microseconds, each the same on every rank, and what they are times of.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Times {
+    /// The ranks that all take part, and those of a ring.
     pub(super) size: usize,
+    pub(super) ring_size: usize,
     /// Allreduces of one byte for each rank.
     pub(super) ring_us: f64,
     pub(super) star_us: f64,
     pub(super) direct_us: f64,
-    /// A ring of `size` parts and a star of one such part.
+    /// A ring of as many parts as it has ranks.
     pub(super) short_part: usize,
     pub(super) short_ring_us: f64,
+    /// A star of so many bytes.
+    pub(super) star_bytes: usize,
     pub(super) short_star_us: f64,
-    /// Allreduces of `size` long parts.
+    /// The same of long parts.
     pub(super) long_part: usize,
     pub(super) long_ring_us: f64,
+    /// An allreduce of `size` parts.
+    pub(super) direct_part: usize,
     pub(super) long_direct_us: f64,
-    /// A ring of `size` parts after a rest.
+    /// A ring of parts after a rest.
     pub(super) rested_part: usize,
     pub(super) rested_ring_us: f64,
     pub(super) segment_bytes: usize,
@@ -97,53 +118,61 @@ pub(super) struct Times {
 impl Prober<'_> {
     /// Takes all times.
     pub(super) fn measure(&mut self) -> Result<Times> {
-        let size = self.executor.size();
+        let (size, ring_size) = (self.executor.size(), self.ring.longest);
         let segment_bytes = self.executor.runner.segment_bytes();
         let sum = sum_bytes_per_us();
-        let short_part = short_part(size);
+        let (short_part, star_bytes) = (short_part(ring_size), short_part(size));
         let [ring, star, direct, short_star, short_ring] = self.short([
-            (Algorithm::Ring, size),
-            (Algorithm::Star, size),
-            (Algorithm::Direct, size),
-            (Algorithm::Star, short_part),
-            (Algorithm::Ring, size * short_part),
+            (Run::Ring, 1),
+            (Run::All(Algorithm::Star), size),
+            (Run::All(Algorithm::Direct), size),
+            (Run::All(Algorithm::Star), star_bytes),
+            (Run::Ring, short_part),
         ])?;
-        let own = [ring, star, direct, short_star, short_ring, sum];
-        let [ring_us, star_us, direct_us, short_star_us, short_ring_us, sum_bytes_per_us] = self.medians(own)?;
-        let mut long_part = 0;
+        let [star_us, direct_us, short_star_us, sum_bytes_per_us] = self.medians([star, direct, short_star, sum])?;
+        let [ring_us, short_ring_us] = self.slowest([ring, short_ring])?;
+        let (mut long_bytes, mut long_part) = (0, 0);
         for bytes in LONG_BYTES {
-            long_part = bytes.div_ceil(size);
+            (long_bytes, long_part) = (bytes, bytes.div_ceil(ring_size));
             // The lesser of two, as noise only adds: one slow run would end the growth too soon.
-            let first = self.run(Algorithm::Ring, size * long_part)?;
-            let own = first.min(self.run(Algorithm::Ring, size * long_part)?);
-            if self.medians([own])?[0] > LONG_ENOUGH_US {
+            let first = self.run(Run::Ring, long_part)?;
+            let own = first.min(self.run(Run::Ring, long_part)?);
+            if self.slowest([own])?[0] > long_enough_us(ring_us) {
                 break;
             }
         }
         let mut runs = [[0.0; LONG_RUNS]; 3];
         // On a slow network no longer than the runs above.
-        let rested_part = RESTED_BYTES.div_ceil(size).min(long_part);
+        let rested_part = RESTED_BYTES.div_ceil(ring_size).min(long_part);
+        let direct_part = long_bytes.div_ceil(size);
         for at in 0..LONG_RUNS {
-            let ring = self.run(Algorithm::Ring, size * long_part)?;
-            let direct = self.run(Algorithm::Direct, size * long_part)?;
+            // All ranks have ended a run when the next begins.
+            let ring = self.run(Run::Ring, long_part)?;
+            let [ring] = self.slowest([ring])?;
+            let direct = self.run(Run::All(Algorithm::Direct), size * direct_part)?;
+            let [direct] = self.medians([direct])?;
             std::thread::sleep(REST);
-            let own = [ring, direct, self.run(Algorithm::Ring, size * rested_part)?];
-            for (times, median) in runs.iter_mut().zip(self.medians(own)?) {
-                times[at] = median;
+            let rested = self.run(Run::Ring, rested_part)?;
+            let [rested] = self.slowest([rested])?;
+            for (times, time) in runs.iter_mut().zip([ring, direct, rested]) {
+                times[at] = time;
             }
         }
         let [long_ring_us, long_direct_us, rested_ring_us] =
             runs.map(|times| times.into_iter().fold(f64::INFINITY, f64::min));
         Ok(Times {
             size,
+            ring_size,
             ring_us,
             star_us,
             direct_us,
             short_part,
             short_ring_us,
+            star_bytes,
             short_star_us,
             long_part,
             long_ring_us,
+            direct_part,
             long_direct_us,
             rested_part,
             rested_ring_us,
@@ -152,28 +181,31 @@ impl Prober<'_> {
         })
     }
 
-    /// The present time of the smallest ring, to compare with a known model's prediction.
-    pub(super) fn smallest_ring_us(&mut self) -> Result<f64> {
-        let own = self.short([(Algorithm::Ring, self.executor.size())])?;
-        Ok(self.medians(own)?[0])
+    /// The present time of the smallest ring, to compare with what a known model predicts of it, which is the
+    /// other.
+    pub(super) fn smallest_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
+        let own = self.short([(Run::Ring, 1)])?;
+        let (size, ring_size) = (self.executor.size(), self.ring.longest);
+        let then = ring_us(known, (size, ring_size), 1, self.executor.runner.segment_bytes());
+        Ok((self.slowest(own)?[0], then))
     }
 
     /// The times of short allreduces, run in turn. A job's last processes start in its first tenths of a
     /// second, and a collective timed then has taken three times as long as later.
-    fn short<const N: usize>(&mut self, what: [(Algorithm, usize); N]) -> Result<[f64; N]> {
+    fn short<const N: usize>(&mut self, what: [(Run, usize); N]) -> Result<[f64; N]> {
         // The first run makes connections.
-        what.into_iter().try_for_each(|(algorithm, len)| self.run(algorithm, len).map(drop))?;
+        what.into_iter().try_for_each(|(run, len)| self.run(run, len).map(drop))?;
         let mut batches: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
         let mut count = *BATCHES.end();
         while batches[0].len() < count {
             let start = Instant::now();
-            for (times, (algorithm, len)) in batches.iter_mut().zip(what) {
-                let runs: Result<f64> = (0..RUNS).map(|_| self.run(algorithm, len)).sum();
+            for (times, (run, len)) in batches.iter_mut().zip(what) {
+                let runs: Result<f64> = (0..RUNS).map(|_| self.run(run, len)).sum();
                 times.push(runs? / RUNS as f64);
             }
             if batches[0].len() == *BATCHES.start() {
                 let [took_us] = self.medians([start.elapsed().as_secs_f64() * 1e6])?;
-                count = ((BATCHES_US / took_us) as usize).clamp(*BATCHES.start(), *BATCHES.end());
+                count = batches_in(took_us);
             }
         }
         Ok(batches.map(|mut times| {
@@ -182,10 +214,25 @@ impl Prober<'_> {
         }))
     }
 
-    /// Sums `len` bytes once.
-    fn run(&mut self, algorithm: Algorithm, len: usize) -> Result<f64> {
-        let plan = ringpull_plan::allreduce(algorithm, self.executor.rank(), self.executor.size(), len);
-        Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
+    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring.
+    fn run(&mut self, run: Run, len: usize) -> Result<f64> {
+        match run {
+            Run::All(algorithm) => {
+                let plan = ringpull_plan::allreduce(algorithm, self.executor.rank(), self.executor.size(), len);
+                Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
+            }
+            Run::Ring => {
+                let ProbeRing { members, place, .. } = &self.ring;
+                let len = members.len() * len;
+                let plan = ringpull_plan::allreduce(Algorithm::Ring, *place, members.len(), len).among(members);
+                let took_us = self.timed(&plan, Buffer::zeroed(len))?.1;
+                if self.ring.is_one_of_many {
+                    // A run of all ranks that comes next would wait for the slowest ring.
+                    self.gather([0.0])?;
+                }
+                Ok(self.ring.told_us(took_us))
+            }
+        }
     }
 
     /// `data` after `plan`, and the microseconds it took.
@@ -217,10 +264,57 @@ impl Prober<'_> {
         Ok(())
     }
 
+    /// Of the times of rings, as one ring over all ranks goes at the pace of the slowest.
+    fn slowest<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
+        let rows = self.gather(own)?;
+        Ok(std::array::from_fn(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)))
+    }
+
     fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
         let rows = self.gather(own)?;
         Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
     }
+}
+
+/// About what the probe of so many hosts takes by `model`, in microseconds, if each has one rank and their links
+/// seem alike. The processes are there already.
+pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
+    if hosts < 2 {
+        return 0.0;
+    }
+    let ring_size = ProbeRing::longest_of(hosts);
+    let ring = |part| ring_us(model, (hosts, ring_size), part, segment_bytes);
+    let all = |algorithm, len| model.predicted_us(algorithm, len, hosts, segment_bytes);
+    let gather = f64::from(hosts.next_power_of_two().ilog2()) * (model.latency_us + model.message_us);
+    let (star, direct) = (all(Algorithm::Star, hosts), all(Algorithm::Direct, hosts));
+    let batch = ring(1) + star + direct + all(Algorithm::Star, short_part(hosts)) + ring(short_part(ring_size));
+    let runs = 1 + RUNS * batches_in(RUNS as f64 * batch);
+    let (mut growth, mut long) = (0.0, 0);
+    for bytes in LONG_BYTES {
+        let once = ring(bytes.div_ceil(ring_size));
+        (growth, long) = (growth + 2.0 * once + gather, bytes);
+        if once > long_enough_us(ring(1)) {
+            break;
+        }
+    }
+    let rested = ring(RESTED_BYTES.min(long).div_ceil(ring_size)) + REST.as_secs_f64() * 1e6;
+    let round = ring(long.div_ceil(ring_size)) + all(Algorithm::Direct, long) + rested + 3.0 * gather;
+    let pairs = if rack_probe::HOSTS.contains(&hosts) {
+        2.0 * all(Algorithm::Ring, long) + rack_probe::tournament_us(model, hosts, gather)
+    } else {
+        0.0
+    };
+    runs as f64 * batch + growth + LONG_RUNS as f64 * round + pairs
+}
+
+/// How many batches are run if the second has taken so long.
+fn batches_in(batch_us: f64) -> usize {
+    ((BATCHES_US / batch_us) as usize).clamp(*BATCHES.start(), *BATCHES.end())
+}
+
+/// What a long ring takes at least, if the smallest takes so long.
+fn long_enough_us(smallest_us: f64) -> f64 {
+    LONG_ENOUGH_US.max(BEYOND_LATENCY * smallest_us)
 }
 
 /// The bytes of one rank's part in the short transfers.
@@ -228,11 +322,23 @@ fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
+/// What the model says of a ring, if as many run at the same time as there are ranks for: what each costs every
+/// rank is that of all.
+fn ring_us(model: &Model, (size, ring_size): (usize, usize), part: usize, segment_bytes: usize) -> f64 {
+    let rings = size as f64 / ring_size as f64;
+    let of_all = Model {
+        shared_message_us: rings * model.shared_message_us,
+        shared_us_per_byte: rings * model.shared_us_per_byte,
+        ..*model
+    };
+    of_all.predicted_us(Algorithm::Ring, ring_size * part, ring_size, segment_bytes)
+}
+
 /// The numbers with which the model predicts these times, the long ones without the shaper's first bytes. A
 /// number that noise made impossible is replaced by the nearest possible one.
 pub(super) fn fit(times: &Times) -> Model {
-    let n = times.size as f64;
-    let (step, star, direct) = (times.ring_us / (2.0 * (n - 1.0)), times.star_us / 2.0, times.direct_us / 2.0);
+    let (n, steps) = (times.size as f64, 2.0 * (times.ring_size - 1) as f64);
+    let (step, star, direct) = (times.ring_us / steps, times.star_us / 2.0, times.direct_us / 2.0);
     let least = 0.02 * step.max(0.1);
     let shared_message_us = ((direct - star) / (n - 1.0).powi(2)).clamp(0.0, step / n);
     let message_us = if times.size > 2 {
@@ -256,32 +362,33 @@ pub(super) fn fit(times: &Times) -> Model {
         sum_bytes_per_us: times.sum_bytes_per_us.max(1.0),
     };
     // The model now predicts everything but the time of the bytes, which is the rest of each run's time.
-    let per_byte = |model: &Model, algorithm, time_us: f64, len, link_bytes: f64| {
-        let known = model.predicted_us(algorithm, len, times.size, times.segment_bytes);
-        (time_us - known).max(0.05 * time_us).max(1e-3) / link_bytes
-    };
-    let short_link = 2.0 * (n - 1.0) * times.short_part as f64;
-    let all = per_byte(&model, Algorithm::Ring, times.short_ring_us, times.size * times.short_part, short_link);
-    let one = per_byte(&model, Algorithm::Star, times.short_star_us, times.short_part, short_link);
+    let per_byte =
+        |time_us: f64, known_us: f64, link_bytes: f64| (time_us - known_us).max(0.05 * time_us).max(1e-3) / link_bytes;
+    let of_all = |model: &Model, algorithm, len| model.predicted_us(algorithm, len, times.size, times.segment_bytes);
+    let of_ring = |model: &Model, part| ring_us(model, (times.size, times.ring_size), part, times.segment_bytes);
+    let short_link = steps * times.short_part as f64;
+    let all = per_byte(times.short_ring_us, of_ring(&model, times.short_part), short_link);
+    let star_link = 2.0 * (n - 1.0) * times.star_bytes as f64;
+    let one = per_byte(times.short_star_us, of_all(&model, Algorithm::Star, times.star_bytes), star_link);
     let shared_us_per_byte = ((all - one) / (n - 1.0)).clamp(0.0, 0.9 * all / n);
     let short_us_per_byte = all - n * shared_us_per_byte;
     model.shared_us_per_byte = shared_us_per_byte;
     model.short_bytes_per_us = 1.0 / short_us_per_byte;
     model.long_bytes_per_us = model.short_bytes_per_us;
     model.short_bytes = short_link;
-    let link = 2.0 * (n - 1.0) * times.long_part as f64;
-    let len = times.size * times.long_part;
-    let open_us = |algorithm| model.predicted_us(algorithm, len, times.size, times.segment_bytes);
-    let is_shaped = times.long_ring_us > SHAPED * open_us(Algorithm::Ring);
-    let long_per_byte = |algorithm, time_us: f64| {
-        let known_us = if is_shaped { 0.0 } else { open_us(algorithm) - link * short_us_per_byte };
-        (time_us - known_us).max(0.05 * time_us).max(1e-3) / link
+    let open_ring_us = of_ring(&model, times.long_part);
+    let open_direct_us = of_all(&model, Algorithm::Direct, times.size * times.direct_part);
+    let is_shaped = times.long_ring_us > SHAPED * open_ring_us;
+    let long_per_byte = |time_us: f64, open_us: f64, link: f64| {
+        let known_us = if is_shaped { 0.0 } else { open_us - link * short_us_per_byte };
+        per_byte(time_us, known_us, link)
     };
-    let ring_per_byte = long_per_byte(Algorithm::Ring, times.long_ring_us);
-    let direct_per_byte = long_per_byte(Algorithm::Direct, times.long_direct_us);
+    let direct_link = 2.0 * (n - 1.0) * times.direct_part as f64;
+    let ring_per_byte = long_per_byte(times.long_ring_us, open_ring_us, steps * times.long_part as f64);
+    let direct_per_byte = long_per_byte(times.long_direct_us, open_direct_us, direct_link);
     model.long_bytes_per_us = 1.0 / ring_per_byte;
     if is_shaped {
-        let rested_link = 2.0 * (n - 1.0) * times.rested_part as f64;
+        let rested_link = steps * times.rested_part as f64;
         let saved_us = rested_link * ring_per_byte - times.rested_ring_us;
         model.short_bytes = (saved_us / (ring_per_byte - short_us_per_byte)).clamp(short_link, rested_link);
     }
@@ -308,30 +415,38 @@ pub(super) fn median(values: &mut [f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::transport::inproc;
 
     const SEGMENT: usize = 256 << 10;
 
     /// What a cluster with these numbers would measure.
     fn times_on(model: &Model, size: usize) -> Times {
-        let (short_part, long_part) = (short_part(size), (1 << 20) / size);
+        let ring_size = ProbeRing::longest_of(size);
+        let (short_part, star_bytes) = (short_part(ring_size), short_part(size));
+        let (long_part, rested_part) = ((1 << 20) / ring_size, RESTED_BYTES / ring_size);
+        let ring = |model: &Model, part| ring_us(model, (size, ring_size), part, SEGMENT);
         let time = |algorithm, len| model.predicted_us(algorithm, len, size, SEGMENT);
         // Once the burst is used up, every byte goes at the long rate.
         let steady = Model { short_bytes: 0.0, ..*model };
-        let steady = |algorithm, len| steady.predicted_us(algorithm, len, size, SEGMENT);
         Times {
             size,
-            ring_us: time(Algorithm::Ring, size),
+            ring_size,
+            ring_us: ring(model, 1),
             star_us: time(Algorithm::Star, size),
             direct_us: time(Algorithm::Direct, size),
             short_part,
-            short_ring_us: time(Algorithm::Ring, size * short_part),
-            short_star_us: time(Algorithm::Star, short_part),
+            short_ring_us: ring(model, short_part),
+            star_bytes,
+            short_star_us: time(Algorithm::Star, star_bytes),
             long_part,
-            long_ring_us: steady(Algorithm::Ring, size * long_part),
-            long_direct_us: steady(Algorithm::Direct, size * long_part),
-            rested_part: RESTED_BYTES / size,
-            rested_ring_us: time(Algorithm::Ring, RESTED_BYTES / size * size),
+            long_ring_us: ring(&steady, long_part),
+            direct_part: (1 << 20) / size,
+            long_direct_us: steady.predicted_us(Algorithm::Direct, (1 << 20) / size * size, size, SEGMENT),
+            rested_part,
+            rested_ring_us: ring(model, rested_part),
             segment_bytes: SEGMENT,
             sum_bytes_per_us: model.sum_bytes_per_us,
         }
@@ -354,7 +469,7 @@ mod tests {
         let cached = Model { long_bytes_per_us: 700.0, ..shaped };
         let faster_later = Model { long_bytes_per_us: 1500.0, ..own_cores };
         for model in [shaped, own_cores, cached, faster_later] {
-            for size in [3, 4, 8, 13] {
+            for size in [3, 4, 8, 13, 32] {
                 let found = fit(&times_on(&model, size));
                 let close = |found: f64, true_value: f64, what: &str| {
                     let off = (found - true_value).abs();
@@ -377,6 +492,31 @@ mod tests {
     }
 
     #[test]
+    fn a_probe_of_many_hosts_takes_hardly_longer_than_one_of_few() {
+        let hosts = Model { latency_us: 50.0, message_us: 10.0, ..Model::default() };
+        let took = [8, 33, 1000].map(|count| probe_us(&hosts, count, SEGMENT));
+        assert!(took[0] > 1e5 && took[1] < 1.5 * took[0] && took[2] < 3.0 * took[0], "{took:?}");
+        let far = Model { latency_us: 20_000.0, ..hosts };
+        assert!(probe_us(&far, 8, SEGMENT) < 2e7);
+    }
+
+    #[test]
+    fn ranks_in_several_rings_measure_the_same_times() {
+        const RANKS: usize = 17;
+        let measured = |end| {
+            let mut executor = Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
+            let ring = ProbeRing::of(executor.rank(), &std::array::from_fn::<u64, RANKS, _>(|rank| rank as u64));
+            (ring.members.len(), Prober { executor: &mut executor, ring }.measure().unwrap())
+        };
+        let all: Vec<(usize, Times)> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = inproc::world(RANKS).into_iter().map(|end| scope.spawn(|| measured(end))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(all.iter().filter(|(members, _)| *members == 8).count(), 8);
+        assert!(all.iter().all(|(_, times)| *times == all[0].1 && times.ring_size == 9), "{all:?}");
+    }
+
+    #[test]
     fn latency_is_not_taken_for_a_shaper() {
         // A long ring that takes 8 ms of latency is not made longer, and noise adds a quarter.
         let far =
@@ -393,10 +533,9 @@ mod tests {
 
     #[test]
     fn any_times_at_all_give_a_sound_model() {
-        let usual = times_on(&Model::default(), 8);
         for noise in [0.0, 1e-3, 1.0, 1e3, 1e9] {
-            for size in [2, 3, 8] {
-                let mut times = Times { size, ..usual };
+            for size in [2, 3, 8, 31] {
+                let mut times = times_on(&Model::default(), size);
                 for at in 0..8 {
                     let fields = [
                         &mut times.ring_us,

@@ -28,7 +28,7 @@ mod envelopes;
 mod late;
 mod names;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ringpull_base::{Error, Key, Reduction};
 
@@ -99,11 +99,11 @@ pub struct Agreement {
     /// beside them.
     has_sets: bool,
     sums_block: bool,
-    left: Vec<bool>,
+    left: BTreeSet<usize>,
     /// The error that each rank would end with, if it ended now.
     failing: Vec<Option<String>>,
     /// Ranks that have no data left, and when any rank has last said something of what it does.
-    joined: Vec<bool>,
+    joined: BTreeSet<usize>,
     heard_s: f64,
     /// What each rank that was behind when the last frozen cycle was stopped has to call first, until it has
     /// called all of it. Nothing is frozen meanwhile.
@@ -151,9 +151,9 @@ impl Agreement {
             of_sets: BTreeMap::new(),
             has_sets: false,
             sums_block: false,
-            left: vec![false; size],
+            left: BTreeSet::new(),
             failing: vec![None; size],
-            joined: vec![false; size],
+            joined: BTreeSet::new(),
             heard_s: 0.0,
             outstanding: vec![None; size],
             stuck: vec![None; size],
@@ -173,7 +173,7 @@ impl Agreement {
 
     /// The hosts' links are to be measured: what is frozen is stopped for that.
     pub fn want_links(&mut self) -> Vec<Order> {
-        if self.links != LinksPhase::No || self.left.contains(&true) {
+        if self.links != LinksPhase::No || !self.left.is_empty() {
             return Vec::new();
         }
         self.links = LinksPhase::Wanted;
@@ -184,7 +184,8 @@ impl Agreement {
     pub fn measure_links(&mut self) -> Vec<Order> {
         let are_ready = matches!(self.phase, Phase::Open)
             && self.outstanding.iter().all(Option::is_none)
-            && [&self.left, &self.joined].iter().all(|ranks| !ranks.contains(&true));
+            && self.left.is_empty()
+            && self.joined.is_empty();
         if self.links != LinksPhase::Wanted || !are_ready {
             return Vec::new();
         }
@@ -253,7 +254,7 @@ impl Agreement {
             return Err(disagreement(pending));
         }
         let is_complete = pending.is_complete()
-            || self.joined.contains(&true) && pending.missing().iter().all(|rank| self.joined[*rank]);
+            || !self.joined.is_empty() && pending.missing().iter().all(|rank| self.joined.contains(rank));
         if !is_complete {
             self.check_left()?;
         }
@@ -288,7 +289,8 @@ impl Agreement {
 
     /// Looks for a cycle after a call of rank 0.
     fn find_cycle(&mut self) {
-        let are_ready = [&self.left, &self.joined].iter().all(|ranks| !ranks.contains(&true))
+        let are_ready = self.left.is_empty()
+            && self.joined.is_empty()
             && self.outstanding.iter().all(Option::is_none)
             && !self.pending.values().any(|pending| pending.is_refused);
         if self.size > 1
@@ -419,7 +421,7 @@ impl Agreement {
                 let operation = Operation::Collective("collective".to_owned());
                 (Topic::Direct.key(), operation)
             });
-            if self.left[rank] {
+            if self.left.contains(&rank) {
                 return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
             }
             self.outstanding[rank] = Some(Outstanding { key, operation, by, since_s });
@@ -448,13 +450,13 @@ impl Agreement {
             Phase::Stopping { .. } => return Ok(Vec::new()),
             Phase::Open | Phase::Freezing(_) => {}
         }
-        self.joined[rank] = true;
+        self.joined.insert(rank);
         self.heard_s = now_s;
         let mut orders = self.reopen();
-        if self.joined.contains(&false) {
+        if self.joined.len() < self.size {
             self.check_left()?;
         } else {
-            self.joined.fill(false);
+            self.joined.clear();
             // Calls that ranks stood in for are missing in the logs; and that they ended is no sign that a
             // cycle did not last.
             self.logs.clear();
@@ -466,7 +468,7 @@ impl Agreement {
 
     /// A rank has left in order, after it had come so far in a frozen cycle. An error if others wait for it.
     pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
-        self.left[rank] = true;
+        self.left.insert(rank);
         // Had it called that, it would have said so (`caught_up`) before.
         if let Some(Outstanding { key, operation, by, .. }) = self.outstanding[rank].take() {
             return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
@@ -482,7 +484,7 @@ impl Agreement {
 
     /// Whether a rank has left in order.
     pub fn has_left(&self, rank: usize) -> bool {
-        self.left[rank]
+        self.left.contains(&rank)
     }
 
     /// A rank has called what was outstanding of the last frozen cycle.
@@ -493,7 +495,7 @@ impl Agreement {
     /// The ranks that an operation waits for.
     fn lacking(&self, pending: &Pending) -> Vec<usize> {
         // A rank that has joined does not stand in for calls of a process set.
-        let is_awaited = |rank: &usize| pending.set.is_some() || !self.joined[*rank];
+        let is_awaited = |rank: &usize| pending.set.is_some() || !self.joined.contains(rank);
         pending.missing().into_iter().filter(is_awaited).collect()
     }
 
@@ -519,18 +521,17 @@ impl Agreement {
     }
 
     fn check_left(&self) -> Result<(), Error> {
-        if !self.left.contains(&true) {
+        if self.left.is_empty() {
             return Ok(());
         }
         for pending in self.waiting() {
-            if let Some(rank) = self.in_vain(pending, |rank| self.left[rank]) {
+            if let Some(rank) = self.in_vain(pending, |rank| self.left.contains(&rank)) {
                 let (by, call) = pending.first();
                 return Err(self.gone(rank, &format!("{} of key {}", call.operation, call.topic.key()), by));
             }
         }
-        let joined = self.joined.iter().position(|joined| *joined);
-        match (joined, self.left.iter().position(|left| *left)) {
-            (Some(by), Some(rank)) => Err(self.gone(rank, "join", by)),
+        match (self.joined.first(), self.left.first()) {
+            (Some(by), Some(rank)) => Err(self.gone(*rank, "join", *by)),
             _ => Ok(()),
         }
     }

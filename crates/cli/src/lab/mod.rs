@@ -26,6 +26,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use self::lock::LabLock;
+use self::network::LinkAddresses;
 pub use self::shape::{HostRate, Racks, Shape, own_words};
 use crate::link::LinkRate;
 use crate::progress::Progress;
@@ -61,11 +62,12 @@ impl Lab {
         let lab = Lab { shape: shape.clone(), made_here: true, _lock: lock };
         sessions::level(Path::new(sessions::SWITCH), &file("sessions"))?;
         network::add_bridges(shape.racks.map(|racks| racks.uplink))?;
+        let links = LinkAddresses::new(shape.hosts);
         let progress = Progress::start("making emulated hosts");
         for host in 1..=shape.hosts {
             progress.part(host - 1, shape.hosts, format!("making host h{host}"));
             mark(host)?;
-            network::add_host(host, shape.hosts, shape.link(host), shape.rack(host))?;
+            network::add_host(host, &links, shape.link(host), shape.rack(host))?;
         }
         write_shape(&shape)?;
         Ok(lab)

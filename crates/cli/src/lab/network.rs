@@ -1,6 +1,7 @@
 //! The commands of iproute2 and util-linux that make and remove the bridge and one host.
 
 use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -51,7 +52,12 @@ fn words(text: &str) -> Vec<&str> {
 
 /// Makes host `host` of `hosts`: its name, its network, its link to its rack's bridge, over which it sends
 /// and receives at these rates, and the files that name its peers.
-pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, LinkRate), rack: usize) -> Result<()> {
+pub(super) fn add_host(
+    host: usize,
+    links: &LinkAddresses,
+    (sends, receives): (LinkRate, LinkRate),
+    rack: usize,
+) -> Result<()> {
     let name = host_name(host);
     let name = name.as_str();
     if Path::new("/run/netns").join(name).exists() {
@@ -61,18 +67,18 @@ pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, 
         ));
     }
     call("unshare", &[&format!("--uts={}", name_space(host).display()), "hostname", name])?;
-    write_names(host, hosts)?;
+    write_names(host, links.hosts)?;
     call("ip", &["netns", "add", name])?;
     let outer = bridge_end(host);
     let outer = outer.as_str();
-    let inner = ["peer", "name", "eth0", "address", &link_address(host), "netns", name];
+    let inner = ["peer", "name", "eth0", "address", &links.of(host), "netns", name];
     call("ip", &[&["link", "add", outer, "type", "veth"], &inner[..]].concat())?;
     call("ip", &["link", "set", outer, "master", BRIDGES[rack]])?;
     call("ip", &["link", "set", outer, "up"])?;
     call("ip", &["-n", name, "addr", "add", &format!("{}/24", address(host)), "dev", "eth0"])?;
     call("ip", &["-n", name, "link", "set", "eth0", "up"])?;
     call("ip", &["-n", name, "link", "set", "lo", "up"])?;
-    name_neighbours(host, hosts)?;
+    name_neighbours(host, links)?;
     use_usual_congestion_control(name);
     if let Some(shape) = shaping(receives) {
         call("tc", &[&["qdisc", "add", "dev", outer], words(&shape).as_slice()].concat())?;
@@ -85,19 +91,33 @@ pub(super) fn add_host(host: usize, hosts: usize, (sends, receives): (LinkRate, 
 
 /// Tells a host its peers' link addresses. Linux keeps what hosts find out by themselves in one table of 1,024
 /// for all of a machine's namespaces: 64 hosts that all connect to each other would need four times as many.
-fn name_neighbours(host: usize, hosts: usize) -> Result<()> {
-    let peers = (1..=hosts).filter(|peer| *peer != host);
+fn name_neighbours(host: usize, links: &LinkAddresses) -> Result<()> {
+    let peers = (1..=links.hosts).filter(|peer| *peer != host);
     let lines = peers.map(|peer| {
-        let (address, link) = (address(peer), link_address(peer));
+        let (address, link) = (address(peer), links.of(peer));
         format!("neigh replace {address} lladdr {link} dev eth0 nud permanent\n")
     });
     run("ip", &["-n", &host_name(host), "-batch", "-"], &lines.collect::<String>()).map(drop)
 }
 
-fn link_address(host: usize) -> String {
-    // A locally administered MAC address, with the bytes of the host's IPv4 address.
-    let [a, b, c, d] = address(host).octets();
-    format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+/// The hosts' link addresses (MAC), other ones in each lab. By them a job knows hosts whose links it has measured
+/// before, and the same host of another lab may have a link of another rate.
+pub(super) struct LinkAddresses {
+    hosts: usize,
+    lab: u64,
+}
+
+impl LinkAddresses {
+    /// Those of a new lab of so many hosts.
+    pub(super) fn new(hosts: usize) -> Self {
+        LinkAddresses { hosts, lab: RandomState::new().hash_one(std::process::id()) }
+    }
+
+    /// A locally administered address: the lab's bytes, and the last of the host's IPv4 address.
+    fn of(&self, host: usize) -> String {
+        let ([a, b, c, d, ..], [.., last]) = (self.lab.to_be_bytes(), address(host).octets());
+        format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{last:02x}")
+    }
 }
 
 /// Switches the link of host `host` on or off at the bridge. The host keeps its address.
@@ -238,4 +258,19 @@ fn run(program: &str, words: &[&str], input: &str) -> Result<String> {
         format!("`{program} {}` failed: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()),
         "emulated hosts need root, network namespaces, veth and tbf; a container must be privileged. `--local N` needs none of it",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_one_lab_and_of_another_have_different_link_addresses() {
+        let (one, other) = (LinkAddresses::new(64), LinkAddresses::new(64));
+        let all: std::collections::BTreeSet<String> =
+            (1..=64).flat_map(|host| [one.of(host), other.of(host)]).collect();
+        assert_eq!(all.len(), 128);
+        let is_local = |address: &String| address.starts_with("02:") && address.split(':').count() == 6;
+        assert!(all.iter().all(is_local), "{all:?}");
+    }
 }

@@ -48,9 +48,9 @@ impl Agreement {
             let why = self.wait_of(&late.missing).unwrap_or_default();
             return Err(late.error(now_s, why));
         }
-        match self.joined.iter().position(|joined| *joined) {
-            Some(rank) if now_s - self.heard_s > self.limit_s => {
-                let missing = (0..self.size).filter(|rank| !self.joined[*rank]).collect();
+        match self.joined.first() {
+            Some(&rank) if now_s - self.heard_s > self.limit_s => {
+                let missing = (0..self.size).filter(|rank| !self.joined.contains(rank)).collect();
                 let (operation, key, since_s) = ("join".to_owned(), Key::from("join"), self.heard_s);
                 Err(Late { operation, key, rank, missing, since_s }.error(now_s, String::new()))
             }
@@ -87,7 +87,7 @@ impl Agreement {
     /// that it was given, while some call is missing; or if that holds of some ranks of which each waits for
     /// calls of the others alone.
     pub fn check_deadlock(&self, orders: &[u64], now_s: f64) -> Result<(), Error> {
-        let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
+        let ranks = || (0..self.size).filter(|rank| !self.left.contains(rank));
         let waits = ranks().map(|rank| self.awaits(rank).filter(|_| self.is_stuck(rank, orders, now_s)));
         // When all have left, none waits.
         let waits = waits.collect::<Option<Vec<_>>>().filter(|waits| !waits.is_empty());
@@ -101,12 +101,12 @@ impl Agreement {
         if self.of_sets.is_empty() {
             return None;
         }
-        let is_stuck = |rank: &usize| !self.left[*rank] && self.is_stuck(*rank, orders, now_s);
+        let is_stuck = |rank: &usize| !self.left.contains(rank) && self.is_stuck(*rank, orders, now_s);
         let mut ranks: Vec<usize> = (0..self.size).filter(is_stuck).collect();
         loop {
             let before = ranks.len();
             let of = |rank: usize| self.waiting().filter(move |pending| pending.call(rank).is_some());
-            let is_silent = |rank: usize| self.left[rank] || ranks.contains(&rank);
+            let is_silent = |rank: usize| self.left.contains(&rank) || ranks.contains(&rank);
             let is_caught = |rank: &usize| {
                 of(*rank).next().is_some() && of(*rank).all(|pending| self.in_vain(pending, is_silent).is_some())
             };
@@ -131,7 +131,7 @@ impl Agreement {
     /// much time has passed at most.
     pub fn lost_data(&self, orders: &[u64], now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
         let all_have_called = matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none);
-        let ranks = || (0..self.size).filter(|rank| !self.left[*rank]);
+        let ranks = || (0..self.size).filter(|rank| !self.left.contains(rank));
         let is_still = |rank: usize| self.still_s[rank].is_some_and(|since_s| now_s - since_s.max(heard_s) >= limit_s);
         let waits = |rank: usize| self.is_stuck(rank, orders, now_s);
         let expects = |rank: usize| {
@@ -163,7 +163,7 @@ impl Agreement {
             format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
         } else if let Some((late_rank, outstanding)) = outstanding().filter(|_| self.outstanding[rank].is_none()) {
             format!("{} of key {}, which rank(s) [{late_rank}] have not called", outstanding.operation, outstanding.key)
-        } else if self.joined[rank] {
+        } else if self.joined.contains(&rank) {
             "the others to join".to_owned()
         } else {
             return None;

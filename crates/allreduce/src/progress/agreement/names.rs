@@ -66,13 +66,12 @@ impl Agreement {
     pub(super) fn forget_names(&mut self) -> Option<Order> {
         let names = &self.names;
         let is_due = names.known.len() > names.most && names.launches >= names.next_look && names.awaited.is_empty();
-        if !is_due || self.left.contains(&true) {
+        if !is_due || !self.left.is_empty() {
             return None;
         }
         // What is of all ranks may be part of a cycle, or be left to begin when one was stopped.
-        let is_open = matches!(self.phase, Phase::Open)
-            && self.outstanding.iter().all(Option::is_none)
-            && !self.joined.contains(&true);
+        let is_open =
+            matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none) && self.joined.is_empty();
         let pending: BTreeSet<&Topic> =
             self.pending.keys().chain(self.of_sets.keys()).map(|(topic, _)| topic).collect();
         let names = &mut self.names;
