@@ -36,7 +36,6 @@ use ringpull_plan::{Algorithm, Model, Plan};
 
 use super::executor::Executor;
 use super::probe_rings::ProbeRing;
-use super::rack_probe;
 use crate::transport::{OF_A_SET, Stamp};
 
 /// No operation of a job has these numbers: what goes two ways at once has both.
@@ -46,34 +45,34 @@ pub(super) const BACK: Stamp = OF_A_SET - 2;
 /// takes, within these limits. The lower quartile counts, of two or three the shortest, since other load makes
 /// most runs longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
-const RUNS: usize = 2;
+pub(super) const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
 /// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than a
 /// shaper admits while they run; that time grows with the number of ranks, as the messages do.
 const SHORT_BYTES: usize = 8 << 10;
 const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
-const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+pub(super) const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
 /// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes behind
 /// latency.
 const BEYOND_LATENCY: f64 = 2.0;
 /// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
 /// long.
-const RESTED_BYTES: usize = 256 << 10;
+pub(super) const RESTED_BYTES: usize = 256 << 10;
 /// A long transfer that takes this many times as long as at the short rate was delayed by a shaper: latency
 /// and noise alone would add less.
 const SHAPED: f64 = 1.5;
 /// Runs of each long transfer. The shortest counts, since other load only adds time.
-const LONG_RUNS: usize = 4;
+pub(super) const LONG_RUNS: usize = 4;
 /// Time for a shaper to save up a burst, as `--rest` of `bench allreduce`.
-const REST: Duration = Duration::from_millis(2);
+pub(super) const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
 /// What sums.
 #[derive(Clone, Copy)]
-enum Run {
+enum ProbeRun {
     /// All ranks together.
     All(Algorithm),
     /// Each ring by itself.
@@ -123,11 +122,11 @@ impl Prober<'_> {
         let sum = sum_bytes_per_us();
         let (short_part, star_bytes) = (short_part(ring_size), short_part(size));
         let [ring, star, direct, short_star, short_ring] = self.short([
-            (Run::Ring, 1),
-            (Run::All(Algorithm::Star), size),
-            (Run::All(Algorithm::Direct), size),
-            (Run::All(Algorithm::Star), star_bytes),
-            (Run::Ring, short_part),
+            (ProbeRun::Ring, 1),
+            (ProbeRun::All(Algorithm::Star), size),
+            (ProbeRun::All(Algorithm::Direct), size),
+            (ProbeRun::All(Algorithm::Star), star_bytes),
+            (ProbeRun::Ring, short_part),
         ])?;
         let [star_us, direct_us, short_star_us, sum_bytes_per_us] = self.medians([star, direct, short_star, sum])?;
         let [ring_us, short_ring_us] = self.slowest([ring, short_ring])?;
@@ -135,8 +134,8 @@ impl Prober<'_> {
         for bytes in LONG_BYTES {
             (long_bytes, long_part) = (bytes, bytes.div_ceil(ring_size));
             // The lesser of two, as noise only adds: one slow run would end the growth too soon.
-            let first = self.run(Run::Ring, long_part)?;
-            let own = first.min(self.run(Run::Ring, long_part)?);
+            let first = self.run(ProbeRun::Ring, long_part)?;
+            let own = first.min(self.run(ProbeRun::Ring, long_part)?);
             if self.slowest([own])?[0] > long_enough_us(ring_us) {
                 break;
             }
@@ -147,12 +146,12 @@ impl Prober<'_> {
         let direct_part = long_bytes.div_ceil(size);
         for at in 0..LONG_RUNS {
             // All ranks have ended a run when the next begins.
-            let ring = self.run(Run::Ring, long_part)?;
+            let ring = self.run(ProbeRun::Ring, long_part)?;
             let [ring] = self.slowest([ring])?;
-            let direct = self.run(Run::All(Algorithm::Direct), size * direct_part)?;
+            let direct = self.run(ProbeRun::All(Algorithm::Direct), size * direct_part)?;
             let [direct] = self.medians([direct])?;
             std::thread::sleep(REST);
-            let rested = self.run(Run::Ring, rested_part)?;
+            let rested = self.run(ProbeRun::Ring, rested_part)?;
             let [rested] = self.slowest([rested])?;
             for (times, time) in runs.iter_mut().zip([ring, direct, rested]) {
                 times[at] = time;
@@ -184,7 +183,7 @@ impl Prober<'_> {
     /// The present time of the smallest ring, to compare with what a known model predicts of it, which is the
     /// other.
     pub(super) fn smallest_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
-        let own = self.short([(Run::Ring, 1)])?;
+        let own = self.short([(ProbeRun::Ring, 1)])?;
         let (size, ring_size) = (self.executor.size(), self.ring.longest);
         let then = ring_us(known, (size, ring_size), 1, self.executor.runner.segment_bytes());
         Ok((self.slowest(own)?[0], then))
@@ -192,7 +191,7 @@ impl Prober<'_> {
 
     /// The times of short allreduces, run in turn. A job's last processes start in its first tenths of a
     /// second, and a collective timed then has taken three times as long as later.
-    fn short<const N: usize>(&mut self, what: [(Run, usize); N]) -> Result<[f64; N]> {
+    fn short<const N: usize>(&mut self, what: [(ProbeRun, usize); N]) -> Result<[f64; N]> {
         // The first run makes connections.
         what.into_iter().try_for_each(|(run, len)| self.run(run, len).map(drop))?;
         let mut batches: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
@@ -215,13 +214,13 @@ impl Prober<'_> {
     }
 
     /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring.
-    fn run(&mut self, run: Run, len: usize) -> Result<f64> {
+    fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64> {
         match run {
-            Run::All(algorithm) => {
+            ProbeRun::All(algorithm) => {
                 let plan = ringpull_plan::allreduce(algorithm, self.executor.rank(), self.executor.size(), len);
                 Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
             }
-            Run::Ring => {
+            ProbeRun::Ring => {
                 let ProbeRing { members, place, .. } = &self.ring;
                 let len = members.len() * len;
                 let plan = ringpull_plan::allreduce(Algorithm::Ring, *place, members.len(), len).among(members);
@@ -276,55 +275,24 @@ impl Prober<'_> {
     }
 }
 
-/// About what the probe of so many hosts takes by `model`, in microseconds, if each has one rank and their links
-/// seem alike. The processes are there already.
-pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
-    if hosts < 2 {
-        return 0.0;
-    }
-    let ring_size = ProbeRing::longest_of(hosts);
-    let ring = |part| ring_us(model, (hosts, ring_size), part, segment_bytes);
-    let all = |algorithm, len| model.predicted_us(algorithm, len, hosts, segment_bytes);
-    let gather = f64::from(hosts.next_power_of_two().ilog2()) * (model.latency_us + model.message_us);
-    let (star, direct) = (all(Algorithm::Star, hosts), all(Algorithm::Direct, hosts));
-    let batch = ring(1) + star + direct + all(Algorithm::Star, short_part(hosts)) + ring(short_part(ring_size));
-    let runs = 1 + RUNS * batches_in(RUNS as f64 * batch);
-    let (mut growth, mut long) = (0.0, 0);
-    for bytes in LONG_BYTES {
-        let once = ring(bytes.div_ceil(ring_size));
-        (growth, long) = (growth + 2.0 * once + gather, bytes);
-        if once > long_enough_us(ring(1)) {
-            break;
-        }
-    }
-    let rested = ring(RESTED_BYTES.min(long).div_ceil(ring_size)) + REST.as_secs_f64() * 1e6;
-    let round = ring(long.div_ceil(ring_size)) + all(Algorithm::Direct, long) + rested + 3.0 * gather;
-    let pairs = if rack_probe::HOSTS.contains(&hosts) {
-        2.0 * all(Algorithm::Ring, long) + rack_probe::tournament_us(model, hosts, gather)
-    } else {
-        0.0
-    };
-    runs as f64 * batch + growth + LONG_RUNS as f64 * round + pairs
-}
-
 /// How many batches are run if the second has taken so long.
-fn batches_in(batch_us: f64) -> usize {
+pub(super) fn batches_in(batch_us: f64) -> usize {
     ((BATCHES_US / batch_us) as usize).clamp(*BATCHES.start(), *BATCHES.end())
 }
 
 /// What a long ring takes at least, if the smallest takes so long.
-fn long_enough_us(smallest_us: f64) -> f64 {
+pub(super) fn long_enough_us(smallest_us: f64) -> f64 {
     LONG_ENOUGH_US.max(BEYOND_LATENCY * smallest_us)
 }
 
 /// The bytes of one rank's part in the short transfers.
-fn short_part(size: usize) -> usize {
+pub(super) fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
 /// What the model says of a ring, if as many run at the same time as there are ranks for: what each costs every
 /// rank is that of all.
-fn ring_us(model: &Model, (size, ring_size): (usize, usize), part: usize, segment_bytes: usize) -> f64 {
+pub(super) fn ring_us(model: &Model, (size, ring_size): (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     let rings = size as f64 / ring_size as f64;
     let of_all = Model {
         shared_message_us: rings * model.shared_message_us,
@@ -489,15 +457,6 @@ mod tests {
                 close(found.fan_factor, model.fan_factor, "fan factor");
             }
         }
-    }
-
-    #[test]
-    fn a_probe_of_many_hosts_takes_hardly_longer_than_one_of_few() {
-        let hosts = Model { latency_us: 50.0, message_us: 10.0, ..Model::default() };
-        let took = [8, 33, 1000].map(|count| probe_us(&hosts, count, SEGMENT));
-        assert!(took[0] > 1e5 && took[1] < 1.5 * took[0] && took[2] < 3.0 * took[0], "{took:?}");
-        let far = Model { latency_us: 20_000.0, ..hosts };
-        assert!(probe_us(&far, 8, SEGMENT) < 2e7);
     }
 
     #[test]
