@@ -180,8 +180,7 @@ impl Prober<'_> {
         })
     }
 
-    /// The present time of the smallest ring, to compare with what a known model predicts of it, which is the
-    /// other.
+    /// The present time of the smallest ring, and what the model `known` predicts for it.
     pub(super) fn smallest_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
         let own = self.short([(ProbeRun::Ring, 1)])?;
         let (size, ring_size) = (self.executor.size(), self.ring.longest);
@@ -290,8 +289,8 @@ pub(super) fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
-/// What the model says of a ring, if as many run at the same time as there are ranks for: what each costs every
-/// rank is that of all.
+/// What the model predicts for a ring of `ring_size` ranks while all `size` ranks run such rings. What a message
+/// costs every rank, it costs for the messages of all rings.
 pub(super) fn ring_us(model: &Model, (size, ring_size): (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     let rings = size as f64 / ring_size as f64;
     let of_all = Model {

@@ -181,7 +181,8 @@ impl Advice {
         let (fewest, most) = (self.probe_s.first_key_value()?, self.probe_s.last_key_value()?);
         let rest = if most == fewest { String::new() } else { format!(", {}", words(most)) };
         Some(format!(
-            "Starting is not in it: beside what mpirun takes, a job of ranks first measures links for {} hosts{rest}, and up to 9 s longer where links differ.",
+            "Starting is not in it: beside what mpirun takes, a job of ranks first measures links for {} hosts{rest}, \
+             and up to 9 s longer where links differ.",
             words(fewest)
         ))
     }
@@ -196,7 +197,9 @@ impl Advice {
 /// The most hosts on which predictions have been compared with measurements.
 pub(crate) const COMPARED_HOSTS: usize = 64;
 /// How near they were; `docs/how-to/advise.md` has the commands.
-const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts, also beside a slow one; with up to 16 servers on 2 to 32 hosts too, but with more servers or hosts, or beside a slow one, up to 23 % too short; steps of training on 2 to 8 hosts within 10 %.";
+const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts, also beside a \
+    slow one; with up to 16 servers on 2 to 32 hosts too, but with more servers or hosts, or beside a slow one, up to \
+    23 % too short; steps of training on 2 to 8 hosts within 10 %.";
 
 /// What every row assumes. `shares` says what a layer's share of the computing is.
 pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str) -> Vec<String> {
