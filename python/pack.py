@@ -1,7 +1,7 @@
 """Packs a staged folder into a wheel. Called by scripts/wheel with: STAGE PYPROJECT GLIBC OUT
 
-STAGE holds `ringpull` and `ringpull_torch` (the packages), `bin` (programs), and `lib` and `share`, which go
-beside `bin`."""
+STAGE holds `ringpull` and `ringpull_torch` (the packages), `bin` (programs), and `share`, which goes beside
+`bin`."""
 
 import pathlib
 import platform
@@ -23,7 +23,6 @@ with WheelFile(wheel, "w") as archive:
         ("ringpull", "ringpull"),
         ("ringpull_torch", "ringpull_torch"),
         ("bin", f"{data}/scripts"),
-        ("lib", f"{data}/data/lib"),
         ("share", f"{data}/data/share"),
     ):
         for path in sorted((stage / folder).rglob("*")):

@@ -17,6 +17,10 @@ mod last_words;
 mod place;
 mod store;
 
+// Its `ringpull_main` is a function of this library.
+#[cfg(feature = "command")]
+use ringpull_cli as _;
+
 use pyo3::prelude::*;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;

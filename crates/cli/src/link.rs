@@ -36,10 +36,14 @@ impl LinkRate {
         self.bits_per_s.map(|bits| (bits / 8 / 1000).max(128 << 10))
     }
 
-    /// How much may wait in the shaper before packets are dropped: 50 ms of the rate, and at least 1 MiB.
-    pub(crate) fn queue_bytes(self) -> Option<u64> {
-        self.bits_per_s.map(|bits| (bits / 8 / 20).max(1 << 20))
+    /// How much may wait at a port of a switch before packets are dropped: 50 ms of the rate, and at least 1 MiB.
+    pub(crate) fn switch_queue_bytes(self) -> u64 {
+        self.bits_per_s.map_or(0, |bits| bits / 8 / 20).max(1 << 20)
     }
+
+    /// How much may wait at a host's own interface: 1,000 packets, which is Linux's default, of the 64 KiB that
+    /// TCP hands over at once. So a host drops nothing of its own, however many connections it sends on.
+    pub(crate) const HOST_QUEUE_BYTES: u64 = 1000 << 16;
 }
 
 const UNITS: [(&str, u64); 4] = [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];

@@ -1,8 +1,9 @@
 //! Finds the MPI that this process should use and loads it, before code that is built against it.
 //!
 //! A wheel holds its native code twice: built against Open MPI, and against MPICH, whose binary interface
-//! Intel MPI shares. Neither copy names a library of MPI, so it takes the functions of whichever MPI the
-//! process has loaded for all (`RTLD_GLOBAL`). Which one that is:
+//! Intel MPI shares. Each copy is both the command and the native part of the Python package. Neither names a
+//! library of MPI, so it takes the functions of whichever MPI the process has loaded for all (`RTLD_GLOBAL`).
+//! Which one that is:
 //!
 //! 1. the MPI that the process has loaded already, as mpi4py does;
 //! 2. the MPI of the `mpirun` that started the process; of that family, the one that `RINGPULL_MPI` names
@@ -16,10 +17,12 @@
 //!
 //! - [`family`]: the two binary interfaces; `process`: what this process says of itself and of its launcher;
 //! - `choice`: the libraries to try, in order, or why there is none;
-//! - `load`: loads the MPI and the code.
+//! - `load`: loads the MPI and the code;
+//! - [`installed`]: where pip has put that code, seen from the command.
 
 mod choice;
 pub mod family;
+pub mod installed;
 mod load;
 mod process;
 

@@ -13,6 +13,9 @@ use crate::process::Process;
 /// The file with the functions that stand in for MPI's.
 const NONE: &str = "none/libnone.so";
 
+/// The file with what stands in for Python, where there is none.
+pub(crate) const NO_PYTHON: &str = "none/libnopython.so";
+
 /// Loads the MPI that this process should use, for all libraries that are loaded later. `lib` is the
 /// environment's folder for libraries, `variants` the folder with the code for each family. Returns the
 /// family whose code is to be loaded next.
@@ -61,22 +64,34 @@ fn load_without(missing: &Missing, path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the command in `variants`, and returns its exit code.
-pub fn run(lib: Option<&Path>, variants: &Path) -> Result<c_int, String> {
-    run_from(load(lib, variants)?, variants)
+/// Runs the command in `variants`, and returns its exit code. `lib` is as for [`load`].
+pub fn run(lib: &Path, variants: &Path) -> Result<c_int, String> {
+    load_no_python(variants)?;
+    run_from(load(Some(lib), variants)?, variants)
 }
 
 /// Runs the command in `variants` without looking for an MPI.
 pub fn run_without_mpi(variants: &Path) -> Result<c_int, String> {
+    load_no_python(variants)?;
     let missing = Missing { reason: "help was asked for".to_owned(), remedy: "run the command".to_owned() };
     load_without(&missing, &variants.join(NONE))?;
     run_from(Family::Mpich, variants)
 }
 
+/// The code is also the native part of the Python package, and names what Python has. The command uses none
+/// of it.
+fn load_no_python(variants: &Path) -> Result<(), String> {
+    let path = variants.join(NO_PYTHON);
+    // SAFETY: nothing in it runs when it is loaded.
+    let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
+    keep(library.map_err(|cause| format!("{} cannot be loaded: {}", path.display(), text_of(&cause)))?);
+    Ok(())
+}
+
 fn run_from(family: Family, variants: &Path) -> Result<c_int, String> {
-    let path = variants.join(family.folder()).join("libringpull.so");
+    let path = variants.join(family.folder()).join("_native.abi3.so");
     let fail = |cause: &libloading::Error| format!("{} cannot be loaded: {}", path.display(), text_of(cause));
-    // SAFETY: it is the command of this package, whose `ringpull_main` has this type.
+    // SAFETY: it is the code of this package, whose `ringpull_main` has this type.
     unsafe {
         let library = Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL).map_err(|cause| fail(&cause))?;
         let code = {

@@ -3,27 +3,29 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What helps if files of the wheel are not beside the command.
-const REMEDY: &str = "install the wheel again into an environment (python3 -m venv ENV; ENV/bin/pip install \
-                      --force-reinstall WHEEL.whl); pip install --target leaves out what the command needs";
+/// What helps if the package is not beside the command.
+const REMEDY: &str = "install the wheel again into an environment: python3 -m venv ENV; ENV/bin/pip install WHEEL.whl";
 
 fn main() -> ExitCode {
-    // Beside `bin/ringpull`, as pip puts it.
-    let program = std::env::current_exe();
-    let prefix = program.as_deref().ok().and_then(Path::parent).and_then(Path::parent);
-    let lib = prefix.map(|prefix| prefix.join("lib"));
-    let variants = lib.clone().unwrap_or_default().join("ringpull");
-    let result = if is_help() {
-        ringpull_loader::run_without_mpi(&variants)
-    } else {
-        ringpull_loader::run(lib.as_deref(), &variants)
-    };
-    match result {
+    match run() {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(text) => {
             eprintln!("error: {text}\n  hint: {REMEDY}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs the command of the package that pip has put beside `bin/ringpull`. Returns its exit code.
+fn run() -> Result<i32, String> {
+    let program = std::env::current_exe().map_err(|cause| format!("this program has no path: {cause}"))?;
+    let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    let variants = ringpull_loader::installed::variants(prefix)
+        .ok_or_else(|| format!("the Python package ringpull is not in {}", prefix.display()))?;
+    if is_help() {
+        ringpull_loader::run_without_mpi(&variants)
+    } else {
+        ringpull_loader::run(&prefix.join("lib"), &variants)
     }
 }
 

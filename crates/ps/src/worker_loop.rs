@@ -150,7 +150,7 @@ impl WorkerLoop {
         shared: Arc<WorkerState>,
         patience: Patience,
     ) -> Self {
-        let window = window(servers.len());
+        let window = window(job.workers.len(), job.servers.len());
         let servers = servers.into_iter().map(|connection| ServerConnection {
             connection: Some(connection),
             optimizers: Vec::new(),
@@ -278,9 +278,7 @@ impl WorkerLoop {
         for index in 0..self.servers.len() {
             self.send_optimizers(index);
         }
-        for shard in 0..self.servers.len() {
-            self.send(shard);
-        }
+        self.send_all();
         while let Some(message) = self.link.receive() {
             match message {
                 FromScheduler::Abort(error) => return Err(self.seen(error)),
@@ -414,7 +412,7 @@ impl WorkerLoop {
                 batch,
                 is_pull: !operation.changes_values(),
                 answered_bytes: operation.answered_bytes(batch),
-                weight: weight(self.servers.len(), operation.is_push_pull()),
+                weight: weight(self.job.workers.len(), self.job.servers.len(), operation.is_push_pull()),
             };
             self.servers[shard].queue.push(priority, item);
         }
@@ -432,40 +430,55 @@ impl WorkerLoop {
         }
     }
 
-    /// Sends what there is room for of the shard of a server: pulls to the first that holds it, and what
-    /// changes values to all.
-    fn send(&mut self, shard: usize) {
-        let holders = self.holders(shard);
-        let Some((first, others)) = holders.split_first() else { return };
-        let is_open = |server: &ServerConnection| server.optimizers.is_empty() && server.has_room(SEND_LIMIT);
-        while !self.servers[shard].queue.is_empty() && holders.iter().all(|server| is_open(&self.servers[*server])) {
-            let Some(item) = self.servers[shard].queue.next() else { break };
-            let Some(operation) = self.operations.get_mut(&item.operation) else { continue };
-            self.next += 1;
-            let reply = self.next;
-            let (request, payload) = operation.request(item.batch, reply);
-            let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
-            for other in others.iter().filter(|_| operation.changes_values()) {
-                count(&self.shared.sent, sent_bytes);
-                let header = encode(&request.clone().without_reply());
-                self.servers[*other].send(Frame { header, payload: payload.clone() });
-            }
-            count(&self.shared.sent, sent_bytes);
-            let server = &self.servers[*first];
-            server.send(Frame { header: encode(&request), payload });
-            self.progress = Instant::now();
-            if operation.is_answered() {
-                let since = self.progress;
-                let servers = if operation.awaits_all() { holders.clone() } else { vec![*first] };
-                let waiting = Waiting { item, shard, servers, since, since_ns, sent_bytes, vouched: false };
-                self.waiting.insert(reply, waiting);
-            } else if item.answered_bytes.is_some() {
-                self.words.insert(reply, (shard, item));
-            }
-            if operation.sent_one() {
-                self.end(item.operation);
-            }
+    /// Sends what there is room for, a message of each shard in turn. Each worker begins with a shard of its own:
+    /// otherwise the first messages of all workers would meet at one server's link, and then at the next one's.
+    fn send_all(&mut self) {
+        let first = self.job.rank % self.servers.len().max(1);
+        let mut shards: Vec<usize> = (first..self.servers.len()).chain(0..first).collect();
+        while !shards.is_empty() {
+            shards.retain(|shard| self.send(*shard));
         }
+    }
+
+    /// Sends the next message of the shard of a server, if there is one and room for it: a pull to the first that
+    /// holds the shard, and what changes values to all. Whether there was one.
+    fn send(&mut self, shard: usize) -> bool {
+        if self.servers[shard].queue.is_empty() {
+            return false;
+        }
+        let holders = self.holders(shard);
+        let Some((first, others)) = holders.split_first() else { return false };
+        let is_open = |server: &ServerConnection| server.optimizers.is_empty() && server.has_room(SEND_LIMIT);
+        if !holders.iter().all(|server| is_open(&self.servers[*server])) {
+            return false;
+        }
+        let Some(item) = self.servers[shard].queue.next() else { return false };
+        let Some(operation) = self.operations.get_mut(&item.operation) else { return true };
+        self.next += 1;
+        let reply = self.next;
+        let (request, payload) = operation.request(item.batch, reply);
+        let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
+        for other in others.iter().filter(|_| operation.changes_values()) {
+            count(&self.shared.sent, sent_bytes);
+            let header = encode(&request.clone().without_reply());
+            self.servers[*other].send(Frame { header, payload: payload.clone() });
+        }
+        count(&self.shared.sent, sent_bytes);
+        let server = &self.servers[*first];
+        server.send(Frame { header: encode(&request), payload });
+        self.progress = Instant::now();
+        if operation.is_answered() {
+            let since = self.progress;
+            let servers = if operation.awaits_all() { holders.clone() } else { vec![*first] };
+            let waiting = Waiting { item, shard, servers, since, since_ns, sent_bytes, vouched: false };
+            self.waiting.insert(reply, waiting);
+        } else if item.answered_bytes.is_some() {
+            self.words.insert(reply, (shard, item));
+        }
+        if operation.sent_one() {
+            self.end(item.operation);
+        }
+        true
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {

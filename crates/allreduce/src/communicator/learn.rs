@@ -1,8 +1,8 @@
 //! Where a cluster's [`Model`] comes from: a file, the cache, or a probe.
 //!
 //! Rank 0 decides and sends the result, so that all ranks hold the same bits whatever is set or stored
-//! elsewhere. Before a cached model is used the smallest ring is timed: if it takes a quarter or four times
-//! what the model says, the cluster is not what it was, and is probed again.
+//! elsewhere. Before a cached model is used the smallest ring is timed, and a long one: if they take far more
+//! or less than the model says, the cluster is not what it was, and is probed again.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,12 +16,14 @@ use ringpull_plan::{Algorithm, LinkRates, Links, Model, Segments, choose, choose
 
 use super::executor::Executor;
 use super::model_cache::{self, Stored};
-use super::probe::{self, Prober};
+use super::probe::{self, Prober, Stopwatch as _};
 use super::probe_rings::ProbeRing;
 use super::rack_probe::Pairs;
 
-/// How far the smallest ring may be from what a cached model predicts.
+/// How far the smallest ring may be from what a cached model predicts, and a long ring, which other load
+/// changes less.
 const CREDIBLE: f64 = 4.0;
+const CREDIBLE_LONG: f64 = 1.7;
 
 /// A model and its origin in words.
 #[derive(Debug, Clone, PartialEq)]
@@ -176,7 +178,7 @@ pub(super) fn learn(
     let own = [(xxh3_64(model_cache::this_host().as_bytes()) >> 16) as f64];
     let rows = executor.gather_rows(&own, probe::STAMP)?;
     let machines: Vec<u64> = rows.iter().map(|row| row[0] as u64).collect();
-    let mut prober = Prober { executor, ring: ProbeRing::of(rank, &machines) };
+    let mut prober = Prober::new(executor, ProbeRing::of(rank, &machines));
     let cached = (rank == 0).then(|| model_cache::file_of(&library, &rows, hosts, are_named)).flatten();
     let found = if rank == 0 { find(source, cached.as_deref()) } else { Found::Nothing };
     let told = prober.told(Told::of(&found))?;
@@ -199,26 +201,10 @@ pub(super) fn learn(
         return Ok(Learned { model: known, racks, links, source, age: None, is_measured: false });
     }
     if told.origin == Told::CACHED {
-        let (mut now, mut then) = (0.0, 0.0);
         let age = cached.as_deref().and_then(model_cache::age);
-        // Once more if need be: a job that is still starting is slow for a moment.
-        for _ in 0..2 {
-            (now, then) = prober.smallest_ring_us(&known)?;
-            if (1.0 / CREDIBLE..CREDIBLE).contains(&(now / then)) {
-                return Ok(Learned {
-                    model: known,
-                    racks,
-                    links,
-                    source: "the cache".to_owned(),
-                    age,
-                    is_measured: true,
-                });
-            }
-        }
-        if rank == 0 {
-            tracing::info!(
-                "the cached model says {then:.0} us for the smallest ring, which takes {now:.0}: probing again"
-            );
+        if is_credible(&mut prober, &known)? {
+            let source = "the cache".to_owned();
+            return Ok(Learned { model: known, racks, links, source, age, is_measured: true });
         }
     }
     let times = prober.measure()?;
@@ -238,6 +224,26 @@ pub(super) fn learn(
     }
     let source = format!("a probe of {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
     Ok(Learned { model, racks, links, source, age: None, is_measured: true })
+}
+
+/// Whether this cluster is still as the model `known` says. Collective.
+fn is_credible(prober: &mut Prober, known: &Model) -> Result<bool> {
+    // Once more if need be: a job that is still starting is slow for a moment.
+    for _ in 0..2 {
+        let is_near = |(now, then): (f64, f64), most: f64| (1.0 / most..most).contains(&(now / then));
+        let small = prober.smallest_ring_us(known)?;
+        let long = prober.long_ring_us(known)?;
+        if is_near(small, CREDIBLE) && is_near(long, CREDIBLE_LONG) {
+            return Ok(true);
+        }
+        if prober.rank() == 0 {
+            let ((small, small_then), (long, long_then)) = (small, long);
+            tracing::info!(
+                "rings take {small:.0} and {long:.0} us, where the cached model says {small_then:.0} and {long_then:.0}"
+            );
+        }
+    }
+    Ok(false)
 }
 
 /// The links of so many hosts. Without rates they are alike.
@@ -268,21 +274,33 @@ mod tests {
     use super::*;
     use crate::transport::inproc;
 
-    fn learned(size: usize, source: &ModelSource) -> Vec<Result<Learned>> {
+    /// What so many ranks return.
+    fn on_ranks<T: Send>(size: usize, call: impl Fn(&mut Executor) -> T + Sync) -> Vec<T> {
+        let call = &call;
+        let run = |end| call(&mut Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default()));
         std::thread::scope(|scope| {
-            let ranks: Vec<_> = inproc::world(size)
-                .into_iter()
-                .map(|end| {
-                    scope.spawn(move || {
-                        let mut executor =
-                            Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
-                        let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
-                        learn(&mut executor, (&hosts, false), source, 0)
-                    })
-                })
-                .collect();
+            let ranks: Vec<_> = inproc::world(size).into_iter().map(|end| scope.spawn(move || run(end))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
+    }
+
+    fn learned(size: usize, source: &ModelSource) -> Vec<Result<Learned>> {
+        let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
+        on_ranks(size, |executor| learn(executor, (&hosts, false), source, 0))
+    }
+
+    #[test]
+    fn a_model_of_links_that_carry_far_less_is_not_believed() {
+        let are_believed = on_ranks(3, |executor| {
+            let ring = ProbeRing::of(executor.rank(), &[0, 1, 2]);
+            let mut prober = Prober::new(executor, ring);
+            let model = probe::fit(&prober.measure().unwrap());
+            let slower = |rate: f64| rate / 50.0;
+            let (short_bytes_per_us, long_bytes_per_us) =
+                (slower(model.short_bytes_per_us), slower(model.long_bytes_per_us));
+            is_credible(&mut prober, &Model { short_bytes_per_us, long_bytes_per_us, ..model }).unwrap()
+        });
+        assert_eq!(are_believed, [false; 3]);
     }
 
     #[test]

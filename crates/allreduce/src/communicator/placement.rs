@@ -7,7 +7,8 @@
 //! conclusion, and a host on which one attempt failed (a container that hides its processes, say) goes on
 //! with messages. In the same way they find out whether they can read the memory of each other's processes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -184,15 +185,21 @@ fn address(card: &Card, first: usize) -> Option<Address> {
 
 /// The ranks of each host: those with the same place and the same name, and willing.
 fn by_host(cards: &[Card]) -> Vec<Vec<usize>> {
-    let mut hosts: Vec<Vec<usize>> = Vec::new();
-    for (rank, card) in cards.iter().enumerate() {
-        let is_neighbour = |ranks: &&mut Vec<usize>| card[0] >> 63 == 1 && cards[ranks[0]][..2] == card[..2];
-        match hosts.iter_mut().find(is_neighbour) {
-            Some(ranks) => ranks.push(rank),
-            None => hosts.push(vec![rank]),
+    let is_alone = |rank: usize| (cards[rank][0] >> 63 == 0).then_some(rank);
+    ranks_by(cards.iter().enumerate().map(|(rank, card)| (card[0], card[1], is_alone(rank))))
+}
+
+/// The ranks that have the same key, given by rank; groups in the order of their lowest ranks.
+pub(super) fn ranks_by<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Vec<Vec<usize>> {
+    let (mut groups, mut place_of) = (Vec::<Vec<usize>>::new(), HashMap::new());
+    for (rank, key) in keys.into_iter().enumerate() {
+        let place = *place_of.entry(key).or_insert(groups.len());
+        if place == groups.len() {
+            groups.push(Vec::new());
         }
+        groups[place].push(rank);
     }
-    hosts
+    groups
 }
 
 /// Whether so many ranks of a host may turn out to read each other's memory. If they cannot, nobody is

@@ -8,7 +8,7 @@
 //! | run | its time, without what is known already |
 //! | --- | --- |
 //! | ring of a byte for each rank, a step | `A + O + n W` |
-//! | star of `n` bytes, half of it | `A + (n-1) (O + W)` |
+//! | star of a byte, half of it | `A + (n-1) (O + W)` |
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with `x` bytes on each link | `x (1/b + n w)` |
 //! | star with `x` bytes on rank 0's link | `x (1/b + w)` |
@@ -45,44 +45,40 @@ pub(super) const BACK: Stamp = OF_A_SET - 2;
 /// takes, within these limits. The lower quartile counts, of two or three the shortest, since other load makes
 /// most runs longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
-pub(super) const RUNS: usize = 2;
+const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
 /// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than a
 /// shaper admits while they run; that time grows with the number of ranks, as the messages do.
 const SHORT_BYTES: usize = 8 << 10;
 const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
-pub(super) const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
 /// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes behind
 /// latency.
 const BEYOND_LATENCY: f64 = 2.0;
 /// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
 /// long.
-pub(super) const RESTED_BYTES: usize = 256 << 10;
+const RESTED_BYTES: usize = 256 << 10;
 /// A long transfer that takes this many times as long as at the short rate was delayed by a shaper: latency
 /// and noise alone would add less.
 const SHAPED: f64 = 1.5;
 /// Runs of each long transfer. The shortest counts, since other load only adds time.
-pub(super) const LONG_RUNS: usize = 4;
+const LONG_RUNS: usize = 4;
+/// Long rings before one is compared with what a cached model says.
+const MOST_WARMUPS: usize = 8;
 /// Time for a shaper to save up a burst, as `--rest` of `bench allreduce`.
-pub(super) const REST: Duration = Duration::from_millis(2);
+const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
 /// What sums.
 #[derive(Clone, Copy)]
-enum ProbeRun {
+pub(super) enum ProbeRun {
     /// All ranks together.
     All(Algorithm),
     /// Each ring by itself.
     Ring,
-}
-
-/// Runs plans of all ranks and takes their times. Every method is collective.
-pub(super) struct Prober<'a> {
-    pub(super) executor: &'a mut Executor,
-    pub(super) ring: ProbeRing,
 }
 
 /// Times in microseconds, each the same on every rank, and what they are times of.
@@ -91,7 +87,7 @@ pub(super) struct Times {
     /// The ranks that all take part, and those of a ring.
     pub(super) size: usize,
     pub(super) ring_size: usize,
-    /// Allreduces of one byte for each rank.
+    /// Allreduces of one byte for each rank, but for the star, which sends all ranks the whole, and has one byte.
     pub(super) ring_us: f64,
     pub(super) star_us: f64,
     pub(super) direct_us: f64,
@@ -114,16 +110,36 @@ pub(super) struct Times {
     pub(super) sum_bytes_per_us: f64,
 }
 
-impl Prober<'_> {
+/// Takes the probe's times: the ranks themselves, or a model of them (`probe_time.rs`). Every method but the
+/// first two is collective.
+pub(super) trait Stopwatch {
+    /// How many ranks there are, and how many the longest ring has.
+    fn sizes(&self) -> (usize, usize);
+
+    fn segment_bytes(&self) -> usize;
+
+    /// The rate of one thread that adds.
+    fn sum_bytes_per_us(&mut self) -> f64;
+
+    /// Microseconds since some moment.
+    fn now_us(&self) -> f64;
+
+    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring. What it took, in microseconds.
+    fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
+
+    /// Every rank's `own` rows, in the order of the ranks.
+    fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>>;
+
+    fn rest(&mut self, how_long: Duration);
+
     /// Takes all times.
-    pub(super) fn measure(&mut self) -> Result<Times> {
-        let (size, ring_size) = (self.executor.size(), self.ring.longest);
-        let segment_bytes = self.executor.runner.segment_bytes();
-        let sum = sum_bytes_per_us();
+    fn measure(&mut self) -> Result<Times> {
+        let (size, ring_size) = self.sizes();
+        let (segment_bytes, sum) = (self.segment_bytes(), self.sum_bytes_per_us());
         let (short_part, star_bytes) = (short_part(ring_size), short_part(size));
         let [ring, star, direct, short_star, short_ring] = self.short([
             (ProbeRun::Ring, 1),
-            (ProbeRun::All(Algorithm::Star), size),
+            (ProbeRun::All(Algorithm::Star), 1),
             (ProbeRun::All(Algorithm::Direct), size),
             (ProbeRun::All(Algorithm::Star), star_bytes),
             (ProbeRun::Ring, short_part),
@@ -150,7 +166,7 @@ impl Prober<'_> {
             let [ring] = self.slowest([ring])?;
             let direct = self.run(ProbeRun::All(Algorithm::Direct), size * direct_part)?;
             let [direct] = self.medians([direct])?;
-            std::thread::sleep(REST);
+            self.rest(REST);
             let rested = self.run(ProbeRun::Ring, rested_part)?;
             let [rested] = self.slowest([rested])?;
             for (times, time) in runs.iter_mut().zip([ring, direct, rested]) {
@@ -181,11 +197,25 @@ impl Prober<'_> {
     }
 
     /// The present time of the smallest ring, and what the model `known` predicts for it.
-    pub(super) fn smallest_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
+    fn smallest_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
         let own = self.short([(ProbeRun::Ring, 1)])?;
-        let (size, ring_size) = (self.executor.size(), self.ring.longest);
-        let then = ring_us(known, (size, ring_size), 1, self.executor.runner.segment_bytes());
-        Ok((self.slowest(own)?[0], then))
+        Ok((self.slowest(own)?[0], ring_us(known, self.sizes(), 1, self.segment_bytes())))
+    }
+
+    /// The present time of a long ring whose shapers have let through what they had saved up, and what the model
+    /// `known` predicts for it.
+    fn long_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
+        let (sizes, segment_bytes) = (self.sizes(), self.segment_bytes());
+        let steady = Model { short_bytes: 0.0, ..*known };
+        let predicted = |part| ring_us(&steady, sizes, part, segment_bytes);
+        let parts = LONG_BYTES.map(|bytes| bytes.div_ceil(sizes.1));
+        let is_long = |part: &usize| predicted(*part) > long_enough_us(predicted(1));
+        let part = parts.into_iter().find(is_long).unwrap_or(parts[LONG_BYTES.len() - 1]);
+        let moved = (2 * (sizes.1 - 1) * part) as f64;
+        let warmups = ((2.0 * known.short_bytes / moved).ceil() as usize).clamp(1, MOST_WARMUPS);
+        (0..warmups).try_for_each(|_| self.run(ProbeRun::Ring, part).map(drop))?;
+        let own = self.run(ProbeRun::Ring, part)?.min(self.run(ProbeRun::Ring, part)?);
+        Ok((self.slowest([own])?[0], predicted(part)))
     }
 
     /// The times of short allreduces, run in turn. A job's last processes start in its first tenths of a
@@ -196,13 +226,13 @@ impl Prober<'_> {
         let mut batches: [Vec<f64>; N] = std::array::from_fn(|_| Vec::new());
         let mut count = *BATCHES.end();
         while batches[0].len() < count {
-            let start = Instant::now();
+            let start_us = self.now_us();
             for (times, (run, len)) in batches.iter_mut().zip(what) {
                 let runs: Result<f64> = (0..RUNS).map(|_| self.run(run, len)).sum();
                 times.push(runs? / RUNS as f64);
             }
             if batches[0].len() == *BATCHES.start() {
-                let [took_us] = self.medians([start.elapsed().as_secs_f64() * 1e6])?;
+                let [took_us] = self.medians([self.now_us() - start_us])?;
                 count = batches_in(took_us);
             }
         }
@@ -212,7 +242,42 @@ impl Prober<'_> {
         }))
     }
 
-    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring.
+    /// Of the times of rings, as one ring over all ranks goes at the pace of the slowest.
+    fn slowest<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
+        let rows = self.gather(own)?;
+        Ok(std::array::from_fn(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)))
+    }
+
+    fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
+        let rows = self.gather(own)?;
+        Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
+    }
+}
+
+/// Runs plans of all ranks and takes their times. Every method is collective.
+pub(super) struct Prober<'a> {
+    pub(super) executor: &'a mut Executor,
+    ring: ProbeRing,
+    begun: Instant,
+}
+
+impl Stopwatch for Prober<'_> {
+    fn sizes(&self) -> (usize, usize) {
+        (self.executor.size(), self.ring.longest)
+    }
+
+    fn segment_bytes(&self) -> usize {
+        self.executor.runner.segment_bytes()
+    }
+
+    fn sum_bytes_per_us(&mut self) -> f64 {
+        sum_bytes_per_us()
+    }
+
+    fn now_us(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64() * 1e6
+    }
+
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64> {
         match run {
             ProbeRun::All(algorithm) => {
@@ -233,17 +298,30 @@ impl Prober<'_> {
         }
     }
 
+    fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
+        self.executor.gather_rows(&own, STAMP)
+    }
+
+    fn rest(&mut self, how_long: Duration) {
+        std::thread::sleep(how_long);
+    }
+}
+
+impl<'a> Prober<'a> {
+    pub(super) fn new(executor: &'a mut Executor, ring: ProbeRing) -> Self {
+        Prober { executor, ring, begun: Instant::now() }
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.executor.rank()
+    }
+
     /// `data` after `plan`, and the microseconds it took.
     pub(super) fn timed(&mut self, plan: &Plan, data: Buffer) -> Result<(Buffer, f64)> {
         let schedule = self.executor.schedule(plan);
         let start = Instant::now();
         let data = self.executor.move_buffer(&schedule, data, STAMP)?;
         Ok((data, start.elapsed().as_secs_f64() * 1e6))
-    }
-
-    /// Every rank's `own` rows, in the order of the ranks.
-    pub(super) fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
-        self.executor.gather_rows(&own, STAMP)
     }
 
     /// Rank 0's `word` on every rank.
@@ -261,31 +339,20 @@ impl Prober<'_> {
         bytes.copy_from_slice(self.timed(&plan, data)?.0.bytes());
         Ok(())
     }
-
-    /// Of the times of rings, as one ring over all ranks goes at the pace of the slowest.
-    fn slowest<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
-        let rows = self.gather(own)?;
-        Ok(std::array::from_fn(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)))
-    }
-
-    fn medians<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
-        let rows = self.gather(own)?;
-        Ok(std::array::from_fn(|at| median(&mut rows.iter().map(|row| row[at]).collect::<Vec<_>>())))
-    }
 }
 
 /// How many batches are run if the second has taken so long.
-pub(super) fn batches_in(batch_us: f64) -> usize {
+fn batches_in(batch_us: f64) -> usize {
     ((BATCHES_US / batch_us) as usize).clamp(*BATCHES.start(), *BATCHES.end())
 }
 
 /// What a long ring takes at least, if the smallest takes so long.
-pub(super) fn long_enough_us(smallest_us: f64) -> f64 {
+fn long_enough_us(smallest_us: f64) -> f64 {
     LONG_ENOUGH_US.max(BEYOND_LATENCY * smallest_us)
 }
 
 /// The bytes of one rank's part in the short transfers.
-pub(super) fn short_part(size: usize) -> usize {
+fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
@@ -402,7 +469,7 @@ mod tests {
             size,
             ring_size,
             ring_us: ring(model, 1),
-            star_us: time(Algorithm::Star, size),
+            star_us: time(Algorithm::Star, 1),
             direct_us: time(Algorithm::Direct, size),
             short_part,
             short_ring_us: ring(model, short_part),
@@ -464,7 +531,7 @@ mod tests {
         let measured = |end| {
             let mut executor = Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
             let ring = ProbeRing::of(executor.rank(), &std::array::from_fn::<u64, RANKS, _>(|rank| rank as u64));
-            (ring.members.len(), Prober { executor: &mut executor, ring }.measure().unwrap())
+            (ring.members.len(), Prober::new(&mut executor, ring).measure().unwrap())
         };
         let all: Vec<(usize, Times)> = std::thread::scope(|scope| {
             let ranks: Vec<_> = inproc::world(RANKS).into_iter().map(|end| scope.spawn(|| measured(end))).collect();

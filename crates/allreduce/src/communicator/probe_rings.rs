@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use super::placement::ranks_by;
+
 /// So many hosts tell what a step takes. With less than twice as many there is one ring, of all ranks.
 const HOSTS_OF_A_RING: usize = 8;
 
@@ -25,7 +27,7 @@ impl ProbeRing {
     /// That of `rank`, where each rank is on the machine with this number. The ranks of a machine are in one
     /// ring, whether they share memory or not: so each ring crosses the network.
     pub(super) fn of(rank: usize, machine_of: &[u64]) -> Self {
-        let machines = by_machine(machine_of);
+        let machines = ranks_by(machine_of);
         let members = |group: Range<usize>| {
             let mut members = machines[group].concat();
             members.sort_unstable();
@@ -50,20 +52,6 @@ impl ProbeRing {
         let steps = |ranks: usize| (ranks.max(2) - 1) as f64;
         time_us * steps(self.longest) / steps(self.members.len())
     }
-}
-
-/// The ranks of each machine, machines in the order of their lowest ranks.
-fn by_machine(machine_of: &[u64]) -> Vec<Vec<usize>> {
-    let mut machines: Vec<Vec<usize>> = Vec::new();
-    let mut at = std::collections::HashMap::new();
-    for (rank, machine) in machine_of.iter().enumerate() {
-        let place = *at.entry(machine).or_insert(machines.len());
-        if place == machines.len() {
-            machines.push(Vec::new());
-        }
-        machines[place].push(rank);
-    }
-    machines
 }
 
 /// Neighbouring hosts in groups of nearly as many.

@@ -1,8 +1,11 @@
 //! What the probe takes, for those who have no hosts yet: it runs what its model predicts.
 
+use std::time::Duration;
+
+use ringpull_base::Result;
 use ringpull_plan::{Algorithm, Model};
 
-use super::probe::{LONG_BYTES, LONG_RUNS, REST, RESTED_BYTES, RUNS, batches_in, long_enough_us, ring_us, short_part};
+use super::probe::{ProbeRun, Stopwatch, ring_us};
 use super::probe_rings::ProbeRing;
 use super::rack_probe;
 
@@ -12,36 +15,97 @@ pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
     if hosts < 2 {
         return 0.0;
     }
-    let ring_size = ProbeRing::longest_of(hosts);
-    let ring = |part| ring_us(model, (hosts, ring_size), part, segment_bytes);
-    let all = |algorithm, len| model.predicted_us(algorithm, len, hosts, segment_bytes);
-    let gather = f64::from(hosts.next_power_of_two().ilog2()) * (model.latency_us + model.message_us);
-    let (star, direct) = (all(Algorithm::Star, hosts), all(Algorithm::Direct, hosts));
-    let batch = ring(1) + star + direct + all(Algorithm::Star, short_part(hosts)) + ring(short_part(ring_size));
-    let runs = 1 + RUNS * batches_in(RUNS as f64 * batch);
-    let (mut growth, mut long) = (0.0, 0);
-    for bytes in LONG_BYTES {
-        let once = ring(bytes.div_ceil(ring_size));
-        (growth, long) = (growth + 2.0 * once + gather, bytes);
-        if once > long_enough_us(ring(1)) {
-            break;
-        }
+    let mut clock = ModelClock { model, hosts, ring_size: ProbeRing::longest_of(hosts), segment_bytes, now_us: 0.0 };
+    let times = clock.measure().expect("a model has no peer to lose");
+    if rack_probe::HOSTS.contains(&hosts) {
+        let ring = model.predicted_us(Algorithm::Ring, times.ring_size * times.long_part, hosts, segment_bytes);
+        clock.now_us += 2.0 * ring + rack_probe::tournament_us(model, hosts, clock.gather_us());
     }
-    let rested = ring(RESTED_BYTES.min(long).div_ceil(ring_size)) + REST.as_secs_f64() * 1e6;
-    let round = ring(long.div_ceil(ring_size)) + all(Algorithm::Direct, long) + rested + 3.0 * gather;
-    let pairs = if rack_probe::HOSTS.contains(&hosts) {
-        2.0 * all(Algorithm::Ring, long) + rack_probe::tournament_us(model, hosts, gather)
-    } else {
-        0.0
-    };
-    runs as f64 * batch + growth + LONG_RUNS as f64 * round + pairs
+    clock.now_us
+}
+
+/// Ranks that take what a model says.
+struct ModelClock<'a> {
+    model: &'a Model,
+    hosts: usize,
+    ring_size: usize,
+    segment_bytes: usize,
+    now_us: f64,
+}
+
+impl ModelClock<'_> {
+    fn gather_us(&self) -> f64 {
+        f64::from(self.hosts.next_power_of_two().ilog2()) * (self.model.latency_us + self.model.message_us)
+    }
+}
+
+impl Stopwatch for ModelClock<'_> {
+    fn sizes(&self) -> (usize, usize) {
+        (self.hosts, self.ring_size)
+    }
+
+    fn segment_bytes(&self) -> usize {
+        self.segment_bytes
+    }
+
+    fn sum_bytes_per_us(&mut self) -> f64 {
+        self.model.sum_bytes_per_us
+    }
+
+    fn now_us(&self) -> f64 {
+        self.now_us
+    }
+
+    fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64> {
+        let took_us = match run {
+            ProbeRun::All(algorithm) => self.model.predicted_us(algorithm, len, self.hosts, self.segment_bytes),
+            ProbeRun::Ring => ring_us(self.model, (self.hosts, self.ring_size), len, self.segment_bytes),
+        };
+        self.now_us += took_us;
+        if matches!(run, ProbeRun::Ring) && self.ring_size < self.hosts {
+            self.gather([0.0])?;
+        }
+        Ok(took_us)
+    }
+
+    fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
+        self.now_us += self.gather_us();
+        Ok(vec![own])
+    }
+
+    fn rest(&mut self, how_long: Duration) {
+        self.now_us += how_long.as_secs_f64() * 1e6;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use ringpull_plan::{Segments, choose};
+
+    use super::super::probe::fit;
     use super::*;
 
     const SEGMENT: usize = 256 << 10;
+
+    /// What the probe of so many hosts finds.
+    fn found(model: &Model, hosts: usize) -> Model {
+        let ring_size = ProbeRing::longest_of(hosts);
+        let mut clock = ModelClock { model, hosts, ring_size, segment_bytes: SEGMENT, now_us: 0.0 };
+        fit(&clock.measure().unwrap())
+    }
+
+    #[test]
+    fn what_slow_links_carry_is_found_behind_the_latency_of_many_hosts() {
+        let rate = 6.0;
+        let slow = Model { latency_us: 150.0, short_bytes_per_us: rate, long_bytes_per_us: rate, ..Model::default() };
+        for hosts in [8, 15, 16, 32, 64, 1000] {
+            let found = found(&slow, hosts);
+            assert!((0.8..1.25).contains(&(found.long_bytes_per_us / rate)), "{hosts} hosts: {found:?}");
+            let segments = Segments { most_bytes: SEGMENT, is_fixed: false };
+            let chosen = choose(&found, 25_000_000, hosts, segments).algorithm;
+            assert_eq!(chosen, choose(&slow, 25_000_000, hosts, segments).algorithm, "{hosts} hosts");
+        }
+    }
 
     #[test]
     fn a_probe_of_many_hosts_takes_hardly_longer_than_one_of_few() {

@@ -21,7 +21,7 @@ use std::time::Instant;
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::{Algorithm, LinkRates, Links, Model};
 
-use super::probe::{BACK, Prober, STAMP, Times, median};
+use super::probe::{BACK, Prober, STAMP, Stopwatch as _, Times, median};
 
 /// How many hosts are measured in pairs: with fewer neither racks nor weighted parts are of use; with more, a
 /// tournament takes too long.
@@ -77,7 +77,7 @@ impl Prober<'_> {
             return Ok(Pairs::default());
         }
         let ring_us_per_byte = self.ring_of(hosts, times.ring_size * times.long_part)?;
-        let bytes = (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end()) as usize;
+        let bytes = short_game_bytes(ring_us_per_byte) as usize;
         let step_us = times.ring_us / (2 * (times.ring_size - 1)) as f64;
         let (mut played, mut last, mut left_us) = (Vec::new(), None, MOST_US);
         let (mut racks, mut looks_for_racks) = (0, !are_named && hosts.len() >= RACKED);
@@ -284,10 +284,15 @@ pub(super) fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> 
     (other < hosts).then_some(other)
 }
 
+/// What a pair sends in each direction, where a byte takes so long in a ring.
+fn short_game_bytes(ring_us_per_byte: f64) -> f64 {
+    (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end())
+}
+
 /// About what a tournament takes by `model`, of hosts that tell each other their times in `gather_us`.
 pub(super) fn tournament_us(model: &Model, hosts: usize, gather_us: f64) -> f64 {
     let us_per_byte = 1.0 / model.long_bytes_per_us;
-    let bytes = (GAME_US / us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end());
+    let bytes = short_game_bytes(us_per_byte);
     let step_us = model.latency_us + model.message_us;
     rounds(hosts) as f64 * (2.0 * bytes * us_per_byte + 3.0 * step_us + gather_us)
 }

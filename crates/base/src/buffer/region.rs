@@ -11,11 +11,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
 use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::file_limit;
 use crate::forked::{self, OfProcess, Process};
@@ -70,13 +71,8 @@ pub struct Address {
 impl Region {
     /// A new region of zeros. Longer than files may be (`ulimit -f`), it is an error.
     pub fn create(len_bytes: usize) -> io::Result<Self> {
-        // SAFETY: the name is a C string.
-        let descriptor = unsafe { libc::memfd_create(c"ringpull".as_ptr(), libc::MFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new, and nobody else's.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        // A system call: glibc has a function for it since 2.27 only.
+        let file = File::from(memfd_create(c"ringpull", MemfdFlags::CLOEXEC)?);
         file_limit::without_signal(|| file.set_len(len_bytes as u64))?;
         let region = Self::map(file, len_bytes)?;
         MADE.lock().push((region.file.as_raw_fd(), region.file.process()));

@@ -81,7 +81,10 @@ impl Setting {
                 Some(codec) => (self.coded_sums(codec, workers), None),
             },
             Mode::Servers { servers, placement, .. } => {
-                let window = ringpull_ps::window(servers);
+                let (messages, bytes) = ringpull_ps::window(workers, servers);
+                // In the simulation one worker stands for all. Where each has one message under way, the first
+                // have their answers, and push again, before the last.
+                let window = (messages.max(2), bytes);
                 let is_shared = placement == Placement::Shared;
                 (self.on_servers(codec, servers), Some(Servers { count: servers, is_shared, window }))
             }

@@ -28,7 +28,7 @@ pub(super) fn add_bridges(uplink: Option<LinkRate>) -> Result<()> {
     for (end, bridge) in UPLINK.into_iter().zip(BRIDGES) {
         call("ip", &["link", "set", end, "master", bridge])?;
         call("ip", &["link", "set", end, "up"])?;
-        if let Some(shape) = shaping(rate) {
+        if let Some(shape) = shaping(rate, rate.switch_queue_bytes()) {
             call("tc", &[&["qdisc", "add", "dev", end], words(&shape).as_slice()].concat())?;
         }
     }
@@ -40,10 +40,10 @@ pub(super) fn remove_bridges() -> Result<()> {
     made.into_iter().try_for_each(|name| call("ip", &["link", "del", name]))
 }
 
-/// The shaper of one end of a link.
-fn shaping(rate: LinkRate) -> Option<String> {
-    let (bits, burst, queue) = (rate.bits_per_s()?, rate.burst_bytes()?, rate.queue_bytes()?);
-    Some(format!("root tbf rate {bits}bit burst {burst}b limit {}b", burst + queue))
+/// The shaper of one end of a link, at which so many bytes may wait before packets are dropped.
+fn shaping(rate: LinkRate, queue_bytes: u64) -> Option<String> {
+    let (bits, burst) = (rate.bits_per_s()?, rate.burst_bytes()?);
+    Some(format!("root tbf rate {bits}bit burst {burst}b limit {}b", burst + queue_bytes))
 }
 
 fn words(text: &str) -> Vec<&str> {
@@ -80,10 +80,10 @@ pub(super) fn add_host(
     call("ip", &["-n", name, "link", "set", "lo", "up"])?;
     name_neighbours(host, links)?;
     use_usual_congestion_control(name);
-    if let Some(shape) = shaping(receives) {
+    if let Some(shape) = shaping(receives, receives.switch_queue_bytes()) {
         call("tc", &[&["qdisc", "add", "dev", outer], words(&shape).as_slice()].concat())?;
     }
-    if let Some(shape) = shaping(sends) {
+    if let Some(shape) = shaping(sends, LinkRate::HOST_QUEUE_BYTES) {
         call("tc", &[&["-n", name, "qdisc", "add", "dev", "eth0"], words(&shape).as_slice()].concat())?;
     }
     Ok(())
@@ -128,9 +128,13 @@ pub(super) fn switch_link(host: usize, is_up: bool) -> Result<()> {
 /// Gives the link of host `host` these rates.
 pub(super) fn reshape(host: usize, (sends, receives): (LinkRate, LinkRate)) -> Result<()> {
     let (name, outer) = (host_name(host), bridge_end(host));
-    for (rate, place) in [(receives, vec!["qdisc"]), (sends, vec!["-n", &name, "qdisc"])] {
+    let ends = [
+        (receives, receives.switch_queue_bytes(), vec!["qdisc"]),
+        (sends, LinkRate::HOST_QUEUE_BYTES, vec!["-n", &name, "qdisc"]),
+    ];
+    for (rate, queue, place) in ends {
         let end = if place.len() == 1 { outer.as_str() } else { "eth0" };
-        match shaping(rate) {
+        match shaping(rate, queue) {
             Some(shape) => {
                 call("tc", &[&place[..], &["replace", "dev", end], words(&shape).as_slice()].concat())?;
             }

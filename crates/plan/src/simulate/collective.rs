@@ -51,8 +51,15 @@ pub(super) fn add(
                 let across = hosts.uplink.filter(|_| host.rack != to.rack).map(|uplink| uplink[host.rack]);
                 let stations = [Some(host.out), across, Some(to.into)].into_iter().flatten();
                 let hops = stations.map(|station| Hop::at(station, bytes)).collect();
-                let act =
-                    Transit { window: Some(host.window), priority, bytes: len, frees: true, hops, left: Vec::new() };
+                let act = Transit {
+                    window: Some(host.window),
+                    priority,
+                    bytes: len,
+                    frees: true,
+                    is_spread: false,
+                    hops,
+                    left: Vec::new(),
+                };
                 let send = engine.task(Act::Send(act), &begin[rank..=rank]);
                 let left = engine.task(Act::Nothing, &[]);
                 engine.wait_until_left(left, send);

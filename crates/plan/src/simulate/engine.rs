@@ -40,6 +40,9 @@ pub(super) struct Transit {
     pub bytes: usize,
     /// Whether it makes room once it has left its first station; otherwise something answers it.
     pub frees: bool,
+    /// Whether it stands for messages some of which find the first station free, and are at the second one at
+    /// once.
+    pub is_spread: bool,
     pub hops: Vec<Hop>,
     /// What waits for it to have left.
     pub left: Vec<Task>,
@@ -240,7 +243,7 @@ impl Engine {
     /// The head of a message comes to a hop.
     fn pass(&mut self, task: Task, at: usize, now: Ns, tail: Ns) {
         let Act::Send(message) = &self.tasks[task as usize].act else { return };
-        let (hop, hops) = (message.hops[at].clone(), message.hops.len());
+        let (hop, hops, is_spread) = (message.hops[at].clone(), message.hops.len(), message.is_spread);
         let (mut start, mut end) = (now, now.max(tail));
         for station in hop.stations.filter(|station| Some(*station) != hop.but) {
             let station = &mut self.stations[station];
@@ -254,7 +257,8 @@ impl Engine {
         }
         let latency = if at == 0 { self.latency } else { 0 };
         if at + 1 < hops {
-            self.post(start + latency, Event::Head(task, at + 1, end + latency));
+            let head = if is_spread && at == 0 { now } else { start };
+            self.post(head + latency, Event::Head(task, at + 1, end + latency));
         } else {
             self.post(end + if hops == 1 { latency } else { 0 }, Event::Done(task));
         }
@@ -266,7 +270,7 @@ mod tests {
     use super::*;
 
     fn message(window: Option<usize>, priority: i32, hops: Vec<Hop>) -> Act {
-        Act::Send(Transit { window, priority, bytes: 1, frees: true, hops, left: Vec::new() })
+        Act::Send(Transit { window, priority, bytes: 1, frees: true, is_spread: false, hops, left: Vec::new() })
     }
 
     #[test]
@@ -304,6 +308,7 @@ mod tests {
                 priority: 0,
                 bytes: 1,
                 frees: false,
+                is_spread: false,
                 hops: hops(),
                 left: Vec::new(),
             });

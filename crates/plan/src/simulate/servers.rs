@@ -1,9 +1,10 @@
 //! A key on parameter servers as tasks.
 //!
-//! All workers push the same segments in the same order, and none can be more than a window ahead of another,
-//! so one worker stands for all. A push of its occupies each worker's link for its bytes, and the server's
-//! for those of all workers; an answer does the same the other way round. A worker's host may have a server:
-//! what the two exchange crosses no link.
+//! All workers push the same segments, and none can be more than a window ahead of another, so one worker stands
+//! for all. A push of its occupies each worker's link for its bytes, and the server's for those of all workers;
+//! an answer does the same the other way round. Each worker begins with a server of its own, so a server's link
+//! does not wait until the one worker's link has come to it. A worker's host may have a server: what the two
+//! exchange crosses no link.
 
 use std::ops::Range;
 
@@ -60,8 +61,9 @@ pub(super) fn add(
             bytes,
         };
         let counted = segment.pushed_bytes.max(segment.answered_bytes);
-        let message = |window, hops| {
-            Act::Send(Transit { window, priority, bytes: counted, frees: false, hops, left: Vec::new() })
+        let message = |window: Option<usize>, hops| {
+            let (bytes, is_spread, left) = (counted, window.is_some(), Vec::new());
+            Act::Send(Transit { window, priority, bytes, frees: false, is_spread, hops, left })
         };
         let hops = vec![of_workers(senders, out, pushed), Hop::at(into, remote * pushed)];
         let push = engine.task(message(Some(window), hops), &[begin]);

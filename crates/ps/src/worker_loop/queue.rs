@@ -23,21 +23,28 @@ use std::collections::{BTreeMap, VecDeque};
 const WINDOW: usize = 4;
 /// The bytes of [`WINDOW`].
 const WINDOW_BYTES: usize = 128 << 10;
-/// Whole windows that together are about what waits in a switch or a shaper without loss.
+/// So many whole windows together are about what waits in a switch without loss.
 const WHOLE_WINDOWS: usize = 8;
+/// Of so many workers even the halves of windows are too much.
+const HALF_WINDOWS: usize = 4 * WHOLE_WINDOWS;
 
-/// What a worker of so many servers may have under way to each of them and back, in messages and in bytes,
-/// whichever is more. Of more than eight servers each has half a window: a worker's own link drops a part of
-/// what all windows together send. With one message under way instead of two a server would wait for it.
-pub fn window(servers: usize) -> (usize, usize) {
-    let parts = if servers > WHOLE_WINDOWS { 2 } else { 1 };
+/// What a worker may have under way to each server and back, in messages and in bytes, whichever is more. The
+/// windows of all workers meet at a server's link, and those of all servers at a worker's. With one message under
+/// way instead of two a server would wait for it, so only workers so many that they make up for each other have
+/// one.
+pub fn window(workers: usize, servers: usize) -> (usize, usize) {
+    let parts = match workers.max(servers) {
+        0..=WHOLE_WINDOWS => 1,
+        _ if workers <= HALF_WINDOWS => 2,
+        _ => 4,
+    };
     (WINDOW / parts, WINDOW_BYTES / parts)
 }
 
-/// How many messages of the window of one of so many servers a message counts as. Pushes and pulls that go
-/// apart use both windows, which are halved for many servers already.
-pub(super) fn weight(servers: usize, is_push_pull: bool) -> usize {
-    if is_push_pull || servers > WHOLE_WINDOWS { 1 } else { 2 }
+/// How many messages of a [`window`] a message counts as. Pushes and pulls that go apart use both windows, which
+/// are smaller for many nodes already.
+pub(super) fn weight(workers: usize, servers: usize, is_push_pull: bool) -> usize {
+    if is_push_pull || workers.max(servers) > WHOLE_WINDOWS { 1 } else { 2 }
 }
 
 /// A call's position among those that wait: its priority, and its number.
@@ -150,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_many_servers_are_smaller_and_hold_two_messages() {
-        assert_eq!([1, 8, 9, 16, 64].map(|servers| window(servers).0), [4, 4, 2, 2, 2]);
-        assert!((1..=16).all(|servers| servers * window(servers).1 <= WHOLE_WINDOWS * WINDOW_BYTES));
-        for (servers, is_push_pull) in [(8, false), (9, false), (9, true)] {
-            let mut queue = Queue::new(window(servers));
-            let weight = weight(servers, is_push_pull);
+    fn windows_of_many_nodes_are_smaller() {
+        let messages = [(1, 1), (8, 8), (9, 1), (1, 9), (32, 64), (33, 1), (1000, 64)];
+        assert_eq!(messages.map(|(workers, servers)| window(workers, servers).0), [4, 4, 2, 2, 2, 1, 1]);
+        for (workers, is_push_pull, count) in [(8, false, 2), (9, false, 2), (9, true, 2), (33, true, 1)] {
+            let mut queue = Queue::new(window(workers, 1));
+            let weight = weight(workers, 1, is_push_pull);
             (0..9).for_each(|batch| queue.push(0, Queued { weight, ..item(1, batch, Some(WINDOW_BYTES / 4)) }));
-            assert_eq!(taken(&mut queue).len(), 2, "{servers} servers, {is_push_pull}");
+            assert_eq!(taken(&mut queue).len(), count, "{workers} workers, {is_push_pull}");
         }
     }
 
@@ -168,7 +175,7 @@ mod tests {
 
     #[test]
     fn higher_priorities_leave_first_then_earlier_calls_then_lower_segments() {
-        let mut queue = Queue::new(window(1));
+        let mut queue = Queue::new(window(1, 1));
         for (priority, operation, segment) in [(0, 1, 0), (0, 1, 1), (5, 2, 0), (0, 3, 0), (5, 2, 1)] {
             queue.push(priority, item(operation, segment, Some(1)));
         }
@@ -180,7 +187,7 @@ mod tests {
     fn a_window_of_unanswered_segments_leaves_and_an_answer_lets_another_go() {
         let long = Some(WINDOW_BYTES);
         for (answered_bytes, count) in [(Some(WINDOW_BYTES / 8), 8), (long, WINDOW)] {
-            let mut queue = Queue::new(window(1));
+            let mut queue = Queue::new(window(1, 1));
             (0..9).for_each(|segment| queue.push(0, item(1, segment, answered_bytes)));
             assert_eq!(taken(&mut queue), (0..count).map(|segment| (1, segment)).collect::<Vec<_>>());
             queue.answered(item(1, 0, answered_bytes));
@@ -190,7 +197,7 @@ mod tests {
 
     #[test]
     fn each_call_has_a_segment_under_way_however_full_the_window_is() {
-        let mut queue = Queue::new(window(1));
+        let mut queue = Queue::new(window(1, 1));
         let whole = Some(WINDOW_BYTES);
         for (operation, segment) in (0..6).map(|segment| (1, segment)).chain([(2, 0), (2, 1), (3, 0)]) {
             queue.push(0, item(operation, segment, whole));
@@ -203,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_leaves_sends_all_that_it_has_called() {
-        let mut queue = Queue::new(window(1));
+        let mut queue = Queue::new(window(1, 1));
         (0..9).for_each(|segment| queue.push(0, item(1, segment, Some(WINDOW_BYTES))));
         assert_eq!(taken(&mut queue).len(), WINDOW);
         queue.leave();
@@ -212,7 +219,7 @@ mod tests {
 
     #[test]
     fn pulls_do_not_wait_for_the_pushes_before_them() {
-        let (mut queue, long) = (Queue::new(window(1)), Some(WINDOW_BYTES));
+        let (mut queue, long) = (Queue::new(window(1, 1)), Some(WINDOW_BYTES));
         let pull = |segment| Queued { is_pull: true, ..item(2, segment, long) };
         (0..9).for_each(|segment| queue.push(0, item(1, segment, long)));
         (0..9).for_each(|segment| queue.push(0, pull(segment)));
@@ -226,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_is_not_answered_needs_no_room() {
-        let mut queue = Queue::new(window(1));
+        let mut queue = Queue::new(window(1, 1));
         (0..=WINDOW).for_each(|segment| queue.push(0, item(1, segment, Some(WINDOW_BYTES))));
         queue.push(-1, item(2, 0, None));
         queue.push(-1, item(2, 1, None));
