@@ -11,20 +11,20 @@ const VARIANTS: &str = "ringpull/_variants";
 /// The folder with the code for each family, of the package in the environment `prefix`, whose `bin` has the
 /// command. None if the package is not there.
 ///
-/// If several versions of Python have the package in one prefix, that of the command's own version is taken, and
-/// of these the one that was installed last, as the command was.
+/// If several Pythons have the package in one prefix, a package of the same version as the command is taken, and
+/// of these the one that was installed last.
 pub fn variants(prefix: &Path) -> Option<PathBuf> {
     const OWN: &str = concat!("ringpull-", env!("CARGO_PKG_VERSION"), ".dist-info");
-    let has_code = |folder: &PathBuf| folder.join(VARIANTS).join(NO_PYTHON).is_file();
+    let has_stand_in = |folder: &PathBuf| folder.join(VARIANTS).join(NO_PYTHON).is_file();
     let installed = |folder: &PathBuf| {
         let is_own = folder.join(OWN).is_dir();
         (is_own, fs::metadata(folder.join(OWN).join("RECORD")).and_then(|record| record.modified()).ok())
     };
-    Some(packages(prefix).into_iter().filter(has_code).max_by_key(installed)?.join(VARIANTS))
+    Some(packages(prefix).into_iter().filter(has_stand_in).max_by_key(installed)?.join(VARIANTS))
 }
 
-/// Folders in which pip puts packages, by the name of a version of Python, and the folder of
-/// `pip install --target`.
+/// Folders in which pip puts packages: `pythonX/site-packages` and the like under `lib`, and the prefix itself,
+/// which is the folder of `pip install --target`.
 fn packages(prefix: &Path) -> Vec<PathBuf> {
     let mut pythons: Vec<PathBuf> = ["lib", "lib64"]
         .iter()

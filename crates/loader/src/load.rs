@@ -13,7 +13,7 @@ use crate::process::Process;
 /// The file with the functions that stand in for MPI's.
 const NONE: &str = "none/libnone.so";
 
-/// The file with what stands in for Python, where there is none.
+/// The file that stands in for Python in the command, which runs without an interpreter.
 pub(crate) const NO_PYTHON: &str = "none/libnopython.so";
 
 /// Loads the MPI that this process should use, for all libraries that are loaded later. `lib` is the

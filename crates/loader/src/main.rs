@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-/// What helps if the package is not beside the command.
+/// What helps if the package is not beside the command, or cannot be loaded.
 const REMEDY: &str = "install the wheel again into an environment: python3 -m venv ENV; ENV/bin/pip install WHEEL.whl";
 
 fn main() -> ExitCode {

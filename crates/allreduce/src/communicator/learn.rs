@@ -16,13 +16,13 @@ use ringpull_plan::{Algorithm, LinkRates, Links, Model, Segments, choose, choose
 
 use super::executor::Executor;
 use super::model_cache::{self, Stored};
-use super::probe::{self, Prober, Stopwatch as _};
+use super::probe::{self, ProbeRunner as _, Prober};
 use super::probe_rings::ProbeRing;
 use super::rack_probe::Pairs;
 
-/// How far the smallest ring may be from what a cached model predicts, and a long ring, which other load
-/// changes less.
+/// The largest factor between the time of the smallest ring and what a cached model predicts,
 const CREDIBLE: f64 = 4.0;
+/// and that of a long ring, which other load changes less.
 const CREDIBLE_LONG: f64 = 1.7;
 
 /// A model and its origin in words.

@@ -65,7 +65,7 @@ const RESTED_BYTES: usize = 256 << 10;
 const SHAPED: f64 = 1.5;
 /// Runs of each long transfer. The shortest counts, since other load only adds time.
 const LONG_RUNS: usize = 4;
-/// Long rings before one is compared with what a cached model says.
+/// So many long rings at most run untimed first, to use up the shapers' bursts.
 const MOST_WARMUPS: usize = 8;
 /// Time for a shaper to save up a burst, as `--rest` of `bench allreduce`.
 const REST: Duration = Duration::from_millis(2);
@@ -87,7 +87,7 @@ pub(super) struct Times {
     /// The ranks that all take part, and those of a ring.
     pub(super) size: usize,
     pub(super) ring_size: usize,
-    /// Allreduces of one byte for each rank, but for the star, which sends all ranks the whole, and has one byte.
+    /// Allreduces: of ring and direct one byte for each rank, of the star one byte in all.
     pub(super) ring_us: f64,
     pub(super) star_us: f64,
     pub(super) direct_us: f64,
@@ -110,9 +110,9 @@ pub(super) struct Times {
     pub(super) sum_bytes_per_us: f64,
 }
 
-/// Takes the probe's times: the ranks themselves, or a model of them (`probe_time.rs`). Every method but the
-/// first two is collective.
-pub(super) trait Stopwatch {
+/// Runs the probe's allreduces and times them: on the ranks themselves, or in simulated time (`probe_time.rs`).
+/// The methods that return a `Result` are collective.
+pub(super) trait ProbeRunner {
     /// How many ranks there are, and how many the longest ring has.
     fn sizes(&self) -> (usize, usize);
 
@@ -127,7 +127,7 @@ pub(super) trait Stopwatch {
     /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring. What it took, in microseconds.
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
 
-    /// Every rank's `own` rows, in the order of the ranks.
+    /// Every rank's `own` rows, in the order of the ranks; of a simulation only one.
     fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>>;
 
     fn rest(&mut self, how_long: Duration);
@@ -202,8 +202,8 @@ pub(super) trait Stopwatch {
         Ok((self.slowest(own)?[0], ring_us(known, self.sizes(), 1, self.segment_bytes())))
     }
 
-    /// The present time of a long ring whose shapers have let through what they had saved up, and what the model
-    /// `known` predicts for it.
+    /// The present time of a long ring after the shapers' bursts are used up, and what the model `known` predicts
+    /// for it.
     fn long_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
         let (sizes, segment_bytes) = (self.sizes(), self.segment_bytes());
         let steady = Model { short_bytes: 0.0, ..*known };
@@ -254,14 +254,14 @@ pub(super) trait Stopwatch {
     }
 }
 
-/// Runs plans of all ranks and takes their times. Every method is collective.
+/// Runs plans of all ranks and takes their times. The methods that return a `Result` are collective.
 pub(super) struct Prober<'a> {
     pub(super) executor: &'a mut Executor,
     ring: ProbeRing,
     begun: Instant,
 }
 
-impl Stopwatch for Prober<'_> {
+impl ProbeRunner for Prober<'_> {
     fn sizes(&self) -> (usize, usize) {
         (self.executor.size(), self.ring.longest)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ringpull_base::Result;
 use ringpull_plan::{Algorithm, Model};
 
-use super::probe::{ProbeRun, Stopwatch, ring_us};
+use super::probe::{ProbeRun, ProbeRunner, ring_us};
 use super::probe_rings::ProbeRing;
 use super::rack_probe;
 
@@ -15,7 +15,8 @@ pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
     if hosts < 2 {
         return 0.0;
     }
-    let mut clock = ModelClock { model, hosts, ring_size: ProbeRing::longest_of(hosts), segment_bytes, now_us: 0.0 };
+    let mut clock =
+        SimulatedProbe { model, hosts, ring_size: ProbeRing::longest_of(hosts), segment_bytes, now_us: 0.0 };
     let times = clock.measure().expect("a model has no peer to lose");
     if rack_probe::HOSTS.contains(&hosts) {
         let ring = model.predicted_us(Algorithm::Ring, times.ring_size * times.long_part, hosts, segment_bytes);
@@ -24,8 +25,8 @@ pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
     clock.now_us
 }
 
-/// Ranks that take what a model says.
-struct ModelClock<'a> {
+/// Runs the probe in simulated time: each run takes what the model predicts.
+struct SimulatedProbe<'a> {
     model: &'a Model,
     hosts: usize,
     ring_size: usize,
@@ -33,13 +34,13 @@ struct ModelClock<'a> {
     now_us: f64,
 }
 
-impl ModelClock<'_> {
+impl SimulatedProbe<'_> {
     fn gather_us(&self) -> f64 {
         f64::from(self.hosts.next_power_of_two().ilog2()) * (self.model.latency_us + self.model.message_us)
     }
 }
 
-impl Stopwatch for ModelClock<'_> {
+impl ProbeRunner for SimulatedProbe<'_> {
     fn sizes(&self) -> (usize, usize) {
         (self.hosts, self.ring_size)
     }
@@ -90,7 +91,7 @@ mod tests {
     /// What the probe of so many hosts finds.
     fn found(model: &Model, hosts: usize) -> Model {
         let ring_size = ProbeRing::longest_of(hosts);
-        let mut clock = ModelClock { model, hosts, ring_size, segment_bytes: SEGMENT, now_us: 0.0 };
+        let mut clock = SimulatedProbe { model, hosts, ring_size, segment_bytes: SEGMENT, now_us: 0.0 };
         fit(&clock.measure().unwrap())
     }
 

@@ -21,7 +21,7 @@ use std::time::Instant;
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::{Algorithm, LinkRates, Links, Model};
 
-use super::probe::{BACK, Prober, STAMP, Stopwatch as _, Times, median};
+use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
 
 /// How many hosts are measured in pairs: with fewer neither racks nor weighted parts are of use; with more, a
 /// tournament takes too long.

@@ -383,8 +383,8 @@ fn a_picture_stands_alone_and_has_the_bars_of_the_first_chart() {
     let picture = report::picture(&results()).unwrap().unwrap().replace("&#x2f;", "/");
     let has = |part: &str| picture.matches(part).count();
     assert_eq!(
-        (has("class=\"bar "), has(">allreduce bound"), has("prefers-color-scheme: dark")),
-        (10, 1, 1),
+        (has("class=\"bar "), has(">allreduce bound"), has("prefers-color-scheme: dark"), has("var(")),
+        (10, 1, 1, 0),
         "{picture}"
     );
     for words in [">1 server on the workers", ">8 servers on other hosts<", ">MPI_Allreduce<", ">dist_sync:8<"] {

@@ -25,8 +25,8 @@ const WINDOW: usize = 4;
 const WINDOW_BYTES: usize = 128 << 10;
 /// So many whole windows together are about what waits in a switch without loss.
 const WHOLE_WINDOWS: usize = 8;
-/// Of so many workers even the halves of windows are too much.
-const HALF_WINDOWS: usize = 4 * WHOLE_WINDOWS;
+/// Up to so many workers have half windows; with more a window is one message.
+const MOST_WITH_HALF_WINDOWS: usize = 32;
 
 /// What a worker may have under way to each server and back, in messages and in bytes, whichever is more. The
 /// windows of all workers meet at a server's link, and those of all servers at a worker's. With one message under
@@ -35,7 +35,7 @@ const HALF_WINDOWS: usize = 4 * WHOLE_WINDOWS;
 pub fn window(workers: usize, servers: usize) -> (usize, usize) {
     let parts = match workers.max(servers) {
         0..=WHOLE_WINDOWS => 1,
-        _ if workers <= HALF_WINDOWS => 2,
+        _ if workers <= MOST_WITH_HALF_WINDOWS => 2,
         _ => 4,
     };
     (WINDOW / parts, WINDOW_BYTES / parts)
