@@ -312,10 +312,6 @@ impl<'a> Prober<'a> {
         Prober { executor, ring, begun: Instant::now() }
     }
 
-    pub(super) fn rank(&self) -> usize {
-        self.executor.rank()
-    }
-
     /// `data` after `plan`, and the microseconds it took.
     pub(super) fn timed(&mut self, plan: &Plan, data: Buffer) -> Result<(Buffer, f64)> {
         let schedule = self.executor.schedule(plan);

@@ -15,8 +15,7 @@ pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
     if hosts < 2 {
         return 0.0;
     }
-    let mut clock =
-        SimulatedProbe { model, hosts, ring_size: ProbeRing::longest_of(hosts), segment_bytes, now_us: 0.0 };
+    let mut clock = SimulatedProbe::new(model, hosts, segment_bytes);
     let times = clock.measure().expect("a model has no peer to lose");
     if rack_probe::HOSTS.contains(&hosts) {
         let ring = model.predicted_us(Algorithm::Ring, times.ring_size * times.long_part, hosts, segment_bytes);
@@ -26,7 +25,7 @@ pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
 }
 
 /// Runs the probe in simulated time: each run takes what the model predicts.
-struct SimulatedProbe<'a> {
+pub(super) struct SimulatedProbe<'a> {
     model: &'a Model,
     hosts: usize,
     ring_size: usize,
@@ -34,7 +33,12 @@ struct SimulatedProbe<'a> {
     now_us: f64,
 }
 
-impl SimulatedProbe<'_> {
+impl<'a> SimulatedProbe<'a> {
+    /// On so many hosts of one rank each.
+    pub(super) fn new(model: &'a Model, hosts: usize, segment_bytes: usize) -> Self {
+        SimulatedProbe { model, hosts, ring_size: ProbeRing::longest_of(hosts), segment_bytes, now_us: 0.0 }
+    }
+
     fn gather_us(&self) -> f64 {
         f64::from(self.hosts.next_power_of_two().ilog2()) * (self.model.latency_us + self.model.message_us)
     }
@@ -90,9 +94,7 @@ mod tests {
 
     /// What the probe of so many hosts finds.
     fn found(model: &Model, hosts: usize) -> Model {
-        let ring_size = ProbeRing::longest_of(hosts);
-        let mut clock = SimulatedProbe { model, hosts, ring_size, segment_bytes: SEGMENT, now_us: 0.0 };
-        fit(&clock.measure().unwrap())
+        fit(&SimulatedProbe::new(model, hosts, SEGMENT).measure().unwrap())
     }
 
     #[test]
