@@ -16,7 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x07";
+pub const MAGIC: &[u8; 5] = b"RPPS\x08";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -303,6 +303,8 @@ pub enum ToScheduler {
         /// Which.
         number: u64,
     },
+    /// The worker is connected to all servers.
+    Connected,
     /// Something happened that ends the job.
     Fault(Error),
     /// The worker has waited without progress for the ranks that this [`Error::Stalled`] names.
@@ -467,6 +469,8 @@ pub enum FromScheduler {
         /// Which.
         number: u64,
     },
+    /// To workers: all of them are connected to all servers.
+    AllConnected,
     /// A worker has left: waiting for it is an error.
     WorkerLeft {
         /// Which.

@@ -11,7 +11,7 @@ mod again;
 mod changes;
 mod losses;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ringpull_base::config::Role;
@@ -148,6 +148,8 @@ pub struct Scheduler {
     complete: bool,
     /// Who has come to which barrier, and when the first came.
     barriers: BTreeMap<u64, (Duration, Vec<usize>)>,
+    /// The workers that are connected to all servers.
+    connected: BTreeSet<usize>,
     /// When each worker last came to a barrier.
     came: BTreeMap<usize, Duration>,
     phase: JobPhase,
@@ -174,6 +176,7 @@ impl Scheduler {
             kind: None,
             complete: false,
             barriers: BTreeMap::new(),
+            connected: BTreeSet::new(),
             came: BTreeMap::new(),
             phase: JobPhase::Running,
             outputs: Vec::new(),
@@ -232,6 +235,14 @@ impl Scheduler {
                 self.go_on();
             }
             ToScheduler::Barrier { .. } => return Err("a barrier of a node that takes no part in any".to_owned()),
+            ToScheduler::Connected => {
+                if role == Role::Worker
+                    && self.connected.insert(rank)
+                    && self.connected.len() == self.settings.num_workers
+                {
+                    self.tell(Role::Worker, &FromScheduler::AllConnected);
+                }
+            }
             ToScheduler::Fault(error) => self.fail(&error),
             ToScheduler::Stalled(error) => {
                 let Error::Stalled { missing, .. } = &error else {

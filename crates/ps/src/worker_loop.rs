@@ -4,19 +4,21 @@
 //! Each server has a `queue` of segments, ordered by priority and then by the order of the calls, with a
 //! limit on what is not answered. A segment becomes a message when there is room for it, so that a late call
 //! of high priority overtakes what has not left. An operation ends when all of its segments have left and the
-//! last answer is in; then its guards are dropped. `patience` has the limits of waiting for answers;
-//! `elastic`: what is more in a job that goes on without lost workers; `replicas`: in one that goes on without
-//! lost servers.
+//! last answer is in; then its guards are dropped. `start`: when the first values leave; `patience`: the limits
+//! of waiting for answers; `elastic`: what is more in a job that goes on without lost workers; `replicas`: in
+//! one that goes on without lost servers.
 
 mod elastic;
 mod patience;
 mod queue;
 mod replicas;
+mod start;
 
 use elastic::Membership;
 pub use elastic::WorkersChanged;
 pub(super) use patience::Patience;
 use replicas::OpenCalls;
+use start::Connecting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -100,6 +102,20 @@ struct Flush {
     replies: BTreeSet<u64>,
 }
 
+impl Flush {
+    /// Whether everything that was sent to `servers` has arrived. Asks them, once; `next` numbers the answers.
+    fn is_answered(&mut self, servers: &[ServerConnection], next: &mut u64) -> bool {
+        while let Some(server) = servers.get(self.asked) {
+            *next += 1;
+            if server.send(encode(&Request::Flush { reply: *next })) {
+                self.replies.insert(*next);
+            }
+            self.asked += 1;
+        }
+        self.replies.is_empty()
+    }
+}
+
 /// The thread's state.
 pub(super) struct WorkerLoop {
     job: Job,
@@ -133,6 +149,8 @@ pub(super) struct WorkerLoop {
     left: BTreeMap<usize, (NodeInfo, Option<String>)>,
     left_since: Option<Instant>,
     flush: Flush,
+    /// Until values may leave.
+    connecting: Option<Connecting>,
     closing_since: Option<Instant>,
     closing: bool,
     elastic: Option<Membership>,
@@ -165,6 +183,7 @@ impl WorkerLoop {
             servers.iter_mut().for_each(|server: &mut ServerConnection| server.queue.leave());
         }
         let open = (job.replicas > 1).then(OpenCalls::default);
+        let connecting = (job.incarnation == 0).then(|| Connecting::new(&patience));
         WorkerLoop {
             job,
             link,
@@ -190,6 +209,7 @@ impl WorkerLoop {
             left: BTreeMap::new(),
             left_since: None,
             flush: Flush::default(),
+            connecting,
             closing_since: None,
             closing: false,
             elastic,
@@ -256,15 +276,7 @@ impl WorkerLoop {
         if self.elastic.as_ref().is_some_and(Membership::has_uncommitted) && since.elapsed() < self.patience.silence {
             return false;
         }
-        while let Some(server) = self.servers.get(self.flush.asked) {
-            self.next += 1;
-            if server.send(encode(&Request::Flush { reply: self.next })) {
-                self.flush.replies.insert(self.next);
-            }
-            self.flush.asked += 1;
-        }
-        let all = self.flush.asked == self.servers.len() && self.flush.replies.is_empty();
-        all || since.elapsed() >= self.patience.silence
+        self.flush.is_answered(&self.servers, &mut self.next) || since.elapsed() >= self.patience.silence
     }
 
     fn turn(&mut self) -> Result<()> {
@@ -278,10 +290,17 @@ impl WorkerLoop {
         for index in 0..self.servers.len() {
             self.send_optimizers(index);
         }
-        self.send_all();
+        if !self.is_connecting()? {
+            self.send_all();
+        }
         while let Some(message) = self.link.receive() {
             match message {
                 FromScheduler::Abort(error) => return Err(self.seen(error)),
+                FromScheduler::AllConnected => {
+                    self.connecting = None;
+                    // The next wait ends at once.
+                    self.bell.ring();
+                }
                 FromScheduler::BarrierDone { number } => {
                     for (_, done) in self.barriers.extract_if(.., |(waited, _)| *waited == number) {
                         answer(&done, Ok(()));
@@ -491,6 +510,8 @@ impl WorkerLoop {
             match reply {
                 Reply::Missing { reply, operation, ranks } => self.claim(reply, operation, ranks)?,
                 Reply::Value { reply } if self.flush.replies.remove(&reply) => {}
+                Reply::Value { reply }
+                    if self.connecting.as_mut().is_some_and(|start| start.flush.replies.remove(&reply)) => {}
                 Reply::Value { reply } => self.finish(index, reply, payload, None)?,
                 Reply::State { reply, state } => self.finish(index, reply, payload, Some(state))?,
                 Reply::Arrived { key, round } => self.arrived(key, round),

@@ -207,7 +207,7 @@ pub(super) fn learn(
             return Ok(Learned { model: known, racks, links, source, age, is_measured: true });
         }
         if rank == 0 {
-            tracing::info!("these hosts are not as fast as the cached model says: they are measured again");
+            tracing::info!("the cached model does not fit these hosts any more: they are measured again");
         }
     }
     let times = prober.measure()?;

@@ -81,10 +81,7 @@ impl Setting {
                 Some(codec) => (self.coded_sums(codec, workers), None),
             },
             Mode::Servers { servers, placement, .. } => {
-                let (messages, bytes) = ringpull_ps::window(workers, servers);
-                // In the simulation one worker stands for all, and the server answers all at the same time. Where
-                // each has one message under way, the first push again while the server answers the others.
-                let window = (if messages == 1 { 4 } else { messages }, bytes);
+                let window = ringpull_ps::window(workers, servers);
                 let is_shared = placement == Placement::Shared;
                 (self.on_servers(codec, servers), Some(Servers { count: servers, is_shared, window }))
             }

@@ -25,19 +25,11 @@ const WINDOW: usize = 4;
 const WINDOW_BYTES: usize = 128 << 10;
 /// So many whole windows together are about what waits in a switch without loss.
 const WHOLE_WINDOWS: usize = 8;
-/// Up to so many workers have half windows; with more a window is one message.
-const MOST_WITH_HALF_WINDOWS: usize = 32;
-
 /// What a worker may have under way to each server and back, in messages and in bytes, whichever is more. The
-/// windows of all workers meet at a server's link, and those of all servers at a worker's. With one message under
-/// way instead of two a server would wait for it, so only workers so many that they make up for each other have
-/// one.
+/// windows of all workers meet at a server's link, and those of all servers at a worker's: with many each is half
+/// as large. With a quarter, which is one message, a server would wait for the next one.
 pub fn window(workers: usize, servers: usize) -> (usize, usize) {
-    let parts = match workers.max(servers) {
-        0..=WHOLE_WINDOWS => 1,
-        _ if workers <= MOST_WITH_HALF_WINDOWS => 2,
-        _ => 4,
-    };
+    let parts = if workers.max(servers) <= WHOLE_WINDOWS { 1 } else { 2 };
     (WINDOW / parts, WINDOW_BYTES / parts)
 }
 
@@ -158,9 +150,9 @@ mod tests {
 
     #[test]
     fn windows_of_many_nodes_are_smaller() {
-        let messages = [(1, 1), (8, 8), (9, 1), (1, 9), (32, 64), (33, 1), (1000, 64)];
-        assert_eq!(messages.map(|(workers, servers)| window(workers, servers).0), [4, 4, 2, 2, 2, 1, 1]);
-        for (workers, is_push_pull, count) in [(8, false, 2), (9, false, 2), (9, true, 2), (33, true, 1)] {
+        let messages = [(1, 1), (8, 8), (9, 1), (1, 9), (1000, 64)];
+        assert_eq!(messages.map(|(workers, servers)| window(workers, servers).0), [4, 4, 2, 2, 2]);
+        for (workers, is_push_pull, count) in [(8, false, 2), (9, false, 2), (9, true, 2)] {
             let mut queue = Queue::new(window(workers, 1));
             let weight = weight(workers, 1, is_push_pull);
             (0..9).for_each(|batch| queue.push(0, Queued { weight, ..item(1, batch, Some(WINDOW_BYTES / 4)) }));

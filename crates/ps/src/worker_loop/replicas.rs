@@ -79,6 +79,8 @@ impl WorkerLoop {
         server.optimizers.clear();
         self.progress = Instant::now();
         (self.asked, self.flush) = (None, Flush::default());
+        // Its answer does not come.
+        self.connecting = None;
         // A word limits what is under way, and nobody waits for one.
         let (replicas, servers) = (self.job.replicas, &mut self.servers);
         self.words.retain(|_, (shard, item)| {
