@@ -52,6 +52,7 @@ enum What {
     ServerLost(u8),
     Rejoin { role: u8, rank: u8, token: u8, left: Vec<u8>, lost_servers: Vec<u8>, barriers: Vec<u8>, last_barrier: u8 },
     Bytes(Vec<u8>),
+    Connected,
 }
 
 fuzz_target!(|input: Input| {
@@ -142,6 +143,7 @@ fuzz_target!(|input: Input| {
                 vec![ToScheduler::Rejoin { info: info(role, "h"), known }]
             }
             What::Bytes(bytes) => decode(&bytes).into_iter().collect(),
+            What::Connected => vec![ToScheduler::Connected],
         };
         for message in sent {
             let message = decode(&encode(&message)).expect("what was encoded is decoded");

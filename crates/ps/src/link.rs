@@ -33,7 +33,7 @@ pub(crate) struct Link {
     info: NodeInfo,
     /// Since when another scheduler is waited for, and how the first one was lost.
     awaited: Option<(Instant, String)>,
-    /// What another scheduler must know too: a fault, what the node would fail with, that it is done.
+    /// What another scheduler must know too: a fault, what the node would fail with, that it is connected, or done.
     said: Vec<ToScheduler>,
     /// Whether the scheduler has ended the job for this node.
     is_over: bool,
@@ -141,7 +141,10 @@ impl Link {
 
     /// Sends `message`; one that is longer than the scheduler takes, in short.
     pub(crate) fn send(&mut self, message: &ToScheduler) -> Result<()> {
-        if matches!(message, ToScheduler::Fault(_) | ToScheduler::Failing(_) | ToScheduler::Goodbye) {
+        if matches!(
+            message,
+            ToScheduler::Fault(_) | ToScheduler::Failing(_) | ToScheduler::Goodbye | ToScheduler::Connected
+        ) {
             self.said.retain(|said| std::mem::discriminant(said) != std::mem::discriminant(message));
             self.said.push(message.clone());
         }

@@ -296,11 +296,7 @@ impl WorkerLoop {
         while let Some(message) = self.link.receive() {
             match message {
                 FromScheduler::Abort(error) => return Err(self.seen(error)),
-                FromScheduler::AllConnected => {
-                    self.connecting = None;
-                    // The next wait ends at once.
-                    self.bell.ring();
-                }
+                FromScheduler::AllConnected => self.let_values_leave(),
                 FromScheduler::BarrierDone { number } => {
                     for (_, done) in self.barriers.extract_if(.., |(waited, _)| *waited == number) {
                         answer(&done, Ok(()));
@@ -309,6 +305,8 @@ impl WorkerLoop {
                 FromScheduler::WorkerLeft { rank, info, why } => {
                     self.left.insert(rank, (info, why));
                     self.left_since = Some(Instant::now());
+                    // It may have left before it was connected.
+                    self.let_values_leave();
                 }
                 FromScheduler::Describe { question } => {
                     self.link.send(&ToScheduler::Described { question, status: Box::new(self.describe()) })?;
@@ -319,7 +317,10 @@ impl WorkerLoop {
                         drop(asked.answers.send(Described { role, rank, status: *status }));
                     }
                 }
-                FromScheduler::Changed { generation, workers } => self.change(generation, workers, true),
+                FromScheduler::Changed { generation, workers } => {
+                    self.change(generation, workers, true);
+                    self.let_values_leave();
+                }
                 FromScheduler::Entered { generation, workers, calls, barriers } => {
                     self.barrier_count = barriers;
                     self.change(generation, workers, false);

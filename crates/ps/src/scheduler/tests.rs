@@ -128,6 +128,18 @@ fn waiting_for_a_worker_that_failed_is_an_error_at_once_and_has_its_error() {
 }
 
 #[test]
+fn all_are_connected_when_the_last_worker_is_and_workers_are_told_once() {
+    let mut scheduler = complete();
+    scheduler.take_outputs();
+    for (name, count) in [(b"a", 0), (b"s", 0), (b"a", 0), (b"b", 2), (b"b", 0)] {
+        scheduler.handle(name, ToScheduler::Connected, SECOND).unwrap();
+        let told = scheduler.take_outputs();
+        assert!(told.iter().all(|(_, message)| *message == FromScheduler::AllConnected));
+        assert_eq!(told.len(), count);
+    }
+}
+
+#[test]
 fn barriers_end_when_all_have_come_and_name_who_has_not() {
     let mut scheduler = complete();
     scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();

@@ -1,4 +1,5 @@
-//! The start of a job: values leave when all workers are connected to all servers, or after a moment in any case.
+//! The start of a job: values leave when all workers are connected to all servers, when a node is lost or has left, or
+//! after a moment in any case.
 //!
 //! A connection that is made while first values fill a host's link is a slow one
 //! (`docs/decisions/connected-before-values.md`). Nothing depends on the wait but the time of a step.
@@ -11,7 +12,7 @@ use super::{Flush, Patience, WorkerLoop};
 use crate::message::ToScheduler;
 
 /// Values wait for so long at most, and for at most this part of the limits of other waits.
-const MOST: Duration = Duration::from_secs(5);
+const MOST: Duration = Duration::from_secs(3);
 const PART: u32 = 4;
 
 /// Until all workers are connected.
@@ -37,11 +38,21 @@ impl WorkerLoop {
             connecting.is_reported = true;
             self.link.send(&ToScheduler::Connected)?;
         }
-        if self.closing || Instant::now() >= connecting.until {
-            tracing::debug!("not all workers are connected to all servers, and values are sent");
+        if Instant::now() >= connecting.until {
+            let who = if connecting.is_reported { "another worker" } else { "this worker" };
+            tracing::info!("{who} is not connected to all servers yet; values are sent, and steps may be slow");
+            self.connecting = None;
+        }
+        if self.closing {
             self.connecting = None;
         }
         Ok(self.connecting.is_some())
+    }
+
+    pub(super) fn let_values_leave(&mut self) {
+        self.connecting = None;
+        // The next wait ends at once.
+        self.bell.ring();
     }
 }
 
@@ -98,7 +109,7 @@ mod tests {
             let task = Task::Init { dtype: DType::F32, shape: vec![2], value: Bytes::Owned(Buffer::zeroed(8)) };
             worker.submit(Command::Run { key, layout, priority: 0, task }).unwrap();
             answered();
-            bell.wait(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(200));
             assert!(listener.receive().is_none(), "a value left before the other worker was connected");
             other.send(&ToScheduler::Connected).unwrap();
             assert!(matches!(next().1, Request::Init { .. }));
