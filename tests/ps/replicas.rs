@@ -98,17 +98,17 @@ fn wait_for_signal(port: &str) {
 pub(crate) fn waiting(store: &KvStore, what: &str) -> Result<()> {
     let port = std::env::var("DMLC_PS_ROOT_PORT").unwrap();
     let (is_late, workers) = (store.rank() == 0, store.num_workers());
+    if what != "init" {
+        // Later values leave at once: all workers are connected.
+        let first = full(DType::F32, 10, 1);
+        store.init("first", &first)?;
+        store.pull("first", std::slice::from_ref(&first), 0)?;
+    }
     if is_late && what == "init" {
         store.barrier()?;
         wait_for_signal(&port);
     }
     if ["barrier", "fault", "panic"].contains(&what) {
-        if what == "fault" {
-            // Later values leave at once: all workers are connected.
-            let first = full(DType::F32, 10, 1);
-            store.init("first", &first)?;
-            store.pull("first", std::slice::from_ref(&first), 0)?;
-        }
         println!("waits");
         if is_late || what == "fault" {
             wait_for_signal(&port);

@@ -43,8 +43,8 @@ fn without_a_secret_hostile_frames_are_dropped_and_the_job_goes_on() {
     is_closed(&unknown).unwrap();
 
     // Longer than any frame, without a number, with that of another, and no message.
-    let headers =
-        [b"garbage".to_vec(), [&MAGIC[..], &[7; 100]].concat(), b"RPPS\x09\x00\x00".to_vec(), vec![0xff; 1000]];
+    let next = [&MAGIC[..MAGIC.len() - 1], &[MAGIC[MAGIC.len() - 1] + 1, 0, 0]].concat();
+    let headers = [b"garbage".to_vec(), [&MAGIC[..], &[7; 100]].concat(), next, vec![0xff; 1000]];
     let frames =
         [frame(1, [10, u32::MAX], &[0; 10], &[]), frame(1, [u32::MAX, 0], &[], &[]), frame(7, [0, 0], &[], &[])];
     let odd = headers.iter().map(|header| frame(1, [header.len() as u32, 0], header, &[]));

@@ -106,6 +106,7 @@ pub(crate) struct Variant {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Family {
     Allreduce,
+    Helped,
     Shared,
     Dedicated,
     Compressed,
@@ -114,8 +115,9 @@ pub(crate) enum Family {
 
 impl Family {
     /// Every family with its words, in the order of the legend.
-    pub(crate) const ALL: [(Family, &str); 5] = [
+    pub(crate) const ALL: [(Family, &str); 6] = [
         (Family::Allreduce, "allreduce (dist_sync_mpi)"),
+        (Family::Helped, "allreduce with helpers, which only reduce"),
         (Family::Shared, "parameter servers on the workers' hosts"),
         (Family::Dedicated, "parameter servers on their own hosts"),
         (Family::Compressed, "compressed gradients"),
@@ -128,6 +130,7 @@ impl Family {
     pub(crate) fn class(self) -> &'static str {
         match self {
             Family::Allreduce => "allreduce",
+            Family::Helped => "helped",
             Family::Shared => "shared",
             Family::Dedicated => "dedicated",
             Family::Compressed => "compressed",
@@ -190,7 +193,8 @@ impl Variant {
             (Some(peer), _) if peer.is_front_end() => Family::Allreduce,
             (Some(_), _) => Family::Peer,
             (None, _) if self.compression.is_some() => Family::Compressed,
-            (None, Mode::Allreduce | Mode::Helped { .. }) => Family::Allreduce,
+            (None, Mode::Allreduce) => Family::Allreduce,
+            (None, Mode::Helped { .. }) => Family::Helped,
             (None, mode) if mode.placement() == Some(Placement::Shared) => Family::Shared,
             (None, _) => Family::Dedicated,
         }

@@ -235,14 +235,8 @@ impl Scheduler {
                 self.go_on();
             }
             ToScheduler::Barrier { .. } => return Err("a barrier of a node that takes no part in any".to_owned()),
-            ToScheduler::Connected => {
-                if role == Role::Worker
-                    && self.connected.insert(rank)
-                    && self.connected.len() == self.settings.num_workers
-                {
-                    self.tell(Role::Worker, &FromScheduler::AllConnected);
-                }
-            }
+            ToScheduler::Connected if role == Role::Worker => self.is_connected(rank),
+            ToScheduler::Connected => return Err("only workers connect".to_owned()),
             ToScheduler::Fault(error) => self.fail(&error),
             ToScheduler::Stalled(error) => {
                 let Error::Stalled { missing, .. } = &error else {
@@ -284,6 +278,8 @@ impl Scheduler {
                 if role == Role::Worker && !is_joining && self.phase == JobPhase::Running {
                     // Before the farewell: if this scheduler is lost, the others know.
                     self.tell_of_leaver(rank, info, why);
+                    // Nobody waits for its connections any more.
+                    self.is_connected(rank);
                 }
                 self.outputs.push((from.to_vec(), FromScheduler::Farewell));
                 if is_joining {
@@ -596,6 +592,13 @@ impl Scheduler {
     /// Whether the worker has said goodbye.
     fn has_left(&self, worker: usize) -> bool {
         self.worker(worker).is_some_and(|node| node.left)
+    }
+
+    /// Worker `rank` is connected to all servers, or needs no connection. When that is so of all, they are told.
+    fn is_connected(&mut self, rank: usize) {
+        if self.connected.insert(rank) && self.connected.len() == self.settings.num_workers {
+            self.tell(Role::Worker, &FromScheduler::AllConnected);
+        }
     }
 
     /// Tells the others that a worker has left. Servers need it only for another scheduler.

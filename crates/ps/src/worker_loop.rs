@@ -219,6 +219,8 @@ impl WorkerLoop {
 
     /// Runs until the store is dropped.
     pub(super) fn run(mut self) {
+        // The first turn, which asks the servers whether they are connected, waits for no call.
+        self.bell.ring();
         while !(self.closing && self.operations.is_empty() && self.has_flushed()) {
             let was_closing = self.closing;
             match self.turn() {
@@ -292,6 +294,7 @@ impl WorkerLoop {
         }
         if !self.is_connecting()? {
             self.send_all();
+            self.send_held_barriers()?;
         }
         while let Some(message) = self.link.receive() {
             match message {
@@ -305,8 +308,6 @@ impl WorkerLoop {
                 FromScheduler::WorkerLeft { rank, info, why } => {
                     self.left.insert(rank, (info, why));
                     self.left_since = Some(Instant::now());
-                    // It may have left before it was connected.
-                    self.let_values_leave();
                 }
                 FromScheduler::Describe { question } => {
                     self.link.send(&ToScheduler::Described { question, status: Box::new(self.describe()) })?;
@@ -402,8 +403,7 @@ impl WorkerLoop {
                 self.calls += 1;
                 self.barrier_count += 1;
                 self.barriers.push((self.barrier_count, done));
-                self.link.send(&ToScheduler::Barrier { number: self.barrier_count })?;
-                count(&self.shared.control, 1);
+                self.send_barrier(self.barrier_count)?;
             }
             Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
             Command::Fail(fault) => return Err(fault),

@@ -211,6 +211,7 @@ pub(super) fn learn(
         }
     }
     let times = prober.measure()?;
+    tracing::debug!("the probe's times: {times:?}");
     let mut model = probe::fit(&times);
     let Pairs { racks, rates } = prober.pairs(hosts, are_named, &times)?;
     let links = links_of(&rates, hosts.len(), helpers);

@@ -16,8 +16,9 @@
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! The short runs move so few bytes that no shaper delays them: a delay would be counted as the ranks' work,
-//! `w`. A long ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
+//! The short runs move so few bytes that most shapers do not delay them. One that does delays the star too, which
+//! runs right after the ring: if it delayed the ring alone, that would be counted as the ranks' work, `w`. A long
+//! ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
 //! is `x/B` and that of direct is `F x/B`, and known costs are not subtracted. Without a shaper, `P` is the
 //! number of bytes that the short runs moved.
 //!
@@ -137,12 +138,12 @@ pub(super) trait ProbeRunner {
         let (size, ring_size) = self.sizes();
         let (segment_bytes, sum) = (self.segment_bytes(), self.sum_bytes_per_us());
         let (short_part, star_bytes) = (short_part(ring_size), short_part(size));
-        let [ring, star, direct, short_star, short_ring] = self.short([
+        let [ring, star, direct, short_ring, short_star] = self.short([
             (ProbeRun::Ring, 1),
             (ProbeRun::All(Algorithm::Star), 1),
             (ProbeRun::All(Algorithm::Direct), size),
-            (ProbeRun::All(Algorithm::Star), star_bytes),
             (ProbeRun::Ring, short_part),
+            (ProbeRun::All(Algorithm::Star), star_bytes),
         ])?;
         let [star_us, direct_us, short_star_us, sum_bytes_per_us] = self.medians([star, direct, short_star, sum])?;
         let [ring_us, short_ring_us] = self.slowest([ring, short_ring])?;

@@ -19,14 +19,19 @@ use crate::compare::{Comparison, Environment, Setup, published, report, results,
 use crate::lab::{HostRate, Racks, Shape};
 use crate::late::Late;
 use crate::launch::host::quote;
+use crate::launch::hostfile;
 use crate::layers;
 use crate::link::LinkRate;
+use crate::mode::{Mode, Placement};
 use crate::progress::Progress;
 use crate::rounds::launched::{Launched, Testbed};
 use crate::rounds::{self, Job, Measurement, TrainSetup, Work};
 use crate::size::{elements, format_size, parse_size};
 use crate::text::several;
 use crate::variant::{Peer, Variant};
+
+/// Processes of one machine, if nothing says where jobs run.
+const LOCAL_WORKERS: usize = 4;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -105,8 +110,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "WORKER=SECONDS|random:P", conflicts_with = "sparse")]
     late: Option<Late>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
-    /// `dist_sync_mpi+2bit:0.5`.
-    #[arg(long, value_delimiter = ',', default_value = "dist_sync_mpi,dist_sync:1shared,dist_sync:2shared")]
+    /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and a server on every worker's host].
+    #[arg(long, value_delimiter = ',')]
     modes: Vec<Variant>,
     /// Other programs to compare with, on the same hosts.
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -162,7 +167,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
             "the report is in --out as report.html, and its first chart as chart.svg",
         ));
     }
-    let variants = Variant::list(&args.modes, &args.peers);
+    let variants = Variant::list(&modes(args)?, &args.peers);
     check_variants(args, &variants)?;
     let payload = Payload::of(args)?;
     args.late.filter(|_| !args.train).map(Late::of_rank).transpose()?;
@@ -172,7 +177,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let testbed = match (emulated(args), &args.hostfile) {
         (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
         (None, Some(file)) => Testbed::Hostfile(file.clone()),
-        (None, None) => Testbed::Local(args.local.unwrap_or(4)),
+        (None, None) => Testbed::Local(args.local.unwrap_or(LOCAL_WORKERS)),
     };
     let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?.scaled(args.scale)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
@@ -235,6 +240,22 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
 fn emulated(args: &CompareArgs) -> Option<usize> {
     let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
     args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|most| is_open && *most > 0))
+}
+
+/// The modes to compare: few servers, and as many as serve the workers best on the same hosts.
+fn modes(args: &CompareArgs) -> Result<Vec<Variant>> {
+    if !args.modes.is_empty() {
+        return Ok(args.modes.clone());
+    }
+    let workers = match (emulated(args), &args.hostfile) {
+        (Some(hosts), _) => hosts,
+        (None, Some(file)) => hostfile::read(file)?.len(),
+        (None, None) => args.local.unwrap_or(LOCAL_WORKERS),
+    };
+    let shared = |servers| Mode::Servers { sync: true, servers, placement: Placement::Shared };
+    let all = [Mode::Allreduce, shared(1), shared(workers)];
+    let count = if workers > 1 { all.len() } else { 2 };
+    Ok(all[..count].iter().copied().map(Variant::ours).collect())
 }
 
 /// The numbers of workers for the chart of scaling besides `most`, the fewest first.

@@ -35,7 +35,7 @@ fn the_page_of_commands_has_the_help_of_each() {
 fn every_command_of_the_first_screen_is_valid() {
     let shown = FIRST_SCREEN.lines().filter_map(|line| line.strip_prefix("  ringpull "));
     let commands: Vec<&str> = shown.filter_map(|line| line.split("   ").next()).collect();
-    assert_eq!(commands.len(), 5, "{commands:?}");
+    assert_eq!(commands.len(), 6, "{commands:?}");
     for command in commands {
         let words = std::iter::once("ringpull").chain(command.split_whitespace());
         if let Err(error) = Cli::try_parse_from(words) {

@@ -178,6 +178,7 @@ impl Row {
         let servers = several(self.servers, "server");
         match self.family {
             Family::Allreduce => "allreduce".to_owned(),
+            Family::Helped => "allreduce with helpers".to_owned(),
             Family::Shared | Family::Dedicated if self.machines == 1 => servers,
             Family::Shared => format!("{servers} on the workers' hosts"),
             Family::Dedicated => format!("{servers} on other hosts"),

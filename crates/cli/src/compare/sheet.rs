@@ -34,6 +34,7 @@ const fn rgb(red: u8, green: u8, blue: u8) -> Colour {
 fn colour(class: &str) -> Colour {
     match class.rsplit(' ').next().unwrap_or(class) {
         "allreduce" => rgb(0x0b, 0x6e, 0x69),
+        "helped" => rgb(0x6b, 0x8a, 0x1f),
         "shared" => rgb(0xc2, 0x66, 0x2d),
         "dedicated" => rgb(0x7a, 0x4f, 0x9a),
         "compressed" => rgb(0x3d, 0x6f, 0xb5),

@@ -96,6 +96,7 @@ pub(super) fn order(results: &Comparison) -> String {
 /// What the names of the modes with servers mean, of those that are in the table.
 fn names(results: &Comparison) -> Option<String> {
     let explained = [
+        (Family::Helped, "dist_sync_mpi:Khelpers: K more hosts that only reduce."),
         (Family::Dedicated, "dist_sync:K: K servers on hosts of their own."),
         (Family::Shared, "dist_sync:Kshared: K servers on the workers' hosts."),
     ];

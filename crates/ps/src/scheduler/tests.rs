@@ -131,11 +131,30 @@ fn waiting_for_a_worker_that_failed_is_an_error_at_once_and_has_its_error() {
 fn all_are_connected_when_the_last_worker_is_and_workers_are_told_once() {
     let mut scheduler = complete();
     scheduler.take_outputs();
-    for (name, count) in [(b"a", 0), (b"s", 0), (b"a", 0), (b"b", 2), (b"b", 0)] {
+    scheduler.handle(b"s", ToScheduler::Connected, SECOND).unwrap_err();
+    for (name, count) in [(b"a", 0), (b"a", 0), (b"b", 2), (b"b", 0)] {
         scheduler.handle(name, ToScheduler::Connected, SECOND).unwrap();
         let told = scheduler.take_outputs();
         assert!(told.iter().all(|(_, message)| *message == FromScheduler::AllConnected));
         assert_eq!(told.len(), count);
+    }
+}
+
+#[test]
+fn nobody_waits_for_the_connections_of_a_worker_that_has_left() {
+    for has_left_first in [false, true] {
+        let mut scheduler = complete();
+        scheduler.take_outputs();
+        let mut both = [(b"a", ToScheduler::Connected), (b"b", ToScheduler::Goodbye)];
+        if has_left_first {
+            both.reverse();
+        }
+        for (name, message) in both {
+            scheduler.handle(name, message, SECOND).unwrap();
+        }
+        let told = scheduler.take_outputs();
+        let is_told = |name: &[u8]| told.contains(&(name.to_vec(), FromScheduler::AllConnected));
+        assert_eq!([b"a", b"s"].map(|name| is_told(name)), [true, false]);
     }
 }
 

@@ -79,8 +79,7 @@ impl WorkerLoop {
         server.optimizers.clear();
         self.progress = Instant::now();
         (self.asked, self.flush) = (None, Flush::default());
-        // Its answer does not come.
-        self.let_values_leave();
+        self.connect_without_a_server();
         // A word limits what is under way, and nobody waits for one.
         let (replicas, servers) = (self.job.replicas, &mut self.servers);
         self.words.retain(|_, (shard, item)| {
@@ -125,8 +124,7 @@ impl WorkerLoop {
         if self.job.replicas == 1 {
             return Err(self.seen(self.link.lost(cause)));
         }
-        // Nobody says that all are connected.
-        self.let_values_leave();
+        self.connect_without_a_scheduler();
         let known = self.known_job();
         self.servers.iter_mut().for_each(|server| server.is_reported = false);
         self.link.rejoin(cause, &known).map_err(|error| self.seen(error))

@@ -1,5 +1,5 @@
-//! The start of a job: values leave when all workers are connected to all servers, when a node is lost or has left, or
-//! after a moment in any case.
+//! The start of a job: values leave when all workers are connected to all servers, when a node is lost, or after a
+//! moment in any case. Barriers stay behind them.
 //!
 //! A connection that is made while first values fill a host's link is a slow one
 //! (`docs/decisions/connected-before-values.md`). Nothing depends on the wait but the time of a step.
@@ -8,51 +8,99 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::Result;
 
-use super::{Flush, Patience, WorkerLoop};
+use super::{Flush, Patience, WorkerLoop, count};
 use crate::message::ToScheduler;
 
-/// Values wait for so long at most, and for at most this part of the limits of other waits.
-const MOST: Duration = Duration::from_secs(3);
+/// Values wait for so long at most, and for at most this part of the limits of other waits. In tests nothing else
+/// than what is tested ends the wait.
+const MOST: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 3 });
 const PART: u32 = 4;
 
-/// Until all workers are connected.
+/// Until this worker is connected to all servers, and while values wait until all workers are.
 pub(super) struct Connecting {
-    until: Instant,
+    /// How long values wait at most, if they do.
+    held_until: Option<Instant>,
     /// Shows when this worker is connected to all servers.
     pub(super) flush: Flush,
     is_reported: bool,
+    /// Barriers that were called behind values which wait.
+    barriers: Vec<u64>,
 }
 
 impl Connecting {
     pub(super) fn new(patience: &Patience) -> Self {
         let limit = MOST.min(patience.timeout.min(patience.silence) / PART);
-        Connecting { until: Instant::now() + limit, flush: Flush::default(), is_reported: false }
+        let held_until = Some(Instant::now() + limit);
+        Connecting { held_until, flush: Flush::default(), is_reported: false, barriers: Vec::new() }
     }
 }
 
 impl WorkerLoop {
-    /// Whether values wait for workers that are not connected yet. Tells the scheduler once this one is.
+    /// Whether values wait for workers that are not connected yet. Tells the scheduler once this one is: others
+    /// wait for it even if it does not wait for them.
     pub(super) fn is_connecting(&mut self) -> Result<bool> {
         let Some(connecting) = &mut self.connecting else { return Ok(false) };
         if !connecting.is_reported && connecting.flush.is_answered(&self.servers, &mut self.next) {
             connecting.is_reported = true;
             self.link.send(&ToScheduler::Connected)?;
         }
-        if Instant::now() >= connecting.until {
+        if connecting.held_until.is_some_and(|until| Instant::now() >= until) {
             let who = if connecting.is_reported { "another worker" } else { "this worker" };
-            tracing::info!("{who} is not connected to all servers yet; values are sent, and steps may be slow");
-            self.connecting = None;
+            if self.job.rank == 0 {
+                tracing::warn!("{who} is not connected to all servers yet; values are sent, and steps may be slow");
+            }
+            connecting.held_until = None;
         }
         if self.closing {
+            connecting.held_until = None;
+        }
+        let is_held = connecting.held_until.is_some();
+        if connecting.is_reported && !is_held && connecting.barriers.is_empty() {
             self.connecting = None;
         }
-        Ok(self.connecting.is_some())
+        Ok(is_held)
     }
 
     pub(super) fn let_values_leave(&mut self) {
-        self.connecting = None;
-        // The next wait ends at once.
-        self.bell.ring();
+        if let Some(connecting) = &mut self.connecting {
+            connecting.held_until = None;
+            // The next wait ends at once.
+            self.bell.ring();
+        }
+    }
+
+    /// Server `lost` will not answer: those that are left are asked.
+    pub(super) fn connect_without_a_server(&mut self) {
+        self.let_values_leave();
+        if let Some(connecting) = &mut self.connecting {
+            connecting.flush = Flush::default();
+        }
+    }
+
+    /// The scheduler is lost: nobody says that all are connected, and another one learns from this worker in which
+    /// barriers it is.
+    pub(super) fn connect_without_a_scheduler(&mut self) {
+        self.let_values_leave();
+        if let Some(connecting) = &mut self.connecting {
+            connecting.barriers.clear();
+        }
+    }
+
+    /// Says that this worker has come to a barrier, or keeps that behind the values that were pushed before it.
+    pub(super) fn send_barrier(&mut self, number: u64) -> Result<()> {
+        match &mut self.connecting {
+            Some(connecting) if connecting.held_until.is_some() => connecting.barriers.push(number),
+            _ => {
+                self.link.send(&ToScheduler::Barrier { number })?;
+                count(&self.shared.control, 1);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_held_barriers(&mut self) -> Result<()> {
+        let held = self.connecting.as_mut().map(|connecting| std::mem::take(&mut connecting.barriers));
+        held.into_iter().flatten().try_for_each(|number| self.send_barrier(number))
     }
 }
 
@@ -60,6 +108,7 @@ impl WorkerLoop {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr, TcpListener};
     use std::sync::Arc;
+    use std::sync::mpsc::channel;
 
     use ringpull_base::config::{Config, Dmlc, Role};
     use ringpull_base::{Buffer, DType, Key, Kind};
@@ -69,12 +118,94 @@ mod tests {
     use crate::message::{Reply, Request, decode, encode};
     use crate::run_node;
     use crate::shard::Layout;
-    use crate::socket::{Bell, Bound, Door, Limits};
+    use crate::socket::{Bell, Bound, Door, Limits, Listener};
     use crate::worker::{Bytes, Command, Task, Worker};
 
     #[test]
     fn a_first_value_leaves_when_all_workers_are_connected() {
-        let config = Config::default();
+        a_value_leaves(|mut other| {
+            other.send(&ToScheduler::Connected).unwrap();
+            Some(other)
+        });
+    }
+
+    #[test]
+    fn a_first_value_leaves_when_the_worker_that_is_not_connected_has_left() {
+        a_value_leaves(|other| {
+            other.leave(None).unwrap();
+            None
+        });
+    }
+
+    #[test]
+    fn a_barrier_stays_behind_first_values() {
+        with_a_server(|worker, server, mut other| {
+            worker.submit(first_value()).unwrap();
+            let (done, is_done) = channel();
+            worker.submit(Command::Barrier { done }).unwrap();
+            other.send(&ToScheduler::Barrier { number: 1 }).unwrap();
+            server.answers_a_flush();
+            assert!(is_done.recv_timeout(SHORT).is_err(), "the barrier came before the value");
+            other.send(&ToScheduler::Connected).unwrap();
+            assert!(matches!(server.next().1, Request::Init { .. }));
+            is_done.recv_timeout(LONG).unwrap().unwrap();
+            Some(other)
+        });
+    }
+
+    /// A worker's first value leaves after this is done with the other worker, and not before.
+    fn a_value_leaves(then: impl FnOnce(Link) -> Option<Link>) {
+        with_a_server(|worker, server, other| {
+            worker.submit(first_value()).unwrap();
+            server.answers_a_flush();
+            std::thread::sleep(SHORT);
+            assert!(server.listener.receive().is_none(), "a value left before the other worker was connected");
+            let other = then(other);
+            assert!(matches!(server.next().1, Request::Init { .. }));
+            other
+        });
+    }
+
+    /// What nothing comes in, and what comes comes in.
+    const SHORT: Duration = Duration::from_millis(200);
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn first_value() -> Command {
+        let key = Key::Int(0);
+        let layout = Arc::new(Layout::new(&key, &[2], 4, 1, 1000));
+        let task = Task::Init { dtype: DType::F32, shape: vec![2], value: Bytes::Owned(Buffer::zeroed(8)) };
+        Command::Run { key, layout, priority: 0, task }
+    }
+
+    /// A server that this test plays.
+    struct Played {
+        listener: Listener,
+        bell: Bell,
+    }
+
+    impl Played {
+        fn next(&self) -> (Vec<u8>, Request) {
+            let since = Instant::now();
+            loop {
+                if let Some((from, frame)) = self.listener.receive() {
+                    return (from, decode::<Request>(&frame.header).unwrap());
+                }
+                assert!(since.elapsed() < LONG, "no message has come");
+                self.bell.wait(Duration::from_secs(1));
+            }
+        }
+
+        fn answers_a_flush(&self) {
+            let (from, Request::Flush { reply }) = self.next() else { panic!("not a flush") };
+            self.listener.send(&from, encode(&Reply::Value { reply }).into());
+        }
+    }
+
+    /// A job of a worker, another of which there is only its link to the scheduler, and a server. `test` returns
+    /// that link unless the other has left.
+    fn with_a_server(test: impl FnOnce(&Worker, &Played, Link) -> Option<Link>) {
+        // Long enough that no wait ends by itself.
+        let config = Config { silence: Duration::from_secs(1800), ..Config::default() };
         let root = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let dmlc = |role| Dmlc { role, root, num_workers: 2, num_servers: 1, node_host: None, preferred_rank: None };
         let register = |role, bell: &Bell, port| {
@@ -92,31 +223,15 @@ mod tests {
             let server = register(Role::Server, &bell, bound.port());
             let (name, admits) = ("the server".to_owned(), Box::new(|_: &[u8]| true));
             let listener = bound.open(Door { name, secret: None, admits, most: 2, limits: Limits::SERVER }, &bell);
-            let listener = listener.unwrap();
-            let next = || loop {
-                if let Some((from, frame)) = listener.receive() {
-                    return (from, decode::<Request>(&frame.header).unwrap());
-                }
-                bell.wait(Duration::from_secs(1));
-            };
-            let answered = || {
-                let (from, Request::Flush { reply }) = next() else { panic!("not a flush") };
-                listener.send(&from, encode(&Reply::Value { reply }).into());
-            };
-            let (worker, mut other) = (worker.join().unwrap(), other.join().unwrap());
-            let key = Key::Int(0);
-            let layout = Arc::new(Layout::new(&key, &[2], 4, 1, 1000));
-            let task = Task::Init { dtype: DType::F32, shape: vec![2], value: Bytes::Owned(Buffer::zeroed(8)) };
-            worker.submit(Command::Run { key, layout, priority: 0, task }).unwrap();
-            answered();
-            std::thread::sleep(Duration::from_millis(200));
-            assert!(listener.receive().is_none(), "a value left before the other worker was connected");
-            other.send(&ToScheduler::Connected).unwrap();
-            assert!(matches!(next().1, Request::Init { .. }));
+            let played = Played { listener: listener.unwrap(), bell };
+            let (worker, other) = (worker.join().unwrap(), other.join().unwrap());
+            let other = test(&worker, &played, other);
             let left = scope.spawn(move || drop(worker));
-            answered();
+            played.answers_a_flush();
             left.join().unwrap();
-            other.leave(None).unwrap();
+            if let Some(other) = other {
+                other.leave(None).unwrap();
+            }
             server.leave(None).unwrap();
         });
     }
