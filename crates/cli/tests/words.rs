@@ -212,7 +212,7 @@ fn the_command_alone_shows_where_to_start_and_a_shell_can_complete_it() {
         String::from_utf8(output.stdout).unwrap()
     };
     let first = run(&[]);
-    assert!(first.lines().filter(|line| line.starts_with("  ringpull ")).count() == 5, "{first}");
+    assert!(first.lines().filter(|line| line.starts_with("  ringpull ")).count() == 6, "{first}");
     assert!(run(&["completions", "bash"]).contains("gpu-check"));
     let folder = tempfile::tempdir().unwrap();
     run(&["man", "--out", folder.path().to_str().unwrap()]);

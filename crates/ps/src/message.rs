@@ -469,7 +469,7 @@ pub enum FromScheduler {
         /// Which.
         number: u64,
     },
-    /// To workers: all of them are connected to all servers.
+    /// To workers: all of them that have not left are connected to all servers.
     AllConnected,
     /// A worker has left: waiting for it is an error.
     WorkerLeft {

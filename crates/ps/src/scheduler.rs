@@ -148,7 +148,7 @@ pub struct Scheduler {
     complete: bool,
     /// Who has come to which barrier, and when the first came.
     barriers: BTreeMap<u64, (Duration, Vec<usize>)>,
-    /// The workers that are connected to all servers.
+    /// The workers that are connected to all servers, or have left.
     connected: BTreeSet<usize>,
     /// When each worker last came to a barrier.
     came: BTreeMap<usize, Duration>,

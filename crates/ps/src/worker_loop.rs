@@ -403,7 +403,7 @@ impl WorkerLoop {
                 self.calls += 1;
                 self.barrier_count += 1;
                 self.barriers.push((self.barrier_count, done));
-                self.send_barrier(self.barrier_count)?;
+                self.come_to_barrier(self.barrier_count)?;
             }
             Command::Failing(why) => self.link.send(&ToScheduler::Failing(why))?,
             Command::Fail(fault) => return Err(fault),

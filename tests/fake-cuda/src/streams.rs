@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -75,6 +75,8 @@ pub(crate) struct Stream {
     kind: Kind,
     queue: Mutex<VecDeque<Task>>,
     queued: Condvar,
+    /// The end of a stream that was destroyed. Who waits for all streams may have found it before.
+    end: OnceLock<Arc<Mark>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,7 +88,14 @@ enum Kind {
 
 impl Stream {
     fn new(id: usize, device: usize, kind: Kind) -> Arc<Self> {
-        let stream = Arc::new(Stream { id, device, kind, queue: Mutex::default(), queued: Condvar::new() });
+        let stream = Arc::new(Stream {
+            id,
+            device,
+            kind,
+            queue: Mutex::default(),
+            queued: Condvar::new(),
+            end: OnceLock::new(),
+        });
         let worker = Arc::clone(&stream);
         let named = thread::Builder::new().name(format!("fake-cuda-{device}"));
         named.spawn(move || worker.run()).expect("a thread for a stream");
@@ -181,9 +190,13 @@ impl Stream {
     /// Marks the present end.
     pub(crate) fn mark(&self) -> Arc<Mark> {
         let mut queue = self.queue.lock();
+        self.end.get().map_or_else(|| self.mark_in(&mut queue), Arc::clone)
+    }
+
+    fn mark_in(&self, queue: &mut MutexGuard<'_, VecDeque<Task>>) -> Arc<Mark> {
         let clock = order::known_to(self.id);
         let mark = Arc::new(Mark { done: Mutex::new(false), changed: Condvar::new(), clock });
-        self.push(&mut queue, Task::Mark(Arc::clone(&mark)));
+        self.push(queue, Task::Mark(Arc::clone(&mark)));
         mark
     }
 
@@ -195,7 +208,9 @@ impl Stream {
     }
 
     fn end(&self) {
-        self.push(&mut self.queue.lock(), Task::End);
+        let mut queue = self.queue.lock();
+        self.end.get_or_init(|| self.mark_in(&mut queue));
+        self.push(&mut queue, Task::End);
     }
 }
 
@@ -310,4 +325,18 @@ pub(crate) fn destroy_event(id: usize) -> Outcome<()> {
 pub(crate) fn left() -> Vec<String> {
     let count = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
     [count(STREAMS.lock().len(), "streams"), count(EVENTS.lock().len(), "events")].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_stream_that_was_destroyed_meanwhile_waits_for_its_end() {
+        machine::start();
+        let id = create(0, false);
+        let found = find(id).unwrap();
+        destroy(id).unwrap();
+        found.mark().synchronize();
+    }
 }

@@ -48,8 +48,8 @@ pub(super) const BACK: Stamp = OF_A_SET - 2;
 const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
-/// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than a
-/// shaper admits while they run; that time grows with the number of ranks, as the messages do.
+/// The bytes per rank that the short transfers move over the busiest link. Together they are fewer than
+/// most shapers admit while they run; that time grows with the number of ranks, as the messages do.
 const SHORT_BYTES: usize = 8 << 10;
 const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.

@@ -110,6 +110,72 @@ mod tests {
         }
     }
 
+    /// A probe whose links have shapers: of each direction `saved` bytes go at once, and the others at `rate`.
+    struct Shaped<'a> {
+        probe: SimulatedProbe<'a>,
+        rate: f64,
+        burst: f64,
+        saved: f64,
+        since_us: f64,
+    }
+
+    impl ProbeRunner for Shaped<'_> {
+        fn sizes(&self) -> (usize, usize) {
+            self.probe.sizes()
+        }
+
+        fn segment_bytes(&self) -> usize {
+            self.probe.segment_bytes()
+        }
+
+        fn sum_bytes_per_us(&mut self) -> f64 {
+            self.probe.sum_bytes_per_us()
+        }
+
+        fn now_us(&self) -> f64 {
+            self.probe.now_us()
+        }
+
+        fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64> {
+            let (ranks, ring) = self.sizes();
+            let one_way = match run {
+                ProbeRun::Ring => 2 * (ring - 1) * len,
+                ProbeRun::All(Algorithm::Star) => (ranks - 1) * len,
+                ProbeRun::All(_) => 2 * (ranks - 1) * len.div_ceil(ranks),
+            };
+            self.saved = self.burst.min(self.saved + (self.now_us() - self.since_us) * self.rate);
+            let open_us = self.probe.run(run, len)?;
+            let took_us = open_us.max((one_way as f64 - self.saved) / self.rate);
+            self.probe.now_us += took_us - open_us;
+            self.saved = self.burst.min(self.saved + took_us * self.rate - one_way as f64);
+            self.since_us = self.now_us();
+            Ok(took_us)
+        }
+
+        fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
+            self.probe.gather(own)
+        }
+
+        fn rest(&mut self, how_long: Duration) {
+            self.probe.rest(how_long);
+        }
+    }
+
+    #[test]
+    fn what_waits_for_a_slow_shaper_is_not_taken_for_the_ranks_work() {
+        let open = Model { latency_us: 100.0, short_bytes_per_us: 600.0, long_bytes_per_us: 600.0, ..Model::default() };
+        for (hosts, rate) in [(8, 6.0), (8, 25.0), (12, 6.0), (15, 3.0), (16, 6.0), (16, 12.0)] {
+            let burst = f64::from(128 << 10);
+            let probe = SimulatedProbe::new(&open, hosts, SEGMENT);
+            let found = fit(&Shaped { probe, rate, burst, saved: burst, since_us: 0.0 }.measure().unwrap());
+            assert!((0.8..1.7).contains(&(found.long_bytes_per_us / rate)), "{hosts} hosts at {rate}: {found:?}");
+            assert!(found.shared_us_per_byte * hosts as f64 * rate < 0.3, "{hosts} hosts at {rate}: {found:?}");
+            let segments = Segments { most_bytes: SEGMENT, is_fixed: false };
+            let chosen = choose(&found, 25_000_000, hosts, segments).algorithm;
+            assert_eq!(chosen, Algorithm::Ring, "{hosts} hosts at {rate}: {found:?}");
+        }
+    }
+
     #[test]
     fn a_probe_of_many_hosts_takes_hardly_longer_than_one_of_few() {
         let hosts = Model { latency_us: 50.0, message_us: 10.0, ..Model::default() };

@@ -26,7 +26,16 @@ pub(crate) fn sentences(advice: &Advice) -> Vec<String> {
         (Family::Compressed, "Compressed gradients, which are not the same gradients, are"),
     ];
     let others = others.into_iter().filter_map(|(family, whose)| Some(where_ahead(whose, &ahead(family)?)));
-    same.into_iter().chain(others).collect()
+    let all: Vec<String> = same.into_iter().chain(others).collect();
+    if all.is_empty()
+        && advice.rows.len() > 1
+        && !advice.rows.iter().any(|row| row.variant.family() == Family::Allreduce)
+    {
+        return vec![
+            "No verdict: all is compared with plain allreduce, so name dist_sync_mpi among --modes.".to_owned(),
+        ];
+    }
+    all
 }
 
 /// The fastest row of a family on so many hosts.
@@ -133,6 +142,13 @@ mod tests {
         assert!(level[0].ends_with("are level."), "{}", level[0]);
         let behind = of(vec![row("dist_sync_mpi", 8, 3.0, 7e6), row("dist_sync:8shared", 8, 2.0, 7e6)]);
         assert!(behind[0].starts_with("On 8 hosts dist_sync:8shared wins: 2.00 s"), "{}", behind[0]);
+    }
+
+    #[test]
+    fn without_plain_allreduce_it_says_why_there_is_no_verdict() {
+        let rows = || vec![row("dist_sync_mpi:8helpers", 8, 1.4, 1e6), row("dist_sync:8", 8, 1.5, 1e6)];
+        assert!(of(rows())[0].starts_with("No verdict: "), "{:?}", of(rows()));
+        assert!(of(vec![row("dist_sync_mpi", 8, 1.4, 1e6)]).is_empty());
     }
 
     #[test]

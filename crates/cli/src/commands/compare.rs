@@ -110,7 +110,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "WORKER=SECONDS|random:P", conflicts_with = "sparse")]
     late: Option<Late>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
-    /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and a server on every worker's host].
+    /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and as many servers as workers on
+    /// the workers' hosts].
     #[arg(long, value_delimiter = ',')]
     modes: Vec<Variant>,
     /// Other programs to compare with, on the same hosts.
@@ -468,5 +469,34 @@ fn open_page(page: &Path) {
         eprintln!("warning: --open has no effect: there is no desktop here (DISPLAY, WAYLAND_DISPLAY)");
     } else if let Err(cause) = open::that_detached(page) {
         eprintln!("warning: --open has no effect: no program opens {}: {cause}", page.display());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::commands::{Cli, Command};
+
+    fn modes_of(options: &str) -> String {
+        let line = format!("ringpull compare {options}");
+        let Command::Compare(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
+            panic!("{line}")
+        };
+        modes(&args).unwrap().iter().map(Variant::to_string).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn without_modes_as_many_servers_as_workers_are_compared_too() {
+        assert_eq!(modes_of("--hosts 8 --link 1gbit"), "dist_sync_mpi dist_sync:1shared dist_sync:8shared");
+        assert_eq!(modes_of("--scaling 2,16 --link 1gbit"), "dist_sync_mpi dist_sync:1shared dist_sync:16shared");
+        assert_eq!(modes_of(""), "dist_sync_mpi dist_sync:1shared dist_sync:4shared");
+        assert_eq!(modes_of("--local 1"), "dist_sync_mpi dist_sync:1shared");
+        assert_eq!(modes_of("--hosts 8 --modes dist_sync:2"), "dist_sync:2");
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("hosts");
+        std::fs::write(&file, "one\ntwo\nthree\n").unwrap();
+        assert!(modes_of(&format!("-H {}", file.display())).ends_with("dist_sync:3shared"));
     }
 }

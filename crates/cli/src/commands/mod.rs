@@ -100,7 +100,7 @@ MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the com
   ringpull launch -n 4 -- python train.py          start a script as 4 MPI ranks on this host
   ringpull launch -n 4 -s 2 -- python train.py     with 2 parameter servers instead
   ringpull compare --local 4                       measure which wins on this machine
-  ringpull advise --model vgg16 --compute 0.5 --link 10gbit   predict it for hosts that you do not have
+  ringpull advise --help                           predict it for hosts that you do not have
   ringpull doctor                                  find what would stop a job from running
   ringpull manifest train --help                   the same job on Kubernetes
 

@@ -1,5 +1,5 @@
 //! The start of a job: values leave when all workers are connected to all servers, when a node is lost, or after a
-//! moment in any case. Barriers stay behind them.
+//! moment in any case. A barrier leaves after the first messages of what was called before it.
 //!
 //! A connection that is made while first values fill a host's link is a slow one
 //! (`docs/decisions/connected-before-values.md`). Nothing depends on the wait but the time of a step.
@@ -45,11 +45,14 @@ impl WorkerLoop {
             self.link.send(&ToScheduler::Connected)?;
         }
         if connecting.held_until.is_some_and(|until| Instant::now() >= until) {
-            let who = if connecting.is_reported { "another worker" } else { "this worker" };
-            if self.job.rank == 0 {
-                tracing::warn!("{who} is not connected to all servers yet; values are sent, and steps may be slow");
-            }
             connecting.held_until = None;
+            if !connecting.is_reported {
+                tracing::warn!(
+                    "this worker is not connected to all servers yet; values are sent, and steps may be slow"
+                );
+            } else if !self.operations.is_empty() {
+                tracing::info!("another worker is not connected to all servers yet; values are sent");
+            }
         }
         if self.closing {
             connecting.held_until = None;
@@ -86,21 +89,21 @@ impl WorkerLoop {
         }
     }
 
-    /// Says that this worker has come to a barrier, or keeps that behind the values that were pushed before it.
-    pub(super) fn send_barrier(&mut self, number: u64) -> Result<()> {
-        match &mut self.connecting {
-            Some(connecting) if connecting.held_until.is_some() => connecting.barriers.push(number),
-            _ => {
-                self.link.send(&ToScheduler::Barrier { number })?;
-                count(&self.shared.control, 1);
-            }
-        }
+    /// Says that this worker has come to a barrier, or keeps that behind what was called before it.
+    pub(super) fn come_to_barrier(&mut self, number: u64) -> Result<()> {
+        let Some(connecting) = &mut self.connecting else { return self.send_barrier(number) };
+        connecting.barriers.push(number);
         Ok(())
     }
 
     pub(super) fn send_held_barriers(&mut self) -> Result<()> {
         let held = self.connecting.as_mut().map(|connecting| std::mem::take(&mut connecting.barriers));
         held.into_iter().flatten().try_for_each(|number| self.send_barrier(number))
+    }
+
+    fn send_barrier(&mut self, number: u64) -> Result<()> {
+        count(&self.shared.control, 1);
+        self.link.send(&ToScheduler::Barrier { number })
     }
 }
 
