@@ -33,7 +33,8 @@ pub(crate) struct Link {
     info: NodeInfo,
     /// Since when another scheduler is waited for, and how the first one was lost.
     awaited: Option<(Instant, String)>,
-    /// What another scheduler must know too: a fault, what the node would fail with, that it is connected, or done.
+    /// What another scheduler must know too: a fault, what the node would fail with, that it is connected or
+    /// done.
     said: Vec<ToScheduler>,
     /// Whether the scheduler has ended the job for this node.
     is_over: bool,

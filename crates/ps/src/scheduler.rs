@@ -594,7 +594,8 @@ impl Scheduler {
         self.worker(worker).is_some_and(|node| node.left)
     }
 
-    /// Worker `rank` is connected to all servers, or needs no connection. When that is so of all, they are told.
+    /// Worker `rank` is connected to all servers, or needs no connection. When that is so of all, they are
+    /// told.
     fn is_connected(&mut self, rank: usize) {
         if self.connected.insert(rank) && self.connected.len() == self.settings.num_workers {
             self.tell(Role::Worker, &FromScheduler::AllConnected);

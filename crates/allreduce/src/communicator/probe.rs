@@ -16,9 +16,9 @@
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! The short runs move so few bytes that most shapers do not delay them. One that does delays the star too, which
-//! runs right after the ring: if it delayed the ring alone, that would be counted as the ranks' work, `w`. A long
-//! ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
+//! The short runs move so few bytes that most shapers do not delay them. One that does delays the star too,
+//! which runs right after the ring: if it delayed the ring alone, that would be counted as the ranks' work,
+//! `w`. A long ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
 //! is `x/B` and that of direct is `F x/B`, and known costs are not subtracted. Without a shaper, `P` is the
 //! number of bytes that the short runs moved.
 //!

@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// A probe whose links have shapers: of each direction `saved` bytes go at once, and the others at `rate`.
+    /// A probe whose links have shapers: `saved` bytes of each direction go at once, the others at `rate`.
     struct Shaped<'a> {
         probe: SimulatedProbe<'a>,
         rate: f64,

@@ -21,7 +21,7 @@ pub(crate) struct Patience {
     warn: Duration,
     next_warning: Duration,
     /// A wait for a live rank is an error after it.
-    pub(super) timeout: Duration,
+    timeout: Duration,
     /// A server that sends nothing for this long is lost.
     pub(super) silence: Duration,
     /// Whether it was reported to the scheduler that this worker only waits.

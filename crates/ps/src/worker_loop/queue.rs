@@ -26,8 +26,8 @@ const WINDOW_BYTES: usize = 128 << 10;
 /// So many whole windows together are about what waits in a switch without loss.
 const WHOLE_WINDOWS: usize = 8;
 /// What a worker may have under way to each server and back, in messages and in bytes, whichever is more. The
-/// windows of all workers meet at a server's link, and those of all servers at a worker's: with many each is half
-/// as large. With a quarter, which is one message, a server would wait for the next one.
+/// windows of all workers meet at a server's link, and those of all servers at a worker's: with many each is
+/// half as large. With a quarter, which is one message, a server would wait for the next one.
 pub fn window(workers: usize, servers: usize) -> (usize, usize) {
     let parts = if workers.max(servers) <= WHOLE_WINDOWS { 1 } else { 2 };
     (WINDOW / parts, WINDOW_BYTES / parts)

@@ -1,5 +1,5 @@
-//! The start of a job: values leave when all workers are connected to all servers, when a node is lost, or after a
-//! moment in any case. A barrier leaves after the first messages of what was called before it.
+//! The start of a job: values leave when all workers are connected to all servers, when a node is lost, or
+//! after a moment in any case. A barrier leaves after the first messages of what was called before it.
 //!
 //! A connection that is made while first values fill a host's link is a slow one
 //! (`docs/decisions/connected-before-values.md`). Nothing depends on the wait but the time of a step.
@@ -11,8 +11,8 @@ use ringpull_base::Result;
 use super::{Flush, Patience, WorkerLoop, count};
 use crate::message::ToScheduler;
 
-/// Values wait for so long at most, and for at most this part of the limits of other waits. In tests nothing else
-/// than what is tested ends the wait.
+/// Values wait for so long at most, and for at most this part of the limits of other waits. In tests nothing
+/// else than what is tested ends the wait.
 const MOST: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 3 });
 const PART: u32 = 4;
 
@@ -29,15 +29,15 @@ pub(super) struct Connecting {
 
 impl Connecting {
     pub(super) fn new(patience: &Patience) -> Self {
-        let limit = MOST.min(patience.timeout.min(patience.silence) / PART);
-        let held_until = Some(Instant::now() + limit);
+        // The silence is no longer than the time-out.
+        let held_until = Some(Instant::now() + MOST.min(patience.silence / PART));
         Connecting { held_until, flush: Flush::default(), is_reported: false, barriers: Vec::new() }
     }
 }
 
 impl WorkerLoop {
-    /// Whether values wait for workers that are not connected yet. Tells the scheduler once this one is: others
-    /// wait for it even if it does not wait for them.
+    /// Whether values wait for workers that are not connected yet. Tells the scheduler once this one is:
+    /// others wait for it even if it does not wait for them.
     pub(super) fn is_connecting(&mut self) -> Result<bool> {
         let Some(connecting) = &mut self.connecting else { return Ok(false) };
         if !connecting.is_reported && connecting.flush.is_answered(&self.servers, &mut self.next) {
@@ -80,8 +80,8 @@ impl WorkerLoop {
         }
     }
 
-    /// The scheduler is lost: nobody says that all are connected, and another one learns from this worker in which
-    /// barriers it is.
+    /// The scheduler is lost: nobody says that all are connected, and another one learns from this worker in
+    /// which barriers it is.
     pub(super) fn connect_without_a_scheduler(&mut self) {
         self.let_values_leave();
         if let Some(connecting) = &mut self.connecting {
@@ -204,8 +204,8 @@ mod tests {
         }
     }
 
-    /// A job of a worker, another of which there is only its link to the scheduler, and a server. `test` returns
-    /// that link unless the other has left.
+    /// A job of a worker, another of which there is only its link to the scheduler, and a server. `test`
+    /// returns that link unless the other has left.
     fn with_a_server(test: impl FnOnce(&Worker, &Played, Link) -> Option<Link>) {
         // Long enough that no wait ends by itself.
         let config = Config { silence: Duration::from_secs(1800), ..Config::default() };
