@@ -210,31 +210,32 @@ waits_in("ringpull", {threads.IDLE, Work._turn.__name__}.__contains__)
 _UNWAITED = 64
 #: As many more are held without results.
 _FORGOTTEN = 10_000
+#: As many of those held are looked at when another one comes: two, so that there are fewer with each.
+_LOOKED_AT = 2
 
 
-def _counted(works: dict[int, Any]) -> list[tuple[int, Any]]:
-    """The works with the numbers of references to them, in Python."""
-    return [(sys.getrefcount(work), work) for work in list(works.values())]
+def _oldest(works: collections.OrderedDict[int, Any]) -> tuple[int, int, Any]:
+    """Takes out what is held longest: the number of references to it in Python, its name and itself."""
+    name, work = works.popitem(last=False)
+    return sys.getrefcount(work), name, work
 
 
 #: The references to a work that nobody else has, which differ from one Python to another.
-_HELD_HERE = _counted({0: object()})[0][0]
+_HELD_HERE = _oldest(collections.OrderedDict({0: object()}))[0]
 
 
 class Begun:
     """The works of a group that nobody has waited for."""
 
     def __init__(self) -> None:
-        self._works: dict[int, Work] = {}
+        self._works: collections.OrderedDict[int, Work] = collections.OrderedDict()
         self._forgotten: collections.deque[Work] = collections.deque(maxlen=_FORGOTTEN)
-        self._room = _UNWAITED
 
     def add(self, work: Work) -> None:
         """Holds a work until it is settled."""
         self._works[id(work)] = work
-        if len(self._works) > self._room:
-            self._forget()
-            self._room = max(_UNWAITED, 2 * len(self._works))
+        for _ in range(min(_LOOKED_AT, len(self._works) - _UNWAITED)):
+            self._forget_oldest()
 
     def discard(self, work: Work) -> None:
         """Lets go of a work that is settled."""
@@ -245,10 +246,16 @@ class Begun:
         self._works.clear()
         self._forgotten.clear()
 
-    def _forget(self) -> None:
-        """Settles what is done and nobody in Python has, and lets go of its results: C++ asks for none
-        later."""
-        for count, work in _counted(self._works):
-            if count <= _HELD_HERE and work.settle_if_done():
-                work.forget()
-                self._forgotten.append(work)
+    def _forget_oldest(self) -> None:
+        """Settles the oldest work if it is done and nobody in Python has it, and lets go of its results: C++
+        asks for none later. Other works come to their turn again, also one that is settled meanwhile."""
+        try:
+            count, name, work = _oldest(self._works)
+        except KeyError:
+            # Another thread has taken the last.
+            return
+        if count <= _HELD_HERE and work.settle_if_done():
+            work.forget()
+            self._forgotten.append(work)
+        else:
+            self._works[name] = work
