@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytemuck::Pod;
 
 use ringpull_base::{Buffer, DType, Error, Result};
-use ringpull_plan::{Parts, Plan, Schedule};
+use ringpull_plan::{Parts, Plan, Schedule, posted_bytes, unsent_bytes};
 
 use crate::interpreter::{Endpoint, PartUpdate, Runner, Ticket};
 use crate::transport::observed::Observed;
@@ -65,6 +65,12 @@ impl Executor {
     pub(super) fn narrow(&mut self, workers: usize) -> Result<()> {
         self.members = workers;
         self.transport.narrow(workers)
+    }
+
+    /// Lets a more urgent message wait for little else on links that carry so much.
+    pub(super) fn keep_queues_short(&mut self, link_bytes_per_us: f64) {
+        self.runner.limit_waiting(posted_bytes(link_bytes_per_us));
+        self.transport.limit_unsent(unsent_bytes(link_bytes_per_us));
     }
 
     /// An error once the job is stopping.

@@ -221,7 +221,7 @@ impl Communicator {
             self.learned.links = links;
             "a measurement during the job".clone_into(&mut self.learned.source);
             self.learned.age = None;
-            self.forget_schedules();
+            self.go_by_what_is_learned();
         }
         LinksFound {
             changed,

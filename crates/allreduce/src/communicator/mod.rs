@@ -151,7 +151,7 @@ impl Communicator {
                 learn::learn(all, (&hosts, true), source, helpers)
             })?;
             self.first_model = self.learned.model;
-            self.forget_schedules();
+            self.go_by_what_is_learned();
             if self.rank() == 0 {
                 self.learned.explain(self.size(), self.size(), false, self.cuts);
             }
@@ -166,7 +166,7 @@ impl Communicator {
             *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
         self.first_model = self.learned.model;
-        self.forget_schedules();
+        self.go_by_what_is_learned();
         if self.rank() == 0 && self.choice.is_auto() {
             let is_in_named_racks = self.placement.are_racks_named && self.placement.racks.is_some();
             let (hosts, size) = (self.placement.hosts.len(), self.size());
@@ -185,13 +185,18 @@ impl Communicator {
         if matches!(self.choice, AlgorithmChoice::Late(_)) {
             self.choice = AlgorithmChoice::Auto;
         }
-        self.forget_schedules();
+        self.go_by_what_is_learned();
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);
     }
 
     /// What is known of the cluster has changed.
-    fn forget_schedules(&mut self) {
+    fn go_by_what_is_learned(&mut self) {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
+        let Learned { model, links, .. } = &self.learned;
+        let rates = links.iter().flat_map(Links::rates);
+        // The model's rate is that of the slowest.
+        let fastest = rates.map(|rates| rates.sends.max(rates.receives)).fold(1.0, f64::max);
+        self.executor.keep_queues_short(fastest * model.long_bytes_per_us);
     }
 
     /// The model of the cluster, and its source.

@@ -33,6 +33,8 @@ pub(super) struct Ahead {
     messages: usize,
     /// Of these, synchronous ones.
     synchronous: usize,
+    /// Bytes of the others: they wait for the link.
+    waiting_bytes: usize,
     /// Sent since the last synchronous message.
     unasked: Unasked,
 }
@@ -45,6 +47,11 @@ impl Ahead {
     /// Whether an operation that has a message in flight to this peer must not send another.
     pub(super) fn is_full(&self) -> bool {
         self.messages >= WINDOW
+    }
+
+    /// Whether as many bytes as this, or more, wait for the link.
+    pub(super) fn fills_link(&self, most: usize) -> bool {
+        self.waiting_bytes >= most
     }
 
     /// Whether the link may be idle although messages are in flight: they wait for the peer.
@@ -60,6 +67,7 @@ impl Ahead {
         operation.0 += len.max(LEAST_BYTES);
         let most = if left < UNASKED_BYTES { 2 * UNASKED_BYTES } else { UNASKED_BYTES };
         if self.unasked.max(*operation) < Unasked(most) && self.synchronous < WINDOW {
+            self.waiting_bytes += len;
             return SendMode::Standard;
         }
         self.synchronous += 1;
@@ -67,9 +75,12 @@ impl Ahead {
         SendMode::Synchronous
     }
 
-    /// Records that a message that was sent in this mode is done.
-    pub(super) fn done(&mut self, mode: SendMode) {
+    /// Records that a message of `len` bytes that was sent in this mode is done.
+    pub(super) fn done(&mut self, len: usize, mode: SendMode) {
         self.messages -= 1;
-        self.synchronous -= usize::from(mode == SendMode::Synchronous);
+        match mode {
+            SendMode::Synchronous => self.synchronous -= 1,
+            SendMode::Standard => self.waiting_bytes -= len,
+        }
     }
 }

@@ -9,9 +9,12 @@
 //! messages in flight to a peer: a message of higher priority leaves first, then one of an operation begun
 //! earlier. While that limit holds back a message of higher priority, no message of lower priority leaves for
 //! the same peer, unless all messages in flight wait for the peer. Otherwise each operation may always have
-//! one message in flight to each peer; if nothing in flight moves, it may have one in any case. So every
-//! operation ends, however full the others' lanes are, and in whichever order the ranks begin their
-//! operations. A peer may have to buffer what is in flight to it (`ahead`).
+//! one message in flight to each peer, unless as much waits for the link as [`limit_waiting`] allows; if
+//! nothing in flight moves, it may have one in any case. So every operation ends, however full the others'
+//! lanes are, and in whichever order the ranks begin their operations. A peer may have to buffer what is in
+//! flight to it (`ahead`).
+//!
+//! [`limit_waiting`]: Runner::limit_waiting
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -57,6 +60,8 @@ pub struct Runner {
     open_bytes: usize,
     /// What is in flight to each peer, of all operations.
     sending: Vec<Ahead>,
+    /// How many bytes may wait for the link to a peer before no further message is sent there.
+    most_waiting: usize,
     /// Messages in flight from each peer, of all operations.
     receiving: Vec<usize>,
     /// For each peer, the highest priority of the messages that are ready and held back.
@@ -85,6 +90,7 @@ impl Runner {
             finished: Vec::new(),
             open_bytes: 0,
             sending: Vec::new(),
+            most_waiting: usize::MAX,
             receiving: Vec::new(),
             held: Vec::new(),
             stands_still: false,
@@ -94,6 +100,12 @@ impl Runner {
             changed: false,
             idle: Idle::default(),
         }
+    }
+
+    /// From now on no message is sent to a peer while so many `bytes` wait for the link to it: a more urgent
+    /// one would come after them. Without this there is no limit.
+    pub fn limit_waiting(&mut self, bytes: usize) {
+        self.most_waiting = bytes;
     }
 
     /// The most bytes of a message of what [`schedule`](Self::schedule) cuts.
@@ -364,7 +376,8 @@ impl Runner {
                         break;
                     }
                     let ahead = &mut self.sending[lane.peer];
-                    if ahead.is_full() && flight.out[at].inflight > 0 {
+                    let is_full = ahead.is_full() && flight.out[at].inflight > 0;
+                    if is_full || (ahead.fills_link(self.most_waiting) && !self.stands_still) {
                         if !ahead.waits_for_peer() {
                             held.get_or_insert(priority);
                         }
@@ -405,7 +418,7 @@ impl Runner {
         let phase = if is_sent { Phase::Send } else { Phase::Receive };
         timeline::record(phase, || Name::Peer(peer), since_ns, len as u64);
         if is_sent {
-            self.sending[peer].done(mode);
+            self.sending[peer].done(len, mode);
             self.stands_still &= self.held[peer].is_none_or(|held| flight.priority < held);
             self.sent_bytes += len as u64;
         } else {

@@ -146,6 +146,10 @@ pub trait Transport {
         std::thread::sleep(longest);
     }
 
+    /// From now on about so many `bytes` may lie in a connection that have not left, where the transport can
+    /// have a say in that. The rest of what is sent waits for them, and is not done.
+    fn limit_unsent(&mut self, _bytes: usize) {}
+
     /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks;
     /// collective.
     fn native_allreduce(&mut self, _dtype: ringpull_base::DType, _data: &mut [u8]) -> Result<()> {

@@ -374,6 +374,10 @@ impl Transport for Mpi {
         self.sockets.wait(longest);
     }
 
+    fn limit_unsent(&mut self, bytes: usize) {
+        self.sockets.limit_unsent(bytes);
+    }
+
     fn native_allreduce(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {
         self.check_whole()?;
         let (datatype, (comm, _)) = (self.datatype(dtype)?, self.collective);

@@ -54,6 +54,10 @@ impl Transport for Observed<'_> {
         self.whole.wait(longest);
     }
 
+    fn limit_unsent(&mut self, bytes: usize) {
+        self.whole.limit_unsent(bytes);
+    }
+
     fn narrow(&mut self, workers: usize) -> Result<()> {
         self.whole.narrow(workers)
     }

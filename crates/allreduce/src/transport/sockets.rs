@@ -28,12 +28,28 @@ pub(super) struct Sockets {
     /// Whether the last wait ended by data that finished nothing: the next one sleeps, while more of it
     /// comes.
     was_fruitless: bool,
+    /// How many bytes that have not left a connection may hold.
+    most_unsent: Option<libc::c_int>,
 }
 
 impl Sockets {
     /// To be called when something has finished.
     pub(super) fn moved(&mut self) {
         self.was_fruitless = false;
+    }
+
+    /// From now on `bytes` that have not left are as many as a connection takes, also one that is found later.
+    ///
+    /// These are all connections of the process: which are the library's, nobody can ask. Others lose nothing:
+    /// what has left is not counted, so theirs send as fast as before.
+    pub(super) fn limit_unsent(&mut self, bytes: usize) {
+        // What Linux lets a connection hold by itself is no more than that.
+        const LINUX: usize = 4 << 20;
+        let most = (bytes < LINUX).then_some(bytes as libc::c_int);
+        if most != self.most_unsent {
+            self.most_unsent = Some(most.unwrap_or(LINUX as libc::c_int));
+            self.look();
+        }
     }
 
     /// Returns when there may be data, at the latest after `longest`.
@@ -63,6 +79,9 @@ impl Sockets {
 
     fn look(&mut self) {
         let found = connections();
+        if let Some(most) = self.most_unsent {
+            found.iter().for_each(|fd| limit_unsent(*fd, most));
+        }
         let known = self.polled.len();
         self.polled = found.into_iter().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
         self.interval = if self.polled.len() == known { (2 * self.interval).clamp(SOON, LATE) } else { SOON };
@@ -91,6 +110,15 @@ fn is_connected_tcp(fd: RawFd) -> bool {
     let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
     // SAFETY: `peer` has room for the address of every family.
     unsafe { libc::getpeername(fd, peer.as_mut_ptr().cast::<libc::sockaddr>(), &raw mut len) == 0 }
+}
+
+/// One for which it cannot be set has its own limit.
+fn limit_unsent(fd: RawFd, most: libc::c_int) {
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `most` and `len` describe one int. A descriptor that is no socket is an error, not a fault.
+    unsafe {
+        libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, (&raw const most).cast::<libc::c_void>(), len)
+    };
 }
 
 /// This process's ends of its connections.
@@ -124,6 +152,7 @@ fn address(address: SocketAddrAny) -> Option<SocketAddr> {
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
 
     use super::*;
 
@@ -138,6 +167,34 @@ mod tests {
         out.write_all(b"x").unwrap();
         Sockets::default().wait(LONG);
         assert!(start.elapsed() < LONG);
+    }
+
+    #[test]
+    fn connections_hold_no_more_that_has_not_left_than_they_are_told() {
+        const MOST: usize = 64 << 10;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || {
+            let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            out.set_nonblocking(true).unwrap();
+            (out, listener.accept().unwrap())
+        };
+        // Nobody reads.
+        let unsent = |out: &mut TcpStream| {
+            while out.write(&[0; 16 << 10]).is_ok() {}
+            let mut bytes: libc::c_int = 0;
+            // SAFETY: the request is for one int.
+            assert_eq!(unsafe { libc::ioctl(out.as_raw_fd(), libc::SIOCOUTQNSD, &raw mut bytes) }, 0);
+            bytes as usize
+        };
+        let (mut sockets, mut known) = (Sockets::default(), connect());
+        sockets.limit_unsent(MOST);
+        let (mut later, mut unlimited) = (connect(), connect());
+        assert!(unsent(&mut unlimited.0) > 2 * MOST);
+        sockets.look();
+        for limited in [&mut known.0, &mut later.0] {
+            let unsent = unsent(limited);
+            assert!(unsent <= MOST + (16 << 10), "{unsent} bytes have not left");
+        }
     }
 
     #[test]

@@ -17,16 +17,22 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::{Algorithm, Model, Schedule};
+use crate::{Algorithm, Model, Schedule, posted_bytes, unsent_bytes};
 use collective::{Host, Hosts};
 use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
-/// What a host has sent, as far as it knows, and its link has not: so many messages, or so many bytes,
-/// whichever is more. The interpreter posts four messages, and sockets and queues hold megabytes. A more
-/// urgent message waits for them.
-const POSTED: (usize, usize) = (4, 3 << 20);
+/// What may have left a connection and waits at its host's link, and what a host has sent at most, as far as
+/// it knows, and its link has not: the interpreter posts four messages, and a connection takes megabytes.
+const QUEUED_BYTES: usize = 384 << 10;
+const MOST_BYTES: usize = 3 << 20;
+
+/// What a host has sent, as far as it knows, and its link of this rate has not. A more urgent message waits
+/// for it.
+fn ahead_bytes(link_bytes_per_us: f64) -> usize {
+    (posted_bytes(link_bytes_per_us) + unsent_bytes(link_bytes_per_us) + QUEUED_BYTES).min(MOST_BYTES)
+}
 
 /// What joins the hosts of a job, one worker on each.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,7 +115,7 @@ impl Network {
                 out: engine.station(sends),
                 into: engine.station(receives),
                 processor: engine.station(1.0),
-                window: engine.window(POSTED.0, POSTED.1),
+                window: engine.window(1, ahead_bytes(sends)),
                 rack: self.racks.as_ref().map_or(0, |(of, _)| of[worker]),
             }
         });

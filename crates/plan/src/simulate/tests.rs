@@ -170,6 +170,24 @@ fn a_step_takes_the_longer_of_computing_and_communication_and_what_cannot_overla
 }
 
 #[test]
+fn what_is_urgent_waits_for_as_long_on_a_slow_link_as_on_a_fast_one() {
+    // As many times the bytes as the rate: the same times, but for what always lies in a queue.
+    let step = |times: f64| {
+        let network = Network { bytes_per_us: 25.0 * times, ..network(4) };
+        let len = (1_000_000.0 * times) as usize;
+        let unit = |layer: usize| Unit {
+            layers: vec![layer],
+            priority: -(layer as i32),
+            is_alone: false,
+            exchange: Exchange::Sum(schedules(&network, 0..1, Algorithm::Ring, len, 256 << 10), None),
+        };
+        let layers = vec![Layer { backward_us: 20_000.0, forward_us: 40_000.0 }; 8];
+        step_us(&network, &Step { layers, units: (0..8).rev().map(unit).collect(), servers: None })
+    };
+    assert_near(step(1.0), step(50.0), 0.02);
+}
+
+#[test]
 fn codes_take_their_own_bytes() {
     let (n, len) = (8, 8 << 16);
     let plan = allreduce_in_turns(0, n, len, (32, 4096));
