@@ -141,6 +141,10 @@ class Work(_c10d.Work):  # type: ignore[misc]
                 self._lock.release()
         return self._operations is None
 
+    def is_settled(self) -> bool:
+        """Whether somebody has waited for it to the end."""
+        return self._operations is None
+
     def forget(self) -> None:
         """Lets go of the results, which nobody can ask for."""
         self._results, self._future = [], None
@@ -210,7 +214,7 @@ waits_in("ringpull", {threads.IDLE, Work._turn.__name__}.__contains__)
 _UNWAITED = 64
 #: As many more are held without results.
 _FORGOTTEN = 10_000
-#: As many of those held are looked at when another one comes: two, so that there are fewer with each.
+#: As many of those held are looked at when another one comes. Two may leave for each that comes.
 _LOOKED_AT = 2
 
 
@@ -248,14 +252,21 @@ class Begun:
 
     def _forget_oldest(self) -> None:
         """Settles the oldest work if it is done and nobody in Python has it, and lets go of its results: C++
-        asks for none later. Other works come to their turn again, also one that is settled meanwhile."""
+        asks for none later. Other works come to their turn again."""
         try:
             count, name, work = _oldest(self._works)
         except KeyError:
             # Another thread has taken the last.
             return
-        if count <= _HELD_HERE and work.settle_if_done():
+        is_over = False
+        try:
+            is_over = count <= _HELD_HERE and work.settle_if_done()
+        finally:
+            if not is_over:
+                self._works[name] = work
+        if is_over:
             work.forget()
             self._forgotten.append(work)
-        else:
-            self._works[name] = work
+        elif work.is_settled():
+            # Another thread has waited for it meanwhile.
+            self.discard(work)

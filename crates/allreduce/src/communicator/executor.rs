@@ -67,10 +67,11 @@ impl Executor {
         self.transport.narrow(workers)
     }
 
-    /// Lets a more urgent message wait for little else on links that carry so much.
-    pub(super) fn keep_queues_short(&mut self, link_bytes_per_us: f64) {
-        self.runner.limit_waiting(posted_bytes(link_bytes_per_us));
-        self.transport.limit_unsent(unsent_bytes(link_bytes_per_us));
+    /// Lets a more urgent message wait for little else. The fastest link carries so much.
+    pub(super) fn shorten_queues(&mut self, link_bytes_per_us: f64) {
+        if self.transport.limit_unsent(unsent_bytes(link_bytes_per_us)) {
+            self.runner.limit_waiting(posted_bytes(link_bytes_per_us));
+        }
     }
 
     /// An error once the job is stopping.

@@ -221,7 +221,10 @@ impl Communicator {
             self.learned.links = links;
             "a measurement during the job".clone_into(&mut self.learned.source);
             self.learned.age = None;
-            self.go_by_what_is_learned();
+            self.forget_schedules();
+        }
+        if is_sure {
+            self.executor.shorten_queues(found.iter().map(|rates| rates.faster()).fold(0.0, f64::max));
         }
         LinksFound {
             changed,

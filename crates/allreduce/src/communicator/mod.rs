@@ -150,8 +150,7 @@ impl Communicator {
                 let hosts: Vec<Vec<usize>> = (0..all.size()).map(|rank| vec![rank]).collect();
                 learn::learn(all, (&hosts, true), source, helpers)
             })?;
-            self.first_model = self.learned.model;
-            self.go_by_what_is_learned();
+            self.take_up_what_was_learned();
             if self.rank() == 0 {
                 self.learned.explain(self.size(), self.size(), false, self.cuts);
             }
@@ -165,8 +164,7 @@ impl Communicator {
         if !*are_racks_named {
             *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
-        self.first_model = self.learned.model;
-        self.go_by_what_is_learned();
+        self.take_up_what_was_learned();
         if self.rank() == 0 && self.choice.is_auto() {
             let is_in_named_racks = self.placement.are_racks_named && self.placement.racks.is_some();
             let (hosts, size) = (self.placement.hosts.len(), self.size());
@@ -185,18 +183,25 @@ impl Communicator {
         if matches!(self.choice, AlgorithmChoice::Late(_)) {
             self.choice = AlgorithmChoice::Auto;
         }
-        self.go_by_what_is_learned();
+        self.forget_schedules();
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);
     }
 
     /// What is known of the cluster has changed.
-    fn go_by_what_is_learned(&mut self) {
+    fn forget_schedules(&mut self) {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
-        let Learned { model, links, .. } = &self.learned;
-        let rates = links.iter().flat_map(Links::rates);
-        // The model's rate is that of the slowest.
-        let fastest = rates.map(|rates| rates.sends.max(rates.receives)).fold(1.0, f64::max);
-        self.executor.keep_queues_short(fastest * model.long_bytes_per_us);
+    }
+
+    /// Goes by what was learned. A rate that nobody has measured shortens no queue: it may be far too low.
+    fn take_up_what_was_learned(&mut self) {
+        self.first_model = self.learned.model;
+        self.forget_schedules();
+        let Learned { model, links, is_measured, .. } = &self.learned;
+        if *is_measured {
+            // The model's rate is that of the slowest link, and those of links are relative to it.
+            let fastest = links.iter().flat_map(Links::rates).map(|rates| rates.faster()).fold(1.0, f64::max);
+            self.executor.shorten_queues(fastest * model.long_bytes_per_us);
+        }
     }
 
     /// The model of the cluster, and its source.

@@ -44,14 +44,10 @@ pub(super) struct Ahead {
 pub(super) struct Unasked(usize);
 
 impl Ahead {
-    /// Whether an operation that has a message in flight to this peer must not send another.
-    pub(super) fn is_full(&self) -> bool {
-        self.messages >= WINDOW
-    }
-
-    /// Whether as many bytes as this, or more, wait for the link.
-    pub(super) fn fills_link(&self, most: usize) -> bool {
-        self.waiting_bytes >= most
+    /// Whether an operation that has a message in flight to this peer must not send another: there is a whole
+    /// window of them, or two, of which `most_waiting` bytes wait for the link.
+    pub(super) fn is_full(&self, most_waiting: usize) -> bool {
+        self.messages >= WINDOW || (self.messages >= 2 && self.waiting_bytes >= most_waiting)
     }
 
     /// Whether the link may be idle although messages are in flight: they wait for the peer.

@@ -9,12 +9,9 @@
 //! messages in flight to a peer: a message of higher priority leaves first, then one of an operation begun
 //! earlier. While that limit holds back a message of higher priority, no message of lower priority leaves for
 //! the same peer, unless all messages in flight wait for the peer. Otherwise each operation may always have
-//! one message in flight to each peer, unless as much waits for the link as [`limit_waiting`] allows; if
-//! nothing in flight moves, it may have one in any case. So every operation ends, however full the others'
-//! lanes are, and in whichever order the ranks begin their operations. A peer may have to buffer what is in
-//! flight to it (`ahead`).
-//!
-//! [`limit_waiting`]: Runner::limit_waiting
+//! one message in flight to each peer; if nothing in flight moves, it may have one in any case. So every
+//! operation ends, however full the others' lanes are, and in whichever order the ranks begin their
+//! operations. A peer may have to buffer what is in flight to it (`ahead`).
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -60,7 +57,7 @@ pub struct Runner {
     open_bytes: usize,
     /// What is in flight to each peer, of all operations.
     sending: Vec<Ahead>,
-    /// How many bytes may wait for the link to a peer before no further message is sent there.
+    /// How many bytes may wait for the link to a peer.
     most_waiting: usize,
     /// Messages in flight from each peer, of all operations.
     receiving: Vec<usize>,
@@ -102,8 +99,11 @@ impl Runner {
         }
     }
 
-    /// From now on no message is sent to a peer while so many `bytes` wait for the link to it: a more urgent
-    /// one would come after them. Without this there is no limit.
+    /// From now on a peer that has two messages to come, and so many `bytes` of what waits for the link, is
+    /// sent no third one, except as the first of its operation: a more urgent one would come after them.
+    /// Without this there is no limit in bytes.
+    ///
+    /// It is for a transport whose standard messages are done when a connection has taken them.
     pub fn limit_waiting(&mut self, bytes: usize) {
         self.most_waiting = bytes;
     }
@@ -376,8 +376,7 @@ impl Runner {
                         break;
                     }
                     let ahead = &mut self.sending[lane.peer];
-                    let is_full = ahead.is_full() && flight.out[at].inflight > 0;
-                    if is_full || (ahead.fills_link(self.most_waiting) && !self.stands_still) {
+                    if ahead.is_full(self.most_waiting) && flight.out[at].inflight > 0 {
                         if !ahead.waits_for_peer() {
                             held.get_or_insert(priority);
                         }

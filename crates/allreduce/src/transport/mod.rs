@@ -146,9 +146,12 @@ pub trait Transport {
         std::thread::sleep(longest);
     }
 
-    /// From now on about so many `bytes` may lie in a connection that have not left, where the transport can
-    /// have a say in that. The rest of what is sent waits for them, and is not done.
-    fn limit_unsent(&mut self, _bytes: usize) {}
+    /// From now on a connection takes about so many `bytes` that it cannot send at once. What else is sent is
+    /// not done before the connection takes it. Returns whether it is so: this transport may not know its
+    /// connections, or its messages may wait for the peer instead.
+    fn limit_unsent(&mut self, _bytes: usize) -> bool {
+        false
+    }
 
     /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks;
     /// collective.

@@ -54,8 +54,8 @@ impl Transport for Observed<'_> {
         self.whole.wait(longest);
     }
 
-    fn limit_unsent(&mut self, bytes: usize) {
-        self.whole.limit_unsent(bytes);
+    fn limit_unsent(&mut self, bytes: usize) -> bool {
+        self.whole.limit_unsent(bytes)
     }
 
     fn narrow(&mut self, workers: usize) -> Result<()> {

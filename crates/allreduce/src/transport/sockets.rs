@@ -19,6 +19,9 @@ const LATE: Duration = Duration::from_millis(500);
 /// A sleep for less would take longer than that to wake from: on a fast network each arrival is worth a look.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 
+/// No limit above this is set: by itself Linux lets a connection take about as much.
+const SYSTEM_UNSENT: usize = 4 << 20;
+
 /// The connections, as far as they are known.
 #[derive(Default)]
 pub(super) struct Sockets {
@@ -28,8 +31,8 @@ pub(super) struct Sockets {
     /// Whether the last wait ended by data that finished nothing: the next one sleeps, while more of it
     /// comes.
     was_fruitless: bool,
-    /// How many bytes that have not left a connection may hold.
-    most_unsent: Option<libc::c_int>,
+    /// How many bytes a connection takes that it cannot send at once; 0 for as many as the system lets it.
+    most_unsent: libc::c_int,
 }
 
 impl Sockets {
@@ -38,17 +41,17 @@ impl Sockets {
         self.was_fruitless = false;
     }
 
-    /// From now on `bytes` that have not left are as many as a connection takes, also one that is found later.
+    /// From now on a connection takes at most `bytes` that it cannot send at once: `TCP_NOTSENT_LOWAT`. This
+    /// holds for those that are found later too.
     ///
-    /// These are all connections of the process: which are the library's, nobody can ask. Others lose nothing:
-    /// what has left is not counted, so theirs send as fast as before.
+    /// It is set for every connection of the process, since nobody can ask which ones are the library's, except
+    /// where somebody has set it. What is on its way is not counted, so the rate of a connection stays. But who
+    /// writes more at a time waits until most of it has left.
     pub(super) fn limit_unsent(&mut self, bytes: usize) {
-        // What Linux lets a connection hold by itself is no more than that.
-        const LINUX: usize = 4 << 20;
-        let most = (bytes < LINUX).then_some(bytes as libc::c_int);
-        if most != self.most_unsent {
-            self.most_unsent = Some(most.unwrap_or(LINUX as libc::c_int));
-            self.look();
+        let most = if bytes < SYSTEM_UNSENT { bytes as libc::c_int } else { 0 };
+        let before = std::mem::replace(&mut self.most_unsent, most);
+        if most != before {
+            connections().into_iter().for_each(|fd| replace_limit(fd, before, most));
         }
     }
 
@@ -79,13 +82,19 @@ impl Sockets {
 
     fn look(&mut self) {
         let found = connections();
-        if let Some(most) = self.most_unsent {
-            found.iter().for_each(|fd| limit_unsent(*fd, most));
+        if self.most_unsent != 0 {
+            found.iter().for_each(|fd| replace_limit(*fd, 0, self.most_unsent));
         }
         let known = self.polled.len();
         self.polled = found.into_iter().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
         self.interval = if self.polled.len() == known { (2 * self.interval).clamp(SOON, LATE) } else { SOON };
         self.looked = Some(Instant::now());
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        self.limit_unsent(usize::MAX);
     }
 }
 
@@ -112,13 +121,17 @@ fn is_connected_tcp(fd: RawFd) -> bool {
     unsafe { libc::getpeername(fd, peer.as_mut_ptr().cast::<libc::sockaddr>(), &raw mut len) == 0 }
 }
 
-/// One for which it cannot be set has its own limit.
-fn limit_unsent(fd: RawFd, most: libc::c_int) {
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: `most` and `len` describe one int. A descriptor that is no socket is an error, not a fault.
-    unsafe {
-        libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, (&raw const most).cast::<libc::c_void>(), len)
-    };
+/// Limits what a connection takes that it cannot send at once to `most` bytes, if it was limited to `before`.
+fn replace_limit(fd: RawFd, before: libc::c_int, most: libc::c_int) {
+    let mut present: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
+    // SAFETY: `present` and `len` describe one int. A descriptor that is no socket is an error, not a fault.
+    let code = unsafe { libc::getsockopt(fd, level, option, (&raw mut present).cast::<libc::c_void>(), &raw mut len) };
+    if code == 0 && present == before {
+        // SAFETY: as above. Where it cannot be set, the system's limit stays.
+        unsafe { libc::setsockopt(fd, level, option, (&raw const most).cast::<libc::c_void>(), len) };
+    }
 }
 
 /// This process's ends of its connections.
@@ -170,8 +183,10 @@ mod tests {
     }
 
     #[test]
-    fn connections_hold_no_more_that_has_not_left_than_they_are_told() {
+    fn connections_take_no_more_that_they_cannot_send_than_they_are_told() {
         const MOST: usize = 64 << 10;
+        /// Linux looks at the limit when it begins a packet, which may be as long as this.
+        const PACKET: usize = 64 << 10;
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connect = || {
             let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -186,14 +201,20 @@ mod tests {
             assert_eq!(unsafe { libc::ioctl(out.as_raw_fd(), libc::SIOCOUTQNSD, &raw mut bytes) }, 0);
             bytes as usize
         };
-        let (mut sockets, mut known) = (Sockets::default(), connect());
+        let (mut known, mut own_limit) = (connect(), connect());
+        replace_limit(own_limit.0.as_raw_fd(), 0, libc::c_int::MAX);
+        let mut sockets = Sockets::default();
         sockets.limit_unsent(MOST);
-        let (mut later, mut unlimited) = (connect(), connect());
-        assert!(unsent(&mut unlimited.0) > 2 * MOST);
+        let mut later = connect();
         sockets.look();
         for limited in [&mut known.0, &mut later.0] {
             let unsent = unsent(limited);
-            assert!(unsent <= MOST + (16 << 10), "{unsent} bytes have not left");
+            assert!(unsent <= MOST + PACKET, "{unsent} bytes wait");
+        }
+        drop(sockets);
+        for unlimited in [&mut own_limit.0, &mut known.0, &mut connect().0] {
+            let unsent = unsent(unlimited);
+            assert!(unsent > 2 * (MOST + PACKET), "{unsent} bytes wait");
         }
     }
 

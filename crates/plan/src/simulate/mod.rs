@@ -23,9 +23,9 @@ use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
-/// What may have left a connection and waits at its host's link, and what a host has sent at most, as far as
-/// it knows, and its link has not: the interpreter posts four messages, and a connection takes megabytes.
+/// What connections have sent, and waits in the queue of its host's link.
 const QUEUED_BYTES: usize = 384 << 10;
+/// A host has no more ahead of its link: the interpreter posts four messages, and a connection takes megabytes.
 const MOST_BYTES: usize = 3 << 20;
 
 /// What a host has sent, as far as it knows, and its link of this rate has not. A more urgent message waits

@@ -154,7 +154,7 @@ fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
 }
 
 #[test]
-fn what_waits_for_a_link_is_limited_for_all_operations_together_until_nothing_moves() {
+fn what_waits_for_a_link_is_limited_and_what_is_urgent_leaves_at_once() {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
     let mut data = vec![1; 64 * 20];
@@ -164,7 +164,11 @@ fn what_waits_for_a_link_is_limited_for_all_operations_together_until_nothing_mo
     send_out(&mut runner, data, 20, 9, 7);
     let low = send_out(&mut runner, data, 20, 1, 0);
     while runner.advance(&mut near, &stop).unwrap() {}
-    assert_eq!(near.sent, [9, 9], "two segments wait, and one of another operation would be a third");
+    assert_eq!(near.sent, [9, 9], "two segments wait for the link, and what is less urgent waits for them");
+    send_out(&mut runner, data, 20, 2, 9);
+    while runner.advance(&mut near, &stop).unwrap() {}
+    assert_eq!(near.sent[2..], [2; 20]);
+    assert_eq!(runner.take_finished().count(), 1);
     let mut finished = Vec::new();
     while finished.is_empty() {
         if !runner.advance(&mut near, &stop).unwrap() {
