@@ -162,7 +162,7 @@ impl Told {
 /// The model of the cluster of `hosts` (ranks by host, the last `helpers` of which only reduce) under
 /// `transport`; racks are looked for among hosts of which not all are in racks with names. Collective, in
 /// well under a second on links of 1 Gbit/s, in about one where it finds racks, in two where links differ,
-/// and in up to ten on links of less than 100 Mbit/s.
+/// and in up to twelve on links of less than 100 Mbit/s.
 pub(super) fn learn(
     executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),

@@ -197,7 +197,8 @@ impl Communicator {
         self.first_model = self.learned.model;
         self.forget_schedules();
         let Learned { model, links, is_measured, .. } = &self.learned;
-        if *is_measured {
+        // Between racks the probe's ring is slower than any host's link.
+        if *is_measured && self.placement.racks.is_none() {
             // The model's rate is that of the slowest link, and those of links are relative to it.
             let fastest = links.iter().flat_map(Links::rates).map(|rates| rates.faster()).fold(1.0, f64::max);
             self.executor.shorten_queues(fastest * model.long_bytes_per_us);

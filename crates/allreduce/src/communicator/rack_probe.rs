@@ -43,7 +43,7 @@ const SURE_PART: f64 = 0.5;
 const FIT: f64 = 1.15;
 /// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host waited:
 /// of 0.05 s at 50 Mbit/s, 128 KiB are a third, and equal links seemed to differ in three of four probes, and in
-/// none of four with this.
+/// none of seven with this.
 const LONG_GAME_US: f64 = 150_000.0;
 const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=1_048_576.0;
 /// About the limit for all of them together, with what the hosts tell each other after each game.
@@ -67,7 +67,7 @@ pub(super) struct Pairs {
     /// The racks, bit `h` for host `h`; 0 if all are in one rack, or if the plan for racks would not be
     /// faster.
     pub(super) racks: u64,
-    /// Of each host's link, in bytes per microsecond; none if they seem alike at first.
+    /// Of each host's link, in bytes per microsecond; none if they are alike.
     pub(super) rates: Vec<LinkRates>,
 }
 
@@ -108,7 +108,8 @@ impl Prober<'_> {
         Ok(Pairs { racks, rates })
     }
 
-    /// The rates of links that seem to have these, by longer games; `None` if they cannot be told.
+    /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None` if
+    /// they cannot be told.
     fn sure_rates(&mut self, hosts: &[Vec<usize>], seem: &[LinkRates], step_us: f64) -> Result<Option<Vec<LinkRates>>> {
         let bytes = sure_bytes(seem);
         let (mut played, mut left_us) = (Vec::new(), SURE_US);
@@ -122,7 +123,7 @@ impl Prober<'_> {
             let (differ, is_sure) = (Links::of(&found).is_some(), fit(&found, &typical(&played), bytes, step_us));
             tracing::debug!(?found, bytes, differ, is_sure, "the rates of the hosts' links, in bytes per microsecond");
             if is_sure || !differ {
-                return Ok(Some(found));
+                return Ok(Some(if differ { found } else { Vec::new() }));
             }
         }
         Ok(None)

@@ -29,7 +29,7 @@ const QUEUED_BYTES: usize = 384 << 10;
 const MOST_BYTES: usize = 3 << 20;
 
 /// What a host has sent, as far as it knows, and its link of this rate has not. A more urgent message waits
-/// for it.
+/// for it. (On links below 400 Mbit/s the interpreter may post a second message beyond that.)
 fn ahead_bytes(link_bytes_per_us: f64) -> usize {
     (posted_bytes(link_bytes_per_us) + unsent_bytes(link_bytes_per_us) + QUEUED_BYTES).min(MOST_BYTES)
 }
