@@ -161,8 +161,8 @@ impl Told {
 
 /// The model of the cluster of `hosts` (ranks by host, the last `helpers` of which only reduce) under
 /// `transport`; racks are looked for among hosts of which not all are in racks with names. Collective, in
-/// well under a second on links of 1 Gbit/s, in about one where it finds racks, in two where links differ,
-/// and in up to twelve on links of less than 100 Mbit/s.
+/// well under a second on links of 1 Gbit/s, in about one where it finds racks, in three where links differ,
+/// and in up to fourteen on links of less than 100 Mbit/s.
 pub(super) fn learn(
     executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),
@@ -213,13 +213,19 @@ pub(super) fn learn(
     let times = prober.measure()?;
     tracing::debug!("the probe's times: {times:?}");
     let mut model = probe::fit(&times);
-    let Pairs { racks, rates } = prober.pairs(hosts, are_named, &times)?;
-    let links = links_of(&rates, hosts.len(), helpers);
-    if !rates.is_empty() {
+    let Pairs { racks, mut rates } = prober.pairs(hosts, are_named, &times)?;
+    if let Some(seem) = Links::of(&rates) {
         // The model's rate is that of the slowest link; that of a long exchange is surer than that of a ring.
-        model.long_bytes_per_us = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
-        model.short_bytes_per_us = model.short_bytes_per_us.max(model.long_bytes_per_us);
+        let slowest = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
+        let short_bytes_per_us = model.short_bytes_per_us.max(slowest);
+        let slower = Model { long_bytes_per_us: slowest, short_bytes_per_us, ..model };
+        if prober.is_faster_by(&seem, hosts, &slower)? {
+            model = slower;
+        } else {
+            rates.clear();
+        }
     }
+    let links = links_of(&rates, hosts.len(), helpers);
     if let Some(file) = cached {
         let stored = Stored { model, racks: (racks, hosts.len()), rates, library, ranks: size };
         if let Err(cause) = model_cache::store(&file, &stored) {

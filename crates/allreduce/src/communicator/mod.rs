@@ -6,8 +6,8 @@
 //! The transport's last ranks may be helpers. They take part in sums only (`helped`), and this module does
 //! not count them as ranks.
 //!
-//! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`.
-//! `link_games` measures the hosts' links again while the job runs.
+//! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`,
+//! `rack_probe` and `link_trial`. `link_games` measures the hosts' links again while the job runs.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
@@ -24,6 +24,7 @@ mod helped;
 mod hierarchy;
 mod learn;
 mod link_games;
+mod link_trial;
 mod model_cache;
 mod node;
 mod placement;

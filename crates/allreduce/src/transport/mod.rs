@@ -21,6 +21,8 @@ pub(crate) mod meeting;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod observed;
+#[cfg(test)]
+pub(crate) mod over_links;
 pub mod peer_memory;
 #[cfg(feature = "mpi")]
 mod remaining;
