@@ -139,7 +139,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
                     self._settle_here(None)
             finally:
                 self._lock.release()
-        return self._operations is None
+        return self.is_settled()
 
     def is_settled(self) -> bool:
         """Whether somebody has waited for it to the end."""

@@ -15,6 +15,7 @@ use ringpull_base::{Error, Result};
 use ringpull_plan::{Algorithm, LinkRates, Links, Model, Segments, choose, choose_weighted, predict};
 
 use super::executor::Executor;
+use super::link_trial::Ways;
 use super::model_cache::{self, Stored};
 use super::probe::{self, ProbeRunner, Prober};
 use super::probe_rings::ProbeRing;
@@ -161,13 +162,14 @@ impl Told {
 
 /// The model of the cluster of `hosts` (ranks by host, the last `helpers` of which only reduce) under
 /// `transport`; racks are looked for among hosts of which not all are in racks with names. Collective, in
-/// well under a second on links of 1 Gbit/s, in about one where it finds racks, in three where links differ,
-/// and in up to fourteen on links of less than 100 Mbit/s.
+/// well under a second on links of 1 Gbit/s, in about one where it finds racks, in two to five where links
+/// differ, and in up to eighteen on links of less than 100 Mbit/s.
 pub(super) fn learn(
     executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),
     source: &ModelSource,
     helpers: usize,
+    segments: Segments,
 ) -> Result<Learned> {
     let (rank, size, library) = (executor.rank(), executor.size(), executor.transport.name());
     if size == 1 {
@@ -214,18 +216,20 @@ pub(super) fn learn(
     tracing::debug!("the probe's times: {times:?}");
     let mut model = probe::fit(&times);
     let Pairs { racks, mut rates } = prober.pairs(hosts, are_named, &times)?;
-    if let Some(seem) = Links::of(&rates) {
+    let mut links = links_of(&rates, hosts.len(), helpers);
+    if let (Some(found), false) = (&links, rates.is_empty()) {
         // The model's rate is that of the slowest link; that of a long exchange is surer than that of a ring.
         let slowest = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
         let short_bytes_per_us = model.short_bytes_per_us.max(slowest);
         let slower = Model { long_bytes_per_us: slowest, short_bytes_per_us, ..model };
-        if prober.is_faster_by(&seem, hosts, &slower)? {
+        let alike = links_of(&[], hosts.len(), helpers);
+        let ways = Ways { hosts: hosts.len(), found, alike: alike.as_ref(), model: slower, segments };
+        if prober.is_faster(hosts, &ways)? {
             model = slower;
         } else {
-            rates.clear();
+            (rates, links) = (Vec::new(), alike);
         }
     }
-    let links = links_of(&rates, hosts.len(), helpers);
     if let Some(file) = cached {
         let stored = Stored { model, racks: (racks, hosts.len()), rates, library, ranks: size };
         if let Err(cause) = model_cache::store(&file, &stored) {
@@ -287,7 +291,7 @@ mod tests {
         let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
         let run = |end| {
             let mut executor = Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
-            learn(&mut executor, (&hosts, false), source, 0)
+            learn(&mut executor, (&hosts, false), source, 0, Segments { most_bytes: 256 << 10, is_fixed: false })
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = inproc::world(size).into_iter().map(|end| scope.spawn(move || run(end))).collect();

@@ -144,12 +144,12 @@ impl Communicator {
         }
         let source = if self.choice.is_auto() { &config.model } else { &ModelSource::Default };
         let Placement { hosts, racks, are_racks_named, .. } = &mut self.placement;
-        let helpers = self.helpers.active();
+        let (helpers, cuts) = (self.helpers.active(), self.cuts);
         if helpers > 0 {
             // Racks are not looked for: a sum with helpers crosses the link between racks anyhow.
             self.learned = self.executor.with_helpers(|all| {
                 let hosts: Vec<Vec<usize>> = (0..all.size()).map(|rank| vec![rank]).collect();
-                learn::learn(all, (&hosts, true), source, helpers)
+                learn::learn(all, (&hosts, true), source, helpers, cuts)
             })?;
             self.take_up_what_was_learned();
             if self.rank() == 0 {
@@ -161,7 +161,7 @@ impl Communicator {
             return Ok(());
         }
         let cluster = (&hosts[..], *are_racks_named);
-        self.learned = learn::learn(&mut self.executor, cluster, source, 0)?;
+        self.learned = learn::learn(&mut self.executor, cluster, source, 0, self.cuts)?;
         if !*are_racks_named {
             *racks = Racks::of_bits(self.learned.racks, hosts.len());
         }
