@@ -59,9 +59,8 @@ pub fn auto(
     let len_bytes = len * element_bytes;
     let chosen = choose(model, len_bytes, size, segments);
     if let Some(links) = links.filter(|links| links.len() == size + links.helpers()) {
-        // With helpers every rank has a host of its own: none has a part in what ranks that share cores take.
-        let apart = Model { shared_message_us: 0.0, shared_us_per_byte: 0.0, ..*model };
-        let model = if links.helpers() > 0 { &apart } else { model };
+        // With helpers every rank has a host of its own.
+        let model = &if links.helpers() > 0 { model.apart() } else { *model };
         let weighted = choose_weighted(model, links, len_bytes, segments);
         if weighted.time_us < choose(model, len_bytes, size, segments).time_us {
             return (allreduce_weighted(rank, links, len, weighted.turns), segments.most_bytes);

@@ -109,6 +109,12 @@ impl Model {
             && costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0)
     }
 
+    /// Of ranks that each have a host of their own: none has a part in what ranks that share cores take.
+    #[must_use]
+    pub fn apart(&self) -> Self {
+        Model { shared_message_us: 0.0, shared_us_per_byte: 0.0, ..*self }
+    }
+
     /// The cluster as a sum meets it that is one of many, of `step_bytes` together: what shapers let through
     /// at first has been used up by the others, if they are many times that.
     #[must_use]

@@ -162,8 +162,8 @@ impl Told {
 
 /// The model of the cluster of `hosts` (ranks by host, the last `helpers` of which only reduce) under
 /// `transport`; racks are looked for among hosts of which not all are in racks with names. Collective, in
-/// well under a second on links of 1 Gbit/s, in about one where it finds racks, in two to five where links
-/// differ, and in up to eighteen on links of less than 100 Mbit/s.
+/// well under a second on links of 1 Gbit/s, in about one where it finds racks, in two to eight where links
+/// differ, and in up to twenty on links of less than 100 Mbit/s.
 pub(super) fn learn(
     executor: &mut Executor,
     (hosts, are_named): (&[Vec<usize>], bool),

@@ -1,10 +1,11 @@
 //! Tries whether sums are faster by the plan for the links that were found.
 //!
-//! The rates of links are told by exchanges of pairs, in which other load of a machine, and what shapers save
-//! up, look like links that differ. By a plan for links that do not exist sums may take several times as long as
+//! The rates of links are told by exchanges of pairs. Other load of a machine, and what shapers save up, look
+//! like links that differ there. By a plan for links that do not exist sums may take several times as long as
 //! by a ring, in every job that goes by the cached model. So both plans sum the same buffer, in turn, and the
 //! rates are used only if at least a third of the gain that they promise is there.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ringpull_base::{Buffer, DType, Result};
@@ -18,15 +19,15 @@ const TRIES: usize = 3;
 const ENOUGH_US: f64 = 1_500_000.0;
 /// The ring that comes first, untimed, uses up what shapers have saved up.
 const FIRST_BYTES: usize = 256 << 10;
-/// Beside what a ring of a trial moves in this time, where all links are as slow as the slowest, a shaper has
-/// saved up little.
-const RING_US: std::ops::RangeInclusive<f64> = 200_000.0..=3_000_000.0;
-const BYTES: std::ops::RangeInclusive<usize> = 256 << 10..=32 << 20;
-/// A plan that gains less than so much of the time is not worth it; nor can a trial tell.
+/// What a sum of a trial takes if all links are as slow as the slowest. What shapers save up meanwhile is
+/// little beside what a ring moves in the shortest of these times. In the longest, no plan takes longer.
+const SUM_US: RangeInclusive<f64> = 200_000.0..=3_000_000.0;
+const BYTES: RangeInclusive<usize> = 256 << 10..=64 << 20;
+/// A plan that gains less than so much of the time on the longest of these buffers is not worth it; nor can a
+/// trial tell.
 const LEAST_GAIN: f64 = 0.1;
-/// What gains most: trees take longer to fill than a ring, on many hosts longer than is predicted.
-const LONG_BYTES: usize = 100_000_000;
-/// The buffer of a trial is so long that it gains at least so much of that.
+/// Trees take longer to fill than a ring, and on many hosts longer than is predicted. So a buffer suits a
+/// trial for which at least so much is gained of what the longest gains.
 const FILLED: f64 = 0.85;
 
 /// Two ways to sum over hosts.
@@ -53,7 +54,8 @@ impl<'a> Ways<'a> {
     /// Both for a buffer of `len` bytes, and what they take by the model, in microseconds.
     fn of(&self, len: usize) -> [(Way<'a>, f64); 2] {
         // What shapers have saved up is used up.
-        let model = Model { short_bytes: 0.0, ..self.model };
+        let steady = Model { short_bytes: 0.0, ..self.model };
+        let model = if self.found.helpers() > 0 { steady.apart() } else { steady };
         let weighted = |links: &'a Links| {
             let chosen = ringpull_plan::choose_weighted(&model, links, len, self.segments);
             (Way::Weighted { links, turns: chosen.turns }, chosen.time_us)
@@ -65,24 +67,36 @@ impl<'a> Ways<'a> {
         [weighted(self.found), self.alike.map_or_else(ring, weighted)]
     }
 
-    /// What the first is to gain, of the time of the other, and the time of that in microseconds.
-    fn gain(&self, len: usize) -> (f64, f64) {
+    /// What the first gains by the model, of the time of the other.
+    fn gain(&self, len: usize) -> f64 {
         let [(_, found_us), (_, alike_us)] = self.of(len);
-        (1.0 - found_us / alike_us, alike_us)
+        1.0 - found_us / alike_us
     }
 
-    /// The bytes of the shortest trial that tells, or of the longest; `None` if that tells nothing.
-    fn trial_bytes(&self, most_gain: f64) -> Option<usize> {
-        let mut longest = None;
+    /// What the other takes by the model, and what the first would take if all links were as slow as the
+    /// slowest, in microseconds.
+    fn alike_us(&self, len: usize) -> (f64, f64) {
+        let most = |links: &Links| links.carried().iter().map(|of| of.sends.max(of.receives)).fold(0.0, f64::max);
+        let by_ring = 2.0 * (self.hosts - 1) as f64 / self.hosts as f64;
+        let [_, (_, alike_us)] = self.of(len);
+        (alike_us, alike_us * most(self.found) / self.alike.map_or(by_ring, most))
+    }
+
+    /// The bytes of the shortest trial that tells, or of the longest that ends in time; `None` if that tells
+    /// nothing.
+    fn trial_bytes(&self) -> Option<usize> {
+        let (most_gain, mut longest) = (self.gain(*BYTES.end()), None);
         let longer = |len: &usize| Some(2 * len).filter(|len| len <= BYTES.end());
         for len in std::iter::successors(Some(*BYTES.start()), longer) {
-            let (gain, alike_us) = self.gain(len);
-            if alike_us > *RING_US.end() {
+            let (gain, (alike_us, found_us)) = (self.gain(len), self.alike_us(len));
+            if alike_us.max(found_us) > *SUM_US.end() {
                 break;
             }
-            longest = (gain > LEAST_GAIN).then_some(len);
-            if alike_us > *RING_US.start() && gain > FILLED * most_gain {
-                break;
+            if gain > LEAST_GAIN {
+                longest = Some(len);
+                if alike_us > *SUM_US.start() && gain > FILLED * most_gain {
+                    break;
+                }
             }
         }
         longest
@@ -102,14 +116,14 @@ impl Way<'_> {
 }
 
 impl Prober<'_> {
-    /// Whether sums over `hosts` (ranks by host) take less time by the plan for the links that were found; no if
-    /// none would take less even if the links are so, yes if a trial that is short enough cannot tell. Collective; takes one to six seconds.
+    /// Whether sums over `hosts` (ranks by host) take less time by the plan for the links that were found: no
+    /// if [`LEAST_GAIN`] is not even predicted, yes if a trial that is short enough cannot tell. Collective;
+    /// takes one to seven seconds.
     pub(super) fn is_faster(&mut self, hosts: &[Vec<usize>], ways: &Ways<'_>) -> Result<bool> {
-        let (most_gain, _) = ways.gain(LONG_BYTES);
-        if most_gain < LEAST_GAIN {
+        if ways.gain(*BYTES.end()) < LEAST_GAIN {
             return Ok(false);
         }
-        let Some(len) = ways.trial_bytes(most_gain) else { return Ok(true) };
+        let Some(len) = ways.trial_bytes() else { return Ok(true) };
         let both = ways.of(len);
         let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
         let place = members.iter().position(|member| *member == self.executor.rank());
@@ -122,7 +136,8 @@ impl Prober<'_> {
         let mut data = Buffer::zeroed(if place.is_some() { len } else { 0 });
         let (mut least_us, mut all_us) = ([f64::INFINITY; 2], 0.0);
         for _ in 0..TRIES {
-            for (way, least_us) in least_us.iter_mut().enumerate() {
+            // The plan that is in doubt comes second: what shapers have still saved up does not help it.
+            for (way, least_us) in least_us.iter_mut().enumerate().rev() {
                 let took_us = self.slowest_us(schedules.as_ref().map(|both| &both[way]), &mut data)?;
                 *least_us = least_us.min(took_us);
                 all_us += took_us;
@@ -150,8 +165,8 @@ impl Prober<'_> {
     }
 }
 
-/// Whether at least a third of the gain that was promised is there: less time by the first way. Of links that are
-/// alike there is none, as the plan for others sends more over one of them than a ring does.
+/// Whether the first of two ways gains at least a third of what was promised. On links that are alike it
+/// gains nothing, since it sends more over one of them than a ring does.
 fn is_kept(took_us: [f64; 2], promised_us: [f64; 2]) -> bool {
     let [took, promised] = [took_us, promised_us].map(|[found, alike]| found / alike);
     1.0 - took > (1.0 - promised) / 3.0
@@ -177,13 +192,14 @@ mod tests {
         Model { short_bytes_per_us: slowest, long_bytes_per_us: slowest, ..Model::default() }
     }
 
-    /// Whether the plan for links that seem to have these rates is used on links that have those, of hosts of two
-    /// ranks each.
+    /// Whether the plan for links that seem to have these rates is used on links that have those, of hosts of
+    /// two ranks each.
     fn is_used(seem: [f64; 4], are: [f64; 4]) -> bool {
         let of_ranks: Vec<f64> = are.iter().flat_map(|rate| [*rate, *rate]).collect();
         let (hosts, cable) = ([0, 2, 4, 6].map(|rank| vec![rank, rank + 1]), Cable::of(&of_ranks));
         let links = Links::of(&seem.map(LinkRates::both)).unwrap();
         let ways = Ways { hosts: 4, found: &links, alike: None, model: model_of(&seem), segments: SEGMENTS };
+        assert!(ways.gain(*BYTES.end()) > LEAST_GAIN && ways.trial_bytes().is_some(), "there is no trial");
         let run = |end| {
             let transport = Box::new(OverLinks::new(end, Arc::clone(&cable)));
             let mut executor = Executor::new(transport, 256 << 10, Duration::from_secs(20), Arc::default());
@@ -225,15 +241,20 @@ mod tests {
                     let links = Links::of(&rates.iter().copied().map(LinkRates::both).collect::<Vec<_>>()).unwrap();
                     let model = model_of(&rates);
                     let ways = Ways { hosts, found: &links, alike: None, model, segments: SEGMENTS };
-                    let (most_gain, _) = ways.gain(LONG_BYTES);
-                    let Some(len) = ways.trial_bytes(most_gain) else {
-                        // The trees of many hosts take long to fill, and on fast links processors are the limit.
-                        let is_hard = hosts > 8 || fast > 1000.0;
-                        assert!(most_gain < LEAST_GAIN || is_hard, "{hosts} hosts at {fast}, one at 1/{slower}");
+                    let (most_gain, what) = (ways.gain(*BYTES.end()), format!("{hosts}, {fast}, 1/{slower}"));
+                    let Some(len) = ways.trial_bytes() else {
+                        // The trees of many hosts take long to fill.
+                        assert!(most_gain < LEAST_GAIN || hosts > 8, "{what}");
                         continue;
                     };
-                    let (gain, ring_us) = ways.gain(len);
-                    assert!(gain > LEAST_GAIN && ring_us <= *RING_US.end(), "{hosts} hosts at {fast}");
+                    let ((alike_us, found_us), gain) = (ways.alike_us(len), ways.gain(len));
+                    assert!(gain > LEAST_GAIN && alike_us.max(found_us) <= *SUM_US.end(), "{what}: {len}");
+                    if hosts <= 8 && (25.0..1000.0).contains(&fast) {
+                        assert!(gain > FILLED * most_gain && alike_us > *SUM_US.start(), "{what}: {len}");
+                        let is_shorter =
+                            |len| ways.gain(len) > FILLED * most_gain && ways.alike_us(len).0 > *SUM_US.start();
+                        assert!(len == *BYTES.start() || !is_shorter(len / 2), "{what}: {len} is too long");
+                    }
                 }
             }
         }

@@ -182,7 +182,7 @@ impl Advice {
         let rest = if most == fewest { String::new() } else { format!(", {}", words(most)) };
         Some(format!(
             "Starting is not in it: beside what mpirun takes, a job of ranks first measures links for {} hosts{rest}, \
-             and up to 9 s longer where links differ.",
+             and up to 16 s longer where links differ.",
             words(fewest)
         ))
     }
