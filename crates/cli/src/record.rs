@@ -156,8 +156,8 @@ impl Record {
         self
     }
 
-    /// Fills the bounds for `links`, with that of `mode`. A link between two racks may raise the bound of an
-    /// allreduce, since each rack must receive the other's sum. What is left when a late rank comes has no
+    /// Fills the bounds for `links`, with that of `mode`. A link between two racks may raise both, since each rack
+    /// must receive the other's sum. What is left when a late rank comes has no
     /// bound here.
     #[must_use]
     pub(crate) fn with_links<'a>(
@@ -178,7 +178,7 @@ impl Record {
         self.ratio_to_bound = self.bound_s.map(|bound| self.median_s / bound);
         self.mode_bound_s = mode.map(|mode| match self.sparse {
             Some(rows) => rows.bound_s(mode, self.ranks, links),
-            None => cost::mode_bound_s(mode, self.ranks, bytes, links),
+            None => cost::mode_bound_s(mode, self.ranks, bytes, links).max(across),
         });
         let own = self.mode_bound_s.filter(|bound| *bound > 0.0);
         self.ratio_to_mode_bound = own.map(|bound| self.median_s / bound);
@@ -263,8 +263,9 @@ mod tests {
         let bound = |uplink| record().with_links(1.25e9, uplink, None).bound_s;
         assert_eq!(bound(None), Some(0.56));
         assert_eq!(bound(Some(1.25e9)), Some(0.56));
-        let narrow = record().with_links(1.25e9, Some(0.4e9), None);
+        let narrow = record().with_links(1.25e9, Some(0.4e9), "dist_sync_mpi".parse().ok());
         assert_eq!((narrow.bound_s, narrow.ratio_to_bound), (Some(1.0), Some(1.0)));
+        assert_eq!((narrow.mode_bound_s, narrow.ratio_to_mode_bound), (Some(1.0), Some(1.0)));
     }
 
     #[test]

@@ -51,11 +51,13 @@ pub(super) fn headline(results: &Comparison) -> String {
     format!("Allreduce or parameter servers? {what}{} on {}", setup.payload, several(setup.workers, "worker"))
 }
 
-/// Where it ran, in half a line.
+/// Where it ran, and who was late, in half a line.
 pub(super) fn place(results: &Comparison) -> String {
     let setup = &results.setup;
     let rate = setup.link.bytes_per_s().map_or_else(String::new, |_| format!(", links of {}", setup.link));
-    format!("{}{rate}", setup.place)
+    let in_steps = setup.train.as_ref().and_then(|train| Some(train.late?.words(train.compute_s)));
+    let late = setup.late.map(|late| late.words(0.0)).or(in_steps).map_or_else(String::new, |who| format!(", {who}"));
+    format!("{}{rate}{late}", setup.place)
 }
 
 /// The first chart as a file of its own, for a page or a message; none if nothing was measured.

@@ -267,6 +267,7 @@ fn times_from_a_late_workers_arrival_stand_over_what_its_payload_takes() {
     let text = table::render(&results);
     assert!(text.contains("worker 3 late by 2.00 s in every iteration; time: from its arrival."), "{text}");
     assert!(text.contains("The late worker's payload alone takes 1.00 s."), "{text}");
+    assert!(report::place(&results).ends_with(", links of 200mbit, worker 3 late by 2.00 s"));
     // 1.87 s of a payload that takes a second.
     let row = text.lines().find(|line| line.starts_with("dist_sync_mpi ")).unwrap();
     assert_eq!(row.matches("1.87x").count(), 1, "{row}");
