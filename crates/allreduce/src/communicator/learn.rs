@@ -216,20 +216,20 @@ pub(super) fn learn(
     tracing::debug!("the probe's times: {times:?}");
     let mut model = probe::fit(&times);
     let Pairs { racks, mut rates } = prober.pairs(hosts, are_named, &times)?;
-    let mut links = links_of(&rates, hosts.len(), helpers);
-    if let (Some(found), false) = (&links, rates.is_empty()) {
+    if let Some(found) = Links::of(&rates) {
         // The model's rate is that of the slowest link; that of a long exchange is surer than that of a ring.
         let slowest = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
         let short_bytes_per_us = model.short_bytes_per_us.max(slowest);
         let slower = Model { long_bytes_per_us: slowest, short_bytes_per_us, ..model };
-        let alike = links_of(&[], hosts.len(), helpers);
-        let ways = Ways { hosts: hosts.len(), found, alike: alike.as_ref(), model: slower, segments };
-        if prober.is_faster(hosts, &ways)? {
+        let ways = Ways { hosts: hosts.len(), found: &found, model: slower, segments };
+        // With helpers sums have two plans, one of which a trial would not judge.
+        if helpers > 0 || prober.is_faster(hosts, &ways)? {
             model = slower;
         } else {
-            (rates, links) = (Vec::new(), alike);
+            rates.clear();
         }
     }
+    let links = links_of(&rates, hosts.len(), helpers);
     if let Some(file) = cached {
         let stored = Stored { model, racks: (racks, hosts.len()), rates, library, ranks: size };
         if let Err(cause) = model_cache::store(&file, &stored) {
