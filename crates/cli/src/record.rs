@@ -157,8 +157,8 @@ impl Record {
     }
 
     /// Fills the bounds for `links`, with that of `mode`. A link between two racks may raise both, of a dense
-    /// payload, since each rack must receive the other's sum at least. What is left when a late rank comes has no
-    /// bound here.
+    /// payload, since each rack must receive the other's sum at least. What is left when a late rank comes
+    /// has no bound here.
     #[must_use]
     pub(crate) fn with_links<'a>(
         mut self,

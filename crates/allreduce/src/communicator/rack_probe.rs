@@ -41,9 +41,9 @@ const SURE_US: f64 = 9_000_000.0;
 const SURE_PART: f64 = 0.5;
 /// What a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;
-/// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host waited:
-/// of 0.05 s at 50 Mbit/s, 128 KiB are a third, and equal links seemed to differ in three of four probes, and in
-/// none of seven with this.
+/// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host
+/// waited: of 0.05 s at 50 Mbit/s, 128 KiB are a third, and equal links seemed to differ in three of four
+/// probes, and in none of seven with this.
 const LONG_GAME_US: f64 = 150_000.0;
 const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=1_048_576.0;
 /// About the limit for all of them together, with what the hosts tell each other after each game.
@@ -108,8 +108,8 @@ impl Prober<'_> {
         Ok(Pairs { racks, rates })
     }
 
-    /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None` if
-    /// they cannot be told.
+    /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None`
+    /// if they cannot be told.
     fn sure_rates(&mut self, hosts: &[Vec<usize>], seem: &[LinkRates], step_us: f64) -> Result<Option<Vec<LinkRates>>> {
         let bytes = sure_bytes(seem);
         let (mut played, mut left_us) = (Vec::new(), SURE_US);
