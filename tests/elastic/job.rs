@@ -211,7 +211,8 @@ impl Ended {
     }
 
     /// The end of ranks that have come through: one value of what an optimizer has made of all sums, each of
-    /// them of all that were there before a loss or after it; and each was told of every loss.
+    /// them of all that were there before a loss or after it; and each was told of every loss, but of those
+    /// while it created its store.
     fn check_ends(&self, survivors: &[usize], lost: &[usize], steps: usize) {
         let mut values = BTreeSet::new();
         for rank in survivors {
@@ -219,7 +220,12 @@ impl Ended {
             let [ended] = &ended[..] else { self.complain(&format!("rank {rank} ended {} times", ended.len())) };
             values.insert(ended[2].clone());
             // What it was told, from the numbers at the start on.
-            let mut numbers: Vec<usize> = (0..self.ranks).collect();
+            let began = self.lines(*rank, "began");
+            let had: usize = began[0][1].parse().unwrap();
+            let mut numbers = self.survivors(&lost[..self.ranks - had]);
+            if numbers.iter().position(|number| number == rank) != began[0][0].parse().ok() {
+                self.complain(&format!("rank {rank} began as {began:?}"));
+            }
             let mut generation = 0;
             for words in self.lines(*rank, "without") {
                 let told: Vec<u64> =

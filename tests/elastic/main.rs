@@ -81,3 +81,17 @@ fn a_rank_may_die_before_it_has_called_init() {
     case(3, "kill=1@init", &[1], 6, &[]);
     case(3, "kill=0@init+100", &[0], 6, BY_MESSAGES);
 }
+
+/// Many jobs at once, so that in some of them a rank still creates its store when another has done so and dies.
+#[test]
+fn a_rank_may_die_while_others_create() {
+    std::thread::scope(|scope| {
+        for env in [&[], BY_MESSAGES].repeat(4) {
+            scope.spawn(move || {
+                for _ in 0..3 {
+                    case(3, "kill=1@init;stops=0", &[1], 6, env);
+                }
+            });
+        }
+    });
+}

@@ -10,16 +10,17 @@ use std::time::Duration;
 use ringpull::{DType, Error, Optimizer, Result, Tensor};
 use ringpull_base::config;
 use ringpull_base::topology::host_name;
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::uses;
 
 /// The variable with what a rank does, and when it is lost: `steps=40;kill=2@7+300,0@12;cut=1@20` kills rank
 /// 2 in step 7, 300 us after its beginning, and rank 0 in step 12 before it, and cuts the link of rank 1's
-/// emulated host.
+/// emulated host. With `stops=0` a rank that is killed has stopped rank 0 before, for [`STOPPED`].
 pub(crate) const CHILD: &str = "RINGPULL_ELASTIC_CHILD";
 pub(crate) const STEP: f64 = 1024.0;
+const STOPPED: &str = "0.3";
 
 /// The words of [`CHILD`].
 pub(crate) struct Plan(BTreeMap<String, String>);
@@ -71,9 +72,31 @@ fn now_s() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
 }
 
-fn die(_: &Plan) {
+fn die(plan: &Plan) {
+    if let Some(rank) = plan.0.get("stops") {
+        let stopped = Pid::from_raw(process_of(rank)).unwrap();
+        kill_process(stopped, Signal::STOP).unwrap();
+        let goes_on = format!("sleep {STOPPED}; kill -CONT {stopped}");
+        drop(Command::new("sh").args(["-c", &goes_on]).spawn().unwrap());
+    }
     println!("lost {:.6}", now_s());
     kill_process(getpid(), Signal::KILL).unwrap();
+}
+
+/// The process of another rank of this job, which has the same parent.
+fn process_of(rank: &str) -> i32 {
+    let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
+    let is_it = |pid: &i32| {
+        let (read, folder) = (std::fs::read_to_string, format!("/proc/{pid}"));
+        let parent = read(format!("{folder}/stat")).ok().and_then(|stat| {
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<i32>().ok())
+        });
+        let env = std::fs::read(format!("{folder}/environ")).unwrap_or_default();
+        parent == getppid().map(Pid::as_raw_pid)
+            && env.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+    };
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    all.into_iter().find(is_it).expect("the rank lives")
 }
 
 /// Cuts the link of this emulated host at the bridge, which is in the network of the test.
@@ -126,7 +149,9 @@ fn one_process_of_a_job() {
 fn steps(plan: &Plan) -> Result<()> {
     let (steps, len) = (plan.number("steps", 30), plan.number("len", 300_000));
     let store = ringpull::create("dist_sync_mpi")?;
-    let own = store.rank();
+    // It may have another rank, and fewer others, if some were lost while it was made.
+    let own = config::launcher_rank().expect("a launcher has started it");
+    println!("began {} {}", store.rank(), store.num_workers());
     let told = Arc::new(AtomicU64::new(0));
     let tells = Arc::clone(&told);
     store.on_change(Box::new(move |change| {

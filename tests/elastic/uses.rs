@@ -57,10 +57,12 @@ fn rows(plan: &Plan) -> Result<()> {
 fn updater(plan: &Plan) -> Result<()> {
     let store = ringpull::create("dist_sync_mpi")?;
     let own = store.rank();
-    let fails = plan.when("fails", own).map(|(step, _)| step.parse::<u64>().unwrap());
+    let fails = plan.when("fails", own).map(|(step, after)| (step.parse::<u64>().unwrap(), after.unwrap_or(0)));
     let updates = AtomicU64::new(0);
     store.set_updater(Box::new(move |_, gradient, stored| {
-        if fails == Some(updates.fetch_add(1, Ordering::Relaxed)) {
+        let update = updates.fetch_add(1, Ordering::Relaxed);
+        if let Some((_, after)) = fails.filter(|(step, _)| *step == update) {
+            std::thread::sleep(Duration::from_micros(after));
             return Err(Error::argument("this updater fails", "let it"));
         }
         let (gradient, mut stored) = (gradient.read()?, stored.write());
@@ -192,8 +194,11 @@ fn updaters_see_every_sum_once_after_a_loss() {
 /// The updater of rank 1 may get a sum from others that have it.
 #[test]
 fn an_updater_that_fails_while_a_rank_is_lost_ends_the_job_with_its_error() {
-    for after in [0, 200, 1000] {
-        let plan = format!("kind=updater;kill=2@4+{after};fails=1@4");
+    // In the last one the loss is known on rank 1 before its updater fails.
+    for when in
+        ["kill=2@4+0;fails=1@4", "kill=2@4+200;fails=1@4", "kill=2@4+1000;fails=1@4", "kill=2@5;fails=1@4+100000"]
+    {
+        let plan = format!("kind=updater;{when}");
         let all = [0, 1, 3].map(|rank| (rank, "failed", "this updater fails"));
         ended_with(4, &plan, &[], &all);
     }

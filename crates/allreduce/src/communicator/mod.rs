@@ -174,9 +174,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// Goes on by what ranks of the same cluster have learned, and counts on from what they have sent and
-    /// received. Nothing is measured. Ranks have other numbers: a late rank is nobody's name any more.
-    pub fn go_on_from(&mut self, learned: &Learned, (sent, received): (u64, u64)) {
+    /// Goes on by what ranks of the same cluster have learned. Nothing is measured. Ranks have other numbers: a
+    /// late rank is nobody's name any more.
+    pub fn go_on_from(&mut self, learned: &Learned) {
         // Racks and links are those of hosts of which some may be gone.
         let (model, source, age) = (learned.model, learned.source.clone(), learned.age);
         self.learned = Learned { model, racks: 0, links: None, source, age, is_measured: learned.is_measured };
@@ -185,6 +185,10 @@ impl Communicator {
             self.choice = AlgorithmChoice::Auto;
         }
         self.forget_schedules();
+    }
+
+    /// Counts on from what this rank has sent and received before, in bytes.
+    pub fn count_on(&mut self, [sent, received]: [u64; 2]) {
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);
     }
 

@@ -502,10 +502,7 @@ impl Comm<'_> {
         let finishes_here = job.is_soon_finished() && self.shared.unfinished.is_empty();
         self.shared.unfinished.give();
         if finishes_here {
-            if let Err(cause) = job.finish() {
-                self.shared.poison(&cause, true);
-            }
-            self.shared.unfinished.finished();
+            self.shared.finish(job);
         } else {
             drop(self.finishing.send(job));
         }

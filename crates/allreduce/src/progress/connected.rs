@@ -11,8 +11,9 @@ use crate::transport::control::Control;
 /// How long MPI may take to learn that a process is gone whose end was noticed otherwise.
 pub(super) const LEARNING: Duration = Duration::from_millis(200);
 
-/// An error unless so many ranks of the `size` that a job begins with are left that it may go on while it
-/// starts: more than half of them, or half of them with rank 0. Others may live that these cannot reach.
+/// An error unless so many ranks of the `size` that begin to connect are left that they may go on: more than
+/// half of them, or half of them with the first. Others may live that these cannot reach: nobody listens for
+/// silent ranks before all are connected.
 pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
     if 2 * ranks.len() + usize::from(ranks.contains(&0)) > size {
         return Ok(());
@@ -20,7 +21,10 @@ pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
     let lost: Vec<usize> = (0..size).filter(|rank| !ranks.contains(rank)).collect();
     Err(Error::PeerLost {
         peer: format!("rank(s) {lost:?}"),
-        cause: format!("{} of {size} ranks are left, too few for a job that starts", ranks.len()),
+        cause: format!(
+            "{} of {size} ranks are left while they connect, too few to go on: others may live",
+            ranks.len()
+        ),
         ranks: lost,
         operation: "start".to_owned(),
         rank: None,

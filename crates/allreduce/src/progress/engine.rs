@@ -58,7 +58,7 @@ impl Engine {
             let config = config.clone();
             spawn(renewal::COMM, move || {
                 let begun = connect()
-                    .and_then(|connected| renewal::ready(connected, &config, None, |_| Ok(())))
+                    .and_then(|connected| renewal::ready(connected, &config, None))
                     .and_then(|(ready, _)| Generation::begin(ready, &config, Inherited::default()));
                 let generation = match begun {
                     Ok(generation) => generation,

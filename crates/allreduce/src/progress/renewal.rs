@@ -10,6 +10,9 @@
 //!
 //! If another rank is lost meanwhile, all of that begins again over those that are left then: a rank that has
 //! come further only has done more.
+//!
+//! A rank may be lost while some ranks still start and others have started. So all begin alike, after a loss
+//! and without one: each says which of the two it does, and those that start have done nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +28,7 @@ use ringpull_plan::Parts;
 
 use crate::communicator::{Communicator, Learned};
 use crate::progress::comm::{AbortOnPanic, communicate};
-use crate::progress::connected::{Connected, Succession, check_start};
+use crate::progress::connected::{Connected, LEARNING, Succession, check_start};
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::generation::{Change, Current};
 use crate::progress::job::Job;
@@ -59,14 +62,30 @@ pub(super) struct Ready {
     pub(super) finalise: Box<dyn FnOnce()>,
 }
 
-/// Makes a communicator of connected ranks, by the model that was learned before, if one was, and does
-/// `first`. If a rank is lost meanwhile, the same without it.
+/// A generation that was ended by a loss, for the one that follows.
+pub(super) struct Before<'a> {
+    shared: &'a Shared,
+    generation: u64,
+    learned: &'a Learned,
+}
+
+/// What a generation begins with.
+#[derive(Default)]
+pub(super) struct Beginning {
+    /// The numbers that its ranks had when they began to connect.
+    ranks: Vec<usize>,
+    number: u64,
+    /// How many operations of each topic are done.
+    done: BTreeMap<Topic, u64>,
+}
+
+/// Makes a communicator of connected ranks, and brings those level that go on after a loss; a rank without
+/// `before` starts. If a rank is lost meanwhile, the same without it.
 pub(super) fn ready(
     mut connected: Connected,
     config: &Config,
-    kept: Option<(&Learned, (u64, u64))>,
-    mut first: impl FnMut(&mut Communicator) -> Result<()>,
-) -> Result<(Ready, Vec<usize>)> {
+    before: Option<&Before<'_>>,
+) -> Result<(Ready, Beginning)> {
     let mut ranks: Vec<usize> = match &connected.succession {
         Some(succession) => succession.ranks.clone(),
         None => (0..connected.control.size()).collect(),
@@ -80,16 +99,15 @@ pub(super) fn ready(
             control.stop_on_loss(Some(&stop));
         }
         let made = Communicator::new(transport, helpers, config, Arc::clone(&stop)).and_then(|mut communicator| {
-            let done = match kept {
-                Some((learned, traffic)) => {
-                    communicator.go_on_from(learned, traffic);
-                    Ok(())
-                }
-                None if is_cluster => communicator.learn(config),
-                None => Ok(()),
+            let begun = if succession.is_some() {
+                begin_alike(&mut communicator, config, before, &ranks)
+            } else if is_cluster {
+                communicator.learn(config).map(|()| Beginning::default())
+            } else {
+                Ok(Beginning::default())
             };
-            match done.and_then(|()| first(&mut communicator)) {
-                Ok(()) => Ok(communicator),
+            match begun {
+                Ok(beginning) => Ok((communicator, beginning)),
                 Err(cause) => {
                     // The library may still use its memory.
                     std::mem::forget(communicator);
@@ -99,15 +117,16 @@ pub(super) fn ready(
         });
         control.stop_on_loss(None);
         let made = match made {
-            Ok(communicator) if stop.load(Ordering::Acquire) => {
+            Ok((communicator, _)) if stop.load(Ordering::Acquire) => {
                 std::mem::forget(communicator);
                 Err(Error::Stopped {})
             }
             made => made,
         };
         match (made, succession) {
-            (Ok(communicator), succession) => {
-                return Ok((Ready { communicator, control, stop, succession, finalise }, ranks));
+            (Ok((communicator, beginning)), succession) => {
+                let ready = Ready { communicator, control, stop, succession, finalise };
+                return Ok((ready, Beginning { ranks, ..beginning }));
             }
             (Err(cause), Some(succession)) if is_loss(&cause) => {
                 // First, so that the others know.
@@ -115,14 +134,35 @@ pub(super) fn ready(
                 connected = (succession.next)(&cause)?;
                 if let Some(succession) = &connected.succession {
                     ranks = succession.ranks.iter().map(|rank| ranks[*rank]).collect();
-                    if kept.is_none() {
-                        check_start(&ranks, size)?;
-                    }
+                    // Some of the others may have begun, and gone on without this rank, of which they heard nothing.
+                    check_start(&ranks, size)?;
                 }
             }
             (Err(cause), _) => return Err(cause),
         }
     }
+}
+
+/// What all ranks of a job that goes on after losses do first, whether they start or go on. Collective.
+fn begin_alike(
+    communicator: &mut Communicator,
+    config: &Config,
+    before: Option<&Before<'_>>,
+    ranks: &[usize],
+) -> Result<Beginning> {
+    let go_on = communicator.gather_word(before.is_some().into(), 0)?;
+    match before {
+        Some(before) if go_on.iter().all(|goes_on| *goes_on == 1) => communicator.go_on_from(before.learned),
+        // Ranks that start have no model.
+        _ => communicator.learn(config)?,
+    }
+    if let Some(Before { shared, .. }) = before {
+        communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
+    }
+    if go_on.iter().all(|goes_on| *goes_on == 0) {
+        return Ok(Beginning::default());
+    }
+    bring_level(before, ranks[communicator.rank()], communicator)
 }
 
 /// Drops what takes its time to end.
@@ -185,12 +225,7 @@ impl Generation {
 /// finished, which it says.
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
-    for job in finished {
-        if let Err(cause) = job.finish() {
-            shared.poison(&cause, true);
-        }
-        shared.unfinished.finished();
-    }
+    finished.iter().for_each(|job| shared.finish(job));
     if shared.fault.get().is_none() && !shared.is_helper() {
         shared.tell_rank_0(ControlMessage::Done);
     }
@@ -230,13 +265,8 @@ fn renew(
 ) -> Result<Generation> {
     let fault = old.fault.get().expect("a generation ends by a fault");
     let connected = (succession.next)(fault)?;
-    let traffic = [&old.sent_bytes, &old.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
-    let kept = (learned, (traffic[0], traffic[1]));
-    let (mut done, mut generation) = (BTreeMap::new(), 0);
-    let (ready, ranks) = ready(connected, config, Some(kept), |communicator| {
-        (done, generation) = bring_level(old, current.generation(), communicator)?;
-        Ok(())
-    })?;
+    let before = Before { shared: old, generation: current.generation(), learned };
+    let (ready, Beginning { ranks, number: generation, done }) = ready(connected, config, Some(&before))?;
     let (rank, size) = (ready.control.rank(), ready.control.size());
     let lost: Vec<usize> = (0..old.size).filter(|rank| !ranks.contains(rank)).collect();
     tracing::info!(rank, size, ?lost, "the job goes on without lost ranks");
@@ -258,29 +288,43 @@ struct Account {
     cannot: Option<Error>,
 }
 
+impl Account {
+    fn of(before: &Before<'_>) -> Result<Self> {
+        let shared = before.shared;
+        let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
+        Ok(Account {
+            generation: before.generation,
+            done: done_here(shared, elastic).into_iter().collect(),
+            rank: shared.rank,
+            reasons: shared.reasons.lock().clone().into_iter().collect(),
+            cannot: check_complete(shared).err(),
+        })
+    }
+
+    fn of_a_start(rank: usize) -> Self {
+        Account { generation: 0, done: Vec::new(), rank, reasons: Vec::new(), cannot: None }
+    }
+}
+
 /// What was summed of some topics.
 type SumsByTopic = Vec<(Topic, Vec<u8>)>;
 
-/// Lets every rank have what some rank has done; how many operations of each topic are done then, and the
-/// number of the next generation: a rank may have come through a loss that another still works on.
-fn bring_level(
-    shared: &Shared,
-    generation: u64,
-    communicator: &mut Communicator,
-) -> Result<(BTreeMap<Topic, u64>, u64)> {
-    let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
-    let own = done_here(shared, elastic);
-    let cannot = check_complete(shared).err();
-    let reasons = shared.reasons.lock().clone().into_iter().collect();
-    let account = Account { generation, done: own.clone().into_iter().collect(), rank: shared.rank, reasons, cannot };
-    let all: Vec<Account> = gather(communicator, &account)?;
-    check_quorum(shared, &all)?;
+/// Lets every rank have what some rank has done. A rank that starts, of the number `rank`, has done nothing.
+/// The next generation's number is above all before: a rank may have come through a loss that another still
+/// works on.
+fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Communicator) -> Result<Beginning> {
+    let own = before.map_or_else(|| Ok(Account::of_a_start(rank)), Account::of)?;
+    let all: Vec<Account> = gather(communicator, &own)?;
+    if let Some(Before { shared, .. }) = before {
+        check_quorum(shared, &all)?;
+    }
     // A program that has ended with an error does not count as a loss.
     let is_here = |rank: usize| all.iter().any(|account| account.rank == rank);
-    if let Some((rank, why)) = all.iter().flat_map(|account| &account.reasons).find(|(rank, _)| !is_here(*rank)) {
-        let (peer, ranks, why) = (format!("rank {rank}"), vec![*rank], why.clone());
-        let operation = shared.doing().unwrap_or_else(|| "the next operation".to_owned());
-        return Err(Error::Finished { peer, ranks, operation, rank: shared.rank, why });
+    if let Some((lost, why)) = all.iter().flat_map(|account| &account.reasons).find(|(rank, _)| !is_here(*rank)) {
+        let (peer, ranks, why) = (format!("rank {lost}"), vec![*lost], why.clone());
+        let operation = before.map_or_else(|| Some("create".to_owned()), |before| before.shared.doing());
+        let operation = operation.unwrap_or_else(|| "the next operation".to_owned());
+        return Err(Error::Finished { peer, ranks, operation, rank: own.rank, why });
     }
     if let Some(cause) = all.iter().find_map(|account| account.cannot.clone()) {
         return Err(cause);
@@ -304,28 +348,33 @@ fn bring_level(
         most.iter().filter(is_lacking).map(|(topic, (count, rank))| (topic, *rank, *count)).collect();
     if !lacking.is_empty() {
         let own_rank = communicator.rank();
+        let last_sum = |topic: &Topic| match before {
+            Some(before) => before.shared.last_sum(topic),
+            None => Err(Error::bug(format!("a rank that starts is asked for the sum of {}", topic.key()))),
+        };
         // Every rank gets an error of any, and none waits for one that has it.
         let given: Result<SumsByTopic> = lacking
             .iter()
             .filter(|(_, rank, _)| *rank == own_rank)
-            .map(|(topic, ..)| Ok(((*topic).clone(), shared.last_sum(topic)?)))
+            .map(|(topic, ..)| Ok(((*topic).clone(), last_sum(topic)?)))
             .collect();
         let sums: Vec<Result<SumsByTopic>> = gather(communicator, &given)?;
         let sums: Vec<_> = sums.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
         let taken: Result<()> = sums.into_iter().try_for_each(|(topic, sum)| {
             let (_, _, count) = lacking.iter().find(|(other, ..)| **other == topic).expect("only these are given");
-            match count - own.get(&topic).copied().unwrap_or(0) {
-                0 => Ok(()),
-                1 => take(elastic, &topic, &sum),
-                lacks => Err(Error::bug(format!("{lacks} operations on {} are done elsewhere", topic.key()))),
+            match (count - count_of(&own, &topic), before.and_then(|before| before.shared.elastic.as_ref())) {
+                (0, _) => Ok(()),
+                (1, Some(elastic)) => take(elastic, &topic, &sum),
+                (lacks, _) => Err(Error::bug(format!("{lacks} operations on {} are done elsewhere", topic.key()))),
             }
         });
         // An update may fail on one rank alone.
         let all: Vec<Result<()>> = gather(communicator, &taken)?;
         all.into_iter().collect::<Result<()>>()?;
     }
-    let generation = 1 + all.iter().map(|account| account.generation).max().unwrap_or(0);
-    Ok((most.into_iter().map(|(topic, (count, _))| (topic, count)).collect(), generation))
+    let number = 1 + all.iter().map(|account| account.generation).max().unwrap_or(0);
+    let done = most.into_iter().map(|(topic, (count, _))| (topic, count)).collect();
+    Ok(Beginning { number, done, ranks: Vec::new() })
 }
 
 /// How many operations of each topic this rank has done, of those that can be done again.
@@ -359,13 +408,23 @@ fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
 }
 
 /// Of ranks that do not hear each other and all live, one part alone may go on: the larger one, or that of
-/// rank 0. A rank whose process has ended is no such part.
+/// rank 0. A rank whose process has ended is no such part, but others that live may have ended the connections
+/// to this one: they have said so on the control star, and it is given the time to be read.
 fn check_quorum(shared: &Shared, left: &[Account]) -> Result<()> {
     let has_first = left.iter().any(|account| account.rank == 0);
-    if !shared.is_silent.load(Ordering::Acquire) || 2 * left.len() + usize::from(has_first) > shared.size {
+    if 2 * left.len() + usize::from(has_first) > shared.size {
         return Ok(());
     }
-    Err(shared.cut_off(&format!("it can reach {} of {} ranks", left.len(), shared.size)))
+    if !shared.is_silent.load(Ordering::Acquire) {
+        std::thread::sleep(LEARNING);
+    }
+    match shared.fatal() {
+        Some(fault) => Err(fault.clone()),
+        None if shared.is_silent.load(Ordering::Acquire) => {
+            Err(shared.cut_off(&format!("it can reach {} of {} ranks", left.len(), shared.size)))
+        }
+        None => Ok(()),
+    }
 }
 
 fn check_complete(shared: &Shared) -> Result<()> {

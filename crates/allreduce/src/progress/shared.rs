@@ -533,6 +533,18 @@ impl Shared {
         self.fail_waiting();
     }
 
+    /// Finishes what was summed. An error of that, such as an updater's, ends the job on all ranks, also if it
+    /// would go on after a loss that came before.
+    pub(super) fn finish(&self, job: Box<dyn Job>) {
+        if let Err(cause) = job.finish() {
+            self.poison(&cause, true);
+            if self.is_renewed() && !is_loss(&cause) {
+                self.end(&cause);
+            }
+        }
+        self.unfinished.finished();
+    }
+
     /// After a fault: the job fails, or is kept to be done again.
     pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
         if let Err(job) = self.keep(job) {
