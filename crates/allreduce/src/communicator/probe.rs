@@ -11,14 +11,16 @@
 //! | star of a byte, half of it | `A + (n-1) (O + W)` |
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with `x` bytes on each link | `x (1/b + n w)` |
-//! | star with `x` bytes on rank 0's link | `x (1/b + w)` |
+//! | the same by two of a ring's ranks alone | `x (1/b + 2 w)` |
 //! | ring, long, after another | `x (1/B + n w)`: what shapers let through at once has been used up |
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! The short runs move so few bytes that most shapers do not delay them. One that does delays the star too,
-//! which runs right after the ring: if it delayed the ring alone, that would be counted as the ranks' work,
-//! `w`. A long ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
+//! The short runs move so few bytes that most shapers do not delay them. One that does delays the two ranks too,
+//! which run right after the ring and give their links as many bytes in each direction: if it delayed the ring
+//! more, that would be counted as the ranks' work, `w`. (A star did for long: its bytes go one way and then the
+//! other, and an idle direction saves up what the shaper lets through at once.) Of two ranks in all, `w` is not
+//! told from `1/b`. A long ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
 //! is `x/B` and that of direct is `F x/B`, and known costs are not subtracted. Without a shaper, `P` is the
 //! number of bytes that the short runs moved.
 //!
@@ -80,6 +82,8 @@ pub(super) enum ProbeRun {
     All(Algorithm),
     /// Each ring by itself.
     Ring,
+    /// Two ranks of each ring as a ring of their own, as many times as it has as many steps.
+    Pair,
 }
 
 /// Times in microseconds, each the same on every rank, and what they are times of.
@@ -95,9 +99,8 @@ pub(super) struct Times {
     /// A ring of as many parts as it has ranks.
     pub(super) short_part: usize,
     pub(super) short_ring_us: f64,
-    /// A star of so many bytes.
-    pub(super) star_bytes: usize,
-    pub(super) short_star_us: f64,
+    /// As many steps of two ranks of the ring, with the same parts.
+    pub(super) short_pair_us: f64,
     /// The same of long parts.
     pub(super) long_part: usize,
     pub(super) long_ring_us: f64,
@@ -125,7 +128,8 @@ pub(super) trait ProbeRunner {
     /// Microseconds since some moment.
     fn now_us(&self) -> f64;
 
-    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring. What it took, in microseconds.
+    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring or pair. What it took, in
+    /// microseconds: nothing on ranks that are idle meanwhile.
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
 
     /// Every rank's `own` rows, in the order of the ranks; of a simulation only one.
@@ -137,16 +141,16 @@ pub(super) trait ProbeRunner {
     fn measure(&mut self) -> Result<Times> {
         let (size, ring_size) = self.sizes();
         let (segment_bytes, sum) = (self.segment_bytes(), self.sum_bytes_per_us());
-        let (short_part, star_bytes) = (short_part(ring_size), short_part(size));
-        let [ring, star, direct, short_ring, short_star] = self.short([
+        let short_part = short_part(ring_size);
+        let [ring, star, direct, short_ring, short_pair] = self.short([
             (ProbeRun::Ring, 1),
             (ProbeRun::All(Algorithm::Star), 1),
             (ProbeRun::All(Algorithm::Direct), size),
             (ProbeRun::Ring, short_part),
-            (ProbeRun::All(Algorithm::Star), star_bytes),
+            (ProbeRun::Pair, short_part),
         ])?;
-        let [star_us, direct_us, short_star_us, sum_bytes_per_us] = self.medians([star, direct, short_star, sum])?;
-        let [ring_us, short_ring_us] = self.slowest([ring, short_ring])?;
+        let [star_us, direct_us, sum_bytes_per_us] = self.medians([star, direct, sum])?;
+        let [ring_us, short_ring_us, short_pair_us] = self.slowest([ring, short_ring, short_pair])?;
         let (mut long_bytes, mut long_part) = (0, 0);
         for bytes in LONG_BYTES {
             (long_bytes, long_part) = (bytes, bytes.div_ceil(ring_size));
@@ -184,8 +188,7 @@ pub(super) trait ProbeRunner {
             direct_us,
             short_part,
             short_ring_us,
-            star_bytes,
-            short_star_us,
+            short_pair_us,
             long_part,
             long_ring_us,
             direct_part,
@@ -286,15 +289,18 @@ impl ProbeRunner for Prober<'_> {
                 Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
             }
             ProbeRun::Ring => {
-                let ProbeRing { members, place, .. } = &self.ring;
-                let len = members.len() * len;
-                let plan = ringpull_plan::allreduce(Algorithm::Ring, *place, members.len(), len).among(members);
-                let took_us = self.timed(&plan, Buffer::zeroed(len))?.1;
-                if self.ring.is_one_of_many {
-                    // A run of all ranks that comes next would wait for the slowest ring.
-                    self.gather([0.0])?;
-                }
-                Ok(self.ring.told_us(took_us))
+                let own_us = self.ring_among(&self.ring.members.clone(), len)?;
+                // A run of all ranks that comes next would wait for the slowest ring.
+                self.gather([0.0])?;
+                Ok(self.ring.told_us(own_us))
+            }
+            ProbeRun::Pair => {
+                let (pair, times) = (self.ring.pair, self.ring.longest - 1);
+                let is_idle = !pair.contains(&self.executor.rank());
+                let own_us =
+                    if is_idle { 0.0 } else { (0..times).map(|_| self.ring_among(&pair, len)).sum::<Result<_>>()? };
+                self.gather([0.0])?;
+                Ok(own_us)
             }
         }
     }
@@ -311,6 +317,15 @@ impl ProbeRunner for Prober<'_> {
 impl<'a> Prober<'a> {
     pub(super) fn new(executor: &'a mut Executor, ring: ProbeRing) -> Self {
         Prober { executor, ring, begun: Instant::now() }
+    }
+
+    /// What a ring of these ranks takes, of which this is one, with parts of so many bytes.
+    fn ring_among(&mut self, members: &[usize], part: usize) -> Result<f64> {
+        let place =
+            members.iter().position(|member| *member == self.executor.rank()).expect("a ring is run by its ranks");
+        let len = members.len() * part;
+        let plan = ringpull_plan::allreduce(Algorithm::Ring, place, members.len(), len).among(members);
+        Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
     }
 
     /// `data` after `plan`, and the microseconds it took.
@@ -355,14 +370,24 @@ fn short_part(size: usize) -> usize {
 
 /// What the model predicts for a ring of `ring_size` ranks while all `size` ranks run such rings. What a message
 /// costs every rank, it costs for the messages of all rings.
-pub(super) fn ring_us(model: &Model, (size, ring_size): (usize, usize), part: usize, segment_bytes: usize) -> f64 {
+pub(super) fn ring_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
+    of_all_rings(model, sizes).predicted_us(Algorithm::Ring, sizes.1 * part, sizes.1, segment_bytes)
+}
+
+/// What the model predicts for as many steps by two ranks of each ring.
+pub(super) fn pair_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
+    let of_pair = of_all_rings(model, sizes).predicted_us(Algorithm::Ring, 2 * part, 2, segment_bytes);
+    (sizes.1 - 1) as f64 * of_pair
+}
+
+/// The model of one ring, among others that cost its ranks as much as their own.
+fn of_all_rings(model: &Model, (size, ring_size): (usize, usize)) -> Model {
     let rings = size as f64 / ring_size as f64;
-    let of_all = Model {
+    Model {
         shared_message_us: rings * model.shared_message_us,
         shared_us_per_byte: rings * model.shared_us_per_byte,
         ..*model
-    };
-    of_all.predicted_us(Algorithm::Ring, ring_size * part, ring_size, segment_bytes)
+    }
 }
 
 /// The numbers with which the model predicts these times, the long ones without the shaper's first bytes. A
@@ -399,9 +424,14 @@ pub(super) fn fit(times: &Times) -> Model {
     let of_ring = |model: &Model, part| ring_us(model, (times.size, times.ring_size), part, times.segment_bytes);
     let short_link = steps * times.short_part as f64;
     let all = per_byte(times.short_ring_us, of_ring(&model, times.short_part), short_link);
-    let star_link = 2.0 * (n - 1.0) * times.star_bytes as f64;
-    let one = per_byte(times.short_star_us, of_all(&model, Algorithm::Star, times.star_bytes), star_link);
-    let shared_us_per_byte = ((all - one) / (n - 1.0)).clamp(0.0, 0.9 * all / n);
+    let two = per_byte(
+        times.short_pair_us,
+        pair_us(&model, (times.size, times.ring_size), times.short_part, times.segment_bytes),
+        short_link,
+    );
+    // Of all rings two ranks each are at work then.
+    let idle = n * (1.0 - 2.0 / times.ring_size as f64);
+    let shared_us_per_byte = if idle > 0.0 { ((all - two) / idle).clamp(0.0, 0.9 * all / n) } else { 0.0 };
     let short_us_per_byte = all - n * shared_us_per_byte;
     model.shared_us_per_byte = shared_us_per_byte;
     model.short_bytes_per_us = 1.0 / short_us_per_byte;
@@ -456,7 +486,7 @@ mod tests {
     /// What a cluster with these numbers would measure.
     fn times_on(model: &Model, size: usize) -> Times {
         let ring_size = ProbeRing::longest_of(size);
-        let (short_part, star_bytes) = (short_part(ring_size), short_part(size));
+        let short_part = short_part(ring_size);
         let (long_part, rested_part) = ((1 << 20) / ring_size, RESTED_BYTES / ring_size);
         let ring = |model: &Model, part| ring_us(model, (size, ring_size), part, SEGMENT);
         let time = |algorithm, len| model.predicted_us(algorithm, len, size, SEGMENT);
@@ -470,8 +500,7 @@ mod tests {
             direct_us: time(Algorithm::Direct, size),
             short_part,
             short_ring_us: ring(model, short_part),
-            star_bytes,
-            short_star_us: time(Algorithm::Star, star_bytes),
+            short_pair_us: pair_us(model, (size, ring_size), short_part, SEGMENT),
             long_part,
             long_ring_us: ring(&steady, long_part),
             direct_part: (1 << 20) / size,
@@ -564,7 +593,7 @@ mod tests {
                         &mut times.star_us,
                         &mut times.direct_us,
                         &mut times.short_ring_us,
-                        &mut times.short_star_us,
+                        &mut times.short_pair_us,
                         &mut times.long_ring_us,
                         &mut times.long_direct_us,
                         &mut times.rested_ring_us,

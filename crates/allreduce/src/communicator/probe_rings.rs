@@ -14,13 +14,11 @@ const HOSTS_OF_A_RING: usize = 8;
 pub(super) struct ProbeRing {
     /// Its ranks, in order.
     pub(super) members: Vec<usize>,
-    /// Where this rank is among them.
-    pub(super) place: usize,
+    /// Two of them on different machines, if there are such.
+    pub(super) pair: [usize; 2],
     /// How many ranks the longest of the rings has. Times are told as those of a ring of so many, and buffers
     /// have as many parts or fewer.
     pub(super) longest: usize,
-    /// Whether there are other rings.
-    pub(super) is_one_of_many: bool,
 }
 
 impl ProbeRing {
@@ -37,9 +35,10 @@ impl ProbeRing {
         let longest = groups.iter().map(|group| members(group.clone()).len()).max();
         let own = groups.iter().cloned().map(members).find(|members| members.contains(&rank));
         let members = own.unwrap_or_else(|| vec![rank]);
-        let place = members.iter().position(|member| *member == rank).unwrap_or(0);
-        let longest = longest.unwrap_or(members.len());
-        ProbeRing { members, place, longest, is_one_of_many: groups.len() > 1 }
+        let (first, last) = (members[0], members[members.len() - 1]);
+        let is_elsewhere = |member: &usize| machine_of[*member] != machine_of[first];
+        let other = members.iter().copied().rfind(is_elsewhere).unwrap_or(last);
+        ProbeRing { longest: longest.unwrap_or(members.len()), pair: [first, other], members }
     }
 
     /// What [`longest`](Self::longest) is on so many hosts of one rank each.
@@ -75,7 +74,7 @@ mod tests {
             for rank in 0..count * ranks {
                 let ring = ProbeRing::of(rank, &machines(count, ranks, in_turn));
                 assert_eq!(ring.members, (0..count * ranks).collect::<Vec<_>>());
-                assert_eq!((ring.place, ring.longest, ring.is_one_of_many), (rank, count * ranks, false));
+                assert_eq!(ring.longest, count * ranks);
                 assert_eq!(ring.told_us(7.0), 7.0);
             }
         }
@@ -90,21 +89,21 @@ mod tests {
         for machine_of in even.into_iter().chain([unequal]) {
             let rings: Vec<ProbeRing> = (0..machine_of.len()).map(|rank| ProbeRing::of(rank, &machine_of)).collect();
             for (rank, ring) in rings.iter().enumerate() {
-                assert_eq!(ring.members[ring.place], rank);
+                assert!(ring.members.contains(&rank) && rings[ring.members[0]].pair == ring.pair);
+                assert_ne!(machine_of[ring.pair[0]], machine_of[ring.pair[1]]);
                 assert!(ring.members.iter().all(|member| rings[*member].members == ring.members));
                 let mut crossed: Vec<u64> = ring.members.iter().map(|member| machine_of[*member]).collect();
                 crossed.sort_unstable();
                 crossed.dedup();
                 assert!((HOSTS_OF_A_RING..2 * HOSTS_OF_A_RING).contains(&crossed.len()), "{crossed:?}");
                 assert!(ring.longest >= ring.members.len() && ring.longest == rings[0].longest);
-                assert!(ring.is_one_of_many);
             }
         }
     }
 
     #[test]
     fn times_of_a_ring_are_told_as_those_of_the_longest() {
-        let ring = ProbeRing { members: (0..9).collect(), place: 0, longest: 11, is_one_of_many: true };
+        let ring = ProbeRing { members: (0..9).collect(), pair: [0, 8], longest: 11 };
         assert_eq!(ring.told_us(80.0), 100.0);
     }
 }

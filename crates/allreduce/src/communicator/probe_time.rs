@@ -5,7 +5,7 @@ use std::time::Duration;
 use ringpull_base::Result;
 use ringpull_plan::{Algorithm, Model};
 
-use super::probe::{ProbeRun, ProbeRunner, ring_us};
+use super::probe::{ProbeRun, ProbeRunner, pair_us, ring_us};
 use super::probe_rings::ProbeRing;
 use super::rack_probe;
 
@@ -65,9 +65,10 @@ impl ProbeRunner for SimulatedProbe<'_> {
         let took_us = match run {
             ProbeRun::All(algorithm) => self.model.predicted_us(algorithm, len, self.hosts, self.segment_bytes),
             ProbeRun::Ring => ring_us(self.model, (self.hosts, self.ring_size), len, self.segment_bytes),
+            ProbeRun::Pair => pair_us(self.model, (self.hosts, self.ring_size), len, self.segment_bytes),
         };
         self.now_us += took_us;
-        if matches!(run, ProbeRun::Ring) && self.ring_size < self.hosts {
+        if !matches!(run, ProbeRun::All(_)) {
             self.gather([0.0])?;
         }
         Ok(took_us)
@@ -139,7 +140,7 @@ mod tests {
         fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64> {
             let (ranks, ring) = self.sizes();
             let one_way = match run {
-                ProbeRun::Ring => 2 * (ring - 1) * len,
+                ProbeRun::Ring | ProbeRun::Pair => 2 * (ring - 1) * len,
                 ProbeRun::All(Algorithm::Star) => (ranks - 1) * len,
                 ProbeRun::All(_) => 2 * (ranks - 1) * len.div_ceil(ranks),
             };
@@ -164,7 +165,9 @@ mod tests {
     #[test]
     fn what_waits_for_a_slow_shaper_is_not_taken_for_the_ranks_work() {
         let open = Model { latency_us: 100.0, short_bytes_per_us: 600.0, long_bytes_per_us: 600.0, ..Model::default() };
-        for (hosts, rate) in [(8, 6.0), (8, 25.0), (12, 6.0), (15, 3.0), (16, 6.0), (16, 12.0)] {
+        for (hosts, rate) in
+            [(2, 24.0), (2, 6.0), (3, 24.0), (4, 6.0), (8, 6.0), (8, 25.0), (12, 6.0), (15, 3.0), (16, 6.0), (16, 12.0)]
+        {
             let burst = f64::from(128 << 10);
             let probe = SimulatedProbe::new(&open, hosts, SEGMENT);
             let found = fit(&Shaped { probe, rate, burst, saved: burst, since_us: 0.0 }.measure().unwrap());
