@@ -49,6 +49,8 @@ pub struct Settings {
     pub is_elastic: bool,
     /// How many servers hold each value.
     pub replicas: usize,
+    /// The name of the scheduler's host.
+    pub host: String,
 }
 
 impl Settings {
@@ -611,10 +613,12 @@ impl Scheduler {
         }
     }
 
+    /// Those of this host are told last: a worker that leaves a barrier gives the link at once what it pushes, and
+    /// the word for other hosts would wait behind that.
     fn tell(&mut self, role: Role, message: &FromScheduler) {
-        for node in self.nodes.iter().filter(|node| node.info.role == role && !node.left) {
-            self.outputs.push((node.identity.clone(), message.clone()));
-        }
+        let all = self.nodes.iter().filter(|node| node.info.role == role && !node.left);
+        let (near, far): (Vec<_>, Vec<_>) = all.partition(|node| node.info.host == self.settings.host);
+        self.outputs.extend(far.into_iter().chain(near).map(|node| (node.identity.clone(), message.clone())));
     }
 }
 

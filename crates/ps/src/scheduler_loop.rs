@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::{self, Config, Dmlc};
+use ringpull_base::topology::host_name;
 use ringpull_base::{Result, notice, secret};
 
 use crate::link::{self, GRACE};
@@ -44,6 +45,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         token: u64::from_le_bytes(secret::random()?),
         is_elastic: config.elastic,
         replicas: config.replicas,
+        host: host_name(),
     });
     let start = Instant::now();
     let tick = (config.heartbeat_interval / 2).min(Duration::from_millis(250));

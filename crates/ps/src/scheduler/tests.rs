@@ -16,6 +16,7 @@ fn scheduler() -> Scheduler {
         token: 1,
         is_elastic: false,
         replicas: 1,
+        host: "h1".into(),
     })
 }
 
@@ -54,6 +55,24 @@ fn ranks_asked_for_are_given_and_the_others_fill_up() {
         other => panic!("{other:?}"),
     });
     assert_eq!(ranks.collect::<Vec<_>>(), [(b'a', 1), (b's', 0), (b'b', 0)]);
+}
+
+#[test]
+fn workers_of_other_hosts_leave_a_barrier_before_those_of_the_schedulers() {
+    let mut scheduler = scheduler();
+    for (name, host) in [(b"a", "h1"), (b"b", "h2")] {
+        let info = NodeInfo { host: host.into(), ..info(Role::Worker) };
+        let kind = Some(Kind::DistSync);
+        let register = ToScheduler::Register { info, preferred: None, kind, num_workers: 2, num_servers: 1 };
+        scheduler.handle(name, register, SECOND).unwrap();
+    }
+    scheduler.handle(b"s", register(Role::Server, None, None), SECOND).unwrap();
+    scheduler.take_outputs();
+    for name in [b"a", b"b"] {
+        scheduler.handle(name, ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
+    }
+    let told: Vec<u8> = scheduler.take_outputs().iter().map(|(to, _)| to[0]).collect();
+    assert_eq!(told, [b'b', b'a']);
 }
 
 #[test]
