@@ -117,11 +117,12 @@ pub(crate) fn run(folder: &Path, hosts: Hosts, ranks: usize, plan: &str, env: &[
 }
 
 /// Runs a job on this host, loses `lost` of its ranks, and checks everything.
-pub(crate) fn case(ranks: usize, plan: &str, lost: &[usize], steps: usize, env: &[(&str, &str)]) {
-    let Some(folder) = open_mpi() else { return };
+pub(crate) fn case(ranks: usize, plan: &str, lost: &[usize], steps: usize, env: &[(&str, &str)]) -> Option<Ended> {
+    let folder = open_mpi()?;
     let ended = run(&folder, Hosts::Here, ranks, &format!("steps={steps};{plan}"), env);
     let times = ended.check(lost, steps);
     println!("{plan}: {times:.1?} ms");
+    Some(ended)
 }
 
 impl Ended {
@@ -130,6 +131,12 @@ impl Ended {
         let text = self.processes.rank(rank).to_string();
         let lines = text.lines().filter_map(|line| line.split_once(&format!("{first} ")));
         lines.map(|(_, rest)| rest.split_whitespace().map(str::to_owned).collect()).collect()
+    }
+
+    /// Whether some ranks have created their store with all others, and some without a lost one.
+    pub(crate) fn began_apart(&self) -> bool {
+        let began = (0..self.ranks).flat_map(|rank| self.lines(rank, "began"));
+        began.map(|words| words[1].clone()).collect::<BTreeSet<String>>().len() > 1
     }
 
     fn complain(&self, what: &str) -> ! {
@@ -160,10 +167,10 @@ impl Ended {
         lost.iter().filter_map(time).collect()
     }
 
-    /// Checks that every sum has the contributions of all ranks that were there, the same on all ranks. What a
-    /// lost rank has finished last may be gone with it, if others were lost at the same time: then the ranks that
-    /// are left have summed it again, and only theirs is compared. For each rank when all that are left had
-    /// their first sum of `long` without it.
+    /// Checks that every sum has the contributions of all ranks that were there, the same on all ranks. What
+    /// a lost rank has finished last may be gone with it, if others were lost at the same time: then the
+    /// ranks that are left have summed it again, and only theirs is compared. For each rank when all that are
+    /// left had their first sum of `long` without it.
     pub(crate) fn check_sums(&self, lost: &[usize]) -> Vec<f64> {
         let survivors = self.survivors(lost);
         let all_left: u32 = survivors.iter().map(|rank| 1 << rank).sum();

@@ -194,12 +194,14 @@ fn updaters_see_every_sum_once_after_a_loss() {
 /// The updater of rank 1 may get a sum from others that have it.
 #[test]
 fn an_updater_that_fails_while_a_rank_is_lost_ends_the_job_with_its_error() {
-    // In the last one the loss is known on rank 1 before its updater fails.
-    for when in
-        ["kill=2@4+0;fails=1@4", "kill=2@4+200;fails=1@4", "kill=2@4+1000;fails=1@4", "kill=2@5;fails=1@4+100000"]
+    // The loss is known on rank 1 before its updater fails.
+    const LATER: &str = "4+100000";
+    for (lost, when, fails) in
+        [(2, "4+0", "4"), (2, "4+200", "4"), (2, "4+1000", "4"), (2, "5", LATER), (0, "5", LATER)]
     {
-        let plan = format!("kind=updater;{when}");
-        let all = [0, 1, 3].map(|rank| (rank, "failed", "this updater fails"));
+        let plan = format!("kind=updater;kill={lost}@{when};fails=1@{fails}");
+        let left = (0..4).filter(|rank| *rank != lost);
+        let all: Vec<_> = left.map(|rank| (rank, "failed", "this updater fails")).collect();
         ended_with(4, &plan, &[], &all);
     }
 }

@@ -4,8 +4,8 @@
 //! Until every node has registered it collects them; then it assigns ranks and sends the addresses to every
 //! node. From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after
 //! the last worker's goodbye, or with the first fault, which is sent to every node. `changes`: workers of an
-//! elastic job that are lost, and others that come. `losses`: servers whose values others have too. `again`: a
-//! scheduler that was started again.
+//! elastic job that are lost, and others that come. `losses`: servers whose values others have too. `again`:
+//! a scheduler that was started again.
 
 mod again;
 mod changes;
@@ -246,7 +246,8 @@ impl Scheduler {
                 };
                 let is_gone = |rank: &usize| self.worker(*rank).is_none();
                 if self.returning.is_some() || (self.settings.is_elastic && missing.iter().any(is_gone)) {
-                    // It waited for one that is lost, or may come back, and says so again if the wait goes on.
+                    // It waited for one that is lost, or may come back, and says so again if the wait goes
+                    // on.
                     return Ok(());
                 }
                 if missing.iter().any(|rank| self.has_left(*rank))
@@ -613,8 +614,8 @@ impl Scheduler {
         }
     }
 
-    /// Those of this host are told last: a worker that leaves a barrier gives the link at once what it pushes, and
-    /// the word for other hosts would wait behind that.
+    /// Those of this host are told last: a worker that leaves a barrier gives the link at once what it
+    /// pushes, and the word for other hosts would wait behind that.
     fn tell(&mut self, role: Role, message: &FromScheduler) {
         let all = self.nodes.iter().filter(|node| node.info.role == role && !node.left);
         let (near, far): (Vec<_>, Vec<_>) = all.partition(|node| node.info.host == self.settings.host);

@@ -125,7 +125,8 @@ impl Communicator {
 
     /// Reads or measures the cluster's model for `auto`, as rank 0's `config` requires. Collective. Until
     /// this call `auto` uses the default model. If all ranks share one host's memory, nothing is measured. An
-    /// error if the algorithm names a rank that is not there; a job that goes on with fewer ranks uses `auto`.
+    /// error if the algorithm names a rank that is not there; a job that goes on with fewer ranks uses
+    /// `auto`.
     pub fn learn(&mut self, config: &Config) -> Result<()> {
         if let Err(error) = self.choice.check(self.size()) {
             if !config.elastic && config::elastic()?.is_none() {
@@ -174,8 +175,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Goes on by what ranks of the same cluster have learned. Nothing is measured. Ranks have other numbers: a
-    /// late rank is nobody's name any more.
+    /// Goes on by what ranks of the same cluster have learned. Nothing is measured. Ranks have other numbers:
+    /// a late rank is nobody's name any more.
     pub fn go_on_from(&mut self, learned: &Learned) {
         // Racks and links are those of hosts of which some may be gone.
         let (model, source, age) = (learned.model, learned.source.clone(), learned.age);

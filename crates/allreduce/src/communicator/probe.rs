@@ -2,8 +2,8 @@
 //!
 //! The probe runs the plans, the interpreter and the transport of real sums: if ranks share cores, these take
 //! more time than the wire. Cutting a plan is not timed, since it is done once for all equal sums. All ranks
-//! take part, exchange their times, and compute the same numbers from them. Many ranks run several rings at the
-//! same time ([`ProbeRing`]). In the terms of the model, for `n` ranks:
+//! take part, exchange their times, and compute the same numbers from them. Many ranks run several rings at
+//! the same time ([`ProbeRing`]). In the terms of the model, for `n` ranks:
 //!
 //! | run | its time, without what is known already |
 //! | --- | --- |
@@ -11,22 +11,21 @@
 //! | star of a byte, half of it | `A + (n-1) (O + W)` |
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with `x` bytes on each link | `x (1/b + n w)` |
-//! | the same by two of a ring's ranks alone | `x (1/b + 2 w)` |
+//! | the same in a ring of two hosts, while `i` ranks are idle | `x (1/b + (n - i) w)` |
 //! | ring, long, after another | `x (1/B + n w)`: what shapers let through at once has been used up |
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
-//! The short runs move so few bytes that most shapers do not delay them. One that does delays the two ranks too,
-//! which run right after the ring and give their links as many bytes in each direction: if it delayed the ring
-//! more, that would be counted as the ranks' work, `w`. (A star did for long: its bytes go one way and then the
-//! other, and an idle direction saves up what the shaper lets through at once.) Of two ranks in all, `w` is not
-//! told from `1/b`. A long ring that takes half as long again as it would at `b` was delayed by a shaper: then its time
-//! is `x/B` and that of direct is `F x/B`, and known costs are not subtracted. Without a shaper, `P` is the
-//! number of bytes that the short runs moved.
+//! The short runs move so few bytes that most shapers do not delay them. One that does delays the ring of two
+//! hosts too, which runs right after the ring and moves as many bytes over each link in each direction. If it
+//! delayed the ring more, that would be counted as the ranks' work, `w`. Where no rank is idle, as with two
+//! ranks, `w` is not told from `1/b`, and is taken for 0. A long ring that takes half as long again as it
+//! would at `b` was delayed by a shaper: then its time is `x/B` and that of direct is `F x/B`, and known
+//! costs are not subtracted. Without a shaper, `P` is the number of bytes that the short runs moved.
 //!
 //! The long runs start small and grow until one takes [`LONG_ENOUGH_US`] and longer than latency alone: so a
-//! slow network is not busy for long, and the run on a fast one is not too short to measure. `C` is measured on
-//! each rank by itself, while all do the same.
+//! slow network is not busy for long, and the run on a fast one is not too short to measure. `C` is measured
+//! on each rank by itself, while all do the same.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -38,15 +37,15 @@ use ringpull_kernels::reduce;
 use ringpull_plan::{Algorithm, Model, Plan};
 
 use super::executor::Executor;
-use super::probe_rings::ProbeRing;
+use super::probe_rings::{ProbeRing, steps};
 use crate::transport::{OF_A_SET, Stamp};
 
 /// No operation of a job has these numbers: what goes two ways at once has both.
 pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
 /// Runs of each short collective: as many batches of this many runs as fit in this time by what the second
-/// takes, within these limits. The lower quartile counts, of two or three the shortest, since other load makes
-/// most runs longer.
+/// takes, within these limits. The lower quartile counts, of two or three the shortest, since other load
+/// makes most runs longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
@@ -57,8 +56,8 @@ const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
-/// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes behind
-/// latency.
+/// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes
+/// behind latency.
 const BEYOND_LATENCY: f64 = 2.0;
 /// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
 /// long.
@@ -82,8 +81,9 @@ pub(super) enum ProbeRun {
     All(Algorithm),
     /// Each ring by itself.
     Ring,
-    /// Two ranks of each ring as a ring of their own, as many times as it has as many steps.
-    Pair,
+    /// In each ring the ranks of two hosts alone, as a ring of their own, until they have taken as many
+    /// steps.
+    Two,
 }
 
 /// Times in microseconds, each the same on every rank, and what they are times of.
@@ -99,9 +99,12 @@ pub(super) struct Times {
     /// A ring of as many parts as it has ranks.
     pub(super) short_part: usize,
     pub(super) short_ring_us: f64,
-    /// As many steps of two ranks of the ring, with the same parts.
-    pub(super) short_pair_us: f64,
-    /// The same of long parts.
+    /// As many steps of the ranks of two hosts, with parts of a byte and with the same, and how many ranks
+    /// are idle meanwhile.
+    pub(super) two_us: f64,
+    pub(super) short_two_us: f64,
+    pub(super) idle: usize,
+    /// A ring of long parts.
     pub(super) long_part: usize,
     pub(super) long_ring_us: f64,
     /// An allreduce of `size` parts.
@@ -114,11 +117,14 @@ pub(super) struct Times {
     pub(super) sum_bytes_per_us: f64,
 }
 
-/// Runs the probe's allreduces and times them: on the ranks themselves, or in simulated time (`probe_time.rs`).
-/// The methods that return a `Result` are collective.
+/// Runs the probe's allreduces and times them: on the ranks themselves, or in simulated time
+/// (`probe_time.rs`). The methods that return a `Result` are collective.
 pub(super) trait ProbeRunner {
     /// How many ranks there are, and how many the longest ring has.
     fn sizes(&self) -> (usize, usize);
+
+    /// How many ranks are idle while two hosts of each ring are at work.
+    fn idle(&self) -> usize;
 
     fn segment_bytes(&self) -> usize;
 
@@ -128,7 +134,7 @@ pub(super) trait ProbeRunner {
     /// Microseconds since some moment.
     fn now_us(&self) -> f64;
 
-    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring or pair. What it took, in
+    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring. What it took, in
     /// microseconds: nothing on ranks that are idle meanwhile.
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
 
@@ -142,15 +148,16 @@ pub(super) trait ProbeRunner {
         let (size, ring_size) = self.sizes();
         let (segment_bytes, sum) = (self.segment_bytes(), self.sum_bytes_per_us());
         let short_part = short_part(ring_size);
-        let [ring, star, direct, short_ring, short_pair] = self.short([
+        let [ring, two, star, direct, short_ring, short_two] = self.short([
             (ProbeRun::Ring, 1),
+            (ProbeRun::Two, 1),
             (ProbeRun::All(Algorithm::Star), 1),
             (ProbeRun::All(Algorithm::Direct), size),
             (ProbeRun::Ring, short_part),
-            (ProbeRun::Pair, short_part),
+            (ProbeRun::Two, short_part),
         ])?;
         let [star_us, direct_us, sum_bytes_per_us] = self.medians([star, direct, sum])?;
-        let [ring_us, short_ring_us, short_pair_us] = self.slowest([ring, short_ring, short_pair])?;
+        let [ring_us, two_us, short_ring_us, short_two_us] = self.slowest([ring, two, short_ring, short_two])?;
         let (mut long_bytes, mut long_part) = (0, 0);
         for bytes in LONG_BYTES {
             (long_bytes, long_part) = (bytes, bytes.div_ceil(ring_size));
@@ -188,7 +195,9 @@ pub(super) trait ProbeRunner {
             direct_us,
             short_part,
             short_ring_us,
-            short_pair_us,
+            two_us,
+            short_two_us,
+            idle: self.idle(),
             long_part,
             long_ring_us,
             direct_part,
@@ -206,8 +215,8 @@ pub(super) trait ProbeRunner {
         Ok((self.slowest(own)?[0], ring_us(known, self.sizes(), 1, self.segment_bytes())))
     }
 
-    /// The present time of a long ring after the shapers' bursts are used up, and what the model `known` predicts
-    /// for it.
+    /// The present time of a long ring after the shapers' bursts are used up, and what the model `known`
+    /// predicts for it.
     fn long_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
         let (sizes, segment_bytes) = (self.sizes(), self.segment_bytes());
         let steady = Model { short_bytes: 0.0, ..*known };
@@ -270,6 +279,10 @@ impl ProbeRunner for Prober<'_> {
         (self.executor.size(), self.ring.longest)
     }
 
+    fn idle(&self) -> usize {
+        self.ring.idle
+    }
+
     fn segment_bytes(&self) -> usize {
         self.executor.runner.segment_bytes()
     }
@@ -283,26 +296,25 @@ impl ProbeRunner for Prober<'_> {
     }
 
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64> {
-        match run {
+        let own_us = match run {
             ProbeRun::All(algorithm) => {
                 let plan = ringpull_plan::allreduce(algorithm, self.executor.rank(), self.executor.size(), len);
-                Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
+                return Ok(self.timed(&plan, Buffer::zeroed(len))?.1);
             }
             ProbeRun::Ring => {
-                let own_us = self.ring_among(&self.ring.members.clone(), len)?;
-                // A run of all ranks that comes next would wait for the slowest ring.
-                self.gather([0.0])?;
-                Ok(self.ring.told_us(own_us))
+                let members = self.ring.members.clone();
+                self.ring_among(&members, len)? * steps(self.ring.longest) / steps(members.len())
             }
-            ProbeRun::Pair => {
-                let (pair, times) = (self.ring.pair, self.ring.longest - 1);
-                let is_idle = !pair.contains(&self.executor.rank());
-                let own_us =
-                    if is_idle { 0.0 } else { (0..times).map(|_| self.ring_among(&pair, len)).sum::<Result<_>>()? };
-                self.gather([0.0])?;
-                Ok(own_us)
+            ProbeRun::Two => {
+                let members = self.ring.of_two.clone();
+                let times = (steps(self.ring.longest) / steps(members.len())).max(1.0).floor();
+                let took: Result<f64> = (0..times as usize).map(|_| self.ring_among(&members, len)).sum();
+                took? * steps(self.ring.longest) / (times * steps(members.len()))
             }
-        }
+        };
+        // What comes next would wait for those that are still at work.
+        self.gather([0.0])?;
+        Ok(own_us)
     }
 
     fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>> {
@@ -319,10 +331,10 @@ impl<'a> Prober<'a> {
         Prober { executor, ring, begun: Instant::now() }
     }
 
-    /// What a ring of these ranks takes, of which this is one, with parts of so many bytes.
+    /// What a ring of these ranks takes, with parts of so many bytes; nothing if this rank is none of them.
     fn ring_among(&mut self, members: &[usize], part: usize) -> Result<f64> {
-        let place =
-            members.iter().position(|member| *member == self.executor.rank()).expect("a ring is run by its ranks");
+        let own = self.executor.rank();
+        let Some(place) = members.iter().position(|member| *member == own) else { return Ok(0.0) };
         let len = members.len() * part;
         let plan = ringpull_plan::allreduce(Algorithm::Ring, place, members.len(), len).among(members);
         Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
@@ -368,16 +380,16 @@ fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
-/// What the model predicts for a ring of `ring_size` ranks while all `size` ranks run such rings. What a message
-/// costs every rank, it costs for the messages of all rings.
+/// What the model predicts for a ring of `ring_size` ranks while all `size` ranks run such rings. What a
+/// message costs every rank, it costs for the messages of all rings.
 pub(super) fn ring_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     of_all_rings(model, sizes).predicted_us(Algorithm::Ring, sizes.1 * part, sizes.1, segment_bytes)
 }
 
-/// What the model predicts for as many steps by two ranks of each ring.
-pub(super) fn pair_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
-    let of_pair = of_all_rings(model, sizes).predicted_us(Algorithm::Ring, 2 * part, 2, segment_bytes);
-    (sizes.1 - 1) as f64 * of_pair
+/// What the model predicts for as many steps by two hosts of each ring, if each has one rank.
+pub(super) fn two_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
+    let once = of_all_rings(model, sizes).predicted_us(Algorithm::Ring, 2 * part, 2, segment_bytes);
+    (sizes.1 - 1) as f64 * once
 }
 
 /// The model of one ring, among others that cost its ranks as much as their own.
@@ -424,14 +436,9 @@ pub(super) fn fit(times: &Times) -> Model {
     let of_ring = |model: &Model, part| ring_us(model, (times.size, times.ring_size), part, times.segment_bytes);
     let short_link = steps * times.short_part as f64;
     let all = per_byte(times.short_ring_us, of_ring(&model, times.short_part), short_link);
-    let two = per_byte(
-        times.short_pair_us,
-        pair_us(&model, (times.size, times.ring_size), times.short_part, times.segment_bytes),
-        short_link,
-    );
-    // Of all rings two ranks each are at work then.
-    let idle = n * (1.0 - 2.0 / times.ring_size as f64);
-    let shared_us_per_byte = if idle > 0.0 { ((all - two) / idle).clamp(0.0, 0.9 * all / n) } else { 0.0 };
+    let two = per_byte(times.short_two_us, times.two_us, short_link);
+    let work = if times.idle > 0 { (all - two) / times.idle as f64 } else { 0.0 };
+    let shared_us_per_byte = work.clamp(0.0, 0.9 * all / n);
     let short_us_per_byte = all - n * shared_us_per_byte;
     model.shared_us_per_byte = shared_us_per_byte;
     model.short_bytes_per_us = 1.0 / short_us_per_byte;
@@ -500,7 +507,9 @@ mod tests {
             direct_us: time(Algorithm::Direct, size),
             short_part,
             short_ring_us: ring(model, short_part),
-            short_pair_us: pair_us(model, (size, ring_size), short_part, SEGMENT),
+            two_us: two_us(model, (size, ring_size), 1, SEGMENT),
+            short_two_us: two_us(model, (size, ring_size), short_part, SEGMENT),
+            idle: ProbeRing::idle_of(size),
             long_part,
             long_ring_us: ring(&steady, long_part),
             direct_part: (1 << 20) / size,
@@ -568,6 +577,22 @@ mod tests {
     }
 
     #[test]
+    fn ranks_that_wait_for_the_latest_of_many_are_not_taken_for_ranks_that_work() {
+        let rate = 125.0;
+        let own_cores = Model { short_bytes_per_us: rate, long_bytes_per_us: rate, ..Model::default() };
+        for size in [3, 4, 8, 32] {
+            let mut times = times_on(&own_cores, size);
+            let wait_us = 0.5 * times.ring_us;
+            times.ring_us += wait_us;
+            times.short_ring_us += wait_us;
+            times.long_ring_us += wait_us;
+            let found = fit(&times);
+            assert!((0.8..1.2).contains(&(found.short_bytes_per_us / rate)), "{size} ranks: {found:?}");
+            assert!((0.8..1.2).contains(&(found.long_bytes_per_us / rate)), "{size} ranks: {found:?}");
+        }
+    }
+
+    #[test]
     fn latency_is_not_taken_for_a_shaper() {
         // A long ring that takes 8 ms of latency is not made longer, and noise adds a quarter.
         let far =
@@ -587,13 +612,14 @@ mod tests {
         for noise in [0.0, 1e-3, 1.0, 1e3, 1e9] {
             for size in [2, 3, 8, 31] {
                 let mut times = times_on(&Model::default(), size);
-                for at in 0..8 {
+                for at in 0..9 {
                     let fields = [
                         &mut times.ring_us,
                         &mut times.star_us,
                         &mut times.direct_us,
                         &mut times.short_ring_us,
-                        &mut times.short_pair_us,
+                        &mut times.two_us,
+                        &mut times.short_two_us,
                         &mut times.long_ring_us,
                         &mut times.long_direct_us,
                         &mut times.rested_ring_us,

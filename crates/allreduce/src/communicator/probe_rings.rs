@@ -11,11 +11,14 @@ use super::placement::ranks_by;
 const HOSTS_OF_A_RING: usize = 8;
 
 /// The ring of one rank: neighbours within it, like those of a ring over all ranks.
+#[derive(Debug)]
 pub(super) struct ProbeRing {
     /// Its ranks, in order.
     pub(super) members: Vec<usize>,
-    /// Two of them on different machines, if there are such.
-    pub(super) pair: [usize; 2],
+    /// Those of its first machine and of its last, or two ranks if there is one machine.
+    pub(super) of_two: Vec<usize>,
+    /// How many ranks are in no ring's `of_two`.
+    pub(super) idle: usize,
     /// How many ranks the longest of the rings has. Times are told as those of a ring of so many, and buffers
     /// have as many parts or fewer.
     pub(super) longest: usize,
@@ -26,19 +29,22 @@ impl ProbeRing {
     /// ring, whether they share memory or not: so each ring crosses the network.
     pub(super) fn of(rank: usize, machine_of: &[u64]) -> Self {
         let machines = ranks_by(machine_of);
-        let members = |group: Range<usize>| {
-            let mut members = machines[group].concat();
+        let sorted = |mut members: Vec<usize>| {
             members.sort_unstable();
             members
         };
         let groups: Vec<Range<usize>> = groups(machines.len()).collect();
-        let longest = groups.iter().map(|group| members(group.clone()).len()).max();
-        let own = groups.iter().cloned().map(members).find(|members| members.contains(&rank));
-        let members = own.unwrap_or_else(|| vec![rank]);
-        let (first, last) = (members[0], members[members.len() - 1]);
-        let is_elsewhere = |member: &usize| machine_of[*member] != machine_of[first];
-        let other = members.iter().copied().rfind(is_elsewhere).unwrap_or(last);
-        ProbeRing { longest: longest.unwrap_or(members.len()), pair: [first, other], members }
+        let members = |group: &Range<usize>| sorted(machines[group.clone()].concat());
+        let of_two = |group: &Range<usize>| match members(group)[..] {
+            [first, .., last] if group.len() == 1 => vec![first, last],
+            _ if group.len() > 1 => sorted([&machines[group.start][..], &machines[group.end - 1]].concat()),
+            ref few => few.to_vec(),
+        };
+        let longest = groups.iter().map(|group| members(group).len()).max().unwrap_or(1);
+        let at_work: usize = groups.iter().map(|group| of_two(group).len()).sum();
+        let own = groups.iter().find(|group| members(group).contains(&rank));
+        let (members, of_two) = own.map_or_else(|| (vec![rank], vec![rank]), |own| (members(own), of_two(own)));
+        ProbeRing { members, of_two, idle: machine_of.len() - at_work, longest }
     }
 
     /// What [`longest`](Self::longest) is on so many hosts of one rank each.
@@ -46,11 +52,15 @@ impl ProbeRing {
         groups(hosts).map(|group| group.len()).max().unwrap_or(1)
     }
 
-    /// What a ring of `longest` ranks takes if this one takes `time_us`.
-    pub(super) fn told_us(&self, time_us: f64) -> f64 {
-        let steps = |ranks: usize| (ranks.max(2) - 1) as f64;
-        time_us * steps(self.longest) / steps(self.members.len())
+    /// What [`idle`](Self::idle) is on so many hosts of one rank each.
+    pub(super) fn idle_of(hosts: usize) -> usize {
+        groups(hosts).map(|group| group.len().saturating_sub(2)).sum()
     }
+}
+
+/// Half the steps of a ring of so many ranks.
+pub(super) fn steps(ranks: usize) -> f64 {
+    (ranks.max(2) - 1) as f64
 }
 
 /// Neighbouring hosts in groups of nearly as many.
@@ -61,6 +71,8 @@ fn groups(hosts: usize) -> impl Iterator<Item = Range<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// The machine of each rank: so many of so many ranks, numbered machine by machine or in turn.
@@ -75,7 +87,6 @@ mod tests {
                 let ring = ProbeRing::of(rank, &machines(count, ranks, in_turn));
                 assert_eq!(ring.members, (0..count * ranks).collect::<Vec<_>>());
                 assert_eq!(ring.longest, count * ranks);
-                assert_eq!(ring.told_us(7.0), 7.0);
             }
         }
     }
@@ -89,8 +100,10 @@ mod tests {
         for machine_of in even.into_iter().chain([unequal]) {
             let rings: Vec<ProbeRing> = (0..machine_of.len()).map(|rank| ProbeRing::of(rank, &machine_of)).collect();
             for (rank, ring) in rings.iter().enumerate() {
-                assert!(ring.members.contains(&rank) && rings[ring.members[0]].pair == ring.pair);
-                assert_ne!(machine_of[ring.pair[0]], machine_of[ring.pair[1]]);
+                assert!(ring.members.contains(&rank) && rings[ring.members[0]].of_two == ring.of_two);
+                let two: BTreeSet<u64> = ring.of_two.iter().map(|member| machine_of[*member]).collect();
+                let all_of_two = ring.members.iter().filter(|member| two.contains(&machine_of[**member]));
+                assert!(two.len() == 2 && all_of_two.eq(&ring.of_two), "{ring:?}");
                 assert!(ring.members.iter().all(|member| rings[*member].members == ring.members));
                 let mut crossed: Vec<u64> = ring.members.iter().map(|member| machine_of[*member]).collect();
                 crossed.sort_unstable();
@@ -102,8 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn times_of_a_ring_are_told_as_those_of_the_longest() {
-        let ring = ProbeRing { members: (0..9).collect(), pair: [0, 8], longest: 11 };
-        assert_eq!(ring.told_us(80.0), 100.0);
+    fn two_hosts_of_each_ring_are_at_work_alone() {
+        for hosts in [2, 3, 8, 16, 33] {
+            assert_eq!(ProbeRing::of(0, &machines(hosts, 1, false)).idle, ProbeRing::idle_of(hosts));
+        }
+        let idle = |count, ranks| ProbeRing::of(0, &machines(count, ranks, true)).idle;
+        assert_eq!([idle(1, 8), idle(2, 4), idle(3, 4), idle(40, 2)], [6, 0, 4, 60]);
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use ringpull_base::Result;
 use ringpull_plan::{Algorithm, Model};
 
-use super::probe::{ProbeRun, ProbeRunner, pair_us, ring_us};
+use super::probe::{ProbeRun, ProbeRunner, ring_us, two_us};
 use super::probe_rings::ProbeRing;
 use super::rack_probe;
 
-/// About what the probe of so many hosts takes by `model`, in microseconds, if each has one rank and their links
-/// seem alike. The processes are there already.
+/// About what the probe of so many hosts takes by `model`, in microseconds, if each has one rank and their
+/// links seem alike. The processes are there already.
 pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
     if hosts < 2 {
         return 0.0;
@@ -49,6 +49,10 @@ impl ProbeRunner for SimulatedProbe<'_> {
         (self.hosts, self.ring_size)
     }
 
+    fn idle(&self) -> usize {
+        ProbeRing::idle_of(self.hosts)
+    }
+
     fn segment_bytes(&self) -> usize {
         self.segment_bytes
     }
@@ -65,7 +69,7 @@ impl ProbeRunner for SimulatedProbe<'_> {
         let took_us = match run {
             ProbeRun::All(algorithm) => self.model.predicted_us(algorithm, len, self.hosts, self.segment_bytes),
             ProbeRun::Ring => ring_us(self.model, (self.hosts, self.ring_size), len, self.segment_bytes),
-            ProbeRun::Pair => pair_us(self.model, (self.hosts, self.ring_size), len, self.segment_bytes),
+            ProbeRun::Two => two_us(self.model, (self.hosts, self.ring_size), len, self.segment_bytes),
         };
         self.now_us += took_us;
         if !matches!(run, ProbeRun::All(_)) {
@@ -125,6 +129,10 @@ mod tests {
             self.probe.sizes()
         }
 
+        fn idle(&self) -> usize {
+            self.probe.idle()
+        }
+
         fn segment_bytes(&self) -> usize {
             self.probe.segment_bytes()
         }
@@ -140,7 +148,7 @@ mod tests {
         fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64> {
             let (ranks, ring) = self.sizes();
             let one_way = match run {
-                ProbeRun::Ring | ProbeRun::Pair => 2 * (ring - 1) * len,
+                ProbeRun::Ring | ProbeRun::Two => 2 * (ring - 1) * len,
                 ProbeRun::All(Algorithm::Star) => (ranks - 1) * len,
                 ProbeRun::All(_) => 2 * (ranks - 1) * len.div_ceil(ranks),
             };

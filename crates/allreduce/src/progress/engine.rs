@@ -221,8 +221,8 @@ impl Engine {
         self.current.get().fatal().cloned()
     }
 
-    /// Lets `hook` know of the first fault, which may have come already. To be called once, in a job that does
-    /// not go on without lost ranks.
+    /// Lets `hook` know of the first fault, which may have come already. To be called once, in a job that
+    /// does not go on without lost ranks.
     pub fn on_fault(&self, hook: OnFault) {
         let shared = self.current.get();
         let hook = shared.on_fault.get_or_init(|| hook);
@@ -259,8 +259,8 @@ impl Engine {
         self.current.when_first(work);
     }
 
-    /// What every rank is doing: on rank 0, which asks them. Blocks for about a second at most; a rank that has
-    /// not answered by then is left out.
+    /// What every rank is doing: on rank 0, which asks them. Blocks for about a second at most; a rank that
+    /// has not answered by then is left out.
     pub fn status(&self) -> JobStatus {
         status::ask_everybody(&self.current.get())
     }
@@ -505,9 +505,9 @@ impl Engine {
         while is_well() && self.current.get().has_calls() {
             std::thread::sleep(LOOK);
         }
-        // What is being finished may fail, of which the caller knows before the engine does: the others hear of
-        // the error only if this rank has not left before. An updater that never returns keeps nobody longer
-        // than the limit.
+        // What is being finished may fail, of which the caller knows before the engine does: the others hear
+        // of the error only if this rank has not left before. An updater that never returns keeps nobody
+        // longer than the limit.
         let mut left = self.limit;
         while is_well() && !self.current.get().unfinished.is_empty() && !left.is_zero() && !is_own_thread() {
             left = left.saturating_sub(LOOK);

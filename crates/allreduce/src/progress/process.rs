@@ -99,7 +99,7 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
             let size = mpi.size();
             let connected = without_the_lost(mpi, (0..size).collect(), own, limits)?;
             if let Some(succession) = &connected.succession {
-                check_start(&succession.ranks, size)?;
+                check_start(&succession.ranks, &(0..size).collect::<Vec<_>>())?;
             }
             return Ok(connected);
         }

@@ -18,13 +18,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use ringpull_base::config::Config;
 use ringpull_base::{Error, Result, last_words};
-use ringpull_plan::Parts;
+use ringpull_plan::{Model, Parts};
 
 use crate::communicator::{Communicator, Learned};
 use crate::progress::comm::{AbortOnPanic, communicate};
@@ -35,8 +35,8 @@ use crate::progress::job::Job;
 use crate::progress::kept::Elastic;
 use crate::progress::messages::{ControlMessage, Topic};
 use crate::progress::shared::{Command, Inherited, Shared, is_loss};
-use crate::progress::watcher::Watcher;
-use crate::transport::control::Control;
+use crate::progress::watcher::{Watcher, decode};
+use crate::transport::control::{Control, Event};
 
 /// The names of the threads that may call the program.
 pub(super) const COMM: &str = "ringpull-comm";
@@ -90,7 +90,7 @@ pub(super) fn ready(
         Some(succession) => succession.ranks.clone(),
         None => (0..connected.control.size()).collect(),
     };
-    let size = ranks.len();
+    let begun = ranks.clone();
     loop {
         let Connected { transport, control, helpers, is_cluster, finalise, succession } = connected;
         let stop = Arc::new(AtomicBool::new(false));
@@ -129,13 +129,19 @@ pub(super) fn ready(
                 return Ok((ready, Beginning { ranks, ..beginning }));
             }
             (Err(cause), Some(succession)) if is_loss(&cause) => {
+                if let Some(Before { shared, .. }) = before
+                    && is_given_up(&control)
+                {
+                    return Err(shared.cut_off("the others have heard nothing from it while it connected"));
+                }
                 // First, so that the others know.
                 end_later(control);
                 connected = (succession.next)(&cause)?;
                 if let Some(succession) = &connected.succession {
                     ranks = succession.ranks.iter().map(|rank| ranks[*rank]).collect();
-                    // Some of the others may have begun, and gone on without this rank, of which they heard nothing.
-                    check_start(&ranks, size)?;
+                    if before.is_none() {
+                        check_start(&ranks, &begun)?;
+                    }
                 }
             }
             (Err(cause), _) => return Err(cause),
@@ -150,19 +156,37 @@ fn begin_alike(
     before: Option<&Before<'_>>,
     ranks: &[usize],
 ) -> Result<Beginning> {
-    let go_on = communicator.gather_word(before.is_some().into(), 0)?;
-    match before {
-        Some(before) if go_on.iter().all(|goes_on| *goes_on == 1) => communicator.go_on_from(before.learned),
-        // Ranks that start have no model.
-        _ => communicator.learn(config)?,
-    }
-    if let Some(Before { shared, .. }) = before {
-        communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
-    }
-    if go_on.iter().all(|goes_on| *goes_on == 0) {
+    let known = before.map(|Before { learned, .. }| (learned.model, learned.is_measured));
+    let all: Vec<Option<(Model, bool)>> = gather(communicator, &known)?;
+    let Some((model, is_measured)) = all.into_iter().flatten().next() else {
+        communicator.learn(config)?;
         return Ok(Beginning::default());
+    };
+    if let Some(Before { shared, learned, .. }) = before {
+        communicator.go_on_from(learned);
+        communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
+    } else {
+        let source = "ranks that had begun".to_owned();
+        communicator.go_on_from(&Learned { model, source, is_measured, ..Learned::default() });
     }
     bring_level(before, ranks[communicator.rank()], communicator)
+}
+
+/// Whether ranks that have begun with this star have heard nothing from this one, and gone on without it.
+/// They have said so on the star before they ended the connections to it.
+fn is_given_up(control: &Control) -> bool {
+    let until = Instant::now() + LEARNING;
+    loop {
+        match control.events().recv_deadline(until) {
+            Ok(Event::Frame { from, bytes }) => {
+                if matches!(decode(from, &bytes), ControlMessage::Silent(ranks) if ranks.contains(&control.rank())) {
+                    return true;
+                }
+            }
+            Ok(Event::Gone { rank: 0, .. }) | Err(_) => return false,
+            Ok(Event::Gone { .. }) => {}
+        }
+    }
 }
 
 /// Drops what takes its time to end.
@@ -297,7 +321,7 @@ impl Account {
             done: done_here(shared, elastic).into_iter().collect(),
             rank: shared.rank,
             reasons: shared.reasons.lock().clone().into_iter().collect(),
-            cannot: check_complete(shared).err(),
+            cannot: shared.failed.get().cloned().or_else(|| check_complete(shared).err()),
         })
     }
 
@@ -408,8 +432,8 @@ fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
 }
 
 /// Of ranks that do not hear each other and all live, one part alone may go on: the larger one, or that of
-/// rank 0. A rank whose process has ended is no such part, but others that live may have ended the connections
-/// to this one: they have said so on the control star, and it is given the time to be read.
+/// rank 0. A rank whose process has ended is no such part, but others that live may have ended the
+/// connections to this one: they have said so on the control star, and it is given the time to be read.
 fn check_quorum(shared: &Shared, left: &[Account]) -> Result<()> {
     let has_first = left.iter().any(|account| account.rank == 0);
     if 2 * left.len() + usize::from(has_first) > shared.size {

@@ -107,6 +107,8 @@ pub(super) struct Shared {
     pub(super) on_fault: OnceLock<OnFault>,
     /// After a loss: why the job cannot go on.
     verdict: OnceLock<Error>,
+    /// After a loss: what has failed on this rank, for which the job is not to go on.
+    pub(super) failed: OnceLock<Error>,
     pub(super) reported: AtomicBool,
     /// Why other ranks would end, as far as they have said so here.
     pub(super) reasons: Mutex<BTreeMap<usize, String>>,
@@ -228,6 +230,7 @@ impl Shared {
             fault: OnceLock::new(),
             on_fault: OnceLock::new(),
             verdict: OnceLock::new(),
+            failed: OnceLock::new(),
             reported: AtomicBool::new(false),
             reasons: Mutex::default(),
             failing: AtomicBool::new(false),
@@ -533,13 +536,13 @@ impl Shared {
         self.fail_waiting();
     }
 
-    /// Finishes what was summed. An error of that, such as an updater's, ends the job on all ranks, also if it
-    /// would go on after a loss that came before.
+    /// Finishes what was summed. An error of that, such as an updater's, ends the job on all ranks. After a
+    /// loss those that are left get it when they would go on.
     pub(super) fn finish(&self, job: Box<dyn Job>) {
         if let Err(cause) = job.finish() {
             self.poison(&cause, true);
             if self.is_renewed() && !is_loss(&cause) {
-                self.end(&cause);
+                drop(self.failed.set(cause));
             }
         }
         self.unfinished.finished();
@@ -548,7 +551,7 @@ impl Shared {
     /// After a fault: the job fails, or is kept to be done again.
     pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
         if let Err(job) = self.keep(job) {
-            job.fail(fault);
+            job.fail(self.verdict.get().unwrap_or(fault));
         }
     }
 

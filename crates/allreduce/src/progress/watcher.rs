@@ -627,7 +627,7 @@ fn in_status(late: Late, now_s: f64) -> LateRanks {
     LateRanks { ranks: missing, operation, waiting: rank, waited_s: now_s - since_s }
 }
 
-fn decode(from: usize, bytes: &[u8]) -> ControlMessage {
+pub(super) fn decode(from: usize, bytes: &[u8]) -> ControlMessage {
     postcard::from_bytes(bytes).unwrap_or_else(|cause| {
         let what = format!("a control message that cannot be read ({cause})");
         ControlMessage::Failed(Error::protocol(None, format!("rank {from}"), what))
