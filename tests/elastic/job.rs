@@ -133,9 +133,11 @@ impl Ended {
         lines.map(|(_, rest)| rest.split_whitespace().map(str::to_owned).collect()).collect()
     }
 
-    /// Whether some ranks have created their store with all others, and some without a lost one.
+    /// Whether of ranks that are left some have created their store with all others, and some without a lost
+    /// one.
     pub(crate) fn began_apart(&self) -> bool {
-        let began = (0..self.ranks).flat_map(|rank| self.lines(rank, "began"));
+        let left = (0..self.ranks).filter(|rank| self.lines(*rank, "lost").is_empty());
+        let began = left.flat_map(|rank| self.lines(rank, "began"));
         began.map(|words| words[1].clone()).collect::<BTreeSet<String>>().len() > 1
     }
 

@@ -18,8 +18,8 @@
 //!
 //! The short runs move so few bytes that most shapers do not delay them. One that does delays the ring of two
 //! hosts too, which runs right after the ring and moves as many bytes over each link in each direction. If it
-//! delayed the ring more, that would be counted as the ranks' work, `w`. Where no rank is idle, as with two
-//! ranks, `w` is not told from `1/b`, and is taken for 0. A long ring that takes half as long again as it
+//! delayed the ring more, that would be counted as the ranks' work, `w`. Where no rank is idle, as on two
+//! hosts, `w` is not told from `1/b`, and is taken for 0. A long ring that takes half as long again as it
 //! would at `b` was delayed by a shaper: then its time is `x/B` and that of direct is `F x/B`, and known
 //! costs are not subtracted. Without a shaper, `P` is the number of bytes that the short runs moved.
 //!
@@ -82,7 +82,7 @@ pub(super) enum ProbeRun {
     /// Each ring by itself.
     Ring,
     /// In each ring the ranks of two hosts alone, as a ring of their own, until they have taken as many
-    /// steps.
+    /// steps or more.
     Two,
 }
 
@@ -307,7 +307,7 @@ impl ProbeRunner for Prober<'_> {
             }
             ProbeRun::Two => {
                 let members = self.ring.of_two.clone();
-                let times = (steps(self.ring.longest) / steps(members.len())).max(1.0).floor();
+                let times = (steps(self.ring.longest) / steps(members.len())).ceil();
                 let took: Result<f64> = (0..times as usize).map(|_| self.ring_among(&members, len)).sum();
                 took? * steps(self.ring.longest) / (times * steps(members.len()))
             }

@@ -15,7 +15,7 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::forked::Process;
 use ringpull_base::{DType, Error, Kind, Result, notice, timeline};
 
-use crate::progress::connected::{Connect, Connected, LEARNING, Succession, check_start};
+use crate::progress::connected::{Connect, Connected, LEARNING, Succession};
 use crate::progress::engine::Engine;
 use crate::progress::messages::Sums;
 use crate::progress::termination;
@@ -97,11 +97,7 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
         let mut mpi = Mpi::initialise(eager_bytes, elastic, config::is_helper())?;
         if mpi.is_elastic() {
             let size = mpi.size();
-            let connected = without_the_lost(mpi, (0..size).collect(), own, limits)?;
-            if let Some(succession) = &connected.succession {
-                check_start(&succession.ranks, &(0..size).collect::<Vec<_>>())?;
-            }
-            return Ok(connected);
+            return without_the_lost(mpi, (0..size).collect(), own, limits);
         }
         let ranks = Introduction::of_all(&mut mpi, own)?;
         Introduction::check(&ranks)?;
@@ -142,6 +138,7 @@ fn not_elastic(mpi: &Mpi) -> String {
 /// Connects the ranks of a job that goes on without lost ones. `ranks` are their numbers before. A rank that
 /// is lost meanwhile is left out.
 fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limits: StartLimits) -> Result<Connected> {
+    let among = ranks.len();
     loop {
         let heritage = mpi.heritage().ok_or_else(|| Error::bug("a job that is not elastic has lost a rank"))?;
         match meet(&mut mpi, own, limits) {
@@ -151,7 +148,7 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
                     without_the_lost(mpi, ranks, own, limits)
                 };
                 let sever = Arc::new(move |ranks: &[usize]| ends.sever(ranks));
-                let succession = Some(Succession { ranks, next: Box::new(next), sever });
+                let succession = Some(Succession { ranks, among, next: Box::new(next), sever });
                 // Nobody ends MPI: whoever is lost meanwhile would be waited for without end.
                 let finalise = Box::new(|| ());
                 let transport = Box::new(mpi);

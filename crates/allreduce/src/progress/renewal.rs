@@ -28,7 +28,7 @@ use ringpull_plan::{Model, Parts};
 
 use crate::communicator::{Communicator, Learned};
 use crate::progress::comm::{AbortOnPanic, communicate};
-use crate::progress::connected::{Connected, LEARNING, Succession, check_start};
+use crate::progress::connected::{Connected, LEARNING, Succession, check_start, is_enough};
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::generation::{Change, Current};
 use crate::progress::job::Job;
@@ -90,7 +90,7 @@ pub(super) fn ready(
         Some(succession) => succession.ranks.clone(),
         None => (0..connected.control.size()).collect(),
     };
-    let begun = ranks.clone();
+    let among = connected.succession.as_ref().map_or(ranks.len(), |succession| succession.among);
     loop {
         let Connected { transport, control, helpers, is_cluster, finalise, succession } = connected;
         let stop = Arc::new(AtomicBool::new(false));
@@ -100,7 +100,7 @@ pub(super) fn ready(
         }
         let made = Communicator::new(transport, helpers, config, Arc::clone(&stop)).and_then(|mut communicator| {
             let begun = if succession.is_some() {
-                begin_alike(&mut communicator, config, before, &ranks)
+                begin_alike(&mut communicator, config, before, (&ranks, among))
             } else if is_cluster {
                 communicator.learn(config).map(|()| Beginning::default())
             } else {
@@ -129,19 +129,18 @@ pub(super) fn ready(
                 return Ok((ready, Beginning { ranks, ..beginning }));
             }
             (Err(cause), Some(succession)) if is_loss(&cause) => {
-                if let Some(Before { shared, .. }) = before
-                    && is_given_up(&control)
-                {
-                    return Err(shared.cut_off("the others have heard nothing from it while it connected"));
-                }
+                let (rank, events) = (control.rank(), control.events().clone());
                 // First, so that the others know.
                 end_later(control);
                 connected = (succession.next)(&cause)?;
                 if let Some(succession) = &connected.succession {
-                    ranks = succession.ranks.iter().map(|rank| ranks[*rank]).collect();
-                    if before.is_none() {
-                        check_start(&ranks, &begun)?;
+                    if !is_enough(&succession.ranks, ranks.len())
+                        && let Some(Before { shared, .. }) = before
+                        && is_given_up(rank, ranks.len(), &events)
+                    {
+                        return Err(shared.cut_off("the others have heard nothing from it while it connected"));
                     }
+                    ranks = succession.ranks.iter().map(|rank| ranks[*rank]).collect();
                 }
             }
             (Err(cause), _) => return Err(cause),
@@ -154,11 +153,12 @@ fn begin_alike(
     communicator: &mut Communicator,
     config: &Config,
     before: Option<&Before<'_>>,
-    ranks: &[usize],
+    (ranks, among): (&[usize], usize),
 ) -> Result<Beginning> {
     let known = before.map(|Before { learned, .. }| (learned.model, learned.is_measured));
     let all: Vec<Option<(Model, bool)>> = gather(communicator, &known)?;
     let Some((model, is_measured)) = all.into_iter().flatten().next() else {
+        check_start(ranks, among)?;
         communicator.learn(config)?;
         return Ok(Beginning::default());
     };
@@ -172,21 +172,20 @@ fn begin_alike(
     bring_level(before, ranks[communicator.rank()], communicator)
 }
 
-/// Whether ranks that have begun with this star have heard nothing from this one, and gone on without it.
-/// They have said so on the star before they ended the connections to it.
-fn is_given_up(control: &Control) -> bool {
+/// Whether ranks that have begun have heard nothing from this one, `rank` of `size` in their star, and gone
+/// on without it. They have said so on the star before they ended the connections to it.
+fn is_given_up(rank: usize, size: usize, events: &Receiver<Event>) -> bool {
     let until = Instant::now() + LEARNING;
-    loop {
-        match control.events().recv_deadline(until) {
-            Ok(Event::Frame { from, bytes }) => {
-                if matches!(decode(from, &bytes), ControlMessage::Silent(ranks) if ranks.contains(&control.rank())) {
-                    return true;
-                }
-            }
-            Ok(Event::Gone { rank: 0, .. }) | Err(_) => return false,
-            Ok(Event::Gone { .. }) => {}
+    while let Ok(event) = events.recv_deadline(until) {
+        let Event::Frame { from, bytes } = event else { continue };
+        if let ControlMessage::Silent(ranks) = decode(from, &bytes)
+            && ranks.contains(&rank)
+            && !is_enough(&ranks, size)
+        {
+            return true;
         }
     }
+    false
 }
 
 /// Drops what takes its time to end.
@@ -435,8 +434,8 @@ fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
 /// rank 0. A rank whose process has ended is no such part, but others that live may have ended the
 /// connections to this one: they have said so on the control star, and it is given the time to be read.
 fn check_quorum(shared: &Shared, left: &[Account]) -> Result<()> {
-    let has_first = left.iter().any(|account| account.rank == 0);
-    if 2 * left.len() + usize::from(has_first) > shared.size {
+    let ranks: Vec<usize> = left.iter().map(|account| account.rank).collect();
+    if is_enough(&ranks, shared.size) {
         return Ok(());
     }
     if !shared.is_silent.load(Ordering::Acquire) {
@@ -467,4 +466,28 @@ fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(comm: &mut Communic
         postcard::from_bytes(bytes).map_err(|cause| Error::protocol(None, format!("rank {rank}"), cause.to_string()))
     };
     (0..comm.size()).map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_reads_that_the_others_have_given_it_up() {
+        let word = |ranks: &[usize]| {
+            let bytes = postcard::to_stdvec(&ControlMessage::Silent(ranks.to_vec())).unwrap();
+            Event::Frame { from: 0, bytes }
+        };
+        let gone = || Event::Gone { rank: 0, cause: "its process ended".to_owned() };
+        let is_given_up_by = |told: Vec<Event>| {
+            let (star, events) = unbounded();
+            told.into_iter().for_each(|event| star.send(event).unwrap());
+            is_given_up(2, 4, &events)
+        };
+        assert!(is_given_up_by(vec![word(&[2])]));
+        assert!(is_given_up_by(vec![word(&[3]), word(&[2, 3]), gone()]));
+        assert!(!is_given_up_by(vec![word(&[3]), gone()]));
+        // The larger part goes on, whatever the others have said.
+        assert!(!is_given_up_by(vec![word(&[1, 2, 3])]));
+    }
 }

@@ -320,18 +320,23 @@ impl Star {
         }
     }
 
-    /// Sends what is left, and says that nothing follows. What still comes is read, as the system would
-    /// answer it with a reset, which could overtake what was sent.
+    /// Sends what is left, and says that nothing follows. What still comes is read, for who still listens, and
+    /// as the system would answer it with a reset, which could overtake what was sent.
     fn part(&mut self) {
         let end = Instant::now() + LAST_WORDS;
-        let wires: Vec<&Wire> = self.wires.iter().flatten().collect();
+        let peers: Vec<(usize, &Wire)> =
+            self.wires.iter().enumerate().filter_map(|(peer, wire)| Some((peer, wire.as_ref()?))).collect();
+        let wires: Vec<&Wire> = peers.iter().map(|(_, wire)| *wire).collect();
         while Instant::now() < end && wires.iter().any(|wire| wire.flush().is_ok() && !wire.is_flushed()) {
             std::thread::sleep(Duration::from_millis(1));
         }
         wires.iter().for_each(|wire| wire.close());
-        let ended = |wire: &Wire| wire.receive(|_| ()).is_err() || wire.stream().is_none();
+        let ended = |(peer, wire): &(usize, &Wire)| {
+            let take = |bytes| drop(self.news.send(Event::Frame { from: *peer, bytes }));
+            wire.receive(take).is_err() || wire.stream().is_none()
+        };
         let end = Instant::now() + LAST_WORDS / 5;
-        while Instant::now() < end && !wires.iter().all(|wire| ended(wire)) {
+        while Instant::now() < end && !peers.iter().all(ended) {
             std::thread::sleep(Duration::from_millis(1));
         }
         wires.iter().for_each(|wire| wire.detach());
