@@ -39,7 +39,7 @@ const PUSH_PULL: [Column; 9] = [
         let link = results.setup.link.bytes_per_s().filter(|_| results.setup.late.is_some())?;
         Some(ratio(it.summary.median * link / results.setup.bytes as f64))
     }),
-    column("/ bound", "of the allreduce bound", |it, _| Some(ratio(it.record.ratio_to_bound?))),
+    column("/ bound", "of the bound that the picture marks", |it, _| Some(ratio(it.record.ratio_to_bound?))),
     column("own bound", "of its own bound", |it, _| Some(ratio(it.record.ratio_to_mode_bound?))),
     column("busiest host", "through the busiest host", |it, results| it.row.host_bytes_words(results.setup.own_hosts)),
 ];

@@ -222,7 +222,9 @@ fn charts(results: &Comparison) -> Vec<Chart> {
         ]
     } else {
         let bound = results.rows.iter().find_map(|row| row.record()?.bound_s);
-        let bound = bound.map(|value| (value, format!("allreduce bound {}", format_seconds(value))));
+        // Rows are measured by the way that moves the fewest bytes.
+        let of = if results.setup.sparse.is_some() { "servers' bound" } else { "allreduce bound" };
+        let bound = bound.map(|value| (value, format!("{of} {}", format_seconds(value))));
         vec![
             chart("time", "Time of one push and pull", seconds, bound, plain, &median),
             chart(

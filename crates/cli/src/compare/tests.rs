@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ringpull_base::{DType, Error};
+use ringpull_workload::sparse::SparseSetup;
 
 use super::results::{Outcome, Row, Scaled};
 use super::rows::rows;
@@ -377,6 +378,15 @@ fn the_pictures_of_the_book_follow_from_what_was_measured() {
         let picture = report::picture(&serde_json::from_str(&stored).unwrap()).unwrap().unwrap();
         committed::keep(&format!("docs/measured/{name}.svg"), &picture);
     }
+}
+
+#[test]
+fn a_picture_of_rows_marks_the_bound_of_servers() {
+    let mut results = results();
+    results.setup.sparse = Some(SparseSetup { rows: 1000, width: 64, touched: 10, zipf: 1.0 });
+    let picture = report::picture(&results).unwrap().unwrap();
+    assert!(picture.contains(">servers' bound") || picture.contains(">servers&#x27; bound"), "{picture}");
+    assert!(!picture.contains("allreduce bound"));
 }
 
 #[test]
