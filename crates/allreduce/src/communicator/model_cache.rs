@@ -14,7 +14,7 @@ use ringpull_base::{Error, Result, files};
 use ringpull_plan::{LinkRates, Model};
 
 /// Part of every key: a model that another way of measuring or predicting has made is of no use.
-const VERSION: u32 = 15;
+const VERSION: u32 = 16;
 /// The cache keeps the latest models: containers and emulated hosts are new ones, with new addresses, each
 /// time they are made.
 const KEPT: usize = 32;

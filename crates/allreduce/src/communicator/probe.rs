@@ -56,6 +56,9 @@ const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
+/// A long ring that took long enough, by its first runs, may in the end have taken this part of that. If it took
+/// less, its first runs met other load, and a shaper's first bytes may be all that it moved.
+const STILL_LONG: f64 = 0.75;
 /// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes
 /// behind latency.
 const BEYOND_LATENCY: f64 = 2.0;
@@ -117,6 +120,22 @@ pub(super) struct Times {
     pub(super) sum_bytes_per_us: f64,
 }
 
+/// The bytes of a rank's part in the long transfers.
+pub(super) struct LongParts {
+    ring: usize,
+    direct: usize,
+    rested: usize,
+}
+
+impl LongParts {
+    /// Those of buffers of so many bytes, over `size` ranks or rings of `ring_size`.
+    fn of(bytes: usize, size: usize, ring_size: usize) -> Self {
+        let ring = bytes.div_ceil(ring_size);
+        // On a slow network no longer than what goes without a rest.
+        LongParts { ring, direct: bytes.div_ceil(size), rested: RESTED_BYTES.div_ceil(ring_size).min(ring) }
+    }
+}
+
 /// Runs the probe's allreduces and times them: on the ranks themselves, or in simulated time
 /// (`probe_time.rs`). The methods that return a `Result` are collective.
 pub(super) trait ProbeRunner {
@@ -158,35 +177,23 @@ pub(super) trait ProbeRunner {
         ])?;
         let [star_us, direct_us, sum_bytes_per_us] = self.medians([star, direct, sum])?;
         let [ring_us, two_us, short_ring_us, short_two_us] = self.slowest([ring, two, short_ring, short_two])?;
-        let (mut long_bytes, mut long_part) = (0, 0);
-        for bytes in LONG_BYTES {
-            (long_bytes, long_part) = (bytes, bytes.div_ceil(ring_size));
+        let enough_us = long_enough_us(ring_us);
+        let mut sizes = LONG_BYTES.into_iter().peekable();
+        let (long, [long_ring_us, long_direct_us, rested_ring_us]) = loop {
+            let long = LongParts::of(sizes.next().unwrap_or(LONG_BYTES[LONG_BYTES.len() - 1]), size, ring_size);
             // The lesser of two, as noise only adds: one slow run would end the growth too soon.
-            let first = self.run(ProbeRun::Ring, long_part)?;
-            let own = first.min(self.run(ProbeRun::Ring, long_part)?);
-            if self.slowest([own])?[0] > long_enough_us(ring_us) {
-                break;
+            let first = self.run(ProbeRun::Ring, long.ring)?;
+            let own = first.min(self.run(ProbeRun::Ring, long.ring)?);
+            let is_last = sizes.peek().is_none();
+            if self.slowest([own])?[0] <= enough_us && !is_last {
+                continue;
             }
-        }
-        let mut runs = [[0.0; LONG_RUNS]; 3];
-        // On a slow network no longer than the runs above.
-        let rested_part = RESTED_BYTES.div_ceil(ring_size).min(long_part);
-        let direct_part = long_bytes.div_ceil(size);
-        for at in 0..LONG_RUNS {
-            // All ranks have ended a run when the next begins.
-            let ring = self.run(ProbeRun::Ring, long_part)?;
-            let [ring] = self.slowest([ring])?;
-            let direct = self.run(ProbeRun::All(Algorithm::Direct), size * direct_part)?;
-            let [direct] = self.medians([direct])?;
-            self.rest(REST);
-            let rested = self.run(ProbeRun::Ring, rested_part)?;
-            let [rested] = self.slowest([rested])?;
-            for (times, time) in runs.iter_mut().zip([ring, direct, rested]) {
-                times[at] = time;
+            let runs = self.long_runs(&long)?;
+            // Both may have been slow.
+            if runs[0] > STILL_LONG * enough_us || is_last {
+                break (long, runs);
             }
-        }
-        let [long_ring_us, long_direct_us, rested_ring_us] =
-            runs.map(|times| times.into_iter().fold(f64::INFINITY, f64::min));
+        };
         Ok(Times {
             size,
             ring_size,
@@ -198,15 +205,34 @@ pub(super) trait ProbeRunner {
             two_us,
             short_two_us,
             idle: self.idle(),
-            long_part,
+            long_part: long.ring,
             long_ring_us,
-            direct_part,
+            direct_part: long.direct,
             long_direct_us,
-            rested_part,
+            rested_part: long.rested,
             rested_ring_us,
             segment_bytes,
             sum_bytes_per_us,
         })
+    }
+
+    /// The least times of long transfers: a ring, direct, and a ring after a rest.
+    fn long_runs(&mut self, long: &LongParts) -> Result<[f64; 3]> {
+        let mut least = [f64::INFINITY; 3];
+        for _ in 0..LONG_RUNS {
+            // All ranks have ended a run when the next begins.
+            let ring = self.run(ProbeRun::Ring, long.ring)?;
+            let [ring] = self.slowest([ring])?;
+            let direct = self.run(ProbeRun::All(Algorithm::Direct), self.sizes().0 * long.direct)?;
+            let [direct] = self.medians([direct])?;
+            self.rest(REST);
+            let rested = self.run(ProbeRun::Ring, long.rested)?;
+            let [rested] = self.slowest([rested])?;
+            for (least, time) in least.iter_mut().zip([ring, direct, rested]) {
+                *least = least.min(time);
+            }
+        }
+        Ok(least)
     }
 
     /// The present time of the smallest ring, and what the model `known` predicts for it.

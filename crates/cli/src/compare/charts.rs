@@ -253,10 +253,13 @@ fn spread(wanted: &[f64], bottom: f64) -> Vec<f64> {
     places
 }
 
-/// The step of an axis from zero and its end, a round number that is no less than `largest`.
+/// How far a value may lie past the end of an axis, as part of a step: a sample of 100.02 % wants no axis to 150.
+const PAST_END: f64 = 0.02;
+
+/// The step of an axis from zero and its end, a round number. No value up to `largest` lies past it, or hardly.
 fn axis(largest: f64) -> (f64, f64) {
     let step = tick_step(largest);
-    (step, (largest / step).ceil().max(1.0) * step)
+    (step, (largest / step - PAST_END).ceil().max(1.0) * step)
 }
 
 /// A step of 1, 2 or 5 times a power of ten that divides `largest` into three to five parts: few enough for a
@@ -266,7 +269,11 @@ fn tick_step(largest: f64) -> f64 {
         return 1.0;
     }
     let power = 10f64.powf((largest / 4.0).log10().floor());
-    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| largest / step <= 5.0).unwrap_or(largest)
+    [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .map(|factor| factor * power)
+        .find(|step| largest / step <= 5.0 + PAST_END)
+        .unwrap_or(largest)
 }
 
 #[cfg(test)]
@@ -278,6 +285,11 @@ mod tests {
         for (largest, step) in [(1.0, 0.2), (8.4, 2.0), (0.037, 0.01), (1.75, 0.5), (12e6, 5e6), (0.0, 1.0)] {
             assert!((tick_step(largest) / step - 1.0).abs() < 1e-9, "{largest}: {}", tick_step(largest));
         }
+    }
+
+    #[test]
+    fn a_sample_that_is_hardly_past_a_round_number_makes_no_axis_longer() {
+        assert_eq!([100.02, 103.0].map(axis), [(20.0, 100.0), (50.0, 150.0)]);
     }
 
     fn chart() -> Chart {

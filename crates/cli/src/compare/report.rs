@@ -74,15 +74,32 @@ pub(crate) fn framed(
     subtitle: &str,
     families: impl Iterator<Item = (Family, &'static str)>,
 ) -> Result<String> {
+    let lines = wrapped(subtitle);
+    let below = 52 + 18 * lines.len();
     let legend: Vec<Value> = (0..)
         .zip(families)
         .map(|(index, (family, words))| {
-            context! { class => Serde(family), words, x => 24 + 356 * (index % 2), y => 70 + 20 * (index / 2) }
+            context! { class => Serde(family), words, x => 24 + 356 * (index % 2), y => below + 20 * (index / 2) }
         })
         .collect();
-    let top = 90 + 20 * legend.len().div_ceil(2);
-    let values = context! { title => chart.title, subtitle, families => legend, top, chart => Serde(chart) };
+    let top = below + 20 + 20 * legend.len().div_ceil(2);
+    let values = context! { title => chart.title, subtitle => lines, families => legend, top, chart => Serde(chart) };
     filled("chart.svg", values)
+}
+
+/// The longest line of a subtitle, in characters: what the width of a picture holds.
+const SUBTITLE: usize = 100;
+
+/// A subtitle in lines that a picture is wide enough for. They end after commas.
+fn wrapped(subtitle: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in subtitle.split_inclusive(", ") {
+        match lines.last_mut() {
+            Some(line) if line.len() + part.trim_end().len() <= SUBTITLE => line.push_str(part),
+            _ => lines.push(part.to_owned()),
+        }
+    }
+    lines
 }
 
 pub(crate) fn render(results: &Comparison) -> Result<String> {
@@ -197,7 +214,10 @@ fn charts(results: &Comparison) -> Vec<Chart> {
         });
         Chart { id, title, axis, reference, bars: bars.collect(), tick }
     };
-    let seconds = "seconds, slowest worker; bar: median, ticks: samples";
+    let seconds = match results.setup.late {
+        Some(_) => "seconds from the late worker's arrival, slowest worker; bar: median, ticks: samples",
+        None => "seconds, slowest worker; bar: median, ticks: samples",
+    };
     let median = |measured: &Measured<'_>| {
         let median = measured.summary.median;
         Some((median, format_seconds(median), measured.record.seconds.clone()))

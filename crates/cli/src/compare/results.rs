@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compare::Environment;
 use crate::compare::published::{self, Training};
-use crate::cost::Links;
+use crate::cost::{self, Links};
 use crate::lab::{HostRate, Racks};
 use crate::late::Late;
 use crate::link::LinkRate;
@@ -300,11 +300,22 @@ impl Comparison {
         fewer.chain([(self.setup.workers, &self.rows[..])]).collect()
     }
 
-    /// The published figures of a variant with so many workers.
+    /// The published figures of a variant with so many workers, if they can be compared.
     fn published(&self, variant: &str, workers: usize) -> Option<Training> {
         let known = published::TRAINING.into_iter().find(|known| known.variant == variant);
         let nobody_is_late = self.setup.train.as_ref().is_none_or(|train| train.late.is_none());
-        known.filter(|_| workers == published::WORKERS && nobody_is_late)
+        known.filter(|_| workers == published::WORKERS && nobody_is_late && self.is_comparable())
+    }
+
+    /// Computing over the bound of an allreduce, here and in the published run, if the link is known.
+    pub(super) fn compute_over_bound(&self) -> Option<(f64, f64)> {
+        let bound = cost::allreduce_bound_s(self.setup.workers, self.setup.bytes as f64, self.setup.links()?);
+        Some((self.setup.train.as_ref()?.compute_s / bound, published::COMPUTE_S / published::TRAINING_BOUND_S))
+    }
+
+    /// Whether efficiencies can be compared with the published ones, as far as is known.
+    pub(super) fn is_comparable(&self) -> bool {
+        self.compute_over_bound().is_none_or(|(here, there)| (here / there - 1.0).abs() < 0.02)
     }
 
     /// Those of steps of training, if so many workers were among the numbers of [`counts`](Self::counts).

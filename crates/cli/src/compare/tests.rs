@@ -272,6 +272,19 @@ fn times_from_a_late_workers_arrival_stand_over_what_its_payload_takes() {
     // 1.87 s of a payload that takes a second.
     let row = text.lines().find(|line| line.starts_with("dist_sync_mpi ")).unwrap();
     assert_eq!(row.matches("1.87x").count(), 1, "{row}");
+    assert!(report::picture(&results).unwrap().unwrap().contains("seconds from the late worker"));
+}
+
+#[test]
+fn a_subtitle_that_is_too_long_for_a_picture_has_a_second_line() {
+    let mut results = results();
+    let line = |results: &Comparison| {
+        let picture = report::picture(results).unwrap().unwrap();
+        picture.lines().find_map(|line| line.strip_prefix(r#"<text class="soft" x="24" y="72">"#).map(str::to_owned))
+    };
+    assert_eq!(line(&results), None);
+    results.setup.place = "8 emulated hosts with h5=100mbit, h6=100mbit, h7=100mbit, h8=100mbit".to_owned();
+    assert_eq!(line(&results).as_deref(), Some("links of 200mbit</text>"));
 }
 
 #[test]
@@ -416,6 +429,8 @@ fn the_verdict_says_whether_training_has_the_published_ratio() {
     results.setup.train.as_mut().unwrap().compute_s = 1.0;
     let said = verdict::sentences(&results);
     assert!(said.iter().any(|sentence| sentence.contains("not the published ratio")), "{said:?}");
+    assert!(said.iter().all(|sentence| !sentence.contains("was published")), "{said:?}");
+    assert!(!report::picture(&results).unwrap().unwrap().contains(">published<"));
 }
 
 #[test]

@@ -10,15 +10,14 @@ pub(crate) fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: 
     published::COMPUTE_S * cost::allreduce_bound_s(workers, bytes, link_bytes_per_s) / published::TRAINING_BOUND_S
 }
 
-/// The ratio of computing to traffic here and in the published run, if the link is known.
+/// The ratio of computing to traffic in words.
 fn ratio_words(results: &Comparison) -> Option<String> {
-    let setup = &results.setup;
-    let train = setup.train.as_ref()?;
-    let bound = cost::allreduce_bound_s(setup.workers, setup.bytes as f64, setup.links()?);
-    let (here, there) = (train.compute_s / bound, published::COMPUTE_S / published::TRAINING_BOUND_S);
-    let same = (here / there - 1.0).abs() < 0.02;
-    let judged =
-        if same { "the published ratio" } else { "not the published ratio, so efficiencies cannot be compared" };
+    let (here, there) = results.compute_over_bound()?;
+    let judged = if results.is_comparable() {
+        "the published ratio"
+    } else {
+        "not the published ratio, so efficiencies cannot be compared"
+    };
     Some(format!(
         "Computing takes {here:.2}x of the bound of an allreduce here and {there:.2}x there ({:.3} s over {:.3} s): {judged}.",
         published::COMPUTE_S,
