@@ -24,7 +24,8 @@
 //! costs are not subtracted. Without a shaper, `P` is the number of bytes that the short runs moved.
 //!
 //! The long runs start small and grow until one takes [`LONG_ENOUGH_US`] and longer than latency alone: so a
-//! slow network is not busy for long, and the run on a fast one is not too short to measure. `C` is measured
+//! slow network is not busy for long, and the run on a fast one is not too short to measure. If that one's
+//! later runs take much less time, the next longer one takes its place. `C` is measured
 //! on each rank by itself, while all do the same.
 
 use std::ops::RangeInclusive;
@@ -56,8 +57,8 @@ const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
-/// A long ring that took long enough, by its first runs, may in the end have taken this part of that. If it took
-/// less, its first runs met other load, and a shaper's first bytes may be all that it moved.
+/// The least time of a long ring's later runs is at least this part of what is long enough. If it is less,
+/// other load delayed the first runs, and the ring may have moved only what a shaper lets through at once.
 const STILL_LONG: f64 = 0.75;
 /// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes
 /// behind latency.
@@ -189,7 +190,7 @@ pub(super) trait ProbeRunner {
                 continue;
             }
             let runs = self.long_runs(&long)?;
-            // Both may have been slow.
+            // Other load may have delayed both of the first runs.
             if runs[0] > STILL_LONG * enough_us || is_last {
                 break (long, runs);
             }

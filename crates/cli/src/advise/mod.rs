@@ -200,7 +200,7 @@ pub(crate) const COMPARED_HOSTS: usize = 64;
 const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with up to 16 \
     servers on 2 to 32 hosts, within 6 % by both beside a slow host; with 32 servers up to 14 % too short, with servers \
     on 64 hosts up to 38 %. Steps of training within 8 % on 2 to 32 hosts, but with servers on 32 up to 19 % too short; \
-    on 64, whose processes share two cores there, up to 43 %.";
+    on 64, whose processes share two cores there, up to 36 %.";
 
 /// What every row assumes. `shares` says what a layer's share of the computing is.
 pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str) -> Vec<String> {

@@ -253,13 +253,14 @@ fn spread(wanted: &[f64], bottom: f64) -> Vec<f64> {
     places
 }
 
-/// How far a value may lie past the end of an axis, as part of a step: a sample of 100.02 % wants no axis to 150.
-const PAST_END: f64 = 0.02;
+/// The end of an axis times this is the largest value on it: a sample of 100.02 % needs no axis to 150.
+const PAST_END: f64 = 1.004;
 
-/// The step of an axis from zero and its end, a round number. No value up to `largest` lies past it, or hardly.
+/// The step of an axis from zero and its end, a round number, for values up to `largest`.
 fn axis(largest: f64) -> (f64, f64) {
-    let step = tick_step(largest);
-    (step, (largest / step - PAST_END).ceil().max(1.0) * step)
+    let within = largest / PAST_END;
+    let step = tick_step(within);
+    (step, (within / step).ceil().max(1.0) * step)
 }
 
 /// A step of 1, 2 or 5 times a power of ten that divides `largest` into three to five parts: few enough for a
@@ -269,11 +270,7 @@ fn tick_step(largest: f64) -> f64 {
         return 1.0;
     }
     let power = 10f64.powf((largest / 4.0).log10().floor());
-    [1.0, 2.0, 5.0, 10.0]
-        .into_iter()
-        .map(|factor| factor * power)
-        .find(|step| largest / step <= 5.0 + PAST_END)
-        .unwrap_or(largest)
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| largest / step <= 5.0).unwrap_or(largest)
 }
 
 #[cfg(test)]
@@ -289,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_sample_that_is_hardly_past_a_round_number_makes_no_axis_longer() {
-        assert_eq!([100.02, 103.0].map(axis), [(20.0, 100.0), (50.0, 150.0)]);
+        assert_eq!([100.02, 101.0].map(axis), [(20.0, 100.0), (50.0, 150.0)]);
     }
 
     fn chart() -> Chart {

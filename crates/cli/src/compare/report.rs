@@ -90,16 +90,17 @@ pub(crate) fn framed(
 /// The longest line of a subtitle, in characters: what the width of a picture holds.
 const SUBTITLE: usize = 100;
 
-/// A subtitle in lines that a picture is wide enough for. They end after commas.
+/// A subtitle in lines that a picture is wide enough for. They end after commas; a part without one is not
+/// divided.
 fn wrapped(subtitle: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for part in subtitle.split_inclusive(", ") {
         match lines.last_mut() {
-            Some(line) if line.len() + part.trim_end().len() <= SUBTITLE => line.push_str(part),
+            Some(line) if line.chars().chain(part.trim_end().chars()).count() <= SUBTITLE => line.push_str(part),
             _ => lines.push(part.to_owned()),
         }
     }
-    lines
+    lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
 pub(crate) fn render(results: &Comparison) -> Result<String> {
@@ -215,7 +216,7 @@ fn charts(results: &Comparison) -> Vec<Chart> {
         Chart { id, title, axis, reference, bars: bars.collect(), tick }
     };
     let seconds = match results.setup.late {
-        Some(_) => "seconds from the late worker's arrival, slowest worker; bar: median, ticks: samples",
+        Some(_) => "seconds from the late worker's arrival; bar: median",
         None => "seconds, slowest worker; bar: median, ticks: samples",
     };
     let median = |measured: &Measured<'_>| {

@@ -313,7 +313,8 @@ impl Comparison {
         Some((self.setup.train.as_ref()?.compute_s / bound, published::COMPUTE_S / published::TRAINING_BOUND_S))
     }
 
-    /// Whether efficiencies can be compared with the published ones, as far as is known.
+    /// Whether efficiencies can be compared with the published ones, as far as is known, by the ratio that
+    /// the most workers have.
     pub(super) fn is_comparable(&self) -> bool {
         self.compute_over_bound().is_none_or(|(here, there)| (here / there - 1.0).abs() < 0.02)
     }
