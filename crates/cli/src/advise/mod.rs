@@ -85,6 +85,8 @@ pub(crate) struct PredictedRow {
     /// Those, and the servers' own.
     pub machines: usize,
     pub step_s: f64,
+    /// Whether steps as this one took longer where they were measured: those with servers of many workers.
+    pub is_at_best: bool,
     /// The part of a step that computes.
     pub efficiency: f64,
     /// The part of a step that does not, in seconds.
@@ -156,6 +158,7 @@ fn row(setting: &Setting, variant: Variant, hosts: usize) -> Result<PredictedRow
         hosts,
         machines: hosts + variant.mode.extra_hosts(),
         step_s,
+        is_at_best: matches!(variant.mode, Mode::Servers { .. }) && hosts > WORKERS_OF_SERVERS,
         efficiency: (setting.compute_s / step_s).min(1.0),
         exposed_s: (step_s - setting.compute_s).max(0.0),
         busiest_host_bytes: cost::busiest_host_bytes(variant.mode, hosts, setting.bytes()),
@@ -196,12 +199,13 @@ impl Advice {
 
 /// The most hosts on which predictions have been compared with measurements.
 pub(crate) const COMPARED_HOSTS: usize = 64;
+/// With more workers than this, servers took longer than predicted: the simulation takes all workers as moving
+/// alike, and TCP divides a link unevenly among many (`docs/decisions/server-window.md`).
+pub(crate) const WORKERS_OF_SERVERS: usize = 16;
 /// How near they were; `docs/how-to/advise.md` has the commands.
-const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with up to 16 \
-    servers on 2 to 32 hosts, within 6 % by both beside a slow host; with 32 servers up to 14 % too short, with servers \
-    on 64 hosts up to 38 %. Steps of training within 8 % on 2 to 32 hosts, but with servers on 32 up to 19 % too short; \
-    on 64, whose processes share two cores there, up to 36 %.";
-
+const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with servers on \
+    2 to 16, within 6 % by both beside a slow host. Steps of training within 8 % on 2 to 16 hosts, and by allreduce on 32; \
+    on 64, whose processes share two cores there, up to 36 % too short.";
 /// What every row assumes. `shares` says what a layer's share of the computing is.
 pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str) -> Vec<String> {
     let words = crate::text::format_seconds;

@@ -1,7 +1,7 @@
 //! The advice for a terminal, and as a chart.
 
 use crate::advise::check::Checked;
-use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow};
+use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow, WORKERS_OF_SERVERS};
 use crate::compare::charts::{Curve, Curves};
 use crate::text::{format_seconds, grid};
 
@@ -10,9 +10,9 @@ pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
     let mut lines = vec![
         format!("training steps of {}", headline(advice)),
         String::new(),
-        by_hosts(advice, choices, "efficiency, %, on hosts:", |row| format!("{:.1}", 100.0 * row.efficiency)),
+        by_hosts(advice, choices, "efficiency, %, on hosts:", percent),
         String::new(),
-        by_hosts(advice, choices, "step, s, on hosts:", |row| seconds(row.step_s)),
+        by_hosts(advice, choices, "step, s, on hosts:", step),
         String::new(),
     ];
     lines.extend([
@@ -24,6 +24,11 @@ pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
     lines.extend(advice.starting().map(|line| format!("- {line}")));
     if advice.hosts().last().is_some_and(|most| *most > COMPARED_HOSTS) {
         lines.push(format!("*: on more hosts than any of these measurements ({COMPARED_HOSTS})."));
+    }
+    if has_at_best(advice) {
+        lines.push(format!(
+            "<, >: at best. With servers and more than {WORKERS_OF_SERVERS} workers, measured steps took up to 1.6 times as long."
+        ));
     }
     lines.push(String::new());
     lines.extend(advice.verdict.iter().cloned());
@@ -42,6 +47,18 @@ pub(crate) fn headline(advice: &Advice) -> String {
         advice.link,
         format_seconds(advice.latency_s)
     )
+}
+
+fn has_at_best(advice: &Advice) -> bool {
+    advice.rows.iter().any(|row| row.is_at_best)
+}
+
+fn percent(row: &PredictedRow) -> String {
+    format!("{}{:.1}", if row.is_at_best { "<" } else { "" }, 100.0 * row.efficiency)
+}
+
+fn step(row: &PredictedRow) -> String {
+    format!("{}{}", if row.is_at_best { ">" } else { "" }, seconds(row.step_s))
 }
 
 /// Three digits, and no more than four places.
@@ -87,7 +104,11 @@ pub(crate) fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
     Curves {
         id: "advice",
         title: "Predicted scaling efficiency by number of hosts",
-        axis: "per cent of a step that computes, over the number of hosts",
+        axis: if has_at_best(advice) {
+            "per cent of a step that computes, over the number of hosts; with servers on more than 16 at best"
+        } else {
+            "per cent of a step that computes, over the number of hosts"
+        },
         by_doubling: true,
         of_variants: choices.iter().map(curve).collect(),
         tick: crate::compare::report::percent,
@@ -128,6 +149,10 @@ mod tests {
         assert!(!text.contains("8*") && !text.contains("than any of these measurements"), "{text}");
         let beyond = render(&self::advice(&[64, 128]), &Choice::all());
         assert!(beyond.contains("128*\n") && beyond.contains("than any of these measurements"), "{beyond}");
+        assert!(beyond.contains(" <") && beyond.contains(" >") && beyond.contains("1.6 times as long"), "{beyond}");
+        assert!(!text.contains(" <") && !text.contains(" >"), "{text}");
+        let own = |line: &str| line.starts_with("dist_sync_mpi") && line.contains(['<', '>']);
+        assert!(!beyond.lines().any(own), "only servers: {beyond}");
         assert!(text.contains("measures links for 600 ms on 2 hosts, 1.25 s on 64"), "{text}");
         assert!(text.contains("of which TCP carries 95.6 %; 50.0 us") && text.ends_with("\n\nit wins\n"), "{text}");
     }

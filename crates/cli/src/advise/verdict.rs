@@ -51,7 +51,8 @@ fn on_the_same_hosts(own: &PredictedRow, shared: &PredictedRow) -> String {
         format!("{} a step, efficiency {:.1} %", format_seconds(row.step_s), 100.0 * row.efficiency)
     };
     if (1.0 / LEVEL..LEVEL).contains(&ratio) {
-        return format!("{on} {} ({}) and {} ({}) are level.", own.mode, step(own), shared.mode, step(shared));
+        let at_best = if shared.is_at_best { " at best" } else { "" };
+        return format!("{on} {} ({}) and {} ({}) are level{at_best}.", own.mode, step(own), shared.mode, step(shared));
     }
     let (first, other) = if ratio > 1.0 { (own, shared) } else { (shared, own) };
     let why = if other.busiest_host_bytes > LEVEL * first.busiest_host_bytes {
@@ -63,7 +64,9 @@ fn on_the_same_hosts(own: &PredictedRow, shared: &PredictedRow) -> String {
         "it moves as many bytes, but later".to_owned()
     };
     let times = other.step_s / first.step_s;
-    format!("{on} {} wins: {}. {} takes {times:.2}x as long: {why}.", first.mode, step(first), other.mode)
+    let wins = if first.is_at_best { "wins at best" } else { "wins" };
+    let takes = if other.is_at_best { "takes at least" } else { "takes" };
+    format!("{on} {} {wins}: {}. {} {takes} {times:.2}x as long: {why}.", first.mode, step(first), other.mode)
 }
 
 /// Where rows are faster than allreduce, of the pairs of it and them in which they are.
@@ -72,7 +75,14 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
     let Some((own, other)) = ahead.iter().max_by(|a, b| gain(a).total_cmp(&gain(b))) else {
         return format!("{whose} nowhere ahead of plain allreduce by 5 % or more.");
     };
-    let hosts: Vec<String> = ahead.iter().map(|(own, _)| own.hosts.to_string()).collect();
+    let numbers = |rows: &mut dyn Iterator<Item = &PredictedRow>| {
+        rows.map(|row| row.hosts.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let hosts = numbers(&mut ahead.iter().map(|(own, _)| *own));
+    let at_best = match numbers(&mut ahead.iter().map(|(_, other)| *other).filter(|other| other.is_at_best)) {
+        none if none.is_empty() => none,
+        hosts => format!(" On {hosts} hosts that is at best: measured steps with servers took longer."),
+    };
     let ratio = other.step_s / own.step_s;
     let charged = if other.machines > other.hosts {
         format!(
@@ -84,16 +94,16 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
         String::new()
     };
     format!(
-        "{whose} ahead of plain allreduce on {} hosts, most of all on {}: {} takes {ratio:.2}x its time{charged}.",
-        hosts.join(", "),
-        own.hosts,
-        other.mode
+        "{whose} ahead of plain allreduce on {hosts} hosts, most of all on {}: {} takes {ratio:.2}x its time{charged}.{at_best}",
+        own.hosts, other.mode
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::advise::WORKERS_OF_SERVERS;
+    use crate::mode::Mode;
     use crate::variant::Variant;
 
     fn row(mode: &str, hosts: usize, step_s: f64, busiest_host_bytes: f64) -> PredictedRow {
@@ -105,6 +115,7 @@ mod tests {
             hosts,
             machines,
             step_s,
+            is_at_best: matches!(variant.mode, Mode::Servers { .. }) && hosts > WORKERS_OF_SERVERS,
             efficiency,
             exposed_s,
             busiest_host_bytes,
@@ -142,6 +153,21 @@ mod tests {
         assert!(level[0].ends_with("are level."), "{}", level[0]);
         let behind = of(vec![row("dist_sync_mpi", 8, 3.0, 7e6), row("dist_sync:8shared", 8, 2.0, 7e6)]);
         assert!(behind[0].starts_with("On 8 hosts dist_sync:8shared wins: 2.00 s"), "{}", behind[0]);
+    }
+
+    #[test]
+    fn servers_of_many_workers_win_at_best() {
+        let level = of(vec![row("dist_sync_mpi", 32, 2.0, 7e6), row("dist_sync:32shared", 32, 2.05, 7e6)]);
+        assert!(level[0].ends_with("are level at best."), "{}", level[0]);
+        let behind = of(vec![row("dist_sync_mpi", 32, 2.0, 7e6), row("dist_sync:32shared", 32, 3.0, 7e6)]);
+        assert!(behind[0].contains("dist_sync:32shared takes at least 1.50x"), "{}", behind[0]);
+        let ahead = of(vec![row("dist_sync_mpi", 32, 3.0, 7e6), row("dist_sync:32shared", 32, 2.0, 7e6)]);
+        assert!(ahead[0].starts_with("On 32 hosts dist_sync:32shared wins at best: "), "{}", ahead[0]);
+        assert!(
+            ahead[1].ends_with(" On 32 hosts that is at best: measured steps with servers took longer."),
+            "{}",
+            ahead[1]
+        );
     }
 
     #[test]
