@@ -85,7 +85,8 @@ pub(crate) struct PredictedRow {
     /// Those, and the servers' own.
     pub machines: usize,
     pub step_s: f64,
-    /// Whether steps as this one took longer where they were measured: those with servers of many workers.
+    /// Whether such steps took longer than predicted where they were measured: `step_s` is the least then, and
+    /// the efficiency the most.
     pub is_at_best: bool,
     /// The part of a step that computes.
     pub efficiency: f64,
@@ -158,7 +159,7 @@ fn row(setting: &Setting, variant: Variant, hosts: usize) -> Result<PredictedRow
         hosts,
         machines: hosts + variant.mode.extra_hosts(),
         step_s,
-        is_at_best: matches!(variant.mode, Mode::Servers { .. }) && hosts > WORKERS_OF_SERVERS,
+        is_at_best: is_at_best(variant.mode, hosts),
         efficiency: (setting.compute_s / step_s).min(1.0),
         exposed_s: (step_s - setting.compute_s).max(0.0),
         busiest_host_bytes: cost::busiest_host_bytes(variant.mode, hosts, setting.bytes()),
@@ -199,17 +200,23 @@ impl Advice {
 
 /// The most hosts on which predictions have been compared with measurements.
 pub(crate) const COMPARED_HOSTS: usize = 64;
-/// With more workers than this, servers took longer than predicted: the simulation takes all workers as moving
-/// alike, and TCP divides a link unevenly among many (`docs/decisions/server-window.md`).
-pub(crate) const WORKERS_OF_SERVERS: usize = 16;
+/// With more workers steps with servers took longer than predicted: the simulation takes it that all workers
+/// move on alike, and TCP divides a link unevenly among many (`docs/decisions/server-window.md`).
+const MOST_WORKERS_OF_SERVERS: usize = 16;
 /// How near they were; `docs/how-to/advise.md` has the commands.
 const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with servers on \
-    2 to 16, within 6 % by both beside a slow host. Steps of training within 8 % on 2 to 16 hosts, and by allreduce on 32; \
-    on 64, whose processes share two cores there, up to 36 % too short.";
+    2 to 16, within 6 % by both beside a slow host. Steps of training within 8 % on 2 to 16 hosts, and by allreduce on \
+    32; by allreduce on 64, whose processes share two cores there, up to 36 % too short.";
+
+/// Whether such a step may take longer than predicted.
+fn is_at_best(mode: Mode, workers: usize) -> bool {
+    matches!(mode, Mode::Servers { .. }) && workers > MOST_WORKERS_OF_SERVERS
+}
+
 /// What every row assumes. `shares` says what a layer's share of the computing is.
-pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str) -> Vec<String> {
+pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
     let words = crate::text::format_seconds;
-    vec![
+    let mut all = vec![
         format!(
             "Links: {link} in each direction at the same time, of which TCP carries {:.1} %; {} from one host to another.",
             100.0 * predict::GOODPUT,
@@ -228,5 +235,28 @@ pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str) -> Vec<St
         "Not in it: late hosts, hosts that differ, other traffic, reading data, and updates by the optimizer."
             .to_owned(),
         COMPARED.to_owned(),
-    ]
+    ];
+    if rows.iter().any(|row| row.is_at_best) {
+        all.push(format!(
+            "At best (< and >): steps with servers and more than {MOST_WORKERS_OF_SERVERS} workers. Measured ones took up to 1.7 times as long."
+        ));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_with_servers_and_more_workers_than_were_near_are_at_best() {
+        let of = |mode: &str, workers| is_at_best(mode.parse::<Variant>().unwrap().mode, workers);
+        for mode in ["dist_sync:1", "dist_sync:8shared", "dist_sync:8+fp16"] {
+            assert_eq!([16, 17, 1024].map(|workers| of(mode, workers)), [false, true, true], "{mode}");
+        }
+        // All keys of a model are dense, and dist_hybrid sums those over the ranks.
+        for mode in ["dist_sync_mpi", "dist_sync_mpi:32helpers", "dist_sync_mpi+fp16", "dist_hybrid:8shared"] {
+            assert!(!of(mode, 1024), "{mode}");
+        }
+    }
 }

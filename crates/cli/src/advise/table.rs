@@ -1,7 +1,7 @@
 //! The advice for a terminal, and as a chart.
 
 use crate::advise::check::Checked;
-use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow, WORKERS_OF_SERVERS};
+use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow};
 use crate::compare::charts::{Curve, Curves};
 use crate::text::{format_seconds, grid};
 
@@ -25,11 +25,6 @@ pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
     if advice.hosts().last().is_some_and(|most| *most > COMPARED_HOSTS) {
         lines.push(format!("*: on more hosts than any of these measurements ({COMPARED_HOSTS})."));
     }
-    if has_at_best(advice) {
-        lines.push(format!(
-            "<, >: at best. With servers and more than {WORKERS_OF_SERVERS} workers, measured steps took up to 1.6 times as long."
-        ));
-    }
     lines.push(String::new());
     lines.extend(advice.verdict.iter().cloned());
     if let Some(check) = &advice.check {
@@ -47,10 +42,6 @@ pub(crate) fn headline(advice: &Advice) -> String {
         advice.link,
         format_seconds(advice.latency_s)
     )
-}
-
-fn has_at_best(advice: &Advice) -> bool {
-    advice.rows.iter().any(|row| row.is_at_best)
 }
 
 fn percent(row: &PredictedRow) -> String {
@@ -104,8 +95,8 @@ pub(crate) fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
     Curves {
         id: "advice",
         title: "Predicted scaling efficiency by number of hosts",
-        axis: if has_at_best(advice) {
-            "per cent of a step that computes, over the number of hosts; with servers on more than 16 at best"
+        axis: if advice.rows.iter().any(|row| row.is_at_best) {
+            "per cent of a step that computes, over the number of hosts; at best with servers of many workers"
         } else {
             "per cent of a step that computes, over the number of hosts"
         },
@@ -129,7 +120,7 @@ mod tests {
         let setting = Setting { network, compute_s: 0.02, link_bytes_per_s, own: Vec::new(), latency_s };
         let rows = rows(&setting, (&Choice::all(), false), hosts).unwrap();
         let (model, link, verdict) = ("m".to_owned(), "10gbit".to_owned(), vec!["it wins".to_owned()]);
-        let assumptions = assumptions(&setting, &link, "its share of the FLOPs");
+        let assumptions = assumptions(&setting, &link, "its share of the FLOPs", &rows);
         let probe_s = [(2, 0.6), (64, 1.25)].into();
         Advice { model, compute_s: 0.02, link, latency_s: 50e-6, rows, assumptions, probe_s, verdict, check: None }
     }
@@ -149,12 +140,29 @@ mod tests {
         assert!(!text.contains("8*") && !text.contains("than any of these measurements"), "{text}");
         let beyond = render(&self::advice(&[64, 128]), &Choice::all());
         assert!(beyond.contains("128*\n") && beyond.contains("than any of these measurements"), "{beyond}");
-        assert!(beyond.contains(" <") && beyond.contains(" >") && beyond.contains("1.6 times as long"), "{beyond}");
-        assert!(!text.contains(" <") && !text.contains(" >"), "{text}");
-        let own = |line: &str| line.starts_with("dist_sync_mpi") && line.contains(['<', '>']);
-        assert!(!beyond.lines().any(own), "only servers: {beyond}");
         assert!(text.contains("measures links for 600 ms on 2 hosts, 1.25 s on 64"), "{text}");
         assert!(text.contains("of which TCP carries 95.6 %; 50.0 us") && text.ends_with("\n\nit wins\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_at_best_is_marked_in_both_tables_and_in_the_chart_and_explained() {
+        let [few, many] = [[8, 16], [16, 32]].map(|hosts| {
+            let advice = advice(&hosts);
+            let axis = curves(&advice, &Choice::all()).axis;
+            let json = serde_json::to_value(&advice).unwrap();
+            assert_eq!(json["rows"][0]["is_at_best"], false, "{json}");
+            (render(&advice, &Choice::all()), axis)
+        });
+        let cells = |text: &str, mode: &str| -> Vec<String> {
+            let lines = text.lines().filter(|line| line.split_whitespace().next() == Some(mode));
+            lines.map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")).collect()
+        };
+        let [efficiency, step] = &cells(&many.0, "dist_sync:1shared")[..] else { panic!("two tables: {}", many.0) };
+        assert!(efficiency.matches('<').count() == 1 && efficiency.contains(" <"), "{efficiency}");
+        assert!(step.matches('>').count() == 1 && step.contains(" >"), "{step}");
+        assert!(!cells(&many.0, "dist_sync_mpi").concat().contains(['<', '>']), "{}", many.0);
+        assert!(many.0.contains("- At best (< and >): ") && many.1.contains("at best"), "{} {}", many.0, many.1);
+        assert!(!few.0.contains(['<', '>']) && !few.1.contains("at best"), "{} {}", few.0, few.1);
     }
 
     #[test]
