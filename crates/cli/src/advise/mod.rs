@@ -205,7 +205,7 @@ pub(crate) const COMPARED_HOSTS: usize = 64;
 const MOST_WORKERS_OF_SERVERS: usize = 16;
 /// How near they were; `docs/how-to/advise.md` has the commands.
 const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with servers on \
-    2 to 16, within 6 % by both beside a slow host. Steps of training within 8 % on 2 to 16 hosts, and by allreduce on \
+    2 to 16, within 8 % by both beside a slow host. Steps of training within 9 % on 2 to 16 hosts, and by allreduce on \
     32; by allreduce on 64, whose processes share two cores there, up to 36 % too short.";
 
 /// Whether such a step may take longer than predicted.

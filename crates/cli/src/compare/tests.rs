@@ -426,6 +426,11 @@ fn the_verdict_says_whether_training_has_the_published_ratio() {
     let mut results = training();
     assert!(results.verdict.iter().any(|sentence| sentence.contains("the order that was published")));
     assert!(results.verdict.iter().any(|sentence| sentence.ends_with("the published ratio.")), "{:?}", results.verdict);
+    let alike: Vec<Row> = results.rows.iter().filter(|row| row.variant == "dist_sync:8shared").cloned().collect();
+    let named = |name: &str| Row { variant: name.to_owned(), ..alike[0].clone() };
+    let level = Comparison { rows: vec![named("dist_sync:8"), named("dist_sync:4")], ..training() };
+    let said = verdict::sentences(&level);
+    assert!(said.iter().any(|sentence| sentence.contains("level here, so no order")), "{said:?}");
     results.setup.train.as_mut().unwrap().compute_s = 1.0;
     let said = verdict::sentences(&results);
     assert!(said.iter().any(|sentence| sentence.contains("not the published ratio")), "{said:?}");

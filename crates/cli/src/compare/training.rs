@@ -49,6 +49,8 @@ fn order_words(results: &Comparison, ranking: &[Measured<'_>]) -> Option<String>
     let pairs = || served.windows(2).map(|pair| (pair[0].0.relation(pair[1].0), pair[0].1 > pair[1].1));
     let judged = if pairs().all(|(relation, _)| relation == Relation::TooFewRounds) {
         "too few rounds to compare with the order that was published"
+    } else if pairs().all(|(relation, _)| relation != Relation::Apart) {
+        "level here, so no order to compare with the published one"
     } else if pairs().all(|(relation, alike)| alike || relation != Relation::Apart) {
         "the order that was published, as far as they differ"
     } else {
