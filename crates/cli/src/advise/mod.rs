@@ -85,8 +85,8 @@ pub(crate) struct PredictedRow {
     /// Those, and the servers' own.
     pub machines: usize,
     pub step_s: f64,
-    /// Whether such steps took longer than predicted where they were measured: `step_s` is the least then, and
-    /// the efficiency the most.
+    /// Whether such steps took longer than predicted where they were measured: `step_s` is the least then,
+    /// and the efficiency the most.
     pub is_at_best: bool,
     /// The part of a step that computes.
     pub efficiency: f64,
@@ -238,7 +238,8 @@ pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[P
     ];
     if rows.iter().any(|row| row.is_at_best) {
         all.push(format!(
-            "At best (< and >): steps with servers and more than {MOST_WORKERS_OF_SERVERS} workers. Measured ones took up to 1.7 times as long."
+            "At best (< and >): steps with servers and more than {MOST_WORKERS_OF_SERVERS} workers. Measured ones \
+             took up to 1.7 times as long."
         ));
     }
     all

@@ -85,7 +85,7 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
     let hosts = numbers(&mut ahead.iter().map(|(own, _)| *own));
     let at_best = match numbers(&mut ahead.iter().map(|(_, other)| *other).filter(|other| other.is_at_best)) {
         none if none.is_empty() => none,
-        hosts => format!(" On {hosts} hosts they may be behind: measured steps with so many workers took longer."),
+        hosts => format!(" On {hosts} hosts the fastest are servers, which may be behind: measured ones took longer."),
     };
     let ratio = other.step_s / own.step_s;
     let least = if other.is_at_best { "at least " } else { "" };
@@ -99,7 +99,8 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
         String::new()
     };
     format!(
-        "{whose} ahead of plain allreduce on {hosts} hosts, most of all on {}: {} takes {least}{ratio:.2}x its time{charged}.{at_best}",
+        "{whose} ahead of plain allreduce on {hosts} hosts, most of all on {}: {} takes {least}{ratio:.2}x its \
+         time{charged}.{at_best}",
         own.hosts, other.mode
     )
 }
@@ -171,7 +172,7 @@ mod tests {
         {
             assert!(ahead[0].contains(part), "{part} in {}", ahead[0]);
         }
-        for part in ["takes at least 0.67x its time.", "On 32 hosts they may be behind"] {
+        for part in ["takes at least 0.67x its time.", "On 32 hosts the fastest are servers, which may be behind"] {
             assert!(ahead[1].contains(part), "{part} in {}", ahead[1]);
         }
     }

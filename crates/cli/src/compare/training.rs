@@ -46,12 +46,13 @@ fn order_words(results: &Comparison, ranking: &[Measured<'_>]) -> Option<String>
     if served.len() < 2 {
         return None;
     }
-    let pairs = || served.windows(2).map(|pair| (pair[0].0.relation(pair[1].0), pair[0].1 > pair[1].1));
-    let judged = if pairs().all(|(relation, _)| relation == Relation::TooFewRounds) {
+    let pairs = served.iter().enumerate().flat_map(|(at, one)| served[at + 1..].iter().map(move |other| (one, other)));
+    let pairs: Vec<(Relation, bool)> = pairs.map(|(one, other)| (one.0.relation(other.0), one.1 > other.1)).collect();
+    let judged = if pairs.iter().all(|(relation, _)| *relation == Relation::TooFewRounds) {
         "too few rounds to compare with the order that was published"
-    } else if pairs().all(|(relation, _)| relation != Relation::Apart) {
+    } else if pairs.iter().all(|(relation, _)| *relation != Relation::Apart) {
         "level here, so no order to compare with the published one"
-    } else if pairs().all(|(relation, alike)| alike || relation != Relation::Apart) {
+    } else if pairs.iter().all(|(relation, alike)| *alike || *relation != Relation::Apart) {
         "the order that was published, as far as they differ"
     } else {
         "not the order that was published"
