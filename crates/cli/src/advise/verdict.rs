@@ -79,11 +79,15 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
     let Some((own, other)) = ahead.iter().max_by(|a, b| gain(a).total_cmp(&gain(b))) else {
         return format!("{whose} nowhere ahead of plain allreduce by 5 % or more.");
     };
-    let numbers = |rows: &mut dyn Iterator<Item = &PredictedRow>| {
-        rows.map(|row| row.hosts.to_string()).collect::<Vec<_>>().join(", ")
-    };
-    let hosts = numbers(&mut ahead.iter().map(|(own, _)| *own));
-    let at_best = match numbers(&mut ahead.iter().map(|(_, other)| *other).filter(|other| other.is_at_best)) {
+    let (mut all, mut of_servers) = (Vec::new(), Vec::new());
+    for (_, other) in ahead {
+        all.push(other.hosts.to_string());
+        if other.is_at_best {
+            of_servers.push(other.hosts.to_string());
+        }
+    }
+    let hosts = all.join(", ");
+    let at_best = match of_servers.join(", ") {
         none if none.is_empty() => none,
         hosts => format!(" On {hosts} hosts the fastest are servers, which may be behind: measured ones took longer."),
     };

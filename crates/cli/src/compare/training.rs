@@ -10,7 +10,7 @@ pub(crate) fn published_compute_s(workers: usize, bytes: f64, link_bytes_per_s: 
     published::COMPUTE_S * cost::allreduce_bound_s(workers, bytes, link_bytes_per_s) / published::TRAINING_BOUND_S
 }
 
-/// The ratio of computing to traffic in words.
+/// The sentence about the ratio of computing to traffic.
 fn ratio_words(results: &Comparison) -> Option<String> {
     let (here, there) = results.compute_over_bound()?;
     let judged = if results.is_comparable() {
