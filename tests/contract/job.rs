@@ -43,11 +43,6 @@ impl Job {
         self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
     }
 
-    /// The same by this algorithm, with messages.
-    pub(crate) fn run_by(&self, algorithm: &str) -> Option<String> {
-        self.run_with(&[("RINGPULL_SHARED_MEMORY", "0"), ("RINGPULL_ALGORITHM", algorithm)])
-    }
-
     /// The same with helpers that take part in every sum.
     pub(crate) fn run_with_helpers(&self, helpers: usize) -> Option<String> {
         self.run_by_model(&[], helpers)

@@ -88,15 +88,6 @@ fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
 }
 
 #[test]
-fn dist_sync_mpi_keeps_every_promise_by_the_plan_of_a_late_rank() {
-    for (workers, algorithm) in [(1, "late:0"), (2, "late:0"), (3, "late:2"), (5, "late:1")] {
-        for group in ["strings", "integers", "compressed", "sharded"] {
-            Job { kind: "dist_sync_mpi", workers, group }.run_by(algorithm);
-        }
-    }
-}
-
-#[test]
 fn dist_sync_mpi_keeps_every_promise_on_links_that_are_not_alike() {
     let rates = [(1e-3, 2e-3), (2e-3, 2e-3), (3e-3, 1e-3), (2e-3, 4e-3), (2e-3, 2e-3)];
     for workers in [3, 5] {

@@ -28,9 +28,6 @@ named! {
     }
 }
 
-/// What stands before the number of the rank that is late.
-const LATE: &str = "late:";
-
 /// How an allreduce is to be done.
 ///
 /// ```
@@ -48,8 +45,6 @@ pub enum AlgorithmChoice {
     Plan(Algorithm),
     /// Every element in the order of the ranks: the same bits wherever the ranks run.
     Ordered,
-    /// By the plan whose other ranks sum among themselves before this rank calls.
-    Late(usize),
     /// By the library under the transport: `MPI_Allreduce`.
     Native,
     /// Memory of devices by the devices themselves, on GPUs by NCCL; that of the host as by `auto`.
@@ -57,9 +52,9 @@ pub enum AlgorithmChoice {
 }
 
 impl AlgorithmChoice {
-    /// Every name, in the order of the documentation; `RANK` stands for a number.
+    /// Every name, in the order of the documentation.
     pub fn names() -> Vec<&'static str> {
-        let others = vec!["ordered", "late:RANK", "native", "nccl"];
+        let others = vec!["ordered", "native", "nccl"];
         [vec!["auto"], Algorithm::ALL.map(Algorithm::name).to_vec(), others].concat()
     }
 
@@ -77,21 +72,7 @@ impl AlgorithmChoice {
             "native" => Some(AlgorithmChoice::Native),
             "nccl" => Some(AlgorithmChoice::Nccl),
             "halving" => Some(AlgorithmChoice::Plan(Algorithm::Circulant)),
-            name => match name.strip_prefix(LATE) {
-                Some(rank) => rank.parse().ok().map(AlgorithmChoice::Late),
-                None => Algorithm::of_name(name).map(AlgorithmChoice::Plan),
-            },
-        }
-    }
-
-    /// An error if it names a rank that is none of so many.
-    pub fn check(self, ranks: usize) -> Result<(), Error> {
-        match self {
-            AlgorithmChoice::Late(late) if late >= ranks => Err(Error::argument(
-                format!("invalid algorithm {self}: there are ranks 0 to {}", ranks.saturating_sub(1)),
-                "give RINGPULL_ALGORITHM or --algorithm the rank that is late, as in late:0, or auto",
-            )),
-            _ => Ok(()),
+            name => Algorithm::of_name(name).map(AlgorithmChoice::Plan),
         }
     }
 
@@ -110,7 +91,6 @@ impl From<Algorithm> for AlgorithmChoice {
 impl fmt::Display for AlgorithmChoice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
-            AlgorithmChoice::Late(rank) => return out.pad(&format!("{LATE}{rank}")),
             AlgorithmChoice::Auto => "auto",
             AlgorithmChoice::Plan(algorithm) => algorithm.name(),
             AlgorithmChoice::Ordered => "ordered",
@@ -129,7 +109,7 @@ impl FromStr for AlgorithmChoice {
             Error::argument(
                 format!("unknown algorithm {name:?}"),
                 format!(
-                    "the algorithms are {} (ordered: the same bits wherever the ranks run; late:3: the others sum before rank 3 comes; native: the MPI library's own; nccl: between GPUs by NCCL){}",
+                    "the algorithms are {} (ordered: the same bits wherever the ranks run; native: the MPI library's own; nccl: between GPUs by NCCL){}",
                     names.join(", "),
                     did_you_mean(name, names)
                 ),
@@ -146,9 +126,8 @@ mod tests {
     #[test]
     fn every_name_is_read_and_printed_again() {
         for name in AlgorithmChoice::names() {
-            let name = &name.replace("RANK", "17");
             let choice: AlgorithmChoice = name.parse().unwrap();
-            assert_eq!(&choice.to_string(), name);
+            assert_eq!(choice.to_string(), name);
             assert!(AlgorithmChoice::alias(name).is_none_or(|alias| alias.parse() == Ok(choice)), "{name}");
         }
     }
@@ -168,17 +147,11 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_an_error_that_lists_the_names() {
-        for given in ["rign", "Ring", "", "plan", "late", "late:", "late:RANK", "late:-1"] {
+        for given in ["rign", "Ring", "", "plan", "late:1"] {
             let error = given.parse::<AlgorithmChoice>().unwrap_err().to_string();
             assert!(error.contains(&format!("{given:?}")) && error.contains("auto, ring, direct"), "{error}");
         }
         let error = "rign".parse::<AlgorithmChoice>().unwrap_err().to_string();
-        assert!(error.contains("ordered, late:RANK, native") && error.ends_with("did you mean ring?"), "{error}");
-    }
-    #[test]
-    fn a_late_rank_is_one_of_those_that_there_are() {
-        assert!(AlgorithmChoice::Late(3).check(4).is_ok() && AlgorithmChoice::Auto.check(1).is_ok());
-        let error = AlgorithmChoice::Late(4).check(4).unwrap_err().to_string();
-        assert!(error.contains("invalid algorithm late:4: there are ranks 0 to 3"), "{error}");
+        assert!(error.contains("ordered, native") && error.ends_with("did you mean ring?"), "{error}");
     }
 }

@@ -60,10 +60,10 @@ pub(crate) fn run(sizes: &[usize], asked: AlgorithmChoice) -> Result<Option<Expl
     let plan = match asked {
         AlgorithmChoice::Auto => None,
         AlgorithmChoice::Plan(algorithm) => Some(algorithm),
-        AlgorithmChoice::Ordered | AlgorithmChoice::Late(_) | AlgorithmChoice::Native | AlgorithmChoice::Nccl => {
+        AlgorithmChoice::Ordered | AlgorithmChoice::Native | AlgorithmChoice::Nccl => {
             return Err(Error::argument(
                 format!("there is no prediction for {asked}"),
-                "give --algorithm auto; measure ordered, late:RANK and native without --explain; nccl is for stores on GPUs",
+                "give --algorithm auto; measure ordered and native without --explain; nccl is for stores on GPUs",
             ));
         }
     };

@@ -279,7 +279,6 @@ mod tests {
             "dist_sync:8shared+fp16",
             "dist_sync_mpi+2bit:0.5",
             "dist_sync_mpi:ring",
-            "dist_sync_mpi:late:3",
             "mxnet:dist_sync:8",
             "ringpull-horovod",
             "ringpull-torch",
@@ -326,7 +325,7 @@ mod tests {
             let is_numbered = variant.to_string().starts_with("openmpi:");
             assert_eq!(variant.env().len(), if is_numbered { 2 } else { 0 }, "{variant}");
         }
-        assert_eq!(variant("dist_sync_mpi:late:3").env(), [("RINGPULL_ALGORITHM".to_owned(), "late:3".to_owned())]);
+        assert_eq!(variant("dist_sync_mpi:ring").env(), [("RINGPULL_ALGORITHM".to_owned(), "ring".to_owned())]);
         let env = variant("openmpi:4").env();
         assert!(env[0].0.ends_with("use_dynamic_rules") && env[1] == (env[1].0.clone(), "4".to_owned()), "{env:?}");
     }

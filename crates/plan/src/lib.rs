@@ -53,7 +53,6 @@ mod circulant;
 mod direct;
 mod doubling;
 pub mod export;
-mod late;
 mod model;
 mod ordered;
 mod parts;
@@ -143,16 +142,6 @@ pub fn allreduce_in_racks(rank: usize, racks: [&[usize]; 2], len: usize, pieces:
 pub fn allreduce_in_order(rank: usize, size: usize, len: usize) -> Plan {
     assert!(rank < size, "rank {rank} of {size}");
     ordered::allreduce(rank, size, len)
-}
-
-/// The plan of `rank` for the same sum where the rank `late` comes later than the others, which sum among
-/// themselves before, for any `size` and `len`.
-///
-/// # Panics
-/// If `rank` or `late` is not below `size`.
-pub fn allreduce_late(rank: usize, late: usize, size: usize, len: usize) -> Plan {
-    assert!(rank < size && late < size, "rank {rank} and the late rank {late} of {size}");
-    late::allreduce(rank, late, size, len)
 }
 
 /// The plan of `rank` for the same sum by every rank to every rank, where contributions take time to make:

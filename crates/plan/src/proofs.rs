@@ -8,7 +8,7 @@ use super::check::{Fault, Goal, Traffic, check};
 use super::plan::Parts;
 use super::{
     Algorithm, LinkRates, Links, Move, Plan, ReduceScatter, Then, allgather, allreduce, allreduce_in_halves,
-    allreduce_in_order, allreduce_in_turns, allreduce_late, allreduce_weighted, alltoall, broadcast, reduce_scatter,
+    allreduce_in_order, allreduce_in_turns, allreduce_weighted, alltoall, broadcast, reduce_scatter,
 };
 
 const SIZES: std::ops::RangeInclusive<usize> = 1..=33;
@@ -247,87 +247,6 @@ fn an_ordered_sum_adds_in_the_order_of_the_ranks_whatever_its_length() {
     }
 }
 
-/// The plans of all ranks, of which one is late.
-fn lates(late: usize, size: usize, len: usize) -> Vec<Plan> {
-    (0..size).map(|rank| allreduce_late(rank, late, size, len)).collect()
-}
-
-#[test]
-fn a_sum_with_any_late_rank_has_each_contribution_once() {
-    // Above 4096 elements in several pieces.
-    for size in SIZES {
-        for late in 0..size {
-            for len in [0, 1, size, size + 1, 4096, 4097, 20_001] {
-                let what = format!("{len} elements on {size} ranks, {late} late");
-                let plans = lates(late, size, len);
-                let traffic = proved(&plans, Goal::Allreduce, &what);
-                let pieces = plans[0].parts.count();
-                if pieces == 1 || size == 1 {
-                    continue;
-                }
-                assert_eq!(traffic.rounds, 2 * (size - 1), "{what}: the pieces go behind one another");
-                for (rank, plan) in plans.iter().enumerate() {
-                    let once = rank == late || rank == (late + size - 1) % size;
-                    let times = if once { 1 } else { 2 };
-                    assert_eq!((plan.sent_len(), traffic.messages[rank]), (times * len, times * pieces), "{what}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn what_is_left_after_the_late_rank_has_come_passes_each_link_once() {
-    for (size, late, len) in [(2, 1, 9001), (3, 0, 9001), (8, 3, 100_000), (33, 32, 1_000_000)] {
-        let plans = lates(late, size, len);
-        let pieces = plans[0].parts.count();
-        assert!(size * pieces > 0 && plans.iter().all(|plan| plan.after.is_empty()));
-        // What the ranks can do without a message from the late one.
-        let mut done = vec![0; size];
-        let mut wires: Vec<VecDeque<()>> = vec![VecDeque::new(); size * size];
-        while let Some((rank, step)) = (0..size).filter(|rank| *rank != late).find_map(|rank| {
-            let step = plans[rank].moves.get(done[rank])?;
-            let is_able = match step {
-                Move::Send { .. } => true,
-                Move::Recv { from, .. } => !wires[from * size + rank].is_empty(),
-            };
-            is_able.then_some((rank, step))
-        }) {
-            done[rank] += 1;
-            match step {
-                Move::Send { to, .. } => wires[rank * size + to].push_back(()),
-                Move::Recv { from, .. } => drop(wires[from * size + rank].pop_front()),
-            }
-        }
-        // The last of the others has sent the sum of all of them, and nobody has received a sum of all.
-        let of_others = &wires[(late + size - 1) % size * size + late];
-        assert_eq!(of_others.len(), pieces, "{size} ranks");
-        for rank in (0..size).filter(|rank| *rank != late) {
-            let left = &plans[rank].moves[done[rank]..];
-            let sent = left.iter().filter(|step| matches!(step, Move::Send { .. })).count();
-            let is_last = (rank + 1) % size == late;
-            assert_eq!((sent, left.len() - sent), (if is_last { 0 } else { pieces }, pieces), "rank {rank} of {size}");
-        }
-    }
-}
-
-#[test]
-fn the_late_ranks_contribution_is_added_last() {
-    let value = |rank: usize, i: usize| 1.0 / (1 + (rank * 31 + i * 7) % 101) as f32;
-    for (size, late) in [(2, 0), (5, 0), (5, 2), (8, 7)] {
-        for len in [7, 9001] {
-            let buffers: Vec<Vec<f32>> = (0..size).map(|rank| (0..len).map(|i| value(rank, i)).collect()).collect();
-            let summed = executed(&lates(late, size, len), buffers.clone(), |able| able - 1);
-            assert!(summed.iter().all(|of_rank| *of_rank == summed[0]), "{size} ranks, {late} late");
-            if len > 4096 {
-                let others = |i: usize| (1..size).map(|v| buffers[(late + v) % size][i]).reduce(|sum, own| sum + own);
-                let expected: Vec<f32> = (0..len).map(|i| others(i).unwrap() + buffers[late][i]).collect();
-                assert_eq!(summed[0], expected, "{size} ranks, {late} late");
-            }
-        }
-    }
-}
-
 #[test]
 fn messages_in_a_row_are_as_documented() {
     for size in SIZES {
@@ -463,7 +382,7 @@ proptest! {
     }
 
     #[test]
-    fn numbers_sum_to_the_same_bits_whichever_rank_is_late(
+    fn sums_have_the_same_bits_whichever_rank_is_late(
         size in 1usize..20,
         len in 0usize..70,
         seed in any::<u64>(),

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use ringpull_base::{AlgorithmChoice, DType, Reduction, Result, Tensor};
+use ringpull_base::{DType, Reduction, Result, Tensor};
 use ringpull_kernels::reduce::Arithmetic;
 use ringpull_plan::{ALLTOALL_SEGMENT_BYTES, Parts, Plan, Schedule, Segments, choose_reduce_scatter};
 
@@ -138,13 +138,7 @@ impl Communicator {
         passage: Passage,
     ) -> Ticket {
         let (place, size) = self.place_in(Some(set));
-        let choice = match self.choice {
-            AlgorithmChoice::Late(late) => {
-                set.iter().position(|member| *member == late).map_or(AlgorithmChoice::Auto, AlgorithmChoice::Late)
-            }
-            choice => choice,
-        };
-        let sum = Sum { reduction, ..Sum::of(choice, dtype, data.len()) };
+        let sum = Sum { reduction, ..Sum::of(self.choice, dtype, data.len()) };
         let (plan, segment_bytes) =
             sum.plan((place, size), &Placement::apart(size), (&self.first_model, None), self.cuts);
         let schedule = Arc::new(Self::cut(plan, Some(set), dtype, segment_bytes).by(reduction));

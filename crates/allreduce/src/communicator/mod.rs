@@ -44,8 +44,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ringpull_base::config::{self, Config, ModelSource};
-use ringpull_base::{AlgorithmChoice, Result, notice};
+use ringpull_base::config::{Config, ModelSource};
+use ringpull_base::{AlgorithmChoice, Result};
 use ringpull_plan::{LinkRates, Links, Model, Segments};
 
 use crate::communicator::divided::DividedSchedules;
@@ -124,19 +124,8 @@ impl Communicator {
     }
 
     /// Reads or measures the cluster's model for `auto`, as rank 0's `config` requires. Collective. Until
-    /// this call `auto` uses the default model. If all ranks share one host's memory, nothing is measured. An
-    /// error if the algorithm names a rank that is not there; a job that goes on with fewer ranks uses
-    /// `auto`.
+    /// this call `auto` uses the default model. If all ranks share one host's memory, nothing is measured.
     pub fn learn(&mut self, config: &Config) -> Result<()> {
-        if let Err(error) = self.choice.check(self.size()) {
-            if !config.elastic && config::elastic()?.is_none() {
-                return Err(error);
-            }
-            if self.rank() == 0 {
-                notice(&format!("ringpull: {} is not there any more: sums go by auto", self.choice));
-            }
-            self.choice = AlgorithmChoice::Auto;
-        }
         if self.placement.is_one_host() {
             if let (ModelSource::File(path), 0) = (&config.model, self.rank()) {
                 tracing::warn!(path = %path.display(), "RINGPULL_MODEL is not read: all ranks share one host's memory, and no model is needed");
@@ -175,16 +164,12 @@ impl Communicator {
         Ok(())
     }
 
-    /// Goes on by what ranks of the same cluster have learned. Nothing is measured. Ranks have other numbers:
-    /// a late rank is nobody's name any more.
+    /// Goes on by what ranks of the same cluster have learned. Nothing is measured.
     pub fn go_on_from(&mut self, learned: &Learned) {
         // Racks and links are those of hosts of which some may be gone.
         let (model, source, age) = (learned.model, learned.source.clone(), learned.age);
         self.learned = Learned { model, racks: 0, links: None, source, age, is_measured: learned.is_measured };
         self.first_model = model;
-        if matches!(self.choice, AlgorithmChoice::Late(_)) {
-            self.choice = AlgorithmChoice::Auto;
-        }
         self.forget_schedules();
     }
 

@@ -69,11 +69,7 @@ impl Sum {
             return (plan_of_codes(rank, size, len), usize::MAX);
         }
         let (plan, segment_bytes) = match self.choice {
-            AlgorithmChoice::Late(late) if late < size => {
-                (ringpull_plan::allreduce_late(rank, late, size, len), cuts.most_bytes)
-            }
-            // Of a process set or a job that has shrunk, the late rank may be gone.
-            AlgorithmChoice::Auto | AlgorithmChoice::Nccl | AlgorithmChoice::Native | AlgorithmChoice::Late(_) => {
+            AlgorithmChoice::Auto | AlgorithmChoice::Nccl | AlgorithmChoice::Native => {
                 let is_apart = !placement.has_neighbours();
                 let in_racks = is_apart.then(|| placement.plan_in_racks(rank, self.len_bytes, element_bytes)).flatten();
                 if let Some(plan) = in_racks {
@@ -170,8 +166,6 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &schedules.find(sum(8), || unreachable!("it is there"))));
         for other in [
             Sum { choice: AlgorithmChoice::Ordered, ..sum(8) },
-            Sum { choice: AlgorithmChoice::Late(0), ..sum(8) },
-            Sum { choice: AlgorithmChoice::Late(1), ..sum(8) },
             Sum { dtype: DType::I32, ..sum(8) },
             Sum { reduction: Reduction::Max, ..sum(8) },
             Sum { step_bytes: 1 << 20, ..sum(8) },

@@ -26,7 +26,7 @@ impl Communicator {
         match choice {
             AlgorithmChoice::Auto | AlgorithmChoice::Nccl => self.placement.has_neighbours(),
             AlgorithmChoice::Ordered => self.is_ordered_anyway(),
-            AlgorithmChoice::Plan(_) | AlgorithmChoice::Late(_) => false,
+            AlgorithmChoice::Plan(_) => false,
             AlgorithmChoice::Native => true,
         }
     }

@@ -56,9 +56,7 @@ pub const VARIABLES: [Variable; 44] = [
          store; `ordered`: every element is added in the order of the ranks, so sums in host memory have \
          the same bits wherever the ranks run, after a restart, and on servers. On one host it costs \
          nothing. On several it is slower: each of `n` ranks moves `n/(n-1)` times the bytes of a ring, \
-         and ranks of one host exchange messages instead of sharing memory. `late:RANK`: for one rank that is \
-         known to be late: the others sum first, and once it has called, a sum takes payload / link. \
-         `nccl`: tensors on GPUs by \
+         and ranks of one host exchange messages instead of sharing memory. `nccl`: tensors on GPUs by \
          NCCL between ranks too, or an error; the rest as by `auto`, which measures whether it pays",
     ),
     variable(

@@ -64,9 +64,8 @@ pub(crate) struct AllreduceArgs {
     #[arg(long, visible_alias = "bytes", default_value = "4,64KiB,25MB")]
     pub sizes: String,
     /// How buffers are summed: auto chooses by the cluster's model; ordered gives the same bits wherever the
-    /// ranks run; with late:3 the others sum among themselves before rank 3 comes; native is the MPI library's
-    /// own `MPI_Allreduce`; the others are plans. halving is another name of circulant; nccl works only for
-    /// stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
+    /// ranks run; native is the MPI library's own `MPI_Allreduce`; the others are plans. halving is another
+    /// name of circulant; nccl works only for stores on GPUs [default: `RINGPULL_ALGORITHM`, or auto].
     #[arg(long, value_parser = Algorithms)]
     pub algorithm: Option<AlgorithmChoice>,
     /// Measured iterations of each size.

@@ -43,12 +43,12 @@ const LOCAL_WORKERS: usize = 4;
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --slow-host 3=500mbit --bytes 100MB --modes dist_sync_mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 200mbit --model vgg16 --scale 0.02 --compute 0.5 --late 3=0.25 --modes dist_sync_mpi,dist_sync:8shared,dist_async:8shared --out out\n  \
-    ringpull compare --hosts 8 --link 200mbit --bytes 25MB --late 3=2 --modes dist_sync_mpi,dist_sync_mpi:late:3,dist_sync:8 --peers mpi --out out\n  \
+    ringpull compare --hosts 8 --link 200mbit --bytes 25MB --late 3=2 --modes dist_sync_mpi,dist_sync:8 --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --sparse 0.01 --modes dist_sync_mpi,dist_sync:8shared,dist_hybrid:8shared --peers mxnet --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
     Modes: dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce),\n\
-    dist_sync_mpi:ALGORITHM (such as ring or late:3), dist_sync:K (K dedicated servers),\n\
+    dist_sync_mpi:ALGORITHM (such as ring), dist_sync:K (K dedicated servers),\n\
     dist_sync:Kshared (on the workers' hosts), and the same for dist_async and dist_hybrid, whose\n\
     servers have row-sparse keys alone. Append +COMPRESSION to compress\n\
     gradients: fp16, bf16, 2bit:THRESHOLD, 1bit:THRESHOLD or topk:RATIO.\n\
@@ -185,7 +185,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
     let fewest = fewer.first().copied().unwrap_or(ranks);
-    variants.iter().try_for_each(|variant| variant.algorithm.check(fewest))?;
     if let Some(late) = args.late.filter(|_| !args.train) {
         late.check(fewest)?;
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Result};
 use ringpull_plan::export::{ExportedMessage, goal, messages, smpi};
-use ringpull_plan::{Model, Schedule, Segments, allreduce, allreduce_in_order, allreduce_late, choose, predict};
+use ringpull_plan::{Model, Schedule, Segments, allreduce, allreduce_in_order, choose, predict};
 
 use super::bench::Algorithms;
 use super::{SUCCESS, Status, put, to_json_line};
@@ -85,11 +85,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Status> {
     let model = rate.map_or_else(Model::default, |rate| model(rate, args.latency));
     let most_bytes = Config::default().segment_bytes;
     let segments = Segments { most_bytes, is_fixed: false };
-    args.algorithm.check(ranks)?;
     let chosen = match args.algorithm {
         AlgorithmChoice::Auto => Some(choose(&model, bytes, ranks, segments)),
         AlgorithmChoice::Plan(algorithm) => Some(predict(&model, algorithm, bytes, ranks, segments)),
-        AlgorithmChoice::Ordered | AlgorithmChoice::Late(_) => None,
+        AlgorithmChoice::Ordered => None,
         AlgorithmChoice::Native | AlgorithmChoice::Nccl => {
             return Err(Error::argument(
                 format!("{} has no plan of ours: the library decides", args.algorithm),
@@ -102,10 +101,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Status> {
         put(&format!("num_ranks {ranks}\n"));
     }
     for rank in 0..ranks {
-        let (plan, segment_bytes) = match (args.algorithm, chosen) {
-            (_, Some(chosen)) => (allreduce(chosen.algorithm, rank, ranks, len), chosen.segment_bytes),
-            (AlgorithmChoice::Late(late), None) => (allreduce_late(rank, late, ranks, len), most_bytes),
-            (_, None) => (allreduce_in_order(rank, ranks, len), most_bytes),
+        let (plan, segment_bytes) = match chosen {
+            Some(chosen) => (allreduce(chosen.algorithm, rank, ranks, len), chosen.segment_bytes),
+            None => (allreduce_in_order(rank, ranks, len), most_bytes),
         };
         let schedule = Schedule::of(&plan, DType::F32, segment_bytes);
         match args.format {
