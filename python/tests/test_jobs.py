@@ -135,13 +135,6 @@ def test_an_updater_that_raises_or_calls_a_store_is_one_exception_on_every_rank(
     assert all("the updater of key \"a\" on rank " in printed.out for printed in done.ranks), f"{done}"
 
 
-def test_a_job_that_is_to_be_encrypted_is_refused():
-    code = "import ringpull\ntry: ringpull.create('local')\nexcept ringpull.ArgumentError as error: print(error)"
-    status, output = run([sys.executable, "-c", code], RINGPULL_ENCRYPT=1)
-    assert status == 0 and 'RINGPULL_ENCRYPT="1"' in output and "WireGuard" in output, output
-    assert run([sys.executable, "-c", code], RINGPULL_ENCRYPT=0) == (0, "")
-
-
 #: How the last rank ends while the others wait for it, and what the others' error must say.
 ENDS = [
     ("ends_by_argument", "this error: .*complex|this error: a tensor of"),

@@ -229,28 +229,11 @@ impl Config {
         wants_quiet()?;
         role()?;
         metrics()?;
-        refuse_encryption()?;
         if SEGMENTS.contains(&self.segment_bytes) {
             return Ok(());
         }
         let what = format!("segments of {} bytes", self.segment_bytes);
         Err(Error::argument(what, "set Config::segment_bytes to 1024 to 1073741824"))
-    }
-}
-
-/// `RINGPULL_ENCRYPT`: nothing of a job is encrypted here (docs/decisions/server-security.md says why), and
-/// who asks for it must not believe that it is.
-fn refuse_encryption() -> Result<()> {
-    const NAME: &str = "RINGPULL_ENCRYPT";
-    match text(NAME) {
-        Some(given) if switch(NAME, &given)? => Err(wrong(
-            NAME,
-            &given,
-            "0, as nothing encrypts what MPI sends",
-            "unset it, and let the network encrypt all of the job: WireGuard, IPsec or the cluster's own encryption"
-                .to_owned(),
-        )),
-        _ => Ok(()),
     }
 }
 

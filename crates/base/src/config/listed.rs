@@ -215,12 +215,6 @@ pub const VARIABLES: [Variable; 44] = [
         "the file that holds it, such as a mounted Secret of Kubernetes, if `RINGPULL_SECRET` is not set",
     ),
     variable(
-        "RINGPULL_ENCRYPT",
-        "0",
-        "1 is an error, since nothing here encrypts: let the network do it for the whole job, MPI \
-         included (WireGuard, IPsec, the cluster's own)",
-    ),
-    variable(
         "DMLC_ROLE",
         "`worker`",
         "what a process of a job with servers is: `worker`, `server` or `scheduler`. `ringpull launch` \

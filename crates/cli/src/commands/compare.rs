@@ -1,5 +1,5 @@
 //! `ringpull compare`: modes and peers in rotating rounds; a table, a verdict, `results.json`,
-//! `report.html`, its first chart, `chart.svg`, and one page of PDF if that is asked for.
+//! `report.html` and its first chart, `chart.svg`.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use super::{FAILURE, SUCCESS, Status};
 use super::{Format, MpichArgs, print, to_json, write};
 use crate::compare::results::Scaled;
 use crate::compare::rows::{measurements, rows};
-use crate::compare::{Comparison, Environment, Setup, published, report, results, sheet, table, training, verdict};
+use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
 use crate::lab::{HostRate, Racks, Shape};
 use crate::late::Late;
 use crate::launch::host::quote;
@@ -37,7 +37,7 @@ const LOCAL_WORKERS: usize = 4;
 #[command(after_help = "Examples:\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8 --peers mpi,mxnet --out out\n  \
     ringpull compare --local 4 --model resnet50 --scale 0.1 --out out --open\n  \
-    ringpull compare --hosts 8 --link 200mbit --scaling 2,4 --save report.pdf --out out\n  \
+    ringpull compare --hosts 8 --link 200mbit --scaling 2,4 --out out\n  \
     ringpull compare --train --scaling 1,2,4,8 --link 200mbit --model vgg16 --scale 0.02 --modes dist_sync_mpi,dist_sync:8shared --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --bytes 100MB --modes dist_sync_mpi,dist_sync_mpi+2bit --out out\n  \
     ringpull compare --hosts 8 --link 1gbit --uplink 500mbit --bytes 100MB --modes dist_sync_mpi --peers mpi --out out\n  \
@@ -137,9 +137,6 @@ pub(crate) struct CompareArgs {
     /// The folder for results.json, report.html and its first chart, chart.svg.
     #[arg(long, default_value = "compare-out")]
     out: PathBuf,
-    /// Write the report as one page of PDF too.
-    #[arg(long, value_name = "FILE.pdf")]
-    save: Option<PathBuf>,
     /// Open the report with the desktop's browser.
     #[arg(long)]
     open: bool,
@@ -160,12 +157,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         return Err(Error::argument(
             "--link needs hosts: processes of one machine have no link between them",
             "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or omit --link",
-        ));
-    }
-    if let Some(file) = args.save.as_ref().filter(|file| file.extension().is_none_or(|end| end != "pdf")) {
-        return Err(Error::argument(
-            format!("invalid --save {}: expected a name that ends in .pdf", file.display()),
-            "the report is in --out as report.html, and its first chart as chart.svg",
         ));
     }
     let variants = Variant::list(&modes(args)?, &args.peers);
@@ -294,9 +285,6 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {
     write(&page, &report::render(results)?)?;
     if let Some(picture) = report::picture(results)? {
         write(&args.out.join("chart.svg"), &picture)?;
-    }
-    if let Some(file) = &args.save {
-        std::fs::write(file, sheet::render(results)).map_err(|cause| Error::io("write", file.display(), &cause))?;
     }
     print(args.format, &results.records(), || table::render(results))?;
     eprintln!("report: {}", page.display());

@@ -1,5 +1,5 @@
 //! The layout of charts as marks: rectangles, lines and texts, which the page's template writes as SVG
-//! without a script, and [`sheet`](super::sheet) as PDF.
+//! without a script.
 //!
 //! Horizontal positions are per cent of the drawing's width and vertical ones are pixels, so a chart fits any
 //! width while its text keeps its size. No line crosses a text: texts have bands of their own.

@@ -1,7 +1,7 @@
 //! The comparison of modes and peers, which run as jobs in rotating [`rounds`](crate::rounds).
 //!
 //! [`rows`] makes the rows of a [`Comparison`] from the jobs' measurements. [`table`] prints them in a
-//! terminal, [`report`] writes one HTML file and [`sheet`] one page of PDF; all have the same [`columns`].
+//! terminal, and [`report`] writes one HTML file; both have the same [`columns`].
 //! [`verdict`] is the conclusion in sentences, [`training`] that for steps of training. `notes` are the
 //! warnings and errors under a table, and [`charts`] draws. All of it is pure.
 
@@ -15,7 +15,6 @@ pub(crate) mod published;
 pub(crate) mod report;
 pub(crate) mod results;
 pub(crate) mod rows;
-pub(crate) mod sheet;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

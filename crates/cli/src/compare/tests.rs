@@ -8,7 +8,7 @@ use ringpull_workload::sparse::SparseSetup;
 
 use super::results::{Outcome, Row, Scaled};
 use super::rows::rows;
-use super::{Comparison, Environment, Setup, report, sheet, table, verdict};
+use super::{Comparison, Environment, Setup, report, table, verdict};
 use crate::committed;
 use crate::machine::{Hardware, Hosts};
 use crate::record::Record;
@@ -308,16 +308,14 @@ fn one_variant_alone_has_nothing_to_be_compared_with() {
 }
 
 #[test]
-fn the_same_names_are_in_table_charts_verdict_and_pdf() {
+fn the_same_names_are_in_table_charts_and_verdict() {
     let results = results();
-    let (page, text, pdf) = (report::render(&results).unwrap(), table::render(&results), sheet::render(&results));
-    let pdf = String::from_utf8_lossy(&pdf).into_owned();
+    let (page, text) = (report::render(&results).unwrap(), table::render(&results));
     for measured in results.ranking() {
         let name = measured.row.variant.as_str();
         assert!(page.contains(&format!("<code>{name}</code><span class=\"words\">")), "{name} in the table");
         assert!(page.matches(&format!(">{name}<tspan")).count() >= 2, "{name} in the charts");
         assert!(text.lines().any(|line| line.starts_with(name)), "{name} in a terminal");
-        assert!(pdf.contains(&format!("({name})")), "{name} in the PDF");
     }
 }
 
@@ -329,34 +327,8 @@ fn the_machines_are_named_with_processor_cores_and_memory() {
     results.setup.place = "8 hosts".to_owned();
     results.environment.hosts = vec![Hosts { hosts: 8, hardware: results.environment.hardware.clone() }];
     assert!(report::render(&results).unwrap().contains(&format!("8 x {own}")));
-    assert!(String::from_utf8_lossy(&sheet::render(&results)).contains("8 x 2 cores of Xeon"));
 }
 
-#[test]
-fn a_pdf_has_one_page_with_the_verdict_and_the_charts() {
-    let Ok(output) = Command::new("pdftotext").arg("-v").output() else {
-        eprintln!("skipped: pdftotext (poppler-utils) is not installed");
-        return;
-    };
-    assert!(output.status.success());
-    let folder = tempfile::tempdir().unwrap();
-    for (name, results) in [("pushpull", scaled()), ("training", training())] {
-        let file = folder.path().join(format!("{name}.pdf"));
-        std::fs::write(&file, sheet::render(&results)).unwrap();
-        let run = |program: &str, front: &[&str], back: &[&str]| {
-            let output = Command::new(program).args(front).arg(&file).args(back).output().unwrap();
-            assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8_lossy(&output.stdout).into_owned()
-        };
-        assert!(run("pdfinfo", &[], &[]).lines().any(|line| line.split_whitespace().eq(["Pages:", "1"])));
-        let text = run("pdftotext", &["-layout"], &["-"]);
-        for words in
-            ["On 8 machines (emulated): dist_sync_mpi", "Sorted by", "shared by all processes", "ringpull compare"]
-        {
-            assert!(text.contains(words), "{words} in {text}");
-        }
-    }
-}
 
 #[test]
 fn results_read_themselves_back_with_every_sample() {
