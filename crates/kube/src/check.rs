@@ -2,9 +2,8 @@
 
 use ringpull_base::Result;
 
-use crate::command::is_mpirun;
 use crate::names::{LONGEST_LABEL, check_image, check_label, is_domain, is_label_value, is_qualified};
-use crate::options::{JobKind, MPI, PODS, Request, USED_BY, names, wrong};
+use crate::options::{JobKind, PODS, Request, USED_BY, names, wrong};
 use crate::quantity::Quantity;
 use JobKind::{Claim, Compare, Job, Mxjob, NetworkPolicy, Ps, Tfjob, Train, Trainjob};
 
@@ -41,7 +40,7 @@ impl Request {
         let above = |one: &Option<Quantity>, other: &Option<Quantity>| {
             one.as_ref().zip(other.as_ref()).is_some_and(|(one, other)| one.value() > other.value())
         };
-        let rules: [(bool, String, &str); 19] = [
+        let rules: [(bool, String, &str); 18] = [
             (workers == 0, "invalid --workers 0: expected at least 1".into(), "give --workers of at least 1"),
             (self.slots == Some(0), "invalid --slots 0: expected at least 1".into(), "give --slots of at least 1"),
             (
@@ -115,11 +114,6 @@ impl Request {
                 "give it after --, such as -- train --kv-store dist_sync_mpi",
             ),
             (
-                MPI.contains(&self.kind) && self.runs_mpirun(),
-                "the command runs mpirun, but the manifest starts the ranks itself".into(),
-                "give only what one rank runs",
-            ),
-            (
                 self.min_workers.is_some() && self.loses_its_work(),
                 "--min-workers without a checkpoint: each loss of a worker would start the training anew".into(),
                 "add --checkpoint /train/run.safetensors --resume-if-any to the command, and --claim",
@@ -134,11 +128,6 @@ impl Request {
             Some((_, what, remedy)) => wrong(what, remedy),
             None => self.check_names().and_then(|()| self.check_command()),
         }
-    }
-
-    fn runs_mpirun(&self) -> bool {
-        let ends_a_word = |c: char| c.is_whitespace() || ";&|()`{}<>\"'$".contains(c);
-        self.command.iter().any(|word| word.split(ends_a_word).any(is_mpirun))
     }
 
     fn check_names(&self) -> Result<()> {

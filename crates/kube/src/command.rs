@@ -1,5 +1,5 @@
-//! What the words of a job's command say: whether they start MPI ranks, which store they ask for, and whether
-//! they are one of our examples.
+//! What the words of a job's command say: what they start, which store they ask for, and whether they are one
+//! of our examples.
 
 /// The word of a command that is one of our training examples, whose store is `local` by default. A bare
 /// `train` is ours if it is a program: the first word, or after `--`, `mpirun` or options with at most one
@@ -24,8 +24,42 @@ pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
-/// The value of a command's `--kv-store`.
-pub(super) fn store_of(command: &[String]) -> Option<&str> {
-    let at = command.iter().position(|word| word == "--kv-store" || word.starts_with("--kv-store="))?;
-    command[at].strip_prefix("--kv-store=").or_else(|| command.get(at + 1).map(String::as_str))
+/// A command's words as its processes get them: those of shells' scripts apart, and the texts of programs,
+/// as `python3 -c` and Kubeflow pipelines have them, by themselves.
+pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>) {
+    let (mut words, mut programs) = (Vec::new(), Vec::new());
+    for (at, word) in command.iter().enumerate() {
+        let before = |back: usize| at.checked_sub(back).map_or("", |at| command[at].as_str());
+        let is_given_as_text = before(1).starts_with('-') && before(1).ends_with('c');
+        let of_python = [before(2), before(3)].iter().any(|word| word.contains("python"));
+        if is_given_as_text && of_python || word.contains('\n') && !is_given_as_text {
+            programs.push(word.as_str());
+        } else {
+            let ends_a_word = |c: char| c.is_whitespace() || ";&|()`<>\"'".contains(c);
+            words.extend(word.split(ends_a_word).filter(|part| !part.is_empty()).map(str::to_owned));
+        }
+    }
+    (words, programs)
+}
+
+/// The words that ask for a kind of store, and the kind: an option or a variable by the names that MXNet's
+/// programs give it.
+pub(super) fn store_of(command: &[String]) -> Option<(String, &str)> {
+    command.iter().enumerate().find_map(|(at, word)| {
+        let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+        if !is_store(name) {
+            return None;
+        }
+        if let Some(value) = value {
+            return Some((word.clone(), value));
+        }
+        let next = command.get(at + 1).filter(|_| name.starts_with('-'))?;
+        Some((format!("{word} {next}"), next.as_str()))
+    })
+}
+
+/// Whether an option or a variable of this name is a kind of store: `--kv-store`, `--kvstore`, `KV_STORE`.
+pub(super) fn is_store(name: &str) -> bool {
+    let letters: String = name.chars().filter(|c| !"-_".contains(*c)).collect::<String>().to_lowercase();
+    letters.ends_with("kvstore") || letters.ends_with("kvstoretype")
 }

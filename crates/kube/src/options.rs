@@ -42,7 +42,7 @@ pub(super) const ALL: &[JobKind] = &[Train, Compare, Ps, Job, Trainjob, Mxjob, T
 /// Kinds with pods.
 pub(super) const PODS: &[JobKind] = &[Train, Compare, Ps, Job, Trainjob, Mxjob, Tfjob];
 const SEVERAL: &[JobKind] = &[Train, Compare, Ps, Trainjob, Mxjob, Tfjob];
-pub(super) const MPI: &[JobKind] = &[Train, Compare, Ps, Trainjob];
+const MPI: &[JobKind] = &[Train, Compare, Ps, Trainjob];
 const MPIJOBS: &[JobKind] = &[Train, Compare, Ps];
 
 /// The kinds that use each option. Given to another kind, an option is an error.

@@ -1,34 +1,223 @@
-//! Whether a job's command suits its kind: the store that it asks for, and what it saves.
+//! Whether a job's command suits its kind: what the kind gives the processes that run it, what the program
+//! needs as far as its words say, and the verdict on each pair.
 
-use ringpull_base::Result;
+use ringpull_base::{Kind, Result, closest};
 
-use crate::command::{example, store_of};
+use crate::command::{example, is_mpirun, is_store, store_of, words_and_programs};
 use crate::options::{JobKind, Request, wrong};
 
-impl Request {
-    /// An error if the command asks for a store that cannot work in this kind of job.
-    pub(super) fn check_command(&self) -> Result<()> {
-        let Some(store) = store_of(&self.command) else { return Ok(()) };
-        let fits = match self.kind {
-            JobKind::Train | JobKind::Trainjob => store == "dist_sync_mpi",
-            JobKind::Ps | JobKind::Mxjob => {
-                store.starts_with("dist_") && !["dist_sync_mpi", "dist_hybrid"].contains(&store)
-            }
-            JobKind::Job => !store.starts_with("dist_"),
-            _ => true,
-        };
-        if fits {
-            return Ok(());
+/// What a job gives the processes that run its command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Given {
+    /// Nothing: there is one process.
+    One,
+    /// Nothing that a store reads: each process of a TFJob is alone.
+    Apart,
+    /// The ranks of one `mpirun`.
+    Ranks,
+    /// Servers, and workers that `ringpull launch` starts beside them.
+    Launched,
+    /// The variables `DMLC_*` of a scheduler, a server or a worker, one in each pod.
+    Roles,
+}
+
+/// What a program needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Only itself: its store is of one process.
+    Itself,
+    /// Ranks of MPI, which sum.
+    Ranks,
+    /// Horovod's ranks. A single process is one.
+    Horovod,
+    /// A scheduler and servers.
+    Servers,
+    /// Both ranks and servers.
+    Both,
+    /// Ranks or servers: it has a store whose kind is not in the words.
+    Store,
+    /// A pod by itself: it starts its processes.
+    Starts,
+}
+
+/// A need, and the words that show it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) need: Need,
+    pub(super) words: String,
+    /// Whether the words can mean nothing else.
+    pub(super) is_certain: bool,
+}
+
+/// What comes of a program in a job that does not suit it, and what to do.
+pub(super) type Misfit = (&'static str, &'static str);
+
+const TRAIN: &str = "write ringpull manifest train, in a pipeline distribution_type MPI: its ranks are one job";
+const PS: &str = "write ringpull manifest ps, in a pipeline distribution_type PS: it starts a scheduler and servers";
+const HYBRID: &str = "give the command dist_sync_mpi or dist_sync: only ringpull launch --hybrid starts dist_hybrid";
+
+/// Every pair of what a job gives and what a program needs; nothing if they suit each other.
+pub(super) fn misfit(given: Given, need: Need) -> Option<Misfit> {
+    use Given::{Apart, Launched, One, Ranks, Roles};
+    Some(match (given, need) {
+        (One, Need::Itself | Need::Horovod | Need::Store | Need::Starts)
+        | (Ranks, Need::Ranks | Need::Horovod | Need::Store)
+        | (Launched | Roles, Need::Servers | Need::Store) => return None,
+        (One, Need::Ranks | Need::Servers | Need::Both) => {
+            ("the job is one process", "give the command --kv-store local or device, or write another kind of job")
         }
-        let (what, should) = match self.kind {
-            JobKind::Train | JobKind::Trainjob => ("every rank would train a separate model", "dist_sync_mpi"),
-            JobKind::Ps | JobKind::Mxjob => ("its servers would have nothing to do", "dist_sync or dist_async"),
-            _ => ("the job is one process", "local or device"),
+        (Apart, Need::Itself) => ("each of its pods would train a separate model", TRAIN),
+        (Apart, Need::Ranks | Need::Horovod) => {
+            ("its pods have no mpirun, so each would train a separate model", TRAIN)
+        }
+        (Apart, Need::Servers) => ("its pods have no scheduler, so each would fail", PS),
+        (Apart | Roles, Need::Both) => ("its pods have no mpirun, so each would fail", HYBRID),
+        (Apart, Need::Store) => {
+            ("its pods have neither mpirun nor a scheduler, so each would train a separate model or fail", TRAIN)
+        }
+        (Apart | Roles, Need::Starts) => ("each pod would start a job of its own, and train a separate model", TRAIN),
+        (Ranks, Need::Itself) => (
+            "every rank would train a separate model",
+            "give the command --kv-store dist_sync_mpi, or write another kind of job",
+        ),
+        (Ranks, Need::Servers) => ("mpirun starts only workers, and each would fail without servers", PS),
+        (Ranks | Launched, Need::Both) => ("its ranks are started without one half of the store", HYBRID),
+        (Ranks | Launched, Need::Starts) => {
+            ("the manifest starts the processes itself", "give only what one rank runs")
+        }
+        (Launched, Need::Itself | Need::Ranks | Need::Horovod) | (Roles, Need::Itself) => (
+            "its servers would have nothing to do",
+            "give the command --kv-store dist_sync or dist_async, or write another kind of job",
+        ),
+        (Roles, Need::Ranks | Need::Horovod) => {
+            ("its pods have no mpirun, so each worker would train a separate model", TRAIN)
+        }
+    })
+}
+
+/// What the program of a command needs, with these variables: nothing if its words do not say.
+pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> {
+    let (words, programs) = words_and_programs(command);
+    let shown = |need, words: &str| Shown { need, words: words.to_owned(), is_certain: true };
+    let mut found = Vec::new();
+    found.extend(starter(&words));
+    let variables = env.iter().filter(|(name, _)| is_store(name)).map(|(name, value)| format!("{name}={value}"));
+    let variables: Vec<String> = variables.collect();
+    // A variable of the operator's or the user's own says where the scheduler is.
+    let mut names = words.iter().chain(env.iter().map(|(name, _)| name));
+    let knows_servers = names.any(|name| name.starts_with("DMLC_PS_ROOT_URI"));
+    let store = store_of(&words).or_else(|| store_of(&variables));
+    if let Some((as_given, kind)) = &store {
+        found.extend(need_of(kind).map(|need| shown(need, as_given)));
+    } else {
+        // A distributed kind by itself, or as the value of an option with any name.
+        let texts = programs.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
+        let mut values = words.iter().filter_map(|word| word.rsplit(['=', ':']).next()).chain(texts);
+        let kind = values.find(|word| word.starts_with("dist_") && need_of(word).is_some());
+        found.extend(kind.and_then(|kind| Some(Shown { is_certain: false, ..shown(need_of(kind)?, kind) })));
+    }
+    let module = |name: &str| {
+        let is_it = |word: &str| word == name || word.starts_with(&format!("{name}."));
+        words.windows(2).any(|pair| pair[0] == "-m" && is_it(&pair[1]))
+            || words.iter().any(|word| word.strip_prefix("-m").is_some_and(is_it))
+    };
+    let imports = |package: &str| {
+        let is_it = |line: &str| {
+            let rest = ["import ", "from "].iter().find_map(|word| line.trim_start().strip_prefix(word));
+            let rest = rest.and_then(|rest| rest.trim_start().strip_prefix(package));
+            rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'))
         };
-        wrong(
-            format!("{} with --kv-store {store}: {what}", self.kind.name()),
-            format!("give the command --kv-store {should}, or write another kind of job"),
-        )
+        programs.iter().any(|text| text.lines().any(is_it))
+    };
+    if module("ringpull.horovod") {
+        found.push(shown(Need::Horovod, "-m ringpull.horovod"));
+    } else if let Some(package) = ["horovod", "ringpull.horovod"].into_iter().find(|name| imports(name)) {
+        found.push(shown(Need::Horovod, &format!("import {package}")));
+    } else if module("ringpull.mxnet") && store.is_none() {
+        found.push(shown(Need::Store, "-m ringpull.mxnet"));
+    }
+    found.retain(|one| !(knows_servers && one.need == Need::Servers));
+    found
+}
+
+/// What a kind of store needs, by a name of MXNet's or ours.
+fn need_of(kind: &str) -> Option<Need> {
+    // MXNet scripts prefix the kinds of our servers.
+    let kind = kind.strip_prefix("ringpull_").unwrap_or(kind);
+    match kind.parse() {
+        Ok(Kind::Local | Kind::Device) => Some(Need::Itself),
+        Ok(Kind::DistSyncMpi) => Some(Need::Ranks),
+        Ok(Kind::DistHybrid) => Some(Need::Both),
+        Ok(Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice) => Some(Need::Servers),
+        Err(_) => match kind {
+            "nccl" => Some(Need::Itself),
+            "horovod" => Some(Need::Ranks),
+            "p3" | "dist_sync_p3" | "p3store_dist" | "byteps" => Some(Need::Servers),
+            _ => None,
+        },
+    }
+}
+
+/// The words of a program that starts processes.
+fn starter(words: &[String]) -> Option<Shown> {
+    let last = |word: &str| word.rsplit('/').next().unwrap_or("").to_owned();
+    let starts = |pair: &[String]| match (last(&pair[0]).as_str(), pair[1].as_str()) {
+        ("ringpull" | "accelerate", "launch") => Some(format!("{} launch", last(&pair[0]))),
+        ("-m", module @ ("torch.distributed.run" | "torch.distributed.launch")) => Some(format!("-m {module}")),
+        _ => None,
+    };
+    let single = |word: &String| {
+        let name = last(word);
+        (is_mpirun(word) || ["torchrun", "deepspeed", "launch.py"].contains(&name.as_str())).then_some(name)
+    };
+    let name = words.iter().find_map(single).or_else(|| words.windows(2).find_map(starts))?;
+    // PyTorch's launchers can join those of other pods.
+    let joins = |word: &String| ["rdzv", "nnodes", "master_addr", "master-addr"].iter().any(|it| word.contains(it));
+    Some(Shown { need: Need::Starts, words: name, is_certain: !words.iter().any(joins) })
+}
+
+/// What does not suit a program among its needs.
+pub(super) fn misfits(given: Given, needs: &[Shown]) -> Vec<(&Shown, Misfit)> {
+    let starts = needs.iter().find(|one| one.need == Need::Starts);
+    let (given, needs): (_, Vec<&Shown>) = match starts.filter(|_| given == Given::One) {
+        // Its own words say whether it starts servers.
+        Some(one) if one.words.contains("launch") => return Vec::new(),
+        Some(_) => (Given::Ranks, needs.iter().filter(|one| one.need != Need::Starts).collect()),
+        None => (given, needs.iter().collect()),
+    };
+    needs.into_iter().filter_map(|one| Some((one, misfit(given, one.need)?))).collect()
+}
+
+impl Request {
+    /// What the kind gives the processes of the command; nothing if it runs none, or its own.
+    fn given(&self) -> Option<Given> {
+        match self.kind {
+            JobKind::Train | JobKind::Trainjob => Some(Given::Ranks),
+            JobKind::Ps => Some(Given::Launched),
+            JobKind::Mxjob => Some(Given::Roles),
+            JobKind::Tfjob if u64::from(self.workers) + u64::from(self.servers) > 1 => Some(Given::Apart),
+            JobKind::Job | JobKind::Tfjob => Some(Given::One),
+            JobKind::Compare | JobKind::Claim | JobKind::NetworkPolicy => None,
+        }
+    }
+
+    /// An error if the command cannot work in this kind of job.
+    pub(super) fn check_command(&self) -> Result<()> {
+        let needs = needs(&self.command, &self.env);
+        if self.kind == JobKind::Compare && needs.iter().any(|one| one.need == Need::Starts) {
+            return wrong("compare starts the processes itself", "give only options of ringpull compare");
+        }
+        let Some(given) = self.given() else { return Ok(()) };
+        let (words, _) = words_and_programs(&self.command);
+        if let Some((as_given, kind)) = store_of(&words).filter(|(_, kind)| need_of(kind).is_none())
+            && let Some(meant) = closest(kind, Kind::ALL.map(Kind::name))
+        {
+            return wrong(format!("{as_given} is no kind of store"), format!("did you mean {meant}?"));
+        }
+        match misfits(given, &needs).into_iter().find(|(one, _)| one.is_certain) {
+            Some((one, (what, remedy))) => wrong(format!("{} with {}: {what}", self.kind.name(), one.words), remedy),
+            None => Ok(()),
+        }
     }
 
     /// Whether the command is our example `train` and saves no checkpoint.
@@ -48,17 +237,25 @@ impl Request {
                     .to_owned(),
             );
         }
-        let wanted = match self.kind {
-            JobKind::Train | JobKind::Trainjob => "dist_sync_mpi",
-            JobKind::Ps | JobKind::Mxjob => "dist_sync",
-            _ => return None,
+        let given = self.given()?;
+        let needs = needs(&self.command, &self.env);
+        if let Some((one, (what, remedy))) = misfits(given, &needs).into_iter().next() {
+            return Some(format!(
+                "{} with {}, if the program takes that so: {what}\n  hint: {remedy}",
+                self.kind.name(),
+                one.words
+            ));
+        }
+        let wanted = match given {
+            Given::Ranks => "add --kv-store dist_sync_mpi to the command",
+            Given::Launched | Given::Roles => "add --kv-store dist_sync to the command",
+            Given::Apart => "write ringpull manifest train, and add --kv-store dist_sync_mpi to the command",
+            Given::One => return None,
         };
         let example = example(&self.command)?;
-        store_of(&self.command).is_none().then(|| {
-            format!(
-                "{example} without --kv-store uses local: every worker trains a separate model\n  \
-                 hint: add --kv-store {wanted} to the command"
-            )
+        let (words, _) = words_and_programs(&self.command);
+        store_of(&words).is_none().then(|| {
+            format!("{example} without --kv-store uses local: every worker trains a separate model\n  hint: {wanted}")
         })
     }
 }
@@ -67,18 +264,33 @@ impl Request {
 mod tests {
     use super::*;
 
+    fn request(kind: JobKind, command: &[&str]) -> Request {
+        Request { command: command.iter().map(|word| (*word).to_owned()).collect(), ..Request::new(kind) }
+    }
+
+    fn words(command: &str) -> Vec<&str> {
+        command.split(' ').collect()
+    }
+
+    /// The error of a command, else its warning with a mark before it, else nothing.
+    fn judged(request: &Request) -> String {
+        let error = request.check().err().map(|error| error.to_string());
+        let doubt = || request.doubt().map_or_else(String::new, |doubt| format!("warning: {doubt}"));
+        error.unwrap_or_else(doubt)
+    }
+
     #[test]
     fn an_example_without_a_kind_of_store_is_warned_about() {
-        let doubt = |kind, command: &str| {
-            let command = command.split(' ').map(str::to_owned).collect();
-            Request { command, ..Request::new(kind) }.doubt()
-        };
-        for (kind, wanted) in
-            [(JobKind::Train, "dist_sync_mpi"), (JobKind::Trainjob, "dist_sync_mpi"), (JobKind::Ps, "dist_sync")]
-        {
+        let doubt = |kind, command: &str| request(kind, &words(command)).doubt();
+        for (kind, wanted) in [
+            (JobKind::Train, "dist_sync_mpi"),
+            (JobKind::Trainjob, "dist_sync_mpi"),
+            (JobKind::Ps, "dist_sync"),
+            (JobKind::Tfjob, "dist_sync_mpi"),
+        ] {
             for command in ["train --data /train", "/opt/bin/train", "python3 examples/mxnet/train.py"] {
                 let text = doubt(kind, command).unwrap();
-                assert!(text.ends_with(&format!("hint: add --kv-store {wanted} to the command")), "{text}");
+                assert!(text.ends_with(&format!("add --kv-store {wanted} to the command")), "{text}");
             }
         }
         assert_eq!(doubt(JobKind::Job, "train"), None);
@@ -92,5 +304,133 @@ mod tests {
         ] {
             assert_eq!(doubt(JobKind::Train, command), None, "{command}");
         }
+    }
+
+    /// A row for each program; its columns are a train or trainjob, ps, mxjob, tfjob, and job. `x` is an error,
+    /// `?` a warning, `-` neither.
+    const TABLE: [(&str, &str); 36] = [
+        ("python3 train.py", "-----"),
+        ("python3 train.py --epochs 3 --data /train/dist_sync", "-----"),
+        ("python3 train.py --kv-store local", "xxxx-"),
+        ("python3 train.py --kv-store=device", "xxxx-"),
+        ("python3 train.py --kvstore nccl", "xxxx-"),
+        ("python3 train.py --kv-store dist_sync_mpi", "-xxxx"),
+        ("python3 train.py --kv-store=dist_sync_mpi", "-xxxx"),
+        ("python3 train.py --kvstore dist_sync_mpi", "-xxxx"),
+        ("python3 train.py --kv_store=dist_sync_mpi", "-xxxx"),
+        ("python3 train.py -kvstore dist_sync_mpi", "-xxxx"),
+        ("python3 train.py trainer.kvstore=dist_sync_mpi", "-xxxx"),
+        ("env KV_STORE=dist_sync_mpi python3 train.py", "-xxxx"),
+        ("KVSTORE=dist_sync_mpi python3 train.py", "-xxxx"),
+        ("python3 train.py --kvstore horovod", "-xxxx"),
+        ("python3 train.py --kv-store dist_sync", "x--xx"),
+        ("python3 train.py --kv-store dist_async", "x--xx"),
+        ("python3 train.py --kv-store dist", "x--xx"),
+        ("python3 train.py --kv-store=dist_device_sync", "x--xx"),
+        ("python3 train.py --kv-store dist_async_device", "x--xx"),
+        ("python3 train.py --kv-store ringpull_dist_sync", "x--xx"),
+        ("python3 train.py --kv-store dist_hybrid", "xxxxx"),
+        ("python3 train.py --kv-store $KIND", "-----"),
+        ("python3 train.py --kv-store dist_snyc", "xxxxx"),
+        ("env DMLC_PS_ROOT_URI=10.0.0.1 python3 train.py --kv-store dist_sync", "-----"),
+        ("python3 train.py dist_sync_mpi", "-????"),
+        ("python3 train.py --mode=dist_sync", "?--??"),
+        ("python3 -m ringpull.mxnet train.py", "---x-"),
+        ("python3 -m ringpull.mxnet train.py --kv-store dist_sync", "x--xx"),
+        ("python3 -m ringpull.horovod train.py", "-xxx-"),
+        ("python3 -mringpull.horovod train.py", "-xxx-"),
+        ("mpirun -n 2 python3 train.py --kv-store dist_sync_mpi", "xxxx-"),
+        ("mpirun -n 2 python3 train.py --kv-store local", "xxxxx"),
+        ("horovodrun -np 2 python3 train.py", "xxxx-"),
+        ("ringpull launch -n 2 -s 1 -- python3 train.py --kv-store dist_sync", "xxxx-"),
+        ("torchrun --nproc-per-node 2 train.py", "xxxx-"),
+        ("torchrun --nnodes 2 --rdzv-endpoint a:1 train.py", "????-"),
+    ];
+
+    #[test]
+    fn every_pair_of_program_and_kind_of_job_is_decided() {
+        let kinds = [JobKind::Train, JobKind::Ps, JobKind::Mxjob, JobKind::Tfjob, JobKind::Job];
+        let mark = |request: &Request| match judged(request) {
+            text if text.is_empty() => '-',
+            text if text.starts_with("warning: ") => '?',
+            _ => 'x',
+        };
+        for (command, expected) in TABLE {
+            let script = format!("cd /train && exec {command}");
+            for (spelling, command) in [("words", words(command)), ("script", vec!["sh", "-ec", &script])] {
+                let found: String = kinds.iter().map(|kind| mark(&request(*kind, &command))).collect();
+                assert_eq!(found, expected, "{spelling}: {command:?}");
+                assert_eq!(mark(&request(JobKind::Trainjob, &command)), found.chars().next().unwrap(), "{command:?}");
+                // A single process is no several.
+                let single = Request { workers: 1, ..request(JobKind::Tfjob, &command) };
+                assert_eq!(mark(&single), found.chars().last().unwrap(), "{command:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_misfit_names_the_words_and_the_remedy() {
+        for (kind, command, expected) in [
+            (
+                JobKind::Tfjob,
+                "python3 a.py --kv-store dist_sync_mpi",
+                ["--kv-store dist_sync_mpi: its pods have no mpirun", "distribution_type MPI"],
+            ),
+            (
+                JobKind::Tfjob,
+                "python3 a.py --kvstore=dist_async",
+                ["tfjob with --kvstore=dist_async", "distribution_type PS"],
+            ),
+            (
+                JobKind::Tfjob,
+                "python3 -m ringpull.horovod a.py",
+                ["with -m ringpull.horovod", "ringpull manifest train"],
+            ),
+            (
+                JobKind::Train,
+                "python3 a.py --kv-store local",
+                ["every rank would train a separate model", "--kv-store dist_sync_mpi"],
+            ),
+            (JobKind::Train, "mpirun -n 2 a", ["train with mpirun", "only what one rank runs"]),
+            (JobKind::Job, "python3 a.py --kv-store dist_sync", ["the job is one process", "local or device"]),
+            (JobKind::Ps, "python3 a.py --kv-store dist_sync_mpi", ["nothing to do", "dist_sync or dist_async"]),
+            (
+                JobKind::Train,
+                "python3 a.py --kv-store dist_snyc",
+                ["--kv-store dist_snyc is no kind", "did you mean dist_sync?"],
+            ),
+        ] {
+            let error = judged(&request(kind, &words(command)));
+            let (what, hint) = error.split_once("hint: ").unwrap_or((&error, ""));
+            assert!(what.contains(expected[0]) && hint.contains(expected[1]), "{kind:?} {command}: {error}");
+        }
+        // A variable of the job is one of the program's.
+        let env = [("MXNET_KVSTORE".to_owned(), "dist_sync_mpi".to_owned())].into();
+        let error = judged(&Request { env, ..request(JobKind::Tfjob, &["python3", "a.py"]) });
+        assert!(error.contains("tfjob with MXNET_KVSTORE=dist_sync_mpi"), "{error}");
+        let env = [("MXNET_KVSTORE_BIGARRAY_BOUND".to_owned(), "10".to_owned())].into();
+        assert_eq!(judged(&Request { env, ..request(JobKind::Tfjob, &["python3", "a.py"]) }), "");
+    }
+
+    #[test]
+    fn the_text_of_a_program_shows_what_it_imports() {
+        let shell =
+            "program_path=$(mktemp)\nprintf \"%s\" \"$0\" > \"$program_path\"\npython3 -u \"$program_path\" \"$@\"\n";
+        let of = |kind, text: &str| judged(&request(kind, &["sh", "-ec", shell, text, "--epochs", "3"]));
+        let cell = "def train():\n    # mpirun -np 2 starts it\n    import horovod.tensorflow.keras as hvd\n    hvd.init()\n\ntrain()\n";
+        assert!(of(JobKind::Tfjob, cell).contains("tfjob with import horovod: its pods have no mpirun"));
+        assert!(of(JobKind::Mxjob, cell).contains("mxjob with import horovod"));
+        assert_eq!((of(JobKind::Train, cell), of(JobKind::Job, cell)), (String::new(), String::new()));
+        let ours = "import ringpull.horovod.torch as hvd\nhvd.init()\n";
+        assert!(of(JobKind::Tfjob, ours).contains("import ringpull.horovod"));
+        let store = "import ringpull\nstore = ringpull.create('dist_sync_mpi')\n";
+        assert!(of(JobKind::Tfjob, store).starts_with("warning: tfjob with dist_sync_mpi"));
+        for other in
+            ["import horovod_tools\nprint(1)\n", "import tensorflow\ntf.distribute.ParameterServerStrategy()\n"]
+        {
+            assert_eq!(of(JobKind::Tfjob, other), "");
+        }
+        let python = judged(&request(JobKind::Tfjob, &["python3", "-u", "-c", "import horovod.torch"]));
+        assert!(python.contains("import horovod"), "{python}");
     }
 }

@@ -13,7 +13,7 @@ pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     let starts_ranks = words.iter().any(|word| is_mpirun(word)) || launch_words(&words).is_some();
     let alone = starts_ranks && job.ranks() > 1;
     let at = job.launcher_words();
-    let Some(given) = store_of(&words) else {
+    let Some((_, given)) = store_of(&words) else {
         if let Some(example) = example(&words).filter(|_| alone) {
             let what = format!("{example} without --kv-store uses local: every rank trains a separate model");
             findings.add("default-store", &at, what, "add --kv-store dist_sync_mpi");
