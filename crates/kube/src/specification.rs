@@ -3,8 +3,8 @@
 //!
 //! `distribution_type` is `Job` (also if the dictionary is empty), `MPI`, `TF`, or our `PS`. The component
 //! multiplies strings and ignores unknown keys; here counts may be numbers or digits, and an unknown key is
-//! an error, as is one that the distribution does not use. Options of the command line set what the
-//! dictionary leaves open.
+//! an error, as is one that the distribution does not use. Only `number_of_workers` of at most 1 may stand in
+//! a `Job`, as pipelines write it. Options of the command line set what the dictionary leaves open.
 
 use serde_json::{Map, Value};
 
@@ -73,6 +73,10 @@ pub fn apply(text: &str, request: &mut Request) -> Result<()> {
     };
     for (key, option, set) in KEYS {
         let Some(value) = dictionary.get(key).filter(|value| !value.is_null()) else { continue };
+        let is_single = || ["0", "1"].contains(&value.to_string().trim_matches('"'));
+        if key == "number_of_workers" && request.kind == JobKind::Job && is_single() {
+            continue;
+        }
         set(request, key, value)?;
         if let Some(word) = request.given.insert(option.to_owned(), key.to_owned()) {
             return Err(Error::argument(
@@ -125,7 +129,9 @@ mod tests {
 
     #[test]
     fn an_empty_dictionary_is_a_job_and_two_workers_are_the_default() {
-        for text in ["", "null", "{}", "{\"distribution_type\": \"Job\"}"] {
+        let of_notebooks = "{\"distribution_type\": \"Job\", \"number_of_workers\": \"1\"}";
+        let texts = ["", "null", "{}", "{\"distribution_type\": \"Job\"}", of_notebooks, "{\"number_of_workers\": 0}"];
+        for text in texts {
             assert_eq!(read(text).unwrap().kind, JobKind::Job, "{text}");
         }
         let request = read("{\"distribution_type\": \"MPI\"}").unwrap();
@@ -165,6 +171,7 @@ mod tests {
             ("{\"distribution_type\": \"MPI\", \"worker_memory\": \"8GB\"}", "write 8G"),
             ("{\"distribution_type\": \"MPI\", \"worker_memory\": [1]}", "quantity"),
             ("{\"number_of_workers\": 4}", "no effect on a job"),
+            ("{\"distribution_type\": \"Job\", \"number_of_workers\": \"2\"}", "no effect on a job"),
             ("{\"distribution_type\": \"TF\", \"launcher_cpus\": \"1\"}", "no effect"),
             ("{\"distribution_type\": \"MPI\", \"number_of_servers\": 1}", "no effect"),
             ("[1]", "one dictionary"),
