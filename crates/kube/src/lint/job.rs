@@ -38,6 +38,7 @@ pub(super) struct Mpi<'a> {
     pub(super) implementation: &'a str,
     /// Whether the launcher's pod is created only when every worker is ready.
     pub(super) waits_for_workers: bool,
+    metadata: Node<'a>,
     worker_pods: i64,
 }
 
@@ -51,8 +52,16 @@ pub(super) fn is_of(trainjob: &Node, runtime: &Node) -> bool {
         && runtime.get("kind").text().is_some_and(|kind| kind.ends_with("TrainingRuntime"))
 }
 
-/// The runtime as this TrainJob runs it: its image in the containers `node`, its words and variables in the
-/// launcher.
+/// The label of the jobs of a runtime that get the trainer of a TrainJob.
+const STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
+
+/// Whether a job of a runtime gets what the trainer of a TrainJob says.
+pub(super) fn is_trainer(job: &Value) -> bool {
+    job["template"]["metadata"]["labels"][STEP] == "trainer"
+}
+
+/// The runtime as this TrainJob runs it: the trainer's image, words and variables in the containers `node` of
+/// the jobs with the label.
 pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
     let mut whole = runtime.clone();
     let trainer = &trainjob["spec"]["trainer"];
@@ -65,15 +74,13 @@ pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
         }
     }
     let jobs = whole.pointer_mut("/spec/template/spec/replicatedJobs").and_then(Value::as_array_mut);
-    for job in jobs.into_iter().flatten() {
-        let is_launcher = job["name"] == "launcher";
+    for job in jobs.into_iter().flatten().filter(|job| is_trainer(job)) {
         let containers = job.pointer_mut("/template/spec/template/spec/containers").and_then(Value::as_array_mut);
         for container in containers.into_iter().flatten().filter(|it| it["name"] == "node") {
-            let fields: &[&str] = if is_launcher { &["image", "command", "args"] } else { &["image"] };
-            for field in fields.iter().filter(|field| !trainer[**field].is_null()) {
-                container[*field] = trainer[*field].clone();
+            for field in ["image", "command", "args"].into_iter().filter(|field| !trainer[*field].is_null()) {
+                container[field] = trainer[field].clone();
             }
-            if let (true, Some(more)) = (is_launcher, trainer["env"].as_array()) {
+            if let Some(more) = trainer["env"].as_array() {
                 let own = container["env"].as_array().cloned().unwrap_or_default();
                 container["env"] = Value::Array([own, more.clone()].concat());
             }
@@ -143,6 +150,7 @@ impl<'a> Mpi<'a> {
                     .get("launcherCreationPolicy")
                     .text()
                     .is_some_and(|policy| policy != "AtStartup"),
+                metadata: job.object.get("metadata"),
                 spec,
             });
         }
@@ -165,8 +173,15 @@ impl<'a> Mpi<'a> {
             launcher_works,
             implementation: "OpenMPI",
             waits_for_workers: waits,
+            metadata: job.object.get("metadata"),
             spec,
         })
+    }
+
+    /// Whether the job is suspended at first, as every job of a queue of Kueue is.
+    pub(super) fn begins_suspended(&self) -> bool {
+        let queue = |field: &str| self.metadata.get(field).get("kueue.x-k8s.io/queue-name").is_there();
+        self.spec.down("runPolicy.suspend").is_true() || queue("labels") || queue("annotations")
     }
 
     pub(super) fn slots(&self) -> i64 {
@@ -213,6 +228,11 @@ impl<'a> RoleView<'a> {
         RoleView { replica, template, pod, container }
     }
 
+    /// The pods of the role.
+    pub(super) fn replicas(&self) -> i64 {
+        self.replica.get("replicas").number().unwrap_or(1)
+    }
+
     /// The user that the container is to run as, if the pod says so.
     pub(super) fn user(&self) -> Option<i64> {
         let own = self.container.down("securityContext.runAsUser").number();
@@ -223,14 +243,25 @@ impl<'a> RoleView<'a> {
         self.pod.down("securityContext.fsGroup").number()
     }
 
+    /// What the container runs, with scripts as they are.
+    pub(super) fn raw_words(&self) -> Vec<String> {
+        let all = [self.container.get("command").words(), self.container.get("args").words()].concat();
+        all.into_iter().map(str::to_owned).collect()
+    }
+
     /// What the container runs. A script for a shell's `-c` is split into words.
     pub(super) fn words(&self) -> Vec<String> {
-        let all = [self.container.get("command").words(), self.container.get("args").words()].concat();
-        let apart = |word: &str| {
+        let apart = |word: String| -> Vec<String> {
             let is_script = word.split_whitespace().any(is_mpirun) && word.contains(char::is_whitespace);
-            if is_script { word.split_whitespace().map(str::to_owned).collect() } else { vec![word.to_owned()] }
+            if is_script { word.split_whitespace().map(str::to_owned).collect() } else { vec![word] }
         };
-        all.iter().flat_map(|word| apart(word)).collect()
+        self.raw_words().into_iter().flat_map(apart).collect()
+    }
+
+    /// The variables whose values the object holds.
+    pub(super) fn variables(&self) -> Vec<(String, String)> {
+        let value = |(name, at): (&str, Node)| Some((name.to_owned(), at.get("value").text()?.to_owned()));
+        self.env().into_iter().filter_map(value).collect()
     }
 
     /// Whether a command replaces the image's entrypoint.

@@ -41,8 +41,12 @@ fn has(words: &[String], options: &[&str]) -> bool {
 fn ranks(job: &Mpi, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
     // The ranks of several programs add up.
-    let counts = words.windows(2).filter(|pair| ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()));
-    let counts: Vec<i64> = counts.filter_map(|pair| pair[1].parse().ok()).collect();
+    let counts = words.windows(2).filter_map(|pair| match pair[0].split_once('=') {
+        Some(("--np" | "--n", count)) => Some(count.to_owned()),
+        _ if ["-np", "-n", "--np", "--n", "-c"].contains(&pair[0].as_str()) => Some(pair[1].clone()),
+        _ => None,
+    });
+    let counts: Vec<i64> = counts.filter_map(|count| expanded(&count, &job.launcher)?.parse().ok()).collect();
     let several = words.iter().any(|word| word == ":");
     let asked: i64 = if several {
         counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -68,6 +72,40 @@ fn ranks(job: &Mpi, findings: &mut Findings) {
             "leave -np out, or add --map-by node and lower replicas or slotsPerWorker",
         );
     }
+}
+
+/// A word of a script after its shell, or Kubernetes, has put in a variable of the container; nothing if the
+/// value is not known here.
+fn expanded(word: &str, role: &RoleView) -> Option<String> {
+    let word = word.trim_matches(['"', '\'']);
+    let Some(rest) = word.strip_prefix('$') else { return Some(word.to_owned()) };
+    let inner = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+    let inner = inner.or_else(|| rest.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'))).unwrap_or(rest);
+    let end = inner.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(inner.len());
+    let (name, default) = inner.split_at(end);
+    let default = match default {
+        "" => None,
+        _ => Some(default.strip_prefix(":-").or_else(|| default.strip_prefix('-'))?.to_owned()),
+    };
+    // What the script itself sets counts first.
+    let script = role.words();
+    let own = script.iter().rev().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let own = own.map(|value| value.trim_matches(['"', '\'', ';']).to_owned());
+    match own {
+        Some(value) => (!value.starts_with('$')).then_some(value),
+        None if role.has_env(name) => role.variables().into_iter().find(|(other, _)| other == name).map(|(_, it)| it),
+        None => default,
+    }
+}
+
+/// Whether the words of the container use a variable themselves: `$NAME`, `${NAME...}` or Kubernetes' `$(NAME)`.
+fn reads(role: &RoleView, name: &str) -> bool {
+    let uses = |rest: &str| {
+        let rest = rest.strip_prefix(['{', '(']).unwrap_or(rest);
+        let rest = rest.strip_prefix(name);
+        rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_'))
+    };
+    role.raw_words().iter().any(|word| word.split('$').skip(1).any(uses))
 }
 
 fn open_mpi_5(job: &Mpi, findings: &mut Findings) {
@@ -126,7 +164,7 @@ fn environment(job: &Mpi, findings: &mut Findings) {
     for (name, at) in job.launcher.env() {
         let own = ["OMPI_", "PMIX_", "PRTE_", "K_MPI_"].iter().any(|prefix| name.starts_with(prefix));
         let passed = words.windows(2).any(|pair| pair[0] == "-x" && pair[1].split('=').next() == Some(name));
-        if !own && !passed {
+        if !own && !passed && !reads(&job.launcher, name) {
             findings.add(
                 "launcher-env",
                 &at,
@@ -142,18 +180,24 @@ fn readiness(job: &Mpi, findings: &mut Findings) {
         return;
     }
     let probe = job.worker.container.get("readinessProbe");
+    // The operator makes the launcher's Job of a suspended job at once, and when it goes on the launcher starts
+    // together with the workers.
+    let late = !job.is_runtime && job.begins_suspended();
     let waits = job.waits_for_workers;
     // An entrypoint can wait for the workers, and ours does; a command cannot.
     let is_ours = job.launcher.is_ours();
     let runs_mpirun = job.launcher.words().first().is_some_and(|word| is_mpirun(word));
     let may_wait = !job.launcher.has_command() && (is_ours || !runs_mpirun);
-    if !waits && !may_wait {
+    if (!waits || late) && !may_wait {
         let what = if job.implementation == "MPICH" {
             "mpirun starts before its workers listen, and MPICH's then hangs"
         } else {
             "mpirun starts before its workers' names resolve: \"Could not resolve hostname\", at the cost of a retry"
         };
-        let (at, fix) = if job.is_runtime {
+        let (at, fix) = if waits {
+            let fix = "a job that is suspended or queued at first does not wait for them: let the script of the launcher wait, or take an image whose entrypoint waits, as ringpull's does";
+            (job.spec.get("launcherCreationPolicy"), fix)
+        } else if job.is_runtime {
             let fix = "let the launcher dependsOn [{name: node, status: Ready}], with a readinessProbe on the nodes' ssh port";
             (job.launcher.replica.get("dependsOn"), fix)
         } else {

@@ -6,7 +6,8 @@
 //! - `structure`: what the operators refuse or silently ignore; `ssh`: users, keys and their modes, sshd;
 //! - `launcher`: the command line of `mpirun`; `mpi`: whether it is that of the right MPI;
 //! - `elastic`: what a job needs that goes on when pods are lost;
-//! - `store`: the kind of store and its servers; `pods`: devices, memory, volumes, network.
+//! - `store`: the kind of store and its servers; `pods`: devices, memory, volumes, network;
+//! - `trainer`: what a TrainJob changes of its runtime.
 
 mod elastic;
 mod job;
@@ -19,6 +20,7 @@ pub mod rules;
 mod ssh;
 mod store;
 mod structure;
+mod trainer;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -109,6 +111,9 @@ pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
         let joined = trainjob.map(|trainjob| job::joined(object.value, trainjob.value));
         let whole = joined.as_ref().map_or(object.clone(), |joined| Node { value: joined, path: object.path.clone() });
         check(object, &whole, security, &mut findings);
+        if let Some((_, runtime)) = objects.iter().find(|(_, other)| job::is_of(object, other)) {
+            trainer::check(object, runtime, &mut findings);
+        }
         findings.list.sort_by_key(|finding| finding.level);
         sorted.append(&mut findings.list);
     }
@@ -139,6 +144,7 @@ fn check(object: &Node, whole: &Node, security: Option<PodSecurity>, findings: &
     let job = Job::of(whole);
     structure::check(&job, findings);
     pods::check(&job, security, findings);
+    store::check_pods(&job, findings);
     if let Some(mpi) = Mpi::of(&job) {
         structure::check_mpi(&mpi, findings);
         ssh::check(&mpi, findings);

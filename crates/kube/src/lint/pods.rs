@@ -14,6 +14,7 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
     for (name, role) in &job.roles {
         devices(role, findings);
         rdma(role, findings);
+        names(job, role, findings);
         proxy(&name.to_lowercase(), role, findings);
         volumes(role, findings);
         shell_variables(role, findings);
@@ -81,7 +82,7 @@ fn gpus(job: &Mpi, findings: &mut Findings) {
         findings.add(
             "dev-shm",
             &job.worker.pod.get("volumes"),
-            "/dev/shm is 64 MiB: NCCL and MPI between the ranks of a pod fail with \"No space left on device\"",
+            "/dev/shm is 64 MiB: NCCL and MPI between the ranks of a pod may fail with \"No space left on device\"",
             "add an emptyDir {medium: Memory, sizeLimit: 8Gi} mounted at /dev/shm (it counts towards the memory limit)",
         );
     }
@@ -134,6 +135,21 @@ fn rdma(role: &RoleView, findings: &mut Findings) {
             &at,
             format!("{name} registers memory, and a container may not lock enough of it"),
             "add securityContext: {capabilities: {add: [IPC_LOCK]}}",
+        );
+    }
+}
+
+/// A pod on the node's network asks the node's servers of names, unless it says otherwise. The operator of
+/// MPIJobs says it for its pods.
+fn names(job: &Job, role: &RoleView, findings: &mut Findings) {
+    let policy = role.pod.get("dnsPolicy");
+    let asks_cluster = ["ClusterFirstWithHostNet", "None"].map(Some).contains(&policy.text());
+    if role.pod.get("hostNetwork").is_true() && !asks_cluster && job.kind.ends_with("TrainingRuntime") {
+        findings.add(
+            "host-names",
+            &role.pod.get("hostNetwork"),
+            "with hostNetwork the pod asks the node's name servers, which do not know the names in the hostfile",
+            "write dnsPolicy: ClusterFirstWithHostNet",
         );
     }
 }
@@ -229,8 +245,10 @@ fn volumes(role: &RoleView, findings: &mut Findings) {
         }
         let size = volume.down("emptyDir.sizeLimit");
         if volume.down("emptyDir.medium").text() == Some("Memory") && limit > 0.0 && size.amount() > limit {
-            let what =
-                format!("{name} may grow to {}, and counts towards the memory limit, which is lower", size.value);
+            let what = format!(
+                "{name} has sizeLimit {}, and the container ends at its memory limit, which is lower",
+                size.value
+            );
             findings.add("shm-limit", &size, what, "lower sizeLimit, or raise the limit of memory");
         }
     }

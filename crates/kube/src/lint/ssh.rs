@@ -1,13 +1,16 @@
 //! The ssh logins of `mpirun`: the users of both sides, the folder and modes of the key, and the server.
 
 use super::Findings;
-use super::job::Mpi;
+use super::job::{Mpi, RoleView};
+use super::node::Node;
+use crate::options::USER;
 
 /// Capabilities that root's sshd needs and a pod has by default.
 const SSHD_CAPABILITIES: [&str; 3] = ["SYS_CHROOT", "SETUID", "SETGID"];
 
 pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     users(job, findings);
+    names(job, findings);
     key(job, findings);
     server(job, findings);
 }
@@ -23,6 +26,54 @@ fn users(job: &Mpi, findings: &mut Findings) {
             format!("the launcher runs as uid {launcher} and the workers as uid {worker}: ssh logs in as the launcher's user"),
             "give both the same runAsUser",
         );
+    }
+}
+
+/// Images have names for root and for one user; `OpenShift` gives each namespace numbers of its own.
+fn names(job: &Mpi, findings: &mut Findings) {
+    for (name, role) in job.roles() {
+        let at = role.container.down("securityContext.runAsUser");
+        let at = if at.is_there() { at } else { role.pod.down("securityContext.runAsUser") };
+        let Some(user) = at.number().filter(|user| ![0, i64::from(USER)].contains(user)) else {
+            no_number(name, role, findings);
+            continue;
+        };
+        let what = "ssh and sshd end with \"No user exists for uid";
+        if role.has_known_sshd() {
+            findings.add(
+                "unknown-user",
+                &at,
+                format!("the image has names for root and uid {USER} only: {what} {user}\" in the {name}"),
+                format!("write runAsUser: {USER}; on OpenShift with a security context constraint such as nonroot-v2"),
+            );
+        } else {
+            findings.add(
+                "user-number",
+                &at,
+                format!("unless /etc/passwd of the image has uid {user}, {what} {user}\" in the {name}"),
+                "write the number of a user of the image",
+            );
+        }
+    }
+}
+
+/// A pod that may not run as root and names no user runs as the image's, or on `OpenShift` as any.
+fn no_number(name: &str, role: &RoleView, findings: &mut Findings) {
+    let own = |at: &Node| at.down("securityContext.runAsNonRoot").is_true();
+    if role.user().is_some() || !(own(&role.pod) || own(&role.container)) {
+        return;
+    }
+    let at = role.pod.get("securityContext");
+    if role.is_ours() {
+        let what = format!(
+            "the image runs as root, which runAsNonRoot refuses, or on OpenShift as a user without a name: the {name} does not start"
+        );
+        findings.add("unknown-user", &at, what, format!("write runAsUser: {USER} too"));
+    } else {
+        let what = format!(
+            "the image's own user runs the {name}, or on OpenShift one without a name, which ssh and sshd refuse"
+        );
+        findings.add("user-number", &at, what, "write runAsUser with the number of a user of the image");
     }
 }
 

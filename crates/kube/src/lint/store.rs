@@ -1,11 +1,31 @@
-//! The store that the launcher's command asks for: whether the kind exists, and whether the job has its
-//! servers.
+//! The store that a command asks for: whether the kind exists, and whether the job has its ranks or servers.
 
 use ringpull_base::{Kind, closest};
 
 use super::Findings;
-use super::job::Mpi;
+use super::job::{Job, Mpi};
 use crate::command::{example, is_mpirun, store_of};
+use crate::suitability::{Given, Need, misfits, needs};
+
+/// The programs of jobs whose pods all run the same command.
+pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
+    let pods = |(_, role): &(String, _)| super::job::RoleView::replicas(role);
+    let given = match job.kind {
+        "MXJob" => Given::Roles,
+        "TFJob" if job.roles.iter().map(pods).fold(0_i64, i64::saturating_add) > 1 => Given::Apart,
+        _ => return,
+    };
+    let Some((_, worker)) = job.roles.iter().find(|(name, _)| name == "Worker") else { return };
+    let needs = needs(&worker.raw_words(), &worker.variables());
+    if let Some((one, (what, fix))) = misfits(given, &needs).into_iter().find(|(one, _)| one.is_certain) {
+        let rule = match one.need {
+            Need::Servers | Need::Both => "no-servers",
+            Need::Itself | Need::Ranks | Need::Horovod | Need::Store | Need::Starts => "separate-models",
+        };
+        let at = worker.container.get(if worker.has_command() { "command" } else { "args" });
+        findings.add(rule, &at, format!("a {} with {}: {what}", job.kind, one.words), fix);
+    }
+}
 
 pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     let split = |word: &String| word.split_whitespace().map(str::to_owned).collect::<Vec<_>>();

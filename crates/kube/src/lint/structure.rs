@@ -280,7 +280,11 @@ fn run_policy(job: &Mpi, findings: &mut Findings) {
         findings.add(
             if job.worker.gpu().is_some() { "idle-gpus" } else { "clean-pods" },
             &policy,
-            "cleanPodPolicy is None by default: after the job its workers' sshd keep holding processors and GPUs",
+            if policy.is_there() {
+                "cleanPodPolicy is None: after the job its workers' sshd keep holding processors and GPUs"
+            } else {
+                "cleanPodPolicy is None by default: after the job its workers' sshd keep holding processors and GPUs"
+            },
             "write runPolicy.cleanPodPolicy: Running",
         );
     }
