@@ -24,8 +24,8 @@ pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
-/// A command's words as its processes get them: those of shells' scripts apart, and the texts of programs,
-/// as `python3 -c` and Kubeflow pipelines have them, by themselves.
+/// Divides a command into its words, with those of shells' scripts apart, and the texts of programs, as
+/// `python3 -c` and Kubeflow pipelines have them.
 pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>) {
     let (mut words, mut programs) = (Vec::new(), Vec::new());
     for (at, word) in command.iter().enumerate() {
@@ -58,7 +58,7 @@ pub(super) fn store_of(command: &[String]) -> Option<(String, &str)> {
     })
 }
 
-/// Whether an option or a variable of this name is a kind of store: `--kv-store`, `--kvstore`, `KV_STORE`.
+/// Returns true if an option or a variable of this name is a kind of store: `--kv-store`, `--kvstore`, `KV_STORE`.
 pub(super) fn is_store(name: &str) -> bool {
     let letters: String = name.chars().filter(|c| !"-_".contains(*c)).collect::<String>().to_lowercase();
     letters.ends_with("kvstore") || letters.ends_with("kvstoretype")

@@ -1,12 +1,12 @@
-//! Whether a job's command suits its kind: what the kind gives the processes that run it, what the program
-//! needs as far as its words say, and the verdict on each pair.
+//! The verdict on a job's command: the kind of job gives its processes something, the program needs something
+//! as far as its words say, and every pair of the two is decided.
 
 use ringpull_base::{Kind, Result, closest};
 
 use crate::command::{example, is_mpirun, is_store, store_of, words_and_programs};
 use crate::options::{JobKind, Request, wrong};
 
-/// What a job gives the processes that run its command.
+/// The connection that a job gives the processes of its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Given {
     /// Nothing: there is one process.
@@ -21,7 +21,7 @@ pub(super) enum Given {
     Roles,
 }
 
-/// What a program needs.
+/// A need of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
     /// Only itself: its store is of one process.
@@ -49,14 +49,14 @@ pub(super) struct Shown {
     pub(super) is_certain: bool,
 }
 
-/// What comes of a program in a job that does not suit it, and what to do.
+/// The effect of a program in a job that does not suit it, and the remedy.
 pub(super) type Misfit = (&'static str, &'static str);
 
 const TRAIN: &str = "write ringpull manifest train, in a pipeline distribution_type MPI: its ranks are one job";
 const PS: &str = "write ringpull manifest ps, in a pipeline distribution_type PS: it starts a scheduler and servers";
 const HYBRID: &str = "give the command dist_sync_mpi or dist_sync: only ringpull launch --hybrid starts dist_hybrid";
 
-/// Every pair of what a job gives and what a program needs; nothing if they suit each other.
+/// Decides every pair of what a job gives and what a program needs: nothing if they suit each other.
 pub(super) fn misfit(given: Given, need: Need) -> Option<Misfit> {
     use Given::{Apart, Launched, One, Ranks, Roles};
     Some(match (given, need) {
@@ -95,7 +95,7 @@ pub(super) fn misfit(given: Given, need: Need) -> Option<Misfit> {
     })
 }
 
-/// What the program of a command needs, with these variables: nothing if its words do not say.
+/// Returns the needs that the words of a command and these variables show.
 pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> {
     let (words, programs) = words_and_programs(command);
     let shown = |need, words: &str| Shown { need, words: words.to_owned(), is_certain: true };
@@ -140,7 +140,7 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> 
     found
 }
 
-/// What a kind of store needs, by a name of MXNet's or ours.
+/// Returns the need of a kind of store, by a name of MXNet's or ours.
 fn need_of(kind: &str) -> Option<Need> {
     // MXNet scripts prefix the kinds of our servers.
     let kind = kind.strip_prefix("ringpull_").unwrap_or(kind);
@@ -158,7 +158,7 @@ fn need_of(kind: &str) -> Option<Need> {
     }
 }
 
-/// The words of a program that starts processes.
+/// Returns the first word that starts processes.
 fn starter(words: &[String]) -> Option<Shown> {
     let last = |word: &str| word.rsplit('/').next().unwrap_or("").to_owned();
     let starts = |pair: &[String]| match (last(&pair[0]).as_str(), pair[1].as_str()) {
@@ -176,7 +176,7 @@ fn starter(words: &[String]) -> Option<Shown> {
     Some(Shown { need: Need::Starts, words: name, is_certain: !words.iter().any(joins) })
 }
 
-/// What does not suit a program among its needs.
+/// Returns the needs that a job does not meet.
 pub(super) fn misfits(given: Given, needs: &[Shown]) -> Vec<(&Shown, Misfit)> {
     let starts = needs.iter().find(|one| one.need == Need::Starts);
     let (given, needs): (_, Vec<&Shown>) = match starts.filter(|_| given == Given::One) {
@@ -189,7 +189,7 @@ pub(super) fn misfits(given: Given, needs: &[Shown]) -> Vec<(&Shown, Misfit)> {
 }
 
 impl Request {
-    /// What the kind gives the processes of the command; nothing if it runs none, or its own.
+    /// The connection that the kind gives the processes of the command; nothing if it runs none, or its own.
     fn given(&self) -> Option<Given> {
         match self.kind {
             JobKind::Train | JobKind::Trainjob => Some(Given::Ranks),

@@ -55,7 +55,7 @@ pub(super) fn is_of(trainjob: &Node, runtime: &Node) -> bool {
 /// The label of the jobs of a runtime that get the trainer of a TrainJob.
 const STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
 
-/// Whether a job of a runtime gets what the trainer of a TrainJob says.
+/// Returns true if a job of a runtime gets what the trainer of a TrainJob says.
 pub(super) fn is_trainer(job: &Value) -> bool {
     job["template"]["metadata"]["labels"][STEP] == "trainer"
 }
@@ -178,7 +178,7 @@ impl<'a> Mpi<'a> {
         })
     }
 
-    /// Whether the job is suspended at first, as every job of a queue of Kueue is.
+    /// Returns true if the job is suspended at first, as every job of a queue of Kueue is.
     pub(super) fn begins_suspended(&self) -> bool {
         let queue = |field: &str| self.metadata.get(field).get("kueue.x-k8s.io/queue-name").is_there();
         self.spec.down("runPolicy.suspend").is_true() || queue("labels") || queue("annotations")
@@ -243,7 +243,7 @@ impl<'a> RoleView<'a> {
         self.pod.down("securityContext.fsGroup").number()
     }
 
-    /// What the container runs, with scripts as they are.
+    /// The words of the container, with scripts as they are.
     pub(super) fn raw_words(&self) -> Vec<String> {
         let all = [self.container.get("command").words(), self.container.get("args").words()].concat();
         all.into_iter().map(str::to_owned).collect()

@@ -98,7 +98,7 @@ fn expanded(word: &str, role: &RoleView) -> Option<String> {
     }
 }
 
-/// Whether the words of the container use a variable themselves: `$NAME`, `${NAME...}` or Kubernetes' `$(NAME)`.
+/// Returns true if the words of the container use a variable themselves: `$NAME`, `${NAME...}` or Kubernetes' `$(NAME)`.
 fn reads(role: &RoleView, name: &str) -> bool {
     let uses = |rest: &str| {
         let rest = rest.strip_prefix(['{', '(']).unwrap_or(rest);

@@ -1,4 +1,4 @@
-//! What a TrainJob changes of its runtime: the trainer's image, words and variables reach the containers `node`
+//! The changes of a TrainJob to its runtime: the trainer's image, words and variables reach the containers `node`
 //! of the jobs with the label, and no others.
 
 use super::Findings;
@@ -8,7 +8,7 @@ use super::node::Node;
 /// The fields that replace those of a container.
 const FIELDS: [&str; 4] = ["image", "command", "args", "env"];
 
-/// What is wrong with a TrainJob of this runtime.
+/// Checks a TrainJob of this runtime.
 pub(super) fn check(trainjob: &Node, runtime: &Node, findings: &mut Findings) {
     let trainer = trainjob.down("spec.trainer");
     let given = || FIELDS.into_iter().map(|field| trainer.get(field)).find(Node::is_there);
