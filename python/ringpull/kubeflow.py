@@ -10,25 +10,32 @@
             distribution_specification={"distribution_type": "MPI", "number_of_workers": 3},
         )
 
-`train_specification` is a command, or the text of a component whose container runs one. The step writes the
-job by ``ringpull manifest specification``, creates it with the pod's service account, follows it, and ends as
-the job ends. That account needs the verbs create and get of the job's kind. A step that is stopped leaves its job.
+`train_specification` is a command, or the text of a component whose container runs one, such as that of
+``kfp.components.func_to_component_text``. The step writes the job by ``ringpull manifest specification``,
+creates it with the pod's service account, follows it, and ends as the job ends. That account needs the verbs
+create and get of the job's kind. A step that is stopped leaves its job.
+
+Data sets reach the job, and its model the step, on the claim `pvc_name`, which both mount at `train_mount`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
 import shlex
+import shutil
 import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = ["train_comp", "train_command", "manifest", "run"]
@@ -37,29 +44,139 @@ __all__ = ["train_comp", "train_command", "manifest", "run"]
 COMPONENT = pathlib.Path(__file__).with_name("component.yaml")
 #: Where Kubernetes gives a pod its account.
 ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
+#: Inputs that are folders of the step, and with the output all of them.
+DATA_SETS = ("train_dataset_dir", "validation_dataset_dir")
+PATHS = (*DATA_SETS, "model_dir")
 
 
-def train_comp(**arguments: Any) -> Any:
-    """A task of a pipeline that trains; it takes the inputs of component.yaml, and needs the package kfp."""
-    components = importlib.import_module("kfp.components")
-    return components.load_component_from_file(str(COMPONENT))(**arguments)
+def train_comp(*by_position: Any, **arguments: Any) -> Any:
+    """A task of a pipeline that trains; it needs the package kfp.
+
+    It takes the inputs of component.yaml, by name or in their order. A data set is the output of another task, or
+    the path of a folder on the claim. It may be left out.
+    """
+    component = importlib.import_module("yaml").safe_load(COMPONENT.read_text())
+    names = [given["name"] for given in component["inputs"]]
+    if len(by_position) > len(names):
+        raise TypeError(f"train_comp() takes {len(names)} arguments, and {len(by_position)} were given")
+    for name, value in zip(names, by_position, strict=False):
+        if name in arguments:
+            raise TypeError(f"train_comp() got {name} by position and by name")
+        arguments[name] = value
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    words = component["implementation"]["container"]["args"]
+    for name in DATA_SETS:
+        at = words.index({"inputPath": name})
+        if name not in arguments:
+            del words[at - 1 : at + 1]
+            component["inputs"] = [given for given in component["inputs"] if given["name"] != name]
+        elif isinstance(arguments[name], str) or "PipelineParameterChannel" in {of.__name__ for of in type(arguments[name]).__mro__}:
+            # A path: what kfp compiles as the text itself and not as a file.
+            words[at] = {"inputValue": name}
+            next(given for given in component["inputs"] if given["name"] == name)["type"] = "String"
+    text = importlib.import_module("yaml").safe_dump(component, sort_keys=False)
+    return importlib.import_module("kfp.components").load_component_from_text(text)(**arguments)
 
 
-def train_command(specification: str, parameters: dict[str, Any]) -> list[str]:
-    """The words that every rank runs: of a command, or of a component's text, whose inputs are the parameters."""
+def train_command(specification: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> list[str]:
+    """The words that every rank runs: of a command, or of a component's text, whose inputs are the parameters.
+
+    A parameter whose value is the name of one of `inputs` stands for that one.
+    """
+    inputs = inputs or {}
+    given = {name: inputs.get(value, value) if isinstance(value, str) else value for name, value in parameters.items() if value is not None}
+    for name, value in given.items():
+        if inputs and isinstance(value, str) and value in PATHS:
+            raise ValueError(f"train_parameters gives {name!r} the input {value}, which this step was not given\n  hint: give train_comp {value} too")
     if "implementation:" not in specification:
-        options = [word for name, value in parameters.items() for word in (f"--{name}", str(value))]
+        options = [word for name, value in given.items() for word in (f"--{name}", _text(value))]
         return shlex.split(specification) + options
-    container = importlib.import_module("yaml").safe_load(specification)["implementation"]["container"]
-    words = []
-    for word in [*container.get("command", []), *container.get("args", [])]:
-        if isinstance(word, dict):
-            kind, name = next(iter(word.items()))
-            if kind not in ("inputValue", "inputPath", "outputPath") or name not in parameters:
-                raise ValueError(f"train_parameters has no {name!r}, which train_specification needs ({kind})")
-            word = parameters[name]
-        words.append(str(word))
-    return words
+    component = importlib.import_module("yaml").safe_load(specification)
+    container = component.get("implementation", {}).get("container")
+    if container is None:
+        raise ValueError("train_specification has no container\n  hint: give a command, or the text of a component that is one container")
+    words = _Placeholders(component, given).words([*container.get("command", []), *container.get("args", [])])
+    return [word if _is_script(words[:at]) else _find_horovod_in(word) for at, word in enumerate(words)]
+
+
+class _Placeholders:
+    """The placeholders of a component's words, and the values that they stand for."""
+
+    def __init__(self, component: dict[str, Any], given: Mapping[str, Any]) -> None:
+        inputs = {one["name"]: one for one in component.get("inputs") or []}
+        self.given = given
+        self.defaults = {name: one["default"] for name, one in inputs.items() if one.get("default") is not None}
+        self.optional = {name for name, one in inputs.items() if one.get("optional")}
+
+    def words(self, items: Iterable[Any]) -> list[str]:
+        """Returns the words that the items stand for: none for an optional input that was not given."""
+        return [word for item in items for word in self._resolve(item)]
+
+    def _resolve(self, item: Any) -> list[str]:
+        if not isinstance(item, dict):
+            return [_text(item)]
+        ((kind, of),) = item.items()
+        if kind in ("inputValue", "inputPath", "inputUri", "outputPath", "outputUri"):
+            return self._value(kind, of)
+        if kind == "concat":
+            return ["".join(self.words(of))]
+        if kind == "if":
+            branch = of.get("then") if self._holds(of["cond"]) else of.get("else")
+            return self.words(branch if isinstance(branch, list) else [] if branch is None else [branch])
+        raise ValueError(f"train_specification has the placeholder {kind!r}, which has no meaning in a job\n  hint: leave it out, or give a command")
+
+    def _holds(self, condition: Any) -> bool:
+        if isinstance(condition, dict) and "isPresent" in condition:
+            return condition["isPresent"] in self.given
+        return "".join(self._resolve(condition)).lower() == "true"
+
+    def _value(self, kind: str, name: str) -> list[str]:
+        if name in self.given:
+            return [_text(self.given[name])]
+        if kind == "inputValue" and name in self.defaults:
+            return [_text(self.defaults[name])]
+        if kind.startswith("input") and name in self.optional:
+            return []
+        meant = name if name in PATHS else "VALUE"
+        raise ValueError(f"train_parameters has no {name!r}, which train_specification needs ({kind})\n  hint: add {name!r}: {meant!r} to train_parameters")
+
+
+def _text(value: Any) -> str:
+    """A value as kfp writes it in a container's words."""
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def _is_script(before: list[str]) -> bool:
+    """Returns true if the word after these is a shell's script. One that writes a file can be valid Python."""
+    return len(before) > 1 and before[-1].startswith("-") and before[-1].endswith("c") and pathlib.PurePath(before[-2]).name in ("sh", "bash", "dash")
+
+
+def _find_horovod_in(word: str) -> str:
+    """A program that imports Horovod, with a line before it by which it finds ours; any other word as it is."""
+    if "horovod" not in word or "\n" not in word:
+        return word
+    try:
+        body = ast.parse(word).body
+    except SyntaxError:
+        return word
+    imported = [node for node in ast.walk(ast.Module(body, [])) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [name.name for node in imported if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module or "" for node in imported if isinstance(node, ast.ImportFrom)]
+    if "horovod" not in {name.partition(".")[0] for name in names}:
+        return word
+    lines, after = word.splitlines(keepends=True), 0
+    for node in body:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_text and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+            break
+        after = node.end_lineno or after
+    return "".join([*lines[:after], f"import {__name__}; {__name__}.find_horovod()\n", *lines[after:]])
+
+
+def find_horovod() -> None:
+    """Lets ``import horovod`` find ours, as ``python -m ringpull.horovod`` does, unless Horovod itself is installed."""
+    if importlib.util.find_spec("horovod") is None:
+        sys.meta_path.insert(0, importlib.import_module("ringpull.horovod.__main__")._Finder())
 
 
 def manifest(distribution: dict[str, Any], command: list[str], options: list[str]) -> list[dict[str, Any]]:
@@ -135,20 +252,76 @@ def run(objects: list[dict[str, Any]], cluster: Cluster, every: float = 5.0) -> 
         time.sleep(every)
 
 
+class _Shared:
+    """The folder of the claim in which the step and its job exchange data."""
+
+    def __init__(self, claim: str, mount: str, job: str) -> None:
+        self.claim, self.mount = claim, pathlib.PurePath(mount)
+        self.folder = pathlib.Path(mount, job)
+
+    def place(self, name: str, path: str) -> str:
+        """Returns the job's path for this path of the step. A path on the claim is the same."""
+        return path if pathlib.PurePath(path).is_relative_to(self.mount) else str(self.folder / name)
+
+    def check(self, name: str) -> None:
+        """Makes the folder; an error unless the step and the job have the claim."""
+        if not self.claim or not pathlib.Path(self.mount).is_dir():
+            missing = "pvc_name is empty" if not self.claim else f"this step has no folder {self.mount}"
+            raise SystemExit(
+                f"error: {name} cannot be shared with the job: {missing}\n"
+                f"  hint: give pvc_name, and mount that claim at {self.mount} in this step too (add_pvolumes of kfp 1.8, kfp.kubernetes.mount_pvc of kfp 2)"
+            )
+        self.folder.mkdir(exist_ok=True)
+        # The job may run as another user.
+        self.folder.chmod(0o777)
+
+
+def _copy(source: str, target: str) -> None:
+    """Copies a folder or a file to its other place, if that is another one."""
+    if source == target:
+        return
+    pathlib.Path(target).parent.mkdir(parents=True, exist_ok=True)
+    if os.path.isdir(source):
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, target)
+
+
 def main(words: list[str] | None = None) -> int:
-    """What the component's container runs."""
+    """Runs the component: what its container does."""
     parser = argparse.ArgumentParser(prog="python3 -m ringpull.kubeflow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train-specification", required=True)
     parser.add_argument("--train-parameters", type=json.loads, default={})
     parser.add_argument("--distribution-specification", type=json.loads, default={})
-    for name in ("model-name", "base-image", "pvc-name", "train-mount", "cpus", "memory", "gpus", "node-selector", "options"):
+    names = ("train-dataset-dir", "validation-dataset-dir", "model-dir", "model-name", "base-image", "pvc-name", "pvc-size", "cpus", "memory", "gpus")
+    for name in (*names, "node-selector", "tensorboard-s3-address", "cluster-configuration-secret", "options"):
         parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--train-mount", default="/train")
     parser.add_argument("--dry-run", action="store_true", help="print the objects and create nothing")
     given = parser.parse_args(words)
+    if given.cluster_configuration_secret:
+        raise SystemExit(
+            "error: cluster_configuration_secret: this component creates jobs in its own cluster only, and copies nothing through MinIO\n"
+            "  hint: leave it empty, and run the pipeline in that cluster"
+        )
     name = f"{given.model_name or 'train'}-{time.strftime('%m%d%H%M%S')}"
-    options = ["--name", name, *shlex.split(given.options)]
-    for option, value in [("--image", given.base_image), ("--claim", given.pvc_name), ("--cpus", given.cpus), ("--memory", given.memory)]:
+    shared = _Shared(given.pvc_name, given.train_mount or "/train", name)
+    paths = {of: getattr(given, of) for of in PATHS if getattr(given, of)}
+    places = {of: shared.place(of, path) for of, path in paths.items()}
+    own = {of: getattr(given, of) for of in ("model_name", "train_mount", "tensorboard_s3_address")}
+    used = {of for of in places if of in given.train_parameters.values()}
+    options = ["--name", name, "--label", f"train-model-job={name}", *shlex.split(given.options)]
+    # Programs of the published component read it, also if it is empty.
+    options += ["--env", f"TENSORBOARD_S3_ADDRESS={given.tensorboard_s3_address}"]
+    for option, value in [("--image", given.base_image), ("--claim", given.pvc_name)]:
         options += [option, value] if value else []
+    distribution = dict(given.distribution_specification or {})
+    for limit, value in [("cpus", given.cpus), ("memory", given.memory)]:
+        # These limits are a Job's; workers have their own in the dictionary, if they are there.
+        if value and distribution.get("distribution_type") in (None, "Job"):
+            distribution.pop(f"worker_{limit}", None)
+        if value and distribution.get(f"worker_{limit}") is None:
+            options += [f"--{limit}", value]
     if given.pvc_name and given.train_mount:
         options += ["--mount", given.train_mount]
     if given.gpus not in ("", "0"):
@@ -157,12 +330,26 @@ def main(words: list[str] | None = None) -> int:
         # The published component takes a line of YAML.
         label, _, value = given.node_selector.partition(":" if ":" in given.node_selector else "=")
         options += ["--node-selector", f"{label.strip()}={value.strip().strip(chr(34))}"]
-    command = train_command(given.train_specification, given.train_parameters)
-    objects = manifest(given.distribution_specification or {}, command, options)
+    try:
+        command = train_command(given.train_specification, given.train_parameters, places | own)
+    except ValueError as cause:
+        raise SystemExit(f"error: {cause}") from None
+    objects = manifest(distribution, command, options)
     if given.dry_run:
         print(json.dumps(objects, indent=1))
         return 0
-    return run(objects, Cluster())
+    for of in sorted(used):
+        shared.check(of)
+        if of in DATA_SETS:
+            _copy(paths[of], places[of])
+    code = run(objects, Cluster())
+    if code == 0 and given.model_dir:
+        pathlib.Path(given.model_dir).mkdir(parents=True, exist_ok=True)
+        if "model_dir" in used:
+            _copy(places["model_dir"], given.model_dir)
+    if code == 0 and used:
+        shutil.rmtree(shared.folder)
+    return code
 
 
 if __name__ == "__main__":
