@@ -24,8 +24,8 @@ pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }
 
-/// Divides a command into its words, with those of shells' scripts apart, and the texts of programs, as
-/// `python3 -c` and Kubeflow pipelines have them.
+/// Divides a command into its words, with those of shells' scripts apart and `;` between their commands, and
+/// the texts of programs, as `python3 -c` and Kubeflow pipelines have them.
 pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>) {
     let (mut words, mut programs) = (Vec::new(), Vec::new());
     for (at, word) in command.iter().enumerate() {
@@ -35,8 +35,11 @@ pub(super) fn words_and_programs(command: &[String]) -> (Vec<String>, Vec<&str>)
         if is_given_as_text && of_python || word.contains('\n') && !is_given_as_text {
             programs.push(word.as_str());
         } else {
-            let ends_a_word = |c: char| c.is_whitespace() || ";&|()`<>\"'".contains(c);
-            words.extend(word.split(ends_a_word).filter(|part| !part.is_empty()).map(str::to_owned));
+            for (number, part) in word.split(|c: char| ";&|()`\n".contains(c)).enumerate() {
+                words.extend((number > 0).then(|| ";".to_owned()));
+                let ends_a_word = |c: char| c.is_whitespace() || "<>\"'".contains(c);
+                words.extend(part.split(ends_a_word).filter(|word| !word.is_empty()).map(str::to_owned));
+            }
         }
     }
     (words, programs)

@@ -108,7 +108,9 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> 
     let knows_servers = names.any(|name| name.starts_with("DMLC_PS_ROOT_URI"));
     let store = store_of(&words).or_else(|| store_of(&variables));
     if let Some((as_given, kind)) = &store {
-        found.extend(need_of(kind).map(|need| shown(need, as_given)));
+        // Other programs have variables of such names, too.
+        let certain = |need| need != Need::Itself || as_given.starts_with('-');
+        found.extend(need_of(kind).map(|need| Shown { is_certain: certain(need), ..shown(need, as_given) }));
     } else {
         // A distributed kind by itself, or as the value of an option with any name.
         let texts = programs.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
@@ -161,16 +163,24 @@ fn need_of(kind: &str) -> Option<Need> {
 /// Returns the first word that starts processes.
 fn starter(words: &[String]) -> Option<Shown> {
     let last = |word: &str| word.rsplit('/').next().unwrap_or("").to_owned();
+    let is_program = |at: usize| {
+        let before = at.checked_sub(1).map_or(";", |at| words[at].as_str());
+        let is_assigned = before.contains('=') && !before.starts_with('-');
+        [";", "--", "exec", "env", "time", "nohup", "then", "do"].contains(&before)
+            || is_assigned
+            || before.starts_with('-') && before.ends_with('c')
+    };
     let starts = |pair: &[String]| match (last(&pair[0]).as_str(), pair[1].as_str()) {
         ("ringpull" | "accelerate", "launch") => Some(format!("{} launch", last(&pair[0]))),
         ("-m", module @ ("torch.distributed.run" | "torch.distributed.launch")) => Some(format!("-m {module}")),
         _ => None,
     };
-    let single = |word: &String| {
+    let single = |(at, word): (usize, &String)| {
         let name = last(word);
-        (is_mpirun(word) || ["torchrun", "deepspeed", "launch.py"].contains(&name.as_str())).then_some(name)
+        let is_other = ["torchrun", "deepspeed"].contains(&name.as_str()) && is_program(at);
+        (is_mpirun(word) || is_other || word.ends_with("tools/launch.py")).then_some(name)
     };
-    let name = words.iter().find_map(single).or_else(|| words.windows(2).find_map(starts))?;
+    let name = words.iter().enumerate().find_map(single).or_else(|| words.windows(2).find_map(starts))?;
     // PyTorch's launchers can join those of other pods.
     let joins = |word: &String| ["rdzv", "nnodes", "master_addr", "master-addr"].iter().any(|it| word.contains(it));
     Some(Shown { need: Need::Starts, words: name, is_certain: !words.iter().any(joins) })
@@ -209,7 +219,8 @@ impl Request {
         }
         let Some(given) = self.given() else { return Ok(()) };
         let (words, _) = words_and_programs(&self.command);
-        if let Some((as_given, kind)) = store_of(&words).filter(|(_, kind)| need_of(kind).is_none())
+        let unknown = |(as_given, kind): &(String, &str)| as_given.starts_with('-') && need_of(kind).is_none();
+        if let Some((as_given, kind)) = store_of(&words).filter(unknown)
             && let Some(meant) = closest(kind, Kind::ALL.map(Kind::name))
         {
             return wrong(format!("{as_given} is no kind of store"), format!("did you mean {meant}?"));
@@ -308,7 +319,7 @@ mod tests {
 
     /// A row for each program; its columns are a train or trainjob, ps, mxjob, tfjob, and job. `x` is an error,
     /// `?` a warning, `-` neither.
-    const TABLE: [(&str, &str); 36] = [
+    const TABLE: [(&str, &str); 41] = [
         ("python3 train.py", "-----"),
         ("python3 train.py --epochs 3 --data /train/dist_sync", "-----"),
         ("python3 train.py --kv-store local", "xxxx-"),
@@ -343,6 +354,11 @@ mod tests {
         ("mpirun -n 2 python3 train.py --kv-store local", "xxxxx"),
         ("horovodrun -np 2 python3 train.py", "xxxx-"),
         ("ringpull launch -n 2 -s 1 -- python3 train.py --kv-store dist_sync", "xxxx-"),
+        ("python3 tools/launch.py -n 2 -s 1 python3 train.py --kv-store dist_sync", "xxxx-"),
+        ("python3 launch.py --epochs 3", "-----"),
+        ("python3 train.py --strategy deepspeed", "-----"),
+        ("env KV_STORE=local python3 train.py", "????-"),
+        ("env KV_STORE=redis python3 train.py", "-----"),
         ("torchrun --nproc-per-node 2 train.py", "xxxx-"),
         ("torchrun --nnodes 2 --rdzv-endpoint a:1 train.py", "????-"),
     ];

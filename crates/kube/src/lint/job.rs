@@ -89,6 +89,27 @@ pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
     whole
 }
 
+/// The path in the TrainJob of what its trainer has put at this path of the joined runtime.
+pub(super) fn in_trainer(path: &str, runtime: &Node, trainjob: &Node) -> Option<String> {
+    let (pod, rest) = path.split_once(".template.spec.template.spec.containers[")?;
+    let (container, rest) = rest.split_once("].")?;
+    let field = rest.split(['.', '[']).next()?;
+    let at = pod.strip_suffix(']')?.rsplit_once('[')?.1.parse::<usize>().ok()?;
+    let job = runtime.down("spec.template.spec.replicatedJobs").items().into_iter().nth(at)?;
+    let trainer = trainjob.down("spec.trainer").get(field);
+    if !is_trainer(job.value) || !["image", "command", "args", "env"].contains(&field) || !trainer.is_there() {
+        return None;
+    }
+    if field != "env" {
+        return Some(trainer.path);
+    }
+    // The trainer's variables come after the container's own.
+    let containers = job.down("template.spec.template.spec.containers").items();
+    let own = containers.get(container.parse::<usize>().ok()?)?.get("env").items().len();
+    let number = rest.strip_prefix("env[")?.split_once(']')?.0.parse::<usize>().ok()?.checked_sub(own)?;
+    Some(format!("{}[{number}]", trainer.path))
+}
+
 impl<'a> Job<'a> {
     pub(super) fn of(object: &Node<'a>) -> Self {
         let spec = object.get("spec");

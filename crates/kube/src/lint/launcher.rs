@@ -140,10 +140,12 @@ fn brings_open_mpi_5(image: &str) -> bool {
 
 fn environment(job: &Mpi, findings: &mut Findings) {
     for (name, at) in job.worker.env() {
-        let known = job.launcher.has_env(name) || name.starts_with("NVIDIA_");
+        let known = job.launcher.has_env(name) || name.starts_with("NVIDIA_") || reads(&job.worker, name);
+        // Without a command, arguments go to the image's entrypoint.
+        let has_entrypoint = !job.worker.has_command() && job.worker.container.get("args").is_there();
         if !known {
             findings.add(
-                "worker-env",
+                if has_entrypoint { "entrypoint-env" } else { "worker-env" },
                 &at,
                 format!("ranks are children of sshd, so they do not inherit {name} from the worker's container"),
                 format!("set {name} in the launcher and pass it with mpirun -x {name}"),

@@ -67,6 +67,19 @@ impl Findings {
     }
 }
 
+impl Findings {
+    /// Moves what was found in the trainer of a TrainJob there. It was found in the runtime that runs it.
+    fn move_to_trainer(&mut self, runtime: &Node, number: usize, trainjob: &Node) {
+        for finding in &mut self.list {
+            let path = finding.at.split_once(": ").and_then(|(_, path)| job::in_trainer(path, runtime, trainjob));
+            if let Some(path) = path {
+                finding.line = self.lines.line(number, &path);
+                finding.at = format!("document {number}: {path}");
+            }
+        }
+    }
+}
+
 /// What was read and what was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
@@ -107,10 +120,13 @@ pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
         findings.document = *number;
         jobs += 1;
         // A runtime runs what a TrainJob beside it says.
-        let trainjob = objects.iter().map(|(_, other)| other).find(|other| job::is_of(other, object));
-        let joined = trainjob.map(|trainjob| job::joined(object.value, trainjob.value));
+        let trainjob = objects.iter().find(|(_, other)| job::is_of(other, object));
+        let joined = trainjob.map(|(_, trainjob)| job::joined(object.value, trainjob.value));
         let whole = joined.as_ref().map_or(object.clone(), |joined| Node { value: joined, path: object.path.clone() });
         check(object, &whole, security, &mut findings);
+        if let Some((number, trainjob)) = trainjob {
+            findings.move_to_trainer(object, *number, trainjob);
+        }
         if let Some((_, runtime)) = objects.iter().find(|(_, other)| job::is_of(object, other)) {
             trainer::check(object, runtime, &mut findings);
         }

@@ -76,6 +76,7 @@ pub const RULES: &[Rule] = &[
     rule("mpi-image", Error, "an image of another MPI than mpiImplementation"),
     rule("mpi-options", Error, "options of another MPI than mpiImplementation"),
     rule("worker-env", Warning, "variables of workers, which ranks under ssh do not see"),
+    rule("entrypoint-env", Note, "variables of workers that only the image's entrypoint can read"),
     rule("launcher-env", Warning, "variables of the launcher that mpirun does not pass on"),
     rule("operator-env", Warning, "variables that the operator sets itself"),
     rule("as-root", Note, "mpirun as root, which Open MPI refuses unless the image allows it"),
