@@ -17,6 +17,8 @@ CHECKOUTS = {
     "horovod": "https://github.com/horovod/horovod, tag v0.28.1",
     "mxnet": "https://github.com/apache/mxnet, tag v1.9.1",
     "insightface": "https://github.com/deepinsight/insightface",
+    "kubeflow-components": "https://github.com/lehrig/kubeflow-ppc64le-components",
+    "kubeflow-examples": "https://github.com/lehrig/kubeflow-ppc64le-examples",
 }
 
 
