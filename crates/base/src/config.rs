@@ -1,5 +1,6 @@
 //! Every environment variable this crate reads, read here and nowhere else. [`VARIABLES`] lists them.
 
+mod alike;
 mod listed;
 mod secret;
 mod variables;
@@ -9,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+#[cfg(test)]
+pub(crate) use self::alike::alike_variables;
+pub use self::alike::{AlikeValue, AlikeValues, check_alike};
 pub use self::listed::{VARIABLES, Variable};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
 use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto, wrong};

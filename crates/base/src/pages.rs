@@ -8,7 +8,7 @@ mod committed;
 
 use std::fmt::Write as _;
 
-use crate::config::{VARIABLES, Variable};
+use crate::config::{VARIABLES, Variable, alike_variables};
 use crate::{Error, Key, Kind};
 
 /// What to do about an error, beyond the hint in its text.
@@ -289,7 +289,12 @@ fn the_page_of_variables_has_each_with_its_default_and_meaning() {
         let default = if default.is_empty() { String::new() } else { format!("Default: {default}. ") };
         let mut letters = meaning.chars();
         let first = letters.next().expect("a meaning").to_uppercase();
-        let text = wrapped(&format!("{default}{first}{}.", letters.as_str()));
+        let alike = if alike_variables().any(|alike| alike == name) {
+            " Ranks of `dist_sync_mpi` that do not have it alike are an error at the start, with each rank's value."
+        } else {
+            ""
+        };
+        let text = wrapped(&format!("{default}{first}{}.{alike}", letters.as_str()));
         write!(page, "\n## {name}\n\n{text}\n").unwrap();
     }
     page.push_str(

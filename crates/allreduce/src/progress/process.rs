@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use bytemuck::{Pod, Zeroable};
 use parking_lot::Mutex;
 
-use ringpull_base::config::{self, Config, Dmlc, Role};
+use ringpull_base::config::{self, AlikeValues, Config, Dmlc, Role, check_alike};
 use ringpull_base::forked::Process;
 use ringpull_base::{DType, Error, Kind, Result, notice, timeline};
 
@@ -207,9 +207,11 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Introduction {
+    /// The settings that all must have alike. Segments have one length, as no rank is to get a message longer
+    /// than what its library has prepared for.
+    settings: AlikeValues,
+    /// The length of a segment, which a program may set without naming it.
     segment_bytes: u64,
-    /// 1 if the user has named that length, so that none is chosen.
-    segment_is_fixed: u64,
     network: u64,
     /// 1 for a rank that only reduces.
     is_helper: u64,
@@ -220,8 +222,8 @@ struct Introduction {
 impl Introduction {
     fn new(config: &Config) -> Self {
         Introduction {
+            settings: config.alike(),
             segment_bytes: config.segment_bytes as u64,
-            segment_is_fixed: config.segment_is_fixed.into(),
             network: network_id(),
             is_helper: config::is_helper().into(),
             is_elastic: config.elastic.into(),
@@ -236,8 +238,7 @@ impl Introduction {
         Ok(ranks)
     }
 
-    /// The same error on every rank unless they can work together. Segments have one length, as no rank is to
-    /// get a message longer than what its library has prepared for.
+    /// The same error on every rank unless they can work together.
     fn check(ranks: &[Self]) -> Result<()> {
         let helpers = ranks.iter().filter(|rank| rank.is_helper == 1).count();
         if helpers > 0 && ranks.iter().any(|rank| rank.is_elastic == 1) {
@@ -255,15 +256,12 @@ impl Introduction {
                 format!("start workers beside the helpers: ranks without {}", config::ROLE),
             ));
         }
-        let segment = |rank: &Self| (rank.segment_bytes, rank.segment_is_fixed);
-        let Some(other) = ranks.iter().position(|rank| segment(rank) != segment(&ranks[0])) else { return Ok(()) };
-        let words = |rank: &Self| {
-            let limit = if rank.segment_is_fixed == 1 { "" } else { "up to " };
-            format!("{limit}{} bytes", rank.segment_bytes)
-        };
+        check_alike(&ranks.iter().map(|rank| rank.settings).collect::<Vec<_>>())?;
+        let bytes = |rank: usize| ranks[rank].segment_bytes;
+        let Some(other) = (0..ranks.len()).find(|rank| bytes(*rank) != bytes(0)) else { return Ok(()) };
         Err(Error::job_mismatch(
-            format!("segments differ: rank 0 has {}, rank {other} has {}", words(&ranks[0]), words(&ranks[other])),
-            "give every rank the same RINGPULL_SEGMENT, or the same Config",
+            format!("segments differ: rank 0 has up to {} bytes, rank {other} has up to {}", bytes(0), bytes(other)),
+            "give every rank the same Config",
         ))
     }
 

@@ -124,7 +124,7 @@ pub const VARIABLES: [Variable; 44] = [
         "0",
         "K: the ranks of `dist_sync_mpi` compare a hash of what each K-th update of a key gave. They do so \
          when the key is updated next. A difference is an error on every rank, which names the key and the \
-         ranks. 0: never. Set it alike on every rank. If the program's own arrays hold the values \
+         ranks. 0: never. If the program's own arrays hold the values \
          (`keep=False`, MXNet, PyTorch), the sums are compared. With servers it does nothing, since they \
          keep one copy. With values on devices it is an error",
     ),

@@ -37,7 +37,7 @@ pub(super) fn disagreement(pending: &Pending) -> Error {
     } else {
         (
             |call| format!("sums {}", call.terms.sums.iter().map(Sums::to_string).collect::<String>()),
-            "give every rank the same RINGPULL_ALGORITHM and RINGPULL_SEGMENT, or the same Config, and RINGPULL_DEVICES to all or to none",
+            "give every rank the same RINGPULL_ALGORITHM, RINGPULL_SEGMENT and RINGPULL_CHECK_REPLICAS, or the same Config, and RINGPULL_DEVICES to all or to none",
         )
     };
     Error::Disagreement {
