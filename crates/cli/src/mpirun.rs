@@ -3,19 +3,31 @@
 //!
 //! Host names and options are arguments of `mpirun`, and the ranks get their variables through `env`, which
 //! works with every `mpirun`. The job's secret, and variables that have their value from this process's
-//! environment, are passed by name, since every user of a host can read its processes' arguments.
+//! environment, are passed by name, since every user of a host can read its processes' arguments. Ranks on
+//! hosts that ssh reaches get the user's environment that way (`launch/environment.rs`).
+//!
+//! What `mpirun` makes of a name is not what the user means by it: it cuts off domains, it takes what is
+//! before the first colon for the host, it knows neither users nor ports, and it runs ranks here if it takes a
+//! name for one of this host. So names are kept whole, hosts that it would not understand get an address that
+//! nobody has, which the script in ssh's place translates, and that script refuses any other name. Each rank
+//! checks that it shares its host with no more ranks than the list says.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
+use rustix::fs::StatVfsMountFlags;
 use tempfile::TempDir;
 
 use ringpull_base::{Error, Result, config};
 
 use super::lab;
-use super::launch::host::ssh_words;
+use super::launch::environment::{self, PATH};
+use super::launch::host::{quote, ssh_words};
+use super::launch::hostfile::names_this_host;
 pub use super::launch::{Host, SshHost};
 
 /// Which family an `mpirun` belongs to.
@@ -85,12 +97,7 @@ impl Mpirun {
             )
         })?;
         let words = String::from_utf8_lossy(&output.stdout).into_owned();
-        let flavour = flavour_of(&words).ok_or_else(|| {
-            Error::argument(
-                format!("{program} is not a known MPI launcher: {}", words.lines().next().unwrap_or("")),
-                "install Open MPI, MPICH or Intel MPI, and name its mpirun with RINGPULL_MPIRUN",
-            )
-        })?;
+        let flavour = flavour_of(&words).ok_or_else(|| not_known(program, &output))?;
         Ok(Mpirun { program: program.to_owned(), flavour, survives_losses: false })
     }
 
@@ -116,55 +123,78 @@ impl Mpirun {
 
     /// The command that runs several programs as one world, in this order of ranks.
     pub fn command_of_parts(&self, hosts: &[Host], parts: &[Ranks]) -> Result<MpiCommand> {
-        let names: Vec<String> = hosts.iter().filter_map(name_of).collect();
-        match hosts.first() {
-            None | Some(Host::Local) => self.assemble(Command::new(&self.program), false, &names, None, parts),
-            Some(Host::Lab(first)) => {
-                let mut command = Command::new("setpriv");
-                command.args(["--pdeathsig", "KILL", "--"]).args(lab::entry(*first)).arg(&self.program);
-                self.assemble(command, true, &names, Some(LAB_AGENT), parts)
-            }
-            Some(Host::Ssh(_)) => {
-                self.assemble(Command::new(&self.program), false, &names, Some(&ssh_agent(hosts)), parts)
-            }
+        if let Some(Host::Lab(first)) = hosts.first() {
+            let names: Vec<String> = hosts.iter().map(Host::to_string).collect();
+            let mut command = Command::new("setpriv");
+            command.args(["--pdeathsig", "KILL", "--"]).args(lab::entry(*first)).arg(&self.program);
+            return self.assemble(command, Reach::Lab, &names, Some(LAB_AGENT), parts);
         }
+        let command = Command::new(&self.program);
+        if hosts.iter().all(|host| *host == Host::Local) {
+            return self.assemble(command, Reach::Here, &[], None, parts);
+        }
+        let names = names_of(hosts);
+        self.assemble(command, Reach::Ssh, &names, Some(&ssh_agent(hosts, &names)), parts)
     }
 
     /// The command that runs several programs as one world on hosts of these names, which a script reaches
     /// that is called as ssh is.
     pub(crate) fn command_by_agent(&self, names: &[String], agent: &str, parts: &[Ranks]) -> Result<MpiCommand> {
-        self.assemble(Command::new(&self.program), false, names, Some(agent), parts)
+        self.assemble(Command::new(&self.program), Reach::Agent, names, Some(agent), parts)
     }
 
     fn assemble(
         &self,
         mut command: Command,
-        is_lab: bool,
+        reach: Reach,
         names: &[String],
         agent: Option<&str>,
         parts: &[Ranks],
     ) -> Result<MpiCommand> {
         let agent = agent.map(write_agent).transpose()?;
         let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
-        self.add_options(&mut command, is_lab, agent_path.as_deref());
+        self.add_options(&mut command, reach, agent_path.as_deref());
         command.env(config::SECRET, config::secret_or_new()?.reveal());
+        let passed_on = if reach == Reach::Ssh { environment::passed_on() } else { BTreeMap::new() };
+        let inherited: Vec<&str> = passed_on.keys().map(|name| &name[..]).filter(|name| *name != PATH).collect();
+        if self.flavour == Flavour::Mpich && reach == Reach::Ssh {
+            let all = parts.iter().flat_map(|part| by_name_and_value(&part.env).0);
+            let all: BTreeSet<&str> =
+                [config::SECRET].into_iter().chain(inherited.iter().copied()).chain(all).collect();
+            command.arg("-genvlist").arg(all.into_iter().collect::<Vec<_>>().join(","));
+        }
+        // The host of each rank.
+        let count = parts.iter().map(|part| part.count).sum();
+        let on: Vec<&str> = names.iter().map(|name| &name[..]).cycle().take(count).collect();
+        if self.flavour == Flavour::Mpich && !on.is_empty() {
+            // Hydra takes one list of hosts for all programs.
+            command.args(["-hosts", &on.join(",")]);
+        }
+        let shares = shares(&on);
         let mut rank = 0;
-        for (number, part) in parts.iter().enumerate() {
-            if number > 0 {
-                command.arg(":");
-            }
-            if !names.is_empty() {
-                let on: Vec<&str> = (rank..rank + part.count).map(|rank| names[rank % names.len()].as_str()).collect();
-                command.args([if self.flavour == Flavour::Mpich { "-hosts" } else { "--host" }, &self.placing(&on)]);
-            }
-            rank += part.count;
+        for part in parts {
             let (by_name, given) = by_name_and_value(&part.env);
-            command.args(self.naming(&[&[config::SECRET][..], &by_name].concat()));
-            command.args(["-n", &part.count.to_string()]);
-            if !given.is_empty() {
-                command.arg("env").args(given.iter().map(|(name, value)| format!("{name}={value}")));
+            let passed: BTreeSet<&str> = [config::SECRET].into_iter().chain(by_name).chain(inherited.clone()).collect();
+            let passed = self.naming(&passed.into_iter().collect::<Vec<_>>());
+            let end = rank + part.count;
+            while rank < end {
+                if rank > 0 {
+                    command.arg(":");
+                }
+                let length = if on.is_empty() { end - rank } else { self.run_length(&on[rank..end]) };
+                if self.flavour != Flavour::Mpich && !on.is_empty() {
+                    command.args(["--host", &placing(&on[rank..rank + length])]);
+                }
+                rank += length;
+                command.args(&passed).args(["-n", &length.to_string()]);
+                if reach == Reach::Ssh {
+                    command.args(["sh", "-c", ON_HOST, &shares, passed_on.get(PATH).map_or("", |path| path)]);
+                }
+                if !given.is_empty() {
+                    command.arg("env").args(given.iter().map(|(name, value)| format!("{name}={value}")));
+                }
+                command.args(&part.command);
             }
-            command.args(&part.command);
         }
         Ok(MpiCommand { command, _agent: agent })
     }
@@ -180,35 +210,37 @@ impl Mpirun {
         }
     }
 
-    /// The value of this launcher's option for the hosts of consecutive ranks.
-    fn placing(&self, on: &[&str]) -> String {
-        let mut distinct: Vec<(&str, usize)> = Vec::new();
-        for name in on {
-            match distinct.iter_mut().find(|(other, _)| other == name) {
-                Some((_, count)) => *count += 1,
-                None => distinct.push((name, 1)),
-            }
+    /// How many of these consecutive ranks, of which each has its host, Open MPI places as one program: it goes
+    /// round the hosts of a program, whatever their slots are. Before version 5 it begins with this one.
+    fn run_length(&self, on: &[&str]) -> usize {
+        if self.flavour == Flavour::Mpich {
+            return on.len();
         }
-        // Hydra assigns ranks round robin, with one slot per host.
-        let slots = |(name, count): &(&str, usize)| match self.flavour {
-            Flavour::Mpich => (*name).to_owned(),
-            Flavour::OpenMpi | Flavour::OpenMpi5 => format!("{name}:{count}"),
-        };
-        distinct.iter().map(slots).collect::<Vec<_>>().join(",")
+        let hosts = (1..on.len()).find(|at| on[..*at].contains(&on[*at])).unwrap_or(on.len());
+        if let (Flavour::OpenMpi, Some(at @ 1..)) = (self.flavour, on[..hosts].iter().position(|name| *name == HERE)) {
+            return at;
+        }
+        (hosts..on.len()).find(|at| on[*at] != on[at % hosts]).unwrap_or(on.len())
     }
 
-    fn add_options(&self, command: &mut Command, is_lab: bool, agent: Option<&Path>) {
-        let network = is_lab.then_some(lab::NETWORK);
+    fn add_options(&self, command: &mut Command, reach: Reach, agent: Option<&Path>) {
+        let network = (reach == Reach::Lab).then_some(lab::NETWORK);
+        // Open MPI asks for the shell of the first host, for which the script of `ssh_agent` has an answer.
+        let asks = if reach == Reach::Ssh { "0" } else { "1" };
         let agent = agent.map(|agent| agent.display().to_string());
-        // Open MPI's daemons on other hosts look for the agent too, and crash without one: they use the
-        // second.
-        let agents = agent.as_ref().map(|agent| format!("{agent} : ssh"));
+        // By a shell, as the file may be where none can be executed. Open MPI's daemons on other hosts look for
+        // the agent too, and crash without one: they have a shell.
+        let agents = agent.as_ref().map(|agent| format!("sh {agent}"));
+        if agent.is_some() {
+            command.env("OMPI_MCA_orte_keep_fqdn_hostnames", "1").env("PRTE_MCA_prte_keep_fqdn_hostnames", "1");
+        }
         match self.flavour {
             Flavour::OpenMpi => {
                 command.args(["--oversubscribe", "--bind-to", "none", "--map-by", "node"]);
                 command.args(["--mca", "mpi_yield_when_idle", "1"]);
                 if let Some(agents) = &agents {
                     command.args(["--mca", "plm_rsh_agent", agents, "--mca", "plm_rsh_no_tree_spawn", "1"]);
+                    command.args(["--mca", "plm_rsh_assume_same_shell", asks]);
                 }
                 if let Some(network) = network {
                     command.args(["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", network]);
@@ -222,6 +254,7 @@ impl Mpirun {
                 }
                 if let Some(agents) = &agents {
                     command.args(["--prtemca", "plm_ssh_agent", agents, "--prtemca", "plm_ssh_no_tree_spawn", "1"]);
+                    command.args(["--prtemca", "plm_ssh_assume_same_shell", asks]);
                 }
                 if let Some(network) = network {
                     command.args(["--prtemca", "prte_if_include", network]);
@@ -230,7 +263,12 @@ impl Mpirun {
             }
             Flavour::Mpich => {
                 if let Some(agent) = &agent {
-                    command.args(["-launcher", "ssh", "-launcher-exec", agent]);
+                    command.args(["-launcher", "ssh", "-launcher-exec"]);
+                    if can_execute(agent) {
+                        command.arg(agent);
+                    } else {
+                        command.arg("/bin/sh").env("HYDRA_LAUNCHER_EXTRA_ARGS", agent);
+                    }
                 }
                 if network.is_some() {
                     command.args(["-iface", "eth0"]);
@@ -266,43 +304,142 @@ pub(crate) fn flavour_of(version: &str) -> Option<Flavour> {
     Some(if major >= 5 { Flavour::OpenMpi5 } else { Flavour::OpenMpi })
 }
 
-fn name_of(host: &Host) -> Option<String> {
-    match host {
-        Host::Local => None,
-        Host::Lab(number) => Some(lab::host_name(*number)),
-        Host::Ssh(host) => Some(host.name.clone()),
-    }
+/// The error of a program that does not say which MPI it is of: with its own words, such as those of an Open
+/// MPI that finds no home folder.
+fn not_known(program: &str, output: &Output) -> Error {
+    let words = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        let lines = text.lines().map(str::trim).filter(|line| line.contains(char::is_alphabetic));
+        lines.take(3).collect::<Vec<_>>().join(" ")
+    };
+    let said = [words(&output.stdout), words(&output.stderr)].into_iter().find(|words| !words.is_empty());
+    let how = if output.status.success() { String::new() } else { format!(" ({})", output.status) };
+    let remedy = if config::text("HOME").is_none() {
+        "HOME is not set, and Open MPI needs it for a user without a line in /etc/passwd: set it to a folder".to_owned()
+    } else {
+        "correct what it says, or install Open MPI, MPICH or Intel MPI, and name its mpirun with RINGPULL_MPIRUN"
+            .to_owned()
+    };
+    let said = said.as_deref().unwrap_or("it says nothing");
+    Error::argument(format!("{program} is not a known MPI launcher{how}: {said}"), remedy)
 }
+
+/// How ranks are reached on their hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Here,
+    Lab,
+    Ssh,
+    /// By a script of the caller's.
+    Agent,
+}
+
+/// The name by which `mpirun` gets each host. One of this host that ssh is to reach, one with colons, and one
+/// of several with the same name are an address that nobody has: 240.0.0.1 for the first host.
+fn names_of(hosts: &[Host]) -> Vec<String> {
+    let mut distinct: Vec<&SshHost> = Vec::new();
+    let name_of = |host| {
+        let Host::Ssh(host): &Host = host else { return HERE.to_owned() };
+        let at = distinct.iter().position(|known| *known == host).unwrap_or_else(|| {
+            distinct.push(host);
+            distinct.len() - 1
+        });
+        let is_shared = distinct[..at].iter().any(|other| other.name == host.name);
+        if is_shared || names_this_host(&host.name) || host.name.contains(':') {
+            Ipv4Addr::from(u32::from(Ipv4Addr::new(240, 0, 0, 1)) + at as u32).to_string()
+        } else {
+            host.name.clone()
+        }
+    };
+    hosts.iter().map(name_of).collect()
+}
+
+/// The value of Open MPI's option for the hosts of consecutive ranks.
+fn placing(on: &[&str]) -> String {
+    let mut distinct: Vec<(&str, usize)> = Vec::new();
+    for name in on {
+        match distinct.iter_mut().find(|(other, _)| other == name) {
+            Some((_, count)) => *count += 1,
+            None => distinct.push((name, 1)),
+        }
+    }
+    distinct.iter().map(|(name, count)| format!("{name}:{count}")).collect::<Vec<_>>().join(",")
+}
+
+/// The number of ranks on each rank's host, which is one number if it is the same everywhere.
+fn shares(on: &[&str]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    on.iter().for_each(|name| *counts.entry(name).or_default() += 1);
+    let mut shares: Vec<String> = on.iter().map(|name| counts[name].to_string()).collect();
+    if counts.values().collect::<BTreeSet<_>>().len() == 1 {
+        shares.truncate(1);
+    }
+    shares.join(",")
+}
+
+/// This host, among others.
+const HERE: &str = "localhost";
+
+/// Begins a rank: puts the launcher's `PATH`, which is `$1`, before that of its host, and fails unless so many
+/// ranks are on its host as `$0` says.
+const ON_HOST: &str = r#"here=${OMPI_COMM_WORLD_LOCAL_SIZE:-$MPI_LOCALNRANKS} rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} wanted=$0
+case $wanted in *,*) wanted=$(echo "$wanted" | cut -d , -f $((rank + 1))) ;; esac
+if [ "${here:-$wanted}" != "$wanted" ]; then
+  echo "ringpull: error: mpirun has put $here ranks on the host $(uname -n) of rank $rank, and the list of hosts $wanted: it takes two hosts of the list for one" >&2
+  echo "  hint: name each host by another name or address that no other host of the list has" >&2
+  exit 1
+fi
+[ -z "$1" ] || case $PATH: in "$1":*) ;; *) PATH=$1${PATH:+:$PATH} ;; esac
+export PATH
+unset here rank wanted
+shift
+exec "$@""#;
 
 /// Called as `agent [options] hI words...` in place of ssh.
 const LAB_AGENT: &str = r#"#!/bin/sh
+{ set +x; } 2>/dev/null
 while :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done
 host=$1
 shift
 exec nsenter --uts=/run/ringpull/lab/$host.uts -- ip netns exec "$host" sh -c "$*"
 "#;
 
-fn ssh_agent(hosts: &[Host]) -> String {
-    let ssh = ssh_words(None).join(" ");
-    let of_host = |host: &Host| {
-        let Host::Ssh(host) = host else { return String::new() };
+/// Called in ssh's place, too. Whatever the login shell of a host is, it starts sh, which reads the command;
+/// so Open MPI, which writes its command for the shell of the host and asks which that is, is told of sh.
+fn ssh_agent(hosts: &[Host], names: &[String]) -> String {
+    let of_host = |(host, name): (&Host, &String)| {
+        let Host::Ssh(host) = host else { return None };
         let port = host.port.map_or(String::new(), |port| format!("-p {port}"));
-        format!("  '{}') to='{}'; port='{port}' ;;\n", host.name, host.login)
+        Some(format!("  '{name}') to={} port='{port}' ;;\n", quote(host.login.as_ref())))
     };
+    let cases: BTreeSet<String> = hosts.iter().zip(names).filter_map(of_host).collect();
+    let ssh = ssh_words(None).join(" ");
     [
-        "#!/bin/sh\nwhile :; do case $1 in -[oilpF]) shift 2 ;; -*) shift ;; *) break ;; esac; done\nto=$1\nport=\ncase $1 in\n".to_owned(),
-        hosts.iter().map(of_host).collect(),
-        format!(
-            "esac\nshift\nexec {ssh} $port \"$to\" \"$@\"\n"
-        ),
+        LAB_AGENT.lines().take(3).map(|line| format!("{line}\n")).collect(),
+        "case $1 in\n".to_owned(),
+        cases.into_iter().collect(),
+        r#"  *) echo "ringpull: error: mpirun asks for a host $1, which the list of hosts does not name" >&2; exit 1 ;;
+esac
+shift
+[ "$*" != 'echo $SHELL' ] || { echo /bin/sh; exit; }
+"#
+        .to_owned(),
+        format!("exec {ssh} $port \"$to\" exec sh <<RINGPULL\n$*\nRINGPULL\n"),
     ]
     .concat()
 }
 
+/// Whether the file is where files can be executed.
+fn can_execute(path: &str) -> bool {
+    rustix::fs::statvfs(path).is_ok_and(|found| !found.f_flag.contains(StatVfsMountFlags::NOEXEC))
+}
+
 fn write_agent(text: &str) -> Result<TempDir> {
+    // Launchers split what they are given at blanks and colons.
+    let base = Some(std::env::temp_dir()).filter(|base| !base.to_string_lossy().contains([' ', '\t', '\n', ':']));
     let folder = tempfile::Builder::new()
         .prefix("ringpull-")
-        .tempdir()
+        .tempdir_in(base.unwrap_or_else(|| "/tmp".into()))
         .map_err(|cause| Error::io("create", "a temporary folder", &cause))?;
     let path = folder.path().join("agent");
     let io = |cause: std::io::Error| Error::io("write", path.display(), &cause);
@@ -314,6 +451,8 @@ fn write_agent(text: &str) -> Result<TempDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::host::placed;
+    use crate::launch::hostfile::Hosts;
 
     #[test]
     fn the_last_variable_of_a_name_counts_and_goes_by_its_name_if_its_value_is_here() {
@@ -323,6 +462,47 @@ mod tests {
         assert_eq!(by_name_and_value(&given), (vec!["PATH"], vec![&variable("A", "2")]));
         let given = [variable("PATH", &path), variable("PATH", "/none")];
         assert_eq!(by_name_and_value(&given), (vec![], vec![&variable("PATH", "/none")]));
+    }
+
+    #[test]
+    fn every_rank_has_the_host_that_the_list_gives_it() {
+        let mpirun = |flavour| Mpirun { program: "mpirun".to_owned(), flavour, survives_losses: false };
+        let runs = |flavour, on: &[&str]| {
+            let (mut at, mut runs) = (0, Vec::new());
+            while at < on.len() {
+                let length = mpirun(flavour).run_length(&on[at..]);
+                runs.push(placing(&on[at..at + length]));
+                at += length;
+            }
+            runs.join(" | ")
+        };
+        let five = |text: &str| runs(Flavour::OpenMpi5, &text.split(' ').collect::<Vec<_>>());
+        assert_eq!(five("a b c a b"), "a:2,b:2,c:1");
+        assert_eq!(five("a b c a b b b"), "a:2,b:2,c:1 | b:2", "b has two slots more");
+        assert_eq!(five("a b b"), "a:1,b:1 | b:1");
+        assert_eq!(five("a localhost a localhost"), "a:2,localhost:2");
+        let four = |text: &str| runs(Flavour::OpenMpi, &text.split(' ').collect::<Vec<_>>());
+        assert_eq!(four("a localhost a localhost"), "a:1 | localhost:2,a:1");
+        assert_eq!((shares(&["a", "b", "a", "b"]), shares(&["a", "b", "b"])), ("2".to_owned(), "1,2,2".to_owned()));
+    }
+
+    #[test]
+    fn a_host_that_mpirun_would_not_understand_has_an_address_that_nobody_has() {
+        let hosts = |list: &str| placed(Hosts::of(list.as_ref()).read().unwrap(), None);
+        let names = |list| names_of(&hosts(list).into_iter().map(|(host, _)| host).collect::<Vec<_>>());
+        let list = "a.x.invalid b.x.invalid localhost ann@localhost [fd00:9::1] a.x.invalid:1 port=222";
+        let expected = ["a.x.invalid", "b.x.invalid", "localhost", "240.0.0.3", "240.0.0.4", "240.0.0.5"];
+        assert_eq!(names(list), expected);
+        let all: Vec<Host> = hosts(list).into_iter().map(|(host, _)| host).collect();
+        let agent = write_agent(&ssh_agent(&all, &names(list))).unwrap();
+        let asked = |words: &[&str]| {
+            let output = Command::new("sh").arg(agent.path().join("agent")).args(words).output().unwrap();
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+        };
+        assert_eq!(asked(&["-x", "240.0.0.3", "echo $SHELL"]), "/bin/sh\n");
+        assert!(asked(&["a", "true"]).contains("mpirun asks for a host a, which the list of hosts does not name"));
+        let script = std::fs::read_to_string(agent.path().join("agent")).unwrap();
+        assert!(script.contains("'240.0.0.5') to='a.x.invalid' port='-p 222'"), "{script}");
     }
 
     #[test]

@@ -10,7 +10,8 @@ use ringpull_base::{Result, config};
 use super::{FAILURE, SUCCESS, Status};
 use super::{Format, print, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
-use crate::launch::hostfile;
+use crate::launch::SshHost;
+use crate::launch::hostfile::Hosts;
 use crate::progress::Progress;
 use crate::text::{grid, several};
 
@@ -23,8 +24,7 @@ use crate::text::{grid, several};
 
 The exit code is 1 if a job would fail.")]
 pub(crate) struct DoctorArgs {
-    /// A file with the hosts to check, one host[:port] [slots=n] per line, or the hosts themselves with their
-    /// slots: `host1:2,host2:2`.
+    /// A file with the hosts to check, or the hosts themselves with their slots: `host1:2,host2:2`.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
     /// A table for people or JSON for programs.
@@ -59,15 +59,15 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
     let progress = config::is_first_rank().then(|| Progress::start("looking at this host"));
-    let hosts = args.hostfile.as_deref().map(hostfile::hosts).transpose()?;
-    let findings: Vec<Finding> = match hosts.filter(|hosts| !hosts.is_empty()) {
+    let hosts = args.hostfile.as_deref().map(|option| Hosts::of(option).read()).transpose()?;
+    let findings: Vec<Finding> = match hosts.filter(|hosts| !hosts.iter().all(SshHost::is_here)) {
         Some(hosts) => {
             if let Some(progress) = &progress {
                 progress.at(format!("waiting for the facts of {}", several(hosts.len(), "host")));
             }
             let (facts, silent) = hosts::ask(&hosts)?;
             let silent = silent.into_iter().map(|(host, cause)| Finding::silent(&host, &cause));
-            silent.chain(judge(&facts)).collect()
+            silent.chain([Finding::environment()]).chain(judge(&facts)).collect()
         }
         None if in_job => {
             let facts = hosts::of_ranks()?;

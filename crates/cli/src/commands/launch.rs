@@ -15,8 +15,10 @@ use crate::lab;
 use crate::launch::batch::{Batch, BatchJob};
 use crate::launch::elastic::discovery::{Discovery, Source};
 use crate::launch::elastic::{Cooldown, Elastic};
+use crate::launch::host::placed;
+use crate::launch::hostfile::Hosts;
 use crate::launch::yarn::{Cluster, YarnJob};
-use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, by_mpi, hostfile, remote};
+use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, by_mpi, remote};
 use crate::mpirun::Mpirun;
 
 #[derive(Debug, Args)]
@@ -37,7 +39,10 @@ use crate::mpirun::Mpirun;
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
   ringpull launch --replicas 2 -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without a lost server
 
-A hostfile has one host[:port] [slots=n] per line. After a process has failed, the others have 1.5
+A hostfile has one host, host:4 or host slots=4 per line; those of Open MPI, MPICH, PBS and Grid Engine
+are read, too. The port of ssh is written port=2222, and a number of 22 or from 1024 on behind the colon
+is one. Processes on other hosts get the user's environment, but for what belongs to this host, this login
+or another job; `ringpull doctor -H` names that. After a process has failed, the others have 1.5
 times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
 The exit code is that of the first process that failed.
 
@@ -65,7 +70,8 @@ pub(crate) struct LaunchArgs {
     /// and loses nothing (launchers local, ssh, lab); sets `RINGPULL_REPLICAS` [default: that variable's, 1].
     #[arg(long, value_name = "R", conflicts_with_all = ["elastic", "hybrid"], value_parser = clap::value_parser!(u32).range(1..))]
     replicas: Option<u32>,
-    /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`.
+    /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`. This host,
+    /// by any of its names and addresses, needs no ssh server.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
     /// The port of the hosts' ssh servers, if the hostfile has none.
@@ -193,7 +199,8 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     check_replicas(replicas, servers, launcher, kind_of(&args.command))?;
     args.variables.env.extend(args.replicas.map(|replicas| (config::REPLICAS.to_owned(), replicas.to_string())));
     let hosts = read_hosts(&args, launcher)?;
-    if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && hosts.is_empty() {
+    let is_here = hosts.iter().all(|(host, _)| *host == Host::Local);
+    if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && is_here {
         check_program(&args.command)?;
     }
     warn_about_unused_options(&args, launcher);
@@ -382,7 +389,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
             let slots = config::text("OMPI_MCA_orte_set_default_slots").and_then(|slots| slots.parse().ok());
             Source::Script(script.clone(), slots.filter(|slots| *slots > 0).unwrap_or(1))
         }
-        (None, Some(file)) => Source::File(file.clone()),
+        (None, Some(file)) => Source::Hosts(Hosts::of(file)),
         (None, None) if in_lab => lab_hosts().map(|_| Source::Lab)?,
         (None, None) => Source::Here(most.unwrap_or(first)),
     };
@@ -509,8 +516,9 @@ fn lab_hosts() -> Result<usize> {
     Ok(lab::hosts_up())
 }
 
-fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<SshHost>> {
-    let Some(path) = &args.hostfile else {
+/// The hosts of the job, each with its slots.
+fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<(Host, usize)>> {
+    let Some(option) = &args.hostfile else {
         return if launcher == Launcher::Ssh {
             Err(Error::argument("--launcher ssh needs hosts", "name a hostfile with -H"))
         } else {
@@ -523,12 +531,14 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<SshHost>> {
             "leave out -H, or choose --launcher ssh or --launcher mpi",
         ));
     }
-    let mut hosts = hostfile::hosts(path)?;
-    hosts.iter_mut().for_each(|host| host.port = host.port.or(args.ssh_port));
-    remote::check(&hosts)?;
+    let list = Hosts::of(option);
+    let mut hosts = placed(list.read()?, args.ssh_port);
+    let mut others: Vec<&mut SshHost> = hosts.iter_mut().filter_map(|(host, _)| host.by_ssh_mut()).collect();
+    let names: Vec<SshHost> = others.iter().map(|host| (**host).clone()).collect();
+    remote::check(&names, &list)?;
     if let Some(to) = &args.sync_dst_dir {
-        remote::copy_working_folder(&hosts, to)?;
-        for host in &mut hosts {
+        remote::copy_working_folder(&names, to)?;
+        for host in &mut others {
             host.folder = Some(to.clone());
         }
     }
@@ -537,7 +547,9 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<SshHost>> {
 
 /// Each host once for each of its slots, round robin, so that processes share a host only if there are more
 /// than hosts.
-fn one_per_slot(hosts: &[SshHost]) -> Vec<Host> {
-    let most = hosts.iter().map(|host| host.slots).max().unwrap_or(1);
-    (0..most).flat_map(|turn| hosts.iter().filter(move |host| host.slots > turn).cloned().map(Host::Ssh)).collect()
+fn one_per_slot(hosts: &[(Host, usize)]) -> Vec<Host> {
+    let most = hosts.iter().map(|(_, slots)| *slots).max().unwrap_or(1);
+    (0..most)
+        .flat_map(|turn| hosts.iter().filter(move |(_, slots)| *slots > turn).map(|(host, _)| host.clone()))
+        .collect()
 }

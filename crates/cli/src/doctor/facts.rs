@@ -36,6 +36,12 @@ pub(crate) struct Facts {
     /// NCCL's variables that are set, of those that the doctor judges.
     #[serde(default)]
     pub nccl: BTreeMap<String, String>,
+    /// The Python that a job finds in its PATH.
+    #[serde(default)]
+    pub python: Option<String>,
+    /// The folder for temporary files, and why files there cannot be made or executed.
+    #[serde(default)]
+    pub temporary: Option<(String, String)>,
     /// The network interfaces.
     #[serde(default)]
     pub interfaces: Vec<String>,

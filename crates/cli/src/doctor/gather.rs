@@ -1,6 +1,7 @@
 //! Reads the facts of this host, without changing anything.
 
 use std::fs;
+use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,6 +12,7 @@ use ringpull_base::config;
 use super::facts::{Facts, PeerHost, SshFile};
 use super::probe;
 use crate::machine::{Machine, field, first_line};
+use crate::mpirun::Mpirun;
 
 /// How long a host may take to accept a connection.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -28,6 +30,10 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
             Some(Ok(ranks)) => (ranks, None),
             Some(Err(error)) => (Vec::new(), Some(error.to_string().lines().next().unwrap_or("").to_owned())),
         };
+    let probe_failure = probe_failure.or_else(|| {
+        let unknown = machine.mpirun.is_none().then(Mpirun::find)?.err()?;
+        Some(unknown.to_string().replace("\n  hint: ", "; "))
+    });
     Facts {
         called: called.unwrap_or_else(|| machine.host.clone()),
         own_address: address_of(&machine.host).map(|address| address.to_string()),
@@ -54,6 +60,8 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
             .count(),
         driver: driver(),
         nccl: NCCL.iter().filter_map(|name| Some(((*name).to_owned(), config::text(name)?))).collect(),
+        python: ["python", "python3"].into_iter().find_map(in_path),
+        temporary: temporary(),
         interfaces: names("/sys/class/net"),
         ssh: ssh_files(),
         clock: None,
@@ -65,6 +73,27 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
 
 pub(super) fn since_1970_s(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Where the shell finds this program.
+fn in_path(program: &str) -> Option<String> {
+    let folders = config::text("PATH")?;
+    let found = std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())?;
+    Some(found.display().to_string())
+}
+
+/// The folder for temporary files if it has a fault, and the fault.
+fn temporary() -> Option<(String, String)> {
+    use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
+    let folder = std::env::temp_dir();
+    let fault = match (access(&folder, Access::WRITE_OK | Access::EXEC_OK), statvfs(&folder)) {
+        (Err(cause), _) => format!("no file can be made there: {}", std::io::Error::from(cause)),
+        (Ok(()), Ok(found)) if found.f_flag.contains(StatVfsMountFlags::NOEXEC) => {
+            "no file can be executed there (noexec)".to_owned()
+        }
+        _ => return None,
+    };
+    Some((folder.display().to_string(), fault))
 }
 
 fn number(path: &str) -> Option<u32> {
@@ -103,6 +132,8 @@ fn address_of(name: &str) -> Option<IpAddr> {
 
 fn connect_to(peer: &str) -> PeerHost {
     let (name, port) = peer.rsplit_once(':').unwrap_or((peer, "22"));
+    // A host that needs no ssh server may refuse the connection: it has been reached.
+    let (port, may_refuse) = if port == "0" { ("22", true) } else { (port, false) };
     let mut seen = PeerHost { host: name.to_owned(), ..PeerHost::default() };
     let Some(address) = (name, port.parse().unwrap_or(22)).to_socket_addrs().ok().and_then(|mut found| found.next())
     else {
@@ -111,7 +142,8 @@ fn connect_to(peer: &str) -> PeerHost {
     };
     seen.address = Some(address.ip().to_string());
     seen.interface = interface_towards(address.ip());
-    if let Err(cause) = TcpStream::connect_timeout(&address, ANSWER) {
+    let is_refused = |cause: &Error| may_refuse && cause.kind() == ErrorKind::ConnectionRefused;
+    if let Some(cause) = TcpStream::connect_timeout(&address, ANSWER).err().filter(|cause| !is_refused(cause)) {
         seen.failure = Some(format!("port {}: {cause}", address.port()));
     }
     seen

@@ -1,15 +1,18 @@
-//! Facts of other hosts: requested over ssh, or gathered by the ranks of a job.
+//! Facts of other hosts: requested over ssh as the processes of a job are started, or gathered by the ranks of a
+//! job.
 
+use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Result};
 
 use super::facts::Facts;
 use super::gather::{gather, since_1970_s};
-use crate::launch::SshHost;
-use crate::launch::host::{quote, ssh};
+use crate::launch::host::{placed, quote, ssh, with_environment};
 use crate::launch::remote::{Answer, ask_all};
+use crate::launch::{Host, SshHost, own_address};
 use crate::ranks;
 
 /// How long a host may take to send its facts.
@@ -23,23 +26,36 @@ pub(crate) type Asked = (Vec<Facts>, Vec<(String, String)>);
 /// The facts of each host of a hostfile, requested in parallel.
 pub(crate) fn ask(hosts: &[SshHost]) -> Result<Asked> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
-    let addresses: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, port_of(host))).collect();
-    let command = |(number, host): (usize, &SshHost)| {
+    let places = placed(hosts.to_vec(), None);
+    // How the others reach each of them: this host by its address on the way to the first of them, where an ssh
+    // server is not needed.
+    let own = own_address(places.iter().map(|(host, _)| host))?;
+    let addresses: Vec<String> = places.iter().map(|(host, _)| address_of(host, own)).collect();
+    let command = |(number, (host, slots)): (usize, &(Host, usize))| {
         let others = addresses.iter().enumerate().filter(|(other, _)| *other != number).map(|(_, it)| it.as_str());
-        let slots = host.slots.to_string();
-        let mut words = vec!["doctor", "--facts", "--called", &host.name, "--slots", &slots];
+        let (slots, called) = (slots.to_string(), called(host));
+        let mut words = vec!["doctor", "--facts", "--called", &called, "--slots", &slots];
         words.extend(others.flat_map(|other| ["--towards", other]));
-        let words = std::iter::once(quote(program.as_os_str())).chain(words.iter().map(|word| quote(word.as_ref())));
-        let mut command = ssh(host);
-        command.arg(words.collect::<Vec<_>>().join(" "));
-        command
+        match host {
+            Host::Ssh(host) => {
+                let words =
+                    std::iter::once(quote(program.as_os_str())).chain(words.iter().map(|word| quote(word.as_ref())));
+                let script = [with_environment(&[]), words.collect::<Vec<_>>().join(" ").into_bytes()].concat();
+                ssh(host, &script)
+            }
+            _ => {
+                let mut command = Command::new(&program);
+                command.args(words);
+                (command, Vec::new())
+            }
+        }
     };
-    let answers = ask_all(hosts.iter().enumerate().map(command).collect(), ANSWER)?;
+    let answers = ask_all(places.iter().enumerate().map(command).collect(), ANSWER)?;
     let (mut facts, mut silent) = (Vec::new(), Vec::new());
-    for (host, answer) in hosts.iter().zip(answers) {
+    for ((host, _), answer) in places.iter().zip(answers) {
         match answer.and_then(|answer| read(&answer)) {
             Ok(answer) => facts.push(answer),
-            Err(cause) => silent.push((host.name.clone(), cause)),
+            Err(cause) => silent.push((called(host), cause)),
         }
     }
     Ok((facts, silent))
@@ -56,6 +72,20 @@ fn read(answer: &Answer) -> Result<Facts, String> {
     let doubt = (answer.took.as_secs_f64() / 2.0).min(1.0);
     facts.clock = Some((facts.now_s - since_1970_s(answer.arrived), doubt));
     Ok(facts)
+}
+
+/// The name of a host in the findings.
+fn called(host: &Host) -> String {
+    if let Host::Ssh(host) = host { host.name.clone() } else { host_name() }
+}
+
+/// The address and port by which other hosts try to reach this one, `own` if it is this host; 0 for a host that
+/// needs no ssh server.
+fn address_of(host: &Host, own: IpAddr) -> String {
+    match host {
+        Host::Ssh(host) => format!("{}:{}", host.name, port_of(host)),
+        _ => format!("{own}:0"),
+    }
 }
 
 /// The port that ssh uses for this host.

@@ -15,13 +15,14 @@ type NamedCheck = (&'static str, fn(&Facts) -> Vec<Found>);
 
 /// The findings of every check on a single host.
 pub(super) fn host(facts: &Facts) -> Vec<Finding> {
-    let checks: [NamedCheck; 13] = [
+    let checks: [NamedCheck; 14] = [
         ("mpi", mpi),
         ("threads", threads),
         ("elastic jobs", elastic),
         ("root", root),
         ("slots", slots),
         ("shared memory", shared_memory),
+        ("temporary files", temporary_files),
         ("single copy", memory_of_peers),
         ("locked memory", locked_memory),
         ("gpu", gpu),
@@ -49,7 +50,7 @@ fn failure(what: impl Into<String>, fix: impl Into<String>) -> Vec<Found> {
 fn mpi(facts: &Facts) -> Vec<Found> {
     let Some(mpirun) = &facts.machine.mpirun else {
         let fix = "install Open MPI or MPICH (scripts/setup does), or name one with RINGPULL_MPIRUN";
-        return failure("no mpirun on the PATH", fix);
+        return failure(facts.probe_failure.as_deref().unwrap_or("no mpirun on the PATH"), fix);
     };
     let Some(library) = &facts.machine.mpi_library else {
         let fix = "build with the mpi feature for dist_sync_mpi; local and the kinds with servers work";
@@ -68,6 +69,12 @@ fn mpi(facts: &Facts) -> Vec<Found> {
         return failure(what, "use the mpirun of this program's MPI (RINGPULL_MPIRUN), or rebuild the program");
     }
     good(format!("{mpirun}, with {library}"))
+}
+
+fn temporary_files(facts: &Facts) -> Vec<Found> {
+    let Some((folder, fault)) = &facts.temporary else { return Vec::new() };
+    let fix = "let TMPDIR name another folder; jobs start without one that can execute files, but compilers need it";
+    warning(format!("{folder}: {fault}"), fix)
 }
 
 fn threads(facts: &Facts) -> Vec<Found> {

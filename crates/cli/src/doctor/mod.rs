@@ -16,8 +16,12 @@ mod together;
 
 use serde::Serialize;
 
+use ringpull_base::topology::host_name;
+
 use self::facts::Facts;
 pub(crate) use self::gather::gather;
+use crate::launch::environment;
+use crate::text::several;
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -50,6 +54,13 @@ impl Finding {
     pub(crate) fn silent(host: &str, cause: &str) -> Self {
         let fix = format!("`ssh {host} ringpull info` must work without a password: the same program at the same path");
         Finding::failure("ssh", host, format!("it did not send its facts: {cause}"), fix)
+    }
+
+    /// What of the user's environment stays on this host. It is no fault.
+    pub(crate) fn environment() -> Self {
+        let (passed, kept) = (environment::passed_on().len(), environment::kept_here());
+        let what = format!("{} are passed on to other hosts; not {}", several(passed, "variable"), kept.join(", "));
+        Finding::good("environment", &host_name(), what)
     }
 
     fn good(check: &'static str, host: &str, what: impl Into<String>) -> Self {

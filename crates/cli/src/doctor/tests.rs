@@ -26,6 +26,7 @@ fn healthy(name: &str, peer: &str) -> Facts {
         own_address: Some("10.0.0.1".to_owned()),
         ssh: vec![SshFile { path: "/home/u/.ssh/id_rsa".to_owned(), mode: 0o600, owner: 1000, is_key: true }],
         clock: Some((0.01, 0.02)),
+        python: Some("/venv/bin/python".to_owned()),
         peers: vec![PeerHost {
             host: peer.to_owned(),
             address: Some("10.0.0.2".to_owned()),
@@ -105,7 +106,10 @@ fn each_fault_is_found_by_its_check_and_by_no_other() {
         ("reach", |f| f.peers[0].failure = Some("timed out".to_owned())),
         ("reach", |f| f.peers[0].address = Some("127.0.1.1".to_owned())),
     ];
-    let warnings: [(&str, Plant); 10] = [
+    let warnings: [(&str, Plant); 13] = [
+        ("python", |f| f.python = None),
+        ("python", |f| f.python = Some("/usr/bin/python".to_owned())),
+        ("temporary files", |f| f.temporary = Some(("/t".to_owned(), "no file can be executed there".to_owned()))),
         ("root", |f| f.uid = 0),
         ("slots", |f| f.slots = 9),
         ("shared memory", |f| f.shared_memory = Some((64 << 20, 60 << 20))),

@@ -22,6 +22,7 @@ pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {
     ];
     let mut found: Vec<Finding> =
         alike.into_iter().filter_map(|(check, value, fix)| same(all, check, value, fix)).collect();
+    found.extend(python(all));
     found.extend(names(all));
     found.extend(reach(all));
     found
@@ -34,6 +35,17 @@ fn same(all: &[Facts], check: &'static str, value: fn(&Facts) -> Option<String>,
     let (first, expected) = known.first()?;
     let (other, got) = known.iter().find(|(_, got)| got != expected)?;
     Some(Finding::failure(check, other, format!("has {got} where {first} has {expected}"), fix))
+}
+
+/// A finding if a job finds another Python on a host, or none: PATH is passed on, so the first is not there.
+fn python(all: &[Facts]) -> Option<Finding> {
+    let (first, rest) = all.split_first()?;
+    let expected = first.python.as_ref()?;
+    let other = rest.iter().find(|facts| facts.python.as_ref() != Some(expected))?;
+    let has = other.python.as_deref().unwrap_or("none");
+    let what = format!("its python is {has}, and that of {} is {expected}", first.called);
+    let fix = "put the environment at the same path on every host, such as a shared folder, or copy it there";
+    Some(Finding::warning("python", &other.called, what, fix))
 }
 
 fn names(all: &[Facts]) -> Option<Finding> {

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +16,10 @@ use ringpull_base::config::{self, Config, Role};
 use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 
-use super::{Host, Port, Sink, Spec, address_towards, claim_port, process_name};
+use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE, code_of, output_is_read};
 use crate::interrupt::Interrupt;
+use crate::lab;
 use crate::mpirun::{MpiCommand, Mpirun, Ranks};
 
 /// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank
@@ -125,7 +126,8 @@ pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Rank
     // Rank 0 is the scheduler and runs on the first host.
     let root = match hosts.first() {
         Some(Host::Ssh(host)) => resolve(&host.name)?,
-        first => first.and_then(Host::address).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        Some(Host::Lab(host)) => IpAddr::V4(lab::address(*host)),
+        _ => own_address(hosts.iter())?,
     };
     let port = claim_port(root)?;
     let one = |(role, index)| ranks(1, &process_name(role, index), spec.env_of(role, index, root, port.number()));

@@ -4,8 +4,9 @@
 //! that reads orders from the launcher. `term` and `kill` signal the whole session. The end of the input,
 //! which also follows a killed launcher or a broken connection, means both.
 //!
-//! Every user of a host can read the arguments of its processes, and variables may hold secrets. So variables
-//! go to other hosts before the orders, on the input of a shell that reads them and becomes the supervisor.
+//! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the login
+//! shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes to other
+//! hosts is on the input of sh ([`LOGIN`]), before the orders.
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ use std::process::Command;
 
 use ringpull_base::{Error, Result, config};
 
+use super::environment;
 use super::hostfile::SshHost;
 use crate::lab;
 
@@ -52,26 +54,21 @@ kill -s KILL $w
 kill -s KILL -- -$p
 exit $c"#;
 
-/// Sets the variables that its input begins with, and becomes the shell that runs the script `$0` on the rest
-/// of the input. `read` consumes no byte of a pipe after the line.
-const READER: &str = r#"ringpull_script=
-while :; do
-  IFS= read -r ringpull_line || exit 1
-  case $ringpull_line in
-    +*) ringpull_script="$ringpull_script${ringpull_line#+}
-" ;;
-    *) break ;;
-  esac
-done
-eval "$ringpull_script"
-unset ringpull_script ringpull_line
-exec sh -c "$0" ringpull-supervisor "$@""#;
+/// What ssh asks the login shell of a host to do: to start sh, which reads a script and runs it with what
+/// follows as its input. The script's lines begin with `+`; any other line ends it. `read` consumes no byte of a
+/// pipe after the line. Every shell passes these words on as they are: they have no line feed, no exclamation
+/// mark and no single quote.
+const LOGIN: &str = r#"exec sh -c 'ringpull_n=$(printf "\n."); ringpull_n=${ringpull_n%.}; ringpull_s=; while :; do IFS= read -r ringpull_l || exit 1; case $ringpull_l in +*) ringpull_s=$ringpull_s${ringpull_l#+}$ringpull_n ;; *) break ;; esac; done; eval "$ringpull_s"'"#;
 
-/// Variables that are passed on to processes on other hosts.
-const FORWARDED: [&str; 4] = ["OMP_NUM_THREADS", "KMP_AFFINITY", "LD_LIBRARY_PATH", "PYTHONPATH"];
-const FORWARDED_PREFIXES: [&str; 4] = ["RINGPULL_", "MXNET_", "PS_", "AWS_"];
+/// Removes its variables.
+const UNSET: &[u8] = b"unset ringpull_n ringpull_s ringpull_l\n";
 
 impl Host {
+    /// The host, if it is reached by ssh.
+    pub(crate) fn by_ssh_mut(&mut self) -> Option<&mut SshHost> {
+        if let Host::Ssh(host) = self { Some(host) } else { None }
+    }
+
     /// The command that runs a program with these variables below its supervisor, and the bytes that its
     /// input must begin with. Orders are lines on its input after that.
     pub(crate) fn command(&self, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
@@ -109,6 +106,21 @@ impl Host {
     }
 }
 
+/// Where these hosts are, and how many processes each takes: this host, which needs no ssh, by whatever names,
+/// and the others, whose ssh servers have this port if the list says nothing else.
+pub(crate) fn placed(hosts: Vec<SshHost>, port: Option<u16>) -> Vec<(Host, usize)> {
+    let mut placed: Vec<(Host, usize)> = Vec::new();
+    for host in hosts {
+        let slots = host.slots;
+        let host = if host.is_here() { Host::Local } else { Host::Ssh(SshHost { port: host.port.or(port), ..host }) };
+        match placed.iter_mut().find(|(known, _)| host == Host::Local && *known == host) {
+            Some((_, all)) => *all += slots,
+            None => placed.push((host, slots)),
+        }
+    }
+    placed
+}
+
 impl std::fmt::Display for Host {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -134,19 +146,32 @@ pub(crate) fn ssh_words(port: Option<u16>) -> Vec<String> {
 }
 
 /// `ssh` to a host, without the remote command.
-pub(crate) fn ssh(host: &SshHost) -> Command {
+pub(crate) fn ssh_to(host: &SshHost) -> Command {
     let words = ssh_words(host.port);
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).arg(&host.login);
     command
 }
 
-/// The same for a question, which a host that does not answer at once need not have.
-pub(crate) fn ssh_once(host: &SshHost) -> Command {
-    let words = ssh_words(host.port);
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).args(["-o", "ConnectionAttempts=1"]).arg(&host.login);
-    command
+/// The command by which a host's sh runs a script, whatever its login shell is, and what the input must begin
+/// with. The script's own input is what follows.
+pub(crate) fn ssh(host: &SshHost, script: &[u8]) -> (Command, Vec<u8>) {
+    let mut command = ssh_to(host);
+    command.arg(LOGIN);
+    let mut input = Vec::new();
+    for line in UNSET.split_inclusive(is_feed).chain(script.split_inclusive(is_feed)) {
+        input.push(b'+');
+        input.extend_from_slice(line);
+    }
+    if input.last() != Some(&b'\n') {
+        input.push(b'\n');
+    }
+    input.extend_from_slice(b".\n");
+    (command, input)
+}
+
+fn is_feed(byte: &u8) -> bool {
+    *byte == b'\n'
 }
 
 /// The folder that processes on other hosts start in.
@@ -155,20 +180,31 @@ pub(crate) fn working_folder() -> Result<PathBuf> {
 }
 
 fn remote_command(host: &SshHost, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
-    let inherited = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_forwarded));
-    let set = inherited.chain(env.iter().map(|(name, value)| (name.into(), value.into())));
     let folder = host.folder.clone().map_or_else(working_folder, |folder| Ok(folder.into()))?;
-    let mut line = vec!["cd".to_owned(), quote(folder.as_os_str()), "&& exec sh -c".to_owned()];
-    line.extend([READER, SUPERVISOR].map(|script| quote(script.as_ref())));
-    line.extend(words.iter().map(|word| quote(word)));
-    let mut command = ssh(host);
-    command.arg(line.join(" "));
-    Ok((command, assignments(set)))
+    let mut script = with_environment(env);
+    script.extend([b"cd ", &quoted(folder.as_os_str())[..], b" && exec sh -c "].concat());
+    for word in [OsStr::new(SUPERVISOR), "ringpull-supervisor".as_ref()].into_iter().chain(words.iter().map(OsStr::new))
+    {
+        script.extend(quoted(word));
+        script.push(b' ');
+    }
+    Ok(ssh(host, &script))
 }
 
-/// Whether the variable is passed on to other hosts. A shell can set only valid names.
-fn is_forwarded(name: &str) -> bool {
-    is_name(name) && (FORWARDED.contains(&name) || FORWARDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
+/// The commands by which a shell sets the user's environment, as far as it is passed on, and then these
+/// variables.
+pub(crate) fn with_environment(env: &[(String, String)]) -> Vec<u8> {
+    let mut script = Vec::new();
+    for (name, value) in environment::passed_on() {
+        script.extend(assignment(&name, &value));
+        if name == environment::PATH {
+            // What the host itself has is behind it.
+            script.truncate(script.len() - 1);
+            script.extend(b"\"${PATH:+:$PATH}\"\n");
+        }
+    }
+    script.extend(env.iter().flat_map(|(name, value)| assignment(name, value)));
+    script
 }
 
 /// Whether a shell can set a variable of this name.
@@ -177,31 +213,33 @@ pub(crate) fn is_name(name: &str) -> bool {
     name.chars().all(is_legal) && !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty()
 }
 
-/// The lines by which [`READER`] sets these variables: shell commands after a `+`, and a last line.
-fn assignments(set: impl Iterator<Item = (OsString, OsString)>) -> Vec<u8> {
-    let mut script = Vec::new();
-    for (name, value) in set {
-        script.extend([b"export ", name.as_bytes(), b"='"].concat());
-        for byte in value.as_bytes() {
-            match byte {
-                b'\'' => script.extend(br"'\''"),
-                byte => script.push(*byte),
-            }
-        }
-        script.extend(b"'\n");
-    }
-    let lines = script.split_inclusive(|byte| *byte == b'\n').flat_map(|line| [b"+", line]);
-    lines.chain([&b".\n"[..]]).flatten().copied().collect()
+/// The command by which a shell sets a variable, with a line feed.
+fn assignment(name: &str, value: &str) -> Vec<u8> {
+    [b"export ", name.as_bytes(), b"=", &quoted(value.as_ref()), b"\n"].concat()
 }
 
 /// A word as the shell reads it back.
 pub(crate) fn quote(word: &OsStr) -> String {
-    format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"))
+    String::from_utf8_lossy(&quoted(word)).into_owned()
+}
+
+/// The same, for words that are not text, too.
+fn quoted(word: &OsStr) -> Vec<u8> {
+    let mut quoted = vec![b'\''];
+    for byte in word.as_bytes() {
+        match byte {
+            b'\'' => quoted.extend(br"'\''"),
+            byte => quoted.push(*byte),
+        }
+    }
+    quoted.push(b'\'');
+    quoted
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::hostfile::Hosts;
 
     #[test]
     fn a_word_survives_the_shell() {
@@ -212,29 +250,53 @@ mod tests {
         }
     }
 
-    #[test]
-    fn variables_survive_the_input_of_a_shell_which_leaves_the_rest_to_its_script() {
+    /// A shell that does as the login shell of a host would.
+    fn of_login_shell(shell: &[&str], script: &[u8], orders: &[u8]) -> std::process::Output {
         use std::io::Write;
         use std::process::Stdio;
 
-        let values = [&b"plain"[..], b"", b"it's", b"$HOME `x` \"q\" \\", b"\n\n.\n+a\nb\n", b" \t ", b"\xff\xfe"];
-        let name = |number: usize| OsString::from(format!("V{number}"));
-        let set = values.iter().enumerate().map(|(number, value)| (name(number), OsStr::from_bytes(value).to_owned()));
-        let script = "printf '%s|' \"$V0\" \"$V1\" \"$V2\" \"$V3\" \"$V4\" \"$V5\" \"$V6\" \"$1\" \"$2\"; cat";
-        let mut command = Command::new("sh");
-        command.args(["-c", READER, script, "a b", "c"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let host: SshHost = Hosts::of("h".as_ref()).read().unwrap().remove(0);
+        let (command, input) = ssh(&host, script);
+        assert_eq!(command.get_args().last(), Some(OsStr::new(LOGIN)));
+        let mut command = Command::new(shell[0]);
+        command.args(&shell[1..]).arg(LOGIN).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut shell = command.spawn().unwrap();
-        let mut input = shell.stdin.take().unwrap();
-        input.write_all(&[&assignments(set)[..], b"term\nkill\n"].concat()).unwrap();
-        drop(input);
-        let expected = [&values[..], &[b"a b", b"c", b"term\nkill\n"]].concat().join(&b'|');
-        assert_eq!(shell.wait_with_output().unwrap().stdout, expected);
+        let mut stdin = shell.stdin.take().unwrap();
+        stdin.write_all(&[&input, orders].concat()).unwrap();
+        drop(stdin);
+        shell.wait_with_output().unwrap()
     }
 
     #[test]
-    fn a_shell_whose_input_ends_before_its_variables_do_runs_nothing() {
-        let output = Command::new("sh").args(["-c", READER, "echo ran"]).stdin(std::process::Stdio::null()).output();
-        let output = output.unwrap();
+    fn a_script_survives_every_login_shell_which_leaves_the_rest_of_the_input_to_it() {
+        let values = ["plain", "", "it's", "$HOME `x` \"q\" \\ !! !$", "\n\n.\n+a\nb\n", " \t ", "gr\u{fc}n"];
+        let mut script: Vec<u8> =
+            values.iter().enumerate().flat_map(|(number, value)| assignment(&format!("V{number}"), value)).collect();
+        script.extend(b"exec sh -c 'printf \"%s|\" \"$V0\" \"$V1\" \"$V2\" \"$V3\" \"$V4\" \"$V5\" \"$V6\" \"$1\" \"$2\"; cat' x 'a b' ");
+        script.extend(quoted(OsStr::from_bytes(b"\xff!")));
+        let expected =
+            [values.map(str::as_bytes).as_slice(), &[b"a b", b"\xff!", b"term\nkill\n"]].concat().join(&b'|');
+        for shell in [
+            &["sh", "-c"][..],
+            &["bash", "-c"],
+            &["tcsh", "-f", "-c"],
+            &["fish", "-c"],
+            &["zsh", "-f", "-c"],
+            &["ksh", "-c"],
+        ] {
+            if Command::new(shell[0]).args(&shell[1..]).arg("true").output().is_err() {
+                println!("skipped: {} is not installed", shell[0]);
+                continue;
+            }
+            let output = of_login_shell(shell, &script, b"term\nkill\n");
+            assert_eq!(output.stdout, expected, "{shell:?}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+
+    #[test]
+    fn a_shell_whose_input_ends_before_its_script_does_runs_nothing() {
+        let mut command = Command::new("sh");
+        let output = command.args(["-c", LOGIN]).stdin(std::process::Stdio::null()).output().unwrap();
         assert_eq!((output.status.code(), &output.stdout[..]), (Some(1), &b""[..]));
     }
 }

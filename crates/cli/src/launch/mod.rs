@@ -5,7 +5,7 @@
 //! - `supervise`: waits for all processes and decides when the rest must end; `output`: where their output
 //!   goes;
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
-//!   ssh before the job;
+//!   ssh before the job; [`environment`]: which of the user's variables other hosts get;
 //! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine;
 //!   [`yarn`]: as a service of Hadoop YARN;
 //! - [`elastic`]: MPI ranks that are started again when some are lost or hosts are added.
@@ -17,6 +17,7 @@
 pub(crate) mod batch;
 pub(crate) mod by_mpi;
 pub(crate) mod elastic;
+pub(crate) mod environment;
 pub(crate) mod horovodrun;
 pub(crate) mod host;
 pub(crate) mod hostfile;
@@ -27,7 +28,7 @@ mod supervise;
 pub(crate) mod yarn;
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
 pub use self::host::Host;
@@ -194,9 +195,8 @@ impl Launch {
             return Err(Error::argument("the command is missing", "give it after --"));
         }
         let (scheduler, root) = match first {
-            Host::Local => (Host::Local, IpAddr::V4(Ipv4Addr::LOCALHOST)),
             Host::Lab(host) => (Host::Lab(*host), IpAddr::V4(super::lab::address(*host))),
-            Host::Ssh(host) => (Host::Local, address_towards(&host.name)?),
+            _ => (Host::Local, own_address(workers.iter().chain(&servers))?),
         };
         Ok(Launch {
             spec: Spec { workers: workers.len(), servers: servers.len(), helpers: 0, command, variables },
@@ -253,16 +253,36 @@ impl Launch {
     }
 }
 
-/// The address of this host on the route to `host`, which `host` can answer to. Sends nothing.
+/// The address by which these hosts reach this one: loopback's if it is the only one.
+pub(crate) fn own_address<'a>(mut hosts: impl Iterator<Item = &'a Host>) -> Result<IpAddr> {
+    let other = hosts.find_map(|host| if let Host::Ssh(host) = host { Some(host) } else { None });
+    other.map_or(Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)), |host| address_towards(&host.name))
+}
+
+/// The address of this host on the route to `host`, which `host` can answer to: of IPv4 if there is one. Sends
+/// nothing.
 pub(crate) fn address_towards(host: &str) -> Result<IpAddr> {
-    let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
-        socket.connect((host, 9))?;
-        socket.local_addr()
-    });
-    found.map(|address| address.ip()).map_err(|cause| {
-        Error::argument(
-            format!("host {host} cannot be reached from here: {cause}"),
-            "check the name in the hostfile, and that this host resolves it",
-        )
-    })
+    let failed = |what: String, remedy: &str| Error::argument(format!("host {host} {what}"), remedy);
+    let found = (host, 9).to_socket_addrs().map_err(|cause| {
+        let hint = "correct the name in the list of hosts, or add it to DNS or /etc/hosts of this host";
+        failed(format!("has no address that this host knows: {cause}"), hint)
+    })?;
+    let (four, six): (Vec<_>, Vec<_>) = found.partition(|address| address.is_ipv4());
+    let mut last = None;
+    for address in four.into_iter().chain(six) {
+        let any = if address.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+        let route = UdpSocket::bind((any, 0)).and_then(|socket| {
+            socket.connect(address)?;
+            socket.local_addr()
+        });
+        match route.map(|address| address.ip()) {
+            Ok(IpAddr::V6(own)) if own.is_unicast_link_local() => {
+                last = Some(format!("is reached by {own} alone, which is only valid on one link"));
+            }
+            Ok(own) => return Ok(own),
+            Err(cause) => last = Some(format!("cannot be reached from here by {}: {cause}", address.ip())),
+        }
+    }
+    let why = last.unwrap_or_else(|| "has no address".to_owned());
+    Err(failed(why, "give it an address that this host has a route to, and name it by that or by a name of it"))
 }

@@ -1,5 +1,6 @@
-//! Before a job: asks the hosts of a hostfile whether they answer, and copies files to them.
+//! Before a job: asks the hosts of a list whether they answer, and copies files to them.
 
+use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant, SystemTime};
@@ -8,8 +9,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use ringpull_base::{Error, Result};
 
-use super::host::{ssh_once, ssh_words, working_folder};
-use super::hostfile::SshHost;
+use super::host::{ssh_to, ssh_words, working_folder};
+use super::hostfile::{Hosts, SshHost};
 
 /// What a host answered, how long it took, and when the answer arrived.
 pub(crate) struct Answer {
@@ -18,17 +19,23 @@ pub(crate) struct Answer {
     pub(crate) arrived: SystemTime,
 }
 
-/// Runs the commands of all hosts in parallel. One that has not ended within `limit` is killed and an error.
-pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Result<Answer, String>>> {
+/// Runs the commands of all hosts, each with its input, in parallel. One that has not ended within `limit` is
+/// killed and an error.
+pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Result<Vec<Result<Answer, String>>> {
     let (sender, answers) = channel();
     let mut pids = Vec::new();
-    for (number, mut command) in commands.into_iter().enumerate() {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (number, (mut command, input)) in commands.into_iter().enumerate() {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let program = command.get_program().display().to_string();
-        let child = command.spawn().map_err(|cause| Error::io("run", program, &cause))?;
+        let mut child = command.spawn().map_err(|cause| Error::io("run", program, &cause))?;
         pids.push(Pid::from_child(&child));
+        let stdin = child.stdin.take();
         let (sender, asked) = (sender.clone(), Instant::now());
         std::thread::spawn(move || {
+            // One that does not read it says why in its own words.
+            if let Some(Err(cause)) = stdin.map(|mut stdin| stdin.write_all(&input)) {
+                tracing::debug!(%cause, "a question was not read");
+            }
             let output = child.wait_with_output();
             sender.send((
                 number,
@@ -56,12 +63,12 @@ pub(crate) fn ask_all(commands: Vec<Command>, limit: Duration) -> Result<Vec<Res
 fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<Answer, String>>> {
     /// By when every host must have answered.
     const ANSWER: Duration = Duration::from_secs(8);
-    let commands = hosts.iter().map(|host| {
-        let mut command = ssh_once(host);
+    let command = |host| {
+        let mut command = ssh_to(host);
         command.arg("true");
-        command
-    });
-    ask_all(commands.collect(), ANSWER)
+        (command, Vec::new())
+    };
+    ask_all(hosts.iter().map(command).collect(), ANSWER)
 }
 
 /// Whether each host answers.
@@ -70,21 +77,25 @@ pub(crate) fn answering(hosts: &[SshHost]) -> Result<Vec<bool>> {
     Ok(call_all(hosts)?.into_iter().map(is_well).collect())
 }
 
-/// An error that names the first in the list that does not answer.
-pub(crate) fn check(hosts: &[SshHost]) -> Result<()> {
+/// An error that names the first that does not answer. The hosts are of this list.
+pub(crate) fn check(hosts: &[SshHost], list: &Hosts) -> Result<()> {
     for (host, answer) in hosts.iter().zip(call_all(hosts)?) {
         let words = match answer {
             Ok(Answer { output, .. }) if output.status.success() => continue,
+            Ok(Answer { output, .. }) if output.stderr.trim_ascii().is_empty() => output.status.to_string(),
             Ok(Answer { output, .. }) => String::from_utf8_lossy(&output.stderr).trim().replace(['\r', '\n'], " "),
             Err(cause) => cause,
         };
         let login = &host.login;
         let port = host.port.map_or(String::new(), |port| format!(" -p {port}"));
+        let from = match list {
+            Hosts::File(path) => format!("the hostfile {}", path.display()),
+            Hosts::List(_) => "-H".to_owned(),
+        };
+        let doubt = list.doubt(host).map_or(String::new(), |doubt| format!("; {doubt}"));
         return Err(Error::argument(
-            format!("host {login} cannot be reached by ssh: {words}"),
-            format!(
-                "`ssh{port} {login} true` must work without a password; otherwise remove the host from the hostfile"
-            ),
+            format!("host {login} cannot be reached by ssh: {words}{doubt}"),
+            format!("`ssh{port} {login} true` must work without a password; otherwise remove the host from {from}"),
         ));
     }
     Ok(())

@@ -9,7 +9,6 @@
 //! `curl` makes the calls, since it proves a user by Kerberos too.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
@@ -22,7 +21,7 @@ use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result};
 
 use super::batch::{Batch, BatchJob};
-use super::host::{is_name, quote, working_folder};
+use super::host::{quote, with_environment, working_folder};
 use super::output::{OutputStream, carry};
 use super::{Sink, Spec, by_mpi, process_name};
 use crate::commands::write;
@@ -170,11 +169,8 @@ impl YarnJob {
     /// What every container runs, with its role and its number.
     fn script(&self, here: &Path, folder: &Path) -> Result<String> {
         let secret = config::secret_or_new()?;
-        let own = ["HOSTNAME", "PWD", "OLDPWD", "SHLVL", "TMPDIR", "_", config::SECRET];
-        let environment = std::env::vars_os().filter_map(|(name, value)| {
-            let name = name.to_str().filter(|name| is_name(name) && !own.contains(name))?;
-            Some(format!("export {name}={}\n", quote(&value)))
-        });
+        let environment = with_environment(&[(config::SECRET.to_owned(), secret.reveal().to_owned())]);
+        let environment = String::from_utf8_lossy(&environment).into_owned();
         let servers = self.spec.servers;
         let body = if servers == 0 {
             WAITS.to_owned()
@@ -184,10 +180,9 @@ impl YarnJob {
                 "case $1 in server) task=$((1 + $2)) ;; worker) task=$((1 + servers + $2)) ;; *) task=0 ;; esac";
             format!("servers={servers}\n{tasks}\n{}", job.script(&folder.join("meet"), "$task"))
         };
-        let secret = format!("export {}={}\n", config::SECRET, quote(OsStr::new(secret.reveal())));
         let set = format!("cd {} || exit 1\nfolder={}\n", quote(here.as_os_str()), quote(folder.as_os_str()));
         let body = format!("body() {{\nset -- ${{name%-*}} ${{name##*-}}\n{body}\n}}\n");
-        Ok(environment.chain([secret, set, body, KEEPS.to_owned()]).collect())
+        Ok([environment, set, body, KEEPS.to_owned()].concat())
     }
 }
 

@@ -11,6 +11,7 @@ use ringpull_processes::{Processes, has_mpi};
 use rustix::process::{Pid, Signal, kill_process};
 
 mod elastic;
+mod hosts;
 mod secrets;
 mod ssh;
 mod yarn;
@@ -268,20 +269,24 @@ fn the_librarys_own_allreduce_is_checked_as_ours_is() {
 
 #[test]
 #[cfg(feature = "mpi")]
-fn segments_that_differ_between_ranks_are_an_error_on_each_before_anything_is_sent() {
-    let bench = concat!(
-        "RINGPULL_SEGMENT=$((65536 << ${OMPI_COMM_WORLD_RANK:-$PMI_RANK})) exec ",
-        env!("CARGO_BIN_EXE_ringpull"),
-        " bench allreduce --sizes 25MB"
-    );
-    let (processes, code) = run_by_mpirun(&["-n", "2", "-s", "0"], &["sh", "-c", bench]);
-    let written = [0, 1].map(|rank| processes.rank(rank).err);
-    let said =
-        written.each_ref().map(|err| err.matches("segments differ: rank 0 has 65536 bytes, rank 1 has 131072").count());
-    // Hydra ends the second rank as soon as the first has failed.
-    assert!(code != Some(0) && matches!(said, [0 | 1, 1] | [1, 0]), "{code:?}: {processes}");
-    for (err, count) in written.iter().zip(said) {
-        assert!(count == 0 || err.contains("RINGPULL_SEGMENT"), "{processes}");
+fn settings_that_differ_between_ranks_are_an_error_on_each_before_anything_is_sent() {
+    for (variable, said) in [
+        ("RINGPULL_SEGMENT=$((65536 << $rank))", "disagree on RINGPULL_SEGMENT: rank 0 has 65536; rank 1 has 131072"),
+        ("RINGPULL_CHECK_NAN=$rank", "disagree on RINGPULL_CHECK_NAN: rank 0 has 0; rank 1 has 1"),
+        ("RINGPULL_SHARED_MEMORY=$rank", "disagree on RINGPULL_SHARED_MEMORY: rank 0 has 0; rank 1 has 1"),
+    ] {
+        let program = env!("CARGO_BIN_EXE_ringpull");
+        let bench = format!(
+            "rank=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; {variable} exec {program} bench allreduce --sizes 25MB"
+        );
+        let (processes, code) = run_by_mpirun(&["-n", "2", "-s", "0"], &["sh", "-c", &bench]);
+        let written = [0, 1].map(|rank| processes.rank(rank).err);
+        let counts = written.each_ref().map(|err| err.matches(said).count());
+        // Hydra ends the second rank as soon as the first has failed.
+        assert!(code != Some(0) && matches!(counts, [0 | 1, 1] | [1, 0]), "{code:?}: {processes}");
+        for (err, count) in written.iter().zip(counts) {
+            assert!(count == 0 || err.contains("hint: set RINGPULL_"), "{processes}");
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use super::*;
 fn ssh_that_writes_its_arguments(folder: &Path) -> Command {
     let lines = "printf '%s\\n' \"$@\" >\"${0%/*}/arguments.$$\"\nfor last; do :; done\nexec sh -c \"$last\"";
     let (ssh, hosts) = (script(folder, "ssh", lines), folder.join("hosts"));
-    std::fs::write(&hosts, "127.0.0.1\n").unwrap();
+    std::fs::write(&hosts, "ann@127.0.0.1\n").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
     command.args(["launch", "--launcher", "ssh", "-H"]).arg(hosts).env("RINGPULL_SSH", ssh);
     command.env("RINGPULL_TIMEOUT", "0.5").stdin(Stdio::null());

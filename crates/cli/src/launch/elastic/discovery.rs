@@ -9,6 +9,8 @@ use ringpull_base::{Error, Result};
 
 use super::decide::Offer;
 use crate::lab;
+use crate::launch::host::placed;
+use crate::launch::hostfile::Hosts;
 use crate::launch::remote::{answering, ask_all};
 use crate::launch::{Host, hostfile};
 
@@ -23,7 +25,7 @@ pub(crate) enum Source {
     /// The lines of a program's output: `host[:slots]`, and the slots of a host whose line has no number.
     Script(PathBuf, usize),
     /// A hostfile, which may change, or a list of hosts.
-    File(PathBuf),
+    Hosts(Hosts),
     /// All emulated hosts, with a slot each.
     Lab,
 }
@@ -48,27 +50,18 @@ pub(crate) struct Present {
 impl Discovery {
     /// The hosts that are listed, and wanted by their names.
     pub(super) fn listed(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Present>> {
-        let mut hosts = match &self.source {
+        let hosts = match &self.source {
             Source::Here(slots) => return Ok(vec![found(Host::Local, *slots)]),
             Source::Lab => return Ok((1..=lab::hosts_up()).map(|host| found(Host::Lab(host), 1)).collect()),
-            Source::Script(script, slots) => hostfile::parse_lines(&output_of(script)?, *slots)?,
-            Source::File(file) => hostfile::listed(file)?,
+            Source::Script(script, slots) => hostfile::parse_output(&output_of(script)?, script, *slots)?,
+            Source::Hosts(hosts) => hosts.listed()?,
         };
         if self.in_lab {
             let emulated = |host: hostfile::SshHost| Ok(found(Host::Lab(lab::find_host(&host.name)?), host.slots));
             return hosts.into_iter().filter(|host| is_wanted(&host.name)).map(emulated).collect();
         }
-        // This host alone needs no ssh.
-        if !hosts.is_empty() && hosts.iter().all(|host| host.is_this() && host.port.is_none()) {
-            return Ok(vec![found(Host::Local, hosts.iter().map(|host| host.slots).sum())]);
-        }
-        hosts.retain(|host| is_wanted(&host.login));
-        hosts.iter_mut().for_each(|host| host.port = host.port.or(self.port));
-        Ok(hosts
-            .into_iter()
-            .map(|host| (host.slots, Host::Ssh(host)))
-            .map(|(slots, host)| found(host, slots))
-            .collect())
+        let placed = placed(hosts, self.port).into_iter().map(|(host, slots)| found(host, slots));
+        Ok(placed.filter(|found| found.host == Host::Local || is_wanted(&found.offer.name)).collect())
     }
 
     /// Those of them that answer; this one does.
@@ -77,7 +70,7 @@ impl Discovery {
         let by_ssh: Vec<hostfile::SshHost> = listed
             .iter()
             .filter_map(|found| match &found.host {
-                Host::Ssh(host) if !host.is_here() => Some(host.clone()),
+                Host::Ssh(host) => Some(host.clone()),
                 _ => None,
             })
             .collect();
@@ -114,8 +107,8 @@ fn output_of(script: &std::path::Path) -> Result<String> {
     } else {
         script.to_path_buf()
     };
-    let answers =
-        ask_all(vec![Command::new(program)], LIMIT).map_err(|cause| wrong(format!("cannot be run: {cause}")))?;
+    let answers = ask_all(vec![(Command::new(program), Vec::new())], LIMIT)
+        .map_err(|cause| wrong(format!("cannot be run: {cause}")))?;
     match answers.into_iter().next() {
         Some(Ok(answer)) if answer.output.status.success() => {
             Ok(String::from_utf8_lossy(&answer.output.stdout).into_owned())

@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringpull_base::{Result, config};
+use ringpull_base::{Error, Result, config};
 
 pub(crate) use self::decide::Cooldown;
 use self::decide::{Failure, Offer, Past, Suspects, choose};
@@ -106,6 +106,7 @@ impl Elastic {
         let mut newest = Newest::default();
         let mut before = None;
         let mut next = None;
+        let mut refused = String::new();
         loop {
             let Some(ranks) = self.await_hosts(next, &past.suspects, begun, snapshots, interrupt)? else {
                 return Ok(128 + interrupt.signal().unwrap_or(2));
@@ -136,11 +137,18 @@ impl Elastic {
                     ));
                     return Ok(1);
                 }
-                Begin::Without(hosts) => {
-                    event(&format!(
-                        "{} cannot begin generation {generation}: no answer, or processes there do not end",
-                        hosts.join(", ")
+                Begin::NoFolder(why) => {
+                    return Err(Error::argument(
+                        format!("this host cannot have the folder {} for commits: {why}", snapshots.folder().display()),
+                        "name another with --snapshots: one in memory that you may write to",
                     ));
+                }
+                Begin::Without(hosts) => {
+                    let text = format!("generation {generation} cannot begin without {}", hosts.join(", "));
+                    if text != refused {
+                        event(&text);
+                    }
+                    refused = text;
                     std::thread::sleep(LOOK);
                     continue;
                 }
@@ -275,9 +283,7 @@ impl Elastic {
             spec.variables.env.push((config::MIN_WORKERS.to_owned(), self.least.to_string()));
             mpirun = mpirun.clone().surviving_losses().unwrap_or(mpirun);
         }
-        // A host each, or none for ranks of this host.
-        let hosts: Vec<Host> =
-            ranks.iter().map(|found| found.host.clone()).filter(|host| *host != Host::Local).collect();
+        let hosts: Vec<Host> = ranks.iter().map(|found| found.host.clone()).collect();
         let (parts, _port) = by_mpi::parts(&spec, &hosts, self.sink)?;
         let ready = mpirun.command_of_parts(&hosts, &parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();

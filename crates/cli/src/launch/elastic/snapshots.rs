@@ -7,7 +7,6 @@
 //! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
 //! of one job only one can.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -15,8 +14,8 @@ use std::time::Duration;
 use ringpull_base::{Error, Result, config};
 
 use crate::launch::Host;
-use crate::launch::host::{quote, ssh_once};
-use crate::launch::remote::ask_all;
+use crate::launch::host::{quote, ssh};
+use crate::launch::remote::{Answer, ask_all};
 
 /// How long hosts may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -28,8 +27,8 @@ const TRIES: u32 = 3;
 /// Takes generation `$number` for launcher `$own` in `$folder`, unless another has taken it or a later one.
 /// Then it ends the processes of earlier generations: those with the folder in their environment, and the
 /// daemon of MPI that has started them, which notices late or never that its launcher is gone. The last word
-/// is `begun`.
-const BEGIN: &str = r#"mkdir -p -m 700 "$folder" && cd "$folder" || exit 1
+/// is `begun`; one that fails does not end with that.
+const BEGIN: &str = r#"mkdir -p -m 700 "$folder" && cd "$folder" || exit 0
 ls . */
 for made in generation-*; do
   of=${made#generation-}
@@ -50,7 +49,7 @@ while left=$(grep -lsxzF "$variable=$folder" /proc/[0-9]*/environ); [ -n "$left"
     kill -9 "$pid" 2>/dev/null
   done
   tries=$((tries + 1))
-  [ $tries -lt 20 ] || exit 1
+  [ $tries -lt 20 ] || exit 0
   sleep 0.2
 done
 echo begun"#;
@@ -89,8 +88,11 @@ pub(super) enum Begin {
     Ready(Newest),
     /// Another launcher has begun this generation or a later one on this host.
     Taken(String, u32),
-    /// These hosts do not answer, or cannot end what is left there of an earlier generation.
+    /// These hosts do not answer, cannot have the folder, or cannot end what is left there of an earlier
+    /// generation; each with its words.
     Without(Vec<String>),
+    /// This host cannot have the folder, for this reason.
+    NoFolder(String),
 }
 
 impl Snapshots {
@@ -112,15 +114,15 @@ impl Snapshots {
     /// What these hosts have. One that does not answer has nothing.
     pub(super) fn newest(&self, hosts: &[Host]) -> Newest {
         let listed = on_all(hosts, &self.list(), ANSWER);
-        read(listed.iter().flat_map(|(_, text)| text.iter().flat_map(|text| text.lines())))
+        read(listed.iter().flat_map(|(_, said)| said.iter().flat_map(|said| said.out.lines())))
     }
 
     /// Whether rank 0, which was on this host, has ended to be started again; `None` if the host does not
     /// answer.
     pub(super) fn is_to_go_on(&self, host: &Host, generation: u32) -> Option<bool> {
-        let ask = || on_all(std::slice::from_ref(host), &self.list(), ANSWER).pop()?.1;
+        let ask = || on_all(std::slice::from_ref(host), &self.list(), ANSWER).pop()?.1.ok();
         let listed = (0..TRIES).find_map(|_| ask())?;
-        Some(read(listed.lines()).again == Some(generation))
+        Some(read(listed.out.lines()).again == Some(generation))
     }
 
     fn list(&self) -> String {
@@ -134,15 +136,23 @@ impl Snapshots {
         let answers = on_all(hosts, &script, END);
         let mut names = Vec::new();
         for (host, answer) in &answers {
-            let listed = answer.as_deref().unwrap_or_default();
+            let listed = answer.as_ref().map_or("", |said| &said.out[..]);
             names.extend(listed.lines());
             if let Some(taken) = listed.lines().last().and_then(|last| last.strip_prefix("taken ")?.parse().ok()) {
                 return Begin::Taken(host.to_string(), taken);
             }
         }
-        let has_begun = |answer: &Option<String>| answer.as_deref().is_some_and(|text| text.ends_with("begun\n"));
-        let without: Vec<String> =
-            answers.iter().filter(|(_, answer)| !has_begun(answer)).map(|(host, _)| host.to_string()).collect();
+        let mut without = Vec::new();
+        for (host, answer) in &answers {
+            match answer {
+                Ok(said) if said.out.ends_with("begun\n") => (),
+                // It fails before it lists anything.
+                Ok(said) if said.out.is_empty() && *host == Host::Local => return Begin::NoFolder(said.err.clone()),
+                Ok(said) if said.out.is_empty() => without.push(format!("{host} ({})", said.err)),
+                Ok(_) => without.push(format!("{host} (processes of an earlier generation do not end there)")),
+                Err(why) => without.push(format!("{host} ({why})")),
+            }
+        }
         if without.is_empty() { Begin::Ready(read(names.into_iter())) } else { Begin::Without(without) }
     }
 
@@ -155,13 +165,13 @@ impl Snapshots {
             |host: &Host| hosts.first().is_some_and(|first| with_files(std::slice::from_ref(first)).contains(host));
         on_all(hosts, &script, ANSWER)
             .iter()
-            .any(|(host, said)| is_first(host) && said.as_deref().is_some_and(|said| said.trim() == "done"))
+            .any(|(host, said)| is_first(host) && said.as_ref().is_ok_and(|said| said.out.trim() == "done"))
     }
 
     /// Removes what these hosts have.
     pub(super) fn remove(&self, hosts: &[Host]) {
         let answers = on_all(hosts, &format!("rm -rf {}", self.quoted()), ANSWER);
-        if answers.iter().any(|(_, answer)| answer.is_none()) {
+        if answers.iter().any(|(_, answer)| answer.is_err()) {
             let folder = self.folder.display();
             eprintln!("warning: a host could not be reached to remove its snapshots: there, rm -r {folder}");
         }
@@ -172,35 +182,40 @@ impl Snapshots {
     }
 }
 
-/// What the script prints on each of the hosts that has files of its own; `None` if it does not answer.
-fn on_all(hosts: &[Host], script: &str, limit: Duration) -> Vec<(Host, Option<String>)> {
+/// What a script has written on a host.
+struct Said {
+    out: String,
+    /// On stderr, as one line.
+    err: String,
+}
+
+/// What the script writes on each of the hosts that has files of its own, or why the host does not answer.
+fn on_all(hosts: &[Host], script: &str, limit: Duration) -> Vec<(Host, Result<Said, String>)> {
     let words = format!("{{ {script}\n}} || :");
     let command = |host: &Host| match host {
-        Host::Ssh(host) if !host.is_here() => {
-            let mut command = ssh_once(host);
-            command.arg(format!("sh -c {}", quote(OsStr::new(&words))));
-            command
-        }
+        Host::Ssh(host) => ssh(host, words.as_bytes()),
         // Emulated hosts have this machine's files.
         _ => {
             let mut command = Command::new("sh");
             command.args(["-c", &words]);
-            command
+            (command, Vec::new())
         }
     };
     let own = with_files(hosts);
     let answers = match ask_all(own.iter().map(command).collect(), limit) {
         Ok(answers) => answers,
         Err(cause) => {
-            tracing::warn!(%cause, "hosts cannot be asked for their snapshots");
-            return own.into_iter().map(|host| (host, None)).collect();
+            return own.into_iter().map(|host| (host, Err(cause.to_string()))).collect();
         }
     };
-    let text = |answer: Result<_, _>| {
-        let output = answer.ok().map(|answer: crate::launch::remote::Answer| answer.output)?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    let words = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let said = |answer: Result<Answer, String>| {
+        let output = answer?.output;
+        let said = Said { out: words(&output.stdout), err: words(&output.stderr).trim().replace(['\r', '\n'], " ") };
+        // A script that fails ends with 0.
+        if output.status.success() { Ok(said) } else { Err(format!("no answer {}", said.err).trim().to_owned()) }
     };
-    own.into_iter().zip(answers).map(|(host, answer)| (host, text(answer))).collect()
+    own.into_iter().zip(answers).map(|(host, answer)| (host, said(answer))).collect()
 }
 
 /// The hosts that have files of their own.
@@ -231,6 +246,8 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::host::placed;
+    use crate::launch::hostfile::Hosts;
 
     #[test]
     fn the_newest_snapshot_is_of_the_last_generation_that_made_one() {
@@ -267,13 +284,14 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::new(base.path(), None).unwrap();
         // No server listens there.
-        let mut host = crate::launch::hostfile::parse_lines("127.0.0.1", 1).unwrap().remove(0);
-        host.port = Some(1);
-        let silent = Host::Ssh(host);
+        let listed = Hosts::of("127.0.0.1 port=1".as_ref()).read().unwrap();
+        let silent = placed(listed, None).remove(0).0;
         assert_eq!(snapshots.is_to_go_on(&silent, 0), None);
         assert!(!snapshots.announce(std::slice::from_ref(&silent), 0));
         // A folder that cannot be made.
         std::fs::write(snapshots.folder(), "").unwrap();
         assert!(!snapshots.announce(&[Host::Local], 0));
+        let Begin::NoFolder(why) = snapshots.begin(&[Host::Local], 0) else { panic!("it begins") };
+        assert!(why.contains("mkdir"), "{why}");
     }
 }

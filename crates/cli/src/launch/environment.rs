@@ -1,0 +1,177 @@
+//! The variables of the user's environment that processes on other hosts get, by whatever launcher: all but
+//! those that belong to this host, to this login or to another job.
+//!
+//! `PATH` is passed on as well, and what the other host has stands behind it: so the Python of an active
+//! virtual environment is found first, and programs that only that host has are found too.
+
+use std::collections::BTreeMap;
+
+use super::host::is_name;
+
+/// The variable whose value is put before the other host's own.
+pub(crate) const PATH: &str = "PATH";
+
+/// Names, and beginnings of names, that end with `*`.
+const STAYS: [(&str, &[&str]); 4] = [
+    (
+        "this host",
+        &[
+            "HOST",
+            "HOSTNAME",
+            "HOSTTYPE",
+            "MACHTYPE",
+            "OSTYPE",
+            "VENDOR",
+            "TMP",
+            "TMPDIR",
+            "TEMP",
+            "TEMPDIR",
+            "RINGPULL_LOCAL_WORKERS",
+            "RINGPULL_RACK",
+            "DMLC_NODE_HOST",
+        ],
+    ),
+    (
+        "this login",
+        &[
+            "_",
+            "DISPLAY",
+            "WAYLAND_DISPLAY",
+            "XAUTHORITY",
+            "WINDOWID",
+            "DBUS_*",
+            "SSH_*",
+            "GPG_*",
+            "KRB5CCNAME",
+            "XDG_RUNTIME_DIR",
+            "XDG_SESSION_*",
+            "XDG_SEAT*",
+            "XDG_VTNR",
+            "TMUX*",
+            "STY",
+            "TTY",
+            "JOURNAL_STREAM",
+            "NOTIFY_SOCKET",
+            "LISTEN_*",
+            "SUDO_*",
+        ],
+    ),
+    (
+        "the user's account on this host",
+        &[
+            "HOME",
+            "USER",
+            "USERNAME",
+            "LOGNAME",
+            "UID",
+            "EUID",
+            "GROUP",
+            "SHELL",
+            "MAIL",
+            "PWD",
+            "OLDPWD",
+            "SHLVL",
+            "BASH_FUNC_*",
+        ],
+    ),
+    (
+        "MPI, a batch system or an operator",
+        &[
+            "OMPI_*",
+            "OPAL_*",
+            "ORTE_*",
+            "PMIX_*",
+            "PRTE_*",
+            "PMI_*",
+            "HYD*",
+            "MPI_LOCAL*",
+            "SLURM*",
+            "SBATCH_*",
+            "SRUN_*",
+            "PBS_*",
+            "LSB_*",
+            "LSF_*",
+            "SGE_*",
+            "PE",
+            "PE_HOSTFILE",
+            "JOB_ID",
+            "NSLOTS",
+            "NHOSTS",
+            "NQUEUES",
+            "K_MPI_JOB_ROLE",
+            "POD_NAME",
+            "POD_IP",
+        ],
+    ),
+];
+
+/// Whether a variable of this name is passed on. A shell can set only valid names.
+pub(crate) fn is_passed_on(name: &str) -> bool {
+    let stays = |known: &&str| known.strip_suffix('*').map_or(*known == name, |beginning| name.starts_with(beginning));
+    is_name(name) && !STAYS.iter().any(|(_, names)| names.iter().any(|known| stays(&known)))
+}
+
+/// The variables of this process's environment that are passed on, by name. One that is not text is not.
+pub(crate) fn passed_on() -> BTreeMap<String, String> {
+    let text =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    text.filter(|(name, _)| is_passed_on(name)).collect()
+}
+
+/// The names of those that are not.
+pub(crate) fn kept_here() -> Vec<String> {
+    let passed = passed_on();
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    let mut kept: Vec<String> = names.filter(|name| !passed.contains_key(name)).collect();
+    kept.sort();
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_passed_on_but_what_belongs_to_this_host_this_login_or_another_job() {
+        for name in [
+            "PATH",
+            "PYTHONPATH",
+            "VIRTUAL_ENV",
+            "LD_LIBRARY_PATH",
+            "OMP_NUM_THREADS",
+            "HOROVOD_FUSION_THRESHOLD",
+            "NCCL_DEBUG",
+            "CUDA_VISIBLE_DEVICES",
+            "WANDB_API_KEY",
+            "RINGPULL_WARN",
+            "DMLC_INTERFACE",
+            "XDG_CACHE_HOME",
+            "TERM",
+            "MY_RUN",
+            "HOSTS",
+            "PERSON",
+            "TMPFILES",
+        ] {
+            assert!(is_passed_on(name), "{name}");
+        }
+        for name in [
+            "HOSTNAME",
+            "TMPDIR",
+            "HOME",
+            "PWD",
+            "SSH_AUTH_SOCK",
+            "DISPLAY",
+            "XDG_RUNTIME_DIR",
+            "OMPI_COMM_WORLD_RANK",
+            "PMI_RANK",
+            "SLURM_JOB_ID",
+            "RINGPULL_RACK",
+            "BASH_FUNC_module%%",
+            "1A",
+            "a-b",
+            "",
+        ] {
+            assert!(!is_passed_on(name), "{name}");
+        }
+    }
+}

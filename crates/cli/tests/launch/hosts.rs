@@ -1,0 +1,197 @@
+//! Hosts as they are: lists, names and addresses of this host, what of the environment reaches others, login
+//! shells and folders. A script in ssh's place runs the commands of all hosts here.
+
+use super::*;
+
+/// A script in ssh's place, which writes the host's name into a file and has what is left of the command line run
+/// by this shell.
+fn ssh(folder: &Path, shell: &str) -> PathBuf {
+    let options = "while :; do case $1 in -[oilpFe]) shift 2 ;; -*) shift ;; *) break ;; esac; done";
+    let called = format!("STUB=$1; export STUB; shift; echo \"$STUB\" >>{}/called", folder.display());
+    script(folder, "ssh", &format!("{options}\n{called}\n{shell}"))
+}
+
+/// A job over that ssh. Each of its processes writes what `says` prints into a file; the files' text in order.
+fn job(folder: &Path, shell: &str, options: &[&str], variables: &[(&str, &str)], says: &str) -> (Vec<String>, String) {
+    let out = folder.join("out");
+    std::fs::create_dir_all(&out).unwrap();
+    let write = format!("{says} >{0}/new.$$ && mv {0}/new.$$ {0}/seen.$$", out.display());
+    let ssh = ssh(folder, shell);
+    let mut command = launch(&[options, &["--", "sh", "-c", &write]].concat());
+    let output = command.envs(variables.iter().copied()).env("RINGPULL_SSH", ssh).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let entries = std::fs::read_dir(&out).unwrap().flatten();
+    let mut seen: Vec<String> =
+        entries.map(|entry| std::fs::read_to_string(entry.path()).unwrap().trim_end().to_owned()).collect();
+    seen.sort();
+    std::fs::remove_dir_all(&out).unwrap();
+    (seen, format!("{:?} {said}", output.status.code()))
+}
+
+const HERE: &str = "exec sh -c \"$*\"";
+
+#[test]
+fn hosts_whose_names_share_a_label_and_users_with_ports_get_their_own_ranks() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    std::fs::write(
+        &hosts,
+        "a.x.invalid\na.y.invalid slots=1\r\nann@127.0.0.2\n[::1]:2222\n127.0.0.2:2223\nlocalhost\n",
+    )
+    .unwrap();
+    let says = "echo ${STUB:-here}";
+    let (seen, said) = job(folder.path(), HERE, &["-n", "6", "-H", hosts.to_str().unwrap()], &[], says);
+    assert_eq!(seen, ["127.0.0.2", "::1", "a.x.invalid", "a.y.invalid", "ann@127.0.0.2", "here"], "{said}");
+    let (seen, said) = job(folder.path(), HERE, &["-n", "2", "-H", "a.x.invalid,a.y.invalid:1,"], &[], says);
+    assert_eq!(seen, ["a.x.invalid", "a.y.invalid"], "{said}");
+}
+
+#[test]
+fn a_rank_that_shares_its_host_with_more_than_the_list_says_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let answer = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }";
+    let ranks = "while [ \"$1\" != -n ]; do shift; done; shift 2; OMPI_COMM_WORLD_LOCAL_SIZE=2 exec \"$@\"";
+    let mpirun = script(folder.path(), "mpirun", &format!("{answer}\n{ranks}"));
+    let variables = [("RINGPULL_MPIRUN", mpirun.to_str().unwrap())];
+    let options = ["-n", "2", "--no-tag", "-H", "a.invalid,b.invalid"];
+    let (seen, said) = job(folder.path(), HERE, &options, &variables, "echo ran");
+    assert!(seen.is_empty() && said.contains("mpirun has put 2 ranks on") && said.starts_with("Some(1)"), "{said}");
+    let (seen, said) = job(folder.path(), HERE, &["-n", "2", "-H", "a.invalid:2"], &variables, "echo ran");
+    assert_eq!(seen, ["ran"], "{said}");
+}
+
+#[test]
+fn this_host_needs_no_ssh_server_by_any_of_its_names_and_addresses() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let list = format!("{own}:1, localhost:1 127.0.0.2:1,[::1]:1");
+    for servers in ["0", "1"] {
+        if servers == "0" && !has_mpi() {
+            continue;
+        }
+        let options = ["-n", "4", "-s", servers, "-H", &list];
+        let (seen, said) = job(folder.path(), "exit 1", &options, &[], "echo $DMLC_ROLE ${STUB:-here}");
+        let nodes = if servers == "0" {
+            &[" here"; 4][..]
+        } else {
+            &["scheduler here", "server here", "worker here", "worker here", "worker here", "worker here"]
+        };
+        let seen: Vec<&str> = seen.iter().map(|text| if servers == "0" { " here" } else { text }).collect();
+        assert_eq!(seen, nodes, "{said}");
+        assert!(!folder.path().join("called").exists(), "{said}");
+    }
+    // Beside others, and on other hosts the scheduler's address is none of loopback.
+    let options = ["-n", "2", "-s", "1", "-H", "localhost,ann@127.0.0.1"];
+    let (seen, said) = job(folder.path(), HERE, &options, &[], "echo $DMLC_ROLE ${STUB:-here}");
+    assert_eq!(seen, ["scheduler here", "server here", "worker ann@127.0.0.1", "worker here"], "{said}");
+}
+
+#[test]
+fn the_users_environment_reaches_other_hosts_but_what_belongs_to_this_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let bin = folder.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    script(&bin, "python-of-a-venv", "echo venv");
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let variables = [
+        ("PATH", &path[..]),
+        ("RINGPULL_WARN", "7"),
+        ("HOROVOD_FUSION_THRESHOLD", "8"),
+        ("WANDB_API_KEY", "it's \"secret\" $HOME\nof two lines"),
+        ("EMPTY", ""),
+        ("TMPDIR", "/tmp"),
+        ("SSH_AUTH_SOCK", "/sock"),
+        ("XDG_RUNTIME_DIR", "/run/user/0"),
+    ];
+    // Nothing of this process's environment is there, and programs of that host's own are.
+    let shell = "printf '%s\\n' \"$@\" >>\"${0%/*}/arguments\"\nexec env -i STUB=$STUB HOME=$HOME PATH=/own:/usr/bin:/bin:/usr/sbin sh -c \"$*\"";
+    let says = "printf '%s|' $(python-of-a-venv) \"$RINGPULL_WARN\" \"$HOROVOD_FUSION_THRESHOLD\" \"$WANDB_API_KEY\" \
+                \"${EMPTY-unset}\" \"${TMPDIR-none}\" \"$SSH_AUTH_SOCK\" \"$XDG_RUNTIME_DIR\" \"${PATH##*:/own}\" $DMLC_ROLE $STUB";
+    let expected = "venv|7|8|it's \"secret\" $HOME\nof two lines||none|||:/usr/bin:/bin:/usr/sbin|";
+    for servers in ["0", "1"] {
+        if servers == "0" && !has_mpi() {
+            continue;
+        }
+        let options = ["-n", "2", "-s", servers, "-H", "ann@127.0.0.2,bob@127.0.0.3"];
+        let (seen, said) = job(folder.path(), shell, &options, &variables, says);
+        let of_others: Vec<&String> = seen.iter().filter(|text| text.contains("@")).collect();
+        assert_eq!(of_others.len(), 2 + servers.parse::<usize>().unwrap(), "{seen:?} {said}");
+        for text in of_others {
+            assert!(text.starts_with(expected), "{text:?} {said}");
+        }
+        let arguments = std::fs::read_to_string(folder.path().join("arguments")).unwrap();
+        assert!(!arguments.contains("secret"), "{arguments}");
+    }
+}
+
+#[test]
+fn a_host_whose_login_shell_is_csh_runs_every_job() {
+    if Command::new("tcsh").args(["-f", "-c", "true"]).output().is_err() {
+        eprintln!("skipped: tcsh is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let memory = folder.path().join("memory");
+    std::fs::create_dir(&memory).unwrap();
+    let elastic = ["--elastic", "--min-workers", "2", "--snapshots", memory.to_str().unwrap()];
+    let shell = "exec tcsh -f -c \"$*\"";
+    for (options, count) in [(&["-n", "2", "-s", "1"][..], 4), (&["-n", "2"], 2), (&elastic, 2)] {
+        if count == 2 && !has_mpi() {
+            continue;
+        }
+        let options = [options, &["-H", "ann@127.0.0.2,bob@127.0.0.3"]].concat();
+        let (seen, said) = job(folder.path(), shell, &options, &[], "echo \"it's a !line\" $STUB");
+        assert_eq!(seen.len(), count, "{seen:?} {said}");
+        assert!(said.starts_with("Some(0)") && !said.contains("Unmatched"), "{said}");
+    }
+}
+
+/// Runs a shell script as root with mounts of its own; `None` if this user may not have them.
+fn with_own_mounts(script: &str, words: &[&str], ssh: &Path) -> Option<Output> {
+    let run = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script, "sh"]).args(words).env("RINGPULL_SSH", ssh).output().ok()
+    };
+    if run("mount -t tmpfs none /mnt").is_none_or(|output| !output.status.success()) {
+        eprintln!("skipped: mounts of its own need root");
+        return None;
+    }
+    run(script)
+}
+
+#[test]
+fn folders_for_temporary_files_may_forbid_programs_and_have_blanks() {
+    if !has_mpi() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let stub = ssh(folder.path(), HERE);
+    std::fs::create_dir(folder.path().join("t")).unwrap();
+    let words = [folder.path().to_str().unwrap(), env!("CARGO_BIN_EXE_ringpull")];
+    for name in ["t", "t/a b"] {
+        let script = format!(
+            "mount -t tmpfs -o noexec none \"$1/t\"; mkdir -p \"$1/{name}\"; TMPDIR=\"$1/{name}\"; export TMPDIR
+             exec \"$2\" launch -n 2 -H ann@127.0.0.2:2 -- sh -c 'echo rank >\"$0/rank.$$\"' \"$1\""
+        );
+        let Some(output) = with_own_mounts(&script, &words, &stub) else { return };
+        let ranks: Vec<PathBuf> =
+            std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+        let ranks = ranks.iter().filter(|path| path.to_string_lossy().contains("/rank."));
+        assert!(output.status.success() && ranks.clone().count() == 2, "{name}: {output:?}");
+        ranks.for_each(|path| std::fs::remove_file(path).unwrap());
+    }
+}
+
+#[test]
+fn an_mpirun_that_cannot_say_what_it_is_is_quoted() {
+    let folder = tempfile::tempdir().unwrap();
+    let mpirun =
+        script(folder.path(), "mpirun", "echo ----- >&2; echo 'Unable to get the user home directory' >&2; exit 1");
+    let output = launch(&["-n", "1", "--", "true"]).env("RINGPULL_MPIRUN", mpirun).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.contains("Unable to get the user home directory"), "{text}");
+}
