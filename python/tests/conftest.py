@@ -17,6 +17,8 @@ REMEDIES = {
     "torch": "scripts/setup --torch-cpu",
     "jax": "scripts/setup --jax",
     "keras": "scripts/setup --jax",
+    "tf_keras": "pip install tensorflow-cpu tf_keras, in a virtual environment without MXNet",
+    "tensorflow": "pip install tensorflow-cpu, in a virtual environment without MXNet",
     "mxnet": "scripts/setup --python, with Python 3.11",
 }
 

@@ -98,6 +98,55 @@ def a_saved_model_goes_on():
     assert (every == every[0]).all()
 
 
+def is_equal_on_all_ranks(model):
+    every = hvd.allgather(weights(model)[None])
+    return bool((every == every[0]).all())
+
+
+def a_rank_whose_gradients_overflow_lets_every_rank_skip_the_step():
+    def scaled(optimizer):
+        return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
+
+    overflowing = numpy.where((numpy.arange(len(inputs)) == 0)[:, None] * (rank == 0), numpy.inf, inputs)[:8]
+    # The last is what `compile` does with the policy mixed_float16.
+    for wrapped in hvd.DistributedOptimizer(scaled(keras.optimizers.SGD(0.05))), scaled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))):
+        model = model_of(1, wrapped)
+        before = weights(model)
+        model.fit(overflowing, labels[rank : rank + 8], batch_size=4, verbose=0, shuffle=False)
+        assert is_equal_on_all_ranks(model) and numpy.isfinite(weights(model)).all() and not numpy.array_equal(weights(model), before)
+        assert hvd.allgather_object(float(keras.ops.convert_to_numpy(wrapped.dynamic_scale))) == [8.0] * size
+
+
+def what_is_no_optimizer_of_keras_is_refused():
+    for wrong in "sgd", None, keras.layers.Dense(1), keras.optimizers.SGD, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)):
+        try:
+            hvd.DistributedOptimizer(wrong)
+        except (TypeError, ValueError) as error:
+            assert "no optimizer of Keras 2 or 3\n  hint: " in str(error) or "already" in str(error), error
+        else:
+            raise AssertionError(wrong)
+
+
+def a_state_goes_back_to_its_commit():
+    model = model_of(1, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)))
+    model.fit(inputs[rank::size], labels[rank::size], batch_size=4, verbose=0)
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    count = [hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.UpdateBatchStateCallback(state)]
+
+    @hvd.elastic.run
+    def train(state):
+        state.model.fit(inputs[rank::size], labels[rank::size], batch_size=4, epochs=2, verbose=0, callbacks=[*count, hvd.elastic.CommitStateCallback(state)])
+
+    train(state)
+    committed = [value.copy() for value in model.get_weights()]
+    assert (state.epoch, state.batch) == (2, 0)
+    model.fit(inputs[rank::size], labels[rank::size], batch_size=4, verbose=0, callbacks=count)
+    assert state.epoch == 3 and not numpy.array_equal(model.get_weights()[0], committed[0])
+    state.restore()
+    assert state.epoch == 2 and all(numpy.array_equal(*pair) for pair in zip(model.get_weights(), committed))
+    assert is_equal_on_all_ranks(model)
+
+
 for check in [value for name, value in list(globals().items()) if callable(value) and getattr(value, "__module__", "") == "__main__"]:
     if getattr(getattr(check, "__code__", None), "co_argcount", 1) == 0:
         check()

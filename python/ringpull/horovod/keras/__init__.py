@@ -1,10 +1,10 @@
-"""``horovod.keras`` for Keras 3 on our collectives, on its backends torch, jax and tensorflow: ``import ringpull.horovod.keras as hvd``."""
+"""``horovod.keras`` and ``horovod.tensorflow.keras`` on our collectives, for Keras 3 on its backends torch, jax and tensorflow, and for
+Keras 2: ``import ringpull.horovod.keras as hvd``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy
 
 from .. import basics
@@ -12,9 +12,10 @@ from ..basics import *  # noqa: F403
 from ..exceptions import HorovodInternalError
 from ..operations import begin, op_of
 from ..process_sets import ProcessSet, broadcast_object as _broadcast_object, gather_objects, global_process_set
-from . import callbacks
+from . import callbacks, elastic
 from .callbacks import broadcast_variables
 from .reducing import Compression, DistributedOptimizer, load_model, reduced
+from .versions import array_of
 
 __all__ = [
     "Compression",
@@ -27,14 +28,11 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]
 __all__ += basics.__all__
-
-
-def _array(value: Any) -> numpy.ndarray[Any, Any]:
-    return numpy.array(keras.ops.convert_to_numpy(value) if keras.ops.is_tensor(value) else value, order="C")
 
 
 def allreduce(
@@ -48,20 +46,20 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The reduction of a number, an array or a tensor over the ranks, by default the average, as NumPy's."""
-    array = _array(value)
+    array = array_of(value)
     (done,) = reduced([array.reshape(-1)], name, op_of(op, average), process_set, prescale_factor, postscale_factor, compression.dtype)
     return done.reshape(array.shape)
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """All ranks' values, one behind the other along the first dimension."""
-    array = _array(value)
+    array = array_of(value)
     return begin("allgather", name, process_set, lambda comm, known: [comm.allgather(array, name=known)], lambda done: numpy.asarray(done[0])).wait()
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """The value of ``root_rank``."""
-    array = _array(value)
+    array = array_of(value)
 
     def call(comm: Any, known: str | None) -> list[Any]:
         flat = array.reshape(-1)
@@ -72,7 +70,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
 def reducescatter(value: Any, name: str | None = None, op: int = basics.Average, process_set: ProcessSet = global_process_set) -> Any:
     """This rank's rows of the reduction."""
-    array, kind = _array(value), "average" if op == basics.Average else "sum"
+    array, kind = array_of(value), "average" if op == basics.Average else "sum"
     return begin("reducescatter", name, process_set, lambda comm, known: [comm.reduce_scatter(array, op=kind, name=known)], lambda done: numpy.asarray(done[0])).wait()
 
 

@@ -1,16 +1,16 @@
-"""Callbacks for ``model.fit``."""
+"""Callbacks for ``model.fit`` of Keras 2 and 3."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy
 
 from ..basics import Average, rank, size
 from ..process_sets import ProcessSet, global_process_set
 from .reducing import reduced
+from .versions import array_of, variables_of
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -21,14 +21,77 @@ __all__ = [
 ]
 
 
+def _nothing(self: Any, at: Any = None, logs: Any = None) -> None:
+    """A hook that a callback has not of its own."""
+
+
+def _on_train_batch_begin(self: Any, batch: int, logs: Any = None) -> None:
+    """Calls the hook by its older name."""
+    self.on_batch_begin(batch, logs)
+
+
+def _on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+    """Calls the hook by its older name."""
+    self.on_batch_end(batch, logs)
+
+
+for _default in (_nothing, _on_train_batch_begin, _on_train_batch_end):
+    # As both Kerases mark theirs, which they need not call.
+    setattr(_default, "_is_default", True)
+
+
+class Callback:
+    """A callback of either Keras. It has what their lists of callbacks call, and inherits from neither: which one a program uses is known
+    when its model is set."""
+
+    params: Any = None
+    _model: Any = None
+    #: Keras 2: metrics come as numbers.
+    _supports_tf_logs = False
+
+    def set_params(self, params: Any) -> None:
+        """Keras gives the numbers of steps and epochs."""
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        """Keras gives the model that is trained."""
+        self._model = model
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        # With JAX its variables are elsewhere while an epoch runs.
+        if hasattr(self._model, "jax_state_sync"):
+            self._model.jax_state_sync()
+        return self._model
+
+    def _implements(self, mode: str) -> bool:
+        return not all(getattr(getattr(self, f"on_{mode}batch_{edge}"), "_is_default", False) for edge in ("begin", "end"))
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._implements("train_") or self._implements("")
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return self._implements("test_")
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return self._implements("predict_")
+
+
+for _mode in ("train", "test", "predict"):
+    for _edge in ("begin", "end"):
+        for _hook in (f"on_{_mode}_{_edge}", f"on_{_mode}_batch_{_edge}", f"on_batch_{_edge}", f"on_epoch_{_edge}"):
+            setattr(Callback, _hook, globals().get(f"_{_hook}", _nothing))
+
+
 def _rate_of(model: Any) -> float:
-    return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    return float(array_of(model.optimizer.learning_rate))
 
 
 def broadcast_variables(variables: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Makes variables of Keras those of ``root_rank``."""
     comm, ranks = process_set.comm(), process_set.ranks or []
-    arrays = [numpy.array(keras.ops.convert_to_numpy(variable), order="C") for variable in variables]
+    arrays = [array_of(variable) for variable in variables]
     handles = [comm.broadcast(array, ranks.index(root_rank), out=array) for array in arrays]
     for variable, array, handle in zip(variables, arrays, handles):
         handle.wait()
@@ -36,7 +99,7 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
             variable.assign(array)
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class BroadcastGlobalVariablesCallback(Callback):
     """The model's and the optimizer's variables begin as those of ``root_rank``: when training begins, and those that it makes after its first batch."""
 
     def __init__(self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -57,11 +120,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self) -> None:
         model: Any = self.model
-        optimizer = [] if model.optimizer is None else list(model.optimizer.variables)
+        optimizer = [] if model.optimizer is None else variables_of(model.optimizer)
         broadcast_variables([*model.variables, *optimizer], self._root, self._process_set)
 
 
-class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class MetricAverageCallback(Callback):
     """Metrics of an epoch are averages over the ranks, for the callbacks that follow this one."""
 
     def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
@@ -77,7 +140,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
             logs.update(zip(names, means.tolist()))
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateScheduleCallback(Callback):
     """The learning rate is ``initial_lr`` times ``multiplier``, a number or a function of the epoch, from ``start_epoch`` until ``end_epoch``.
 
     Without ``staircase`` the epoch is a fraction, and the rate changes with each batch. ``momentum_correction`` is accepted for Horovod's

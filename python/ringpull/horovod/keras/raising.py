@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 __all__ = ["raise_own_errors", "remembering_errors"]
 
 #: What callbacks have raised since the present call of Keras's began. Only the first is told.
@@ -34,7 +32,11 @@ def _raising(method: Callable[..., Any]) -> Callable[..., Any]:
         _raised.clear()
         try:
             return method(*arguments, **keywords)
-        except Exception:
+        except Exception as error:
+            if not _raised and "PyFunc" in str(error) and "XLA" in str(error):
+                # TensorFlow names an operation that the program has not.
+                text = f"{method.__name__} of a model that XLA compiles: gradients cannot be reduced inside\n  hint: give compile(jit_compile=False)"
+                raise ValueError(text) from None
             if not _raised:
                 raise
             # The framework's error repeats the text of this one among its own tracebacks.
@@ -46,7 +48,7 @@ def _raising(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def raise_own_errors() -> None:
-    """From now on the methods of every `keras.Model` that train raise a collective's error as it is."""
+def raise_own_errors(keras: Any) -> None:
+    """From now on the methods of every `Model` of this Keras that train raise a collective's error as it is."""
     for name in ("fit", "train_on_batch"):
         setattr(keras.Model, name, _raising(getattr(keras.Model, name)))

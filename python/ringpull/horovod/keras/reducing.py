@@ -1,4 +1,4 @@
-"""Keras's optimizers with gradients that are reduced over the ranks, on each of Keras's backends."""
+"""Keras's optimizers with gradients that are reduced over the ranks: of Keras 3 on each of its backends, and of Keras 2."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import functools
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import keras
 import numpy
 
 from ..basics import Average, Sum
 from ..operations import OPS, Operation, begin
 from ..process_sets import ProcessSet, global_process_set
 from .raising import raise_own_errors, remembering_errors
+from .versions import keras_in_use, keras_of
 
 __all__ = ["Compression", "DistributedOptimizer", "load_model", "reduced"]
 
@@ -75,6 +75,16 @@ class _Way:
         arrays = [numpy.asarray(gradient) for gradient in gradients]
         return reduced(arrays, None, self.op, self.process_set, self.prescale, self.postscale, self.dtype)
 
+    def reduce_all(self, backend: str, gradients: Iterable[Any]) -> list[Any]:
+        """The reductions, as the backend's tensors. A gradient that is None stays None."""
+        grads = list(gradients)
+        if self.process_set.included() and self.process_set.size() > 1:
+            present = [at for at, gradient in enumerate(grads) if gradient is not None]
+            done = _WAYS[backend](self, [grads[at] for at in present])
+            for at, gradient in zip(present, done):
+                grads[at] = gradient
+        return grads
+
 
 def _by_torch(way: _Way, gradients: list[Any]) -> list[Any]:
     import torch
@@ -105,27 +115,104 @@ def _by_tensorflow(way: _Way, gradients: list[Any]) -> list[Any]:
 _WAYS = {"torch": _by_torch, "jax": _by_jax, "tensorflow": _by_tensorflow}
 
 
+#: Where a class of optimizers takes its gradients over all replicas: Keras 3, Keras 2, and Keras 2's legacy optimizers.
+_HOOKS = ("stateless_apply", "aggregate_gradients", "_aggregate_gradients")
+
+
 class _Distributed:
-    """What a class of Keras's optimizers gets in front."""
+    """What a class of Keras's optimizers gets in front: of these methods the one that the class has too."""
 
     #: Of the class, so that copies by `from_config` have it.
     _way: _Way
+    #: While a `LossScaleOptimizer` applies gradients that are reduced already.
+    _is_reduced = False
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Reduces the gradients, then applies them."""
-        grads, way = list(grads), self._way
-        if way.process_set.included() and way.process_set.size() > 1:
-            present = [at for at, gradient in enumerate(grads) if gradient is not None]
-            done = _WAYS[keras.backend.backend()](way, [grads[at] for at in present])
-            for at, gradient in zip(present, done):
-                grads[at] = gradient
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        """Keras 3: reduces the gradients, then applies them."""
+        return super().apply(self._reduce(grads), trainable_variables)  # type: ignore[misc]
+
+    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        """Keras 2: pairs of reduced gradients and variables. `apply_gradients` calls it, and a `LossScaleOptimizer` before it."""
+        return self._aggregated(super().aggregate_gradients(grads_and_vars))  # type: ignore[misc]
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        return self._aggregated(super()._aggregate_gradients(grads_and_vars))  # type: ignore[misc]
+
+    def _aggregated(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        pairs = list(grads_and_vars)
+        done = self._way.reduce_all("tensorflow", [gradient for gradient, _ in pairs])
+        return [(gradient, variable) for gradient, (_, variable) in zip(done, pairs)]
+
+    def _reduce(self, grads: Any) -> list[Any]:
+        return list(grads) if self._is_reduced else self._way.reduce_all(keras_of(self).backend.backend(), grads)
 
 
-def _distributed(kind: type[Any], way: _Way) -> type[Any]:
-    """The class, with gradients that are reduced. By name and place it stays what it is, so that models are saved as ever."""
-    raise_own_errors()
-    return type(kind.__name__, (_Distributed, kind), {"_way": way, "__module__": kind.__module__, "__doc__": kind.__doc__})
+def _reducing_first(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Keras 3's `LossScaleOptimizer` that applies gradients. Of a distributed optimizer inside it they are reduced before it
+    looks whether they are finite: a rank that skips the step would leave the others waiting."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        inner = self.inner_optimizer
+        if not isinstance(inner, _Distributed):
+            return method(self, *arguments, **keywords)
+        bound = signature.bind(self, *arguments, **keywords)
+        bound.arguments["grads"] = inner._reduce(bound.arguments["grads"])
+        inner._is_reduced = True
+        try:
+            return method(*bound.args, **bound.kwargs)
+        finally:
+            inner._is_reduced = False
+
+    return call
+
+
+@functools.cache
+def _agree_on_loss_scales(keras: Any) -> None:
+    """From now on a `LossScaleOptimizer` that Keras 3 or the program puts around a distributed optimizer sees reduced gradients."""
+    for name in ("apply", "stateless_apply"):
+        kind = keras.optimizers.LossScaleOptimizer
+        setattr(kind, name, _reducing_first(getattr(kind, name)))
+
+
+def _inmost(optimizer: Any) -> Any:
+    """The optimizer that a `LossScaleOptimizer` is around, or the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _distribute(optimizer: Any, way: _Way) -> Any:
+    """Lets an optimizer reduce its gradients, by its class, which by name and place stays what it is, so that models are saved as ever."""
+    keras, inmost = keras_of(optimizer), _inmost(optimizer)
+    raise_own_errors(keras)
+    if hasattr(keras, "ops"):
+        _agree_on_loss_scales(keras)
+    kind = type(inmost)
+    # Not by the optimizer's own method, which keeps account of its variables.
+    object.__setattr__(inmost, "__class__", type(kind.__name__, (_Distributed, kind), {"_way": way, "__module__": kind.__module__, "__doc__": kind.__doc__}))
+    return optimizer
+
+
+def _check(optimizer: Any) -> None:
+    """Raises unless it is an optimizer whose gradients can be reduced: nothing is accepted and then left alone."""
+    keras = keras_of(optimizer)
+    if keras is None or not any(hasattr(optimizer, hook) for hook in _HOOKS):
+        raise TypeError(
+            f"DistributedOptimizer({optimizer!r}): that is no optimizer of Keras 2 or 3"
+            "\n  hint: give one of keras.optimizers or of tf.keras.optimizers; PyTorch's are for hvd.DistributedOptimizer of horovod.torch"
+        )
+    if hasattr(keras, "ops") and keras.backend.backend() not in _WAYS:
+        raise TypeError(f"DistributedOptimizer: Keras's backend {keras.backend.backend()} does not train\n  hint: set KERAS_BACKEND to torch, jax or tensorflow")
+    if isinstance(_inmost(optimizer), _Distributed):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+
+
+def _copy(optimizer: Any, **more: Any) -> Any:
+    """An optimizer of the same settings, and of some more."""
+    config = optimizer.get_config()
+    if _inmost(optimizer) is optimizer:
+        return type(optimizer).from_config(config | more)
+    return type(optimizer)(**(config | {"inner_optimizer": _copy(optimizer.inner_optimizer, **more)}))
 
 
 def DistributedOptimizer(
@@ -143,23 +230,25 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer like the one given, whose gradients are reduced over the ranks by ``op`` before it applies them.
+    """An optimizer like the one given, of Keras 2 or 3, whose gradients are reduced over the ranks by ``op`` before it applies them.
 
     All gradients of a step travel together, so ``num_groups`` and ``groups`` change nothing, nor do ``name``, the devices and
-    ``sparse_as_dense``. With ``backward_passes_per_step=K`` Keras adds up the gradients of K steps before it applies them.
+    ``sparse_as_dense``. With ``backward_passes_per_step=K`` Keras 3 adds up the gradients of K steps before it applies them.
+    A ``LossScaleOptimizer`` sees reduced gradients, in either order of the two.
     """
     if op not in (Average, Sum):
         raise ValueError(f"op={op!r} is not supported for gradients\n  hint: give hvd.Average or hvd.Sum")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} goes only with op=Average\n  hint: leave it out, or average")
-    if isinstance(optimizer, _Distributed):
-        raise ValueError("the optimizer is a DistributedOptimizer already")
-    config = optimizer.get_config()
+    _check(optimizer)
+    more = {}
     if backward_passes_per_step > 1:
+        if not hasattr(keras_of(optimizer), "ops"):
+            raise ValueError(f"backward_passes_per_step={backward_passes_per_step} is not supported with Keras 2\n  hint: leave it out, or use Keras 3")
         if not average_aggregated_gradients:
             warnings.warn("Keras averages the gradients of backward_passes_per_step steps, and does not sum them", stacklevel=2)
-        config["gradient_accumulation_steps"] = backward_passes_per_step
-    return _distributed(type(optimizer), _Way(compression, op, gradient_predivide_factor, process_set)).from_config(config)
+        more["gradient_accumulation_steps"] = backward_passes_per_step
+    return _distribute(_copy(optimizer, **more), _Way(compression, op, gradient_predivide_factor, process_set))
 
 
 class _Maker:
@@ -180,6 +269,7 @@ def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = No
 
     ``custom_objects`` may name an optimizer by its class, or by a function that makes it from its settings.
     """
+    keras: Any = keras_in_use()
     known: dict[str, Any] = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
     try:
         model: Any = keras.models.load_model(filepath, custom_objects=known)
@@ -190,6 +280,6 @@ def load_model(filepath: Any, custom_optimizers: Sequence[type[Any]] | None = No
             raise
         model = keras.models.load_model(filepath, custom_objects=made)
     optimizer = model.optimizer
-    if optimizer is not None and not isinstance(optimizer, _Distributed):
-        optimizer.__class__ = _distributed(type(optimizer), _Way(compression, Average, 1.0, global_process_set))
+    if optimizer is not None and not isinstance(_inmost(optimizer), _Distributed):
+        _distribute(optimizer, _Way(compression, Average, 1.0, global_process_set))
     return model
