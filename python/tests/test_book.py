@@ -102,12 +102,13 @@ MODULES = {
     "ringpull.elastic": ["elastic/state.py", "elastic/sampling.py"],
     "ringpull.torch": ["torch.py"],
     "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],
-    "ringpull.horovod": ["horovod/__init__.py", "horovod/basics.py", "horovod/process_sets.py", "horovod/exceptions.py"],
+    "ringpull.horovod": ["horovod/__init__.py", "horovod/running.py", "horovod/basics.py", "horovod/process_sets.py", "horovod/exceptions.py"],
     "ringpull.horovod.elastic": ["horovod/elastic.py"],
     "ringpull.horovod.torch": [f"horovod/torch/{name}.py" for name in OF_HOROVOD_TORCH],
     "ringpull.horovod.torch.elastic": ["horovod/torch/elastic.py"],
     "ringpull.horovod.mxnet": [f"horovod/mxnet/{name}.py" for name in ("__init__", "mpi_ops", "training")],
     "ringpull.horovod.keras": [f"horovod/keras/{name}.py" for name in ("__init__", "reducing", "callbacks")],
+    "ringpull.horovod.keras.elastic": ["horovod/keras/elastic.py"],
 }
 
 #: What the package's modules export to each other, and not to its users.

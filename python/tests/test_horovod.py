@@ -4,10 +4,11 @@ import importlib.util
 import itertools
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
-from ranks import FOUR, HAS_IMAGES, HERE, ROOT, job, mpi
+from ranks import FOUR, HAS_IMAGES, HERE, ROOT, job, mpi, ringpull_binary, run
 
 
 @pytest.mark.parametrize("ranks", [2, FOUR])
@@ -27,6 +28,15 @@ def test_what_horovod_promises_is_kept_for_keras(backend, ranks):
     if not hasattr(pytest.importorskip(backend), "compiler") and backend == "torch":
         pytest.skip("Keras needs PyTorch 2.1 or later")
     for rank, printed in enumerate(job(ranks, "horovod_keras", KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL=3).ranks):
+        assert printed.out.endswith(f"rank {rank} is done\n"), printed
+
+
+def test_what_horovod_promises_is_kept_for_keras_2():
+    for package in "tf_keras", "tensorflow":
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"could not import {package!r}")
+    more = {"TF_USE_LEGACY_KERAS": 1, "TF_CPP_MIN_LOG_LEVEL": 3, "CUDA_VISIBLE_DEVICES": -1}
+    for rank, printed in enumerate(job(2, "horovod_keras2", deadline=400, **more).ranks):
         assert printed.out.endswith(f"rank {rank} is done\n"), printed
 
 
@@ -116,6 +126,60 @@ def test_what_horovod_has_and_we_have_not_is_said(tmp_path):
     program.write_text("import horovod.spark")
     done = mpi(1, "-m", "ringpull.horovod", program)
     assert done.status != 0 and "ringpull.horovod has no horovod.spark" in done.ranks[0].err, f"{done}"
+
+
+#: Of each front end the names of Horovod's that a program may touch and that are not there, and how many more they are.
+MISSING = {
+    ("torch", "torch"): {"horovod.torch.elastic.state.StateHandler", "horovod.torch.mpi_ops.mpi_lib"},
+    ("mxnet", "mxnet"): {"horovod.mxnet.compression.Compressor"},
+    ("keras", "keras"): {"horovod.keras.broadcast_global_variables", "horovod.keras.callbacks.BestModelCheckpoint"},
+    ("keras", "tensorflow"): {"horovod.tensorflow.init", "horovod.tensorflow.DistributedGradientTape", "horovod.tensorflow.mpi_ops"},
+    ("numpy", ",common,data,runner,spark,ray,_keras"): {"horovod.common.basics.HorovodBasics", "horovod.data", "horovod.runner.launch", "horovod.spark.runner", "horovod.ray"},
+}
+
+
+@pytest.mark.parametrize(("needed", "modules"), MISSING)
+def test_every_name_of_horovods_is_there_or_an_error_says_what_to_do(needed, modules):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"could not import {needed!r}")
+    status, output = run([sys.executable, "-m", "ringpull.horovod", HERE / "jobs/horovod_names.py", modules], KERAS_BACKEND="jax")
+    missing = set(output.split())
+    assert status == 0 and missing >= MISSING[needed, modules], output
+    # Those that scripts touch.
+    assert not missing & {f"horovod.{name}" for name in ("run", "runner", "common.util.gpu_available", "torch.mpi_ops.rank", "torch.mpi_ops.Average", "torch.functions.rank")}
+    assert not missing & {f"horovod.tensorflow.keras{name}" for name in ("", ".elastic.KerasState", ".callbacks.MetricAverageCallback", ".rank", ".load_model")}
+
+
+RUNS = """
+import horovod
+from horovod.common.basics import init, rank, size
+
+BASE = 10
+
+def work(more, fails=False):
+    init()
+    if fails:
+        raise ValueError(f"rank {rank()} has failed")
+    return BASE * (rank() + more) + size()
+
+if __name__ == "__main__":
+    print(horovod.run(work, (1,), num_proc=2, use_gloo=True, verbose=None))
+    for options in {"kwargs": {"fails": True}, "hosts": "localhost:1"}, {"network_interfaces": ["eth0"]}:
+        try:
+            horovod.run(work, (1,), **options)
+        except RuntimeError as error:
+            print(error)
+"""
+
+
+def test_a_function_of_the_script_runs_on_ranks_and_its_results_come_back(tmp_path):
+    pytest.importorskip("cloudpickle")
+    program = tmp_path / "runs.py"
+    program.write_text(RUNS)
+    status, output = run(["env", "-C", tmp_path, sys.executable, "-m", "ringpull.horovod", program], RINGPULL_BINARY=ringpull_binary())
+    assert status == 0 and "[12, 22]\n" in output and "ValueError: rank 0 has failed" in output and "RINGPULL" not in output, output
+    assert len(re.findall(r"^horovod.run: the job has ended with status [12]\n  hint: ", output, re.MULTILINE)) == 2, output
+    assert "launch has no option --network-interfaces\n  hint: " in output and [path.name for path in tmp_path.iterdir()] == ["runs.py"], output
 
 
 EXAMPLES = ROOT / "examples/horovod"

@@ -3,9 +3,17 @@
     import ringpull.horovod.torch as hvd      # was: import horovod.torch as hvd
 
 ``python -m ringpull.horovod SCRIPT ARGS...`` runs a script that is not changed at all. ``ringpull.horovod.torch`` is for PyTorch,
-``ringpull.horovod.mxnet`` for MXNet, ``ringpull.horovod.keras`` for Keras 3.
+``ringpull.horovod.mxnet`` for MXNet, ``ringpull.horovod.keras`` for Keras 2 and 3. ``__version__`` is that of Horovod whose names these are.
 """
 
-from .exceptions import HorovodInternalError, HostsUpdatedInterrupt
+import sys
 
-__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
+# First: it sees the import of each of the others.
+from .names import VERSION as __version__, explain
+
+from .exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from .running import run
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "__version__", "run"]
+
+explain(sys.modules[__name__])
