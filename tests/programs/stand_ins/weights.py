@@ -1,0 +1,96 @@
+"""Runs a program of Horovod's that is not changed, and prints a hash of the weights that its model has at the end.
+
+python -m ringpull.horovod weights.py FRAMEWORK PROGRAM ARGS...
+
+Images are computed in place of downloads, and `fit` of Keras does few and short epochs.
+"""
+
+import functools
+import hashlib
+import importlib
+import os
+import pathlib
+import runpy
+import sys
+import types
+import zipfile
+
+import digits
+import numpy
+
+#: What the program has broadcast or trained, to have its weights at the end.
+seen = []
+
+
+def noting(call):
+    @functools.wraps(call)
+    def noted(*arguments, **keywords):
+        seen.append(arguments[0])
+        return call(*arguments, **keywords)
+
+    return noted
+
+
+def prepare_torch():
+    import ringpull.horovod.torch as hvd
+
+    hvd.broadcast_parameters = noting(hvd.broadcast_parameters)
+    return lambda state: [value.detach().numpy() for value in (state if isinstance(state, dict) else state.state_dict()).values()]
+
+
+def prepare_mxnet():
+    import ringpull.horovod.mxnet as hvd
+    from mxnet import test_utils
+
+    def download(url, dirname):
+        folder = pathlib.Path(dirname)
+        digits.files(folder)
+        with zipfile.ZipFile(folder / "mnist.zip", "w") as archive:
+            for path in folder.glob("*ubyte"):
+                archive.write(path, path.name)
+        return folder / "mnist.zip"
+
+    test_utils.download = download
+    hvd.broadcast_parameters = noting(hvd.broadcast_parameters)
+    return lambda parameters: [value.data().asnumpy() for value in parameters.values()]
+
+
+def prepare_keras():
+    import tensorflow as tf
+
+    keras = tf.keras
+    fit = noting(keras.Model.fit)
+
+    def short(self, *arguments, epochs=1, **options):
+        steps = {name: min(options[name], 3) for name in ("steps_per_epoch", "validation_steps") if options.get(name)}
+        return fit(self, *arguments, epochs=min(epochs, 3), **options | steps)
+
+    keras.Model.fit = short
+    keras.datasets.mnist.load_data = lambda path=None: (digits.images(True), digits.images(False))
+    if os.environ.get("TF_USE_LEGACY_KERAS"):
+        # Before TensorFlow 2, for which two of the examples are, this was the package keras.
+        sys.modules["keras"] = keras
+        for name in ("datasets", "models", "layers", "preprocessing", "preprocessing.image", "backend"):
+            sys.modules[f"keras.{name}"] = importlib.import_module(f"tf_keras.api._v2.keras.{name}")
+        keras.backend.set_session = lambda session: None
+        keras.Model.fit_generator = short
+        tf.ConfigProto, tf.Session = tf.compat.v1.ConfigProto, lambda config: types.SimpleNamespace()
+    return lambda model: model.get_weights()
+
+
+def main():
+    values_of = {"torch": prepare_torch, "mxnet": prepare_mxnet, "keras": prepare_keras}[sys.argv[1]]()
+    sys.argv = sys.argv[2:]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    names = runpy.run_path(sys.argv[0], run_name="__main__")
+    models = [*seen, *(names[name] for name in ("model",) if name in names)]
+    if not models:
+        # It has started its ranks itself.
+        return
+    values = [numpy.ascontiguousarray(value) for value in values_of(models[-1])]
+    assert values and all(numpy.isfinite(value).all() for value in values)
+    print("weights", hashlib.sha1(b"".join(value.tobytes() for value in values)).hexdigest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Horovod's own examples run unchanged, and end with equal weights on every rank. Their images are computed."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import horovod_names
+import pytest
+from ranks import HERE, mpi, ringpull_binary, run
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+
+SHORT = ["--no-cuda", "--num-warmup-batches", 1, "--num-batches-per-iter", 2, "--num-iters", 2, "--batch-size", 2]
+#: The examples, with the framework and the arguments of each.
+EXAMPLES = {
+    "pytorch/pytorch_mnist.py": ("torch", ["--epochs", 1, "--no-cuda"]),
+    "pytorch/pytorch_synthetic_benchmark.py": ("torch", SHORT),
+    "elastic/pytorch/pytorch_mnist_elastic.py": ("torch", ["--epochs", 2, "--no-cuda"]),
+    "elastic/pytorch/pytorch_synthetic_benchmark_elastic.py": ("torch", SHORT),
+    "mxnet/mxnet_mnist.py": ("mxnet", ["--epochs", 5, "--no-cuda"]),
+    "keras/keras_mnist.py": ("keras", []),
+    "keras/keras_mnist_advanced.py": ("keras", ["--epochs", 2]),
+    "tensorflow2/tensorflow2_keras_mnist.py": ("keras", []),
+    "tensorflow2/tensorflow2_keras_synthetic_benchmark.py": ("keras", ["--no-cuda", "--batch-size", 2, "--num-iters", 1, "--model", "MobileNet"]),
+    "elastic/tensorflow2/tensorflow2_keras_mnist_elastic.py": ("keras", []),
+}
+
+#: Keras 2, which the examples are written for, without TensorFlow's own messages.
+ENVIRONMENT = {"TF_USE_LEGACY_KERAS": 1, "TF_CPP_MIN_LOG_LEVEL": 3, "CUDA_VISIBLE_DEVICES": -1}
+
+
+def needs(framework):
+    for package in ("tensorflow", "tf_keras") if framework == "keras" else (framework,):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"could not import {package!r}")
+
+
+def of_two_ranks(folder, *words):
+    """A job of two ranks that work in the folder."""
+    command = ["env", "-C", folder, sys.executable, "-m", "ringpull.horovod", *words]
+    return mpi(2, "-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])", *command, deadline=600, PYTHONPATH=f"{STAND_INS}:{HERE.parent}", **ENVIRONMENT)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_ends_with_equal_weights(checkout, tmp_path, example):
+    framework, arguments = EXAMPLES[example]
+    needs(framework)
+    program = checkout("horovod") / "examples" / example
+    done = of_two_ranks(tmp_path, STAND_INS / "weights.py", framework, program, *arguments)
+    found = [re.findall(r"^weights (\w+)$", printed.out, re.MULTILINE) for printed in done.ranks]
+    assert done.status == 0 and len(found[0]) == 1 and found[0] == found[1], f"{done}"
+
+
+@pytest.mark.parametrize("example", ["pytorch/pytorch_mnist.py", "mxnet/mxnet_mnist.py"])
+def test_an_example_starts_its_ranks_itself(checkout, tmp_path, example):
+    framework, arguments = EXAMPLES[example]
+    needs(framework)
+    pytest.importorskip("cloudpickle")
+    program = checkout("horovod") / "examples" / example
+    words = [sys.executable, "-m", "ringpull.horovod", STAND_INS / "weights.py", framework, program, *arguments, "--num-proc", 2, "--communication", "mpi"]
+    status, output = run(["env", "-C", tmp_path, *words], deadline=600, RINGPULL_BINARY=ringpull_binary(), PYTHONPATH=f"{STAND_INS}:{HERE.parent}")
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("example", ["tensorflow2/tensorflow2_mnist.py", "tensorflow2/tensorflow2_synthetic_benchmark.py"])
+def test_an_example_of_tensorflow_without_keras_says_what_to_do(checkout, tmp_path, example):
+    needs("keras")
+    done = of_two_ranks(tmp_path, checkout("horovod") / "examples" / example)
+    for printed in done.ranks:
+        assert "ringpull.horovod has no horovod.tensorflow.init\n  hint: TensorFlow is here with Keras alone" in printed.err, f"{done}"
+
+
+def test_the_list_of_horovods_names_is_that_of_the_checkout(checkout):
+    """If not: python tests/programs/horovod_names.py CHECKOUT > python/tests/horovod_names.txt"""
+    assert (HERE / "horovod_names.txt").read_text().splitlines() == list(horovod_names.listed(checkout("horovod")))
