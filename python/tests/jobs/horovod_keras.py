@@ -103,6 +103,19 @@ def is_equal_on_all_ranks(model):
     return bool((every == every[0]).all())
 
 
+def one_rank_may_have_loaded_its_model():
+    model = model_of(rank, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    if rank == 0:
+        alone = model_of(1, keras.optimizers.Adam(0.01))
+        alone.fit(inputs, labels, verbose=0)
+        with tempfile.TemporaryDirectory() as folder:
+            alone.save(os.path.join(folder, "model.keras"))
+            # Its optimizer has a state, and the others' have none.
+            model = hvd.load_model(os.path.join(folder, "model.keras"))
+    model.fit(inputs[rank::size], labels[rank::size], batch_size=4, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert is_equal_on_all_ranks(model)
+
+
 def a_rank_whose_gradients_overflow_lets_every_rank_skip_the_step():
     def scaled(optimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)

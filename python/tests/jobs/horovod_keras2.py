@@ -95,6 +95,27 @@ def a_saved_model_goes_on(optimizers):
         assert is_equal_on_all_ranks(loaded)
 
 
+def one_rank_may_have_loaded_its_model(optimizers):
+    model = model_of(rank, hvd.DistributedOptimizer(optimizers.Adam(0.01)))
+    if rank == 0:
+        alone = model_of(1, optimizers.Adam(0.01))
+        alone.fit(inputs, labels, verbose=0)
+        with tempfile.TemporaryDirectory() as folder:
+            alone.save(os.path.join(folder, "model.h5"))
+            # Its optimizer has a state, and the others' have none.
+            model = hvd.load_model(os.path.join(folder, "model.h5"))
+    model.fit(*mine, batch_size=4, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert is_equal_on_all_ranks(model)
+
+
+def a_model_that_is_not_built_is_broadcast(optimizers):
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(optimizers.SGD(0.1)), "mse")
+    model.fit(*mine, batch_size=4, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    assert is_equal_on_all_ranks(model)
+
+
 def a_rank_whose_gradients_overflow_lets_every_rank_skip_the_step(optimizers):
     def scaled(optimizer):
         return keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=16.0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from ..basics import Average, rank, size
-from ..process_sets import ProcessSet, global_process_set
+from ..process_sets import ProcessSet, gather_objects, global_process_set
 from .reducing import reduced
 from .versions import array_of, variables_of
 
@@ -100,7 +100,8 @@ def broadcast_variables(variables: Any, root_rank: int = 0, process_set: Process
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """The model's and the optimizer's variables begin as those of ``root_rank``: when training begins, and those that it makes after its first batch."""
+    """The model's and the optimizer's variables become those of ``root_rank``: when training begins those that every rank has, as one may
+    have loaded its model and others made it; and all of them after the first batch."""
 
     def __init__(self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set) -> None:
         super().__init__()
@@ -109,19 +110,23 @@ class BroadcastGlobalVariablesCallback(Callback):
         self._is_done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts what there is."""
-        self._broadcast()
+        """Broadcasts what every rank has."""
+        for variables in self._variables():
+            shapes = [tuple(variable.shape) for variable in variables]
+            if all(other == shapes for other in gather_objects(self._process_set.comm(), shapes)):
+                broadcast_variables(variables, self._root, self._process_set)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcasts all, once."""
         if not self._is_done:
-            self._broadcast()
+            for variables in self._variables():
+                broadcast_variables(variables, self._root, self._process_set)
             self._is_done = True
 
-    def _broadcast(self) -> None:
+    def _variables(self) -> list[list[Any]]:
+        """Those of the model, if it has been called, and those of the optimizer."""
         model: Any = self.model
-        optimizer = [] if model.optimizer is None else variables_of(model.optimizer)
-        broadcast_variables([*model.variables, *optimizer], self._root, self._process_set)
+        return [list(model.variables) if model.built else [], [] if model.optimizer is None else variables_of(model.optimizer)]
 
 
 class MetricAverageCallback(Callback):
