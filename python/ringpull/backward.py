@@ -2,8 +2,12 @@
 
 A gradient leaves as soon as the pass has accumulated it, and the pass ends when every gradient is combined: whoever reads one after
 ``backward()`` reads the same on every rank. A parameter that the pass has not reached here, but perhaps elsewhere, leaves at the end of
-the pass as it is, or as zeros. What is combined is linear in the gradients, so passes may add up: the sum of a gradient that is a sum
-already and of one that is new is the sum of both.
+the pass as it is, or as zeros. An average is linear and leaves an average as it is, so passes may add up, and a gradient may be averaged
+again.
+
+A parameter belongs to one :class:`Gradients`, which has the only hook on it and sends its gradient once, however many optimizers have the
+parameter: a new optimizer takes the gradients of its parameters over from former ones, which then share what it combines. An optimizer
+has its :class:`Member` of these gradients, and nothing here has the optimizer: hooks go with the last member.
 
 Both :mod:`ringpull.torch` and :mod:`ringpull.horovod.torch` have their optimizers from here; how a gradient travels is theirs.
 """
@@ -11,16 +15,23 @@ Both :mod:`ringpull.torch` and :mod:`ringpull.horovod.torch` have their optimize
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import gc
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 
 from .elastic.in_place import followers
+from .errors import ArgumentError
 
-__all__ = ["CombiningOptimizer"]
+__all__ = ["CombiningOptimizer", "Gradients", "Member", "Reduction", "names_of", "parameters_of"]
 
 #: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
 #: backward pass in a pass.
@@ -40,94 +51,247 @@ def _is_nested() -> bool:
     return False
 
 
-def _of_inner(name: str) -> property:
-    """The inner optimizer's attribute."""
-    return property(lambda self: getattr(self.optimizer, name), lambda self, value: setattr(self.optimizer, name, value))
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The optimizer's parameters, each once."""
+    return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
 
 
-class CombiningOptimizer(torch.optim.Optimizer):
-    """An optimizer around another one, which it calls when every gradient is combined. Learning rates and states are those of the other."""
+def names_of(optimizer: torch.optim.Optimizer) -> dict[Any, str]:
+    """What an optimizer of PyTorch 2.6 or later calls its parameters, if it was told."""
+    return {parameter: name for group in optimizer.param_groups for name, parameter in zip(group.get("param_names", ()), group["params"])}
 
-    #: How many backward passes add up before gradients travel.
-    backward_passes_per_step: int
+
+class Reduction:
+    """How gradients travel, and what they become. Those that become the same have equal results."""
+
+    #: The parameters that the program has named, for errors.
+    names: dict[Any, str]
+
+    def result(self) -> Hashable:
+        """Equal for reductions that make the same of a gradient: then one may take the place of the other."""
+        raise NotImplementedError
+
+    #: Whether this rank takes part.
+    is_included = True
+
+    def name(self, parameters: Mapping[Any, Any]) -> None:
+        """Gives keys to parameters that have none. These are all whose gradients travel. Every rank calls it in the same order."""
+        raise NotImplementedError
+
+    def begin(self, parameters: Iterable[Any]) -> None:
+        """An optimizer has these parameters now, which have their keys. Collective."""
+        raise NotImplementedError
+
+    def unreached(self, parameters: list[Any], sent: set[Any]) -> list[Any]:
+        """Parameters that have still to travel when all those of ``sent`` do. At the end of every pass; collective."""
+        return [parameter for parameter in parameters if parameter not in sent]
+
+    def zeros(self, parameter: Any) -> Any:
+        """A gradient for a parameter that has none here."""
+        return torch.zeros_like(parameter)
+
+    def send(self, parameter: Any, again: bool) -> Any:
+        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`finish` is given. Does not wait."""
+        raise NotImplementedError
+
+    def finish(self, parameter: Any, handle: Any) -> None:
+        """Waits until the gradient is combined."""
+        raise NotImplementedError
+
+    def follow(self) -> None:
+        """Forgets what was under way when ranks were lost."""
+
+    def copied(self, of: Mapping[Any, Any]) -> Reduction:
+        """The same for copies of the parameters, which get their keys when they are first used: a rank may copy alone."""
+        raise NotImplementedError
+
+
+class Member:
+    """An optimizer's part in the gradients of its parameters."""
+
+    #: Whether all its gradients are combined, and it has made no step with them.
+    is_combined = False
+
+    def __init__(self, parameters: Iterable[Any], reduction: Reduction, passes_per_step: int, communicates: bool = True) -> None:
+        if passes_per_step < 1:
+            raise ValueError(f"backward_passes_per_step={passes_per_step}: expected 1 or more")
+        self.parameters = dict.fromkeys(parameters)
+        self.passes_per_step = passes_per_step
+        #: Whether gradients travel when a pass ends.
+        self.communicates = communicates
+        #: Those that it joins, and later those of an optimizer that has taken them over.
+        self.gradients = Gradients(reduction)
+
+    def join(self) -> None:
+        """Lets gradients travel."""
+        self.gradients.join(self)
+
+    def leave(self) -> None:
+        """The optimizer needs nothing more to travel."""
+        self.gradients.leave(self)
+
+    def extend(self, parameters: list[Any]) -> None:
+        """The optimizer has more parameters."""
+        self.parameters.update(dict.fromkeys(parameters))
+        self.gradients.extend(self, parameters)
+
+    def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The optimizer's step with gradients that are combined."""
+        closure = arguments[0] if arguments else keywords.get("closure")
+        # The backward pass of a closure combines what it makes.
+        if not callable(closure) or self.gradients.is_incomplete:
+            self.synchronize()
+        result = step(*arguments, **keywords)
+        self.end_step()
+        return result
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is combined."""
+        if self.gradients.is_incomplete or not self.is_combined:
+            self.gradients.combine()
+
+    def end_step(self) -> None:
+        """The optimizer has made its step."""
+        self.is_combined = False
+        self.gradients.end_step()
+
+    def copied(self, of: Mapping[Any, Any]) -> Member:
+        """The part of a copy of the optimizer in the gradients of copies of its parameters."""
+        reduction = self.gradients.reduction.copied(of)
+        member = type(self)([of[parameter] for parameter in of], reduction, self.passes_per_step, self.communicates)
+        # A rank may copy alone, so keys are given when the copy is used.
+        member.gradients.is_named = False
+        return member
+
+
+#: All that there are in this process.
+_every: weakref.WeakSet[Gradients] = weakref.WeakSet()
+_numbers = itertools.count()
+
+
+def _remove(handles: dict[Any, Any]) -> None:
+    for handle in handles.values():
+        handle.remove()
+
+
+class Gradients:
+    """The gradients of some optimizers' parameters, combined over ranks."""
+
     #: Behind process sets, when ranks were lost.
     order = 1
 
-    # The inner optimizer has made groups and states, so that the constructor of the base class has nothing to
-    # do.
-    def __init__(self, optimizer: torch.optim.Optimizer, backward_passes_per_step: int = 1) -> None:
-        if backward_passes_per_step < 1:
-            raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
-        self.optimizer = optimizer
-        self.backward_passes_per_step = backward_passes_per_step
-        #: Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a
-        #: while.
-        self.communicates = True
+    def __init__(self, reduction: Reduction) -> None:
+        self.reduction = reduction
+        self._number = next(_numbers)
+        self._members: list[weakref.ref[Member]] = []
         #: Each parameter, with the node that accumulates its gradient if that has to be kept.
         self._watched: dict[Any, Any] = {}
+        #: Their hooks.
+        self._handles: dict[Any, Any] = {}
         #: What travels. None of it may be read or written.
         self._in_flight: dict[Any, Any] = {}
         #: What has left in this pass, and how often each has in this step.
         self._sent: set[Any] = set()
         self._calls: dict[Any, int] = {}
-        #: Whether a pass is under way that combines; whether gradients are combined; whether some have been
-        #: added to since.
-        self._is_open = self._is_combined = self._is_local = False
+        #: Whether a pass is under way that combines; whether some gradients have been added to and stay here.
+        self._is_open = self._is_local = False
         self._passes = 0
-        self._watch_all()
+        #: Whether parameters have keys, which those of a copy get when it is first used.
+        self.is_named = True
+        weakref.finalize(self, _remove, self._handles).atexit = False
+        _every.add(self)
         followers.add(self)
 
-    # What the inner optimizer has.
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether some gradients are not combined that a pass has made."""
+        return self._is_open or self._is_local
 
-    if not TYPE_CHECKING:  # The base class has attributes in their place.
-        param_groups = _of_inner("param_groups")
-        state = _of_inner("state")
-        defaults = _of_inner("defaults")
+    # Whose they are.
 
-    def __getattr__(self, name: str) -> Any:
-        if "optimizer" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.__dict__["optimizer"], name)
+    def join(self, member: Member) -> None:
+        """Takes the member's parameters over from whoever has them, with the other members that have those."""
+        former = self._sharing(member.parameters)
+        if former:
+            # What is garbage on one rank may not be so on another.
+            gc.collect()
+            former = self._sharing(member.parameters)
+        for other in former:
+            self._check(other, member)
+        self._add(member)
+        for other in former:
+            other._arrive()
+            self.reduction.names = other.reduction.names | self.reduction.names
+            for known in other.members():
+                self._add(known)
+            self._is_local |= other.is_incomplete
+            other._release(list(other._watched))
+            other._members.clear()
+        self._watch()
 
-    def __getstate__(self) -> Any:
-        return self.optimizer.__getstate__()
+    def _sharing(self, parameters: Mapping[Any, Any]) -> list[Gradients]:
+        found = [other for other in _every if other is not self and not other._watched.keys().isdisjoint(parameters)]
+        return sorted(found, key=lambda other: other._number)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__} around {self.optimizer!r}"
+    def _check(self, other: Gradients, member: Member) -> None:
+        if other.reduction.result() == self.reduction.result():
+            return
+        shared = next(parameter for parameter in member.parameters if parameter in other._watched)
+        name = self.reduction.names.get(shared) or other.reduction.names.get(shared) or f"a parameter of shape {list(shared.shape)}"
+        raise ArgumentError(
+            f"the gradient of {name} is combined by another optimizer already, in another way: over other ranks, or by another sum\n"
+            "  hint: call close() of that optimizer first, or delete it"
+        )
 
-    def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's."""
-        return self.optimizer.state_dict()
+    def _add(self, member: Member) -> None:
+        if member not in self.members():
+            self._members.append(weakref.ref(member))
+        member.gradients = self
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the inner optimizer's."""
-        self.optimizer.load_state_dict(state_dict)
+    def members(self) -> list[Member]:
+        """Those that are left, in the order in which they came."""
+        return [member for member in (known() for known in self._members) if member is not None]
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to the inner optimizer's. Every rank must add the same."""
-        self.optimizer.add_param_group(param_group)
-        self._watch_all()
+    def extend(self, member: Member, parameters: list[Any]) -> None:
+        """The member's optimizer has more parameters, whose gradients have not travelled."""
+        known = list(self._watched)
+        self.join(member)
+        self.reduction.begin(parameters)
+        if member.is_combined:
+            # The others have.
+            self._sent.update(known)
+            self.combine()
 
-    # Backward passes.
+    def leave(self, member: Member) -> None:
+        """The member's optimizer needs them no longer."""
+        self._arrive()
+        self._members = [known for known in self._members if known() is not member]
+        self._watch()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside add up here. The next one outside, or ``step``, combines what has added up."""
-        communicated, self.communicates = self.communicates, False
-        try:
-            yield
-        finally:
-            self.communicates = communicated
+    def _watch(self) -> None:
+        """Watches the parameters of all members, and no others."""
+        wanted = dict.fromkeys(parameter for member in self.members() for parameter in member.parameters)
+        self._release([parameter for parameter in self._watched if parameter not in wanted])
+        for parameter in wanted:
+            if parameter not in self._watched:
+                self._watched[parameter] = self._hook(parameter)
+        if self.is_named:
+            self.reduction.name(self._watched)
 
-    def _watch_all(self) -> None:
-        new = [p for group in self.optimizer.param_groups for p in group["params"] if p not in self._watched]
-        for parameter in new:
-            self._watched[parameter] = self._watch(parameter)
-        self._begin(new)
+    def _release(self, parameters: list[Any]) -> None:
+        for parameter in parameters:
+            del self._watched[parameter]
+            if parameter in self._handles:
+                self._handles.pop(parameter).remove()
 
-    def _watch(self, parameter: Any) -> Any:
+    def _hook(self, parameter: Any) -> Any:
+        # Nothing on a parameter may keep what sends its gradient, or itself.
+        own, of = weakref.ref(self), weakref.ref(parameter)
+
         def ready(*_: Any) -> None:
-            self._ready(parameter)
+            gradients = own()
+            if gradients is not None:
+                gradients._ready(of())
 
         # A parameter that is frozen now may be trained later, and can be watched only while it is not.
         trained = parameter.requires_grad
@@ -136,28 +300,44 @@ class CombiningOptimizer(torch.optim.Optimizer):
         parameter.requires_grad_(True)
         try:
             if hasattr(parameter, "register_post_accumulate_grad_hook"):
-                parameter.register_post_accumulate_grad_hook(ready)
+                self._handles[parameter] = parameter.register_post_accumulate_grad_hook(ready)
                 return None
             # Before PyTorch 2.1: the node that accumulates the gradient, which lives as long as somebody
             # holds it.
             with torch.enable_grad():
                 node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-            node.register_hook(ready)
+            self._handles[parameter] = node.register_hook(ready)
             return node
         finally:
             parameter.requires_grad_(trained)
 
+    def _is_last_hook(self, parameter: Any) -> bool:
+        """Whether no other hook of the parameter comes after ours, which might change the gradient."""
+        handle = self._handles[parameter]
+        hooks = handle.hooks_dict_ref()
+        return not hooks or next(reversed(hooks)) == handle.id
+
+    # Backward passes.
+
     def _ready(self, parameter: Any) -> None:
         """A backward pass has added to a gradient."""
-        self._is_combined = False
-        if not self.communicates:
+        members = self.members()
+        if len(members) < len(self._members):
+            self._members = [weakref.ref(member) for member in members]
+            self._watch()
+        if parameter not in self._watched:
+            return
+        self._give_names()
+        for member in members:
+            member.is_combined = False
+        if not (self.reduction.is_included and all(member.communicates for member in members)):
             self._is_local = True
             return
         _engine.queue_callback(self._end_of_pass)
         self._is_open = True
-        if self._passes + 1 < self.backward_passes_per_step:
+        if self._passes + 1 < min((member.passes_per_step for member in members), default=1):
             self._is_local = True
-        else:
+        elif self._is_last_hook(parameter):
             self._leave(parameter)
 
     def _end_of_pass(self) -> None:
@@ -168,90 +348,226 @@ class CombiningOptimizer(torch.optim.Optimizer):
             self._arrive()
             return
         self._passes += 1
-        if self._passes < self.backward_passes_per_step:
+        if self._passes < min((member.passes_per_step for member in self.members()), default=1):
             self._is_open = False
         else:
-            self._combine()
+            self.combine()
 
-    def _combine(self) -> None:
+    def combine(self) -> None:
         """Sends what has not left, and waits for all."""
-        for parameter in self._watched:
-            if parameter.requires_grad and parameter not in self._sent:
-                self._leave(parameter)
+        if not self.reduction.is_included:
+            return
+        self._give_names()
+        for parameter in self.reduction.unreached([p for p in self._watched if p.requires_grad], self._sent):
+            self._leave(parameter)
         self._arrive()
         self._sent.clear()
         self._is_open = self._is_local = False
-        self._is_combined = True
+        for member in self.members():
+            member.is_combined = True
+
+    def _give_names(self) -> None:
+        if not self.is_named:
+            self.is_named = True
+            self.reduction.name(self._watched)
 
     def _leave(self, parameter: Any) -> None:
         if parameter in self._in_flight:
-            self._finish(parameter, self._in_flight.pop(parameter))
+            self.reduction.finish(parameter, self._in_flight.pop(parameter))
         if parameter.grad is None:
-            parameter.grad = self._zeros(parameter)
+            parameter.grad = self.reduction.zeros(parameter)
         calls = self._calls.get(parameter, 0)
         self._calls[parameter] = calls + 1
         self._sent.add(parameter)
-        self._in_flight[parameter] = self._send(parameter, calls > 0)
-
-    def _zeros(self, parameter: Any) -> Any:
-        """A gradient of zeros, as the inner optimizer takes one."""
-        zeros = torch.zeros_like(parameter)
-        return zeros.to_sparse(1) if isinstance(self.optimizer, torch.optim.SparseAdam) else zeros
+        self._in_flight[parameter] = self.reduction.send(parameter, calls > 0)
 
     def _arrive(self) -> None:
         in_flight, self._in_flight = self._in_flight, {}
         for parameter, handle in in_flight.items():
-            self._finish(parameter, handle)
+            self.reduction.finish(parameter, handle)
 
     # Steps.
 
-    def synchronize(self) -> None:
-        """Waits until every gradient is combined. A backward pass has done so when it returns, unless it was not to."""
-        if self._is_open or self._is_local or not self._is_combined:
-            self._combine()
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the inner optimizer's step with gradients that are combined."""
-        # The backward pass of a closure combines what it makes.
-        if closure is None or self._is_open or self._is_local:
-            self.synchronize()
-        result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        self._new_step()
-        return result
-
-    def _new_step(self) -> None:
-        self._is_combined = False
+    def end_step(self) -> None:
+        """A member's optimizer has made its step."""
         self._calls.clear()
         self._passes = 0
 
-    def zero_grad(self, *args: Any, **keywords: Any) -> None:
-        """Clears gradients, as the inner optimizer does."""
+    def clear(self) -> None:
+        """Gradients are about to become zero, or None."""
         # Of a pass that an exception has ended.
         self._arrive()
         self._is_open = False
         self._sent.clear()
-        self.optimizer.zero_grad(*args, **keywords)
+        for member in self.members():
+            member.is_combined = False
 
     def follow(self) -> None:
         """Forgets a step that the loss of other ranks has cut short, with its gradients."""
         for parameter in self._watched:
             parameter.grad = None
-        self._begin(list(self._watched))
         self._in_flight.clear()
-        self._sent.clear()
-        self._is_open = self._is_combined = self._is_local = False
-        self._new_step()
+        self._is_local = False
+        self.clear()
+        self.end_step()
+        self.reduction.follow()
+        self.reduction.begin(self._watched)
 
-    # How gradients travel.
 
-    def _begin(self, parameters: list[Any]) -> None:
-        """Parameters that are new."""
-        raise NotImplementedError
+def _inner(kind: type) -> type:
+    """The class of the optimizer that one of ours was made of."""
+    return next(base for base in kind.__mro__ if not issubclass(base, CombiningOptimizer) and base is not CombiningOptimizer)
 
-    def _send(self, parameter: Any, again: bool) -> Any:
-        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`_finish` is given. Does not wait."""
-        raise NotImplementedError
 
-    def _finish(self, parameter: Any, handle: Any) -> None:
-        """Waits until the gradient is combined."""
-        raise NotImplementedError
+@functools.lru_cache(maxsize=None)
+def _combining(front: type, inner: type) -> type:
+    """The class of optimizers of ``inner`` whose gradients are combined by ``front``."""
+
+    @functools.wraps(inner.step)  # type: ignore[attr-defined]
+    def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return self._step(functools.partial(inner.step, self), arguments, keywords)  # type: ignore[attr-defined]
+
+    # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`.
+    @functools.wraps(inner.__init__)
+    def initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
+        if self._member is None:
+            inner.__init__(self, *arguments, **keywords)
+
+    content = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
+    methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise, "step": step}
+    return type(inner.__name__, (front, inner), content | methods)
+
+
+def _with_step(optimizer: Any) -> Any:
+    """The step that the program has given the optimizer in place of its class's, such as one that a schedule counts."""
+    own, step = weakref.ref(optimizer), optimizer.step
+
+    def combined(*arguments: Any, **keywords: Any) -> Any:
+        return own()._step(step, arguments, keywords)
+
+    if isinstance(step, types.MethodType):
+        made: Any = types.MethodType(functools.wraps(step.__func__)(lambda _, *arguments, **keywords: combined(*arguments, **keywords)), optimizer)
+        made.__func__._combines = True
+    else:
+        made = functools.wraps(step)(combined)
+        made._combines = True
+    return made
+
+
+class CombiningOptimizer(torch.optim.Optimizer):
+    """An optimizer whose gradients are combined. It stays the object that it was, and is of its own class still; this is what is added."""
+
+    #: None in one whose gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
+    _member: Member | None = None
+    #: Attributes that are ours.
+    _own: ClassVar[tuple[str, ...]] = ("_member",)
+
+    @classmethod
+    def _make(cls, optimizer: Any, member: Member, **own: Any) -> Any:
+        """The optimizer, with gradients that are combined. It has not changed if this raises."""
+        former = vars(optimizer).get("_member")
+        if former is not None:
+            former.leave()
+        member.join()
+        optimizer.__class__ = _combining(cls, _inner(type(optimizer)))
+        vars(optimizer).update(own, _member=member)
+        if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
+            optimizer.step = _with_step(optimizer)
+        member.gradients.reduction.begin(member.parameters)
+        return optimizer
+
+    def close(self) -> None:
+        """Lets gradients alone from now on: the optimizer is as it was before it was wrapped. Waits for what travels."""
+        member, self._member = self._member, None
+        if member is not None:
+            member.leave()
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add up before gradients travel."""
+        return 1 if self._member is None else self._member.passes_per_step
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        if self._member is not None:
+            self._member.passes_per_step = passes
+
+    @property
+    def communicates(self) -> bool:
+        """Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a while."""
+        return self._member is not None and self._member.communicates
+
+    @communicates.setter
+    def communicates(self, communicates: bool) -> None:
+        if self._member is not None:
+            self._member.communicates = communicates
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up here. The next one outside, or ``step``, combines what has added up."""
+        communicated, self.communicates = self.communicates, False
+        try:
+            yield
+        finally:
+            self.communicates = communicated
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is combined. A backward pass has done so when it returns, unless it was not to."""
+        if self._member is not None:
+            self._member.synchronize()
+
+    def _step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Takes the step of the inner optimizer's class with gradients that are combined."""
+        if self._member is None:
+            return step(*arguments, **keywords)
+        # Groups may have been changed by hand.
+        self._watch_new()
+        return self._member.step(step, arguments, keywords)
+
+    def zero_grad(self, *arguments: Any, **keywords: Any) -> None:
+        """Clears gradients, as the inner optimizer does."""
+        if self._member is not None:
+            self._member.gradients.clear()
+        super().zero_grad(*arguments, **keywords)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters to the inner optimizer's. Every rank must add the same."""
+        super().add_param_group(param_group)
+        if self._member is not None:
+            self._watch_new()
+
+    def _watch_new(self) -> None:
+        member = self._member
+        assert member is not None
+        new = [parameter for parameter in parameters_of(self) if parameter not in member.parameters]
+        if new:
+            member.gradients.reduction.names.update(names_of(self))
+            member.extend(new)
+
+    # Copies.
+
+    def _state(self) -> Any:
+        """The inner optimizer's state as it pickles it."""
+        state = self.__getstate__()
+        return {name: value for name, value in state.items() if name not in self._own} if isinstance(state, dict) else state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Who loads it may be no rank of a job.
+        return object.__new__, (_inner(type(self)),), self._state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        kind = _inner(type(self))
+        made: Any = kind.__new__(kind)
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self._state(), memo))
+        if self._member is None:
+            return made
+        of = dict(zip(parameters_of(self), parameters_of(made)))
+        member = self._member.copied(of)
+        made.__class__ = type(self)
+        vars(made).update({name: vars(self)[name] for name in self._own if name in vars(self)}, _member=member)
+        member.join()
+        return made

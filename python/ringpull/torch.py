@@ -17,13 +17,15 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
 
 from . import _native, uncaught
-from .backward import CombiningOptimizer
+from .backward import CombiningOptimizer, Member, Reduction, names_of, parameters_of
 from .errors import ArgumentError
 from .kvstore import Handle, KVStore, create
 from .place import waits_in
@@ -45,10 +47,22 @@ def _unnamed(key: str, parameter: Any) -> torch.Tensor:
     return cast("torch.Tensor", parameter)
 
 
+#: How many keys each store has of each prefix.
+_keys: weakref.WeakKeyDictionary[KVStore, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def _next_key(store: KVStore, prefix: str) -> str:
+    """A key that the store does not have, the same on every rank."""
+    counts = _keys.setdefault(store, Counter())
+    counts[prefix] += 1
+    return f"{prefix}.{counts[prefix] - 1}"
+
+
 def broadcast_parameters(store: KVStore, parameters: _Parameters, prefix: str = "parameter") -> None:
     """Makes every rank's parameters, in their order, those of rank 0. Waits. Errors name those of ``named_parameters()``."""
-    for index, named in enumerate(parameters):
-        _broadcast(store, f"{prefix}.{index}", _unnamed(f"{prefix}.{index}", named))
+    for named in parameters:
+        key = _next_key(store, prefix)
+        _broadcast(store, key, _unnamed(key, named))
 
 
 def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
@@ -204,68 +218,111 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
     return hook
 
 
-def _names_of(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
-    """What an optimizer of PyTorch 2.6 or later calls its parameters, if it was told."""
-    for group in optimizer.param_groups:
-        yield from zip(group.get("param_names", ()), group["params"])
+class _OnStore(Reduction):
+    """Gradients that are averaged by a store, each as a key."""
+
+    def __init__(self, store: KVStore, prefix: str, names: dict[Any, str]) -> None:
+        self._store, self._prefix, self.names = store, prefix, names
+        self._keys: dict[Any, str] = {}
+        #: Keys that the store has.
+        self._known: set[str] = set()
+        #: For each parameter that has a key, whether this rank has a gradient of it; and the key of that.
+        self._reached: tuple[str, torch.Tensor] | None = None
+
+    def result(self) -> Any:
+        return "average", tuple(range(self._store.num_workers))
+
+    def name(self, parameters: Mapping[Any, Any]) -> None:
+        for parameter in parameters:
+            if parameter not in self._keys:
+                self._keys[parameter] = _next_key(self._store, self._prefix)
+                self._reached = None
+
+    def _new(self, key: str, parameter: Any) -> bool:
+        """Whether the store has to be given the key, which messages call by the parameter's name."""
+        if key in self._known:
+            return False
+        if parameter in self.names:
+            _native.name_key(key, self.names[parameter])
+        self._known.add(key)
+        return True
+
+    def begin(self, parameters: Iterable[Any]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad and self._new(self._keys[parameter], parameter):
+                _broadcast(self._store, self._keys[parameter], parameter)
+
+    def unreached(self, parameters: list[Any], sent: set[Any]) -> list[Any]:
+        left = [parameter for parameter in parameters if parameter not in sent]
+        if self._store._codec != "none":
+            # A sum may lack what this rank has sent.
+            return left
+        if self._store.num_workers == 1:
+            return [parameter for parameter in left if parameter.grad is not None]
+        if self._reached is None:
+            key = _next_key(self._store, f"{self._prefix}.reached")
+            self._reached = key, torch.zeros(len(self._keys), dtype=torch.int32)
+            self._store.init(key, self._reached[1])
+        key, reached = self._reached
+        has = {parameter for parameter in parameters if parameter in sent or parameter.grad is not None}
+        reached.copy_(torch.tensor([parameter in has for parameter in self._keys]))
+        self._store.pushpull(key, reached, keep=False)
+        somewhere = dict(zip(self._keys, reached.tolist()))
+        return [parameter for parameter in left if somewhere[parameter]]
+
+    def send(self, parameter: Any, again: bool) -> Handle:
+        # Ranks that make different numbers of passes in a step must not add gradients of different steps.
+        key = self._keys[parameter] + (".again" if again else "")
+        if self._new(key, parameter):
+            self._store.init(key, torch.zeros_like(parameter, memory_format=torch.contiguous_format))
+        if parameter.grad.is_sparse:
+            name = self.names.get(parameter, key)
+            raise ArgumentError(f"the gradient of {name} is sparse, and this optimizer sends dense ones\n  hint: make the embedding without sparse=True, or use ringpull.horovod.torch")
+        if not parameter.grad.is_contiguous():
+            parameter.grad = parameter.grad.contiguous()
+        _divide(parameter.grad, _divisors(parameter.grad.dtype, self._store)[0])
+        return self._store.pushpull(key, parameter.grad, wait=False, keep=False)
+
+    def finish(self, parameter: Any, handle: Handle) -> None:
+        handle.wait()
+        _divide(parameter.grad, _divisors(parameter.grad.dtype, self._store)[1])
+
+    def copied(self, of: Mapping[Any, Any]) -> _OnStore:
+        return _OnStore(self._store, self._prefix, {of[parameter]: name for parameter, name in self.names.items() if parameter in of})
 
 
 class DistributedOptimizer(CombiningOptimizer):
-    """An optimizer whose gradients are averaged over the ranks of ``store``, a store or a kind; all else is the optimizer's own.
+    """Lets the gradients of an optimizer be averaged over the ranks of ``store``, a store or a kind, and returns the optimizer.
 
         optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), "dist_sync_mpi")
 
-    It is a ``torch.optim.Optimizer``, so schedulers and scalers take it. The store is its ``store``. Errors name parameters as
-    ``named_parameters=model.named_parameters()`` does, or an optimizer that was made with them. Trained parameters begin as those of
-    rank 0.
+    It is the optimizer that was given, which is a ``torch.optim.SGD`` still and a ``DistributedOptimizer`` too: all that takes an
+    optimizer takes it. The store is its ``store``. Errors name parameters as ``named_parameters=model.named_parameters()`` does, or an
+    optimizer that was made with them. Trained parameters begin as those of rank 0.
 
     A gradient leaves as soon as the backward pass has accumulated it, and ``backward()`` returns when every gradient is the average: to
-    clip or to log it needs nothing else. A parameter without a gradient on some rank counts as zero there. With
-    ``backward_passes_per_step=K`` the gradients of K passes add up before they travel, and inside :meth:`no_sync` until it is left.
-    Without these, the gradients of each pass travel, and all ranks must make the same number of passes in a step.
+    clip or to log it needs nothing else. A parameter without a gradient on some rank counts as zero there; one without a gradient on
+    every rank is left alone, unless the store compresses gradients. With ``backward_passes_per_step=K`` the gradients of K passes add up
+    before they travel, and inside :meth:`no_sync` until it is left. Without these, the gradients of each pass travel, and all ranks must
+    make the same number of passes in a step.
+
+    Several optimizers may have one parameter, whose gradient is averaged once. The last that was made says by which store. An
+    optimizer that is deleted, or closed by :meth:`close`, lets gradients alone.
     """
 
-    def __init__(
-        self,
+    store: KVStore
+    _own = (*CombiningOptimizer._own, "store")
+
+    def __new__(
+        cls,
         optimizer: torch.optim.Optimizer,
         store: KVStore | str,
         prefix: str = "parameter",
         named_parameters: Iterable[tuple[str, torch.Tensor]] = (),
         backward_passes_per_step: int = 1,
-    ) -> None:
-        self.store = _opened(store)
-        self._prefix = prefix
-        self._names = {parameter: name for name, parameter in (*_names_of(optimizer), *named_parameters)}
-        self._keys: dict[Any, str] = {}
-        #: Keys that the store has.
-        self._known: set[str] = set()
-        super().__init__(optimizer, backward_passes_per_step)
-
-    def _begin(self, parameters: list[Any]) -> None:
-        for parameter in parameters:
-            key = self._keys[parameter] = f"{self._prefix}.{len(self._keys)}"
-            if parameter in self._names:
-                _native.name_key(key, self._names[parameter])
-            if parameter.requires_grad:
-                _broadcast(self.store, key, parameter)
-                self._known.add(key)
-
-    def _send(self, parameter: Any, again: bool) -> Handle:
-        # Ranks that make different numbers of passes in a step must not add gradients of different steps.
-        key = self._keys[parameter] + (".again" if again else "")
-        if key not in self._known:
-            if parameter in self._names:
-                _native.name_key(key, self._names[parameter])
-            self.store.init(key, torch.zeros_like(parameter, memory_format=torch.contiguous_format))
-            self._known.add(key)
-        if parameter.grad.is_sparse:
-            name = self._names.get(parameter, self._keys[parameter])
-            raise ArgumentError(f"the gradient of {name} is sparse, and this optimizer sends dense ones\n  hint: make the embedding without sparse=True, or use ringpull.horovod.torch")
-        if not parameter.grad.is_contiguous():
-            parameter.grad = parameter.grad.contiguous()
-        _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store)[0])
-        return self.store.pushpull(key, parameter.grad, wait=False, keep=False)
-
-    def _finish(self, parameter: Any, handle: Handle) -> None:
-        handle.wait()
-        _divide(parameter.grad, _divisors(parameter.grad.dtype, self.store)[1])
+    ) -> DistributedOptimizer:
+        opened = _opened(store)
+        names = names_of(optimizer) | {parameter: name for name, parameter in named_parameters}
+        member = Member(parameters_of(optimizer), _OnStore(opened, prefix, names), backward_passes_per_step)
+        made: DistributedOptimizer = cls._make(optimizer, member, store=opened)
+        return made

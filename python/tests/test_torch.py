@@ -4,7 +4,7 @@ import re
 import sys
 
 import pytest
-from ranks import HAS_IMAGES, HERE, ROOT, job, mpi, run
+from ranks import HAS_IMAGES, HERE, ROOT, job, launched, mpi, run
 
 pytest.importorskip("torch")
 
@@ -25,6 +25,24 @@ def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
     # The last check of each rank is a fault, which ends the job.
     for rank, printed in enumerate(mpi(2, HERE / "jobs/torch_passes.py", RINGPULL_TIMEOUT=2).ranks):
         assert printed.out == f"rank {rank} is done\n", printed.err
+
+
+@pytest.mark.parametrize("front", ["ringpull", "horovod"])
+def test_whatever_works_with_an_optimizer_works_with_a_wrapped_one(front):
+    status, output = run([sys.executable, HERE / "jobs/torch_optimizers.py", front])
+    assert (status, output) == (0, "that is all\n")
+
+
+@pytest.mark.parametrize("front", ["ringpull:dist_sync_mpi", "horovod"])
+def test_whatever_works_with_an_optimizer_works_over_ranks(front):
+    for printed in job(2, "torch_optimizers", front).ranks:
+        assert printed.out == "that is all\n"
+
+
+def test_optimizers_of_one_parameter_share_its_gradient_on_servers():
+    words = ["optimizer", "nobody_reaches", "generator"]
+    for printed in launched(2, 1, HERE / "jobs/torch_optimizers.py", "ringpull:dist_sync", *words).ranks:
+        assert printed.out == "that is all\n"
 
 
 def test_the_program_for_frameworks_on_gpus_is_right_in_host_memory():
@@ -51,7 +69,7 @@ def test_a_sparse_gradient_is_an_error_that_names_its_parameter():
     code = """if True:
         import torch, ringpull.torch
         net = torch.nn.Embedding(4, 2, sparse=True)
-        ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), "local", named_parameters=net.named_parameters())
+        optimizer = ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), "local", named_parameters=net.named_parameters())
         net(torch.tensor([1])).sum().backward()"""
     status, output = run([sys.executable, "-c", code])
     assert status == 1 and "the gradient of weight is sparse, and this optimizer sends dense ones" in output, output

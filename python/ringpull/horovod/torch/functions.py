@@ -45,7 +45,7 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None, process_set: ProcessSet = global_process_set
 ) -> None:
     """Makes an optimizer's states and options those of ``root_rank``; where it has none yet they are made. ``model`` is accepted for Horovod's sake."""
-    if isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS):
+    if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast\n  hint: it is not of one tensor for each parameter")
     process_set.comm()
     is_root = sets.job().rank == root_rank

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...backward import CombiningOptimizer
+from ...backward import CombiningOptimizer, Member, Reduction, names_of, parameters_of
 from ..basics import Adasum, Average, Sum
 from ..process_sets import ProcessSet, global_process_set
 from .compression import Compression, Compressor
@@ -25,11 +26,10 @@ __all__ = ["DistributedOptimizer"]
 
 
 def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> dict[Any, str]:
-    """Every parameter's name."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    """The names that the program has for parameters."""
     if given is None:
-        return {parameter: f"noname.{at}" for at, parameter in enumerate(parameters)}
-    pairs = list(given)
+        return names_of(optimizer)
+    parameters, pairs = parameters_of(optimizer), list(given)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise ValueError("named_parameters has something else than pairs of a name and a parameter\n  hint: give model.named_parameters()")
     names = [name for name, _ in pairs]
@@ -43,53 +43,201 @@ def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Te
     return found
 
 
-class _Member:
-    """A gradient that leaves with the others of its group."""
-
-    def __init__(self, group: _Group) -> None:
-        self.group = group
-
-
 class _Group:
     """Parameters whose gradients leave together, when the last is there."""
 
-    def __init__(self, number: int, members: list[Any]) -> None:
-        self.number, self.members = number, members
-        self.present: list[Any] = []
-        self.operation: Any = None
+    def __init__(self, members: list[Any]) -> None:
+        self.members = members
+        self.name = ""
+        self.present: set[Any] = set()
+        #: What travels: the parameters, the operation and what decompresses its results.
+        self.operation: tuple[list[Any], Any, list[Any]] | None = None
 
 
-class _DistributedOptimizer(CombiningOptimizer):
-    """What :func:`DistributedOptimizer` returns."""
+#: How many optimizers there were over each communicator.
+_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+class _Allreduce(Reduction):
+    """Gradients that are reduced by Horovod's operations, each by its name."""
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
         names: dict[Any, str],
         compression: type[Compressor],
-        backward_passes_per_step: int,
         op: int,
-        gradient_predivide_factor: float,
+        predivide: float,
         groups: list[list[Any]],
         sparse_as_dense: bool,
         process_set: ProcessSet,
+        is_sparse: bool,
     ) -> None:
-        self._parameter_names = names
-        self._compression = compression
-        self._op = op
-        self._predivide = gradient_predivide_factor
-        self._sparse_as_dense = sparse_as_dense
+        self.names, self.process_set, self._op = names, process_set, op
+        self._compression, self._predivide = compression, predivide
+        self._sparse_as_dense, self._is_sparse = sparse_as_dense, is_sparse
         #: How many sparse dimensions gradients had that travel as dense ones.
         self._were_sparse: dict[Any, int] = {}
-        self.process_set = process_set
-        self._of: dict[Any, _Group] = {}
-        for number, members in enumerate(groups):
-            group = _Group(number, members)
-            self._of |= dict.fromkeys(members, group)
-        self._synchronizes = True
-        self._is_synchronized = False
-        super().__init__(optimizer, backward_passes_per_step)
-        self.communicates = process_set.included()
+        self._groups = [_Group(members) for members in groups]
+        self._of = {parameter: group for group in self._groups for parameter in group.members}
+        #: Names of operations: of each optimizer others.
+        self.called: dict[Any, str] = {}
+        self._prefix = ""
+
+    @property
+    def is_included(self) -> bool:  # type: ignore[override]
+        return self.process_set.process_set_id is None or self.process_set.included()
+
+    def result(self) -> Hashable:
+        # A sum of sums is another.
+        return ("average", tuple(self.process_set.ranks or ())) if self._op == Average else self
+
+    def name(self, parameters: Mapping[Any, Any]) -> None:
+        if not self.is_included:
+            return
+        if not self._prefix:
+            comm = self.process_set.comm()
+            _counts[comm] = _counts.get(comm, 0) + 1
+            self._prefix = f"optimizer{_counts[comm]}."
+        for parameter in parameters:
+            if parameter not in self.called:
+                number = len(self.called)
+                name = self._prefix + self.names.get(parameter, f"noname.{number}")
+                # Those of parameters that were added, or are another optimizer's too, may be the same.
+                self.called[parameter] = f"{name}.{number}" if name in self.called.values() else name
+        for number, group in enumerate(self._groups):
+            group.members = [parameter for parameter in group.members if parameter in parameters]
+            if group.members and not group.name:
+                group.name = f"{self.called[group.members[0]]}.group.{number}"
+
+    def begin(self, parameters: Iterable[Any]) -> None:
+        # As Horovod does: a gradient that is never computed is zero.
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = self.zeros(parameter)
+
+    def zeros(self, parameter: Any) -> Any:
+        zeros = torch.zeros_like(parameter)
+        return zeros.to_sparse(1) if self._is_sparse else zeros
+
+    def _scales(self) -> dict[str, Any]:
+        """Halves of the division, so that neither overflows."""
+        if self._op != Average or self._predivide == 1.0:
+            return {}
+        return {"prescale_factor": 1.0 / self._predivide, "postscale_factor": self._predivide}
+
+    def send(self, parameter: Any, again: bool) -> Any:
+        name = self.called[parameter]
+        if again and self._op != Average:
+            raise ValueError(
+                f"the gradient of {self.names.get(parameter, name)} is a sum over the ranks already, and a backward pass has added to it\n"
+                "  hint: give backward_passes_per_step, make all passes but the last inside optimizer.no_sync(), or average"
+            )
+        # Ranks that make different numbers of passes in a step must not add gradients of different steps.
+        more = ".again" if again else ""
+        if parameter.grad.is_sparse:
+            if not self._sparse_as_dense:
+                return sparse_allreduce_async(parameter.grad, name + more, self._op, self.process_set), None
+            self._were_sparse[parameter] = parameter.grad.sparse_dim()
+            parameter.grad = parameter.grad.to_dense()
+        group = self._of.get(parameter)
+        if group is not None:
+            group.present.add(parameter)
+            # One that is frozen now has no gradient.
+            members = [one for one in group.members if one.requires_grad]
+            if group.present.issuperset(members):
+                self._send_group(group, members, more)
+            return group, None
+        compressed, context = self._compression.compress(parameter.grad)
+        start = allreduce_async_ if compressed.data_ptr() == parameter.grad.data_ptr() else allreduce_async
+        return start(compressed, name=name + more, op=self._op, process_set=self.process_set, **self._scales()), context
+
+    def _send_group(self, group: _Group, members: list[Any], more: str) -> None:
+        pairs = [self._compression.compress(parameter.grad) for parameter in members]
+        operation = grouped_allreduce_async_(
+            [compressed for compressed, _ in pairs], name=group.name + more, op=self._op, process_set=self.process_set, **self._scales()
+        )
+        group.operation, group.present = (members, operation, [context for _, context in pairs]), set()
+
+    def finish(self, parameter: Any, handle: Any) -> None:
+        operation, context = handle
+        if not isinstance(operation, _Group):
+            self._store(parameter, synchronize(operation), context)
+        elif operation.operation is not None:
+            (members, whole, contexts), operation.operation = operation.operation, None
+            for one, reduced, of_one in zip(members, synchronize(whole), contexts):
+                self._store(one, reduced, of_one)
+
+    def _store(self, parameter: Any, reduced: torch.Tensor, context: Any) -> None:
+        if reduced.is_sparse:
+            parameter.grad = reduced
+            return
+        value = self._compression.decompress(reduced, context)
+        if value.data_ptr() != parameter.grad.data_ptr():
+            parameter.grad.copy_(value)
+        if parameter in self._were_sparse:
+            parameter.grad = parameter.grad.to_sparse(self._were_sparse.pop(parameter))
+
+    def step_by_adasum(self, parameters: Iterable[Any], step: Callable[[], Any]) -> Any:
+        """Combines by Adasum what a step changes."""
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        before = [parameter.detach().clone() for parameter in trained]
+        result = step()
+        with torch.no_grad():
+            started = []
+            for parameter, old in zip(trained, before):
+                change, context = self._compression.compress(parameter - old)
+                name = f"{self.called[parameter]}.delta"
+                started.append((allreduce_async(change, name=name, op=Adasum, process_set=self.process_set), context))
+            for parameter, old, (operation, context) in zip(trained, before, started):
+                parameter.copy_(old + self._compression.decompress(synchronize(operation), context))
+        return result
+
+    def follow(self) -> None:
+        self._were_sparse.clear()
+        for group in self._groups:
+            group.present, group.operation = set(), None
+
+    def copied(self, of: Mapping[Any, Any]) -> _Allreduce:
+        return _Allreduce(
+            {of[parameter]: name for parameter, name in self.names.items() if parameter in of},
+            self._compression,
+            self._op,
+            self._predivide,
+            [[of[parameter] for parameter in group.members if parameter in of] for group in self._groups],
+            self._sparse_as_dense,
+            self.process_set,
+            self._is_sparse,
+        )
+
+
+class _AdasumMember(Member):
+    """Gradients stay here, and what a step changes travels."""
+
+    def join(self) -> None:
+        self.gradients.reduction.name(self.parameters)
+
+    def leave(self) -> None:
+        """Nothing travels between steps."""
+
+    def extend(self, parameters: list[Any]) -> None:
+        self.parameters.update(dict.fromkeys(parameters))
+        self.join()
+
+    def synchronize(self) -> None:
+        """Gradients do not travel."""
+
+    def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        reduction: Any = self.gradients.reduction
+        return reduction.step_by_adasum(self.parameters, lambda: step(*arguments, **keywords))
+
+
+class _DistributedOptimizer(CombiningOptimizer):
+    """What :func:`DistributedOptimizer` adds to the class of an optimizer."""
+
+    process_set: ProcessSet
+    _synchronizes = True
+    _is_synchronized = False
+    _own = (*CombiningOptimizer._own, "process_set", "_synchronizes", "_is_synchronized")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes add up before gradients travel."""
@@ -106,117 +254,20 @@ class _DistributedOptimizer(CombiningOptimizer):
 
     def synchronize(self) -> None:
         """Waits until every gradient is reduced."""
-        if self.process_set.included():
-            super().synchronize()
+        super().synchronize()
         self._is_synchronized = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the optimizer's step with gradients that are reduced."""
+    def _step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if self._synchronizes and self._is_synchronized:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): it synchronizes again",
-                stacklevel=2,
+                stacklevel=3,
             )
-        result: Any
-        if self._synchronizes and self.process_set.included():
-            result = super().step(closure)
-        else:
-            result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-            self._new_step()
         self._is_synchronized = False
-        return result
-
-    def follow(self) -> None:
-        """Forgets a step that the loss of other ranks has cut short."""
-        super().follow()
-        self._is_synchronized = False
-        if self.process_set.process_set_id is not None:
-            self.communicates = self.process_set.included()
-        for group in self._of.values():
-            group.present, group.operation = [], None
-
-    def _begin(self, parameters: list[Any]) -> None:
-        # As Horovod does: a gradient that is never computed is zero.
-        for parameter in parameters:
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = self._zeros(parameter)
-
-    def _scales(self) -> dict[str, Any]:
-        """Halves of the division, so that neither overflows."""
-        if self._op != Average or self._predivide == 1.0:
-            return {}
-        return {"prescale_factor": 1.0 / self._predivide, "postscale_factor": self._predivide}
-
-    def _send(self, parameter: Any, again: bool) -> Any:
-        # Ranks that make different numbers of passes in a step must not add gradients of different steps.
-        name = self._parameter_names.get(parameter, "added") + (".again" if again else "")
-        if parameter.grad.is_sparse:
-            if not self._sparse_as_dense:
-                return sparse_allreduce_async(parameter.grad, name, self._op, self.process_set), None
-            self._were_sparse[parameter] = parameter.grad.sparse_dim()
-            parameter.grad = parameter.grad.to_dense()
-        group = self._of.get(parameter)
-        if group is not None:
-            group.present.append(parameter)
-            if len(group.present) == len(group.members):
-                self._send_group(group, again)
-            return _Member(group), None
-        compressed, context = self._compression.compress(parameter.grad)
-        start = allreduce_async_ if compressed.data_ptr() == parameter.grad.data_ptr() else allreduce_async
-        return start(compressed, name=name, op=self._op, process_set=self.process_set, **self._scales()), context
-
-    def _send_group(self, group: _Group, again: bool) -> None:
-        pairs = [self._compression.compress(parameter.grad) for parameter in group.members]
-        name = f"group.{group.number}.{self._parameter_names[group.members[0]]}" + (".again" if again else "")
-        operation = grouped_allreduce_async_(
-            [compressed for compressed, _ in pairs], name=name, op=self._op, process_set=self.process_set, **self._scales()
-        )
-        group.operation, group.present = (operation, [context for _, context in pairs]), []
-
-    def _finish(self, parameter: Any, handle: Any) -> None:
-        operation, context = handle
-        if isinstance(operation, _Member):
-            group = operation.group
-            if group.operation is not None:
-                (whole, contexts), group.operation = group.operation, None
-                for one, reduced, of_one in zip(group.members, synchronize(whole), contexts):
-                    self._store(one, reduced, of_one)
-            return
-        self._store(parameter, synchronize(operation), context)
-
-    def _store(self, parameter: Any, reduced: torch.Tensor, context: Any) -> None:
-        if reduced.is_sparse:
-            parameter.grad = reduced
-            return
-        value = self._compression.decompress(reduced, context)
-        if value.data_ptr() != parameter.grad.data_ptr():
-            parameter.grad.copy_(value)
-        if parameter in self._were_sparse:
-            parameter.grad = parameter.grad.to_sparse(self._were_sparse.pop(parameter))
-
-
-class _AdasumOptimizer(_DistributedOptimizer):
-    """Takes the optimizer's step on this rank alone, and combines what the step has changed by Adasum."""
-
-    def _ready(self, parameter: Any) -> None:
-        """Gradients do not travel."""
-
-    def synchronize(self) -> None:
-        """Nothing: gradients do not travel."""
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes the step, and combines the steps of all ranks."""
-        parameters = [parameter for parameter in self._watched if parameter.requires_grad]
-        before = [parameter.detach().clone() for parameter in parameters]
-        result = self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        with torch.no_grad():
-            started = []
-            for parameter, old in zip(parameters, before):
-                change, context = self._compression.compress(parameter - old)
-                name = f"delta.{self._parameter_names.get(parameter, 'added')}"
-                started.append((allreduce_async(change, name=name, op=Adasum, process_set=self.process_set), context))
-            for parameter, old, (operation, context) in zip(parameters, before, started):
-                parameter.copy_(old + self._compression.decompress(synchronize(operation), context))
+        if self._synchronizes or self._member is None:
+            return super()._step(step, arguments, keywords)
+        result = step(*arguments, **keywords)
+        self._member.end_step()
         return result
 
 
@@ -232,7 +283,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer around another one, whose gradients are reduced over the ranks by ``op`` in the backward pass.
+    """Lets the gradients of an optimizer be reduced over the ranks by ``op`` in the backward pass, and returns the optimizer.
 
     Gradients of ``backward_passes_per_step`` passes add up before they travel. An average is divided by ``gradient_predivide_factor``
     before the sum and by the rest after it. ``groups`` has lists of parameters whose gradients travel together, or how many such lists
@@ -247,7 +298,7 @@ def DistributedOptimizer(
         warnings.warn("num_groups is Horovod's old name of groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     names = _named(optimizer, named_parameters)
-    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    trained = [parameter for parameter in parameters_of(optimizer) if parameter.requires_grad]
     lists: list[list[Any]] = []
     if isinstance(groups, bool) or not isinstance(groups, (int, list, tuple, type(None))):
         raise ValueError(f"invalid groups={groups!r}\n  hint: give their number, or a list of lists of parameters")
@@ -261,15 +312,8 @@ def DistributedOptimizer(
         every = [parameter for members in lists for parameter in members]
         if len(set(every)) != len(every):
             raise ValueError("groups has a parameter in two lists\n  hint: give each in one at most")
-    kind = _AdasumOptimizer if op == Adasum else _DistributedOptimizer
-    return kind(
-        optimizer,
-        names,
-        compression,
-        backward_passes_per_step,
-        op,
-        gradient_predivide_factor,
-        [members for members in lists if members],
-        sparse_as_dense,
-        process_set,
-    )
+    is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    reduction = _Allreduce(names, compression, op, gradient_predivide_factor, lists, sparse_as_dense, process_set, is_sparse)
+    kind = _AdasumMember if op == Adasum else Member
+    member = kind(parameters_of(optimizer), reduction, backward_passes_per_step)
+    return _DistributedOptimizer._make(optimizer, member, process_set=process_set)

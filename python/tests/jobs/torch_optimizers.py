@@ -1,0 +1,696 @@
+"""Programs with an optimizer of PyTorch's, bare and with gradients that are combined over the ranks: both must end alike.
+
+    torch_optimizers.py FRONT[:KIND] [WORDS]
+
+A front is ``ringpull`` or ``horovod``, and a kind that of its store. Gradients differ between ranks as long as they are not averaged.
+With words only programs run whose names have one of them.
+"""
+
+import copy
+import gc
+import inspect
+import io
+import pickle
+import sys
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
+
+#: Each program, with the fronts that it is for.
+PROGRAMS: dict[str, tuple[Any, tuple[str, ...]]] = {}
+
+
+def program(needs=(1, 13), fronts=("ringpull", "horovod"), **cases):
+    """A program for each of the named cases."""
+
+    def known(function):
+        for name, case in cases.items() or [("", ())]:
+            if needs <= VERSION:
+                PROGRAMS[f"{function.__name__} {name}".strip()] = ((lambda run, case=case: function(run, *case)), fronts)
+        return function
+
+    return known
+
+
+class Run:
+    """How a program gets its optimizer, and a loss whose gradients are those of the bare one when they are averaged."""
+
+    def __init__(self, wrap=None, rank=0, ranks=1):
+        self.made, self.is_bare, self.rank, self.ranks = wrap, wrap is None, rank, ranks
+
+    def wrap(self, optimizer, *words, **named):
+        return optimizer if self.made is None else self.made(optimizer, *words, **named)
+
+    def loss(self, net, inputs=None):
+        inputs = torch.linspace(-1, 1, 12).reshape(4, 3) if inputs is None else inputs
+        made = net(inputs.to(next(net.parameters()).dtype)).square().mean()
+        return made + self.off(net.parameters())
+
+    def off(self, parameters):
+        """What is zero on average over the ranks."""
+        if self.is_bare or self.ranks == 1:
+            return 0.0
+        share = 0.25 * (2 * self.rank - self.ranks + 1)
+        return sum(share * parameter.sum() for parameter in parameters if parameter.requires_grad)
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def weights(net):
+    return [parameter.detach().clone() for parameter in net.parameters()]
+
+
+def train(run, net, optimizer, steps=3, after=lambda: None):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        run.loss(net).backward()
+        optimizer.step()
+        after()
+    return weights(net)
+
+
+def sgd(net, **options):
+    return torch.optim.SGD(net.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+KINDS = {
+    "SGD": {"lr": 0.1},
+    "Adadelta": {},
+    "Adagrad": {},
+    "Adam": {},
+    "AdamW": {},
+    "Adamax": {},
+    "ASGD": {},
+    "NAdam": {},
+    "RAdam": {},
+    "RMSprop": {},
+    "Rprop": {},
+    "Adafactor": {},
+}
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "maximize": ("SGD", {"maximize": True}),
+    "foreach": ("Adam", {"foreach": True}),
+    "loop": ("Adam", {"foreach": False}),
+    "amsgrad": ("AdamW", {"amsgrad": True}),
+}
+if VERSION >= (2, 4):
+    OPTIONS |= {f"fused {kind}": (kind, {"fused": True}) for kind in ("SGD", "Adam", "AdamW", "Adagrad")}
+    OPTIONS["tensor lr"] = ("Adam", {"lr": torch.tensor(0.1)})
+
+
+@program(**{kind: (kind, more) for kind, more in KINDS.items() if hasattr(torch.optim, kind)}, **OPTIONS)
+def every_kind(run, kind, options):
+    net = network()
+    return train(run, net, run.wrap(getattr(torch.optim, kind)(net.parameters(), **{"lr": 0.05, **options})))
+
+
+@program(plain=(None,), wolfe=("strong_wolfe",))
+def lbfgs(run, search):
+    net = network()
+    optimizer = run.wrap(torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3, line_search_fn=search))
+
+    def closure():
+        optimizer.zero_grad()
+        run.loss(net).backward()
+        # It steers the search, and must be alike on all ranks.
+        return Run().loss(net).detach()
+
+    return [optimizer.step(closure), *weights(net)]
+
+
+@program()
+def a_closure_by_name(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+
+    def closure():
+        optimizer.zero_grad()
+        run.loss(net).backward()
+        return 7
+
+    return [optimizer.step(closure=closure), optimizer.step(closure), *weights(net)]
+
+
+SCHEDULES: dict[str, Any] = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3]),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda at: 0.9**at),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=8),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.ConstantLR(o, 0.1, 1), lr_scheduler.ExponentialLR(o, 0.9)], [2]),
+}
+
+
+@program(**{f"{name} {place}": (make, place) for name, make in SCHEDULES.items() for place in ("before", "after")})
+def a_schedule(run, make, place):
+    net = network()
+    optimizer = sgd(net)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        if place == "before":
+            schedule = make(optimizer)
+        optimizer = run.wrap(optimizer)
+        if place == "after":
+            schedule = make(optimizer)
+        trained = train(run, net, optimizer, 5, schedule.step)
+    return [*trained, optimizer.param_groups[0]["lr"], schedule.get_last_lr(), sorted({str(one.message) for one in heard})]
+
+
+@program()
+def a_schedule_of_the_loss(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    schedule = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    return [*train(run, net, optimizer, 4, lambda: schedule.step(1.0)), optimizer.param_groups[0]["lr"]]
+
+
+@program()
+def groups_that_are_replaced(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    train(run, net, optimizer, 1)
+    optimizer.param_groups = [dict(optimizer.param_groups[0], lr=0.01)]
+    train(run, net, optimizer, 1)
+    more = nn.Linear(3, 2)
+    with torch.no_grad():
+        for parameter in more.parameters():
+            parameter.fill_(0.5)
+    # By hand, which nobody is told.
+    optimizer.param_groups[0]["params"] += more.parameters()
+    both = nn.ModuleList([net, more])
+    for _ in range(3):
+        optimizer.zero_grad()
+        (run.loss(net) + run.loss(more)).backward()
+        optimizer.step()
+    return weights(both)
+
+
+@program()
+def states_are_saved_and_loaded(run):
+    net, again, other = network(), network(), network()
+    optimizer = run.wrap(sgd(net))
+    train(run, net, optimizer)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    states = torch.load(file)
+    for one in again, other:
+        one.load_state_dict(net.state_dict())
+    restored = run.wrap(sgd(again, lr=7.0))
+    restored.load_state_dict(states)
+    # What a bare optimizer has saved, and loads.
+    bare = sgd(other, lr=7.0)
+    bare.load_state_dict(states)
+    train(Run(), other, bare, 1)
+    train(run, again, restored, 1)
+    restored.load_state_dict(bare.state_dict())
+    return [*train(run, again, restored, 1), *weights(other), str(restored.state_dict())]
+
+
+@program(needs=(2, 0))
+def hooks_of_a_step(run):
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    net, heard = network(), []
+    optimizer = sgd(net)
+    optimizer.register_step_pre_hook(lambda *_: heard.append("before wrapping"))
+    optimizer = run.wrap(optimizer)
+    handles = [
+        optimizer.register_step_pre_hook(lambda one, *_: heard.append(one is optimizer)),
+        optimizer.register_step_post_hook(lambda *_: heard.append("post")),
+        register_optimizer_step_pre_hook(lambda *_: heard.append("global pre")),
+        register_optimizer_step_post_hook(lambda *_: heard.append("global post")),
+    ]
+    train(run, net, optimizer, 2)
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(run, net, optimizer, 1)
+    for handle in handles:
+        handle.remove()
+    return [*train(run, net, optimizer, 1), heard]
+
+
+@program(needs=(2, 3))
+def hooks_of_states(run):
+    net, heard = network(), []
+    optimizer = run.wrap(sgd(net))
+    optimizer.register_state_dict_post_hook(lambda *_: heard.append("saved"))
+    optimizer.register_load_state_dict_pre_hook(lambda *_: heard.append("loads"))
+    optimizer.register_load_state_dict_post_hook(lambda *_: heard.append("loaded"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    return [*train(run, net, optimizer), heard]
+
+
+@program(needs=(2, 4))
+def a_step_that_is_compiled(run):
+    net = network()
+    optimizer = run.wrap(torch.optim.Adam(net.parameters(), lr=0.1))
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(3):
+        optimizer.zero_grad()
+        run.loss(net).backward()
+        step()
+    torch._dynamo.reset()
+    return weights(net)
+
+
+@program(before=("before",), after=("after",))
+def a_step_that_is_replaced(run, place):
+    net, heard = network(), []
+    optimizer = sgd(net)
+
+    def replace():
+        step = optimizer.step
+
+        def counted(*arguments, **keywords):
+            heard.append(place)
+            return step(*arguments, **keywords)
+
+        optimizer.step = counted
+
+    if place == "before":
+        replace()
+    optimizer = run.wrap(optimizer)
+    if place == "after":
+        replace()
+    return [*train(run, net, optimizer), heard]
+
+
+@program()
+def averaged_weights(run):
+    from torch.optim.swa_utils import SWALR, AveragedModel
+
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    averaged, schedule = AveragedModel(net), SWALR(optimizer, swa_lr=0.05)
+
+    def after():
+        averaged.update_parameters(net)
+        schedule.step()
+
+    train(run, net, optimizer, 3, after)
+    return weights(averaged)
+
+
+@program()
+def parametrizations(run):
+    net = nn.Sequential(nn.utils.weight_norm(network()[0]), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[1].weight.fill_(0.5), net[1].bias.fill_(0.5)
+    return train(run, net, run.wrap(sgd(net)))
+
+
+@program(bf16=(torch.bfloat16,), f64=(torch.float64,))
+def other_types(run, dtype):
+    net = network().to(dtype)
+    return train(run, net, run.wrap(sgd(net)))
+
+
+@program(
+    needs=(2, 4),
+    **{
+        f"{kind}, fused {fused}, unscaled {unscales}, inf {inf}": (kind, fused, unscales, inf)
+        for kind in ("SGD", "Adam")
+        for fused in (True, False)
+        for unscales in (True, False)
+        for inf in (True, False)
+    },
+)
+def a_scaler(run, kind, fused, unscales, inf):
+    net = network()
+    optimizer = run.wrap(getattr(torch.optim, kind)(net.parameters(), lr=0.1, fused=fused))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = run.loss(net)
+        if inf and step == 1 and (run.is_bare or run.rank == run.ranks - 1):
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    return [*weights(net), scaler.get_scale(), hasattr(optimizer, "grad_scale"), hasattr(optimizer, "found_inf")]
+
+
+@program()
+def groups_that_are_added(run):
+    net = network()
+    optimizer = run.wrap(torch.optim.SGD(net[0].parameters(), lr=0.1, momentum=0.9))
+    train(run, net, optimizer, 2)
+    # Between a pass and its step.
+    net.zero_grad()
+    run.loss(net).backward()
+    optimizer.add_param_group({"params": [net[2].weight], "lr": 0.05})
+    optimizer.step()
+    optimizer.add_param_group({"params": [net[2].bias]})
+    return [*train(run, net, optimizer), len(optimizer.param_groups)]
+
+
+@program()
+def frozen_and_thawed(run):
+    net = network()
+    net[0].requires_grad_(False)
+    optimizer = run.wrap(sgd(net))
+    train(run, net, optimizer, 1)
+    net[0].requires_grad_(True), net[2].requires_grad_(False)
+    train(run, net, optimizer, 1)
+    net.requires_grad_(True)
+    return train(run, net, optimizer, 2)
+
+
+@program()
+def a_copy(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    train(run, net, optimizer)
+    other, copied = copy.deepcopy((net, optimizer))
+    alike = copied.param_groups[0]["params"][0] is other[0].weight and copied is not optimizer
+    trained = [*train(run, other, copied, 2), *train(run, net, optimizer, 1)]
+    # Over the same parameters.
+    memo = {id(parameter): parameter for parameter in net.parameters()}
+    third = copy.deepcopy(optimizer, memo)
+    return [*trained, *train(run, net, third), type(copied) is type(optimizer), alike]
+
+
+@program()
+def a_pickle(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    train(run, net, optimizer)
+    other, loaded = pickle.loads(pickle.dumps((net, optimizer)))
+    assert type(loaded) is torch.optim.SGD
+    return [*train(Run(), other, loaded), *train(run, net, optimizer)]
+
+
+@program()
+def a_shallow_copy(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    train(run, net, optimizer)
+    other = copy.copy(optimizer)
+    return [*train(run, net, other, 1), *train(run, net, optimizer, 1), type(other) is torch.optim.SGD]
+
+
+@program()
+def its_class_and_attributes(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    optimizer.found = 3
+    optimizer.defaults["lr"] = 0.3
+    optimizer.state[net[0].weight]["own"] = 1
+    kind = type(optimizer)
+    made = kind(net.parameters(), lr=0.1)
+    said = [kind.__name__, kind.__module__, repr(optimizer), sorted(optimizer.state_dict()), str(inspect.signature(optimizer.step))]
+    del optimizer.found
+    return [isinstance(optimizer, torch.optim.SGD), isinstance(made, torch.optim.SGD), hasattr(optimizer, "found"), optimizer.defaults, *said]
+
+
+@program(none=(True,), zero=(False,))
+def gradients_are_cleared(run, to_none):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=to_none)
+        run.loss(net).backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=to_none)
+    return [*weights(net), net[0].weight.grad]
+
+
+@program()
+def by_the_model(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    for _ in range(3):
+        net.zero_grad()
+        run.loss(net).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+    return weights(net)
+
+
+@program()
+def passes_add_up(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(3):
+            run.loss(net).backward()
+        optimizer.step()
+    return weights(net)
+
+
+@program()
+def gradients_set_by_hand(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    for step in range(3):
+        optimizer.zero_grad()
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, 0.5 * step + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
+        optimizer.step()
+    return weights(net)
+
+
+@program(needs=(2, 1))
+def a_users_hook_changes_the_gradient(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+
+    def halve(parameter):
+        parameter.grad.mul_(0.5)
+
+    handles = [parameter.register_post_accumulate_grad_hook(halve) for parameter in net.parameters()]
+    train(run, net, optimizer)
+    for handle in handles:
+        handle.remove()
+    return train(run, net, optimizer)
+
+
+@program(needs=(2, 1))
+def a_step_in_the_backward_pass(run):
+    net = network()
+    optimizers = {parameter: run.wrap(torch.optim.SGD([parameter], lr=0.1)) for parameter in net.parameters()}
+
+    def hook(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+    for _ in range(3):
+        run.loss(net).backward()
+    return weights(net)
+
+
+@program(fronts=("ringpull",))
+def what_nobody_reaches_is_left_alone(run):
+    net, far = network(), nn.Linear(2, 2)
+    with torch.no_grad():
+        far.weight.fill_(1.0), far.bias.fill_(1.0)
+    both = nn.ModuleList([net, far])
+    optimizer = run.wrap(sgd(both, weight_decay=0.1))
+    train(run, net, optimizer)
+    left = [far.weight.grad, len(optimizer.state)]
+    optimizer.zero_grad()
+    (run.loss(net) + far(torch.ones(1, 2)).sum()).backward()
+    optimizer.step()
+    # It has momentum now, and no gradient again.
+    return [*train(run, net, optimizer), *weights(far), *left]
+
+
+@program(deleted=("deleted",), closed=("closed",), alive=("alive",))
+def an_optimizer_in_the_place_of_another(run, former):
+    net = network()
+    first = run.wrap(torch.optim.Adam(net.parameters(), lr=0.1))
+    train(run, net, first)
+    if former == "closed" and not run.is_bare:
+        first.close()
+    if former == "deleted":
+        gone = weakref.ref(first)
+        del first
+        assert gone() is None
+    second = run.wrap(sgd(net))
+    return train(run, net, second)
+
+
+@program()
+def one_optimizer_wrapped_again(run):
+    net = network()
+    optimizer = sgd(net)
+    schedule = lr_scheduler.StepLR(optimizer, 1, 0.9)
+    for _ in range(3):
+        optimizer = run.wrap(optimizer)
+        train(run, net, optimizer, 2, schedule.step)
+    return weights(net)
+
+
+@program()
+def optimizers_by_turns(run):
+    net = network()
+    whole, head = run.wrap(sgd(net)), run.wrap(torch.optim.Adam(net[2].parameters(), lr=0.1))
+    for at in range(6):
+        train(run, net, head if at % 2 else whole, 2)
+    # Both after one pass.
+    for _ in range(3):
+        net.zero_grad()
+        run.loss(net).backward()
+        whole.step()
+        head.step()
+    del head
+    gc.collect()
+    return train(run, net, whole)
+
+
+@program()
+def two_optimizers_of_one_network(run):
+    net = network()
+    optimizers = [run.wrap(torch.optim.SGD(part.parameters(), lr=0.1)) for part in (net[0], net[2])]
+    for _ in range(3):
+        net.zero_grad()
+        run.loss(net).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return weights(net)
+
+
+@program()
+def a_generator_and_its_critic(run):
+    generator, critic = network(), nn.Sequential(nn.Linear(2, 1))
+    with torch.no_grad():
+        for parameter in critic.parameters():
+            parameter.fill_(0.25)
+    by_generator, by_critic = run.wrap(sgd(generator)), run.wrap(sgd(critic))
+    given = torch.linspace(-1, 1, 12).reshape(4, 3)
+    for _ in range(3):
+        by_critic.zero_grad()
+        (critic(generator(given).detach()).square().mean() + run.off(critic.parameters())).backward()
+        by_critic.step()
+        by_generator.zero_grad()
+        (critic(generator(given)).square().mean() + run.off(generator.parameters())).backward()
+        by_generator.step()
+    return weights(generator) + weights(critic)
+
+
+@program()
+def an_optimizer_of_the_programs_own(run):
+    class Own(torch.optim.Optimizer):
+        """Scales what it is told in each step."""
+
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+            self.steps, self.prefix = 0, "own"
+
+        def step(self, closure=None, *, scale=1.0):
+            self.steps += 1
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        if parameter.grad is not None:
+                            parameter.sub_(parameter.grad, alpha=group["lr"] * scale)
+
+    net = network()
+    optimizer = run.wrap(Own(net.parameters(), 0.1))
+    for scale in (1.0, 2.0):
+        optimizer.zero_grad()
+        run.loss(net).backward()
+        optimizer.step(scale=scale)
+    return [*weights(net), optimizer.steps, optimizer.prefix]
+
+
+@program(fronts=("horovod",))
+def sparse_gradients(run):
+    table = nn.Embedding(5, 2, sparse=True)
+    with torch.no_grad():
+        table.weight.fill_(1.0)
+    optimizer = run.wrap(torch.optim.SparseAdam(table.parameters(), lr=0.1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        table(torch.tensor([1, 3])).square().sum().backward()
+        optimizer.step()
+    return weights(table)
+
+
+@program(fronts=("horovod",), one=({"groups": 1},), two=({"groups": 2},), fp16=({"is_fp16": True},), adasum=({"is_adasum": True},))
+def horovods_options(run, options):
+    # Adasum of equal steps is that step; others are another program.
+    calm = Run(run.made) if "is_adasum" in options else run
+    net = network()
+    optimizer = run.wrap(torch.optim.SGD(net[0].parameters(), lr=0.1), **options)
+    train(calm, net, optimizer, 1)
+    optimizer.add_param_group({"params": net[2].parameters()})
+    train(calm, net, optimizer, 2)
+    again = run.wrap(sgd(net), **options)
+    net[0].requires_grad_(False)
+    return [value.half() if "is_fp16" in options else value for value in train(calm, net, again, 2)]
+
+
+def equal(got, expected, is_exact):
+    if isinstance(expected, torch.Tensor):
+        # What differs between ranks is rounded before it cancels out.
+        coarse = expected.element_size() < 4
+        return torch.equal(got, expected) if is_exact else torch.allclose(got.float(), expected.float(), 1e-4, 1e-2 if coarse else 2e-5)
+    return got == expected
+
+
+def wrappers(front):
+    """How that front wraps an optimizer, this rank and the number of ranks."""
+    if front == "horovod":
+        import ringpull.horovod.torch as hvd
+
+        hvd.init()
+
+        def by_horovod(optimizer, is_fp16=False, is_adasum=False, **options):
+            options |= {"compression": hvd.Compression.fp16} if is_fp16 else {}
+            return hvd.DistributedOptimizer(optimizer, op=hvd.Adasum if is_adasum else hvd.Average, **options)
+
+        return by_horovod, hvd.rank(), hvd.size()
+    import ringpull
+    import ringpull.torch
+
+    store = ringpull.create(front.partition(":")[2] or "local")
+    return (lambda optimizer: ringpull.torch.DistributedOptimizer(optimizer, store)), store.rank, store.num_workers
+
+
+def differences(front, words=()):
+    """The programs that end otherwise with that front than without it."""
+    wrap, rank, ranks = wrappers(front)
+    found = {}
+    for name, (function, fronts) in PROGRAMS.items():
+        if front.partition(":")[0] not in fronts or not any(word in name for word in words or [""]):
+            continue
+        expected = function(Run())
+        try:
+            got = function(Run(wrap, rank, ranks))
+        except Exception as error:
+            if ranks > 1:
+                raise
+            found[name] = repr(error)
+            continue
+        is_exact = ranks == 1 and "fp16" not in name and "adasum" not in name
+        if len(got) != len(expected) or not all(equal(one, other, is_exact) for one, other in zip(got, expected)):
+            found[name] = f"{got} and not {expected}"
+    return found
+
+
+if __name__ == "__main__":
+    front, *words = sys.argv[1:]
+    for name, what in differences(front, words).items():
+        print(f"{front}: {name}: {what}", flush=True)
+    print("that is all", flush=True)
