@@ -416,19 +416,19 @@ class Gradients:
 
 def _inner(kind: type) -> type:
     """The class of the optimizer that one of ours was made of."""
-    return next(base for base in kind.__mro__ if not issubclass(base, CombiningOptimizer) and base is not CombiningOptimizer)
+    return getattr(kind, "_inner", kind)
 
 
 @functools.lru_cache(maxsize=None)
-def _combining(front: type, inner: type) -> type:
+def _combining(front: type, inner: Any) -> type:
     """The class of optimizers of ``inner`` whose gradients are combined by ``front``."""
 
-    @functools.wraps(inner.step)  # type: ignore[attr-defined]
+    @functools.wraps(inner.step)
     def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return self._step(functools.partial(inner.step, self), arguments, keywords)  # type: ignore[attr-defined]
+        return self._step(functools.partial(inner.step, self), arguments, keywords)
 
     # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
-    step.hooked = True  # type: ignore[attr-defined]
+    vars(step)["hooked"] = True
 
     # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`.
     @functools.wraps(inner.__init__)
@@ -436,9 +436,11 @@ def _combining(front: type, inner: type) -> type:
         if self._member is None:
             inner.__init__(self, *arguments, **keywords)
 
-    content = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
-    methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise, "step": step}
-    return type(inner.__name__, (front, inner), content | methods)
+    words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
+    # Behind those of `front`, of which a program may have a subclass.
+    last = type(inner.__name__, (inner,), {**words, "step": step})
+    methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise}
+    return type(inner.__name__, (front, last), {**words, **methods, "_inner": inner})
 
 
 def _with_step(optimizer: Any) -> Any:
@@ -446,7 +448,8 @@ def _with_step(optimizer: Any) -> Any:
     own, step = weakref.ref(optimizer), optimizer.step
 
     def combined(*arguments: Any, **keywords: Any) -> Any:
-        return own()._step(step, arguments, keywords)
+        made: Any = own()
+        return made._step(step, arguments, keywords)
 
     if isinstance(step, types.MethodType):
         made: Any = types.MethodType(functools.wraps(step.__func__)(lambda _, *arguments, **keywords: combined(*arguments, **keywords)), optimizer)
@@ -472,7 +475,8 @@ class CombiningOptimizer(torch.optim.Optimizer):
         if former is not None:
             former.leave()
         member.join()
-        optimizer.__class__ = _combining(cls, _inner(type(optimizer)))
+        front: Any = cls
+        optimizer.__class__ = _combining(front, _inner(type(optimizer)))
         vars(optimizer).update(own, _member=member)
         if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
             optimizer.step = _with_step(optimizer)
@@ -560,7 +564,7 @@ class CombiningOptimizer(torch.optim.Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         kind = _inner(type(self))
-        made: Any = kind.__new__(kind)
+        made: Any = object.__new__(kind)
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self._state(), memo))
         if self._member is None:

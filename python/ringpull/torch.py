@@ -228,6 +228,8 @@ class _OnStore(Reduction):
         self._known: set[str] = set()
         #: For each parameter that has a key, whether this rank has a gradient of it; and the key of that.
         self._reached: tuple[str, torch.Tensor] | None = None
+        #: The array of the last pass, under way.
+        self._asked: Handle | None = None
 
     def result(self) -> Any:
         return "average", tuple(range(self._store.num_workers))
@@ -259,6 +261,8 @@ class _OnStore(Reduction):
             return left
         if self._store.num_workers == 1:
             return [parameter for parameter in left if parameter.grad is not None]
+        if self._asked is not None:
+            self._asked.wait()
         if self._reached is None:
             key = _next_key(self._store, f"{self._prefix}.reached")
             self._reached = key, torch.zeros(len(self._keys), dtype=torch.int32)
@@ -266,7 +270,10 @@ class _OnStore(Reduction):
         key, reached = self._reached
         has = {parameter for parameter in parameters if parameter in sent or parameter.grad is not None}
         reached.copy_(torch.tensor([parameter in has for parameter in self._keys]))
-        self._store.pushpull(key, reached, keep=False)
+        self._asked = self._store.pushpull(key, reached, wait=False, keep=False)
+        if not left:
+            return []
+        self._asked.wait()
         somewhere = dict(zip(self._keys, reached.tolist()))
         return [parameter for parameter in left if somewhere[parameter]]
 

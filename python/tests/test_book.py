@@ -100,7 +100,7 @@ OF_HOROVOD_TORCH = (
 MODULES = {
     "ringpull": ["kvstore.py", "worker.py", "collectives.py", "shares.py", "optimizers.py", "errors.py"],
     "ringpull.elastic": ["elastic/state.py", "elastic/sampling.py"],
-    "ringpull.torch": ["torch.py"],
+    "ringpull.torch": ["torch.py", "backward.py"],
     "ringpull.mxnet": ["mxnet/__init__.py", "mxnet/registry.py", "mxnet/store.py"],
     "ringpull.horovod": ["horovod/__init__.py", "horovod/running.py", "horovod/basics.py", "horovod/process_sets.py", "horovod/exceptions.py"],
     "ringpull.horovod.elastic": ["horovod/elastic.py"],
@@ -112,7 +112,7 @@ MODULES = {
 }
 
 #: What the package's modules export to each other, and not to its users.
-INSIDE = {"as_horovod_error", "leave_at_exit", "reduced", "warn_of_separate_models"}
+INSIDE = {"as_horovod_error", "leave_at_exit", "reduced", "warn_of_separate_models", "Gradients", "Member", "Reduction", "names_of", "parameters_of"}
 
 
 def prose(node):
@@ -155,8 +155,8 @@ def class_page(node):
     lines += ["", *fields(node)] if fields(node) else []
     for made in node.body:
         # What a user makes: not what a function returns, from something of the native part.
-        if isinstance(made, ast.FunctionDef) and made.name == "__init__" and "_native" not in ast.unparse(made):
-            lines += ["", f"Made by `{signature(made, node.name).removesuffix(' -> None')}`."]
+        if isinstance(made, ast.FunctionDef) and made.name in ("__init__", "__new__") and "_native" not in ast.unparse(made):
+            lines += ["", f"Made by `{signature(made, node.name).partition(' -> ')[0]}`."]
     for function in functions(node.body):
         shown = function.name if is_property(function) else signature(function, function.name)
         kind = "property " if is_property(function) else ""
