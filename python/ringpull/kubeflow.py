@@ -70,12 +70,19 @@ def train_comp(*by_position: Any, **arguments: Any) -> Any:
         if name not in arguments:
             del words[at - 1 : at + 1]
             component["inputs"] = [given for given in component["inputs"] if given["name"] != name]
-        elif isinstance(arguments[name], str) or "PipelineParameterChannel" in {of.__name__ for of in type(arguments[name]).__mro__}:
-            # A path: what kfp compiles as the text itself and not as a file.
+        elif _is_text(arguments[name]):
             words[at] = {"inputValue": name}
             next(given for given in component["inputs"] if given["name"] == name)["type"] = "String"
     text = importlib.import_module("yaml").safe_dump(component, sort_keys=False)
     return importlib.import_module("kfp.components").load_component_from_text(text)(**arguments)
+
+
+def _is_text(value: Any) -> bool:
+    """Returns true if kfp passes a value on as a text, here the path of a folder, and not as a folder's contents."""
+    kinds = {kind.__name__ for kind in type(value).__mro__}
+    # In kfp 1.8 a task's output may be either, and a parameter of the pipeline is a text.
+    of_pipeline = "PipelineParam" in kinds and not value.op_name
+    return isinstance(value, str) or "PipelineParameterChannel" in kinds or of_pipeline
 
 
 def train_command(specification: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> list[str]:

@@ -85,6 +85,7 @@ def compile_pipeline(kubeflow, path):
         # Without data sets, with the path of one, and with what a task writes for a parameter.
         kubeflow.train_comp(train_specification="train", pvc_name="data", distribution_specification={"distribution_type": "MPI"})
         kubeflow.train_comp("/train/data", prepared.outputs["address"], "train", {"data": "train_dataset_dir"})
+        kubeflow.train_comp(train_dataset_dir=selector, train_specification="train")
         # The file by itself, as a catalog loads it.
         component = kfp.components.load_component_from_file(str(kubeflow.COMPONENT))
         data = {name: prepared.outputs[name] for name in kubeflow.DATA_SETS}

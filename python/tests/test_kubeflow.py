@@ -69,7 +69,7 @@ def test_the_notebooks_call_compiles(tmp_path):
         return
     containers = [executor["container"] for executor in compiled["deploymentSpec"]["executors"].values()]
     ours = [container for container in containers if "ringpull.kubeflow" in container["command"]]
-    assert len(ours) == 4 and all(container["command"] == ["python3", "-u", "-m", "ringpull.kubeflow"] for container in ours)
+    assert len(ours) == 5 and all(container["command"] == ["python3", "-u", "-m", "ringpull.kubeflow"] for container in ours)
     task = compiled["root"]["dag"]["tasks"]["train-with-ringpull"]["inputs"]
     assert set(task["artifacts"]) == {"train_dataset_dir", "validation_dataset_dir"}
     given = task["parameters"]["distribution_specification"]["runtimeValue"]["constant"]

@@ -39,7 +39,7 @@ fn names(job: &Mpi, findings: &mut Findings) {
             continue;
         };
         let what = "ssh and sshd end with \"No user exists for uid";
-        if role.has_known_sshd() {
+        if has_known_users(role) {
             findings.add(
                 "unknown-user",
                 &at,
@@ -57,6 +57,12 @@ fn names(job: &Mpi, findings: &mut Findings) {
     }
 }
 
+/// Returns true if the image is one of ours or the operator's as it is. Those made from them may have more users.
+fn has_known_users(role: &RoleView) -> bool {
+    let name = role.image().rsplit('/').next().unwrap_or("").split([':', '@']).next();
+    role.image().contains("mpioperator/") || ["ringpull", "ringpull-python"].map(Some).contains(&name)
+}
+
 /// A pod that may not run as root and names no user runs as the image's, or on `OpenShift` as any.
 fn no_number(name: &str, role: &RoleView, findings: &mut Findings) {
     let own = |at: &Node| at.down("securityContext.runAsNonRoot").is_true();
@@ -64,7 +70,7 @@ fn no_number(name: &str, role: &RoleView, findings: &mut Findings) {
         return;
     }
     let at = role.pod.get("securityContext");
-    if role.is_ours() {
+    if has_known_users(role) && role.is_ours() {
         let what = format!(
             "the image runs as root, which runAsNonRoot refuses, or on OpenShift as a user without a name: the {name} does not start"
         );
