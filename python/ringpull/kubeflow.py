@@ -78,7 +78,7 @@ def train_comp(*by_position: Any, **arguments: Any) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Returns true if kfp passes a value on as a text, here the path of a folder, and not as a folder's contents."""
+    """Returns true if kfp passes a value on as a text, here the path of a folder, and not as a folder."""
     kinds = {kind.__name__ for kind in type(value).__mro__}
     # In kfp 1.8 a task's output may be either, and a parameter of the pipeline is a text.
     of_pipeline = "PipelineParam" in kinds and not value.op_name
@@ -86,9 +86,9 @@ def _is_text(value: Any) -> bool:
 
 
 def train_command(specification: str, parameters: Mapping[str, Any], inputs: Mapping[str, str] | None = None) -> list[str]:
-    """The words that every rank runs: of a command, or of a component's text, whose inputs are the parameters.
+    """The words that every rank runs: of a command, or of a component's text.
 
-    A parameter whose value is the name of one of `inputs` stands for that one.
+    The parameters are options of the command, or inputs of the component. A parameter whose value is the name of one of `inputs` stands for that one.
     """
     inputs = inputs or {}
     given = {name: inputs.get(value, value) if isinstance(value, str) else value for name, value in parameters.items() if value is not None}
@@ -154,12 +154,12 @@ def _text(value: Any) -> str:
 
 
 def _is_script(before: list[str]) -> bool:
-    """Returns true if the word after these is a shell's script. One that writes a file can be valid Python."""
+    """Returns true if the word after these is a shell's script, which can be valid Python too."""
     return len(before) > 1 and before[-1].startswith("-") and before[-1].endswith("c") and pathlib.PurePath(before[-2]).name in ("sh", "bash", "dash")
 
 
 def _find_horovod_in(word: str) -> str:
-    """A program that imports Horovod, with a line before it by which it finds ours; any other word as it is."""
+    """Returns a program that imports Horovod with a line before it by which it finds ours; else the word."""
     if "horovod" not in word or "\n" not in word:
         return word
     try:
@@ -181,7 +181,7 @@ def _find_horovod_in(word: str) -> str:
 
 
 def find_horovod() -> None:
-    """Lets ``import horovod`` find ours, as ``python -m ringpull.horovod`` does, unless Horovod itself is installed."""
+    """Lets ``import horovod`` find ours, as ``python -m ringpull.horovod`` does, unless it is installed."""
     if importlib.util.find_spec("horovod") is None:
         sys.meta_path.insert(0, importlib.import_module("ringpull.horovod.__main__")._Finder())
 
@@ -353,9 +353,12 @@ def main(words: list[str] | None = None) -> int:
     if code == 0 and given.model_dir:
         pathlib.Path(given.model_dir).mkdir(parents=True, exist_ok=True)
         if "model_dir" in used:
+            if not os.path.exists(places["model_dir"]):
+                raise SystemExit(f"error: the job has succeeded without its model_dir, {places['model_dir']}\n  hint: let rank 0 write it")
             _copy(places["model_dir"], given.model_dir)
     if code == 0 and used:
-        shutil.rmtree(shared.folder)
+        # Files of another user may stay.
+        shutil.rmtree(shared.folder, ignore_errors=True)
     return code
 
 

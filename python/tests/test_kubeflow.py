@@ -200,18 +200,23 @@ def test_data_sets_reach_the_job_and_its_model_comes_back(tmp_path, monkeypatch)
         place = pathlib.Path(seen["command"][2].removeprefix("--data=").removesuffix("/0.5"))
         target = pathlib.Path(seen["command"][-1])
         assert place.is_relative_to(mount) and target.is_relative_to(mount)
-        target.mkdir()
-        (target / "model.txt").write_text((place / "a.txt").read_text() + " trained")
+        if seen["writes"]:
+            target.mkdir()
+            (target / "model.txt").write_text((place / "a.txt").read_text() + " trained")
         return seen["code"]
 
     for name, double in [("manifest", manifest), ("run", run), ("Cluster", lambda: None)]:
         monkeypatch.setattr(kubeflow, name, double)
     call = CALL | {"train-mount": str(mount), "train-dataset-dir": str(data), "model-dir": str(model)}
-    seen["code"] = 1
+    seen.update(code=0, writes=False)
+    with pytest.raises(SystemExit, match="without its model_dir, .*/model_dir\n  hint: "):
+        kubeflow.main(words_of(call))
+    shutil.rmtree(next(mount.iterdir()))
+    seen.update(code=1, writes=True)
     assert kubeflow.main(words_of(call)) == 1
     # What a failed job had stays, to be looked at.
     (kept,) = mount.iterdir()
-    assert not model.exists() and (kept / "train_dataset_dir/a.txt").exists()
+    assert list(model.parent.rglob("model.txt")) == [] and (kept / "train_dataset_dir/a.txt").exists()
     shutil.rmtree(kept)
     seen["code"] = 0
     assert kubeflow.main(words_of(call)) == 0
