@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
 CHECKOUTS = {
     "horovod": "https://github.com/horovod/horovod, tag v0.28.1",
     "mxnet": "https://github.com/apache/mxnet, tag v1.9.1",
+    "kubeflow-ppc64le-examples": "https://github.com/lehrig/kubeflow-ppc64le-examples",
     "insightface": "https://github.com/deepinsight/insightface",
     "kubeflow-components": "https://github.com/lehrig/kubeflow-ppc64le-components",
     "kubeflow-examples": "https://github.com/lehrig/kubeflow-ppc64le-examples",
