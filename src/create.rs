@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
+#[cfg(feature = "ps")]
+use ringpull_base::claim::{self, Claim};
 use ringpull_base::config::{self, Config, Dmlc, Role};
 #[cfg(feature = "ps")]
 use ringpull_base::forked::Process;
@@ -340,9 +342,27 @@ fn worker_of(kind: Kind, job: Option<&Dmlc>) -> Result<&Dmlc> {
 fn connect_to_servers(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<crate::servers::Servers> {
     /// The job counts this process as one worker, and not the children that it forks.
     static OWNER: OnceLock<Process> = OnceLock::new();
+    /// By it a child of this process, which has inherited its variables, finds out whose child it is.
+    static PLACE: OnceLock<Option<Claim>> = OnceLock::new();
     OWNER.get_or_init(Process::this).check("this worker of the job")?;
-    crate::servers::Servers::connect(kind, config, dmlc)
+    let place = |rank: usize| format!("worker {rank} of {}", dmlc.root);
+    let servers = crate::servers::Servers::connect(kind, config, dmlc).map_err(|error| {
+        let parent = (0..dmlc.num_workers).find(|rank| Claim::holder(&place(*rank)).is_some_and(claim::is_ancestor));
+        match (parent, error) {
+            (Some(rank), Error::JobMismatch { what, .. }) => Error::job_mismatch(
+                format!("{what}, and this process (pid {}) is a child of worker {rank}", std::process::id()),
+                CHILD_OF_A_WORKER,
+            ),
+            (_, error) => error,
+        }
+    })?;
+    PLACE.get_or_init(|| Claim::take(&place(servers.rank())).ok().flatten());
+    Ok(servers)
 }
+
+#[cfg(feature = "ps")]
+const CHILD_OF_A_WORKER: &str = "create the store in the worker alone, in a script of multiprocessing under \
+                                 `if __name__ == \"__main__\":`; a child that needs one of its own creates the kind local";
 
 /// Ranks of MPI that are workers of servers too, by the same numbers.
 #[cfg(all(feature = "mpi", feature = "ps"))]

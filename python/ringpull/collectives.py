@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from . import _native
+from . import _native, inherited
 from .worker import leave_at_exit
 
 __all__ = ["Communicator", "Operation", "Receive", "communicator"]
@@ -391,7 +391,7 @@ def communicator(timeout: float | None = None) -> Communicator:
     rank has called it. If it initialises MPI, ``timeout``, in seconds, takes the place of
     ``RINGPULL_TIMEOUT``.
     """
-    found = Communicator(_native.Communicator(timeout))
+    found = Communicator(inherited.made(lambda: _native.Communicator(timeout)))
     leave_at_exit(found)
     _of_all_ranks.add(found)
     return found

@@ -16,11 +16,13 @@ __all__ = [
     "DtypeMismatchError",
     "DuplicateKeyError",
     "FileError",
+    "InheritedError",
     "KVStoreError",
     "LibraryError",
     "MismatchError",
     "MixedKeyTypesError",
     "NotFiniteError",
+    "OutOfMemoryError",
     "PeerLostError",
     "ProtocolError",
     "ReplicasDifferError",
@@ -54,6 +56,10 @@ class UnknownKindError(ArgumentError):
 
 class UnavailableError(KVStoreError):
     """The kind exists, but this build, machine or process cannot have it; or the store is that of the process that forked this one."""
+
+
+class InheritedError(UnavailableError):
+    """This process was started by a rank of MPI, whose place in the job it cannot take."""
 
 
 class UnsupportedError(KVStoreError, NotImplementedError):
@@ -108,6 +114,10 @@ class PeerLostError(KVStoreError, ConnectionError):
 
     peer: str | None = None
     ranks: list[int] = []
+
+
+class OutOfMemoryError(KVStoreError, MemoryError):
+    """The system gave no memory for what a call needs. Nothing was changed."""
 
 
 class ProtocolError(KVStoreError):
@@ -165,8 +175,10 @@ _CLASSES: dict[str, type[KVStoreError]] = {
     "Environment": ArgumentError,
     "JobMismatch": DisagreementError,
     "LimitExceeded": KVStoreError,
+    "OutOfMemory": OutOfMemoryError,
     "Elsewhere": KVStoreError,
     "Bug": KVStoreError,
+    "Inherited": InheritedError,
     "Forked": UnavailableError,
     "Interrupted": KVStoreError,
     "Stopped": KVStoreError,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, overload
 
-from . import _native, arguments
+from . import _native, arguments, inherited
 from .arguments import pairs
 from .errors import ArgumentError
 from .optimizers import Optimizer
@@ -75,7 +75,7 @@ class KVStore(Worker):
     """
 
     def __init__(self, kind: str) -> None:
-        self._native = _native.Store(kind)
+        self._native: _native.Store = inherited.made(lambda: _native.Store(kind))
         self._updater: Callable[..., None] | None = None
         leave_at_exit(self)
 

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-use ringpull_base::{Error, last_words};
+use ringpull_base::{Error, config, last_words};
 
 use crate::errors::argument;
 use crate::store::key_of;
@@ -11,6 +11,13 @@ use crate::store::key_of;
 #[pyfunction]
 fn own_rank() -> Option<usize> {
     last_words::own_rank()
+}
+
+/// What the launcher of MPI says of this process: its rank, how many there are, and both on this host.
+#[pyfunction]
+fn launched() -> Option<(usize, usize, usize, usize)> {
+    let ((_, size), rank) = (config::launcher_world_size()?, config::launcher_rank().unwrap_or(0));
+    Some((rank, size, config::launcher_local_rank().unwrap_or(0), config::launcher_local_size().unwrap_or(1)))
 }
 
 /// The last words of this process about a native error, which comes as JSON: a line, a hint, and whether
@@ -38,6 +45,7 @@ fn name_key(key: &Bound<'_, PyAny>, name: &str) -> PyResult<()> {
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(own_rank, module)?)?;
+    module.add_function(wrap_pyfunction!(launched, module)?)?;
     module.add_function(wrap_pyfunction!(words_of, module)?)?;
     module.add_function(wrap_pyfunction!(is_debugged, module)?)?;
     module.add_function(wrap_pyfunction!(name_key, module)?)

@@ -27,6 +27,24 @@ def test_a_job_with_servers_goes_on_whatever_a_forked_child_does(case):
     quietly(launch(2, 1, JOB, "dist_sync", case))
 
 
+@pytest.mark.parametrize("case", ["after", "before"])
+def test_a_child_of_a_rank_does_not_take_its_place_in_the_job(case):
+    """It used to wait in MPI_Init for the rest of the job."""
+    done = well(mpi(2, HERE / "jobs/children.py", case))
+    assert [printed.out for printed in done.ranks] == ["ranks 2\n"] * 2, f"{done}"
+
+
+def test_a_child_of_a_worker_is_told_whose_it_is():
+    done = well(launch(2, 1, HERE / "jobs/children.py", "worker"))
+    assert [printed.out for printed in done.ranks] == ["ranks 2\n"] * 2, f"{done}"
+
+
+def test_a_script_that_makes_its_store_while_it_is_imported_works_by_every_start_method():
+    """Its children import it too; they used to become a second job, which failed when all was done."""
+    done = well(mpi(2, HERE / "jobs/unguarded.py"))
+    assert [printed.out for printed in done.ranks] == ["ranks 2\n"] * 2, f"{done}"
+
+
 def test_a_store_of_servers_that_is_dropped_while_a_call_is_under_way_ends_its_job():
     """Its thread gives the array back, for which it needs the interpreter."""
     done = well(launch(1, 1, HERE / "jobs/dropped.py", "dist_sync"))

@@ -1,6 +1,7 @@
 //! Every environment variable this crate reads, read here and nowhere else. [`VARIABLES`] lists them.
 
 mod alike;
+mod identity;
 mod listed;
 mod secret;
 mod variables;
@@ -13,6 +14,7 @@ use std::time::Duration;
 #[cfg(test)]
 pub(crate) use self::alike::alike_variables;
 pub use self::alike::{AlikeValue, AlikeValues, check_alike};
+pub use self::identity::{Identity, identity};
 pub use self::listed::{VARIABLES, Variable};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
 use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto, wrong};

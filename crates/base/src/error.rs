@@ -226,6 +226,16 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
+    /// The system gave no memory for what a call needs. Nothing was changed.
+    #[error(
+        "there is no memory for {what}, {len_bytes} bytes\n  hint: use smaller values, fewer ranks on this host, or raise the limit of memory, which `ulimit -v` and a container's settings show"
+    )]
+    OutOfMemory {
+        /// What it was for, such as `an array`.
+        what: String,
+        /// How much was asked for.
+        len_bytes: usize,
+    },
     /// Another process met the error, and knows more of it.
     #[error("{what}\n  hint: see {peer}'s own message")]
     Elsewhere {
@@ -335,9 +345,19 @@ pub enum Error {
     /// waited to be made.
     #[error("a signal interrupted the wait")]
     Interrupted {},
+    /// This process was started by a rank of MPI, and has the variables of the rank without being it.
+    #[error(
+        "{what}, whose place in the job it has only inherited\n  hint: create the store in the rank alone, in a script of multiprocessing under `if __name__ == \"__main__\":`; a child that needs one of its own creates the kind local, or is started without the variables that begin with {variables}"
+    )]
+    Inherited {
+        /// Whose child this is.
+        what: String,
+        /// How the variables begin that make a process a rank.
+        variables: String,
+    },
     /// A forked child called what only its parent can use.
     #[error(
-        "{what} belongs to process {pid}; a forked child cannot use it\n  hint: create stores after the fork, or start the child with spawn: multiprocessing.get_context(\"spawn\")"
+        "{what} belongs to process {pid}; a forked child cannot use it\n  hint: call it in that process alone, and give the child data; a child that needs a store of its own creates the kind local"
     )]
     Forked {
         /// What was to be used, such as `this store`.

@@ -8,13 +8,15 @@
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
 //!   [`notice()`]: what people should read although
 //!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
-//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone; [`Secret`]: how
+//!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone; [`claim`]: names that
+//!   one process of a host has; [`Secret`]: how
 //!   processes prove that they are of one job; [`strangers`]: what a port grants those that have not.
 //!
 //! It does no arithmetic and talks to nobody.
 
 mod algorithm;
 pub mod buffer;
+pub mod claim;
 pub mod config;
 mod dtype;
 mod error;

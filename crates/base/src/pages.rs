@@ -65,6 +65,9 @@ fn advice(error: &Error) -> &'static str {
         Error::LimitExceeded { .. } => {
             "Do what the hint says. The limits are far above what a job of training needs, so look first whether a rank or a loop makes more calls than it should."
         }
+        Error::OutOfMemory { .. } => {
+            "Look at the length first: a wrong shape asks for any amount. If it is right, the process, its container or its host has no more memory: the store can be used further, for example to save a checkpoint."
+        }
         Error::Elsewhere { .. } => {
             "Read the message of the process named: it has the cause and the hint. `ringpull launch` prints each line behind the name of its process."
         }
@@ -93,8 +96,11 @@ fn advice(error: &Error) -> &'static str {
         Error::Interrupted {} => {
             "Nothing, if the signal was meant. The operation goes on, and can be waited for again."
         }
+        Error::Inherited { .. } => {
+            "Let the rank itself create the store, and start children for what needs none. What a child may do, and how it is started to be alone, is in [Processes](../how-to/python.md#processes)."
+        }
         Error::Forked { .. } => {
-            "Create the store in the process that uses it. Start children that need none, such as data loaders, as you like: by `fork` too."
+            "Create the store in the process that uses it. Start children that need none, such as data loaders, as you like: by `fork` too. A child that is started by `spawn` or as another program has no place in the job either: see [Processes](../how-to/python.md#processes)."
         }
     }
 }
@@ -182,6 +188,7 @@ fn examples() -> Vec<Error> {
             "rank 1 is 65536 calls of set_optimizer ahead of another rank",
             "call set_optimizer at the same step on every rank",
         ),
+        Error::OutOfMemory { what: text("an array"), len_bytes: 1 << 47 },
         Error::on_rank(0, "rank 0 could not use the model that its RINGPULL_MODEL names"),
         Error::bug("a code of the wrong length arrived on rank 2"),
         Error::protocol(2, "10.55.0.3:4711", "a frame of 4 GiB"),
@@ -203,6 +210,10 @@ fn examples() -> Vec<Error> {
             remedy: text("did you mean ring?"),
         },
         Error::Interrupted {},
+        Error::Inherited {
+            what: text("this process (pid 4712) is a child of rank 0, pid 4711 (python train.py)"),
+            variables: text("OMPI_, PMIX_ or PRTE_"),
+        },
         Error::Forked { what: text("this store"), pid: 4711 },
     ]
 }

@@ -140,7 +140,7 @@ class Job:
                     call()
                 except ringpull.UnavailableError as error:
                     text = str(error)
-                    assert f"belongs to process {parent}; a forked child cannot use it\n" in text and "spawn" in text, text
+                    assert f"belongs to process {parent}; a forked child cannot use it\n" in text and "kind local" in text, text
                 else:
                     raise AssertionError("a call has succeeded")
             store.report_failure("nobody is told this")

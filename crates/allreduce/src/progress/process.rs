@@ -22,7 +22,7 @@ use crate::progress::termination;
 use crate::transport::control::Control;
 use crate::transport::mpi::{Mpi, network_id};
 use crate::transport::star::{self, Hub, StartLimits};
-use crate::transport::{Connections, Transport, has_ulfm};
+use crate::transport::{Connections, Transport, has_ulfm, identity, mpi_library};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
@@ -79,6 +79,7 @@ fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
             remedy: "start the program again".to_owned(),
         });
     }
+    identity::take(&mpi_library()?)?;
     timeline::start(config::timeline_file());
     let engine = Engine::start(config, connect(config, eager_bytes))
         .inspect_err(|error| *was_interrupted = matches!(error, Error::Interrupted {}))?;

@@ -12,6 +12,8 @@ pub mod control;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod greeting;
+#[cfg(feature = "mpi")]
+pub(crate) mod identity;
 pub mod inproc;
 #[cfg(feature = "mpi")]
 mod library;

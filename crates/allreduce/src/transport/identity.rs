@@ -1,0 +1,47 @@
+//! The place of a rank in its job, which belongs to one process.
+//!
+//! A launcher of MPI tells a process by variables which rank it is, and every process that the rank starts
+//! inherits them. A second process that initialises MPI by them waits without end, or takes the rank's place
+//! in the job. Parentage does not tell them apart: between the launcher and a rank may be shells, `env`,
+//! debuggers and containers, and a child may come before its parent. So the first process that begins is the
+//! rank, and any other gets an error while that one lives. Programs that follow each other may be a rank one
+//! after the other, as Open MPI 5 allows.
+
+use parking_lot::Mutex;
+
+use ringpull_base::claim::{self, Claim};
+use ringpull_base::config::{self, Identity};
+use ringpull_base::{Error, Result};
+
+/// Takes this process's place in its job, before MPI is touched. An error in a process that has only inherited
+/// it.
+pub(crate) fn take(library: &str) -> Result<()> {
+    static TAKEN: Mutex<Option<Claim>> = Mutex::new(None);
+    let mut taken = TAKEN.lock();
+    let Some(identity) = config::identity(library).filter(|_| taken.is_none()) else { return Ok(()) };
+    let Some(name) = &identity.name else {
+        let own = std::process::id();
+        let what =
+            format!("PMI_FD names no connection in this process (pid {own}): it is a child of rank {}", identity.rank);
+        return Err(inherited(&identity, what));
+    };
+    match Claim::take(name) {
+        Ok(claim) => {
+            *taken = claim;
+            Ok(())
+        }
+        Err(holder) => {
+            let (rank, own, other) = (&identity.rank, std::process::id(), claim::in_words(holder));
+            let what = if claim::is_ancestor(holder) {
+                format!("this process (pid {own}) is a child of rank {rank}, {other}")
+            } else {
+                format!("rank {rank} is {other} already, not this process (pid {own})")
+            };
+            Err(inherited(&identity, what))
+        }
+    }
+}
+
+fn inherited(identity: &Identity, what: String) -> Error {
+    Error::Inherited { what, variables: identity.variables.to_owned() }
+}

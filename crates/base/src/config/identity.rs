@@ -1,0 +1,85 @@
+//! What a launcher of MPI says a process is, in variables that the process's children inherit.
+
+use super::variables::text;
+
+/// A process's place in a job of MPI.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// A name that no other rank of this host has; `None` if the connection to the launcher that the variables
+    /// name is not open in this process.
+    pub name: Option<String>,
+    /// The rank's number.
+    pub rank: String,
+    /// How the variables begin without which a process is no rank.
+    pub variables: &'static str,
+}
+
+/// Those of Open MPI, and of other libraries that use PMIx.
+const PMIX: &str = "OMPI_, PMIX_ or PRTE_";
+/// Those of MPICH and Intel MPI.
+const PMI: &str = "PMI_";
+
+/// What the launcher's variables make this process for the library of MPI named `library`; `None` if it is no
+/// rank, or of a launcher whose ranks cannot be distinguished.
+///
+/// Launchers may be nested, and variables of an outer one are there too: each library goes by its own.
+pub fn identity(library: &str) -> Option<Identity> {
+    of_variables(library, text, |descriptor| {
+        let link = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()?;
+        Some(link.to_str()?.strip_prefix("socket:")?.to_owned())
+    })
+}
+
+/// `socket` says which socket a descriptor is, if it is one.
+fn of_variables(
+    library: &str,
+    text: impl Fn(&str) -> Option<String>,
+    socket: impl Fn(&str) -> Option<String>,
+) -> Option<Identity> {
+    let by_pmix = || {
+        let (job, rank) = (text("PMIX_NAMESPACE")?, text("PMIX_RANK")?);
+        Some(Identity { name: Some(format!("pmix {job} {rank}")), rank, variables: PMIX })
+    };
+    let by_socket = || {
+        let name = socket(&text("PMI_FD")?).map(|socket| format!("pmi {socket}"));
+        let rank = text("PMI_RANK").or_else(|| text("PMI_ID"))?;
+        Some(Identity { name, rank, variables: PMI })
+    };
+    let by_port = || {
+        let (port, rank) = (text("PMI_PORT")?, text("PMI_ID")?);
+        Some(Identity { name: Some(format!("pmi {port} {rank}")), rank, variables: PMI })
+    };
+    if library.starts_with("Open MPI") { by_pmix() } else { by_socket().or_else(by_port).or_else(by_pmix) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_goes_by_the_variables_of_its_own_launcher() {
+        let of = |library: &str, variables: &[(&str, &str)]| {
+            let text =
+                |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            of_variables(library, text, |descriptor| (descriptor == "6").then(|| "[25064]".to_owned()))
+        };
+        let named = |library: &str, variables: &[(&str, &str)]| of(library, variables).and_then(|found| found.name);
+        let pmix = [("PMIX_NAMESPACE", "prterun-h-12@1"), ("PMIX_RANK", "3")];
+        let pmi = [("PMI_FD", "6"), ("PMI_RANK", "1")];
+        let both = [pmix, pmi].concat();
+        for (library, variables, name) in [
+            ("Open MPI 5.0.11", &pmix[..], Some("pmix prterun-h-12@1 3")),
+            ("Open MPI 5.0.11", &both, Some("pmix prterun-h-12@1 3")),
+            ("Open MPI 5.0.11", &pmi, None),
+            ("MPICH 4.0.2", &both, Some("pmi [25064]")),
+            ("MPICH 5.0.2", &pmix, Some("pmix prterun-h-12@1 3")),
+            ("MPICH 4.0.2", &[("PMI_PORT", "h:4711"), ("PMI_ID", "2")], Some("pmi h:4711 2")),
+            ("MPICH 4.0.2", &[], None),
+        ] {
+            assert_eq!(named(library, variables).as_deref(), name, "{library} {variables:?}");
+        }
+        // A child that has lost the connection is no rank either.
+        let lost = of("MPICH 4.0.2", &[("PMI_FD", "7"), ("PMI_RANK", "1")]).unwrap();
+        assert_eq!((lost.name, &*lost.rank), (None, "1"));
+    }
+}
