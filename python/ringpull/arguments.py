@@ -60,19 +60,3 @@ def _for_each(ids: list[Any], count: int, key: Any) -> list[Any]:
 def listed(value: Any) -> list[Any]:
     """The value as a list of values."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-_DTYPES = {
-    "float32": "f32",
-    "float64": "f64",
-    "float16": "f16",
-    "int8": "i8",
-    "uint8": "u8",
-    "int32": "i32",
-    "int64": "i64",
-}
-
-
-def dtype_name(name: str) -> str:
-    """The stores' name of an element type that NumPy calls so, or NumPy's where no store has it."""
-    return _DTYPES.get(name, name)

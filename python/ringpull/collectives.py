@@ -116,38 +116,52 @@ def _is_torch(array: Array) -> bool:
     return type(array).__module__.partition(".")[0] == "torch"
 
 
-def _travels(array: Array) -> Array:
-    """The array as stores take it: without its history, and truth values as bytes."""
+#: The types of PyTorch that every version of it can say to other libraries.
+_OF_DLPACK = {"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "complex32", "complex64", "complex128"}
+
+
+def _travels(array: Array, is_written: bool = False) -> Array:
+    """The array as stores take it: without its history, and under its own name where its library cannot say its
+    element type to others."""
     if _is_torch(array):
         import torch
 
         array = array.detach()
-        return array.view(torch.uint8) if array.dtype == torch.bool else array
+        if not is_written:
+            array = array.resolve_conj().resolve_neg()
+        name = str(array.dtype).partition(".")[2]
+        if name in _OF_DLPACK:
+            return array
+        # An error for a type that does not travel.
+        _native.Named(array, name)
+        same_length = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return _native.Named(array.view(same_length[array.element_size()]), name)
     import numpy
 
-    if isinstance(array, (numpy.ndarray, numpy.generic)) and array.dtype == numpy.bool_:
-        return array.view(numpy.uint8)
+    # Types of ml_dtypes, which JAX uses.
+    if isinstance(array, numpy.ndarray) and array.dtype.kind == "V" and array.dtype.names is None:
+        return _native.Named(array.view(f"i{array.dtype.itemsize}"), array.dtype.name)
     return array
 
 
 def _like(array: Array, made: _native.Array | None) -> Array:
-    """A result as an array of the library and the element type of ``array``."""
+    """A result as an array of the library and the element type of ``array``. Elements of a type that the buffer
+    protocol does not have, or stores do not, came as several of another in one more dimension."""
     import numpy
 
-    found = numpy.asarray(made)
+    found: Any = numpy.asarray(made)
+    dtype = getattr(array, "dtype", None)
     if _is_torch(array):
         import torch
 
-        tensor = torch.from_numpy(found)
-        if array.dtype == torch.bfloat16:
-            return tensor.view(torch.bfloat16).reshape(found.shape[:-1])
-        return tensor.view(torch.bool) if array.dtype == torch.bool else tensor
-    dtype = getattr(array, "dtype", None)
-    if isinstance(array, (numpy.ndarray, numpy.generic)) and dtype == numpy.bool_:
-        return found.view(numpy.bool_)
-    if str(dtype) == "bfloat16":
-        return found.view(dtype).reshape(found.shape[:-1])
-    return found
+        found = torch.from_numpy(found)
+    elif dtype is None or not isinstance(dtype, numpy.dtype):
+        return found
+    if found.dtype == dtype:
+        return found
+    is_longer = found.dtype.itemsize != dtype.itemsize if not _is_torch(array) else found.element_size() != array.element_size()
+    found = found.view(dtype)
+    return found.reshape(found.shape[:-1]) if is_longer else found
 
 
 class Communicator:
@@ -158,9 +172,12 @@ class Communicator:
     return an :class:`Operation` at once.
 
     Arrays are anything with the buffer protocol or DLPack in host memory, contiguous: NumPy arrays, torch tensors, JAX arrays as
-    inputs. They are borrowed, not copied. Without ``out`` the result is a new array: a torch tensor for a torch tensor, else NumPy's. Element
-    types are ``float32``, ``float64``, ``float16``, ``bfloat16``, ``int8``, ``uint8``, ``int32`` and ``int64``; ``bool`` travels, too, but is not
-    reduced.
+    inputs. They are borrowed, not copied. Without ``out`` the result is a new array: a torch tensor for a torch tensor, else NumPy's.
+
+    Element types are ``float32``, ``float64``, ``float16``, ``bfloat16``, ``int8``, ``uint8``, ``int32`` and ``int64``, by every reduction.
+    ``complex32``, ``complex64`` and ``complex128`` have sums and averages; ``uint32`` and ``uint64`` sums and products, without factors; ``bool``
+    has ``max``, which is or, and ``min`` and ``product``, which are and. ``int16``, ``uint16`` and the kinds of ``float8`` only travel: cast
+    them to be reduced.
 
     Where calls do not fit together, ``wait`` raises :class:`ringpull.DisagreementError` for that operation on every rank of the communicator, once
     all have called it, and the job goes on. Only in a sequence that has repeated itself, and goes on without messages, it is an error of the
@@ -234,7 +251,7 @@ class Communicator:
         ``postscale``. An average of integers is rounded towards zero. A higher ``priority`` leaves earlier.
         """
         options = _options(name, priority, prescale, postscale)
-        return _operation(array, out, self._native.allreduce(_travels(array), op, _out(out), options))
+        return _alike(array, out, self._native.allreduce(_travels(array), op, _out(out), options))
 
     def grouped_allreduce(
         self,
@@ -315,7 +332,7 @@ class Communicator:
     ) -> Operation[Any]:
         """The array of rank ``root`` on every rank; with ``out=array`` in place. All have one shape and dtype."""
         options = _options(name, priority)
-        return _operation(array, out, self._native.broadcast(_travels(array), root, _out(out), options))
+        return _alike(array, out, self._native.broadcast(_travels(array), root, _out(out), options))
 
     def barrier(self) -> None:
         """Returns when every rank of the communicator has called it."""
@@ -336,7 +353,7 @@ class Communicator:
         Receives take messages in the order of the calls, those from any rank too. Of several ranks that have sent, the one whose message is taken
         is that which rank 0 of the job heard of first.
         """
-        return Receive(self._native.recv(_travels(out), source, tag), out)
+        return Receive(self._native.recv(_out(out), source, tag), out)
 
     def join(self) -> int:
         """To be called by a rank that has no data left: until every rank of the job has joined it adds zeros to the sums and averages of others.
@@ -373,7 +390,7 @@ def _list(lengths: Sequence[int] | None) -> list[int] | None:
 
 
 def _out(out: Array) -> Array:
-    return None if out is None else _travels(out)
+    return None if out is None else _travels(out, is_written=True)
 
 
 def _result(array: Array, out: Array, made: _native.Array | None) -> Array:
@@ -382,6 +399,18 @@ def _result(array: Array, out: Array, made: _native.Array | None) -> Array:
 
 def _operation(array: Array, out: Array, called: _native.Called) -> Operation[Any]:
     return Operation(called, lambda made, _taken: _result(array, out, made))
+
+
+def _alike(array: Array, out: Array, called: _native.Called) -> Operation[Any]:
+    """An operation whose result has the array's shape."""
+
+    def result(made: Any, _taken: Any) -> Any:
+        found = _result(array, out, made)
+        shape = getattr(array, "shape", None)
+        # A scalar of several elements came as a row.
+        return found.reshape(shape) if out is None and shape == () and found.shape != () else found
+
+    return Operation(called, result)
 
 
 def communicator(timeout: float | None = None) -> Communicator:

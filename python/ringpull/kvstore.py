@@ -309,4 +309,4 @@ def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
 
     kind = numpy.dtype(dtype)
     lens = [int(shape)] if isinstance(shape, int) else [int(length) for length in shape]
-    return numpy.asarray(_native.Array(lens, arguments.dtype_name(kind.name)))
+    return numpy.asarray(_native.Array(lens, kind.name))

@@ -10,7 +10,7 @@ use ringpull_base::config::Config;
 use ringpull_base::{DType, Reduction, Result, Tensor};
 
 use crate::array::Array;
-use crate::errors::raise;
+use crate::errors::{argument, raise};
 use crate::foreign::{Access, Foreign};
 use crate::store::{interruptible, key_of, serve_if_it_is_one};
 
@@ -125,15 +125,24 @@ impl Called {
     }
 }
 
-/// The tensors of a call: the input, and the output if there is one, which may be the input.
+/// The tensors of a call: the input, and the output if there is one, which may be the input. `reduced`: the
+/// call in words, by what its input is reduced, and whether there are factors.
 fn tensors(
     py: Python<'_>,
     array: &Bound<'_, PyAny>,
     out: Option<&Bound<'_, PyAny>>,
+    reduced: Option<(String, Reduction, bool)>,
 ) -> PyResult<(Tensor, Option<Tensor>)> {
     let input = Foreign::of(array, Access::Read, None)?;
+    if let Some((what, reduction, is_scaled)) = reduced {
+        input.element().check(&what, reduction, is_scaled).map_err(|error| raise(py, &error))?;
+    }
     let Some(out) = out else { return Ok((input.into_tensor(py)?, None)) };
     let out = Foreign::of(out, Access::Write, None)?;
+    if out.element() != input.element() {
+        let what = format!("an output of {} for an input of {}", out.element().name, input.element().name);
+        return Err(argument(py, what, "give an output of the input's dtype"));
+    }
     if out.is_same(&input) {
         let out = out.into_tensor(py)?;
         return Ok((out.clone(), Some(out)));
@@ -154,6 +163,18 @@ struct Options<'py> {
 }
 
 impl Options<'_> {
+    /// The call in words, with the name that the program gave it: front ends put the operation's before it.
+    fn in_words(&self, operation: &str) -> String {
+        let name = self.name.as_ref().map(|name| name.to_string());
+        let name = name.map(|name| name.strip_prefix(&format!("{operation}.")).unwrap_or(&name).to_owned());
+        name.map_or_else(|| operation.to_owned(), |name| format!("{operation} of {name}"))
+    }
+
+    /// What is checked of a reduction.
+    fn reduced(&self, operation: &str, reduction: Reduction) -> Option<(String, Reduction, bool)> {
+        Some((self.in_words(operation), reduction, self.prescale != 1.0 || self.postscale != 1.0))
+    }
+
     fn with(&self, out: Option<&Tensor>) -> PyResult<CallOptions> {
         let name = self.name.as_ref().map(key_of).transpose()?;
         Ok(CallOptions {
@@ -174,9 +195,10 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
         options: &Options<'_>,
+        reduced: Option<(String, Reduction, bool)>,
         work: impl FnOnce(&ringpull::Communicator, &Tensor, &CallOptions) -> Result<Under> + Send,
     ) -> PyResult<Called> {
-        let (input, output) = tensors(py, array, out)?;
+        let (input, output) = tensors(py, array, out, reduced)?;
         let options = options.with(output.as_ref())?;
         let under = interruptible(py, || work(&self.0, &input, &options))?;
         let has_output = output.is_some();
@@ -265,7 +287,8 @@ impl Communicator {
         options: Options<'_>,
     ) -> PyResult<Called> {
         let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
-        self.call(py, array, out, &options, |comm, input, options| {
+        let reduced = options.reduced("allreduce", reduction);
+        self.call(py, array, out, &options, reduced, |comm, input, options| {
             comm.allreduce(input, reduction, options).map(Under::Tensor)
         })
     }
@@ -280,7 +303,8 @@ impl Communicator {
         options: Options<'_>,
     ) -> PyResult<Called> {
         let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
-        self.call(py, array, out, &options, |comm, input, options| {
+        let reduced = options.reduced("reduce_scatter", reduction);
+        self.call(py, array, out, &options, reduced, |comm, input, options| {
             comm.reduce_scatter(input, reduction, lens.as_deref(), options).map(Under::Tensor)
         })
     }
@@ -293,7 +317,7 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         options: Options<'_>,
     ) -> PyResult<Called> {
-        self.call(py, array, out, &options, |comm, input, options| {
+        self.call(py, array, out, &options, None, |comm, input, options| {
             comm.allgather(input, lens.as_deref(), options).map(Under::Tensor)
         })
     }
@@ -307,7 +331,7 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         options: Options<'_>,
     ) -> PyResult<Called> {
-        self.call(py, array, out, &options, |comm, input, options| {
+        self.call(py, array, out, &options, None, |comm, input, options| {
             comm.alltoall(input, splits.as_deref(), taken.as_deref(), options).map(Under::Blocks)
         })
     }
@@ -320,7 +344,7 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         options: Options<'_>,
     ) -> PyResult<Called> {
-        self.call(py, array, out, &options, |comm, input, options| {
+        self.call(py, array, out, &options, None, |comm, input, options| {
             comm.broadcast(input, root, options).map(Under::Tensor)
         })
     }

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 
-use ringpull_base::DType;
+use ringpull_base::ElementType;
 use ringpull_device as device;
 
 pub(crate) const NAME: &CStr = c"dltensor";
@@ -77,10 +77,10 @@ pub(crate) struct Versioned {
 }
 
 impl DlTensor {
-    /// The element type, if a store has it.
-    pub(crate) fn dtype(&self) -> Option<DType> {
+    /// The element type, if tensors of it travel.
+    pub(crate) fn element(&self) -> Option<&'static ElementType> {
         let DataType { code, bits, lanes } = self.dtype;
-        DType::ALL.into_iter().find(|dtype| lanes == 1 && (code, bits) == code_of(*dtype))
+        ElementType::of_dlpack(code, bits.into()).filter(|_| lanes == 1)
     }
 
     /// The lengths of the dimensions.
@@ -108,15 +108,4 @@ unsafe fn numbers(start: *const i64, count: i32) -> Vec<i64> {
     }
     // SAFETY: the callers' promise.
     unsafe { std::slice::from_raw_parts(start, count as usize) }.to_vec()
-}
-
-/// DLPack's code and bits of an element type.
-pub(crate) fn code_of(dtype: DType) -> (u8, u8) {
-    let bits = 8 * dtype.size_bytes() as u8;
-    match dtype {
-        DType::I8 | DType::I32 | DType::I64 => (0, bits),
-        DType::U8 => (1, bits),
-        DType::F16 | DType::F32 | DType::F64 => (2, bits),
-        DType::BF16 => (4, bits),
-    }
 }

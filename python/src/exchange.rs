@@ -17,15 +17,24 @@ use crate::errors::argument;
 use crate::foreign::{Access, Foreign};
 
 /// The memory of outputs, each once.
-pub(crate) fn outputs(objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyResult<Vec<Foreign>> {
+pub(crate) fn outputs(
+    key: &Key,
+    objects: &[Bound<'_, PyAny>],
+    devices: Option<&Arc<Devices>>,
+) -> PyResult<Vec<Foreign>> {
     let mut outs = Vec::new();
-    objects.iter().try_for_each(|object| place(&mut outs, object, devices).map(drop))?;
+    objects.iter().try_for_each(|object| place(key, &mut outs, object, devices).map(drop))?;
     Ok(outs)
 }
 
 /// The index of the object's memory among `outs`, to which it is added if it is not there yet.
-fn place(outs: &mut Vec<Foreign>, object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>) -> PyResult<usize> {
-    let foreign = Foreign::of(object, Access::Write, devices)?;
+fn place(
+    key: &Key,
+    outs: &mut Vec<Foreign>,
+    object: &Bound<'_, PyAny>,
+    devices: Option<&Arc<Devices>>,
+) -> PyResult<usize> {
+    let foreign = Foreign::of_value(key, object, Access::Write, devices)?;
     Ok(outs.iter().position(|out| out.is_same(&foreign)).unwrap_or_else(|| {
         outs.push(foreign);
         outs.len() - 1
@@ -59,13 +68,13 @@ impl Borrowed {
     ) -> PyResult<Self> {
         let Some(outs) = outs else {
             let mut outs = Vec::with_capacity(values.len());
-            let values = values.iter().map(|value| place(&mut outs, value, devices).map(Value::Output));
+            let values = values.iter().map(|value| place(&key, &mut outs, value, devices).map(Value::Output));
             let values = values.collect::<PyResult<_>>()?;
             return Ok(Borrowed { key, values, outs });
         };
-        let outs = outputs(outs, devices)?;
+        let outs = outputs(&key, outs, devices)?;
         let values = values.iter().map(|value| {
-            let foreign = Foreign::of(value, Access::Read, devices)?;
+            let foreign = Foreign::of_value(&key, value, Access::Read, devices)?;
             let output = outs.iter().position(|out| out.is_same(&foreign));
             Ok(output.map_or(Value::Other(foreign), Value::Output))
         });

@@ -18,7 +18,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use ringpull_base::{Buffer, DType, Tensor, TensorRef};
+use ringpull_base::{Buffer, ELEMENT_TYPES, ElementType, Key, Tensor, TensorRef};
 use ringpull_device::{Devices, Loan};
 
 use crate::dlpack::{self, DlTensor, Managed, Versioned};
@@ -84,9 +84,27 @@ enum Place {
     },
 }
 
+/// An array whose element type its library cannot say to others, seen as elements of another type with as many
+/// bytes.
+#[pyclass(frozen, module = "ringpull._native")]
+pub(crate) struct Named {
+    array: Py<PyAny>,
+    element: &'static ElementType,
+}
+
+#[pymethods]
+impl Named {
+    /// `name` is that of NumPy, PyTorch or JAX.
+    #[new]
+    fn new(py: Python<'_>, array: Py<PyAny>, name: &str) -> PyResult<Self> {
+        let element = ElementType::of_name(name).ok_or_else(|| unknown_element(py, name))?;
+        Ok(Named { array, element })
+    }
+}
+
 /// Dense elements in C order in somebody else's memory.
 pub(crate) struct Foreign {
-    dtype: DType,
+    element: &'static ElementType,
     shape: Vec<usize>,
     start: *mut u8,
     owner: Owner,
@@ -98,6 +116,14 @@ impl Foreign {
     /// Borrows the memory of `object`, which may be on `devices` if there are any.
     pub(crate) fn of(object: &Bound<'_, PyAny>, access: Access, devices: Option<&Arc<Devices>>) -> PyResult<Self> {
         let py = object.py();
+        if let Ok(named) = object.cast::<Named>() {
+            let Named { array, element } = named.get();
+            let seen = Self::of(array.bind(py), access, devices)?;
+            if seen.element.size_bytes() != element.size_bytes() {
+                return Err(argument(py, format!("{} seen as {}", element.name, seen.element.name), "see it as an integer type of its length"));
+            }
+            return Ok(Foreign { element, ..seen });
+        }
         // SAFETY: asks a live object for its type's slots.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
             match Self::by_buffer(object, access) {
@@ -114,12 +140,12 @@ impl Foreign {
             }
             let place = ready::place_of(object, devices)?;
             let capsule = ready::capsule_of(object, &place)?;
-            return Self::by_dlpack(capsule.cast::<PyCapsule>()?, access, Some(place), devices);
+            return Self::by_dlpack(object, capsule.cast::<PyCapsule>()?, access, Some(place), devices);
         }
         if object.hasattr(own_method)? {
             // MXNet waits for the work on the array first.
             let capsule = object.call_method0(own_method)?;
-            return Self::by_dlpack(capsule.cast::<PyCapsule>()?, access, None, devices);
+            return Self::by_dlpack(object, capsule.cast::<PyCapsule>()?, access, None, devices);
         }
         if object.hasattr(interface::NAME)? {
             return interface::borrowed(object, access, devices);
@@ -132,7 +158,30 @@ impl Foreign {
         ))
     }
 
-    /// A tensor over the memory. Waits until no earlier call has it, or a part of it, in a way that this
+    /// The same of a value that a store is to hold, or of an output of one.
+    pub(crate) fn of_value(
+        key: &Key,
+        object: &Bound<'_, PyAny>,
+        access: Access,
+        devices: Option<&Arc<Devices>>,
+    ) -> PyResult<Self> {
+        let foreign = Self::of(object, access, devices)?;
+        if foreign.element.is_of_stores() {
+            return Ok(foreign);
+        }
+        Err(argument(
+            object.py(),
+            format!("key {key}: a store holds no values of {}", foreign.element.name),
+            "cast it, to float32 or int32 for example; the collectives of ringpull.communicator() take it as it is",
+        ))
+    }
+
+    /// Its element type.
+    pub(crate) fn element(&self) -> &'static ElementType {
+        self.element
+    }
+
+    /// A tensor over the memory, of what travels for its elements. Waits until no earlier call has it, or a part of it, in a way that this
     /// access would get wrong; Ctrl-C ends that.
     pub(crate) fn into_tensor(self, py: Python<'_>) -> PyResult<Tensor> {
         let is_written = self.access == Access::Write;
@@ -153,12 +202,13 @@ impl Foreign {
                 // writes it meanwhile is what the methods of `KVStore` ask of their callers, and tensors over
                 // the same addresses are locked as one.
                 let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(self.owner)) };
-                Ok(Tensor::from_buffer(self.dtype, &self.shape, buffer))
+                Ok(Tensor::from_buffer(self.element.dtype, &self.element.travelling(&self.shape), buffer))
             }
             Place::Device { devices, device, stream } => {
                 // SAFETY: as above; the capsule names the device, and the stream orders what is queued on it.
                 let loan = unsafe { Loan::new(self.start as u64, len_bytes) };
-                let lent = devices.lent(device, (self.dtype, &self.shape), &loan, stream, Box::new(self.owner));
+                let shape = self.element.travelling(&self.shape);
+                let lent = devices.lent(device, (self.element.dtype, &shape), &loan, stream, Box::new(self.owner));
                 lent.map_err(|error| raise(py, &error))
             }
         }
@@ -194,11 +244,11 @@ impl Foreign {
 
     /// Whether both are the same elements.
     pub(crate) fn is_same(&self, other: &Foreign) -> bool {
-        self.len_bytes() > 0 && (self.start, self.dtype, &self.shape) == (other.start, other.dtype, &other.shape)
+        self.len_bytes() > 0 && (self.start, self.element, &self.shape) == (other.start, other.element, &other.shape)
     }
 
     fn len_bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+        self.shape.iter().product::<usize>() * self.element.size_bytes()
     }
 
     fn by_buffer(object: &Bound<'_, PyAny>, access: Access) -> PyResult<Self> {
@@ -233,18 +283,20 @@ impl Foreign {
             unsafe { CStr::from_ptr(view.format) }
         };
         let size = view.itemsize as usize;
-        let Some(dtype) = dtype_of(format.to_bytes(), size) else {
-            return Err(unknown_dtype(py, &format!("of format {:?}", format.to_string_lossy())));
+        let format = format.to_string_lossy();
+        let Some(element) = ElementType::of_format(&format, size) else {
+            return Err(unknown_dtype(object, &format!("format {format:?}")));
         };
         let shape: Vec<usize> = shape.into_iter().map(|len| len as usize).collect();
         let strides: Vec<i64> = strides.into_iter().map(|bytes| (bytes / size as isize) as i64).collect();
         let start = view.buf.cast::<u8>();
-        Self::checked(py, Foreign { dtype, shape, start, owner, place: Place::Host, access }, Some(&strides))
+        Self::checked(py, Foreign { element, shape, start, owner, place: Place::Host, access }, Some(&strides))
     }
 
     /// `place` is where the object says that its memory is; `None` if it leaves that to the capsule, as
     /// MXNet's arrays do.
     fn by_dlpack(
+        object: &Bound<'_, PyAny>,
         capsule: &Bound<'_, PyCapsule>,
         access: Access,
         place: Option<Place>,
@@ -292,19 +344,19 @@ impl Foreign {
         if read_only && access == Access::Write {
             return Err(argument(py, "a read-only tensor as an output", "give a writable tensor"));
         }
-        let Some(dtype) = tensor.dtype() else {
+        let Some(element) = tensor.element() else {
             let (code, bits) = (tensor.dtype.code, tensor.dtype.bits);
-            return Err(unknown_dtype(py, &format!("of DLPack type code {code} with {bits} bits")));
+            return Err(unknown_dtype(object, &format!("DLPack's type code {code} with {bits} bits")));
         };
         // SAFETY: DLPack promises `ndim` numbers at each.
         let (shape, strides) = unsafe { (tensor.shape(), tensor.strides()) };
         let start = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize);
-        Self::checked(py, Foreign { dtype, shape, start, owner, place, access }, strides.as_deref())
+        Self::checked(py, Foreign { element, shape, start, owner, place, access }, strides.as_deref())
     }
 
     fn checked(py: Python<'_>, foreign: Foreign, strides: Option<&[i64]>) -> PyResult<Self> {
         // A producer may say anything, negative lengths too; what follows multiplies them.
-        foreign.dtype.len_bytes(&foreign.shape).map_err(|error| raise(py, &error))?;
+        foreign.element.dtype.len_bytes(&foreign.element.travelling(&foreign.shape)).map_err(|error| raise(py, &error))?;
         if let Some(strides) = strides
             && !is_c_order(&foreign.shape, strides)
         {
@@ -314,7 +366,7 @@ impl Foreign {
                 "give contiguous tensors: numpy.ascontiguousarray(x), x.contiguous()",
             ));
         }
-        if foreign.len_bytes() > 0 && !(foreign.start as usize).is_multiple_of(foreign.dtype.size_bytes()) {
+        if foreign.len_bytes() > 0 && !(foreign.start as usize).is_multiple_of(foreign.element.dtype.size_bytes()) {
             return Err(argument(py, "a tensor whose elements are not aligned", "give a copy of it"));
         }
         Ok(foreign)
@@ -346,26 +398,15 @@ fn is_c_order(shape: &[usize], strides: &[i64]) -> bool {
     })
 }
 
-/// The element type of a format of the `struct` module in native byte order.
-fn dtype_of(format: &[u8], size: usize) -> Option<DType> {
-    let format = match format {
-        [b'@' | b'=' | b'<', rest @ ..] => rest,
-        other => other,
-    };
-    let dtype = match format {
-        b"e" => DType::F16,
-        b"f" => DType::F32,
-        b"d" => DType::F64,
-        b"b" => DType::I8,
-        b"B" => DType::U8,
-        b"i" | b"l" | b"q" if size == 4 => DType::I32,
-        b"i" | b"l" | b"q" if size == 8 => DType::I64,
-        _ => return None,
-    };
-    (dtype.size_bytes() == size).then_some(dtype)
+/// The error for a tensor of a type that is not in the table: by the name that its library has for it, or else
+/// `otherwise`.
+fn unknown_dtype(object: &Bound<'_, PyAny>, otherwise: &str) -> PyErr {
+    let named = object.getattr("dtype").and_then(|dtype| Ok(dtype.str()?.to_string())).ok();
+    let named = named.map(|name| name.strip_prefix("torch.").unwrap_or(&name).to_owned());
+    unknown_element(object.py(), named.as_deref().unwrap_or(otherwise))
 }
 
-fn unknown_dtype(py: Python<'_>, what: &str) -> PyErr {
-    let names = DType::ALL.map(DType::name).join(", ");
-    argument(py, format!("a tensor {what}, which no store sums"), format!("the dtypes are {names}"))
+fn unknown_element(py: Python<'_>, name: &str) -> PyErr {
+    let names: Vec<&str> = ELEMENT_TYPES.iter().map(|element| element.name).collect();
+    argument(py, format!("a tensor of {name}, which does not travel"), format!("the element types are {}", names.join(", ")))
 }

@@ -137,6 +137,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bench::RustIterations>()?;
     module.add_class::<handle::Handle>()?;
     module.add_class::<array::Array>()?;
+    module.add_class::<foreign::Named>()?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<communicator::Called>()?;
     module.add_class::<dependency::DependencyEngine>()

@@ -230,7 +230,8 @@ impl Store {
     #[pyo3(signature = (key, value, row_sparse=false))]
     fn init(&self, py: Python<'_>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>, row_sparse: bool) -> PyResult<()> {
         self.reporting(py, |store| {
-            let (key, value) = (key_of(key)?, Foreign::of(value, Access::Read, store.devices())?.into_tensor(py)?);
+            let key = key_of(key)?;
+            let value = Foreign::of_value(&key, value, Access::Read, store.devices())?.into_tensor(py)?;
             detached(
                 py,
                 store,
@@ -252,7 +253,7 @@ impl Store {
         self.reporting(py, |store| {
             let (key, devices) = (key_of(key)?, store.devices());
             let tensors = values.iter().map(|value| {
-                let foreign = Foreign::of(value, Access::Read, devices)?;
+                let foreign = Foreign::of_value(&key, value, Access::Read, devices)?;
                 // In host memory several values are summed before the call returns, so only a single one has
                 // to be copied.
                 if values.len() == 1 || devices.is_some() { foreign.copied(py) } else { foreign.into_tensor(py) }
@@ -291,7 +292,7 @@ impl Store {
     fn pull(&self, py: Python<'_>, key: &Bound<'_, PyAny>, outs: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
         self.reporting(py, |store| {
             let (key, devices) = (key_of(key)?, store.devices());
-            let outs = outputs(&outs, devices)?.into_iter().map(|out| out.into_tensor(py));
+            let outs = outputs(&key, &outs, devices)?.into_iter().map(|out| out.into_tensor(py));
             let outs = outs.collect::<PyResult<Vec<Tensor>>>()?;
             detached(py, store, |store| {
                 store.pull(key, &outs, priority)?;
@@ -312,7 +313,7 @@ impl Store {
         self.reporting(py, |store| {
             let key = key_of(key)?;
             let rows = values.into_iter().map(|(ids, rows)| {
-                let rows = Foreign::of(&rows, Access::Read, None)?.into_tensor(py)?;
+                let rows = Foreign::of_value(&key, &rows, Access::Read, None)?.into_tensor(py)?;
                 RowSparse::new(&shape, &ids, rows).map_err(|error| raise(py, &error))
             });
             let rows = rows.collect::<PyResult<Vec<_>>>()?;
@@ -330,7 +331,8 @@ impl Store {
         priority: i32,
     ) -> PyResult<()> {
         self.reporting(py, |store| {
-            let (key, out) = (key_of(key)?, Foreign::of(out, Access::Write, None)?.into_tensor(py)?);
+            let key = key_of(key)?;
+            let out = Foreign::of_value(&key, out, Access::Write, None)?.into_tensor(py)?;
             detached(py, store, |store| pull_rows(store, &key, &ids, &out, priority))
         })
     }

@@ -1,7 +1,7 @@
 """Communicators under `mpirun`, in shared memory and by messages."""
 
 import pytest
-from ranks import FOUR, all_done, job, mpi
+from ranks import FOUR, HERE, all_done, job, mpi, well
 
 WHERE = {"shared": "1", "apart": "0"}
 
@@ -78,3 +78,8 @@ def test_whoever_waits_is_told_what_went_wrong(fault):
     done = mpi(3, "-c", PROGRAM.replace("WHAT", what), RINGPULL_TIMEOUT=20 if name == "DeadlockError" else 2, deadline=50)
     for rank in waiting:
         assert done.ranks[rank].out.startswith(name) and words in done.ranks[rank].out, f"{done}"
+
+
+def test_every_element_type_travels_and_is_reduced_where_that_makes_sense():
+    done = well(mpi(2, HERE / "jobs/element_types.py"))
+    assert [printed.out for printed in done.ranks] == ["rank 0 is done\n", "rank 1 is done\n"], f"{done}"

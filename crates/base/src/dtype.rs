@@ -6,8 +6,8 @@ use std::str::FromStr;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::named::named;
+use crate::{ElementType, Error};
 
 named! {
     /// An element type.
@@ -75,7 +75,9 @@ impl FromStr for DType {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self, Error> {
-        DType::of_name(name).ok_or_else(|| {
+        // By the name that it has here, or in NumPy.
+        let of_numpy = || ElementType::of_name(name).and_then(ElementType::as_dtype);
+        DType::of_name(name).or_else(of_numpy).ok_or_else(|| {
             let names = DType::ALL.map(DType::name).join(", ");
             Error::argument(format!("unknown dtype {name:?}"), format!("the dtypes are {names}"))
         })

@@ -2,7 +2,7 @@
 //! error are.
 //!
 //! - [`Key`], [`Kind`], [`DType`], [`Reduction`], [`AlgorithmChoice`], [`Error`]: the words of the KVStore's
-//!   contract;
+//!   contract; [`ElementType`]: of which other types tensors may be that travel;
 //! - [`Buffer`]: bytes, in the memory that ranks of a host share, if they can ([`buffer`]); [`Tensor`]: a
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
@@ -19,6 +19,7 @@ pub mod buffer;
 pub mod claim;
 pub mod config;
 mod dtype;
+mod element;
 mod error;
 pub mod file_limit;
 pub mod files;
@@ -48,6 +49,7 @@ pub mod waits;
 pub use algorithm::{Algorithm, AlgorithmChoice};
 pub use buffer::Buffer;
 pub use dtype::{DType, Element};
+pub use element::{Arithmetic, ELEMENT_TYPES, ElementType};
 pub use error::{Error, INIT_ALIKE, OnFault, Result, after_error};
 #[doc(hidden)]
 pub use half;

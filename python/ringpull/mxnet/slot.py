@@ -13,14 +13,14 @@ import mxnet
 import numpy
 from mxnet.base import _LIB, check_call
 
-from .. import _native, arguments
+from .. import _native
 
 _engine = _native.DependencyEngine(ctypes.cast(_LIB.MXEnginePushAsyncND, ctypes.c_void_p).value or 0)
 
 
 def dtype_name(array: Any) -> str:
-    """The store's name of an array's element type, or MXNet's where no store has it."""
-    return arguments.dtype_name(numpy.dtype(array.dtype).name)
+    """The name of an array's element type."""
+    return numpy.dtype(array.dtype).name
 
 
 class Slot:

@@ -21,7 +21,6 @@ from .tensors import (
     flat_of,
     joined,
     lengths_of,
-    moved,
     one_list_of,
     one_of,
     outputs_of,
@@ -175,7 +174,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         op, _ = op_of(opts)
         if tensor.is_floating_point() or tensor.is_complex():
             raise refused(op, tensor.dtype, "SUM, AVG, PRODUCT, MIN and MAX")
-        flat = moved(tensor)
+        flat = flat_of(tensor)
         rows = flat.new_empty(self._comm.size, flat.numel())
 
         def deliver() -> None:
@@ -223,7 +222,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """The tensor of rank ``opts.rootRank`` on every rank."""
         tensor = one_of(tensors)
         root = opts if isinstance(opts, int) else opts.rootRank
-        flat = moved(tensor, is_read=root == self._comm.rank)
+        flat = flat_of(tensor, is_read=root == self._comm.rank)
         deliver = nothing if root == self._comm.rank else lambda: back(tensor, flat)
         return self._work("broadcast", lambda: [self._comm.broadcast(flat, root, out=flat)], [tensor], deliver, opts)
 
@@ -232,7 +231,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         outputs, tensor = list(one_list_of(output_lists)), one_of(inputs)
         check_types("all_gather", outputs, tensor)
         row, deliver = outputs_of(outputs)
-        return self._gathered("all_gather", moved(tensor), row, lengths_of(outputs), outputs, deliver, opts)
+        return self._gathered("all_gather", flat_of(tensor), row, lengths_of(outputs), outputs, deliver, opts)
 
     def _gathered(self, name: str, flat: torch.Tensor, out: torch.Tensor, lengths: list[int], *more: Any) -> Work:
         flat, (results, deliver, opts) = apart(flat, out), more
@@ -252,7 +251,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor on every rank, one behind the other in ``output``."""
         name = "all_gather_into_tensor"
         check_types(name, [output], tensor)
-        flat, out = moved(tensor), moved(output, is_read=False)
+        flat, out = flat_of(tensor), flat_of(output, is_read=False)
         lengths = [flat.numel()] * self._comm.size
         return self._gathered(name, flat, out, lengths, [output], lambda: back(output, out), opts)
 
@@ -279,16 +278,13 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _scattered(self, name: str, output: torch.Tensor, whole: torch.Tensor, counts: list[int], opts: Any) -> Work:
         check_types(name, [output], whole)
         how = Sum(whole, opts)
-        lengths = [count * (2 if output.is_complex() else 1) for count in counts]
         # The output itself if the sum can be written there.
         mine = flat_of(output, is_read=False)
-        if mine.dtype == torch.bool:
-            mine = mine.view(torch.uint8)
         if mine.dtype != how.flat.dtype or share_memory(mine, how.flat):
             mine = torch.empty_like(mine, dtype=how.flat.dtype)
         return self._work(
             name,
-            lambda: [self._comm.reduce_scatter(how.flat, how.reduction, lengths, out=mine, prescale=how.prescale)],
+            lambda: [self._comm.reduce_scatter(how.flat, how.reduction, counts, out=mine, prescale=how.prescale)],
             [output],
             lambda: how.back(output, mine),
             opts,
@@ -317,7 +313,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def gather(self, output_lists: Any, inputs: Any, opts: Any) -> Work:
         """Every rank's tensor on rank ``opts.rootRank``."""
         tensor, root, size = one_of(inputs), opts.rootRank, self._comm.size
-        flat = moved(tensor)
+        flat = flat_of(tensor)
         given = [flat.numel() if rank == root else 0 for rank in range(size)]
         if root != self._comm.rank:
             return self._exchanged("gather", flat, given, flat.new_empty(0), [0] * size, [], nothing, opts)
@@ -336,7 +332,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> Work:
         """Rank ``opts.rootRank``'s tensor for each rank."""
         output, root, size = one_of(outputs), opts.rootRank, self._comm.size
-        out = moved(output, is_read=False)
+        out = flat_of(output, is_read=False)
         taken = [out.numel() if rank == root else 0 for rank in range(size)]
         if root == self._comm.rank:
             inputs = list(one_list_of(input_lists))
@@ -364,7 +360,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """``input_splits[r]`` rows for rank r, ``output_splits[r]`` from it; without splits equally many."""
         check_types("all_to_all_single", [output], tensor)
-        row, out = moved(tensor), moved(output, is_read=False)
+        row, out = flat_of(tensor), flat_of(output, is_read=False)
         given, taken = self._rows(tensor, row, input_splits), self._rows(output, out, output_splits)
         return self._exchanged("all_to_all_single", row, given, out, taken, [output], lambda: back(output, out), opts)
 
@@ -400,7 +396,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
         """Sends a tensor to a rank, which receives it."""
-        flat = moved(one_of(tensors))
+        flat = flat_of(one_of(tensors))
         return self._work("send", lambda: [self._comm.send(flat, to, tag)], [])
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
@@ -413,7 +409,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _received(self, tensors: Any, source: int | None, tag: int) -> Work:
         tensor = one_of(tensors)
-        flat = moved(tensor, is_read=False)
+        flat = flat_of(tensor, is_read=False)
         return self._work("recv", lambda: [self._comm.recv(flat, source, tag)], [tensor], lambda: back(tensor, flat))
 
     recvAnysource = recv_anysource  # noqa: N815

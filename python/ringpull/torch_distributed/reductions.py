@@ -9,7 +9,7 @@ import torch
 import torch.distributed
 
 from ..errors import KVStoreError, UnsupportedError
-from .tensors import NATIVE, back, flat_of
+from .tensors import back, flat_of
 
 __all__ = ["BITWISE", "Sum", "op_of", "refused"]
 
@@ -71,15 +71,13 @@ class Sum:
         if dtype == torch.bool:
             if name not in _OF_TRUTH:
                 raise refused(name, dtype, ", ".join(_OF_TRUTH))
-            self.reduction, self.flat = _OF_TRUTH[name], self.flat.view(torch.uint8)
+            self.reduction = _OF_TRUTH[name]
             return
         if name in BITWISE:
             raise refused(name, dtype, ", ".join(_REDUCTIONS))
         self.reduction = _REDUCTIONS[name]
         if self.flat.dtype in _WIDER:
             self.flat = self.flat.to(_WIDER[self.flat.dtype])
-        if self.flat.dtype not in NATIVE:
-            raise refused(name, dtype, "none: cast it to a type that has more bits")
         if isinstance(factor, torch.Tensor) and factor.numel() != 1:
             self.flat = self.flat * factor.to(self.flat)
         else:

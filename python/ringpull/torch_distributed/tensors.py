@@ -1,5 +1,4 @@
-"""The memory of tensors as it travels: used where it is if it is contiguous and of a type that communicators
-have, otherwise through a copy."""
+"""The memory of tensors as it travels: used where it is if it is contiguous, otherwise through a copy."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from ..errors import ArgumentError, UnsupportedError
 from .work import nothing
 
 __all__ = [
-    "NATIVE",
     "apart",
     "back",
     "check_outputs",
@@ -20,25 +18,12 @@ __all__ = [
     "flat_of",
     "joined",
     "lengths_of",
-    "moved",
     "one_list_of",
     "one_of",
     "outputs_of",
     "share_memory",
     "whole_of",
 ]
-
-#: The types that communicators have; others travel as bytes, and are reduced as another type.
-NATIVE = {
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-}
 
 
 def flat_of(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
@@ -54,9 +39,7 @@ def flat_of(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
             f"a tensor of layout {tensor.layout} is not supported\n"
             "  hint: give a dense one; of sparse ones there is all_reduce by SUM and AVG"
         )
-    tensor = tensor.detach().resolve_neg()
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.detach().resolve_neg().resolve_conj()
     if tensor.is_cuda:
         return _on_host(tensor, is_read)
     flat: torch.Tensor = tensor.contiguous().view(-1)
@@ -68,12 +51,6 @@ def _on_host(tensor: torch.Tensor, is_read: bool) -> torch.Tensor:
     for that."""
     host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor.reshape(-1)) if is_read else host
-
-
-def moved(tensor: torch.Tensor, is_read: bool = True) -> torch.Tensor:
-    """As :func:`flat_of`, of a type that travels."""
-    flat = flat_of(tensor, is_read)
-    return flat if flat.dtype in NATIVE else flat.view(torch.uint8)
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -89,17 +66,12 @@ def back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
     """Brings elements where they belong, unless they are there."""
     if flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous() or not flat.numel():
         return
-    if tensor.is_complex():
-        # The tensor may be a conjugate, whose real and imaginary parts cannot be viewed.
-        flat = torch.view_as_complex(flat.view(-1, 2))
-    elif flat.dtype == torch.uint8 and tensor.dtype not in NATIVE:
-        flat = flat.view(tensor.dtype)
     tensor.copy_(flat.view(tensor.shape), non_blocking=True)
 
 
 def _row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Tensors that lie one behind the other in one memory, as one; None if they do not."""
-    if any(tensor.layout != torch.strided or tensor.is_complex() or tensor.is_neg() for tensor in tensors):
+    if any(tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg() for tensor in tensors):
         return None
     first = tensors[0]
     start = first.data_ptr()
@@ -121,9 +93,9 @@ def whole_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of all tensors in a row, of a type that travels: in place if they lie so."""
+    """The elements of all tensors in a row: in place if they lie so."""
     found = _row(tensors)
-    return moved(found) if found is not None else torch.cat([moved(tensor) for tensor in tensors])
+    return flat_of(found) if found is not None else torch.cat([flat_of(tensor) for tensor in tensors])
 
 
 def apart(flat: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -135,10 +107,10 @@ def outputs_of(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], 
     """Memory for what the outputs receive, one behind the other, and what brings it there."""
     found = _row(outputs)
     if found is not None:
-        whole = moved(found, is_read=False)
+        whole = flat_of(found, is_read=False)
         return whole, lambda: back(found, whole)
     lengths = lengths_of(outputs)
-    row = moved(outputs[0], is_read=False).new_empty(sum(lengths))
+    row = flat_of(outputs[0], is_read=False).new_empty(sum(lengths))
 
     def deliver() -> None:
         for output, part in zip(outputs, row.split(lengths)):
@@ -148,14 +120,8 @@ def outputs_of(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], 
 
 
 def lengths_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How many elements of each travel."""
-
-    def width(tensor: torch.Tensor) -> int:
-        if tensor.is_complex():
-            return 2
-        return 1 if tensor.dtype in NATIVE else tensor.element_size()
-
-    return [tensor.numel() * width(tensor) for tensor in tensors]
+    """How many elements each has."""
+    return [tensor.numel() for tensor in tensors]
 
 
 def one_of(tensors: Any) -> torch.Tensor:

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use ringpull_base::ElementType;
 use ringpull_device::Devices;
 
-use super::{Access, Foreign, Owner, Place, dtype_of, unknown_dtype};
+use super::{Access, Foreign, Owner, Place, unknown_dtype};
 use crate::errors::{argument, raise};
 
 /// The attribute.
@@ -32,8 +33,8 @@ pub(super) fn borrowed(object: &Bound<'_, PyAny>, access: Access, devices: Optio
     let (start, is_read_only): (usize, bool) = needed("data")?.extract()?;
     let shape: Vec<usize> = needed("shape")?.extract()?;
     let typestr: String = needed("typestr")?.extract()?;
-    let Some(dtype) = dtype_of_typestr(&typestr) else {
-        return Err(unknown_dtype(py, &format!("of typestr {typestr:?}")));
+    let Some(element) = ElementType::of_typestr(&typestr) else {
+        return Err(unknown_dtype(object, &format!("typestr {typestr:?}")));
     };
     if entry("mask")?.is_some() {
         return Err(wrong("with a mask".to_owned(), "give an array without a mask"));
@@ -59,7 +60,7 @@ pub(super) fn borrowed(object: &Bound<'_, PyAny>, access: Access, devices: Optio
         _ => {}
     }
     let strides: Option<Vec<i64>> = entry("strides")?.map(|strides| strides.extract()).transpose()?;
-    let size = dtype.size_bytes() as i64;
+    let size = element.size_bytes() as i64;
     if strides.as_deref().unwrap_or_default().iter().any(|bytes| bytes % size != 0) {
         return Err(wrong("with strides between elements".to_owned(), "give a contiguous tensor"));
     }
@@ -68,47 +69,6 @@ pub(super) fn borrowed(object: &Bound<'_, PyAny>, access: Access, devices: Optio
         if shape.contains(&0) { 0 } else { devices.holder_of(start as u64).map_err(|error| raise(py, &error))? };
     let place = Place::Device { devices: Arc::clone(devices), device, stream };
     let owner = NonNull::new(object.clone().into_ptr()).map(Owner::Object).expect("a live object is somewhere");
-    let foreign = Foreign { dtype, shape, start: start as *mut u8, owner, place, access };
+    let foreign = Foreign { element, shape, start: start as *mut u8, owner, place, access };
     Foreign::checked(py, foreign, strides.as_deref())
-}
-
-/// The element type of a string of the array interface: byte order, kind, bytes.
-fn dtype_of_typestr(typestr: &str) -> Option<ringpull_base::DType> {
-    let (order, kind) = (typestr.get(..1)?, typestr.get(1..2)?);
-    let size: usize = typestr.get(2..)?.parse().ok()?;
-    let format: &[u8] = match (kind, size) {
-        ("f", 2) => b"e",
-        ("f", 4) => b"f",
-        ("f", 8) => b"d",
-        ("i", 1) => b"b",
-        ("i", 4 | 8) => b"q",
-        ("u", 1) => b"B",
-        _ => return None,
-    };
-    if order == ">" { None } else { dtype_of(format, size) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ringpull_base::DType;
-
-    #[test]
-    fn element_types_are_those_of_stores() {
-        for (typestr, dtype) in [
-            ("<f4", Some(DType::F32)),
-            ("<f2", Some(DType::F16)),
-            ("<f8", Some(DType::F64)),
-            ("<i4", Some(DType::I32)),
-            ("<i8", Some(DType::I64)),
-            ("|i1", Some(DType::I8)),
-            ("|u1", Some(DType::U8)),
-            (">f4", None),
-            ("<c8", None),
-            ("<u4", None),
-            ("", None),
-        ] {
-            assert_eq!(dtype_of_typestr(typestr), dtype, "{typestr}");
-        }
-    }
 }

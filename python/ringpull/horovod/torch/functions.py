@@ -23,8 +23,15 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         pairs = [pair if isinstance(pair, tuple) else (None, pair) for pair in params]
     else:
         raise ValueError(f"parameters cannot be a {type(params).__name__}\n  hint: give model.state_dict() or model.named_parameters()")
-    tensors = [value for _, value in pairs if isinstance(value, torch.Tensor)]
-    for handle in [broadcast_async_(tensor, root_rank, process_set=process_set) for tensor in tensors]:
+    handles = []
+    for name, value in pairs:
+        if isinstance(value, torch.Tensor):
+            try:
+                handles.append(broadcast_async_(value, root_rank, process_set=process_set))
+            except ValueError as error:
+                error.args = (f"parameter {name!r}: {error}",)
+                raise
+    for handle in handles:
         synchronize(handle)
 
 

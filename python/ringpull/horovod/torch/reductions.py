@@ -91,8 +91,8 @@ def _adasum_async(
     count = process_set.size()
     if count & (count - 1):
         raise NotImplementedError(f"Adasum does not work over {count} ranks\n  hint: it is defined for a power of two")
-    if any(is_integral(tensor) for tensor in given):
-        raise ValueError("Adasum does not take integers\n  hint: give floating-point numbers")
+    if not all(tensor.is_floating_point() for tensor in given):
+        raise ValueError("Adasum takes neither integers nor complex numbers\n  hint: give floating-point numbers")
 
     def call(comm: Any, known: str | None) -> list[Any]:
         return [

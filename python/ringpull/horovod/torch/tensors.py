@@ -8,22 +8,15 @@ from typing import Any
 import torch
 
 __all__ = [
-    "AS_BYTES",
-    "as_rows",
     "delivered",
     "differentiable",
     "divided",
     "factors",
-    "from_rows",
     "given_of",
     "into",
     "is_integral",
     "scaled",
 ]
-
-#: Types that only travel here, as bytes.
-AS_BYTES = (torch.int16, torch.bool)
-
 
 def given_of(tensor: Any) -> Any:
     """The tensor's memory as a communicator takes it: on the host, contiguous, apart from the graph."""
@@ -41,12 +34,13 @@ def into(results: Sequence[torch.Tensor], given: Sequence[torch.Tensor], tensors
 
 
 def is_integral(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point()
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def factors(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) -> dict[str, float]:
     """What floating-point numbers are multiplied by, in the type in which PyTorch would: float32 for smaller types, too."""
-    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    is_double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in tensors)
+    dtype = torch.float64 if is_double else torch.float32
     both = torch.tensor([prescale, postscale], dtype=dtype).tolist()
     return {"prescale": both[0], "postscale": both[1]}
 
@@ -76,23 +70,6 @@ def delivered(
     else:
         results = [result.reshape(tensor.shape).to(tensor.device) for result, tensor in zip(done, tensors)]
     return results[0] if is_single else results
-
-
-def as_rows(tensor: Any) -> Any:
-    """Rows of bytes, if a communicator does not know the type."""
-    if tensor.dtype not in AS_BYTES:
-        return tensor
-    rows = tensor.shape[0] if tensor.dim() else 1
-    # An empty tensor has no last dimension to view otherwise.
-    width = tensor.numel() // rows if rows else int(torch.Size(tensor.shape[1:]).numel())
-    return tensor.reshape(rows, width).view(torch.uint8)
-
-
-def from_rows(rows: Any, like: Any) -> Any:
-    """Rows of what `like` is a part of."""
-    if like.dtype in AS_BYTES:
-        rows = rows.view(like.dtype)
-    return rows.reshape(-1, *like.shape[1:]).to(like.device)
 
 
 def differentiable(forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:

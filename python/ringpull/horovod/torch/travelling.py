@@ -11,7 +11,7 @@ from ..basics import Average
 from ..operations import Operation, begin, index_of_root, splits_of
 from ..process_sets import ProcessSet, global_process_set
 from .reductions import allreduce_async
-from .tensors import AS_BYTES, as_rows, differentiable, from_rows, given_of, into
+from .tensors import differentiable, given_of, into
 
 __all__ = [
     "allgather",
@@ -45,10 +45,10 @@ def _gather_async(tensors: list[torch.Tensor], name: str | None, process_set: Pr
     given = [given_of(tensor) for tensor in tensors]
 
     def call(comm: Any, known: str | None) -> list[Any]:
-        return [comm.allgather(as_rows(tensor), name=known and f"{known}.{at}") for at, tensor in enumerate(given)]
+        return [comm.allgather(tensor, name=known and f"{known}.{at}") for at, tensor in enumerate(given)]
 
     def result(results: list[Any]) -> Any:
-        done = [from_rows(rows, tensor) for rows, tensor in zip(results, tensors)]
+        done = [rows.to(tensor.device) for rows, tensor in zip(results, tensors)]
         return done[0] if is_single else done
 
     return begin("allgather", name, process_set, call, result)
@@ -96,11 +96,10 @@ def _broadcast_async(
         given = given.clone()
 
     def call(comm: Any, known: str | None) -> list[Any]:
-        rows = as_rows(given)
-        return [comm.broadcast(rows, index_of_root(root_rank, process_set), name=known, out=rows)]
+        return [comm.broadcast(given, index_of_root(root_rank, process_set), name=known, out=given)]
 
     def result(results: list[Any]) -> Any:
-        done = (results[0].view(given.dtype) if given.dtype in AS_BYTES else results[0]).reshape(given.shape)
+        (done,) = results
         if out is None:
             return done.to(tensor.device)
         into([done], [given], [out])
@@ -168,11 +167,11 @@ def _alltoall_async(
     wanted = splits_of(splits, tensor.shape[0], count)
 
     def call(comm: Any, known: str | None) -> list[Any]:
-        return [comm.alltoall(as_rows(given), splits=wanted, name=known)]
+        return [comm.alltoall(given, splits=wanted, name=known)]
 
     def result(results: list[Any]) -> Any:
         collected, received = results[0]
-        collected = from_rows(collected, tensor)
+        collected = collected.to(tensor.device)
         if came is not None:
             came.extend(int(split) for split in received)
         if splits is None:
