@@ -70,8 +70,7 @@ impl Allreduce {
 
     /// The update of a push called now, if the key's value can be updated so.
     fn update(&self, slot: &Slot, operation: &str) -> Result<Update> {
-        let update = self.replica.updates.present();
-        update.check(&slot.entry)?;
+        let update = self.replica.updates.present(&slot.entry)?;
         if !matches!(update, Update::Overwrite) {
             slot.check_kept(operation, self.rank())?;
         }

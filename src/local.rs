@@ -9,7 +9,7 @@ use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Update, Updater, Updates, contribution};
+use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, Updates, contribution};
 
 type Value = Arc<Mutex<Arc<Buffer>>>;
 
@@ -24,11 +24,6 @@ impl Local {
     fn slot(&self, entry: &Entry, operation: &str) -> Result<Value> {
         self.values.lock().get(&entry.key).cloned().ok_or_else(|| entry.not_initialized(operation, 0))
     }
-
-    fn present(&self, entry: &Entry) -> Result<Update> {
-        let update = self.updates.present();
-        update.check(entry).map(|()| update)
-    }
 }
 
 impl Backend for Local {
@@ -39,7 +34,7 @@ impl Backend for Local {
     }
 
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, mut outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
-        let update = self.present(entry)?;
+        let update = self.updates.present(entry)?;
         let value = self.slot(entry, "push")?;
         let mut value = value.lock();
         if let Err(cause) =
@@ -57,7 +52,7 @@ impl Backend for Local {
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
-        let update = self.present(entry)?;
+        let update = self.updates.present(entry)?;
         let value = self.slot(entry, "push_rows")?;
         self.updates.apply_rows(&update, entry, &gradient, &mut value.lock())
     }

@@ -74,10 +74,10 @@ impl StandIn for Replica {
         let slot = self.slots.read().get(key).cloned().filter(|_| *operation != Operation::Init);
         let slot =
             slot.ok_or_else(|| wrong("that rank has no such key".to_owned(), "init every key before any rank joins"))?;
-        let update = match (&theirs.optimizer, self.updates.present()) {
+        let update = match (&theirs.optimizer, self.updates.present(&slot.entry)) {
             (Some(optimizer), _) if theirs.is_sharded => Update::Shard(Arc::new(optimizer.clone())),
             (Some(optimizer), _) => Update::Optimize(Arc::new(optimizer.clone())),
-            (None, Update::Call(updater)) => Update::Call(updater),
+            (None, Ok(Update::Call(updater))) => Update::Call(updater),
             (None, _) => Update::Overwrite,
         };
         let ours = terms(&slot.entry, &update, theirs.compression);

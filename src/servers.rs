@@ -20,7 +20,7 @@ use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker, WorkersChanged};
 use crate::backlog::{self, Backlog, PUSHES};
 use crate::compressed::{Coding, Compressor};
 use crate::kvstore::Change;
-use crate::update::{Update, no_optimizer};
+use crate::update::{self, no_optimizer};
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, contribution};
 
 /// A worker's end of a job with parameter servers.
@@ -229,7 +229,7 @@ impl Servers {
             ));
         }
         if let Some(optimizer) = &calls.optimizer {
-            Update::Optimize(Arc::new(optimizer.clone())).check(entry)?;
+            update::check(optimizer, entry)?;
         }
         let version = calls.version;
         let found = calls.keys.get_mut(&entry.key).ok_or_else(|| not_initialized(&entry.key, self.rank()))?;

@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::{Error, Key, Result, files};
 use ringpull_kernels::optim::{Optimizer, State};
 
-/// The first bytes of a states file: a name and a format version.
-const MAGIC: &[u8; 16] = b"ringpull-states1";
+/// The first bytes of a states file: a name, then the version of its format.
+const NAME: &[u8; 15] = b"ringpull-states";
+const VERSION: &[u8; 1] = b"2";
 
 /// The states of every key, and the optimizer they belong to if it was asked for.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -28,7 +29,7 @@ impl SavedStates {
 
     /// What such a file holds.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        postcard::to_extend(self, MAGIC.to_vec())
+        postcard::to_extend(self, [NAME.as_slice(), VERSION].concat())
             .map_err(|cause| Error::bug(format!("the optimizer states cannot be encoded: {cause}")))
     }
 
@@ -44,7 +45,8 @@ impl SavedStates {
 
     /// What a file that holds `bytes` says, or what is wrong with it.
     pub fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, &'static str> {
-        let body = bytes.strip_prefix(MAGIC).ok_or("is not a file of optimizer states")?;
+        let body = bytes.strip_prefix(NAME).ok_or("is not a file of optimizer states")?;
+        let body = body.strip_prefix(VERSION).ok_or("is of another version of ringpull, which has another format")?;
         postcard::from_bytes(body).map_err(|_| "is damaged")
     }
 }
@@ -78,9 +80,12 @@ mod tests {
     fn a_damaged_file_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("states");
-        for (bytes, part) in
-            [(&b""[..], "is not a file of"), (b"ringpull-states1", "damaged"), (b"x", "is not a file of")]
-        {
+        for (bytes, part) in [
+            (&b""[..], "is not a file of"),
+            (b"ringpull-states2", "damaged"),
+            (b"ringpull-states1", "another version"),
+            (b"x", "is not a file of"),
+        ] {
             std::fs::write(&path, bytes).unwrap();
             let error = SavedStates::read(&path).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("hint:"), "{error}");

@@ -35,17 +35,12 @@ impl Update {
     pub(crate) fn overwrites(&self) -> bool {
         matches!(self, Update::Overwrite | Update::Shard(_))
     }
+}
 
-    /// An error if the update cannot change this key's value at all. To be asked before a push has changed
-    /// anything.
-    pub(crate) fn check(&self, entry: &Entry) -> Result<()> {
-        match self {
-            Update::Optimize(optimizer) | Update::Shard(optimizer) => {
-                optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause))
-            }
-            Update::Overwrite | Update::Call(_) => Ok(()),
-        }
-    }
+/// An error if the optimizer cannot change this key's value at all. To be asked before a push has changed
+/// anything.
+pub(crate) fn check(optimizer: &Optimizer, entry: &Entry) -> Result<()> {
+    optimizer.check_dtype(entry.dtype).map_err(|cause| of_key(entry, cause))
 }
 
 /// A key's state and the optimizer that last wrote it.
@@ -76,6 +71,7 @@ impl ShardStep {
 
 /// The present update and the optimizer's states.
 pub(crate) struct Updates {
+    /// Its optimizer is that of all keys, with their factors.
     present: Mutex<Update>,
     /// Whether an optimizer was sharded, so that states may be.
     are_shards: AtomicBool,
@@ -89,9 +85,14 @@ impl Default for Updates {
 }
 
 impl Updates {
-    /// What happens to a gradient that is pushed now.
-    pub(crate) fn present(&self) -> Update {
-        self.present.lock().clone()
+    /// The update by a gradient of this key that is pushed now, if the key's value can be updated so.
+    pub(crate) fn present(&self, entry: &Entry) -> Result<Update> {
+        let mut update = self.present.lock().clone();
+        if let Update::Optimize(optimizer) | Update::Shard(optimizer) = &mut update {
+            *optimizer = optimizer.of(&entry.key);
+            check(optimizer, entry)?;
+        }
+        Ok(update)
     }
 
     /// Gradients pushed from now on are applied by `optimizer`. A key's state is carried on where the rule
@@ -210,7 +211,7 @@ impl Updates {
     /// The states of every key that the present optimizer would carry on, and that optimizer; the second has
     /// the keys of which they are those of this rank's part.
     pub(crate) fn states(&self) -> Result<(SavedStates, Vec<Key>)> {
-        let optimizer = self.optimizer().ok_or_else(|| no_optimizer("save_optimizer_states"))?;
+        let optimizer = self.optimizer("save_optimizer_states")?;
         let states = self.states.lock();
         let mut shards = Vec::new();
         let carried = states.iter().filter_map(|(key, kept)| {
@@ -236,16 +237,17 @@ impl Updates {
             optimizer.check()?;
             if self.are_shards() { self.set_sharded_optimizer(optimizer) } else { self.set_optimizer(optimizer) }
         }
-        let optimizer = self.optimizer().ok_or_else(|| no_optimizer("load_optimizer_states"))?;
+        let optimizer = self.optimizer("load_optimizer_states")?;
         let kept = |state| Arc::new(Mutex::new(KeyState { optimizer: Arc::clone(&optimizer), state, is_shard: false }));
         *self.states.lock() = saved.states.into_iter().map(|(key, state)| (key, kept(state))).collect();
         Ok(())
     }
 
-    fn optimizer(&self) -> Option<Arc<Optimizer>> {
+    /// The optimizer of all keys; `operation` is what needs one.
+    pub(crate) fn optimizer(&self, operation: &str) -> Result<Arc<Optimizer>> {
         match &*self.present.lock() {
-            Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Arc::clone(optimizer)),
-            Update::Overwrite | Update::Call(_) => None,
+            Update::Optimize(optimizer) | Update::Shard(optimizer) => Ok(Arc::clone(optimizer)),
+            Update::Overwrite | Update::Call(_) => Err(no_optimizer(operation)),
         }
     }
 
@@ -365,11 +367,13 @@ mod tests {
     #[test]
     fn an_update_is_the_one_that_was_present_at_the_push() {
         let (updates, entry, mut value) = (Updates::default(), entry(&[2]), buffer(&[1.0, 2.0]));
-        let before = updates.present();
+        let before = updates.present(&entry).unwrap();
         updates.set_optimizer(&Optimizer::sgd(1.0));
         updates.apply(&before, &entry, bytemuck::cast_slice(&[5f32, 6.0]), &mut value).unwrap();
         assert_eq!(floats(&value), [5.0, 6.0]);
-        updates.apply(&updates.present(), &entry, bytemuck::cast_slice(&[1f32, 1.0]), &mut value).unwrap();
+        updates
+            .apply(&updates.present(&entry).unwrap(), &entry, bytemuck::cast_slice(&[1f32, 1.0]), &mut value)
+            .unwrap();
         assert_eq!(floats(&value), [4.0, 5.0]);
     }
 
@@ -386,7 +390,7 @@ mod tests {
             stored.write().as_mut_slice::<f32>()[1] = 10.0 * received.read()?.as_slice::<f32>()[1];
             Ok(())
         }));
-        updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
+        updates.apply(&updates.present(&entry).unwrap(), &entry, gradient, &mut value).unwrap();
         assert_eq!(floats(&snapshot), [1.0, 2.0]);
         assert_eq!(floats(&overwritten), [1.0, 1.0]);
         assert_eq!(floats(&optimized), [0.0, 0.0]);
@@ -397,7 +401,7 @@ mod tests {
     fn an_updater_that_panics_leaves_the_value_whole() {
         let (updates, entry, mut value) = (Updates::default(), entry(&[2]), buffer(&[1.0, 2.0]));
         updates.set_updater(Box::new(|_, _, _| panic!("the updater's own")));
-        let update = updates.present();
+        let update = updates.present(&entry).unwrap();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             updates.apply(&update, &entry, &[0; 8], &mut value)
         }));
@@ -409,7 +413,7 @@ mod tests {
     fn states_are_carried_on_while_the_rule_stays_the_same() {
         let (updates, entry, mut value) = (Updates::default(), entry(&[1]), buffer(&[0.0]));
         let push = |value: &mut Arc<Buffer>| {
-            updates.apply(&updates.present(), &entry, bytemuck::cast_slice(&[1f32]), value).unwrap();
+            updates.apply(&updates.present(&entry).unwrap(), &entry, bytemuck::cast_slice(&[1f32]), value).unwrap();
             floats(value)[0]
         };
         updates.set_optimizer(&momentum(1.0));
@@ -427,12 +431,12 @@ mod tests {
         let (updates, entry, mut value) = (Updates::default(), entry(&[3]), buffer(&[1.0; 3]));
         let gradient = bytemuck::cast_slice(&[1f32, -2.0, 0.5]);
         updates.set_optimizer(&"adam,lr=0.1".parse().unwrap());
-        updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
+        updates.apply(&updates.present(&entry).unwrap(), &entry, gradient, &mut value).unwrap();
         let (saved, mut copy) = (updates.states().unwrap().0, Arc::clone(&value));
-        updates.apply(&updates.present(), &entry, gradient, &mut value).unwrap();
+        updates.apply(&updates.present(&entry).unwrap(), &entry, gradient, &mut value).unwrap();
         let restored = Updates::default();
         restored.set_states(saved).unwrap();
-        restored.apply(&restored.present(), &entry, gradient, &mut copy).unwrap();
+        restored.apply(&restored.present(&entry).unwrap(), &entry, gradient, &mut copy).unwrap();
         assert_eq!(value.bytes(), copy.bytes());
         assert!(Updates::default().set_states(SavedStates::default()).is_err());
     }

@@ -20,8 +20,22 @@ enum Input {
     Compression(u8, Vec<f64>),
 }
 
-const PARAMETERS: [&str; 9] =
-    ["lr", "wd", "rescale_grad", "clip_gradient", "multi_precision", "momentum", "beta1", "beta2", "epsilon"];
+const PARAMETERS: [&str; 14] = [
+    "lr",
+    "wd",
+    "rescale_grad",
+    "clip_gradient",
+    "multi_precision",
+    "momentum",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "eps",
+    "gamma1",
+    "gamma2",
+    "centered",
+    "clip_weights",
+];
 
 impl Input {
     fn text(self) -> String {

@@ -119,6 +119,10 @@ enum Described {
     Sgd(f64, bool),
     Adam([f64; 3]),
     Test,
+    AdaGrad(f64),
+    RmsProp([f64; 3], bool, Option<f64>),
+    /// Factors of one key.
+    Factors(f64, f64),
     Common { learning_rate: f64, weight_decay: f64, rescale_grad: f64, clip: Option<f64>, multi_precision: bool },
 }
 
@@ -276,6 +280,14 @@ fn described(optimizer: &Described) -> Optimizer {
         Described::Sgd(momentum, nesterov) => Optimizer { rule: Rule::Sgd { momentum, nesterov }, ..plain },
         Described::Adam([beta1, beta2, epsilon]) => Optimizer { rule: Rule::Adam { beta1, beta2, epsilon }, ..plain },
         Described::Test => Optimizer { rule: Rule::Test, ..plain },
+        Described::AdaGrad(eps) => Optimizer { rule: Rule::AdaGrad { eps }, ..plain },
+        Described::RmsProp([gamma1, gamma2, epsilon], centered, clip_weights) => {
+            Optimizer { rule: Rule::RmsProp { gamma1, gamma2, epsilon, centered, clip_weights }, ..plain }
+        }
+        Described::Factors(rate, decay) => {
+            let of = |factor| [(place(false).key, factor)].into();
+            Optimizer { lr_mult: of(rate), wd_mult: of(decay), ..plain }
+        }
         Described::Common { learning_rate, weight_decay, rescale_grad, clip, multi_precision } => {
             Optimizer { learning_rate, weight_decay, rescale_grad, clip_gradient: clip, multi_precision, ..plain }
         }

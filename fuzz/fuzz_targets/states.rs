@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use ringpull::internal::SavedStates;
 
-const MAGIC: &[u8] = b"ringpull-states1";
+const MAGIC: &[u8] = b"ringpull-states2";
 
 fuzz_target!(|data: &[u8]| {
     assert!(SavedStates::from_bytes(data).is_ok() <= data.starts_with(MAGIC));

@@ -25,12 +25,13 @@ from . import errors, uncaught
 from .collectives import Communicator, Operation, Receive, communicator
 from .errors import *  # noqa: F403
 from .kvstore import Handle, Key, KVStore, RowSparse, create, kinds, zeros
-from .optimizers import NAG, SGD, Adam, Optimizer, Test
+from .optimizers import NAG, SGD, AdaGrad, Adam, Optimizer, RMSProp, Test
 from .shares import split, suggest_shares
 
 __all__ = [
     "NAG",
     "SGD",
+    "AdaGrad",
     "Adam",
     "Communicator",
     "Handle",
@@ -39,6 +40,7 @@ __all__ = [
     "Operation",
     "Optimizer",
     "Receive",
+    "RMSProp",
     "RowSparse",
     "Test",
     "__version__",

@@ -184,7 +184,10 @@ class KVStore(Worker):
                 f"{optimizer!r} is not an optimizer of ringpull\n  hint: give one such as ringpull.SGD(learning_rate=0.1), or"
                 " 'sgd,learning_rate=0.1'; MXNet's own optimizers work with stores of ringpull.mxnet"
             )
-        self._native.set_optimizer(optimizer.spec() if isinstance(optimizer, Optimizer) else optimizer, sharded)
+        if isinstance(optimizer, Optimizer):
+            self._native.set_optimizer(optimizer.spec(), sharded, optimizer.lr_mult, optimizer.wd_mult)
+        else:
+            self._native.set_optimizer(optimizer, sharded)
 
     @property
     def generation(self) -> int:

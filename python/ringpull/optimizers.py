@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
-__all__ = ["SGD", "NAG", "Adam", "Optimizer", "Test"]
+__all__ = ["SGD", "NAG", "AdaGrad", "Adam", "Optimizer", "RMSProp", "Test"]
 
 
 @dataclass
@@ -22,14 +23,18 @@ class Optimizer:
     clip_gradient: float | None = None
     #: Whether float16 weights have a float32 master copy.
     multi_precision: bool = False
+    #: Factors of some keys' learning rates, such as ``{"fc1_weight": 0.1}``; that of any other key is 1.
+    lr_mult: Mapping[int | str, float] = field(default_factory=dict, kw_only=True)
+    #: Factors of some keys' weight decays, such as ``{"fc1_bias": 0}``.
+    wd_mult: Mapping[int | str, float] = field(default_factory=dict, kw_only=True)
 
     def spec(self) -> str:
-        """The optimizer as the native part reads it, such as ``sgd,learning_rate=0.1,momentum=0.9``."""
+        """The optimizer as the native part reads it, such as ``sgd,learning_rate=0.1,momentum=0.9``, without the factors of keys."""
         words = [type(self).__name__.lower()]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                words.append(f"{field.name}={float(value)!r}")
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and not one.kw_only:
+                words.append(f"{one.name}={float(value)!r}")
         return ",".join(words)
 
 
@@ -53,6 +58,27 @@ class Adam(Optimizer):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+
+
+@dataclass
+class AdaGrad(Optimizer):
+    """AdaGrad."""
+
+    eps: float = 1e-7
+
+
+@dataclass
+class RMSProp(Optimizer):
+    """RMSProp in Tieleman and Hinton's form, or in Graves's if ``centered``."""
+
+    learning_rate: float = 0.001
+    gamma1: float = 0.9
+    #: Momentum of Graves's form.
+    gamma2: float = 0.9
+    epsilon: float = 1e-8
+    centered: bool = False
+    #: New weights are clipped to [-c, c]; None for no limit.
+    clip_weights: float | None = None
 
 
 @dataclass

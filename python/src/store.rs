@@ -1,12 +1,13 @@
 //! A store as `ringpull/kvstore.py` uses it: one key a call, but for `push_pull`.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyInt, PyString};
+use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString};
 
 use ringpull::internal::serve;
 use ringpull::{Capability, KvStore, Updater};
@@ -127,6 +128,16 @@ impl CompressionParams {
             }
         }
     }
+}
+
+/// The factors of an optimizer's keys.
+fn factors(given: Option<&Bound<'_, PyMapping>>) -> PyResult<BTreeMap<Key, f64>> {
+    let Some(given) = given else { return Ok(BTreeMap::new()) };
+    let of = |item: Bound<'_, PyAny>| {
+        let (key, factor) = item.extract::<(Bound<'_, PyAny>, f64)>()?;
+        Ok((key_of(&key)?, factor))
+    };
+    given.items()?.iter().map(of).collect()
 }
 
 fn pull_rows(store: &KvStore, key: &Key, ids: &[i64], out: &Tensor, priority: i32) -> Result<()> {
@@ -345,11 +356,19 @@ impl Store {
         }
     }
 
-    /// Sets an optimizer written as `sgd,lr=0.1,momentum=0.9`.
-    #[pyo3(signature = (text, sharded=false))]
-    fn set_optimizer(&self, py: Python<'_>, text: &str, sharded: bool) -> PyResult<()> {
+    /// Sets an optimizer written as `sgd,lr=0.1,momentum=0.9`, with factors of keys.
+    #[pyo3(signature = (text, sharded=false, lr_mult=None, wd_mult=None))]
+    fn set_optimizer(
+        &self,
+        py: Python<'_>,
+        text: &str,
+        sharded: bool,
+        lr_mult: Option<&Bound<'_, PyMapping>>,
+        wd_mult: Option<&Bound<'_, PyMapping>>,
+    ) -> PyResult<()> {
+        let (lr_mult, wd_mult) = (factors(lr_mult)?, factors(wd_mult)?);
         self.with(py, |store| {
-            let optimizer = text.parse::<Optimizer>()?;
+            let optimizer = Optimizer { lr_mult, wd_mult, ..text.parse::<Optimizer>()? };
             if sharded { store.set_sharded_optimizer(&optimizer) } else { store.set_optimizer(&optimizer) }
         })
     }

@@ -45,7 +45,7 @@ use crate::compressed::Compressor;
 use crate::contribution::remotes;
 use crate::on_devices::routes::Route;
 use crate::replica::terms;
-use crate::update::{Update, Updates, no_optimizer};
+use crate::update::{Update, Updates};
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// The backend of stores on devices.
@@ -116,18 +116,6 @@ impl OnDevices {
         }
     }
 
-    fn present(&self, entry: &Entry) -> Result<Update> {
-        let update = self.updates.present();
-        update.check(entry).map(|()| update)
-    }
-
-    fn optimizer(&self, operation: &str) -> Result<Arc<Optimizer>> {
-        match self.updates.present() {
-            Update::Optimize(optimizer) => Ok(optimizer),
-            Update::Overwrite | Update::Call(_) | Update::Shard(_) => Err(no_optimizer(operation)),
-        }
-    }
-
     fn unsupported(&self, operation: &str, reason: &str) -> Error {
         let kind = if self.ranks.is_some() { Kind::DistSyncMpi } else { Kind::Device };
         Error::Unsupported { kind: kind.to_string(), operation: operation.to_owned(), reason: reason.to_owned() }
@@ -182,7 +170,7 @@ impl Backend for OnDevices {
 
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "push")?;
-        let update = self.present(entry)?;
+        let update = self.updates.present(entry)?;
         // All that can be wrong with an argument, before anything is queued.
         let arrays = remotes(&gradient, &outs).chain(outs.iter().filter_map(TensorMut::remote));
         arrays.into_iter().try_for_each(|remote| self.devices.array(Some(remote)).map(drop))?;
@@ -194,7 +182,7 @@ impl Backend for OnDevices {
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
         let slot = self.slot(entry, "push_rows")?;
-        let update = self.present(entry)?;
+        let update = self.updates.present(entry)?;
         let terms = terms(entry, &update, None);
         let job = detour::DevicePushRows::new(self, &slot, gradient, update);
         self.run(&slot, Operation::PushRows, terms, job)
@@ -257,7 +245,7 @@ impl Backend for OnDevices {
 
     fn states(&self) -> Result<SavedStates> {
         self.wait_all()?;
-        let optimizer = self.optimizer("save_optimizer_states")?;
+        let optimizer = self.updates.optimizer("save_optimizer_states")?;
         let loaded = self.loaded.lock();
         let carried = loaded.optimizer.as_ref().is_some_and(|earlier| optimizer.keeps_states_of(earlier));
         let states = if carried { loaded.states.clone() } else { BTreeMap::new() };
@@ -278,7 +266,7 @@ impl Backend for OnDevices {
             optimizer.check()?;
             self.updates.set_optimizer(optimizer);
         }
-        let optimizer = self.optimizer("load_optimizer_states")?;
+        let optimizer = self.updates.optimizer("load_optimizer_states")?;
         self.compressor.forget();
         self.slots.read().values().for_each(|slot| slot.forget_state());
         *self.loaded.lock() = SavedStates { optimizer: Some((*optimizer).clone()), states: saved.states };

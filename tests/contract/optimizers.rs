@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 
 use ringpull_base::{DType, Tensor};
-use ringpull_kernels::optim::{Optimizer, State};
+use ringpull_kernels::optim::{Optimizer, Rule, State};
 
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};
@@ -14,7 +14,9 @@ pub(crate) const SYNC: &[Promise] = promises![
     the_test_optimizer_adds_the_sum,
     sgd_with_momentum_follows_its_sum,
     a_new_learning_rate_takes_effect_at_the_next_push,
-    adam_takes_the_step_of_one_process_with_the_summed_gradient,
+    a_key_has_a_rate_and_a_decay_of_its_own,
+    a_rule_with_other_slots_starts_from_zero,
+    every_rule_takes_the_step_of_one_process_with_the_summed_gradient,
     halves_with_a_master_copy_take_small_steps,
     rows_that_nobody_pushed_stay_as_they_are,
     a_wrong_hyper_parameter_is_an_error_and_changes_nothing,
@@ -36,6 +38,7 @@ pub(crate) const ASYNC_FIRST: &[Promise] = promises![a_push_without_an_optimizer
 /// For asynchronous kinds.
 pub(crate) const ASYNC: &[Promise] = promises![
     every_push_is_applied_once_when_all_have_met,
+    a_key_has_a_rate_of_its_own_when_all_have_met,
     own_pushes_are_seen_at_once,
     an_updater_is_an_error_since_servers_run_no_code,
 ];
@@ -81,21 +84,75 @@ fn a_new_learning_rate_takes_effect_at_the_next_push(world: &World) {
     assert_eq!(world.pull_f32("rate", 1), [-5.0 * world.total() as f32]);
 }
 
-fn adam_takes_the_step_of_one_process_with_the_summed_gradient(world: &World) {
-    let len = 300;
-    world.init("adam", DType::F32, &[len], 1.0);
-    let optimizer: Optimizer = "adam,lr=0.01,wd=0.1,rescale_grad=0.3,clip_gradient=2".parse().unwrap();
+fn a_key_has_a_rate_and_a_decay_of_its_own(world: &World) {
+    for key in ["common", "slow", "bias"] {
+        world.init(key, DType::F32, &[2], 8.0);
+    }
+    let mut optimizer: Optimizer = "sgd,lr=0.5,wd=0.5".parse().unwrap();
+    optimizer.lr_mult = [("slow".into(), 0.25), ("of no key".into(), 7.0)].into();
+    optimizer.wd_mult = [("bias".into(), 0.0)].into();
     world.set_optimizer(&optimizer).unwrap();
-    let (mut weight, mut state) = (vec![1f32; len], State::default());
-    for round in 0..4 {
-        let of = |scale: f64| -> Vec<f32> {
-            (0..len).map(|index| (scale * ((index + round) % 9) as f64 - scale * 4.0) as f32).collect()
-        };
-        world.push("adam", &of(world.mine()));
-        let sum = of(world.total());
-        let bytes = bytemuck::cast_slice_mut(&mut weight);
-        optimizer.apply(&mut state, DType::F32, bytes, bytemuck::cast_slice(&sum)).unwrap();
-        assert!(world.pull_f32("adam", len) == weight, "round {round}");
+    // Keys with an optimizer of their own between those without.
+    for key in ["slow", "common", "bias"] {
+        world.push(key, &[world.mine() as f32; 2]);
+    }
+    let total = world.total() as f32;
+    assert_eq!(world.pull_f32("common", 2), [8.0 - 0.5 * (total + 4.0); 2]);
+    assert_eq!(world.pull_f32("slow", 2), [8.0 - 0.125 * (total + 4.0); 2]);
+    assert_eq!(world.pull_f32("bias", 2), [8.0 - 0.5 * total; 2]);
+    // Rows take the same factors; a new base rate keeps them, and a new map replaces them.
+    world.init("rows of its own", DType::F32, &[2, 1], 8.0);
+    optimizer.learning_rate = 1.0;
+    optimizer.lr_mult = [("rows of its own".into(), 0.5)].into();
+    optimizer.wd_mult = [("rows of its own".into(), 0.0), ("slow".into(), 0.0)].into();
+    world.set_optimizer(&optimizer).unwrap();
+    let path = world.folder.join(format!("own-{}.states", world.rank()));
+    world.store.save_optimizer_states(&path, true).unwrap();
+    set(world, "sgd,lr=64");
+    // The file has the factors too.
+    world.store.load_optimizer_states(&path).unwrap();
+    world.store.push_rows("rows of its own", &[sparse([2, 1], &[(1, world.mine())])], 0).unwrap();
+    world.push("slow", &[world.mine() as f32; 2]);
+    assert_eq!(world.pull::<f32>("rows of its own", &[2, 1]), [8.0, 8.0 - 0.5 * total]);
+    assert_eq!(world.pull_f32("slow", 2), [8.0 - 0.125 * (total + 4.0) - total; 2]);
+    optimizer.wd_mult.insert("bias".into(), f64::INFINITY);
+    let error = world.set_optimizer(&optimizer).unwrap_err().to_string();
+    assert!(error.contains("wd_mult") && error.contains("\"bias\"") && error.contains("hint:"), "{error}");
+}
+
+/// Momentum that begins in mid-training, for one, has no state yet.
+fn a_rule_with_other_slots_starts_from_zero(world: &World) {
+    world.vector("other slots", 1);
+    let mut expected = 0.0;
+    for text in ["sgd,lr=1", "sgd,lr=1,momentum=0.5", "rmsprop,centered=0", "rmsprop,centered=1", "sgd,lr=1"] {
+        set(world, text);
+        let before = world.pull_f32("other slots", 1)[0];
+        world.push("other slots", &[world.mine() as f32]);
+        let after = world.pull_f32("other slots", 1)[0];
+        expected = if text.starts_with("sgd") { before - world.total() as f32 } else { after };
+        assert_eq!(after, expected, "{text}");
+    }
+    assert!(expected < 0.0);
+}
+
+fn every_rule_takes_the_step_of_one_process_with_the_summed_gradient(world: &World) {
+    let len = 300;
+    for (index, text) in Rule::EXAMPLES.into_iter().enumerate() {
+        let key = format!("rule {index}");
+        world.init(&key, DType::F32, &[len], 1.0);
+        let optimizer: Optimizer = text.parse().unwrap();
+        world.set_optimizer(&optimizer).unwrap();
+        let (mut weight, mut state) = (vec![1f32; len], State::default());
+        for round in 0..3 {
+            let of = |scale: f64| -> Vec<f32> {
+                (0..len).map(|index| (scale * ((index + round) % 9) as f64 - scale * 4.0) as f32).collect()
+            };
+            world.push(&key, &of(world.mine()));
+            let sum = of(world.total());
+            let bytes = bytemuck::cast_slice_mut(&mut weight);
+            optimizer.apply(&mut state, DType::F32, bytes, bytemuck::cast_slice(&sum)).unwrap();
+            assert!(world.pull_f32(&key, len) == weight, "{text}, round {round}");
+        }
     }
 }
 
@@ -171,7 +228,7 @@ fn a_dumped_optimizer_is_restored_too(world: &World) {
 
 fn a_damaged_states_file_is_an_error(world: &World) {
     let path = world.folder.join(format!("damaged-{}.states", world.rank()));
-    std::fs::write(&path, "ringpull-states1\u{ff}").unwrap();
+    std::fs::write(&path, "ringpull-states2\u{ff}").unwrap();
     for (path, part) in [(path, "damaged"), (world.folder.join("absent"), "cannot read")] {
         let error = world.store.load_optimizer_states(&path).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
@@ -236,6 +293,20 @@ fn every_push_is_applied_once_when_all_have_met(world: &World) {
     let sum = world.total() as f32;
     assert!(world.pull_f32("met large", (3 << 20) / 4 + 1).iter().all(|value| *value == sum));
     world.store.barrier().unwrap();
+}
+
+fn a_key_has_a_rate_of_its_own_when_all_have_met(world: &World) {
+    world.vector("met common", 2);
+    world.vector("met slow", 2);
+    let mut optimizer: Optimizer = "sgd,lr=1".parse().unwrap();
+    optimizer.lr_mult = [("met slow".into(), 0.5)].into();
+    world.set_optimizer(&optimizer).unwrap();
+    for (key, rate) in [("met common", 1.0), ("met slow", 0.5)] {
+        world.push(key, &[world.mine() as f32; 2]);
+        world.store.wait_all().unwrap();
+        world.store.barrier().unwrap();
+        assert_eq!(world.pull_f32(key, 2), [-rate * world.total() as f32; 2], "{key}");
+    }
 }
 
 fn own_pushes_are_seen_at_once(world: &World) {

@@ -196,7 +196,7 @@ fn decoded_sums_have_the_references_bits() {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Step([f64; 7]);
+struct Step([f64; 8]);
 
 #[test]
 fn updates_have_the_hosts_bits() {
@@ -234,10 +234,10 @@ fn one_update(library: &Library, optimizer: &Arc<Optimizer>, dtype: DType, maste
     let slot = |index: usize| slots.get(index).copied().unwrap_or(std::ptr::null_mut());
     if let [master] = master {
         let name = format!("update_{dtype}_master");
-        launch!(library, name, 1, *mut c_void: pointers[1], *mut c_void: pointers[0], *mut c_void: slot(0), *mut c_void: slot(1), *mut c_void: *master, Step: step, i32: kind, i32: i32::from(updates == 0), u64: len as u64);
+        launch!(library, name, 1, *mut c_void: pointers[1], *mut c_void: pointers[0], *mut c_void: slot(0), *mut c_void: slot(1), *mut c_void: slot(2), *mut c_void: *master, Step: step, i32: kind, i32: i32::from(updates == 0), u64: len as u64);
     } else {
         let name = format!("update_{dtype}");
-        launch!(library, name, 1, *mut c_void: pointers[1], *mut c_void: pointers[0], *mut c_void: slot(0), *mut c_void: slot(1), Step: step, i32: kind, u64: len as u64);
+        launch!(library, name, 1, *mut c_void: pointers[1], *mut c_void: pointers[0], *mut c_void: slot(0), *mut c_void: slot(1), *mut c_void: slot(2), Step: step, i32: kind, u64: len as u64);
     }
     for (index, (got, wanted)) in buffers[1..].iter().zip(&wanted).enumerate() {
         assert!(got.bytes() == wanted.bytes(), "{optimizer:?} on {dtype} after {updates} updates: buffer {index}");

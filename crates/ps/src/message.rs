@@ -16,7 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x08";
+pub const MAGIC: &[u8; 5] = b"RPPS\x09";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -99,7 +99,7 @@ pub enum Request {
         /// Where to send the value.
         reply: u64,
     },
-    /// Pushes that name this version are applied by this optimizer.
+    /// Pushes that name this version are applied by this optimizer, as it is for their key.
     SetOptimizer {
         /// Counted from 1 by every worker alike.
         version: u64,

@@ -322,7 +322,7 @@ impl Server {
     ) -> Result<(), String> {
         let optimizer = match version {
             0 => None,
-            version => Some(Arc::clone(&self.optimizers.get(&version).ok_or("an optimizer never sent")?.1)),
+            version => Some(self.optimizers.get(&version).ok_or("an optimizer never sent")?.1.of(&place.key)),
         };
         if self.members.as_ref().is_some_and(|members| !members.is_member(rank)) {
             return Err("a push of a worker that takes no part yet".to_owned());

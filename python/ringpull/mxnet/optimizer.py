@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import mxnet
@@ -13,52 +14,79 @@ from ..errors import UnsupportedError
 class StoredOptimizer:
     """Takes the place of MXNet's updater, for stores that run the optimizer.
 
-    Learning rates, schedules and rescaling that change here reach the store before the next push.
+    Learning rates, schedules, factors of keys and rescaling that change here reach the store before the next push.
     """
 
     def __init__(self, optimizer: Any, kind: str) -> None:
         self.optimizer = optimizer
         self._kind = kind
+        self._factors: dict[str, dict[int | str, float]] = {"lr_mult": {}, "wd_mult": {}}
 
-    def spec(self, key: int | str) -> str:
-        """The optimizer as it is for the next push of ``key``."""
+    def at_push(self, key: int | str, keys: Collection[int | str]) -> optimizers.Optimizer:
+        """The optimizer as it is for the next push of ``key``, with the factors of all ``keys`` of the store."""
         optimizer = self.optimizer
         if isinstance(optimizer, optimizers.Optimizer):
-            return optimizer.spec()
+            return optimizer
         optimizer._update_count(key)
-        own_rate, own_decay = optimizer._get_lr(key), optimizer._get_wd(key)
-        if own_rate != optimizer.learning_rate or own_decay != optimizer.wd:
-            raise UnsupportedError(
-                f"set_optimizer is not supported by {self._kind}: key {key!r} has a learning rate or weight decay of its own, and "
-                "an optimizer that the store runs has one for all keys\n"
-                "  hint: use dist_sync_mpi without sharded, or set no lr_mult and wd_mult and no wd"
-            )
-        return mapped(optimizer, self._kind).spec()
+        if any(own.get(key, 1.0) != _factor(optimizer, name, key) for name, own in self._factors.items()):
+            # Those of all keys at once: each change is sent, and waits for the pushes before it.
+            self._factors = {
+                name: {one: factor for one in keys if (factor := _factor(optimizer, name, one)) != 1.0} for name in self._factors
+            }
+        return mapped(optimizer, self._kind, **self._factors)
+
+    def takes_rows(self) -> bool:
+        """Whether rows that a row-sparse gradient does not name stay as they are; if not, it is a dense one with zeros there."""
+        optimizer = self.optimizer
+        if isinstance(optimizer, (optimizers.Optimizer, mxnet.optimizer.AdaGrad)):
+            return True
+        return bool(getattr(optimizer, "lazy_update", False))
 
 
-def mapped(optimizer: Any, kind: str) -> optimizers.Optimizer:
+def _factor(optimizer: Any, name: str, key: int | str) -> float:
+    """The ``lr_mult`` or ``wd_mult`` of a key: of its parameter in Gluon, else by the key itself or by the name of its index."""
+    if key in optimizer.param_dict:
+        return float(getattr(optimizer.param_dict[key], name))
+    factors = getattr(optimizer, name)
+    return float(factors.get(key, factors.get(optimizer.idx2name.get(key), 1.0)))
+
+
+def mapped(optimizer: Any, kind: str, **factors: dict[int | str, float]) -> optimizers.Optimizer:
     """The optimizer of ringpull that computes what one of MXNet's does."""
     if isinstance(optimizer, optimizers.Optimizer):
         return optimizer
-    common = {
+    common: dict[str, Any] = {
         "learning_rate": optimizer.learning_rate,
         "wd": optimizer.wd,
         "rescale_grad": optimizer.rescale_grad,
-        "clip_gradient": optimizer.clip_gradient,
+        # As in MXNet, 0 is no limit.
+        "clip_gradient": optimizer.clip_gradient or None,
         "multi_precision": optimizer.multi_precision,
+        **factors,
     }
     rule = type(optimizer)
-    if rule is mxnet.optimizer.SGD:
+    if rule in (mxnet.optimizer.SGD, mxnet.optimizer.ccSGD):
         return optimizers.SGD(momentum=optimizer.momentum, **common)
     if rule is mxnet.optimizer.NAG:
         return optimizers.NAG(momentum=optimizer.momentum, **common)
     if rule is mxnet.optimizer.Adam:
         betas = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "epsilon": optimizer.epsilon}
         return optimizers.Adam(**common, **betas)
+    if rule is mxnet.optimizer.AdaGrad:
+        return optimizers.AdaGrad(eps=optimizer.float_stable_eps, **common)
+    if rule is mxnet.optimizer.RMSProp:
+        return optimizers.RMSProp(
+            gamma1=optimizer.gamma1,
+            gamma2=optimizer.gamma2,
+            epsilon=optimizer.epsilon,
+            centered=optimizer.centered,
+            clip_weights=optimizer.clip_weights or None,
+            **common,
+        )
     if rule is mxnet.optimizer.Test:
         return optimizers.Test(**common)
     raise UnsupportedError(
-        f"set_optimizer is not supported by {kind}: servers and sharded stores have sgd, nag, adam and test, and "
-        f"cannot run code such as {rule.__name__}\n"
+        f"set_optimizer is not supported by {kind}: servers and sharded stores have sgd, nag, adam, adagrad, rmsprop and test, "
+        f"and cannot run code such as {rule.__name__}\n"
         "  hint: use dist_sync_mpi without sharded, where any optimizer of MXNet runs on every rank"
     )

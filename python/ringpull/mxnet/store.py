@@ -119,7 +119,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         self.handle = None
         self._updater: Any = None
         self._slots: dict[Any, Slot] = {}
-        self._last_sent = "", False
+        self._last_sent: tuple[Any, ...] = ()
         self._is_p3 = False
         try:
             self._native = _native.Store(self.kind)
@@ -209,7 +209,7 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
 
         With ``sharded`` each rank of ``dist_sync_mpi`` has the states of its part of every key: see
         ``ringpull.KVStore``. The store then runs the optimizer itself, so it has to be one that ``ringpull``
-        has: sgd, nag, adam or test. It stays sharded, so ``gluon.Trainer`` may set its optimizer later. Kinds
+        has: sgd, nag, adam, adagrad, rmsprop or test. It stays sharded, so ``gluon.Trainer`` may set its optimizer later. Kinds
         of one process, and those with servers, are as without it.
         """
         is_ours = isinstance(optimizer, optimizers.Optimizer)
@@ -229,9 +229,9 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
                 "  hint: set it before the first push, or create another store"
             )
         # Raises if there is none of ours for it.
-        spec = mapped(optimizer, self.kind).spec()
+        ours = mapped(optimizer, self.kind)
         if is_ours:
-            self._send(spec, is_sharded)
+            self._send(ours, is_sharded)
         self._stored, self._sharded = True, is_sharded
         if is_kept:
             self._updater = StoredOptimizer(optimizer, self.kind)
@@ -324,7 +324,9 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         if self._updater is not None and not self._stored:
             slot.keep_weight()
         elif self._stored and self._updater is not None:
-            self._send(self._updater.spec(slot.key), self._sharded)
+            self._send(self._updater.at_push(slot.key, self._slots), self._sharded)
+            if not self._updater.takes_rows():
+                values = [_dense(value) for value in values]
         if any(value.stype != "default" for value in values):
             self._push_rows(slot, values, priority, what)
             return
@@ -381,12 +383,13 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         found: Any = mxnet.nd.sparse.row_sparse_array((data, indices), shape=out.shape, dtype=out.dtype)
         found.copyto(out)
 
-    def _send(self, spec: str, is_sharded: bool) -> None:
+    def _send(self, optimizer: optimizers.Optimizer, is_sharded: bool) -> None:
         """Makes the store's optimizer this one, for the pushes after those called so far."""
-        if (spec, is_sharded) != self._last_sent:
+        wanted = optimizer.spec(), is_sharded, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
+        if wanted != self._last_sent:
             self._settle()
-            self._native.set_optimizer(spec, is_sharded)
-            self._last_sent = spec, is_sharded
+            self._native.set_optimizer(*wanted)
+            self._last_sent = wanted
 
     def _settle(self) -> None:
         """Waits until every push called so far has reached the store: those in MXNet's engine have not."""

@@ -169,14 +169,14 @@ impl Queue<'_> {
         let mastered = optimizer.multi_precision && dtype.is_half();
         let (slots, master) = slots.split_at(slots.len() - usize::from(mastered));
         let slot = |index: usize| slots.get(index).map_or(0, Slice::address);
-        let (slot0, slot1) = (slot(0), slot(1));
+        let (slot0, slot1, slot2) = (slot(0), slot(1), slot(2));
         let Some(master) = master.first().map(Slice::address) else {
             let kernel = format!("update_{dtype}");
-            return self.launch(&kernel, len, &mut arguments!(to, from, slot0, slot1, step, rule, len));
+            return self.launch(&kernel, len, &mut arguments!(to, from, slot0, slot1, slot2, step, rule, len));
         };
         let fresh = i32::from(updates == 0);
         let kernel = format!("update_{dtype}_master");
-        self.launch(&kernel, len, &mut arguments!(to, from, slot0, slot1, master, step, rule, fresh, len))
+        self.launch(&kernel, len, &mut arguments!(to, from, slot0, slot1, slot2, master, step, rule, fresh, len))
     }
 
     fn launch(&self, kernel: &str, threads: u64, arguments: &mut [*mut c_void]) -> Result<()> {

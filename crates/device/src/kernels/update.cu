@@ -2,9 +2,9 @@
 // bit: compiled without fused multiply-add. Weights that are halves are updated in float, or through a float
 // master copy.
 
-struct Step { double rate, decay, rescale, clip, first, second, epsilon; };
+struct Step { double rate, decay, rescale, clip, first, second, epsilon, bound; };
 
-enum Rule { PLAIN, MOMENTUM, NESTEROV, TEST, ADAM };
+enum Rule { PLAIN, MOMENTUM, NESTEROV, TEST, ADAM, ADAGRAD, RMSPROP, CENTERED };
 
 template <typename R> static __device__ __forceinline__ R clipped(R value, R limit) {
     return value > limit ? limit : value < -limit ? -limit : value;
@@ -14,7 +14,8 @@ static __device__ __forceinline__ float root(float value) { return sqrtf(value);
 static __device__ __forceinline__ double root(double value) { return sqrt(value); }
 
 template <typename W, typename R>
-static __device__ __forceinline__ R next(const Step& step, int rule, R w, R g, R* slot0, R* slot1, u64 i) {
+static __device__ __forceinline__ R next(const Step& step, int rule, R w, R g, R* slot0, R* slot1,
+                                             R* slot2, u64 i) {
     R rate = (R)step.rate, decay = (R)step.decay, rescale = (R)step.rescale, clip = (R)step.clip;
     if (rule == ADAM) {
         R beta1 = (R)step.first, beta2 = (R)step.second, epsilon = (R)step.epsilon;
@@ -24,6 +25,28 @@ static __device__ __forceinline__ R next(const Step& step, int rule, R w, R g, R
         slot0[i] = mean;
         slot1[i] = variance;
         return w - rate * mean / (root(variance) + epsilon);
+    }
+    if (rule == ADAGRAD) {
+        R gradient = clipped<R>(g * rescale, clip);
+        R squares = slot0[i] + gradient * gradient;
+        slot0[i] = squares;
+        return w - rate * (gradient / root(squares + (R)step.epsilon) + w * decay);
+    }
+    if (rule == RMSPROP || rule == CENTERED) {
+        R gamma1 = (R)step.first, gamma2 = (R)step.second, epsilon = (R)step.epsilon, bound = (R)step.bound;
+        R gradient = clipped<R>(g * rescale + decay * w, clip);
+        if (rule == RMSPROP) {
+            R square = ((R)1 - gamma1) * (gradient * gradient) + gamma1 * slot0[i];
+            slot0[i] = square;
+            return clipped<R>(w - rate * (gradient / root(square + epsilon)), bound);
+        }
+        R square = ((R)1 - gamma1) * gradient * gradient + gamma1 * slot0[i];
+        R mean = ((R)1 - gamma1) * gradient + gamma1 * slot1[i];
+        R delta = gamma2 * slot2[i] - rate * gradient / root(square - mean * mean + epsilon);
+        slot0[i] = square;
+        slot1[i] = mean;
+        slot2[i] = delta;
+        return clipped<R>(w + delta, bound);
     }
     if (rule == TEST) {
         R moved = w + g * rescale;
@@ -40,19 +63,19 @@ static __device__ __forceinline__ R next(const Step& step, int rule, R w, R g, R
 
 #define UPDATE(NAME, T) \
     extern "C" __global__ void update_##NAME(T* weight, const T* gradient, Element<T>::Real* slot0, \
-                                             Element<T>::Real* slot1, Step step, int rule, u64 len) { \
+                                             Element<T>::Real* slot1, Element<T>::Real* slot2, Step step, int rule, u64 len) { \
         for (u64 i = first_index(); i < len; i += stride()) { \
             weight[i] = Element<T>::store(next<T, Element<T>::Real>( \
-                step, rule, Element<T>::load(weight[i]), Element<T>::load(gradient[i]), slot0, slot1, i)); \
+                step, rule, Element<T>::load(weight[i]), Element<T>::load(gradient[i]), slot0, slot1, slot2, i)); \
         } \
     }
 
 #define UPDATE_MASTER(NAME, T) \
     extern "C" __global__ void update_##NAME##_master(T* weight, const T* gradient, float* slot0, float* slot1, \
-                                                      float* master, Step step, int rule, int fresh, u64 len) { \
+                                                      float* slot2, float* master, Step step, int rule, int fresh, u64 len) { \
         for (u64 i = first_index(); i < len; i += stride()) { \
             float w = fresh ? Element<T>::load(weight[i]) : master[i]; \
-            w = next<float, float>(step, rule, w, Element<T>::load(gradient[i]), slot0, slot1, i); \
+            w = next<float, float>(step, rule, w, Element<T>::load(gradient[i]), slot0, slot1, slot2, i); \
             master[i] = w; \
             weight[i] = Element<T>::store(w); \
         } \

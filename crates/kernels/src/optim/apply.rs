@@ -3,8 +3,10 @@
 use ringpull_base::half::{bf16, f16};
 use ringpull_base::{DType, Error, Result, check_row_ids, config};
 
+use super::adagrad::AdaGrad;
 use super::adam::Adam;
 use super::element::{Real, Stored, elements, elements_mut};
+use super::rmsprop::RmsProp;
 use super::sgd::Sgd;
 use super::{Optimizer, Rule, State, slot_element_bytes};
 
@@ -149,7 +151,7 @@ impl Optimizer {
         for (at, gradient) in parts {
             let (first, len) = (at / weight_size, gradient.len() / size_of::<G::Bytes>());
             let mut slots = state.slots.iter_mut().map(|slot| &mut slot[first * real_size..(first + len) * real_size]);
-            let slots = [slots.next().unwrap_or_default(), slots.next().unwrap_or_default()];
+            let slots = std::array::from_fn(|_| slots.next().unwrap_or_default());
             step.share::<W, G>(&mut weight[*at..*at + len * weight_size], gradient, slots, config::threads());
         }
     }
@@ -162,7 +164,13 @@ enum Step<R> {
     Nesterov(Sgd<R>),
     Test(Sgd<R>),
     Adam(Adam<R>),
+    AdaGrad(AdaGrad<R>),
+    RmsProp(RmsProp<R>),
+    Centered(RmsProp<R>),
 }
+
+/// The most slots that a rule has, not counting the master copy.
+const SLOTS: usize = 3;
 
 impl<R: Real> Step<R> {
     fn new(optimizer: &Optimizer, updates: u64) -> Self {
@@ -170,17 +178,15 @@ impl<R: Real> Step<R> {
         let rescale = R::from_f64(optimizer.rescale_grad);
         // Nothing finite lies outside an infinite limit, and Inf itself is its own nearest value.
         let clip = R::from_f64(optimizer.clip_gradient.unwrap_or(f64::INFINITY));
-        let sgd = |momentum| {
-            let (rate, momentum) = (R::from_f64(optimizer.learning_rate), R::from_f64(momentum));
-            Sgd { rate, decay, rescale, clip, momentum }
-        };
+        let rate = R::from_f64(optimizer.rate_at(updates));
+        let sgd = |momentum| Sgd { rate, decay, rescale, clip, momentum: R::from_f64(momentum) };
         match optimizer.rule {
             Rule::Sgd { momentum: 0.0, .. } => Step::Plain(sgd(0.0)),
             Rule::Sgd { momentum, nesterov: false } => Step::Momentum(sgd(momentum)),
             Rule::Sgd { momentum, nesterov: true } => Step::Nesterov(sgd(momentum)),
             Rule::Test => Step::Test(sgd(0.0)),
             Rule::Adam { beta1, beta2, epsilon } => Step::Adam(Adam {
-                rate: R::from_f64(optimizer.rate_at(updates)),
+                rate,
                 decay,
                 rescale,
                 clip,
@@ -188,6 +194,20 @@ impl<R: Real> Step<R> {
                 beta2: R::from_f64(beta2),
                 epsilon: R::from_f64(epsilon),
             }),
+            Rule::AdaGrad { eps } => Step::AdaGrad(AdaGrad { rate, decay, rescale, clip, eps: R::from_f64(eps) }),
+            Rule::RmsProp { gamma1, gamma2, epsilon, centered, clip_weights } => {
+                let form = if centered { Step::Centered } else { Step::RmsProp };
+                form(RmsProp {
+                    rate,
+                    decay,
+                    rescale,
+                    clip,
+                    gamma1: R::from_f64(gamma1),
+                    gamma2: R::from_f64(gamma2),
+                    epsilon: R::from_f64(epsilon),
+                    bound: R::from_f64(clip_weights.unwrap_or(f64::INFINITY)),
+                })
+            }
         }
     }
 
@@ -196,22 +216,24 @@ impl<R: Real> Step<R> {
         &self,
         weight: &mut [u8],
         gradient: &[u8],
-        [slot0, slot1]: [&mut [u8]; 2],
+        slots: [&mut [u8]; SLOTS],
         threads: usize,
     ) {
         let len = gradient.len() / size_of::<G::Bytes>();
         if len <= PARALLEL_LEN || threads == 1 {
-            return self.run::<W, G>(weight, gradient, [slot0, slot1]);
+            return self.run::<W, G>(weight, gradient, slots);
         }
         let half = len / 2;
         let (weight_low, weight_high) = weight.split_at_mut(half * size_of::<W::Bytes>());
         let (gradient_low, gradient_high) = gradient.split_at(half * size_of::<G::Bytes>());
-        let split = |slot: usize| slot.min(half * size_of::<R::Bytes>());
-        let (slot0_low, slot0_high) = slot0.split_at_mut(split(slot0.len()));
-        let (slot1_low, slot1_high) = slot1.split_at_mut(split(slot1.len()));
+        let (mut slots_low, mut slots_high): ([&mut [u8]; SLOTS], [&mut [u8]; SLOTS]) = Default::default();
+        for (index, slot) in slots.into_iter().enumerate() {
+            let middle = slot.len().min(half * size_of::<R::Bytes>());
+            (slots_low[index], slots_high[index]) = slot.split_at_mut(middle);
+        }
         std::thread::scope(|scope| {
-            scope.spawn(|| self.share::<W, G>(weight_low, gradient_low, [slot0_low, slot1_low], threads / 2));
-            self.share::<W, G>(weight_high, gradient_high, [slot0_high, slot1_high], threads - threads / 2);
+            scope.spawn(|| self.share::<W, G>(weight_low, gradient_low, slots_low, threads / 2));
+            self.share::<W, G>(weight_high, gradient_high, slots_high, threads - threads / 2);
         });
     }
 
@@ -219,7 +241,7 @@ impl<R: Real> Step<R> {
         &self,
         weight: &mut [u8],
         gradient: &[u8],
-        [slot0, slot1]: [&mut [u8]; 2],
+        [slot0, slot1, slot2]: [&mut [u8]; SLOTS],
     ) {
         match self {
             Step::Plain(sgd) => sgd.plain::<W, G>(weight, gradient),
@@ -227,6 +249,9 @@ impl<R: Real> Step<R> {
             Step::Nesterov(sgd) => sgd.nesterov::<W, G>(weight, gradient, slot0),
             Step::Test(sgd) => sgd.test::<W, G>(weight, gradient, slot0),
             Step::Adam(adam) => adam.step::<W, G>(weight, gradient, slot0, slot1),
+            Step::AdaGrad(adagrad) => adagrad.step::<W, G>(weight, gradient, slot0),
+            Step::RmsProp(rmsprop) => rmsprop.plain::<W, G>(weight, gradient, slot0),
+            Step::Centered(rmsprop) => rmsprop.centered::<W, G>(weight, gradient, [slot0, slot1, slot2]),
         }
     }
 }

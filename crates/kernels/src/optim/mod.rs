@@ -3,24 +3,28 @@
 //!
 //! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not
 //! travel. To that end the arithmetic is fixed to the bit: each element is computed on its own, in the order
-//! of operations written in `sgd` and `adam`, with no fused multiply-add and no call of the platform's `pow`;
+//! of operations written in `sgd`, `adam`, `adagrad` and `rmsprop`, with no fused multiply-add and no call of the platform's `pow`;
 //! threads only share out elements. Halves widen to f32 and round once; f64 weights are computed in f64.
 
+mod adagrad;
 mod adam;
 mod apply;
 mod element;
 mod parse;
+mod rmsprop;
 mod rule;
 mod sgd;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use ringpull_base::{DType, Error, Result};
+use ringpull_base::{DType, Key, Result};
 
 pub use self::rule::Rule;
-use self::rule::{ABOVE_0, AT_LEAST_0, FINITE};
+use self::rule::{FINITE, check_range};
 
 /// An optimizer with its hyper-parameters, in MXNet's words and arithmetic.
 ///
@@ -30,6 +34,18 @@ use self::rule::{ABOVE_0, AT_LEAST_0, FINITE};
 ///
 /// let optimizer = Optimizer { rescale_grad: 1.0 / 64.0, ..Optimizer::sgd(0.1) };
 /// assert!(matches!(optimizer.rule, Rule::Sgd { .. }));
+/// ```
+///
+/// Its learning rate and weight decay are those of all keys, and each key may have factors of its own, such
+/// as no decay of a bias:
+///
+/// ```
+/// # use ringpull_kernels::optim as ringpull;
+/// # use ringpull_base::Key;
+/// let mut optimizer: ringpull::Optimizer = "sgd,lr=0.1,wd=1e-4".parse()?;
+/// optimizer.wd_mult.insert(Key::from("fc1_bias"), 0.0);
+/// optimizer.lr_mult.insert(Key::from("fc2_weight"), 10.0);
+/// # Ok::<(), ringpull_base::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -46,6 +62,10 @@ pub struct Optimizer {
     pub clip_gradient: Option<f64>,
     /// Whether f16 and bf16 weights have an f32 master copy in the state.
     pub multi_precision: bool,
+    /// The factors of some keys' learning rates; that of any other key is 1.
+    pub lr_mult: BTreeMap<Key, f64>,
+    /// The factors of some keys' weight decays; that of any other key is 1.
+    pub wd_mult: BTreeMap<Key, f64>,
 }
 
 /// What an optimizer keeps for one key. Empty before its first update.
@@ -83,7 +103,27 @@ impl Optimizer {
             rescale_grad: 1.0,
             clip_gradient: None,
             multi_precision: false,
+            lr_mult: BTreeMap::new(),
+            wd_mult: BTreeMap::new(),
         }
+    }
+
+    /// The optimizer as it is for `key`: its factors are in the learning rate and the weight decay, and those
+    /// of other keys are left out.
+    #[must_use]
+    pub fn of(self: &Arc<Self>, key: &Key) -> Arc<Self> {
+        if self.lr_mult.is_empty() && self.wd_mult.is_empty() {
+            return Arc::clone(self);
+        }
+        let times = |value: f64, factors: &BTreeMap<Key, f64>| value * factors.get(key).unwrap_or(&1.0);
+        Arc::new(Optimizer {
+            rule: self.rule.clone(),
+            learning_rate: times(self.learning_rate, &self.lr_mult),
+            weight_decay: times(self.weight_decay, &self.wd_mult),
+            lr_mult: BTreeMap::new(),
+            wd_mult: BTreeMap::new(),
+            ..**self
+        })
     }
 
     /// Whether states that `earlier` left can be carried on by this optimizer: the same rule with the same
@@ -96,19 +136,14 @@ impl Optimizer {
 
     /// An error that names the hyper-parameter whose value makes no sense.
     pub fn check(&self) -> Result<()> {
-        let mut rows = vec![
-            ("learning_rate", self.learning_rate, AT_LEAST_0),
-            ("weight_decay", self.weight_decay, AT_LEAST_0),
-            ("rescale_grad", self.rescale_grad, FINITE),
-        ];
-        rows.extend(self.clip_gradient.map(|limit| ("clip_gradient", limit, ABOVE_0)));
-        rows.extend(self.rule.clone().parameters().into_iter().map(|(name, value, range)| (name, *value, range)));
-        match rows.into_iter().find(|(_, value, (_, holds))| !holds(*value)) {
-            None => Ok(()),
-            Some((name, value, (range, _))) => Err(Error::argument(
-                format!("the optimizer's {name} is {value}"),
-                format!("give a {name} that is {range}"),
-            )),
+        for (name, field, range) in self.clone().parameters() {
+            check_range(name, field.get(), range)?;
         }
+        for (name, factors) in [("lr_mult", &self.lr_mult), ("wd_mult", &self.wd_mult)] {
+            for (key, factor) in factors {
+                check_range(&format!("{name} of key {key}"), *factor, FINITE)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -5,13 +5,17 @@ use std::str::FromStr;
 
 use ringpull_base::{Error, Result, did_you_mean};
 
+use super::rule::check_range;
 use super::{Optimizer, Rule};
+
+/// Names that are short for others.
+const SHORT: [(&str, &str); 2] = [("lr", "learning_rate"), ("wd", "weight_decay")];
 
 impl FromStr for Optimizer {
     type Err = Error;
 
-    /// A rule (`sgd`, `nag`, `adam`, `test`), then `name=value` pairs in MXNet's names; what is not named has
-    /// MXNet's default.
+    /// A rule (`sgd`, `nag`, `adam`, `test`, `adagrad`, `rmsprop`), then `name=value` pairs in MXNet's names;
+    /// what is not named has MXNet's default.
     fn from_str(text: &str) -> Result<Self> {
         let mut words = text.split(',').map(str::trim);
         let name = words.next().unwrap_or_default();
@@ -25,33 +29,28 @@ impl FromStr for Optimizer {
             ));
         };
         let mut optimizer = Optimizer { rule, ..Optimizer::sgd(rate) };
-        for word in words {
-            optimizer.set(name, word)?;
-        }
-        optimizer.check()?;
+        words.try_for_each(|word| optimizer.set(name, word))?;
         Ok(optimizer)
     }
 }
 
 impl fmt::Display for Optimizer {
-    /// As it is parsed; what has MXNet's default is left out.
+    /// As it is parsed; what has MXNet's default is left out. Factors of keys come last and are not parsed.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, _, mut default) = Rule::ALL[self.rule.index()].clone();
-        let mut rule = self.rule.clone();
-        write!(out, "{name},lr={}", self.learning_rate)?;
-        let own = rule.parameters().into_iter().zip(default.parameters());
-        let own = own.map(|((name, value, _), (_, default, _))| (name, *value, *default));
-        for (name, value, default) in
-            own.chain([("wd", self.weight_decay, 0.0), ("rescale_grad", self.rescale_grad, 1.0)])
-        {
-            if value.to_bits() != default.to_bits() {
-                write!(out, ",{name}={value}")?;
+        let (name, rate, default) = Rule::ALL[self.rule.index()].clone();
+        let mut default = Optimizer { rule: default, ..Optimizer::sgd(rate) };
+        write!(out, "{name}")?;
+        for ((name, field, _), (_, default, _)) in self.clone().parameters().into_iter().zip(default.parameters()) {
+            let value = field.get();
+            if name == "learning_rate" || value.to_bits() != default.get().to_bits() {
+                let short = SHORT.iter().find(|(_, long)| *long == name).map_or(name, |(short, _)| short);
+                write!(out, ",{short}={value}")?;
             }
         }
-        if let Some(limit) = self.clip_gradient {
-            write!(out, ",clip_gradient={limit}")?;
+        for (name, factors) in [("lr_mult", &self.lr_mult), ("wd_mult", &self.wd_mult)] {
+            factors.iter().try_for_each(|(key, factor)| write!(out, ", {name} of {key} {factor}"))?;
         }
-        if self.multi_precision { out.write_str(",multi_precision=1") } else { Ok(()) }
+        Ok(())
     }
 }
 
@@ -59,35 +58,22 @@ impl Optimizer {
     fn set(&mut self, rule: &str, word: &str) -> Result<()> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         let (name, value) = (name.trim(), value.trim());
-        let number = || {
-            value.parse::<f64>().map_err(|_| {
-                Error::argument(format!("{name}={value:?} in the optimizer {rule}"), format!("give {name} a number"))
-            })
+        let long = SHORT.iter().find(|(short, _)| *short == name).map_or(name, |(_, long)| long);
+        let mut parameters = self.parameters();
+        let Some(at) = parameters.iter().position(|(name, ..)| *name == long) else {
+            let names = SHORT.iter().map(|(short, _)| *short).chain(parameters.iter().map(|(name, ..)| *name));
+            let names: Vec<&str> = names.collect();
+            return Err(Error::argument(
+                format!("the optimizer {rule} has no parameter {name:?}{}", did_you_mean(name, names.iter().copied())),
+                format!("its parameters are {}; lr is learning_rate and wd is weight_decay", names.join(", ")),
+            ));
         };
-        match name {
-            "lr" | "learning_rate" => self.learning_rate = number()?,
-            "wd" | "weight_decay" => self.weight_decay = number()?,
-            "rescale_grad" => self.rescale_grad = number()?,
-            "clip_gradient" => self.clip_gradient = Some(number()?),
-            "multi_precision" => self.multi_precision = number()? != 0.0,
-            _ => {
-                let mut own = self.rule.parameters();
-                if let Some((_, value, _)) = own.iter_mut().find(|(known, ..)| *known == name) {
-                    **value = number()?;
-                    return Ok(());
-                }
-                let common =
-                    ["lr", "learning_rate", "wd", "weight_decay", "rescale_grad", "clip_gradient", "multi_precision"];
-                let names: Vec<&str> = common.into_iter().chain(own.iter().map(|(name, ..)| *name)).collect();
-                return Err(Error::argument(
-                    format!(
-                        "the optimizer {rule} has no parameter {name:?}{}",
-                        did_you_mean(name, names.iter().copied())
-                    ),
-                    format!("its parameters are {}; lr is learning_rate and wd is weight_decay", names.join(", ")),
-                ));
-            }
-        }
+        let value = value.parse().map_err(|_| {
+            Error::argument(format!("{name}={value:?} in the optimizer {rule}"), format!("give {name} a number"))
+        })?;
+        let (_, field, range) = parameters.swap_remove(at);
+        check_range(long, value, range)?;
+        field.set(value);
         Ok(())
     }
 }
@@ -113,6 +99,8 @@ mod tests {
             "nag,lr=0.1,momentum=0.9,wd=0.0001,clip_gradient=5,multi_precision=1",
             "adam,lr=0.001,beta2=0.99,epsilon=0.000001,rescale_grad=0.25",
             "test,lr=0.01",
+            "adagrad,lr=0.01,eps=0.5",
+            "rmsprop,lr=0.001,gamma1=0.5,centered=1,clip_weights=2,wd=0.5",
         ] {
             assert_eq!(text.parse::<Optimizer>().unwrap().to_string(), text);
         }
@@ -137,6 +125,10 @@ mod tests {
             ("adam,epsilon=0", "epsilon"),
             ("sgd,wd=nan", "weight_decay"),
             ("sgd,clip_gradient=0", "clip_gradient"),
+            ("sgd,multi_precision=2", "multi_precision"),
+            ("adagrad,eps=0", "eps"),
+            ("rmsprop,centered=0.5", "centered"),
+            ("rmsprop,clip_weights=nan", "clip_weights"),
             ("sgd,rescale_grad=nan", "rescale_grad"),
         ] {
             let error = text.parse::<Optimizer>().unwrap_err().to_string();

@@ -141,8 +141,7 @@ impl ServedSegment {
             });
             return Ok(());
         };
-        let kind = |optimizer: &Optimizer| std::mem::discriminant(&optimizer.rule);
-        if self.rule.as_ref().is_some_and(|before| kind(before) != kind(&optimizer)) {
+        if self.rule.as_ref().is_some_and(|before| !optimizer.keeps_states_of(before)) {
             self.state = State::default();
         }
         let value = self.value.as_mut().expect("advance stops while there is no value");

@@ -70,6 +70,31 @@ fn adam_agrees_with_a_reference_in_f64() {
     }
 }
 
+/// Gradients of 3 and 4 in turn, so that roots are exact.
+#[test]
+fn adagrad_divides_by_the_root_of_all_squares() {
+    let optimizer = parsed("adagrad,lr=1,eps=1e-30");
+    assert_eq!(trained(&optimizer, &[8.0], 2, |step, _| [3.0, 4.0][step]), [8.0 - 1.0 - 4.0 / 5.0]);
+    // The decay is beside the quotient.
+    let decayed = parsed("adagrad,lr=1,eps=1e-30,wd=0.5,rescale_grad=0.5,clip_gradient=1");
+    assert_eq!(trained(&decayed, &[8.0], 1, |_, _| 100.0), [8.0 - 1.0 - 4.0]);
+}
+
+#[test]
+fn rmsprop_divides_by_the_root_of_the_mean_square_or_of_what_varies() {
+    let plain = "rmsprop,lr=1,gamma1=0.75,epsilon=1e-30";
+    // The mean square is 0.25 * 4.
+    assert_eq!(trained(&parsed(plain), &[8.0], 1, |_, _| 2.0), [8.0 - 2.0]);
+    assert_eq!(trained(&parsed(&format!("{plain},clip_weights=3")), &[8.0], 1, |_, _| 2.0), [3.0]);
+    // The decay is within the clipped gradient.
+    let decayed = format!("{plain},wd=1,clip_gradient=4");
+    assert_eq!(trained(&parsed(&decayed), &[8.0], 1, |_, _| 2.0), [8.0 - 2.0]);
+    // The variance is 0.5 * 4 - (0.5 * 2)^2, then 0.5 * (2 + 4) - (0.5 * (1 + 2))^2.
+    let centered = parsed("rmsprop,lr=1,gamma1=0.5,gamma2=0.5,epsilon=1e-30,centered=1");
+    assert_eq!(trained(&centered, &[8.0], 1, |_, _| 2.0), [6.0]);
+    assert_eq!(trained(&centered, &[8.0], 2, |_, _| 2.0), [6.0 - 1.0 - 2.0 / 0.75f32.sqrt()]);
+}
+
 #[test]
 fn the_test_rule_adds_and_keeps_a_copy() {
     let optimizer = Optimizer { rescale_grad: 2.0, ..parsed("test") };
@@ -139,7 +164,8 @@ fn the_largest_count_of_updates_stays_the_largest() {
 
 #[test]
 fn rows_that_are_absent_change_neither_weight_nor_state() {
-    for text in ["sgd,lr=0.5,wd=0.5,momentum=0.5", "adam,lr=0.5", "test"] {
+    for text in ["sgd,lr=0.5,wd=0.5,momentum=0.5", "adam,lr=0.5", "test", "adagrad,lr=0.5", "rmsprop,lr=0.5,centered=1"]
+    {
         let optimizer = parsed(text);
         let (mut sparse, mut dense) = ([4f32; 12], [4f32; 12]);
         let (mut sparse_state, mut dense_state) = (State::default(), State::default());
@@ -171,6 +197,7 @@ fn a_step_in_pieces_of_parts_gives_the_bits_and_the_states_of_one_of_the_whole()
         ("sgd,momentum=0.9", DType::F64),
         ("adam,lr=0.1,multi_precision=1", DType::F16),
         ("sgd,lr=0.5", DType::BF16),
+        ("rmsprop,lr=0.1,wd=0.1,centered=1,multi_precision=1", DType::BF16),
     ] {
         let (optimizer, element, len) = (parsed(text), dtype.size_bytes(), 23);
         let tensor = |scale: f64| {
@@ -214,13 +241,16 @@ fn sharing_out_over_threads_does_not_change_the_bits() {
     let len = 2 * PARALLEL_LEN + 3;
     let gradient = |_, index: usize| (index % 1013) as f32 * 0.37 - 100.0;
     let weight: Vec<f32> = (0..len).map(|index| (index % 89) as f32 * 0.11).collect();
-    let optimizer = parsed("adam,lr=0.01,wd=0.01");
-    let together = trained(&optimizer, &weight, 2, gradient);
-    let mut apart = Vec::new();
-    for (chunk, values) in weight.chunks(PARALLEL_LEN / 2).enumerate() {
-        apart.extend(trained(&optimizer, values, 2, |step, index| gradient(step, chunk * (PARALLEL_LEN / 2) + index)));
+    for text in ["adam,lr=0.01,wd=0.01", "rmsprop,lr=0.01,wd=0.01,centered=1"] {
+        let optimizer = parsed(text);
+        let together = trained(&optimizer, &weight, 2, gradient);
+        let mut apart = Vec::new();
+        for (chunk, values) in weight.chunks(PARALLEL_LEN / 2).enumerate() {
+            let gradient = |step, index| gradient(step, chunk * (PARALLEL_LEN / 2) + index);
+            apart.extend(trained(&optimizer, values, 2, gradient));
+        }
+        assert!(together.iter().zip(&apart).all(|(a, b)| a.to_bits() == b.to_bits()), "{text}");
     }
-    assert!(together.iter().zip(&apart).all(|(a, b)| a.to_bits() == b.to_bits()));
 }
 
 #[test]
@@ -231,4 +261,23 @@ fn bytes_need_no_alignment() {
     Optimizer::sgd(0.5).apply(&mut state, DType::F32, &mut weight[1..], &gradient[1..]).unwrap();
     let values: Vec<f32> = weight[1..].chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
     assert_eq!(values, [-1.0, -2.0, -3.0]);
+}
+
+#[test]
+fn the_factors_of_a_key_are_in_its_rate_and_decay_and_in_no_others() {
+    let mut optimizer = parsed("sgd,lr=0.5,wd=0.25");
+    optimizer.lr_mult.insert("slow".into(), 0.5);
+    optimizer.wd_mult.insert("bias".into(), 0.0);
+    optimizer.check().unwrap();
+    let optimizer = std::sync::Arc::new(optimizer);
+    for (key, rate, decay) in [("slow", 0.25, 0.25), ("bias", 0.5, 0.0), ("weight", 0.5, 0.25)] {
+        let expected = Optimizer { weight_decay: decay, ..Optimizer::sgd(rate) };
+        assert_eq!(*optimizer.of(&key.into()), expected, "{key}");
+    }
+    let mut wrong = (*optimizer).clone();
+    wrong.wd_mult.insert("bias".into(), f64::NAN);
+    let error = wrong.check().unwrap_err().to_string();
+    assert!(error.contains("wd_mult of key \"bias\"") && error.contains("finite"), "{error}");
+    let text = optimizer.to_string();
+    assert_eq!(text, "sgd,lr=0.5,wd=0.25, lr_mult of \"slow\" 0.5, wd_mult of \"bias\" 0");
 }
