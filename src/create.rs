@@ -19,13 +19,13 @@ use self::with_devices::before_servers;
 #[cfg(all(feature = "devices", feature = "mpi"))]
 use self::with_devices::over_ranks;
 #[cfg(feature = "devices")]
-use self::with_devices::{open, over_devices};
+use self::with_devices::{has_driver, open, over_devices};
 #[cfg(all(not(feature = "devices"), feature = "ps"))]
 use self::without_devices::before_servers;
 #[cfg(all(not(feature = "devices"), feature = "mpi"))]
 use self::without_devices::over_ranks;
 #[cfg(not(feature = "devices"))]
-use self::without_devices::{Devices, open, over_devices};
+use self::without_devices::{Devices, has_driver, open, over_devices};
 use crate::local::Local;
 use crate::recorded::RecordedBackend;
 use crate::{Backend, KvStore};
@@ -97,6 +97,8 @@ pub fn create_with(kind: &str, config: &Config) -> Result<KvStore> {
     let is_a_node = kind.has_servers() && job.as_ref().is_some_and(|job| job.role != Role::Worker);
     let named = config::devices();
     let devices = match kind {
+        // As in MXNet, processes without a GPU then sum their values in host memory.
+        Kind::DistSyncDevice | Kind::DistAsyncDevice if named.is_none() && !has_driver() => None,
         Kind::Device | Kind::DistSyncDevice | Kind::DistAsyncDevice if !is_a_node => {
             Some(open(named.as_deref().unwrap_or("cuda")).map_err(|cause| no_devices(kind, &cause))?)
         }
@@ -307,6 +309,9 @@ fn over_servers(
 ) -> Result<Box<dyn Backend>> {
     let servers = connect_to_servers(kind, config, worker_of(kind, job)?)?;
     if servers.rank() == 0 {
+        if matches!(kind, Kind::DistSyncDevice | Kind::DistAsyncDevice) && devices.is_none() {
+            notice(&format!("warning: {kind} without a CUDA driver: values are summed in host memory"));
+        }
         introduce(&servers.description());
         crate::status::serve(servers.worker())?;
     }
@@ -523,6 +528,11 @@ mod with_devices {
     use super::{Backend, Devices};
     use crate::on_devices::OnDevices;
 
+    /// Whether this host has a driver of GPUs.
+    pub(super) fn has_driver() -> bool {
+        !matches!(ringpull_device::survey().driver, ringpull_device::Library::Missing(_))
+    }
+
     pub(super) fn over_devices(devices: Arc<Devices>, limit: Duration) -> Box<dyn Backend> {
         Box::new(OnDevices::alone(devices, limit))
     }
@@ -552,6 +562,10 @@ mod without_devices {
     use std::time::Duration;
 
     pub(super) enum Devices {}
+
+    pub(super) fn has_driver() -> bool {
+        false
+    }
 
     pub(super) fn open(name: &str) -> Result<Arc<Devices>> {
         Err(Error::argument(
@@ -600,14 +614,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_device_kinds_say_what_they_need_and_what_to_use_meanwhile() {
-        for (kind, instead) in
-            [("device", "local"), ("dist_sync_device", "dist_sync"), ("dist_async_device", "dist_async")]
-        {
-            let error = create(kind).err().map(|error| error.to_string()).unwrap_or_default();
-            for part in [kind, "CUDA driver", "NCCL", &format!("use {instead},")] {
-                assert!(error.contains(part), "{error}");
-            }
+    fn a_kind_on_devices_says_what_it_needs_and_what_to_use_meanwhile() {
+        let error = create("device").err().map(|error| error.to_string()).unwrap_or_default();
+        for part in ["device", "CUDA driver", "NCCL", "use local,"] {
+            assert!(error.contains(part), "{error}");
         }
     }
 

@@ -86,7 +86,7 @@ pub(crate) use backend::Backend;
 pub(crate) use contribution::{Contribution, MergedRows};
 pub(crate) use states::SavedStates;
 pub(crate) use table::Entry;
-pub(crate) use update::{Update, Updates};
+pub(crate) use update::Updates;
 
 /// What this workspace's own tests, examples and command need from inside. It may change in any version.
 #[doc(hidden)]

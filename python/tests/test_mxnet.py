@@ -36,6 +36,10 @@ def holds(array, value):
     return bool((array.asnumpy() == value).all())
 
 
+def on_servers(workers, name, *words):
+    return launched(workers, 2, HERE / "jobs" / f"{name}.py", *words)
+
+
 def test_a_store_is_found_by_its_name():
     store = mx.kv.create("ringpull_local")
     assert isinstance(store, MXNetKVStore) and isinstance(store, mx.kvstore.KVStore)
@@ -304,6 +308,15 @@ def test_the_naive_engine_works_too():
 @pytest.mark.parametrize("ranks", [2, FOUR])
 def test_the_promises_of_dist_sync_hold(ranks):
     all_done(job(ranks, "mxnet_values", "dist_sync_mpi"))
+
+
+@pytest.mark.parametrize(("start", "words"), [(job, ["dist_sync_mpi", "names", "sharded"]), (on_servers, ["ringpull_dist_sync", "names"])])
+def test_an_optimizer_that_the_store_runs_ends_with_the_bits_of_mxnets_code(start, words):
+    all_done(start(2, "mxnet_optimizers", *words))
+
+
+def test_the_keys_of_gluon_have_their_factors_on_servers_that_sum_values_of_devices_first():
+    all_done(on_servers(2, "mxnet_optimizers", "ringpull_dist_sync_device", "numbers"))
 
 
 def test_the_promises_of_dist_sync_hold_with_our_servers():

@@ -184,6 +184,29 @@ def test_an_optimizer_runs_in_the_store_and_its_states_go_on(store, tmp_path):
     assert store.is_capable("optimizer")
 
 
+def test_a_key_has_a_rate_and_a_decay_of_its_own(store):
+    sgd = ringpull.SGD(learning_rate=0.5, wd=0.5, lr_mult={"slow": 0.25}, wd_mult={"bias": 0})
+    moved = {"weight": 8 - 0.5 * (1 + 4), "slow": 8 - 0.125 * (1 + 4), "bias": 8 - 0.5}
+    store.init(list(moved), [np.full(2, 8, np.float32)] * 3)
+    store.set_optimizer(sgd)
+    for key, value in moved.items():
+        out = np.empty(2, np.float32)
+        store.pushpull(key, np.ones(2, np.float32), out)
+        assert out.tolist() == [value] * 2, key
+    sgd.lr_mult = {"slow": float("nan")}
+    with pytest.raises(ringpull.ArgumentError, match='lr_mult of key "slow" is NaN'):
+        store.set_optimizer(sgd)
+
+
+@pytest.mark.parametrize("optimizer", [ringpull.AdaGrad(0.5, eps=1e-30), ringpull.RMSProp(0.5, gamma1=0.0, epsilon=1e-30)])
+def test_the_root_of_squares_divides_the_step(store, optimizer):
+    store.init("w", np.zeros(2, np.float32))
+    store.set_optimizer(optimizer)
+    out = np.empty(2, np.float32)
+    store.pushpull("w", np.array([3, -4], np.float32), out)
+    assert out.tolist() == [-0.5, 0.5]
+
+
 def test_an_updater_changes_the_stored_value(store):
     seen = []
 

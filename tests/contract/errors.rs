@@ -48,9 +48,7 @@ fn a_device_kind_says_what_it_needs(_: &World) {
     if ringpull_base::config::devices().is_some() || !ringpull_device::survey().devices.is_empty() {
         return;
     }
-    for kind in ["device", "dist_sync_device", "dist_async_device", "dist_device_sync"] {
-        complaint(create(kind), &["CUDA driver", "NCCL", "hint:"]);
-    }
+    complaint(create("device"), &["CUDA driver", "NCCL", "hint:"]);
 }
 
 fn an_unknown_key_is_an_error_that_names_it(world: &World) {

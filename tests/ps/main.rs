@@ -241,8 +241,8 @@ fn outside_a_job_the_error_says_how_to_launch_one() {
     for (kind, words) in [
         ("dist_sync", "ringpull launch -n 2 -s 2 -- CMD"),
         ("dist_async", "ringpull launch"),
-        ("dist_sync_device", "GPU"),
-        ("dist_async_device", "GPU"),
+        ("dist_sync_device", "ringpull launch"),
+        ("dist_async_device", "ringpull launch"),
         ("device", "GPU"),
     ] {
         let error = ringpull::create(kind).err().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! AdaGrad in MXNet's form: weight decay is beside the gradient and not in the sum of squares.
+//! `AdaGrad` in MXNet's form: weight decay is beside the gradient and not in the sum of squares.
 //!
 //! With `g = clip(rescale * gradient)`: `squares += g * g`, then
 //! `w -= rate * (g / sqrt(squares + eps) + w * decay)`. (Duchi, Hazan and Singer, "Adaptive Subgradient

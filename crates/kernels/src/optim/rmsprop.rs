@@ -1,4 +1,4 @@
-//! RMSProp in MXNet's two forms. In both weight decay is part of the gradient.
+//! `RMSProp` in MXNet's two forms. In both weight decay is part of the gradient.
 //!
 //! With `g = clip(rescale * gradient + decay * w)`:
 //!

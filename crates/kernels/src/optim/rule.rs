@@ -31,12 +31,12 @@ pub enum Rule {
     },
     /// MXNet's `test` optimizer: `weight += rescale_grad * gradient`, the state being a copy of the weight.
     Test,
-    /// AdaGrad.
+    /// `AdaGrad`.
     AdaGrad {
         /// Added to the sum of squares, before its root is taken.
         eps: f64,
     },
-    /// RMSProp, in Tieleman and Hinton's form or in Graves's.
+    /// `RMSProp`, in Tieleman and Hinton's form or in Graves's.
     RmsProp {
         /// Decay of the mean square, and of the mean.
         gamma1: f64,

@@ -1,0 +1,73 @@
+"""Runs a script of MXNet's, with seeds, in a folder with its data, and saves what it has trained.
+
+    python run_mxnet.py FOLDER SAVED SCRIPT ARGUMENTS...
+
+In the end FOLDER/SAVED-RANK.params has the parameters of every module, or of every trainer of Gluon. Packages that the
+script imports for other uses than training need not be there.
+"""
+
+import os
+import random
+import runpy
+import sys
+from unittest import mock
+
+import mxnet
+import numpy
+
+folder, saved, script = sys.argv[1:4]
+rank = os.environ.get("DMLC_WORKER_ID") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
+# Every worker begins with the same weights, and shuffles in its own way.
+mxnet.random.seed(7)
+numpy.random.seed(int(rank))
+random.seed(int(rank))
+
+trained = []
+
+
+def followed(owner, name):
+    """Lets `trained` have the objects whose method is called."""
+    method = getattr(owner, name)
+
+    def call(self, *arguments, **keywords):
+        result = method(self, *arguments, **keywords)
+        if self not in trained:
+            trained.append(self)
+        return result
+
+    setattr(owner, name, call)
+
+
+for owner, name in (mxnet.mod.Module, "init_optimizer"), (mxnet.mod.BucketingModule, "init_optimizer"), (mxnet.gluon.Trainer, "__init__"):
+    followed(owner, name)
+
+
+
+class EasyDict(dict):
+    """A dict whose items are attributes."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+for absent in "cv2", "scipy", "sklearn", "sklearn.decomposition", "sklearn.model_selection":
+    sys.modules[absent] = mock.MagicMock()
+sys.modules["easydict"] = mock.MagicMock(EasyDict=EasyDict)
+
+os.chdir(folder)
+sys.argv = sys.argv[3:]
+sys.path[:0] = [os.path.dirname(script), os.getcwd()]
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as end:
+    if end.code:
+        raise
+
+values = {}
+for one in trained:
+    if isinstance(one, mxnet.gluon.Trainer):
+        found = {parameter.name: parameter.data() for parameter in one._params}
+    else:
+        found, _ = one.get_params()
+    values |= {name: value.tostype("default") for name, value in found.items()}
+mxnet.nd.save(f"{saved}-{rank}.params", values)

@@ -1,0 +1,156 @@
+"""MXNet's examples on our stores end with the bits that they end with on MXNet's own servers.
+
+Two workers: a sum of two numbers is the same in both orders, so there is one right result. With dist_async the
+order of the pushes decides, so there is one worker.
+"""
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import launched, mpi, well
+
+mx = pytest.importorskip("mxnet")
+
+RUNNER = Path(__file__).with_name("run_mxnet.py")
+
+#: Seconds until a job that hangs is killed.
+DEADLINE = 600
+
+IMAGES = "example/image-classification"
+#: Each script with its arguments: its own defaults, but for sizes that two cores train in seconds.
+SCRIPTS = {
+    "mnist": (f"{IMAGES}/train_mnist.py", "--num-examples 256 --num-epochs 3 --lr-step-epochs 1,2"),
+    "mnist-adagrad": (f"{IMAGES}/train_mnist.py", "--num-examples 256 --num-epochs 2 --optimizer adagrad"),
+    "mnist-rmsprop": (f"{IMAGES}/train_mnist.py", "--num-examples 256 --num-epochs 2 --optimizer rmsprop"),
+    "cifar10": (f"{IMAGES}/train_cifar10.py", "--num-layers 8 --num-examples 32 --batch-size 8 --num-epochs 2 --lr-step-epochs 1"),
+    "imagenet": (
+        f"{IMAGES}/train_imagenet.py",
+        "--benchmark 1 --num-layers 8 --image-shape 3,28,28 --num-classes 10 --num-examples 32 --batch-size 8 --num-epochs 2 --lr-step-epochs 1",
+    ),
+    "lstm": ("example/rnn/bucketing/lstm_bucketing.py", "--num-hidden 16 --num-embed 16 --num-epochs 1"),
+    "gluon": (
+        "example/gluon/image_classification.py",
+        "--model mobilenet0.25 --dataset dummy --batch-size 2 --epochs 1 --mode imperative --log-interval 1",
+    ),
+}
+SPARSE = "example/sparse/linear_classification/train.py"
+FACES = "recognition/arcface_mxnet"
+
+#: The user's settings behind insightface's own example of them: a small data set, and an end.
+FACES_CONFIG = """
+dataset.emore.update(num_classes=5, val_targets=[], dataset_path='faces')
+config.update(max_steps=2, count_flops=False)
+default.update(network='y1', per_batch_size=2)
+"""
+
+
+def zipped(path, numbers, content):
+    """A file of MNIST: the kind, the lengths of the dimensions, the bytes."""
+    body = struct.pack(f">{len(numbers)}I", *numbers) + content.astype(np.uint8).tobytes()
+    made = zlib.compressobj(wbits=31)
+    path.write_bytes(made.compress(body) + made.flush())
+
+
+def bitmap(pixels):
+    """An image of height x width x 3 as the file that every decoder reads."""
+    rows = b"".join(row.tobytes() + bytes(-len(row.tobytes()) % 4) for row in pixels[::-1])
+    header = struct.pack("<IiiHHIIiiII", 40, pixels.shape[1], pixels.shape[0], 1, 24, 0, len(rows), 0, 0, 0, 0)
+    return struct.pack("<2sIHHI", b"BM", 54 + len(rows), 0, 0, 54) + header + rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder whose `data` has what the scripts would fetch, in small."""
+    made = tmp_path_factory.mktemp("programs")
+    data = made / "data"
+    data.mkdir()
+    draw = np.random.RandomState(3)
+    for name, count in (("train", 512), ("t10k", 64)):
+        labels = draw.randint(0, 10, count)
+        images = draw.randint(0, 64, (count, 28, 28)) + labels[:, None, None] * 16
+        zipped(data / f"{name}-labels-idx1-ubyte.gz", (2049, count), labels)
+        zipped(data / f"{name}-images-idx3-ubyte.gz", (2051, count, 28, 28), images)
+    for name, count in (("train", 64), ("val", 16)):
+        written = mx.recordio.MXRecordIO(str(data / f"cifar10_{name}.rec"), "w")
+        for index in range(count):
+            pixels = draw.randint(0, 256, (32, 32, 3)).astype(np.uint8)
+            written.write(mx.recordio.pack(mx.recordio.IRHeader(0, float(index % 10), index, 0), bitmap(pixels)))
+        written.close()
+    for name, count in (("train", 70), ("test", 40)):
+        sentences = [" ".join(f"w{word}" for word in draw.randint(0, 30, length)) for length in (8, 18) for _ in range(count)]
+        (data / f"sherlockholmes.{name}.txt").write_text("\n".join(sentences) + "\n")
+    (made / "faces").mkdir()
+    written = mx.recordio.MXIndexedRecordIO(str(made / "faces/train.idx"), str(made / "faces/train.rec"), "w")
+    # Record 0 says which records name the images of a person.
+    written.write_idx(0, mx.recordio.pack(mx.recordio.IRHeader(2, [21, 26], 0, 0), b""))
+    for index in range(1, 21):
+        pixels = draw.randint(0, 256, (112, 112, 3)).astype(np.uint8)
+        written.write_idx(index, mx.recordio.pack(mx.recordio.IRHeader(0, float(index % 5), index, 0), bitmap(pixels)))
+    for person in range(5):
+        first = 1 + 4 * person
+        written.write_idx(21 + person, mx.recordio.pack(mx.recordio.IRHeader(2, [first, first + 4], 0, 0), b""))
+    written.close()
+    for name in ("avazu-app", "avazu-app.t"):
+        # Lines of one length: MXNet divides a file among workers by its bytes, and its servers hang if that gives one more batches.
+        found = [np.sort(draw.choice(900000, 5, replace=False)) + 100000 for _ in range(64)]
+        lines = [f"{draw.randint(0, 2)} " + " ".join(f"{index}:1" for index in row) for row in found]
+        (data / name).write_text("\n".join(lines) + "\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """The parameters that a job has ended with, by the words it was started with: MXNet's own runs once for all of ours."""
+    return {}
+
+
+def parameters(folder, ended, of_mxnet, kind, workers, script, arguments):
+    """The parameters on each worker after a job of the script, on MXNet's own servers or on ours."""
+    key = (of_mxnet, kind, workers, script, *arguments)
+    if key not in ended:
+        saved = f"saved-{len(ended)}"
+        command = [*([] if of_mxnet else ["-m", "ringpull.mxnet"]), RUNNER, folder, saved, script, *arguments]
+        if kind == "dist_sync_mpi":
+            well(mpi(workers, *command, deadline=DEADLINE, RINGPULL_TIMEOUT=DEADLINE))
+        else:
+            launched(workers, 2, *command, deadline=DEADLINE, RINGPULL_TIMEOUT=DEADLINE)
+        ended[key] = [mx.nd.load(str(folder / f"{saved}-{rank}.params")) for rank in range(workers)]
+    return ended[key]
+
+
+def compare(folder, ended, kind, script, arguments, option="--kv-store"):
+    workers = 1 if "async" in kind else 2
+    theirs = "dist_sync" if kind == "dist_sync_mpi" else kind
+    expected = parameters(folder, ended, True, theirs, workers, script, [*arguments, option, theirs])
+    found = parameters(folder, ended, False, kind, workers, script, [*arguments, option, kind])
+    assert expected[0]
+    for ours, real in zip(found, expected, strict=True):
+        assert ours.keys() == real.keys()
+        different = [name for name in real if not np.array_equal(ours[name].asnumpy(), real[name].asnumpy())]
+        assert not different
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_sync_mpi", "dist_async", "dist_device_sync"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_example_ends_with_the_bits_of_mxnets_own_servers(name, kind, checkout, folder, ended):
+    script, arguments = SCRIPTS[name]
+    option = "--kvstore" if name == "gluon" else "--kv-store"
+    compare(folder, ended, kind, checkout("mxnet") / script, arguments.split(), option)
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
+def test_the_sparse_example_ends_with_the_bits_of_mxnets_own_servers(rule, kind, checkout, folder, ended):
+    arguments = ["--num-epoch", "1", "--batch-size", "8", "--optimizer", rule]
+    compare(folder, ended, kind, checkout("mxnet") / SPARSE, arguments, "--kvstore")
+
+
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_sync_mpi", "dist_async", "dist_device_sync"])
+def test_insightface_ends_with_the_bits_of_mxnets_own_servers(kind, checkout, folder, ended, monkeypatch):
+    scripts = checkout("insightface") / FACES
+    (folder / "config.py").write_text((scripts / "sample_config.py").read_text() + FACES_CONFIG)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    compare(folder, ended, kind, scripts / "train.py", [], "--kvstore")
