@@ -49,6 +49,4 @@ def array_of(value: Any) -> numpy.ndarray[Any, Any]:
 def variables_of(optimizer: Any) -> list[Any]:
     """An optimizer's variables, which are an attribute or, in Keras 2, a method."""
     found = optimizer.variables
-    if callable(found):
-        found = found()
-    return list(found)
+    return list(found if isinstance(found, (list, tuple)) else found())
