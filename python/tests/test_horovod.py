@@ -150,6 +150,28 @@ def test_every_name_of_horovods_is_there_or_an_error_says_what_to_do(needed, mod
     assert not missing & {f"horovod.tensorflow.keras{name}" for name in ("", ".elastic.KerasState", ".callbacks.MetricAverageCallback", ".rank", ".load_model")}
 
 
+CHILDREN = """
+import multiprocessing
+import horovod
+from horovod.common.util import split_list
+
+def work(count):
+    return horovod.__version__, split_list([1, 2, 3], count)
+
+if __name__ == "__main__":
+    for method in "spawn", "forkserver":
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(pool.map(work, [2]))
+"""
+
+
+def test_children_of_a_program_find_what_it_finds(tmp_path):
+    (tmp_path / "parent.py").write_text(CHILDREN)
+    for words in [tmp_path / "parent.py"], ["-m", "parent"]:
+        status, output = run([sys.executable, "-m", "ringpull.horovod", *words], PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+        assert (status, output) == (0, "[('0.28.1', [[1, 2], [3]])]\n" * 2), output
+
+
 RUNS = """
 import horovod
 from horovod.common.basics import init, rank, size

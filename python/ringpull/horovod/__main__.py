@@ -6,8 +6,12 @@ As with Python itself, ``-m MODULE`` in place of the script runs a module, such 
 import os
 import runpy
 import sys
+from pathlib import Path
 
 from .names import Finder
+
+#: A folder whose module `horovod` lets processes find what this one finds that the program starts by `multiprocessing`.
+_FOR_CHILDREN = str(Path(__file__).parent / "children")
 
 
 def main() -> None:
@@ -19,11 +23,12 @@ def main() -> None:
     sys.meta_path.insert(0, Finder("horovod"))
     if is_module:
         sys.argv = sys.argv[2:]
+        sys.path.insert(1, _FOR_CHILDREN)
         # Python has put the folder of work first on the path, and puts the module's file where its name is.
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return
     sys.argv = sys.argv[1:]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    sys.path[:1] = [os.path.dirname(os.path.abspath(sys.argv[0])), _FOR_CHILDREN]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -159,6 +159,8 @@ def explain(module: ModuleType) -> None:
                 if attribute in known.get("__all__", ()) and attribute in known:
                     return known[attribute]
             raise AttributeError(_absent(_theirs(f"{name.removeprefix(_OURS)}.{attribute}")))
+        if attribute == "__version__":
+            return VERSION
         raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
 
     # Not as a definition, by which type checkers would take every name to be there.

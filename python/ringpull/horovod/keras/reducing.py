@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -124,12 +125,29 @@ class _Distributed:
 
     #: Of the class, so that copies by `from_config` have it.
     _way: _Way
-    #: While a `LossScaleOptimizer` applies gradients that are reduced already.
+    #: While gradients are applied that are reduced already.
     _is_reduced = False
 
+    @contextlib.contextmanager
+    def _reducing(self, grads: Any) -> Iterator[list[Any]]:
+        """Gives the gradients reduced, and lets what is called inside, which may be a method of these again, leave them so."""
+        was_reduced = self._is_reduced
+        done = list(grads) if was_reduced else self._way.reduce_all(keras_of(self).backend.backend(), grads)
+        self._is_reduced = True
+        try:
+            yield done
+        finally:
+            self._is_reduced = was_reduced
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Keras 3: reduces the gradients, then applies them."""
-        return super().apply(self._reduce(grads), trainable_variables)  # type: ignore[misc]
+        """Keras 3: applies the reduced gradients."""
+        with self._reducing(grads) as done:
+            return super().apply(done, trainable_variables)  # type: ignore[misc]
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Keras 3 with JAX: the same."""
+        with self._reducing(grads) as done:
+            return super().stateless_apply(optimizer_variables, done, trainable_variables)  # type: ignore[misc]
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
         """Keras 2: pairs of reduced gradients and variables. `apply_gradients` calls it, and a `LossScaleOptimizer` before it."""
@@ -143,9 +161,6 @@ class _Distributed:
         done = self._way.reduce_all("tensorflow", [gradient for gradient, _ in pairs])
         return [(gradient, variable) for gradient, (_, variable) in zip(done, pairs)]
 
-    def _reduce(self, grads: Any) -> list[Any]:
-        return list(grads) if self._is_reduced else self._way.reduce_all(keras_of(self).backend.backend(), grads)
-
 
 def _reducing_first(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of Keras 3's `LossScaleOptimizer` that applies gradients. Of a distributed optimizer inside it they are reduced before it
@@ -154,16 +169,12 @@ def _reducing_first(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        inner = self.inner_optimizer
-        if not isinstance(inner, _Distributed):
+        if not isinstance(self.inner_optimizer, _Distributed):
             return method(self, *arguments, **keywords)
         bound = signature.bind(self, *arguments, **keywords)
-        bound.arguments["grads"] = inner._reduce(bound.arguments["grads"])
-        inner._is_reduced = True
-        try:
+        with self.inner_optimizer._reducing(bound.arguments["grads"]) as done:
+            bound.arguments["grads"] = done
             return method(*bound.args, **bound.kwargs)
-        finally:
-            inner._is_reduced = False
 
     return call
 
