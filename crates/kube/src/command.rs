@@ -61,7 +61,7 @@ pub(super) fn store_of(command: &[String]) -> Option<(String, &str)> {
     })
 }
 
-/// Returns true if an option or a variable of this name is a kind of store: `--kv-store`, `--kvstore`, `KV_STORE`.
+/// Returns true if an option or a variable of this name is a kind of store, such as `--kvstore`, `KV_STORE`.
 pub(super) fn is_store(name: &str) -> bool {
     let letters: String = name.chars().filter(|c| !"-_".contains(*c)).collect::<String>().to_lowercase();
     letters.ends_with("kvstore") || letters.ends_with("kvstoretype")

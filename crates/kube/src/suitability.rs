@@ -80,7 +80,10 @@ pub(super) fn misfit(given: Given, need: Need) -> Option<Misfit> {
             "every rank would train a separate model",
             "give the command --kv-store dist_sync_mpi, or write another kind of job",
         ),
-        (Ranks, Need::Servers) => ("mpirun starts only workers, and each would fail without servers", PS),
+        (Ranks, Need::Servers) => (
+            "mpirun starts only workers, and each would fail without servers",
+            "give the command --kv-store dist_sync_mpi, or write ringpull manifest ps, in a pipeline distribution_type PS",
+        ),
         (Ranks | Launched, Need::Both) => ("its ranks are started without one half of the store", HYBRID),
         (Ranks | Launched, Need::Starts) => {
             ("the manifest starts the processes itself", "give only what one rank runs")
@@ -108,6 +111,10 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> 
     let knows_servers = names.any(|name| name.starts_with("DMLC_PS_ROOT_URI"));
     let store = store_of(&words).or_else(|| store_of(&variables));
     if let Some((as_given, kind)) = &store {
+        // A script's variable may be one of the job's.
+        let name = kind.strip_prefix('$').map(|name| name.trim_matches(['{', '}']));
+        let value = name.and_then(|name| env.iter().rfind(|(other, _)| other == name));
+        let kind = value.map_or(*kind, |(_, value)| value);
         // Other programs have variables of such names, too.
         let certain = |need| need != Need::Itself || as_given.starts_with('-');
         found.extend(need_of(kind).map(|need| Shown { is_certain: certain(need), ..shown(need, as_given) }));
@@ -116,7 +123,13 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> 
         let texts = programs.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
         let mut values = words.iter().filter_map(|word| word.rsplit(['=', ':']).next()).chain(texts);
         let kind = values.find(|word| word.starts_with("dist_") && need_of(word).is_some());
-        found.extend(kind.and_then(|kind| Some(Shown { is_certain: false, ..shown(need_of(kind)?, kind) })));
+        let creates = |kind: &str, quote: char| {
+            programs.iter().any(|text| text.contains(&format!("create({quote}{kind}{quote}")))
+        };
+        found.extend(kind.and_then(|kind| {
+            let is_certain = ['"', '\''].into_iter().any(|quote| creates(kind, quote));
+            Some(Shown { is_certain, ..shown(need_of(kind)?, kind) })
+        }));
     }
     let module = |name: &str| {
         let is_it = |word: &str| word == name || word.starts_with(&format!("{name}."));
@@ -317,8 +330,8 @@ mod tests {
         }
     }
 
-    /// A row for each program; its columns are a train or trainjob, ps, mxjob, tfjob, and job. `x` is an error,
-    /// `?` a warning, `-` neither.
+    /// A row for each program; its columns are a train or trainjob, ps, mxjob, tfjob, and job. `x` is an
+    /// error, `?` a warning, `-` neither.
     const TABLE: [(&str, &str); 41] = [
         ("python3 train.py", "-----"),
         ("python3 train.py --epochs 3 --data /train/dist_sync", "-----"),
@@ -424,6 +437,10 @@ mod tests {
         let env = [("MXNET_KVSTORE".to_owned(), "dist_sync_mpi".to_owned())].into();
         let error = judged(&Request { env, ..request(JobKind::Tfjob, &["python3", "a.py"]) });
         assert!(error.contains("tfjob with MXNET_KVSTORE=dist_sync_mpi"), "{error}");
+        let env = [("KIND".to_owned(), "dist_async".to_owned())].into();
+        let error =
+            judged(&Request { env, ..request(JobKind::Tfjob, &["sh", "-c", "python3 a.py --kv-store ${KIND}"]) });
+        assert!(error.contains("with --kv-store ${KIND}: its pods have no scheduler"), "{error}");
         let env = [("MXNET_KVSTORE_BIGARRAY_BOUND".to_owned(), "10".to_owned())].into();
         assert_eq!(judged(&Request { env, ..request(JobKind::Tfjob, &["python3", "a.py"]) }), "");
     }
@@ -440,7 +457,10 @@ mod tests {
         let ours = "import ringpull.horovod.torch as hvd\nhvd.init()\n";
         assert!(of(JobKind::Tfjob, ours).contains("import ringpull.horovod"));
         let store = "import ringpull\nstore = ringpull.create('dist_sync_mpi')\n";
-        assert!(of(JobKind::Tfjob, store).starts_with("warning: tfjob with dist_sync_mpi"));
+        assert!(of(JobKind::Tfjob, store).starts_with("tfjob with dist_sync_mpi: its pods have no mpirun"));
+        assert_eq!(of(JobKind::Train, store), "");
+        let other = "import mxnet as mx\nkinds = ['dist_sync', 'local']\n";
+        assert!(of(JobKind::Tfjob, other).starts_with("warning: tfjob with dist_sync, if"));
         for other in
             ["import horovod_tools\nprint(1)\n", "import tensorflow\ntf.distribute.ParameterServerStrategy()\n"]
         {

@@ -73,6 +73,8 @@ fn what_cannot_be_written_is_one_error_with_a_remedy() {
         (&["manifest", "train", "--cpus", "8Gi", "--", "train"], 2, "500m"),
         (&["manifest", "specification", "{\"distribution_type\": \"mpi\"}", "--", "train"], 1, "MPI, TF or PS"),
         (&["manifest", "train", "--", "train", "--kv-store", "dist_sync"], 1, "dist_sync_mpi"),
+        (&["manifest", "tfjob", "--", "python3", "t.py", "--kvstore=dist_sync_mpi"], 1, "ringpull manifest train"),
+        (&["manifest", "specification", "{\"distribution_type\": \"TF\"}", "--", "t", "--kv-store", "dist"], 1, "PS"),
         (&["manifest", "train"], 1, "after --"),
     ] {
         let output = super::ringpull(words);

@@ -249,11 +249,6 @@ impl<'a> RoleView<'a> {
         RoleView { replica, template, pod, container }
     }
 
-    /// The pods of the role.
-    pub(super) fn replicas(&self) -> i64 {
-        self.replica.get("replicas").number().unwrap_or(1)
-    }
-
     /// The user that the container is to run as, if the pod says so.
     pub(super) fn user(&self) -> Option<i64> {
         let own = self.container.down("securityContext.runAsUser").number();

@@ -98,7 +98,8 @@ fn expanded(word: &str, role: &RoleView) -> Option<String> {
     }
 }
 
-/// Returns true if the words of the container use a variable themselves: `$NAME`, `${NAME...}` or Kubernetes' `$(NAME)`.
+/// Returns true if the words of the container use a variable themselves: `$NAME`, `${NAME...}`, or
+/// Kubernetes' `$(NAME)`.
 fn reads(role: &RoleView, name: &str) -> bool {
     let uses = |rest: &str| {
         let rest = rest.strip_prefix(['{', '(']).unwrap_or(rest);
@@ -189,7 +190,10 @@ fn readiness(job: &Mpi, findings: &mut Findings) {
     // An entrypoint can wait for the workers, and ours does; a command cannot.
     let is_ours = job.launcher.is_ours();
     let runs_mpirun = job.launcher.words().first().is_some_and(|word| is_mpirun(word));
-    let may_wait = !job.launcher.has_command() && (is_ours || !runs_mpirun);
+    let words = job.launcher.words();
+    let waits_itself =
+        ["until", "while", "getent", "nslookup", "sleep"].iter().any(|it| words.iter().any(|word| word == it));
+    let may_wait = waits_itself || !job.launcher.has_command() && (is_ours || !runs_mpirun);
     if (!waits || late) && !may_wait {
         let what = if job.implementation == "MPICH" {
             "mpirun starts before its workers listen, and MPICH's then hangs"

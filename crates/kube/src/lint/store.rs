@@ -3,20 +3,27 @@
 use ringpull_base::{Kind, closest};
 
 use super::Findings;
-use super::job::{Job, Mpi};
+use super::job::{Job, Mpi, RoleView};
 use crate::command::{example, is_mpirun, store_of};
 use crate::suitability::{Given, Need, misfits, needs};
 
 /// The programs of jobs whose pods all run the same command.
 pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
-    let pods = |(_, role): &(String, _)| super::job::RoleView::replicas(role);
-    let given = match job.kind {
-        "MXJob" => Given::Roles,
-        "TFJob" if job.roles.iter().map(pods).fold(0_i64, i64::saturating_add) > 1 => Given::Apart,
+    let pods = |(_, role): &(String, RoleView)| role.replica.get("replicas").number().unwrap_or(1);
+    let policy = job.spec.get("mlPolicy");
+    let several = policy.get("numNodes").number().unwrap_or(1) > 1;
+    let (given, role) = match job.kind {
+        "MXJob" => (Given::Roles, "Worker"),
+        "TFJob" if job.roles.iter().map(pods).fold(0_i64, i64::saturating_add) > 1 => (Given::Apart, "Worker"),
+        "TrainingRuntime" | "ClusterTrainingRuntime" if several && !policy.get("mpi").is_there() => {
+            (Given::Apart, "node")
+        }
         _ => return,
     };
-    let Some((_, worker)) = job.roles.iter().find(|(name, _)| name == "Worker") else { return };
-    let needs = needs(&worker.raw_words(), &worker.variables());
+    let Some((_, worker)) = job.roles.iter().find(|(name, _)| name == role) else { return };
+    let mut needs = needs(&worker.raw_words(), &worker.variables());
+    // Trainer's variables join the processes that PyTorch's launcher starts.
+    needs.retain(|one| one.need != Need::Starts || role != "node");
     if let Some((one, (what, fix))) = misfits(given, &needs).into_iter().find(|(one, _)| one.is_certain) {
         let rule = match one.need {
             Need::Servers | Need::Both => "no-servers",
