@@ -1,6 +1,6 @@
 //! Every environment variable this crate reads, read here and nowhere else. [`VARIABLES`] lists them.
 
-mod alike;
+pub(crate) mod alike;
 mod identity;
 mod listed;
 mod secret;
@@ -11,8 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-#[cfg(test)]
-pub(crate) use self::alike::alike_variables;
 pub use self::alike::{AlikeValue, AlikeValues, check_alike};
 pub use self::identity::{Identity, identity};
 pub use self::listed::{VARIABLES, Variable};

@@ -8,7 +8,8 @@ mod committed;
 
 use std::fmt::Write as _;
 
-use crate::config::{VARIABLES, Variable, alike_variables};
+use crate::config::alike::alike_variables;
+use crate::config::{VARIABLES, Variable};
 use crate::{Error, Key, Kind};
 
 /// What to do about an error, beyond the hint in its text.

@@ -153,48 +153,52 @@ impl Mpirun {
     ) -> Result<MpiCommand> {
         let agent = agent.map(write_agent).transpose()?;
         let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
-        self.add_options(&mut command, reach, agent_path.as_deref());
         command.env(config::SECRET, config::secret_or_new()?.reveal());
         let passed_on = if reach == Reach::Ssh { environment::passed_on() } else { BTreeMap::new() };
         let inherited: Vec<&str> = passed_on.keys().map(|name| &name[..]).filter(|name| *name != PATH).collect();
+        // The host of each rank.
+        let count = parts.iter().map(|part| part.count).sum();
+        let on: Vec<&str> = names.iter().map(|name| &name[..]).cycle().take(count).collect();
+        let mut ends = parts.iter().scan(0, |end, part| {
+            *end += part.count;
+            Some((*end - part.count, *end))
+        });
+        let is_round = ends.all(|(begin, end)| goes_round(&on[begin.min(on.len())..end.min(on.len())]));
+        let is_in_order = reach == Reach::Ssh && (self.flavour == Flavour::OpenMpi || !is_round);
+        self.add_options(&mut command, reach, agent_path.as_deref(), is_in_order);
         if self.flavour == Flavour::Mpich && reach == Reach::Ssh {
             let all = parts.iter().flat_map(|part| by_name_and_value(&part.env).0);
             let all: BTreeSet<&str> =
                 [config::SECRET].into_iter().chain(inherited.iter().copied()).chain(all).collect();
             command.arg("-genvlist").arg(all.into_iter().collect::<Vec<_>>().join(","));
         }
-        // The host of each rank.
-        let count = parts.iter().map(|part| part.count).sum();
-        let on: Vec<&str> = names.iter().map(|name| &name[..]).cycle().take(count).collect();
         if self.flavour == Flavour::Mpich && !on.is_empty() {
-            // Hydra takes one list of hosts for all programs.
-            command.args(["-hosts", &on.join(",")]);
+            // Hydra takes one list for all programs, goes round it, and starts a proxy for each item.
+            let distinct = if goes_round(&on) { with_counts(&on).split(',').count() } else { on.len() };
+            command.args(["-hosts", &on[..distinct].join(",")]);
         }
-        let shares = shares(&on);
+        let earlier = earlier(&on);
         let mut rank = 0;
-        for part in parts {
+        for (number, part) in parts.iter().enumerate() {
+            if number > 0 {
+                command.arg(":");
+            }
+            if self.flavour != Flavour::Mpich && !on.is_empty() {
+                let on = &on[rank..rank + part.count];
+                command.args(["--host", &if is_in_order { on.join(",") } else { with_counts(on) }]);
+            }
+            rank += part.count;
             let (by_name, given) = by_name_and_value(&part.env);
             let passed: BTreeSet<&str> = [config::SECRET].into_iter().chain(by_name).chain(inherited.clone()).collect();
-            let passed = self.naming(&passed.into_iter().collect::<Vec<_>>());
-            let end = rank + part.count;
-            while rank < end {
-                if rank > 0 {
-                    command.arg(":");
-                }
-                let length = if on.is_empty() { end - rank } else { self.run_length(&on[rank..end]) };
-                if self.flavour != Flavour::Mpich && !on.is_empty() {
-                    command.args(["--host", &placing(&on[rank..rank + length])]);
-                }
-                rank += length;
-                command.args(&passed).args(["-n", &length.to_string()]);
-                if reach == Reach::Ssh {
-                    command.args(["sh", "-c", ON_HOST, &shares, passed_on.get(PATH).map_or("", |path| path)]);
-                }
-                if !given.is_empty() {
-                    command.arg("env").args(given.iter().map(|(name, value)| format!("{name}={value}")));
-                }
-                command.args(&part.command);
+            command.args(self.naming(&passed.into_iter().collect::<Vec<_>>()));
+            command.args(["-n", &part.count.to_string()]);
+            if reach == Reach::Ssh {
+                command.args(["sh", "-c", ON_HOST, &earlier, passed_on.get(PATH).map_or("", |path| path)]);
             }
+            if !given.is_empty() {
+                command.arg("env").args(given.iter().map(|(name, value)| format!("{name}={value}")));
+            }
+            command.args(&part.command);
         }
         Ok(MpiCommand { command, _agent: agent })
     }
@@ -210,20 +214,7 @@ impl Mpirun {
         }
     }
 
-    /// How many of these consecutive ranks, of which each has its host, Open MPI places as one program: it goes
-    /// round the hosts of a program, whatever their slots are. Before version 5 it begins with this one.
-    fn run_length(&self, on: &[&str]) -> usize {
-        if self.flavour == Flavour::Mpich {
-            return on.len();
-        }
-        let hosts = (1..on.len()).find(|at| on[..*at].contains(&on[*at])).unwrap_or(on.len());
-        if let (Flavour::OpenMpi, Some(at @ 1..)) = (self.flavour, on[..hosts].iter().position(|name| *name == HERE)) {
-            return at;
-        }
-        (hosts..on.len()).find(|at| on[*at] != on[at % hosts]).unwrap_or(on.len())
-    }
-
-    fn add_options(&self, command: &mut Command, reach: Reach, agent: Option<&Path>) {
+    fn add_options(&self, command: &mut Command, reach: Reach, agent: Option<&Path>, is_in_order: bool) {
         let network = (reach == Reach::Lab).then_some(lab::NETWORK);
         // Open MPI asks for the shell of the first host, for which the script of `ssh_agent` has an answer.
         let asks = if reach == Reach::Ssh { "0" } else { "1" };
@@ -236,7 +227,8 @@ impl Mpirun {
         }
         match self.flavour {
             Flavour::OpenMpi => {
-                command.args(["--oversubscribe", "--bind-to", "none", "--map-by", "node"]);
+                let map = if is_in_order { "seq" } else { "node" };
+                command.args(["--oversubscribe", "--bind-to", "none", "--map-by", map]);
                 command.args(["--mca", "mpi_yield_when_idle", "1"]);
                 if let Some(agents) = &agents {
                     command.args(["--mca", "plm_rsh_agent", agents, "--mca", "plm_rsh_no_tree_spawn", "1"]);
@@ -248,7 +240,8 @@ impl Mpirun {
                 }
             }
             Flavour::OpenMpi5 => {
-                command.args(["--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"]);
+                let map = if is_in_order { "seq:OVERSUBSCRIBE" } else { "node:OVERSUBSCRIBE" };
+                command.args(["--bind-to", "none", "--map-by", map]);
                 if self.survives_losses {
                     command.args(["--with-ft", "ulfm"]);
                 }
@@ -354,8 +347,15 @@ fn names_of(hosts: &[Host]) -> Vec<String> {
     hosts.iter().map(name_of).collect()
 }
 
-/// The value of Open MPI's option for the hosts of consecutive ranks.
-fn placing(on: &[&str]) -> String {
+/// Whether these are hosts in turn: Open MPI goes round the hosts of a program, whatever their slots are.
+/// Otherwise it takes them in order, and version 5 gives ranks a wrong `OMPI_COMM_WORLD_LOCAL_SIZE` then.
+fn goes_round(on: &[&str]) -> bool {
+    let hosts = (1..on.len()).find(|at| on[..*at].contains(&on[*at])).unwrap_or(on.len());
+    (hosts..on.len()).all(|at| on[at] == on[at % hosts])
+}
+
+/// These hosts of consecutive ranks, each with the number of its ranks.
+fn with_counts(on: &[&str]) -> String {
     let mut distinct: Vec<(&str, usize)> = Vec::new();
     for name in on {
         match distinct.iter_mut().find(|(other, _)| other == name) {
@@ -366,26 +366,26 @@ fn placing(on: &[&str]) -> String {
     distinct.iter().map(|(name, count)| format!("{name}:{count}")).collect::<Vec<_>>().join(",")
 }
 
-/// The number of ranks on each rank's host, which is one number if it is the same everywhere.
-fn shares(on: &[&str]) -> String {
+/// The number of earlier ranks on the host of each rank.
+fn earlier(on: &[&str]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    on.iter().for_each(|name| *counts.entry(name).or_default() += 1);
-    let mut shares: Vec<String> = on.iter().map(|name| counts[name].to_string()).collect();
-    if counts.values().collect::<BTreeSet<_>>().len() == 1 {
-        shares.truncate(1);
-    }
-    shares.join(",")
+    let earlier = on.iter().map(|name| {
+        let count = counts.entry(name).or_default();
+        *count += 1;
+        (*count - 1).to_string()
+    });
+    earlier.collect::<Vec<_>>().join(",")
 }
 
 /// This host, among others.
 const HERE: &str = "localhost";
 
-/// Begins a rank: puts the launcher's `PATH`, which is `$1`, before that of its host, and fails unless so many
-/// ranks are on its host as `$0` says.
-const ON_HOST: &str = r#"here=${OMPI_COMM_WORLD_LOCAL_SIZE:-$MPI_LOCALNRANKS} rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} wanted=$0
-case $wanted in *,*) wanted=$(echo "$wanted" | cut -d , -f $((rank + 1))) ;; esac
-if [ "${here:-$wanted}" != "$wanted" ]; then
-  echo "ringpull: error: mpirun has put $here ranks on the host $(uname -n) of rank $rank, and the list of hosts $wanted: it takes two hosts of the list for one" >&2
+/// Begins a rank: puts the launcher's `PATH`, which is `$1`, before that of its host, and fails if more ranks
+/// before it are on its host than the list of hosts has there: `$0` has their number for each rank.
+const ON_HOST: &str = r#"rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} here=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-0}}
+wanted=$(echo "$0" | cut -d , -f $((rank + 1)))
+if [ "$here" -gt "${wanted:-$here}" ]; then
+  echo "ringpull: error: rank $rank is after $here others on the host $(uname -n), where the list of hosts has $wanted: mpirun takes two hosts of the list for one" >&2
   echo "  hint: name each host by another name or address that no other host of the list has" >&2
   exit 1
 fi
@@ -465,25 +465,12 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_has_the_host_that_the_list_gives_it() {
-        let mpirun = |flavour| Mpirun { program: "mpirun".to_owned(), flavour, survives_losses: false };
-        let runs = |flavour, on: &[&str]| {
-            let (mut at, mut runs) = (0, Vec::new());
-            while at < on.len() {
-                let length = mpirun(flavour).run_length(&on[at..]);
-                runs.push(placing(&on[at..at + length]));
-                at += length;
-            }
-            runs.join(" | ")
-        };
-        let five = |text: &str| runs(Flavour::OpenMpi5, &text.split(' ').collect::<Vec<_>>());
-        assert_eq!(five("a b c a b"), "a:2,b:2,c:1");
-        assert_eq!(five("a b c a b b b"), "a:2,b:2,c:1 | b:2", "b has two slots more");
-        assert_eq!(five("a b b"), "a:1,b:1 | b:1");
-        assert_eq!(five("a localhost a localhost"), "a:2,localhost:2");
-        let four = |text: &str| runs(Flavour::OpenMpi, &text.split(' ').collect::<Vec<_>>());
-        assert_eq!(four("a localhost a localhost"), "a:1 | localhost:2,a:1");
-        assert_eq!((shares(&["a", "b", "a", "b"]), shares(&["a", "b", "b"])), ("2".to_owned(), "1,2,2".to_owned()));
+    fn hosts_in_turn_are_told_from_others_and_each_rank_knows_those_before_it() {
+        let of = |text: &'static str| text.split(' ').collect::<Vec<_>>();
+        assert!(["a", "a a", "a b c", "a b c a b"].into_iter().all(|text| goes_round(&of(text))) && goes_round(&[]));
+        assert!(["a b b", "a b a a", "a b c a b b", "a a b"].into_iter().all(|text| !goes_round(&of(text))));
+        assert_eq!(with_counts(&of("a b c a b")), "a:2,b:2,c:1");
+        assert_eq!(earlier(&of("a b a b b")), "0,0,1,1,2");
     }
 
     #[test]

@@ -39,12 +39,14 @@ use crate::mpirun::Mpirun;
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
   ringpull launch --replicas 2 -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without a lost server
 
-A hostfile has one host, host:4 or host slots=4 per line; those of Open MPI, MPICH, PBS and Grid Engine
-are read, too. The port of ssh is written port=2222, and a number of 22 or from 1024 on behind the colon
-is one. Processes on other hosts get the user's environment, but for what belongs to this host, this login
-or another job; `ringpull doctor -H` names that. After a process has failed, the others have 1.5
-times RINGPULL_SILENCE to end by themselves. Then every host sends them SIGTERM, and later SIGKILL.
-The exit code is that of the first process that failed.
+A hostfile has one host, host:4 or host slots=4 per line; those of Open MPI, MPICH, PBS and Grid
+Engine are read, too. The port of ssh is written port=2222; in a hostfile a number of 22, or from
+1024 on, behind the colon is one. Processes on other hosts get the user's environment, but for what
+belongs to this host, this login or another job; `ringpull doctor -H` names that.
+
+After a process has failed, the others have 1.5 times RINGPULL_SILENCE to end by themselves. Then
+every host sends them SIGTERM, and later SIGKILL. The exit code is that of the first process that
+failed.
 
 With --elastic and without servers, what is left of a job that has lost ranks is ended, unless it goes
 on --in-place, and the job starts again on the hosts that are present, with a worker on every slot, at

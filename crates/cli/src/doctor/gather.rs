@@ -24,6 +24,8 @@ const SYS_PTRACE: u32 = 19;
 /// The facts of this host, which the hostfile names `called`, and of connections to `peers` (`name:port`).
 pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[String], with_probe: bool) -> Facts {
     let machine = Machine::survey();
+    // Before the ranks, whose launcher may make the folder.
+    let temporary = temporary();
     let (probe, probe_failure) =
         match (with_probe && machine.mpi_library.is_some() && machine.mpirun.is_some()).then(probe::run) {
             None => (Vec::new(), None),
@@ -61,7 +63,7 @@ pub(crate) fn gather(called: Option<String>, slots: Option<usize>, peers: &[Stri
         driver: driver(),
         nccl: NCCL.iter().filter_map(|name| Some(((*name).to_owned(), config::text(name)?))).collect(),
         python: ["python", "python3"].into_iter().find_map(in_path),
-        temporary: temporary(),
+        temporary,
         interfaces: names("/sys/class/net"),
         ssh: ssh_files(),
         clock: None,

@@ -106,8 +106,11 @@ pub(crate) fn copy_working_folder(hosts: &[SshHost], to: &str) -> Result<()> {
     let from = working_folder()?;
     for host in hosts {
         let shell = ssh_words(host.port).join(" ");
+        // rsync takes what is before the first colon for the host, unless there are brackets.
+        let name = if host.name.contains(':') { format!("[{}]", host.name) } else { host.name.clone() };
+        let login = host.login.replace(&host.name, &name);
         let status = Command::new("rsync")
-            .args(["-a", "-e", &shell, &format!("{}/", from.display()), &format!("{}:{to}/", host.login)])
+            .args(["-a", "-e", &shell, &format!("{}/", from.display()), &format!("{login}:{to}/")])
             .stdin(Stdio::null())
             .status()
             .map_err(|cause| Error::io("run", "rsync", &cause))?;

@@ -46,20 +46,26 @@ fn hosts_whose_names_share_a_label_and_users_with_ports_get_their_own_ranks() {
     let says = "echo ${STUB:-here}";
     let (seen, said) = job(folder.path(), HERE, &["-n", "6", "-H", hosts.to_str().unwrap()], &[], says);
     assert_eq!(seen, ["127.0.0.2", "::1", "a.x.invalid", "a.y.invalid", "ann@127.0.0.2", "here"], "{said}");
-    let (seen, said) = job(folder.path(), HERE, &["-n", "2", "-H", "a.x.invalid,a.y.invalid:1,"], &[], says);
-    assert_eq!(seen, ["a.x.invalid", "a.y.invalid"], "{said}");
+    // Each rank where the list puts it, also with slots that differ and this host among others.
+    let list = "a.x.invalid:2,localhost:3, a.y.invalid,";
+    let says = "echo ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} ${STUB:-here}";
+    let (seen, said) = job(folder.path(), HERE, &["-n", "6", "-H", list], &[], says);
+    assert_eq!(seen, ["0 a.x.invalid", "1 here", "2 a.y.invalid", "3 a.x.invalid", "4 here", "5 here"], "{said}");
 }
 
 #[test]
 fn a_rank_that_shares_its_host_with_more_than_the_list_says_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let answer = "[ \"$1\" = --version ] && { echo 'mpirun (Open MPI) 4.1.4'; exit; }";
-    let ranks = "while [ \"$1\" != -n ]; do shift; done; shift 2; OMPI_COMM_WORLD_LOCAL_SIZE=2 exec \"$@\"";
+    let ranks = "while [ \"$1\" != -n ]; do shift; done; shift 2; OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=1 exec \"$@\"";
     let mpirun = script(folder.path(), "mpirun", &format!("{answer}\n{ranks}"));
     let variables = [("RINGPULL_MPIRUN", mpirun.to_str().unwrap())];
     let options = ["-n", "2", "--no-tag", "-H", "a.invalid,b.invalid"];
     let (seen, said) = job(folder.path(), HERE, &options, &variables, "echo ran");
-    assert!(seen.is_empty() && said.contains("mpirun has put 2 ranks on") && said.starts_with("Some(1)"), "{said}");
+    assert!(
+        seen.is_empty() && said.contains("rank 1 is after 1 others on the host") && said.starts_with("Some(1)"),
+        "{said}"
+    );
     let (seen, said) = job(folder.path(), HERE, &["-n", "2", "-H", "a.invalid:2"], &variables, "echo ran");
     assert_eq!(seen, ["ran"], "{said}");
 }
@@ -150,14 +156,14 @@ fn a_host_whose_login_shell_is_csh_runs_every_job() {
     }
 }
 
-/// Runs a shell script as root with mounts of its own; `None` if this user may not have them.
-fn with_own_mounts(script: &str, words: &[&str], ssh: &Path) -> Option<Output> {
+/// Runs a shell script as root with mounts and a network of its own; `None` if this user may not have them.
+fn apart(script: &str, words: &[&str], ssh: &Path) -> Option<Output> {
     let run = |script: &str| {
         let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-c", script, "sh"]).args(words).env("RINGPULL_SSH", ssh).output().ok()
+        command.args(["-m", "-n", "sh", "-c", script, "sh"]).args(words).env("RINGPULL_SSH", ssh).output().ok()
     };
-    if run("mount -t tmpfs none /mnt").is_none_or(|output| !output.status.success()) {
-        eprintln!("skipped: mounts of its own need root");
+    if run("mount -t tmpfs none /mnt && ip link set lo up").is_none_or(|output| !output.status.success()) {
+        eprintln!("skipped: mounts and a network of its own need root");
         return None;
     }
     run(script)
@@ -174,10 +180,10 @@ fn folders_for_temporary_files_may_forbid_programs_and_have_blanks() {
     let words = [folder.path().to_str().unwrap(), env!("CARGO_BIN_EXE_ringpull")];
     for name in ["t", "t/a b"] {
         let script = format!(
-            "mount -t tmpfs -o noexec none \"$1/t\"; mkdir -p \"$1/{name}\"; TMPDIR=\"$1/{name}\"; export TMPDIR
+            "ip link set lo up; mount -t tmpfs -o noexec none \"$1/t\"; mkdir -p \"$1/{name}\"; TMPDIR=\"$1/{name}\"; export TMPDIR
              exec \"$2\" launch -n 2 -H ann@127.0.0.2:2 -- sh -c 'echo rank >\"$0/rank.$$\"' \"$1\""
         );
-        let Some(output) = with_own_mounts(&script, &words, &stub) else { return };
+        let Some(output) = apart(&script, &words, &stub) else { return };
         let ranks: Vec<PathBuf> =
             std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
         let ranks = ranks.iter().filter(|path| path.to_string_lossy().contains("/rank."));
@@ -194,4 +200,41 @@ fn an_mpirun_that_cannot_say_what_it_is_is_quoted() {
     let output = launch(&["-n", "1", "--", "true"]).env("RINGPULL_MPIRUN", mpirun).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && text.contains("Unable to get the user home directory"), "{text}");
+}
+
+#[test]
+fn servers_run_on_hosts_that_have_addresses_of_ipv6_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let stub = ssh(folder.path(), HERE);
+    let script = "ip link set lo up; ip -4 addr flush dev lo; ip addr add fd00:6::1/128 dev lo; ip addr add fd00:6::2/128 dev lo
+        exec \"$1\" launch -n 2 -s 1 --no-tag -H 'ann@[fd00:6::1]:1,ann@fd00:6::2' -- sh -c 'echo $DMLC_ROLE $DMLC_PS_ROOT_URI $DMLC_NODE_HOST'";
+    let Some(output) = apart(script, &[env!("CARGO_BIN_EXE_ringpull")], &stub) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    let workers = ["worker fd00:6::1 fd00:6::1", "worker fd00:6::1 fd00:6::2"];
+    assert_eq!(lines, [&["scheduler fd00:6::1", "server fd00:6::1 fd00:6::1"], &workers[..]].concat(), "{output:?}");
+}
+
+#[test]
+fn the_doctor_sees_hosts_as_a_job_does_and_names_what_stays_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let shell = "exec env -i STUB=$STUB HOME=$HOME PATH=/usr/bin:/bin TMPDIR=${0%/*}/none sh -c \"$*\"";
+    let stub = ssh(folder.path(), shell);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+    command.args(["doctor", "--format", "json", "-H", "localhost ann@127.0.0.2"]).env("RINGPULL_SSH", stub);
+    let output = command.env("XDG_RUNTIME_DIR", "/run/user/1").stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let of =
+        |check: &str| found.iter().find(|found| found["check"] == check).unwrap_or_else(|| panic!("{check}: {text}"));
+    let environment = of("environment")["what"].as_str().unwrap();
+    let (passed, stays) = environment.split_once("; not ").unwrap();
+    assert!(passed.ends_with("variables are passed on to other hosts"), "{environment}");
+    assert!(stays.contains("HOME") && stays.contains("XDG_RUNTIME_DIR") && !stays.contains("PATH"), "{environment}");
+    assert_eq!(
+        (&of("temporary files")["host"], &of("temporary files")["verdict"]),
+        (&"127.0.0.2".into(), &"warning".into())
+    );
+    assert!(!found.iter().any(|found| found["check"] == "python"), "PATH is passed on: {text}");
 }
