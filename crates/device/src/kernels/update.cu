@@ -53,12 +53,20 @@ static __device__ __forceinline__ R next(const Step& step, int rule, R w, R g, R
         slot0[i] = (R)Element<W>::load(Element<W>::store(moved));
         return moved;
     }
-    R scaled = rate * (clipped<R>(g * rescale, clip) + decay * w);
-    if (rule == PLAIN) return w - scaled;
     R momentum = (R)step.first;
-    R moved = momentum * slot0[i] - scaled;
-    slot0[i] = moved;
-    return rule == MOMENTUM ? w + moved : w + (momentum * moved - scaled);
+    if (rule == NESTEROV) {
+        R gradient = clipped<R>(g * rescale, clip);
+        R kept = momentum * slot0[i];
+        R moved = w - kept + (momentum + (R)1) * (kept - rate * (gradient + decay * w));
+        slot0[i] = kept - rate * (gradient + decay * moved);
+        return moved;
+    }
+    // An infinite limit is none.
+    bool is_clipped = step.clip <= 1.7976931348623157e308;
+    R part = is_clipped ? rate * clipped<R>(g * rescale, clip) : rate * rescale * g;
+    R moved = momentum * (rule == MOMENTUM ? slot0[i] : (R)0) - rate * decay * w - part;
+    if (rule == MOMENTUM) slot0[i] = moved;
+    return w + moved;
 }
 
 #define UPDATE(NAME, T) \

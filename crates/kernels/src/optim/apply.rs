@@ -179,7 +179,8 @@ impl<R: Real> Step<R> {
         // Nothing finite lies outside an infinite limit, and Inf itself is its own nearest value.
         let clip = R::from_f64(optimizer.clip_gradient.unwrap_or(f64::INFINITY));
         let rate = R::from_f64(optimizer.rate_at(updates));
-        let sgd = |momentum| Sgd { rate, decay, rescale, clip, momentum: R::from_f64(momentum) };
+        let is_clipped = optimizer.clip_gradient.is_some_and(f64::is_finite);
+        let sgd = |momentum| Sgd { rate, decay, rescale, clip, is_clipped, momentum: R::from_f64(momentum) };
         match optimizer.rule {
             Rule::Sgd { momentum: 0.0, .. } => Step::Plain(sgd(0.0)),
             Rule::Sgd { momentum, nesterov: false } => Step::Momentum(sgd(momentum)),

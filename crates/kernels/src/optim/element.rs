@@ -17,6 +17,7 @@ pub(super) trait Real:
     + Neg<Output = Self>
     + Stored<Real = Self>
 {
+    const ZERO: Self;
     const ONE: Self;
     fn from_f64(value: f64) -> Self;
     fn sqrt(self) -> Self;
@@ -56,6 +57,7 @@ pub(super) fn elements_mut<T: Stored>(bytes: &mut [u8]) -> &mut [T::Bytes] {
 macro_rules! reals {
     ($($type:ident, $size:literal;)*) => {$(
         impl Real for $type {
+            const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             #[inline]
             fn from_f64(value: f64) -> Self { value as $type }

@@ -1,10 +1,12 @@
 //! Stochastic gradient descent, with momentum and Nesterov's form, and MXNet's `test` rule.
 //!
-//! With `g = clip(rescale * gradient) + decay * w`:
+//! With `g = clip(rescale * gradient)`, in the order of MXNet's operations:
 //!
-//! - plain: `w -= rate * g`;
-//! - momentum: `m = momentum * m - rate * g`, then `w += m`;
-//! - Nesterov: the same `m`, then `w += momentum * m - rate * g`.
+//! - momentum: `m = momentum * m - (rate * decay) * w - rate * g`, then `w += m`; if there is no limit the last
+//!   product is `(rate * rescale) * gradient`;
+//! - plain: the same with `m = 0` before each step;
+//! - Nesterov: `m = momentum * m`, then `w = (w - m) + (momentum + 1) * (m - rate * (g + decay * w))`, then
+//!   `m -= rate * (g + decay * w)` with the new `w`, as MXNet has it.
 
 use super::element::{Real, Stored, elements, elements_mut};
 
@@ -15,19 +17,29 @@ pub(super) struct Sgd<R> {
     pub(super) decay: R,
     pub(super) rescale: R,
     pub(super) clip: R,
+    pub(super) is_clipped: bool,
     pub(super) momentum: R,
 }
 
 impl<R: Real> Sgd<R> {
     #[inline]
-    fn scaled(&self, weight: R, gradient: R) -> R {
-        self.rate * ((gradient * self.rescale).clipped(self.clip) + self.decay * weight)
+    fn clipped(&self, gradient: R) -> R {
+        (gradient * self.rescale).clipped(self.clip)
+    }
+
+    #[inline]
+    fn velocity(&self, weight: R, gradient: R, velocity: R) -> R {
+        let step = match self.is_clipped {
+            true => self.rate * self.clipped(gradient),
+            false => self.rate * self.rescale * gradient,
+        };
+        self.momentum * velocity - self.rate * self.decay * weight - step
     }
 
     pub(super) fn plain<W: Stored<Real = R>, G: Stored<Real = R>>(&self, weight: &mut [u8], gradient: &[u8]) {
         for (w, g) in elements_mut::<W>(weight).iter_mut().zip(elements::<G>(gradient)) {
             let weight = W::load(*w);
-            *w = W::store(weight - self.scaled(weight, G::load(*g)));
+            *w = W::store(weight + self.velocity(weight, G::load(*g), R::ZERO));
         }
     }
 
@@ -40,7 +52,7 @@ impl<R: Real> Sgd<R> {
         let weights = elements_mut::<W>(weight).iter_mut().zip(elements::<G>(gradient));
         for ((w, g), m) in weights.zip(elements_mut::<R>(velocity)) {
             let weight = W::load(*w);
-            let moved = self.momentum * R::load(*m) - self.scaled(weight, G::load(*g));
+            let moved = self.velocity(weight, G::load(*g), R::load(*m));
             *m = R::store(moved);
             *w = W::store(weight + moved);
         }
@@ -55,10 +67,12 @@ impl<R: Real> Sgd<R> {
         let weights = elements_mut::<W>(weight).iter_mut().zip(elements::<G>(gradient));
         for ((w, g), m) in weights.zip(elements_mut::<R>(velocity)) {
             let weight = W::load(*w);
-            let scaled = self.scaled(weight, G::load(*g));
-            let moved = self.momentum * R::load(*m) - scaled;
-            *m = R::store(moved);
-            *w = W::store(weight + (self.momentum * moved - scaled));
+            let gradient = self.clipped(G::load(*g));
+            let step = |weight| self.rate * (gradient + self.decay * weight);
+            let kept = self.momentum * R::load(*m);
+            let moved = weight - kept + (self.momentum + R::ONE) * (kept - step(weight));
+            *m = R::store(kept - step(moved));
+            *w = W::store(moved);
         }
     }
 
