@@ -47,7 +47,7 @@ impl Contribution {
         if others.is_empty() {
             return Ok(Contribution::Held(first.read()?));
         }
-        let mut sum = Buffer::copy_of(first.read()?.bytes());
+        let mut sum = Buffer::try_copy_of(first.read()?.bytes(), "the sum of a push")?;
         for value in others {
             reduce::add_assign(entry.dtype, sum.bytes_mut(), value.read()?.bytes());
         }

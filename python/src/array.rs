@@ -31,14 +31,14 @@ impl Array {
     /// A copy of the tensor's elements for Python to change.
     pub(crate) fn writing(tensor: &Tensor) -> Result<Self> {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
-        let data = Arc::new(Buffer::copy_of(tensor.read()?.bytes()));
+        let data = Arc::new(Buffer::try_copy_of(tensor.read()?.bytes(), "the value that an updater changes")?);
         Ok(Array { dtype, shape, data, writable: true })
     }
 
     /// Zeros for Python to change, in memory that the ranks of one host share if there is enough of it.
     /// Forked children have copies.
     fn zeros(dtype: DType, shape: Vec<usize>) -> Result<Self> {
-        let data = Arc::new(Buffer::zeroed(dtype.len_bytes(&shape)?));
+        let data = Arc::new(Buffer::try_zeroed(dtype.len_bytes(&shape)?, "an array")?);
         data.keep_for_children();
         Ok(Array { dtype, shape, data, writable: true })
     }

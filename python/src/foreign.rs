@@ -18,7 +18,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use ringpull_base::{Buffer, ELEMENT_TYPES, ElementType, Key, Tensor, TensorRef};
+use ringpull_base::{Buffer, ELEMENT_TYPES, ElementType, Key, Result, Tensor, TensorRef};
 use ringpull_device::{Devices, Loan};
 
 use crate::dlpack::{self, DlTensor, Managed, Versioned};
@@ -120,7 +120,11 @@ impl Foreign {
             let Named { array, element } = named.get();
             let seen = Self::of(array.bind(py), access, devices)?;
             if seen.element.size_bytes() != element.size_bytes() {
-                return Err(argument(py, format!("{} seen as {}", element.name, seen.element.name), "see it as an integer type of its length"));
+                return Err(argument(
+                    py,
+                    format!("{} seen as {}", element.name, seen.element.name),
+                    "see it as an integer type of its length",
+                ));
             }
             return Ok(Foreign { element, ..seen });
         }
@@ -227,11 +231,14 @@ impl Foreign {
             return copied.map_err(|error| raise(py, &error));
         }
         let tensor = self.into_tensor(py)?;
-        let copy = |guard: TensorRef| Tensor::from_buffer(guard.dtype(), guard.shape(), Buffer::copy_of(guard.bytes()));
+        let copy = |guard: TensorRef| -> Result<Tensor> {
+            let copy = Buffer::try_copy_of(guard.bytes(), "the copy of a value")?;
+            Ok(Tensor::from_buffer(guard.dtype(), guard.shape(), copy))
+        };
         // It is free, unless another thread has given it to a store in this moment.
         let copied = match tensor.read_within(Duration::ZERO) {
-            Ok(None) => py.detach(|| tensor.read().map(copy)),
-            free => free.map(|guard| copy(guard.expect("it was just there"))),
+            Ok(None) => py.detach(|| tensor.read().and_then(copy)),
+            free => free.and_then(|guard| copy(guard.expect("it was just there"))),
         };
         copied.map_err(|error| raise(py, &error))
     }
@@ -356,7 +363,11 @@ impl Foreign {
 
     fn checked(py: Python<'_>, foreign: Foreign, strides: Option<&[i64]>) -> PyResult<Self> {
         // A producer may say anything, negative lengths too; what follows multiplies them.
-        foreign.element.dtype.len_bytes(&foreign.element.travelling(&foreign.shape)).map_err(|error| raise(py, &error))?;
+        foreign
+            .element
+            .dtype
+            .len_bytes(&foreign.element.travelling(&foreign.shape))
+            .map_err(|error| raise(py, &error))?;
         if let Some(strides) = strides
             && !is_c_order(&foreign.shape, strides)
         {
@@ -408,5 +419,9 @@ fn unknown_dtype(object: &Bound<'_, PyAny>, otherwise: &str) -> PyErr {
 
 fn unknown_element(py: Python<'_>, name: &str) -> PyErr {
     let names: Vec<&str> = ELEMENT_TYPES.iter().map(|element| element.name).collect();
-    argument(py, format!("a tensor of {name}, which does not travel"), format!("the element types are {}", names.join(", ")))
+    argument(
+        py,
+        format!("a tensor of {name}, which does not travel"),
+        format!("the element types are {}", names.join(", ")),
+    )
 }

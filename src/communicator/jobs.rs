@@ -330,8 +330,7 @@ impl Job for Allgather {
             Some(out) => out,
             none => {
                 self.shape[0] = lens.iter().sum();
-                self.input.dtype().len_bytes(&self.shape)?;
-                let tensor = Tensor::zeros(self.input.dtype(), &self.shape);
+                let tensor = Tensor::try_zeros(self.input.dtype(), &self.shape, "the result of an allgather")?;
                 let guard = tensor.write();
                 none.insert(Output::within(tensor, guard))
             }
@@ -430,8 +429,7 @@ impl Job for Alltoall {
             Some(out) => out,
             none => {
                 self.shape[0] = taken.iter().sum();
-                dtype.len_bytes(&self.shape)?;
-                let tensor = Tensor::zeros(dtype, &self.shape);
+                let tensor = Tensor::try_zeros(dtype, &self.shape, "the result of an alltoall")?;
                 let guard = tensor.write();
                 none.insert(Output::within(tensor, guard))
             }

@@ -272,7 +272,7 @@ impl Communicator {
             let out = self.result_apart(input, options.out.as_ref(), &shape)?;
             let mut given = Given::Held(input.read()?);
             if options.prescale != 1.0 {
-                let mut scaled = Buffer::copy_of(given.bytes());
+                let mut scaled = Buffer::try_copy_of(given.bytes(), "the scaled input")?;
                 reduce::scale(input.dtype(), scaled.bytes_mut(), options.prescale);
                 given = Given::Own(scaled);
             }
@@ -523,7 +523,10 @@ impl Communicator {
     /// A tensor for the result, locked: `out` if there is one.
     fn result(&self, input: &Tensor, out: Option<&Tensor>, dtype: DType, shape: &[usize]) -> Result<Output> {
         let is_new = out.is_none();
-        let out = out.cloned().unwrap_or_else(|| Tensor::zeros(dtype, shape));
+        let out = match out {
+            Some(out) => out.clone(),
+            None => Tensor::try_zeros(dtype, shape, "a result")?,
+        };
         let len: usize = shape.iter().product();
         if out.dtype() != dtype || out.len() != len {
             return Err(Error::argument(

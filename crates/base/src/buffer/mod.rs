@@ -12,9 +12,14 @@ use std::any::Any;
 use std::ptr::NonNull;
 
 use self::arena::{Arena, Room};
+use crate::{Error, Result};
 
 /// Alignment of owned memory: a cache line, enough for every element type and SIMD load.
 const ALIGNMENT: usize = 64;
+
+fn layout_of(len_bytes: usize) -> Layout {
+    Layout::from_size_align(len_bytes, ALIGNMENT).expect("DType::len_bytes bounds what a shape can ask for")
+}
 
 enum Owner {
     Heap(Layout),
@@ -36,19 +41,29 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len_bytes` zero bytes. Pages are touched only when written.
+    /// `len_bytes` zero bytes. Pages are touched only when written. The process ends if there is no memory: what
+    /// a caller asks for is made by [`try_zeroed`](Self::try_zeroed).
     pub fn zeroed(len_bytes: usize) -> Self {
+        Self::zeroed_or_none(len_bytes).unwrap_or_else(|| handle_alloc_error(layout_of(len_bytes)))
+    }
+
+    /// As [`zeroed`](Self::zeroed), or an error if there is no memory for `what`.
+    pub fn try_zeroed(len_bytes: usize, what: &str) -> Result<Self> {
+        let none = || Error::OutOfMemory { what: what.to_owned(), len_bytes };
+        Self::zeroed_or_none(len_bytes).ok_or_else(none)
+    }
+
+    fn zeroed_or_none(len_bytes: usize) -> Option<Self> {
         if len_bytes == 0 {
-            return Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody };
+            return Some(Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody });
         }
         if let Some(buffer) = Self::zeroed_for_peers(len_bytes) {
-            return buffer;
+            return Some(buffer);
         }
-        let layout =
-            Layout::from_size_align(len_bytes, ALIGNMENT).expect("DType::len_bytes bounds what a shape can ask for");
+        let layout = layout_of(len_bytes);
         // SAFETY: the layout has a size other than zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        Buffer { start, len_bytes, owner: Owner::Heap(layout) }
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Buffer { start, len_bytes, owner: Owner::Heap(layout) })
     }
 
     /// As [`zeroed`](Self::zeroed), in whole pages that the other ranks of this host map; `None` if there are
@@ -64,12 +79,17 @@ impl Buffer {
 
     /// A copy of `bytes` in memory of our own.
     pub fn copy_of(bytes: &[u8]) -> Self {
+        Self::try_copy_of(bytes, "a copy").unwrap_or_else(|_| handle_alloc_error(layout_of(bytes.len())))
+    }
+
+    /// As [`copy_of`](Self::copy_of), or an error if there is no memory for `what`.
+    pub fn try_copy_of(bytes: &[u8], what: &str) -> Result<Self> {
         let mut buffer = match shared(bytes.len()) {
             Some((arena, room)) => Buffer { start: room.start, len_bytes: bytes.len(), owner: Owner::Shared(arena) },
-            None => Buffer::zeroed(bytes.len()),
+            None => Buffer::try_zeroed(bytes.len(), what)?,
         };
         buffer.bytes_mut().copy_from_slice(bytes);
-        buffer
+        Ok(buffer)
     }
 
     /// Memory that belongs to `owner`, which is dropped when the buffer is.

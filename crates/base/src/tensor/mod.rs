@@ -102,6 +102,12 @@ impl Tensor {
         Self::from_buffer(dtype, shape, Buffer::zeroed(len_bytes(dtype, shape)))
     }
 
+    /// As [`zeros`](Self::zeros), or an error if there is no such shape, or no memory for `what`.
+    pub fn try_zeros(dtype: DType, shape: &[usize], what: &str) -> Result<Self> {
+        let buffer = Buffer::try_zeroed(dtype.len_bytes(shape)?, what)?;
+        Ok(Self::from_buffer(dtype, shape, buffer))
+    }
+
     /// A tensor holding a copy of `values`, in C order.
     ///
     /// # Panics
