@@ -107,6 +107,8 @@ pub mod internal {
     pub use crate::servers::Servers;
     pub use crate::states::{SavedStates, replace_file};
     use crate::{Config, Kind, KvStore};
+    #[cfg(feature = "mpi")]
+    pub use ringpull_allreduce::transport::share_mpi;
 
     /// Serves the job if this process is a server, a scheduler or a helper, and the store that its program is
     /// about to create is of a kind that has these: the status that the process must exit with then. None in

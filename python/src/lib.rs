@@ -117,6 +117,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     ringpull_base::notice::to_stderr();
     place::tell();
+    // It may be imported after MPI was initialised, and its calls come from other threads then.
+    let found = module.py().import("importlib.util")?.call_method1("find_spec", ("mpi4py",));
+    if found.map_or(true, |found| !found.is_none()) {
+        ringpull::internal::share_mpi();
+    }
     interpreter::close_at_exit(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull_base::Kind::ALL.map(ringpull_base::Kind::name).to_vec())?;

@@ -18,6 +18,13 @@ def test_mpi_may_have_been_initialised_by_somebody_else():
     all_done(job(2, "values", "dist_sync_mpi", "mpi4py"))
 
 
+def test_mpi4py_may_be_imported_after_the_store_and_used_beside_it():
+    """By messages, as between hosts: in shared memory the store hardly calls MPI."""
+    pytest.importorskip("mpi4py")
+    done = well(mpi(2, HERE / "jobs/mpi4py_after.py", RINGPULL_SHARED_MEMORY="0"))
+    assert [rank.out for rank in done.ranks] == ["rank 0 is done\n", "rank 1 is done\n"], f"{done}"
+
+
 def test_a_program_ends_while_a_thread_of_its_store_needs_python():
     job(2, "ending", 0.3)
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mpi::ffi;
 
@@ -87,6 +88,30 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
             },
         }),
         _ => Ok(()),
+    }
+}
+
+static IS_SHARED: AtomicBool = AtomicBool::new(false);
+
+/// The program may call MPI too, from other threads, once it is initialised here, as one in Python does that
+/// imports mpi4py later. To be called before.
+pub fn share_mpi() {
+    IS_SHARED.store(true, Ordering::Relaxed);
+}
+
+/// The level of threads to ask for. One thread of ours makes all calls, which is FUNNELED; MULTIPLE if the
+/// program may call MPI too. It costs a lock that nobody contends for in each call, and one call moves a
+/// segment or looks after many; so it costs nothing that matters beside a message, but a library may leave out
+/// a faster path. So it is asked for only where calls of others are to be expected, and not in a job that goes
+/// on without lost ranks, for which Open MPI does not promise it.
+pub(super) fn level_wanted(is_elastic: bool) -> c_int {
+    // SAFETY: constants of the library.
+    unsafe {
+        if IS_SHARED.load(Ordering::Relaxed) && !is_elastic {
+            ffi::RSMPI_THREAD_MULTIPLE
+        } else {
+            ffi::RSMPI_THREAD_FUNNELED
+        }
     }
 }
 

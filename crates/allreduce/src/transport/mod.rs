@@ -37,7 +37,7 @@ pub mod window;
 mod wire;
 
 #[cfg(feature = "mpi")]
-pub use library::mpi_library;
+pub use library::{mpi_library, share_mpi};
 #[cfg(feature = "mpi")]
 pub use ulfm::{Connections, has_ulfm};
 

@@ -15,8 +15,8 @@ use ringpull_base::config::ELASTIC_SETTING;
 use ringpull_base::{DType, Error, Result, file_limit};
 
 use crate::transport::library::{
-    check, check_launcher, check_threads, error_text, in_place, library_error, mpi_library, set_parameter,
-    set_parameters, yields_when_idle,
+    check, check_launcher, check_threads, error_text, in_place, level_wanted, library_error, mpi_library,
+    set_parameter, set_parameters, yields_when_idle,
 };
 use crate::transport::remaining::Remaining;
 use crate::transport::sockets::Sockets;
@@ -138,8 +138,8 @@ impl Mpi {
             let mut provided: c_int = 0;
             let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
             // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later
-            // calls.
-            let code = unsafe { ffi::MPI_Init_thread(argc, argv, ffi::RSMPI_THREAD_FUNNELED, &raw mut provided) };
+            // calls of ours.
+            let code = unsafe { ffi::MPI_Init_thread(argc, argv, level_wanted(ulfm.is_some()), &raw mut provided) };
             check("MPI_Init_thread", 0, code)?;
             check_threads(true, provided)?;
         } else {
