@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 44] = [
+pub const VARIABLES: [Variable; 43] = [
     variable(
         "RINGPULL_WARN",
         "30",
