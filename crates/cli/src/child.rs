@@ -11,7 +11,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use ringpull_base::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::launch::Host;
 
@@ -104,14 +103,6 @@ impl Childless {
         self.since = if has_children { None } else { self.since.or(Some(now)) };
         self.had_children && self.since.is_some_and(|since| now - since >= PATIENCE)
     }
-}
-
-/// Whether somebody reads the output of this process and its children: a process that a full pipe blocks is
-/// not stuck.
-pub(crate) fn output_is_read() -> bool {
-    let (out, err) = (std::io::stdout(), std::io::stderr());
-    let mut both = [PollFd::new(&out, PollFlags::OUT), PollFd::new(&err, PollFlags::OUT)];
-    poll(&mut both, Some(&Timespec::default())).is_ok_and(|ready| ready == both.len())
 }
 
 /// Whether any child of the process still runs; `None` if the kernel does not say.

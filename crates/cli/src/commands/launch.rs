@@ -45,8 +45,15 @@ Engine are read, too. The port of ssh is written port=2222; in a hostfile a numb
 belongs to this host, this login or another job; `ringpull doctor -H` names that.
 
 After a process has failed, the others have 1.5 times RINGPULL_SILENCE to end by themselves. Then
-every host sends them SIGTERM, and later SIGKILL. The exit code is that of the first process that
-failed.
+every host sends them SIGTERM, and later SIGKILL; mpirun ends ranks of MPI at once. The exit code is
+that of the first process that failed.
+
+After Ctrl-C or SIGTERM each worker's process gets SIGTERM, but not what it has started, and 25 s to
+save its state; then SIGKILL. Servers end after the workers. A second Ctrl-C does not wait. The exit
+code is 130 or 143. With Grid Engine and YARN the batch system ends the processes in its own way.
+
+Lines have the name of their process, and what has come of a line is printed at once. A command in
+quotes is run by a shell.
 
 With --elastic and without servers, what is left of a job that has lost ranks is ended, unless it goes
 on --in-place, and the job starts again on the hosts that are present, with a worker on every slot, at
@@ -180,6 +187,7 @@ enum Launcher {
 
 /// Runs the job; its exit code.
 pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
+    args.command = as_words(args.command);
     if args.quiet {
         args.variables.env.push((config::QUIET.to_owned(), "1".to_owned()));
     }
@@ -469,9 +477,24 @@ fn kind_of(command: &[OsString]) -> Option<Kind> {
 
 /// What the command calls its kind of store, if anything.
 fn kind_asked_for(command: &[OsString]) -> Option<&str> {
-    let words: Vec<&str> = command.iter().filter_map(|word| word.to_str()).collect();
+    let words: Vec<&str> = match command {
+        // A command for the shell.
+        [_, option, text] if option == "-c" => text.to_str()?.split_whitespace().collect(),
+        words => words.iter().filter_map(|word| word.to_str()).collect(),
+    };
     let at = words.iter().position(|word| word.starts_with("--kv-store") || word.starts_with("--kvstore"))?;
     words[at].split_once('=').map(|(_, store)| store).or(words.get(at + 1).copied())
+}
+
+/// A command that is one word with blanks is one for the shell, as with MXNet's `launch.py`, unless a program
+/// has this name.
+fn as_words(command: Vec<OsString>) -> Vec<OsString> {
+    match &command[..] {
+        [text] if text.to_string_lossy().trim().contains(char::is_whitespace) && !Path::new(text).is_file() => {
+            ["sh".into(), "-c".into(), text.clone()].into()
+        }
+        _ => command,
+    }
 }
 
 /// An error if this host has no such program: otherwise every process would report it.

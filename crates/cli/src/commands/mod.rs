@@ -40,7 +40,7 @@ use ringpull_base::config;
 use ringpull_base::{DType, Error, Kind, Result, notice};
 
 pub(crate) use self::top::step_of;
-use crate::launch::horovodrun;
+use crate::launch::{horovodrun, wrapper};
 use crate::mpirun::Mpirun;
 use crate::variant::{Peer, Variant};
 
@@ -67,6 +67,9 @@ enum Command {
     Sweep(sweep::SweepArgs),
     /// Start a job: MPI ranks, or the scheduler, servers and workers of a parameter-server job.
     Launch(launch::LaunchArgs),
+    /// Run one rank below `mpirun`, connected to its launcher.
+    #[command(hide = true)]
+    Rank(wrapper::WrapperArgs),
     /// Merge the timelines of a run's ranks, and show where a step's time went.
     Timeline(timeline::TimelineArgs),
     /// Show what the ranks of a running job are doing, and which one is late.
@@ -246,6 +249,7 @@ impl Command {
             Command::Compare(args) => compare::run(&args),
             Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),
+            Command::Rank(args) => wrapper::run(&args),
             Command::GpuCheck(args) => gpu_check::run(&args),
             Command::Timeline(args) => timeline::run(&args),
             Command::Differ(args) => differ::run(args),

@@ -329,7 +329,6 @@ fn the_machines_are_named_with_processor_cores_and_memory() {
     assert!(report::render(&results).unwrap().contains(&format!("8 x {own}")));
 }
 
-
 #[test]
 fn results_read_themselves_back_with_every_sample() {
     let results = scaled();

@@ -2,22 +2,25 @@
 //!
 //! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job
 //! with servers every process runs the same shell script: task 0 is the scheduler, then come the servers,
-//! then the workers. Slurm numbers the lines of its tasks; Grid Engine writes all output into one file, so
-//! there the first host puts a process's name before its lines. Task 0 writes the scheduler's address to a
+//! then the workers. The tasks of Slurm connect to the launcher, which prints their output and tells them when
+//! to end, since `srun` kills them when it is told. Grid Engine writes all output into one file, so there the
+//! first host puts a process's name before its lines. Task 0 writes the scheduler's address to a
 //! file that all hosts see. Beside it is a file with the job's secret, which only this user can read: a batch
 //! system shows a job's command line, and Grid Engine its variables too, to all users.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
-use ringpull_base::config::{self, Role};
+use ringpull_base::config::{self, Config, Role};
 use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
+use super::control::{Control, Ending, Reach};
 use super::host::{quote, working_folder};
-use super::{Spec, Variables, by_mpi};
+use super::{Sink, Spec, Variables, by_mpi, wrapper};
 use crate::child::{self, code_of};
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
@@ -85,33 +88,56 @@ impl BatchJob {
             Batch::Slurm => None,
             Batch::Sge { .. } => Some(put(&job.sge_script(&meet), ".ringpull-job-", &folder)?),
         };
-        let words = job.words(&meet, process_manager(), script.as_ref().map(NamedTempFile::path));
-        let mut command = Command::new(&words[0]);
         if self.batch == Batch::Slurm {
-            let names = [vec![config::SECRET], self.by_name()].concat();
-            command.env(config::SECRET, secret.reveal());
-            command.envs(exported(config::text(EXPORTED), &names).map(|chosen| (EXPORTED, chosen)));
-        } else if file.is_some() {
+            let sink = if self.is_tagged { Sink::Tagged } else { Sink::Plain };
+            let control = Control::listen(Reach::Anywhere, secret, sink, Box::new(|_| ()))?;
+            let wrapper = control.words_before(&job.name())?;
+            let words = job.words(&meet, (process_manager(), &wrapper), None);
+            let end = job.run_srun(&words, &control, &interrupt);
+            remove(&meet)?;
+            return end;
+        }
+        let words = job.words(&meet, ("", &[]), script.as_ref().map(NamedTempFile::path));
+        let mut command = Command::new(&words[0]);
+        if file.is_some() {
             command.env_remove(config::SECRET);
         }
-        let mut child = command.args(&words[1..]).stdin(Stdio::null()).spawn().map_err(|cause| {
-            Error::argument(
-                format!("{} cannot be run: {cause}", words[0].to_string_lossy()),
-                "run this on a host of the cluster, or choose another --launcher",
-            )
-        })?;
+        let mut child = start(&mut command, &words)?;
         let mut forward = interrupt.forward_to(Pid::from_child(&child));
-        let (status, _) = child::wait(&mut child, "the batch system", || {
+        let (status, _) = child::wait(&mut child, "qsub", || {
             forward();
             false
         })?;
-        if meet.exists() {
-            std::fs::remove_file(&meet).map_err(|cause| Error::io("remove", meet.display(), &cause))?;
-        }
-        let code = code_of(status);
+        remove(&meet)?;
         // qsub ends with 1 after a signal.
-        let signal = interrupt.signal().filter(|_| self.batch != Batch::Slurm);
-        Ok(signal.map_or(code, |signal| 128 + signal))
+        Ok(interrupt.signal().map_or(code_of(status), |signal| 128 + signal))
+    }
+
+    /// Runs `srun` to its end; the exit code. After a process has failed the others may report whom they lost.
+    fn run_srun(&self, words: &[OsString], control: &Control, interrupt: &Interrupt) -> Result<i32> {
+        let mut command = Command::new(&words[0]);
+        let names = [vec![config::SECRET], self.by_name()].concat();
+        command.env(config::SECRET, control.secret.reveal());
+        command.envs(exported(config::text(EXPORTED), &names).map(|chosen| (EXPORTED, chosen)));
+        // In its own process group it gets no Ctrl-C: it would kill the tasks.
+        let mut child = start(command.process_group(0), words)?;
+        let mut ending = Ending::new(control, interrupt, Pid::from_child(&child));
+        let grace = Config::from_env()?.silence() * 3 / 2;
+        let (status, _) = child::wait(&mut child, "srun", || {
+            ending.poll();
+            if control.first_failure().is_some() {
+                ending.end_within(grace);
+            }
+            false
+        })?;
+        control.finish();
+        let code = control.first_failure().unwrap_or_else(|| code_of(status));
+        Ok(interrupt.signal().map_or(code, |signal| 128 + signal))
+    }
+
+    /// The name of a task, for [`wrapper`](super::wrapper).
+    fn name(&self) -> String {
+        if self.spec.servers == 0 { "rank".to_owned() } else { format!("role:{}", self.spec.servers) }
     }
 
     /// This job, with its secret in a file.
@@ -129,14 +155,20 @@ impl BatchJob {
 
     /// The command that submits the job and waits for it. Grid Engine mangles words with quotes or several
     /// lines, so what it runs is in a file.
-    fn words(&self, meet: &Path, manager: &str, script: Option<&Path>) -> Vec<OsString> {
+    fn words(&self, meet: &Path, (manager, wrapper): (&str, &[OsString]), script: Option<&Path>) -> Vec<OsString> {
         let tasks = self.tasks();
         match &self.batch {
             Batch::Slurm => {
                 let manager = if self.spec.servers == 0 { manager } else { "none" };
-                let mut words: Vec<OsString> = ["srun", "--kill-on-bad-exit=1"].map(OsString::from).into();
-                words.extend(self.is_tagged.then(|| "--label".into()));
-                words.extend([format!("--mpi={manager}"), "-n".to_owned(), tasks.to_string()].map(OsString::from));
+                // MPI's ranks wait for a lost one for ever. Servers and workers do not.
+                let ends = format!("--kill-on-bad-exit={}", u8::from(self.spec.servers == 0));
+                let options = [ends, format!("--mpi={manager}"), "-n".to_owned(), tasks.to_string()];
+                let mut words: Vec<OsString> = [OsString::from("srun")].into();
+                words.extend(options.map(OsString::from));
+                words.extend(wrapper.iter().cloned());
+                if self.is_tagged {
+                    words.extend(unbuffered());
+                }
                 if self.spec.servers == 0 {
                     words.extend(self.variables(Role::Worker));
                     words.extend(self.spec.command.iter().cloned());
@@ -202,12 +234,9 @@ impl BatchJob {
                 [names.into_iter().map(OsString::from).collect(), vec!["-n".into(), self.tasks().to_string().into()]];
             let mut tag: Vec<OsString> = Vec::new();
             if self.is_tagged {
-                tag.extend(["sh", "-c", by_mpi::TAG, "rank"].map(OsString::from));
-                tag.extend(
-                    by_mpi::unbuffered()
-                        .into_iter()
-                        .flat_map(|(name, value)| ["env".to_owned(), format!("{name}={value}")].map(OsString::from)),
-                );
+                // It cannot connect to this host from there, so it writes the names itself.
+                tag.extend(wrapper::words_before("rank", &[], Sink::Tagged).unwrap_or_default());
+                tag.extend(unbuffered());
             }
             let words = [&words.concat()[..], &tag, &variables, &self.spec.command].concat();
             return format!("exec {mpirun} {}", quoted(&words));
@@ -230,6 +259,29 @@ impl BatchJob {
             servers = self.spec.servers,
         )
     }
+}
+
+/// Starts a command of the batch system.
+fn start(command: &mut Command, words: &[OsString]) -> Result<Child> {
+    command.args(&words[1..]).stdin(Stdio::null()).spawn().map_err(|cause| {
+        Error::argument(
+            format!("{} cannot be run: {cause}", words[0].to_string_lossy()),
+            "run this on a host of the cluster, or choose another --launcher",
+        )
+    })
+}
+
+fn remove(meet: &Path) -> Result<()> {
+    if meet.exists() {
+        std::fs::remove_file(meet).map_err(|cause| Error::io("remove", meet.display(), &cause))?;
+    }
+    Ok(())
+}
+
+/// The words by which Python does not hold back lines that go into a pipe.
+fn unbuffered() -> impl Iterator<Item = OsString> {
+    let set = by_mpi::unbuffered().into_iter();
+    set.flat_map(|(name, value)| ["env".to_owned(), format!("{name}={value}")].map(OsString::from))
 }
 
 /// Writes a new file that only this user can read, in a folder that all hosts see.
@@ -281,7 +333,7 @@ mod tests {
     }
 
     fn words(job: &BatchJob, meet: &str) -> Vec<String> {
-        job.words(Path::new(meet), "pmix", Some(Path::new("/job")))
+        job.words(Path::new(meet), ("pmix", &["WRAPPER".into()]), Some(Path::new("/job")))
             .iter()
             .map(|word| word.to_string_lossy().into_owned())
             .collect()
@@ -289,9 +341,12 @@ mod tests {
 
     #[test]
     fn slurm_starts_ranks_as_its_tasks() {
-        let expected = "srun --kill-on-bad-exit=1 --label --mpi=pmix -n 2 env A=1 2 B=3 echo it's $DMLC_ROLE";
-        assert_eq!(words(&job(Batch::Slurm, 0), "/m").join(" "), expected);
-        assert_eq!(words(&job(Batch::Slurm, 1), "/m")[3..7], ["--mpi=none", "-n", "4", "sh"]);
+        let mut ranks = job(Batch::Slurm, 0);
+        ranks.is_tagged = false;
+        let expected = "srun --kill-on-bad-exit=1 --mpi=pmix -n 2 WRAPPER env A=1 2 B=3 echo it's $DMLC_ROLE";
+        assert_eq!(words(&ranks, "/m").join(" "), expected);
+        let roles = words(&job(Batch::Slurm, 1), "/m");
+        assert_eq!(roles[1..6], ["--kill-on-bad-exit=0", "--mpi=none", "-n", "4", "WRAPPER"]);
     }
 
     #[test]
@@ -302,7 +357,10 @@ mod tests {
         let expected = "qsub -sync y -N ringpull -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh /job";
         assert_eq!(tagged.join(" "), expected);
         let script = job.sge_script(Path::new("/m"));
-        assert!(script.contains("'-n' '2' 'sh' '-c' ") && script.contains("'rank' "), "{script}");
+        assert!(
+            script.contains("'-n' '2' '/bin/sh' '-c' ") && script.contains("'--name' 'rank' '--tagged' '--' "),
+            "{script}"
+        );
         assert!(script.contains("'env' 'A=1 2' 'B=3' 'echo'"), "{script}");
         job.is_tagged = false;
         let script = job.sge_script(Path::new("/m"));

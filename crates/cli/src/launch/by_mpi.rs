@@ -1,91 +1,150 @@
 //! The processes of a job as one `mpirun`: rank 0 is the scheduler, then come the servers, then the workers.
 //! A job without servers is plain MPI ranks.
 //!
-//! Each process gets two filters that put its name before its lines. A launcher's own tags cut lines that are
-//! written in pieces.
+//! Each process runs below a [`wrapper`](super::wrapper), which connects to the launcher: its lines do not
+//! pass through `mpirun`, and it hears from the launcher when it is to end.
 
-use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::io::{IsTerminal as _, Read};
 use std::net::IpAddr;
-use std::process::Stdio;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ringpull_base::config::{self, Config, Role};
 use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 
+use super::control::{Control, Ending, OnLine, Reach};
+use super::output::{Feed, OutputStream, PIECE, WholeLines};
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
-use crate::child::{self, Childless, PATIENCE, code_of, output_is_read};
+use crate::child::{self, Childless, PATIENCE, code_of};
 use crate::interrupt::Interrupt;
 use crate::lab;
 use crate::mpirun::{MpiCommand, Mpirun, Ranks};
-
-/// Runs a program, as the shell's own process, with a name before each line of its output: `$0`, or its rank
-/// if that is `rank`, or its place after the workers if that is `helper:` and their number. The filters are
-/// no children of the program, so that it can wait for its own children; they end when its output ends.
-pub(super) const TAG: &str = r#"name=$0
-[ "$name" != rank ] || name="rank ${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-?}}"
-case $name in helper:*)
-  name="helper $((${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} - ${name#helper:}))" ;;
-esac
-pipes=$(mktemp -d) || exec "$@"
-mkfifo "$pipes/1" "$pipes/2"
-(trap '' INT TERM HUP; sed -u "s/^/[$name] /" <"$pipes/1" &)
-(trap '' INT TERM HUP; sed -u "s/^/[$name] /" <"$pipes/2" >&2 &)
-exec >"$pipes/1" 2>"$pipes/2"
-rm -r "$pipes"
-exec "$@"
-"#;
 
 /// Runs the job on `hosts` to its end; its exit code. `mpirun` itself ends all processes when one fails. An
 /// error if it does not end after its ranks on this host have ended.
 pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
-    let (parts, _port) = parts(spec, hosts, sink)?;
-    follow(Mpirun::find()?.command_of_parts(hosts, &parts)?, &interrupt, Some(hosts), sink, |_| ())
+    let job = Job::new(spec, Some(hosts), sink, Box::new(|_| ()))?;
+    let ready = Mpirun::find()?.command_of_parts(hosts, &job.parts)?;
+    job.run(ready, &interrupt, Some(hosts))
 }
 
-/// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that this
-/// program knows. `on_line` gets each line that it and its processes write to stderr.
-pub(super) fn follow(
-    mut ready: MpiCommand,
-    interrupt: &Interrupt,
-    hosts: Option<&[Host]>,
-    sink: Sink,
-    on_line: impl FnMut(&str) + Send + 'static,
-) -> Result<i32> {
-    ready.command.stderr(Stdio::piped());
-    let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
-    let aborts = Arc::new(AtomicBool::new(false));
-    let stderr = child.stderr.take().map(|from| {
-        let aborts = Arc::clone(&aborts);
-        std::thread::spawn(move || pass_on(from, &aborts, on_line))
-    });
-    let mut forward = interrupt.forward_to(Pid::from_child(&child));
-    let mut childless = hosts.map(|hosts| Childless::watch(child.id(), hosts));
-    // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
-    let patience = Config::from_env()?.silence() * 3 / 2 + PATIENCE;
-    let (mut aborts_since, mut hangs) = (None, false);
-    let (status, killed) = child::wait(&mut child, "mpirun", || {
-        forward();
-        if sink == Sink::Tagged && aborts.load(Ordering::Relaxed) {
-            hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
+/// The processes of a job, and the connections that they will make.
+pub(super) struct Job {
+    pub(super) parts: Vec<Ranks>,
+    control: Control,
+    /// The scheduler's, which is claimed until the job has ended.
+    _port: Option<Port>,
+}
+
+impl Job {
+    /// A job on these hosts, or on hosts that somebody else chooses. `on_line` gets each line that `mpirun`
+    /// and its processes write to stderr.
+    pub(super) fn new(spec: &Spec, hosts: Option<&[Host]>, sink: Sink, on_line: OnLine) -> Result<Self> {
+        let reach = hosts.map_or(Reach::Anywhere, Reach::Hosts);
+        let control = Control::listen(reach, config::secret_or_new()?, sink, on_line)?;
+        let (parts, port) = parts(spec, hosts.unwrap_or_default(), &control)?;
+        Ok(Job { parts, control, _port: port })
+    }
+
+    /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
+    /// this program knows.
+    pub(super) fn run(self, mut ready: MpiCommand, interrupt: &Interrupt, hosts: Option<&[Host]>) -> Result<i32> {
+        let Job { parts, control, _port } = self;
+        // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
+        ready.command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+        ready.command.env(config::SECRET, control.secret.reveal());
+        let is_terminal = std::io::stdin().is_terminal();
+        if is_terminal {
+            // Outside the terminal's process group it may not read there.
+            ready.command.stdin(Stdio::piped());
         }
-        (hangs || childless.as_mut().is_some_and(Childless::is_stuck)) && output_is_read()
-    })?;
-    if killed {
-        return status.code().ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() });
+        let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
+        if let Some(mut input) = child.stdin.take() {
+            std::thread::spawn(move || std::io::copy(&mut std::io::stdin(), &mut input));
+        }
+        let aborts = Arc::new(AtomicBool::new(false));
+        let output = Output::of(&mut child, &control, &aborts);
+        let mut ending = Ending::new(&control, interrupt, Pid::from_child(&child));
+        let mut childless = hosts.map(|hosts| Childless::watch(child.id(), hosts));
+        // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
+        let patience = Config::from_env()?.silence() * 3 / 2 + PATIENCE;
+        let (mut aborts_since, mut hangs) = (None, false);
+        let (status, killed) = child::wait(&mut child, "mpirun", || {
+            ending.poll();
+            if aborts.load(Ordering::Relaxed) {
+                hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
+            }
+            let is_stuck = childless.as_mut().is_some_and(Childless::is_stuck) && !control.is_any_running();
+            (hangs || is_stuck) && output.is_idle()
+        })?;
+        control.finish();
+        output.finish(&control);
+        let of_ranks = control.code_of_all(parts.iter().map(|part| part.count).sum());
+        if let Some(signal) = interrupt.signal() {
+            return Ok(128 + signal);
+        }
+        match status.code() {
+            None if killed => of_ranks.ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() }),
+            _ => Ok(code_of(status)),
+        }
     }
-    // What is left of it. A process that the job has left behind may hold the pipe for ever.
-    let ended = Instant::now();
-    while stderr.as_ref().is_some_and(|reader| !reader.is_finished()) && ended.elapsed() < LAST_LINES {
-        std::thread::park_timeout(Duration::from_millis(5));
+}
+
+/// The output of `mpirun` itself, and of processes that have no connection.
+struct Output {
+    activity: Arc<Activity>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+/// When output came, and how many readers have some that is not written yet.
+struct Activity {
+    last: Mutex<Instant>,
+    busy: AtomicUsize,
+}
+
+impl Output {
+    fn of(child: &mut Child, control: &Control, aborts: &Arc<AtomicBool>) -> Self {
+        let activity = Arc::new(Activity { last: Mutex::new(Instant::now()), busy: AtomicUsize::new(0) });
+        let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Read + Send>, OutputStream::Out));
+        let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Read + Send>, OutputStream::Err));
+        let read = |(from, stream)| {
+            let (activity, aborts, feed) = (Arc::clone(&activity), Arc::clone(aborts), control.printer.feed());
+            let on_line = control.on_line();
+            std::thread::spawn(move || {
+                pass_on((from, stream), &feed, &activity, |line: &str| {
+                    if !line.starts_with('[') && ABORTS.iter().any(|words| line.contains(words)) {
+                        aborts.store(true, Ordering::Relaxed);
+                    }
+                    on_line(line);
+                })
+            })
+        };
+        let readers = out.into_iter().chain(err).map(read).collect();
+        Output { activity, readers }
     }
-    let code = code_of(status);
-    // MPICH's mpiexec exits with 0 after a signal.
-    Ok(interrupt.signal().filter(|_| code == 0).map_or(code, |signal| 128 + signal))
+
+    /// Whether nothing has come for a while, and nothing waits for the reader of this program's output.
+    fn is_idle(&self) -> bool {
+        let last = *self.activity.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.activity.busy.load(Ordering::SeqCst) == 0 && last.elapsed() > PATIENCE
+    }
+
+    /// Waits for what is left. A process that the job has left behind may hold the pipes for ever.
+    fn finish(&self, control: &Control) {
+        let mut until = Instant::now() + LAST_LINES;
+        while !self.readers.iter().all(JoinHandle::is_finished) && Instant::now() < until {
+            if control.printer.is_busy() {
+                until = Instant::now() + LAST_LINES;
+            }
+            std::thread::park_timeout(Duration::from_millis(2));
+        }
+    }
 }
 
 /// How long the last lines of a job that has ended are waited for.
@@ -95,32 +154,35 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 const ABORTS: [&str; 4] =
     ["the job has been aborted", "the job to be terminated", "exited on signal", "BAD TERMINATION OF ONE"];
 
-/// Prints what `mpirun` and its processes write to stderr, and notes when `mpirun` begins to end the job.
-/// Lines of processes begin with their name.
-fn pass_on(from: impl Read, aborts: &AtomicBool, mut on_line: impl FnMut(&str)) {
-    let mut from = BufReader::new(from);
-    let mut line = Vec::new();
-    while matches!(from.read_until(b'\n', &mut line), Ok(1..)) {
-        let text = String::from_utf8_lossy(&line);
-        if !text.starts_with('[') && ABORTS.iter().any(|words| text.contains(words)) {
-            aborts.store(true, Ordering::Relaxed);
+/// Prints a stream, and calls `on_line` for each line of stderr.
+fn pass_on(
+    (mut from, stream): (impl Read, OutputStream),
+    feed: &Feed,
+    activity: &Activity,
+    mut on_line: impl FnMut(&str),
+) {
+    let to = feed.source(stream, None);
+    let (mut piece, mut lines) = (vec![0; PIECE], WholeLines::default());
+    while let Ok(count @ 1..) = from.read(&mut piece) {
+        activity.busy.fetch_add(1, Ordering::SeqCst);
+        if stream == OutputStream::Err {
+            lines.push(&piece[..count], &mut on_line);
         }
-        on_line(&text);
-        if let Err(cause) = std::io::stderr().lock().write_all(&line) {
-            tracing::debug!(%cause, "a line of mpirun's is lost");
-        }
-        line.clear();
+        to.write(piece[..count].to_vec());
+        *activity.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        activity.busy.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// What the ranks run, and the scheduler's port, which is claimed until the job has ended.
-pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Ranks>, Option<Port>)> {
-    let ranks = |count, name: &str, env: Vec<(String, String)>| tagged(spec, count, sink, name, env);
+/// What the ranks run, and the scheduler's port.
+fn parts(spec: &Spec, hosts: &[Host], control: &Control) -> Result<(Vec<Ranks>, Option<Port>)> {
+    let ranks = |count, name: &str, env: Vec<(String, String)>| wrapped(spec, count, control, name, env);
     if spec.servers == 0 {
-        let workers = ranks(spec.workers, "rank", spec.variables.of(Role::Worker));
+        let workers = ranks(spec.workers, "rank", spec.variables.of(Role::Worker))?;
         let role = (config::ROLE.to_owned(), "helper".to_owned());
         let env = [spec.variables.of(Role::Helper), vec![role]].concat();
-        let helpers = (spec.helpers > 0).then(|| ranks(spec.helpers, &format!("helper:{}", spec.workers), env));
+        let name = format!("helper:{}", spec.workers);
+        let helpers = if spec.helpers > 0 { Some(ranks(spec.helpers, &name, env)?) } else { None };
         return Ok(([workers].into_iter().chain(helpers).collect(), None));
     }
     // Rank 0 is the scheduler and runs on the first host.
@@ -131,23 +193,27 @@ pub(super) fn parts(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<(Vec<Rank
     };
     let port = claim_port(root)?;
     let one = |(role, index)| ranks(1, &process_name(role, index), spec.env_of(role, index, root, port.number()));
-    Ok((spec.roles().map(one).collect(), Some(port)))
+    Ok((spec.roles().map(one).collect::<Result<_>>()?, Some(port)))
 }
 
 /// The `mpirun` whose ranks are the workers alone.
-pub(super) fn workers_alone(spec: &Spec, hosts: &[Host], sink: Sink, env: &[(String, String)]) -> Result<MpiCommand> {
-    let ranks = tagged(spec, spec.workers, sink, "rank", env.to_vec());
+pub(super) fn workers_alone(
+    spec: &Spec,
+    hosts: &[Host],
+    control: &Control,
+    env: &[(String, String)],
+) -> Result<MpiCommand> {
+    let ranks = wrapped(spec, spec.workers, control, "rank", env.to_vec())?;
     Mpirun::find()?.command_of_parts(hosts, &[ranks])
 }
 
-/// Ranks of the job's program whose lines begin with their `name`, if the sink wants that.
-fn tagged(spec: &Spec, count: usize, sink: Sink, name: &str, mut env: Vec<(String, String)>) -> Ranks {
-    let mut command = spec.command.clone();
-    if sink == Sink::Tagged {
-        command.splice(..0, ["sh", "-c", TAG, name].map(OsString::from));
+/// Ranks of the job's program, which are connected to the launcher.
+fn wrapped(spec: &Spec, count: usize, control: &Control, name: &str, mut env: Vec<(String, String)>) -> Result<Ranks> {
+    let command = [control.words_before(name)?, spec.command.clone()].concat();
+    if control.sink == Sink::Tagged {
         env.splice(..0, unbuffered());
     }
-    Ranks { count, command, env }
+    Ok(Ranks { count, command, env })
 }
 
 /// The variable by which Python does not hold back lines that go into a pipe, unless it is set.

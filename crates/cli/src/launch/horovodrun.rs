@@ -1,7 +1,7 @@
-//! The options of `horovodrun`, as those of `ringpull launch`.
+//! The options of `horovodrun`, of MXNet's `launch.py` and of `mpirun`, as those of `ringpull launch`.
 //!
 //! `ringpull launch -np 4 -H host1:2,host2:2 python train.py` starts the same job. Before the command line is
-//! parsed, each option of `horovodrun` that is none of ours becomes one of ours, or a warning that it has no
+//! parsed, each option of theirs that is none of ours becomes one of ours, or a warning that it has no
 //! effect, or an error that names another way. Words of the command itself are left alone.
 
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use clap::Command;
 
 use ringpull_base::{Error, Result};
 
-/// What an option of `horovodrun` becomes here.
+/// What an option of theirs becomes here.
 enum Meaning {
     /// This option of ours.
     Option(&'static str),
@@ -29,10 +29,19 @@ enum Meaning {
 use Meaning::{Elastic, IfElastic, Nothing, Option as Ours, Refused, Variable};
 
 /// Its names, how many values follow, and what it is.
-const OPTIONS: [(&[&str], usize, Meaning); 34] = [
+const OPTIONS: [(&[&str], usize, Meaning); 37] = [
     (&["-np", "--num-proc"], 1, Ours("--num-workers")),
     (&["-hostfile"], 1, Ours("--hostfile")),
     (&["--hosts"], 1, Ours("--hostfile")),
+    (&["-machinefile", "--machinefile", "-f", "-host", "--host", "-hosts"], 1, Ours("--hostfile")),
+    (
+        &["-ppn", "--ppn", "-perhost", "-npernode", "--npernode", "-N"],
+        1,
+        Refused(
+            "give each host's number of processes as its slots: a line `host slots=1` of the hostfile, or -H host1:1,host2:1",
+        ),
+    ),
+    (&["--p3"], 0, Nothing("it changes the order in which MXNet's workers send values, and no sum")),
     (&["--fusion-threshold-mb"], 1, Variable("RINGPULL_FUSION_BYTES", mib)),
     (&["--timeline-filename"], 1, Variable("RINGPULL_TIMELINE", same)),
     (&["--stall-check-warning-time-seconds"], 1, Variable("RINGPULL_WARN", same)),
@@ -210,6 +219,7 @@ mod tests {
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --no-stall-check x",
                 "ringpull launch -n 2 --launcher mpi --env A=1 --no-tag --env RINGPULL_TIMEOUT=0 x",
             ),
+            ("ringpull launch -n 2 -machinefile m x -f y", "ringpull launch -n 2 --hostfile m x -f y"),
         ] {
             let (words, warnings) = of(theirs).unwrap();
             assert_eq!(format!("ringpull launch {}", words.join(" ")), ours);
@@ -223,9 +233,12 @@ mod tests {
             of("ringpull launch --gloo --cycle-time-ms 5 --blacklist-cooldown-range 1 2 -np 2 x").unwrap();
         assert_eq!(words.join(" "), "--num-workers 2 x");
         assert!(warnings.len() == 3 && warnings[1].contains("--cycle-time-ms has no effect"), "{warnings:?}");
+        let (words, warnings) = of("ringpull launch -n 2 --p3 x --p3").unwrap();
+        assert!(words.join(" ") == "-n 2 x --p3" && warnings[0].contains("--p3 has no effect"), "{warnings:?}");
         for (text, part) in [
             ("ringpull launch -np 2 -i key x", "RINGPULL_SSH"),
             ("ringpull launch -np", "-np without a value"),
+            ("ringpull launch -n 8 -ppn 1 -machinefile hosts x", "-ppn"),
             ("ringpull launch --blacklist-cooldown-range 1", "--blacklist-cooldown-range without a value"),
             ("ringpull launch --fusion-threshold-mb much x", "RINGPULL_FUSION_BYTES"),
             ("ringpull launch --log-level loud x", "RINGPULL_LOG"),

@@ -1,8 +1,10 @@
 //! Where a process runs, and the command that runs it there.
 //!
 //! On every host the process runs below the same short shell script: in its own session, with a supervisor
-//! that reads orders from the launcher. `term` and `kill` signal the whole session. The end of the input,
-//! which also follows a killed launcher or a broken connection, means both.
+//! that reads orders from the launcher. `kill` signals the whole session. `term` signals the process alone,
+//! since what it has started, such as data loaders, may be needed to the end; a shell does not pass signals
+//! on, so what it runs gets it first, and a shell without a trap for it when that has ended. The end of the input, which also follows a killed
+//! launcher or a broken connection, means both.
 //!
 //! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the login
 //! shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes to other
@@ -38,11 +40,28 @@ own='env --default-signal=INT,QUIT'
 $own true 2>/dev/null || own=
 setsid $own "$@" 3<&- </dev/null &
 p=$!
+tell() {
+  case "$told " in *" $1 "*) return ;; esac
+  case $(readlink "/proc/$1/exe") in */sh | */dash | */bash | */ash | */zsh | */ksh | */busybox)
+    eval "[ -n \"\${of_$1+set}\" ] || of_$1=\$(cat /proc/$1/task/*/children)"
+    eval "set -- $1 \$of_$1"
+    for child in "$@"; do [ "$child" = "$1" ] || tell "$child"; done
+    left=
+    for child in "$@"; do [ "$child" = "$1" ] || ! kill -0 "$child" || left=1; done
+    [ -z "$left" ] || grep -q '^SigCgt:.*[4-7c-f]...$' "/proc/$1/status" || return ;;
+  esac
+  told="$told $1"
+  kill -s TERM "$1"
+}
 (
+  told=
   while read -r order; do
-    case $order in term) kill -s TERM -- -$p || kill -s TERM $p ;; kill) kill -s KILL -- -$p || kill -s KILL $p ;; esac
+    case $order in
+      term) while kill -0 $p; do tell $p; sleep 0.2; done & ;;
+      kill) kill -s KILL -- -$p || kill -s KILL $p ;;
+    esac
   done
-  kill -s TERM -- -$p || kill -s TERM $p
+  tell $p
   sleep 2
   kill -s KILL -- -$p || kill -s KILL $p
 ) <&3 >/dev/null 2>&1 &

@@ -2,11 +2,13 @@
 //!
 //! - [`host`]: where a process runs and the command that runs it there, below a supervisor that ends its
 //!   whole session when the launcher orders it or dies;
-//! - `supervise`: waits for all processes and decides when the rest must end; `output`: where their output
-//!   goes;
+//! - `supervise`: waits for all processes and decides when the rest must end;
+//! - `output`: where their output goes; `lines`: how it becomes one text;
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
 //!   ssh before the job; [`environment`]: which of the user's variables other hosts get;
-//! - [`by_mpi`]: the same job as one `mpirun`; [`batch`]: as one step of Slurm or one job of Grid Engine;
+//! - [`by_mpi`]: the same job as one `mpirun`; [`wrapper`]: the program above each rank; `control`: its
+//!   launcher's side; `connection`: what is between them;
+//! - [`batch`]: as one step of Slurm or one job of Grid Engine;
 //!   [`yarn`]: as a service of Hadoop YARN;
 //! - [`elastic`]: MPI ranks that are started again when some are lost or hosts are added.
 //!
@@ -16,21 +18,26 @@
 
 pub(crate) mod batch;
 pub(crate) mod by_mpi;
+mod connection;
+mod control;
 pub(crate) mod elastic;
 pub(crate) mod environment;
 pub(crate) mod horovodrun;
 pub(crate) mod host;
 pub(crate) mod hostfile;
+mod lines;
 mod output;
 pub(crate) mod port;
 pub(crate) mod remote;
 mod supervise;
+pub(crate) mod wrapper;
 pub(crate) mod yarn;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
+use self::control::{Control, Reach};
 pub use self::host::Host;
 pub use self::hostfile::SshHost;
 pub(crate) use self::output::Sink;
@@ -217,9 +224,10 @@ impl Launch {
     pub(crate) fn run(&self) -> Result<JobEnd> {
         // The claim lasts until the job has ended.
         let port = claim_port(self.root)?;
-        let mut processes = self.processes(port.number(), &config::secret_or_new()?);
+        let secret = config::secret_or_new()?;
+        let mut processes = self.processes(port.number(), &secret);
         if !self.has_ranks {
-            return supervise::run(self, &processes);
+            return supervise::run(self, &processes, None);
         }
         let first = processes.iter().position(|process| process.role == Role::Worker);
         let first = first.ok_or_else(|| Error::bug("a job has no worker"))?;
@@ -227,12 +235,14 @@ impl Launch {
         processes.retain(|process| process.role != Role::Worker);
         // Ranks learn their own numbers and addresses.
         mpirun.env.retain(|(name, _)| !["DMLC_WORKER_ID", "DMLC_NODE_HOST"].contains(&name.as_str()));
+        let control = Control::listen(Reach::Hosts(&self.workers), secret, self.sink, Box::new(|_| ()))?;
         // It lasts until the job has ended, as do the files that it names.
-        let ready = by_mpi::workers_alone(&self.spec, &self.workers, self.sink, &mpirun.env)?;
+        let ready = by_mpi::workers_alone(&self.spec, &self.workers, &control, &mpirun.env)?;
         mpirun.env.extend(ready.env());
+        mpirun.env.push((config::SECRET.to_owned(), control.secret.reveal().to_owned()));
         (mpirun.mpirun, mpirun.host) = (Some(ready.words()), Host::Local);
         processes.push(mpirun);
-        supervise::run(self, &processes)
+        supervise::run(self, &processes, Some(&control))
     }
 
     fn processes(&self, port: u16, secret: &Secret) -> Vec<Process> {

@@ -1,8 +1,9 @@
 //! Waits for the processes of a job and ends them together.
 //!
 //! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
-//! and after `KILL_AFTER` SIGKILL. An interrupt skips the grace period, a second one the wait for SIGKILL.
-//! Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after
+//! and after `KILL_AFTER` SIGKILL. After an interrupt the workers get SIGTERM at once, and `GRACE` for a
+//! checkpoint, which may need the servers: these get it when the workers have ended. A second interrupt skips
+//! the wait. Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after
 //! the last worker has ended in a job that failed: they wait for nobody any more.
 //!
 //! An elastic job goes on without a worker that a signal has ended, and another one is started in its place:
@@ -21,7 +22,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use super::output::{OutputStream, carry};
+use super::control::{Control, GRACE};
+use super::output::{Feed, OutputStream, Pipe, Printer};
 use super::{Host, Launch, Process, Replacements, Sink};
 use crate::child::code_of;
 use crate::interrupt::Interrupt;
@@ -80,6 +82,7 @@ struct Running {
 }
 
 struct Supervisor {
+    feed: Feed,
     running: Vec<Running>,
     exits: Receiver<(usize, i32)>,
     /// Ends that were taken from `exits` before their turn.
@@ -88,30 +91,40 @@ struct Supervisor {
     /// When SIGTERM is due, then when SIGKILL is, then when the supervisors themselves are killed.
     due: Option<Instant>,
     stage: usize,
+    is_interrupted: bool,
+    /// Whether the workers were told to end before the others.
+    are_workers_told: bool,
     /// How often another worker may still be started in the place of one that is lost.
     restarts: u32,
     /// The processes that are to be started again, and when.
     restarts_due: Vec<(Instant, usize)>,
 }
 
-pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
+/// Runs the processes to their end. `control` is for those that are ranks of an `mpirun`.
+pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Control>) -> Result<JobEnd> {
+    // It prints what has come when it is dropped.
+    let printer = Printer::start();
+    let feed = control.map_or_else(|| printer.feed(), |control| control.printer.feed());
     let interrupt = Interrupt::watch()?;
     let before = interrupt.count();
     let (sender, exits) = channel();
     let mut job = Supervisor {
+        feed: feed.clone(),
         running: Vec::new(),
         exits,
         early: VecDeque::new(),
         failure: None,
         due: None,
         stage: 0,
+        is_interrupted: false,
+        are_workers_told: false,
         restarts: launch.elastic.map_or(0, |elastic| elastic.restarts),
         restarts_due: Vec::new(),
     };
     let started = Instant::now();
     let mut broken = None;
     for (number, process) in processes.iter().enumerate() {
-        match start(launch, (number, process), number, &sender) {
+        match start(launch, (number, process), number, (&sender, &feed)) {
             Ok(running) => job.running.push(running),
             Err(error) => {
                 broken = Some(error);
@@ -126,24 +139,26 @@ pub(super) fn run(launch: &Launch, processes: &[Process]) -> Result<JobEnd> {
         for lost in job.take_due_restarts() {
             let Some(process) = processes.get(lost) else { continue };
             let number = job.running.len();
-            match start(launch, (lost, process), number, &sender) {
+            match start(launch, (lost, process), number, (&sender, &feed)) {
                 Ok(running) => job.running.push(running),
                 Err(error) if process.role == Role::Scheduler => job.fail(1, error.to_string(), Duration::ZERO),
-                Err(error) => eprintln!("ringpull: elastic: {error}"),
+                Err(error) => job.feed.say(&format!("ringpull: elastic: {error}")),
             }
         }
         if interrupt.count() > seen {
             // A second interrupt does not wait for the effect of the first.
             let signal = interrupt.signal().unwrap_or(2);
-            job.fail(128 + signal, format!("interrupted by signal {signal}"), Duration::ZERO);
+            job.fail(128 + signal, format!("interrupted by signal {signal}"), GRACE);
             job.due = Some(Instant::now());
+            job.is_interrupted = true;
             seen = interrupt.count();
         }
         if launch.limit.is_some_and(|limit| started.elapsed() > limit) {
             job.fail(124, format!("not finished after {} s", started.elapsed().as_secs()), Duration::ZERO);
         }
-        job.escalate();
+        job.escalate(control);
     }
+    control.into_iter().for_each(Control::finish);
     let (code, failure) = job.failure.unwrap_or_default();
     let processes = job.running.into_iter().map(Running::ended).collect();
     broken.map_or(Ok(JobEnd { code, failure, processes }), Err)
@@ -154,7 +169,7 @@ fn start(
     launch: &Launch,
     (index, process): (usize, &Process),
     number: usize,
-    exits: &Sender<(usize, i32)>,
+    (exits, feed): (&Sender<(usize, i32)>, &Feed),
 ) -> Result<Running> {
     let name = process.name();
     let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
@@ -167,13 +182,23 @@ fn start(
     let pid = Pid::from_child(&child);
     let orders = child.stdin.take().map(|input| pass_on(input, first, name.clone()));
     let (out, err) = (child.stdout.take(), child.stderr.take());
-    let out = out.map(|from| (OutputStream::Out, Box::new(from) as Box<dyn Read + Send>));
-    let err = err.map(|from| (OutputStream::Err, Box::new(from) as Box<dyn Read + Send>));
-    let read = |(stream, from)| {
-        // Ranks have put their names before their lines.
-        let tagged = process.mpirun.is_none() || launch.sink != Sink::Tagged;
-        let (name, sink) = (name.clone(), if tagged { launch.sink } else { Sink::Plain });
-        (stream, std::thread::spawn(move || carry(from, stream, &name, sink)))
+    let out = out.map(|from| (OutputStream::Out, Box::new(from) as Box<dyn Pipe>));
+    let err = err.map(|from| (OutputStream::Err, Box::new(from) as Box<dyn Pipe>));
+    let read = |(stream, mut from): (OutputStream, Box<dyn Pipe>)| {
+        // Ranks have connections of their own.
+        let is_tagged = launch.sink == Sink::Tagged && process.mpirun.is_none();
+        let source = feed.source(stream, is_tagged.then_some(&name[..]));
+        let is_kept = launch.sink == Sink::Kept;
+        let read = move || {
+            let mut kept = Vec::new();
+            if !is_kept {
+                source.carry(from);
+            } else if let Err(cause) = from.read_to_end(&mut kept) {
+                tracing::warn!(%cause, "output of a process was cut short");
+            }
+            kept
+        };
+        (stream, std::thread::spawn(read))
     };
     let readers = out.into_iter().chain(err).map(read).collect();
     let exits = exits.clone();
@@ -224,11 +249,11 @@ impl Supervisor {
             let failure = format!("{} ended with {how}", one.name);
             match launch.elastic.filter(|elastic| self.goes_on(*elastic, number, code)) {
                 None if launch.replicas > 1 && self.goes_on_without_server(number) => {
-                    eprintln!("ringpull: {failure}; the job goes on if other servers have its values");
+                    self.feed.say(&format!("ringpull: {failure}; the job goes on if other servers have its values"));
                 }
                 None if launch.replicas > 1 && self.starts_scheduler_again(number, code) => {
                     let pause = self.pause_of(number).min(WITHOUT_SCHEDULER);
-                    eprintln!("ringpull: {failure}; {}", comes_after(pause));
+                    self.feed.say(&format!("ringpull: {failure}; {}", comes_after(pause)));
                     self.restarts_due.push((Instant::now() + pause, self.running[number].process));
                 }
                 None => self.fail(code, failure, grace),
@@ -237,7 +262,11 @@ impl Supervisor {
         }
         let workers_done = self.running.iter().all(|one| one.role != Role::Worker || one.code.is_some());
         if workers_done && self.stage == 0 {
-            let left = if self.failure.is_some() { grace.min(LAST_WORDS) } else { grace };
+            let left = match self.failure {
+                Some(_) if self.is_interrupted => Duration::ZERO,
+                Some(_) => grace.min(LAST_WORDS),
+                None => grace,
+            };
             let due = Instant::now() + left;
             self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
         }
@@ -318,7 +347,7 @@ impl Supervisor {
         let is_replaced = !self.has_succeeded() && self.restarts > 0;
         let (process, pause) = (self.running[number].process, self.pause_of(number));
         let then = if is_replaced { comes_after(pause) } else { "nobody comes in its place".to_owned() };
-        eprintln!("ringpull: elastic: {failure}; workers left: {left}; {then}");
+        self.feed.say(&format!("ringpull: elastic: {failure}; workers left: {left}; {then}"));
         if is_replaced {
             self.restarts -= 1;
             self.restarts_due.push((Instant::now() + pause, process));
@@ -339,7 +368,8 @@ impl Supervisor {
         if self.failure.is_none() {
             if !failure.is_empty() {
                 let left = self.running.iter().filter(|one| one.code.is_none()).count();
-                eprintln!("ringpull: {failure}; the other {left} end within {} s", (grace + KILL_AFTER).as_secs());
+                let within = (grace + KILL_AFTER).as_secs();
+                self.feed.say(&format!("ringpull: {failure}; the other {left} end within {within} s"));
             }
             self.failure = Some((code, failure));
             let due = Instant::now() + grace;
@@ -347,11 +377,29 @@ impl Supervisor {
         }
     }
 
-    fn escalate(&mut self) {
+    fn escalate(&mut self, control: Option<&Control>) {
+        if self.is_interrupted {
+            control.into_iter().for_each(Control::let_go);
+        }
         let Some(due) = self.due.filter(|due| Instant::now() >= *due) else { return };
         tracing::debug!(late_s = due.elapsed().as_secs_f64(), stage = self.stage, "ending what still runs");
-        for one in self.running.iter_mut().filter(|one| one.code.is_none()) {
+        let mut left: Vec<&mut Running> = self.running.iter_mut().filter(|one| one.code.is_none()).collect();
+        let is_worker = |one: &&mut Running| one.role == Role::Worker;
+        if self.stage == 0 && self.is_interrupted && !self.are_workers_told && left.iter().any(is_worker) {
+            self.are_workers_told = true;
+            match control.filter(|control| control.has_ranks()) {
+                Some(control) => control.signal(Signal::TERM),
+                None => left.into_iter().filter(is_worker).for_each(|one| one.order("term\n")),
+            }
+            self.due = Some(Instant::now() + GRACE);
+            return;
+        }
+        if self.are_workers_told || self.stage > 0 {
+            control.into_iter().for_each(|control| control.signal(Signal::KILL));
+        }
+        for one in &mut left {
             match self.stage {
+                0 if self.are_workers_told && one.role == Role::Worker => one.order("kill\n"),
                 0 => one.order("term\n"),
                 1 => one.order("kill\n"),
                 _ => {

@@ -22,7 +22,7 @@ use ringpull_base::{Error, Result};
 
 use super::batch::{Batch, BatchJob};
 use super::host::{quote, with_environment, working_folder};
-use super::output::{OutputStream, carry};
+use super::output::{OutputStream, Printer, Source};
 use super::{Sink, Spec, by_mpi, process_name};
 use crate::commands::write;
 use crate::interrupt::Interrupt;
@@ -117,8 +117,14 @@ impl YarnJob {
         let service = Service { address: address.trim_end_matches('/'), name: name.trim_start_matches('.') };
         service.create(&self.yarnfile(service.name, folder.path()))?;
         eprintln!("ringpull: YARN starts {} containers of the service {}", self.names().len(), service.name);
-        let mut job =
-            Followed { job: self, service: &service, folder: folder.path(), seen: BTreeMap::new(), asked: None };
+        let mut job = Followed {
+            job: self,
+            service: &service,
+            folder: folder.path(),
+            seen: BTreeMap::new(),
+            printer: Printer::start(),
+            asked: None,
+        };
         let end = if self.spec.servers == 0 { job.run_ranks(&interrupt) } else { job.follow(&interrupt) };
         // Whatever happened before: nothing of the job stays.
         let destroyed = service.destroy();
@@ -203,8 +209,9 @@ struct Followed<'a> {
     job: &'a YarnJob,
     service: &'a Service<'a>,
     folder: &'a Path,
-    /// How much of each file was printed.
-    seen: BTreeMap<PathBuf, u64>,
+    /// How much of each file was printed, and where.
+    seen: BTreeMap<PathBuf, (u64, Source)>,
+    printer: Printer,
     asked: Option<Instant>,
 }
 
@@ -259,10 +266,10 @@ impl Followed<'_> {
         }
         let hosts: Vec<String> = names.iter().map(|(role, index)| format!("{role}-{index}")).collect();
         let agent = format!("#!/bin/sh\nfolder={}\n{AGENT}", quote(self.folder.as_os_str()));
-        let (parts, _port) = by_mpi::parts(&self.job.spec, &[], self.job.sink)?;
-        let ready = Mpirun::find()?.command_by_agent(&hosts, &agent, &parts)?;
+        let job = by_mpi::Job::new(&self.job.spec, None, self.job.sink, Box::new(|_| ()))?;
+        let ready = Mpirun::find()?.command_by_agent(&hosts, &agent, &job.parts)?;
         // With ranks elsewhere, whose ends it hears of.
-        let end = by_mpi::follow(ready, interrupt, None, self.job.sink, |_| ());
+        let end = job.run(ready, interrupt, None);
         write(&self.folder.join("end"), "")?;
         self.print()?;
         end
@@ -273,22 +280,21 @@ impl Followed<'_> {
         std::fs::read_to_string(self.file(name, "code")).ok()?.trim().parse().ok()
     }
 
-    /// Prints the whole lines that are new, and what is left of a process that has ended.
+    /// Prints what is new.
     fn print(&mut self) -> Result<()> {
         for name in self.job.names() {
-            let is_over = self.code(name).is_some();
             for (kind, stream) in [("out", OutputStream::Out), ("err", OutputStream::Err)] {
                 let path = self.file(name, kind);
-                let seen = self.seen.entry(path.clone()).or_default();
+                let feed = self.printer.feed();
+                let name = (self.job.sink == Sink::Tagged).then(|| process_name(name.0, name.1));
+                let add = || (0, feed.source(stream, name.as_deref()));
+                let (seen, source) = self.seen.entry(path.clone()).or_insert_with(add);
                 let Ok(mut file) = File::open(&path) else { continue };
                 let mut text = Vec::new();
                 let read = file.seek(SeekFrom::Start(*seen)).and_then(|_| file.read_to_end(&mut text));
                 read.map_err(|cause| Error::io("read", path.display(), &cause))?;
-                if !is_over {
-                    text.truncate(text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
-                }
                 *seen += text.len() as u64;
-                carry(&text[..], stream, &process_name(name.0, name.1), self.job.sink);
+                source.write(text);
             }
         }
         Ok(())

@@ -7,13 +7,13 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use ringpull_base::config::Role;
 
 use super::fault::Member;
+use crate::launch::wrapper;
 
 /// The variable that every process of the job inherits.
 pub(crate) const MARK: &str = "REHEARSED_JOB";
 
-/// What brings a process's output to the terminal, or watches over it: never the process that is meant. The
-/// last three make and remove the pipes of the output before the program begins.
-const HELPERS: [&str; 9] = ["sh", "bash", "sed", "cat", "nsenter", "ip", "mktemp", "mkfifo", "rm"];
+/// What brings a process's output to the terminal, or watches over it: never the process that is meant.
+const HELPERS: [&str; 6] = ["sh", "bash", "cat", "nsenter", "ip", wrapper::PROCESS];
 
 /// A process of the job, as the kernel shows it.
 struct Seen {

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 mod elastic;
 mod hosts;
+mod ranks;
 mod secrets;
 mod ssh;
 mod yarn;

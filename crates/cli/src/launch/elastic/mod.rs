@@ -284,14 +284,13 @@ impl Elastic {
             mpirun = mpirun.clone().surviving_losses().unwrap_or(mpirun);
         }
         let hosts: Vec<Host> = ranks.iter().map(|found| found.host.clone()).collect();
-        let (parts, _port) = by_mpi::parts(&spec, &hosts, self.sink)?;
-        let ready = mpirun.command_of_parts(&hosts, &parts)?;
+        let said = Arc::clone(lost);
+        let on_line = move |line: &str| said.lock().unwrap_or_else(PoisonError::into_inner).read(line);
+        let job = by_mpi::Job::new(&spec, Some(&hosts), self.sink, Box::new(on_line))?;
+        let ready = mpirun.command_of_parts(&hosts, &job.parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
         let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);
-        let said = Arc::clone(lost);
-        let end = by_mpi::follow(ready, interrupt, Some(&hosts), self.sink, move |line| {
-            said.lock().unwrap_or_else(PoisonError::into_inner).read(line);
-        });
+        let end = job.run(ready, interrupt, Some(&hosts));
         watch.stop();
         let code = match end {
             Ok(code) => code,

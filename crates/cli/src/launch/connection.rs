@@ -1,0 +1,284 @@
+//! The connection of a rank to its launcher: output one way, orders the other.
+//!
+//! `mpirun` cannot do either. It cuts the lines of ranks and mixes them, and after a signal it kills ranks
+//! before they have ended. So the program that stands between `mpirun` and a rank ([`wrapper`](super::wrapper))
+//! connects to the launcher ([`control`](super::control)), as the daemons of `mpirun` do. Both prove that they
+//! have the job's secret, the rank's side first. Then that side sends frames, and the launcher bytes: signals.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use ringpull_base::Secret;
+use ringpull_base::secret::{CODE_BYTES, random};
+
+use super::output::PIECE;
+
+/// What the rank's side sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// First: the rank's name, such as `rank 3`.
+    Name(String),
+    Out(Vec<u8>),
+    Err(Vec<u8>),
+    /// The rank has ended with this code, and all its output was sent.
+    Ended(i32),
+    /// The rank has ended, and a process that it has started still holds its output.
+    Outlived,
+}
+
+/// The order that a rank's side may end, as its rank did. Every other order is the number of a signal.
+pub(super) const LEAVE: u8 = 0;
+
+/// How long either side waits for the other's proof.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an address may be silent.
+const CONNECT: Duration = Duration::from_secs(2);
+const MAGIC: [u8; 8] = *b"RPRANK\x01\n";
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Connects to `host:port`, or to the socket in a file.
+    fn connect(address: &str) -> Result<Self> {
+        if address.starts_with('/') {
+            return UnixStream::connect(address).map(Stream::Unix);
+        }
+        let mut failure = Error::from(ErrorKind::NotFound);
+        for address in address.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, CONNECT) {
+                Ok(stream) => return Ok(Stream::Tcp(stream)),
+                Err(cause) => failure = cause,
+            }
+        }
+        Err(failure)
+    }
+
+    pub(super) fn try_clone(&self) -> Result<Self> {
+        match self {
+            Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp),
+            Stream::Unix(stream) => stream.try_clone().map(Stream::Unix),
+        }
+    }
+
+    pub(super) fn shutdown(&self) {
+        let done = match self {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Both),
+        };
+        if let Err(cause) = done {
+            tracing::debug!(%cause, "a rank's connection had ended");
+        }
+    }
+
+    fn set_patience(&self, patience: Option<Duration>) -> Result<()> {
+        match self {
+            Stream::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                // A firewall forgets connections that say nothing for long.
+                rustix::net::sockopt::set_socket_keepalive(stream, true)?;
+                stream.set_read_timeout(patience)
+            }
+            Stream::Unix(stream) => stream.set_read_timeout(patience),
+        }
+    }
+}
+
+impl Read for &Stream {
+    fn read(&mut self, to: &mut [u8]) -> Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).read(to),
+            Stream::Unix(stream) => (&mut &*stream).read(to),
+        }
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, from: &[u8]) -> Result<usize> {
+        match self {
+            Stream::Tcp(stream) => (&mut &*stream).write(from),
+            Stream::Unix(stream) => (&mut &*stream).write(from),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Where the launcher listens.
+#[derive(Debug)]
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    pub(super) fn at(path: &Path) -> Result<Self> {
+        UnixListener::bind(path).map(Listener::Unix)
+    }
+
+    /// The next connection, if there is one.
+    pub(super) fn accept(&self) -> Result<Stream> {
+        let stream = match self {
+            Listener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
+            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
+        };
+        Ok(stream)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// A connection to the launcher of this job, which has proved that it is one, at the first of these addresses
+/// that has it.
+pub(super) fn connect(addresses: &[String], secret: &Secret) -> Result<Stream> {
+    let mut failure = Error::from(ErrorKind::NotFound);
+    for address in addresses {
+        match Stream::connect(address).and_then(|stream| ask(&stream, secret).map(|()| stream)) {
+            Ok(stream) => return Ok(stream),
+            Err(cause) => failure = cause,
+        }
+    }
+    Err(failure)
+}
+
+/// The rank's part of the proofs.
+fn ask(stream: &Stream, secret: &Secret) -> Result<()> {
+    stream.set_patience(Some(PATIENCE))?;
+    let own = fresh()?;
+    (&mut &*stream).write_all(&[&MAGIC[..], &own].concat())?;
+    let other = read_hello(stream)?;
+    (&mut &*stream).write_all(&secret.code("rank", &[&own, &other]))?;
+    let mut proof = [0; CODE_BYTES];
+    (&mut &*stream).read_exact(&mut proof)?;
+    if !secret.is_code(&proof, "launcher", &[&own, &other]) {
+        return Err(stranger());
+    }
+    stream.set_patience(None)
+}
+
+/// The launcher's part.
+pub(super) fn answer(stream: &Stream, secret: &Secret) -> Result<()> {
+    stream.set_patience(Some(PATIENCE))?;
+    let own = fresh()?;
+    let other = read_hello(stream)?;
+    (&mut &*stream).write_all(&[&MAGIC[..], &own].concat())?;
+    let mut proof = [0; CODE_BYTES];
+    (&mut &*stream).read_exact(&mut proof)?;
+    if !secret.is_code(&proof, "rank", &[&other, &own]) {
+        return Err(stranger());
+    }
+    (&mut &*stream).write_all(&secret.code("launcher", &[&other, &own]))?;
+    stream.set_patience(None)
+}
+
+fn fresh() -> Result<[u8; 32]> {
+    random().map_err(Error::other)
+}
+
+fn read_hello(stream: &Stream) -> Result<[u8; 32]> {
+    let (mut magic, mut number) = ([0; MAGIC.len()], [0; 32]);
+    (&mut &*stream).read_exact(&mut magic)?;
+    if magic != MAGIC {
+        return Err(stranger());
+    }
+    (&mut &*stream).read_exact(&mut number)?;
+    Ok(number)
+}
+
+fn stranger() -> Error {
+    Error::new(ErrorKind::PermissionDenied, "the other end is not of this job")
+}
+
+impl Frame {
+    pub(super) fn send(&self, mut to: impl Write) -> Result<()> {
+        let code;
+        let (kind, bytes): (u8, &[u8]) = match self {
+            Frame::Name(name) => (0, name.as_bytes()),
+            Frame::Out(bytes) => (1, bytes),
+            Frame::Err(bytes) => (2, bytes),
+            Frame::Ended(ended) => {
+                code = ended.to_be_bytes();
+                (3, &code)
+            }
+            Frame::Outlived => (4, &[]),
+        };
+        let length = u32::try_from(bytes.len()).map_err(Error::other)?;
+        let mut frame = Vec::with_capacity(5 + bytes.len());
+        frame.push(kind);
+        frame.extend_from_slice(&length.to_be_bytes());
+        frame.extend_from_slice(bytes);
+        to.write_all(&frame)
+    }
+
+    pub(super) fn receive(mut from: impl Read) -> Result<Self> {
+        let mut head = [0; 5];
+        from.read_exact(&mut head)?;
+        let [kind, length @ ..] = head;
+        let length = u32::from_be_bytes(length) as usize;
+        if length > PIECE {
+            return Err(Error::from(ErrorKind::InvalidData));
+        }
+        let mut bytes = vec![0; length];
+        from.read_exact(&mut bytes)?;
+        Ok(match kind {
+            0 => Frame::Name(String::from_utf8_lossy(&bytes).into_owned()),
+            1 => Frame::Out(bytes),
+            2 => Frame::Err(bytes),
+            3 => Frame::Ended(i32::from_be_bytes(bytes.try_into().map_err(|_| ErrorKind::InvalidData)?)),
+            4 => Frame::Outlived,
+            _ => return Err(Error::from(ErrorKind::InvalidData)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_side_admits_only_the_other_of_its_own_job() {
+        let [one, other] = [(), ()].map(|()| Secret::new_random().unwrap());
+        for (rank, is_admitted) in [(&one, true), (&other, false)] {
+            let (near, far) = UnixStream::pair().map(|(near, far)| (Stream::Unix(near), Stream::Unix(far))).unwrap();
+            std::thread::scope(|scope| {
+                // Dropped when it has answered, as the launcher does with strangers.
+                let answered = scope.spawn(|| answer(&{ far }, &one).is_ok());
+                assert_eq!(ask(&near, rank).is_ok(), is_admitted);
+                assert_eq!(answered.join().unwrap(), is_admitted);
+            });
+        }
+    }
+
+    #[test]
+    fn frames_arrive_as_they_were_sent_and_no_longer_one_is_read() {
+        let frames = [
+            Frame::Name("rank 3".to_owned()),
+            Frame::Out(vec![0, 255, b'\n']),
+            Frame::Err(vec![7; PIECE]),
+            Frame::Ended(-1),
+            Frame::Outlived,
+        ];
+        let mut bytes = Vec::new();
+        frames.iter().for_each(|frame| frame.send(&mut bytes).unwrap());
+        let mut from = &bytes[..];
+        assert_eq!(frames.each_ref().map(|_| Frame::receive(&mut from).unwrap()), frames);
+        assert!(Frame::receive(&[1, 255, 255, 255, 255][..]).is_err());
+    }
+}

@@ -1,0 +1,382 @@
+//! The launcher's side of the connections to ranks: it prints their output, and tells them when to end.
+//!
+//! After an interrupt each rank gets SIGTERM, and [`GRACE`] to end by itself, for a checkpoint. A second
+//! interrupt, or the end of the grace period, kills what is left. `mpirun` hears of all this last: it would
+//! kill every rank within a second.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ringpull_base::{Error, Result, Secret, config};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::connection::{Frame, LEAVE, Listener, Stream, answer};
+use super::output::{Feed, OutputStream, Printer, Sink, WholeLines};
+use super::{Host, SshHost, address_towards, wrapper};
+use crate::interrupt::Interrupt;
+
+/// How long processes may run after they were told to end: less than the 30 s that Kubernetes and Slurm wait.
+pub(super) const GRACE: Duration = Duration::from_secs(25);
+/// The time between SIGKILL, or the last rank's end, and a signal to `mpirun`.
+const KILL_AFTER: Duration = Duration::from_secs(3);
+/// How long the last output of a job that has ended may be silent.
+const LAST_LINES: Duration = Duration::from_secs(2);
+const LOOPBACK: &str = "127.0.0.1";
+/// Variables by which a batch system says that `mpirun` has hosts of its own.
+const ALLOCATIONS: [&str; 4] = ["SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE"];
+
+/// Gets each line of the ranks' stderr.
+pub(super) type OnLine = Box<dyn FnMut(&str) + Send>;
+
+/// Where the ranks of a job are, which the launcher's address depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Reach<'a> {
+    /// On hosts that this program knows, or on this one.
+    Hosts(&'a [Host]),
+    /// On hosts that somebody else chooses.
+    Anywhere,
+}
+
+/// The ranks of a job that have connected.
+pub(super) struct Control {
+    pub(super) secret: Secret,
+    pub(super) printer: Printer,
+    pub(super) sink: Sink,
+    addresses: Vec<String>,
+    state: Arc<State>,
+    /// Its end is that of `accepts`.
+    ends: Option<UnixStream>,
+    accepts: Option<JoinHandle<()>>,
+    _folder: Option<TempDir>,
+}
+
+struct State {
+    ranks: Mutex<Ranks>,
+    on_line: Mutex<OnLine>,
+}
+
+#[derive(Default)]
+struct Ranks {
+    ranks: Vec<Rank>,
+    readers: Vec<JoinHandle<()>>,
+    /// What all ranks were told, for those that come later.
+    told: Vec<u8>,
+    failure: Option<i32>,
+}
+
+struct Rank {
+    orders: Stream,
+    code: Option<i32>,
+    /// Whether its connection has ended.
+    is_gone: bool,
+}
+
+impl Control {
+    /// Listens for the ranks of a job.
+    pub(super) fn listen(reach: Reach, secret: Secret, sink: Sink, on_line: OnLine) -> Result<Self> {
+        let failed = |cause: std::io::Error| Error::io("listen", "for the job's ranks", &cause);
+        let (listener, addresses, folder) = match reach {
+            Reach::Hosts(hosts) if hosts.iter().any(|host| matches!(host, Host::Lab(_))) => {
+                // Emulated hosts have a network of their own, and this host's files.
+                let folder = tempfile::Builder::new().prefix("ringpull-").tempdir().map_err(failed)?;
+                let path = folder.path().join("launcher");
+                let listener = Listener::at(&path).map_err(failed)?;
+                (listener, vec![path.display().to_string()], Some(folder))
+            }
+            reach => {
+                let names = names(reach);
+                let listener = if names.iter().all(|name| name == LOOPBACK) {
+                    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+                } else {
+                    let both = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0));
+                    both.or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))
+                };
+                let listener = listener.map_err(failed)?;
+                let port = listener.local_addr().map_err(failed)?.port();
+                listener.set_nonblocking(true).map_err(failed)?;
+                let addresses = names.iter().map(|name| match name.contains(':') {
+                    true => format!("[{name}]:{port}"),
+                    false => format!("{name}:{port}"),
+                });
+                (Listener::Tcp(listener), addresses.collect(), None)
+            }
+        };
+        let state = Arc::new(State { ranks: Mutex::default(), on_line: Mutex::new(on_line) });
+        let (ends, over) = UnixStream::pair().map_err(failed)?;
+        let printer = Printer::start();
+        let mut control =
+            Control { secret, printer, sink, addresses, state, ends: Some(ends), accepts: None, _folder: folder };
+        let (state, secret, feed) = (Arc::clone(&control.state), control.secret.clone(), control.printer.feed());
+        control.accepts = Some(std::thread::spawn(move || {
+            while is_next(&listener, &over) {
+                let Ok(stream) = listener.accept() else { continue };
+                let (secret, of_reader, feed) = (secret.clone(), Arc::clone(&state), feed.clone());
+                let reader = std::thread::spawn(move || of_reader.read(&stream, &secret, &feed));
+                state.lock().readers.push(reader);
+            }
+        }));
+        Ok(control)
+    }
+
+    /// The words before those of a process's program.
+    pub(super) fn words_before(&self, name: &str) -> Result<Vec<OsString>> {
+        wrapper::words_before(name, &self.addresses, self.sink)
+    }
+
+    /// A function that takes lines of stderr that come another way.
+    pub(super) fn on_line(&self) -> impl Fn(&str) + Send + use<> {
+        let state = Arc::clone(&self.state);
+        move |line| state.on_line(line)
+    }
+
+    /// Orders all ranks, and those that come later.
+    fn order(&self, order: u8) {
+        let mut ranks = self.state.lock();
+        ranks.told.push(order);
+        for rank in ranks.ranks.iter().filter(|rank| !rank.is_gone) {
+            rank.order(order);
+        }
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        self.order(u8::try_from(signal.as_raw()).unwrap_or(LEAVE));
+    }
+
+    /// Whether a rank has connected.
+    pub(super) fn has_ranks(&self) -> bool {
+        !self.state.lock().ranks.is_empty()
+    }
+
+    /// Whether a rank runs that has connected.
+    pub(super) fn is_any_running(&self) -> bool {
+        self.state.lock().ranks.iter().any(|rank| rank.code.is_none() && !rank.is_gone)
+    }
+
+    /// Lets the ranks' side end if all ranks have ended.
+    pub(super) fn let_go(&self) {
+        if self.has_ranks() && !self.is_any_running() {
+            self.order(LEAVE);
+        }
+    }
+
+    /// The exit code of the first rank that has failed, or else 0, if all of so many have ended.
+    pub(super) fn code_of_all(&self, count: usize) -> Option<i32> {
+        let ranks = self.state.lock();
+        let have_ended = ranks.ranks.iter().filter(|rank| rank.code.is_some()).count() == count;
+        have_ended.then(|| ranks.failure.unwrap_or(0))
+    }
+
+    /// The exit code of the first process that has failed.
+    pub(super) fn first_failure(&self) -> Option<i32> {
+        self.state.lock().failure
+    }
+
+    /// Ends what is left of a job whose `mpirun` has ended, and waits for its output.
+    pub(super) fn finish(&self) {
+        self.signal(Signal::KILL);
+        self.order(LEAVE);
+        let mut until = Instant::now() + LAST_LINES;
+        loop {
+            if self.state.lock().readers.iter().all(JoinHandle::is_finished) {
+                return;
+            }
+            if self.printer.is_busy() {
+                until = Instant::now() + LAST_LINES;
+            } else if Instant::now() > until {
+                return;
+            }
+            std::thread::park_timeout(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.ends = None;
+        if self.accepts.take().is_some_and(|accepts| accepts.join().is_err()) {
+            tracing::debug!("connections of ranks have failed");
+        }
+        self.state.lock().ranks.iter().for_each(|rank| rank.orders.shutdown());
+    }
+}
+
+impl Rank {
+    fn order(&self, order: u8) {
+        if let Err(cause) = (&mut &self.orders).write_all(&[order]) {
+            tracing::debug!(%cause, "a rank takes no orders");
+        }
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Ranks> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads what one rank sends, to its end.
+    fn read(&self, stream: &Stream, secret: &Secret, feed: &Feed) {
+        if let Err(cause) = answer(stream, secret) {
+            tracing::debug!(%cause, "a stranger has connected in place of a rank");
+            return;
+        }
+        let Ok(Frame::Name(name)) = Frame::receive(stream) else { return };
+        let Ok(orders) = stream.try_clone() else { return };
+        let number = {
+            let mut ranks = self.lock();
+            let rank = Rank { orders, code: None, is_gone: false };
+            ranks.told.iter().for_each(|order| rank.order(*order));
+            ranks.ranks.push(rank);
+            ranks.ranks.len() - 1
+        };
+        let [out, err] = [OutputStream::Out, OutputStream::Err].map(|stream| feed.source(stream, Some(&name)));
+        let mut lines = WholeLines::default();
+        let mut from = std::io::BufReader::with_capacity(1 << 16, stream);
+        while let Ok(frame) = Frame::receive(&mut from) {
+            match frame {
+                Frame::Out(bytes) => out.write(bytes),
+                Frame::Err(bytes) => {
+                    lines.push(&bytes, |line| self.on_line(&format!("[{name}] {line}")));
+                    err.write(bytes);
+                }
+                Frame::Ended(code) => {
+                    let mut ranks = self.lock();
+                    ranks.ranks[number].code = Some(code);
+                    ranks.failure = ranks.failure.or(Some(code).filter(|code| *code != 0));
+                }
+                Frame::Outlived => feed.say(&format!(
+                    "ringpull: {name} has ended, and a process that it has started still holds its output: the job \
+                     ends when that does"
+                )),
+                Frame::Name(_) => {}
+            }
+        }
+        self.lock().ranks[number].is_gone = true;
+    }
+
+    fn on_line(&self, line: &str) {
+        self.on_line.lock().unwrap_or_else(PoisonError::into_inner)(line);
+    }
+}
+
+/// Waits for a connection; whether there may be one, and the job is not over.
+fn is_next(listener: &Listener, over: &UnixStream) -> bool {
+    let mut both = [PollFd::new(listener, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
+    match poll(&mut both, None) {
+        Ok(_) => both[1].revents().is_empty(),
+        Err(cause) => cause == rustix::io::Errno::INTR,
+    }
+}
+
+/// The names by which ranks may reach this host.
+fn names(reach: Reach) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    if let Reach::Hosts(hosts) = reach {
+        let far: Vec<&SshHost> =
+            hosts.iter().filter_map(|host| if let Host::Ssh(host) = host { Some(host) } else { None }).collect();
+        let mut asked: Vec<&str> = far.iter().map(|host| &host.name[..]).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        for address in asked.into_iter().filter_map(|name| address_towards(name).ok()) {
+            let address = address.to_string();
+            if !names.contains(&address) {
+                names.push(address);
+            }
+        }
+        if far.is_empty() && ALLOCATIONS.into_iter().all(|name| config::text(name).is_none()) {
+            return vec![LOOPBACK.to_owned()];
+        }
+    }
+    if names.is_empty() {
+        names.push(rustix::system::uname().nodename().to_string_lossy().into_owned());
+        let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+        let far = interfaces.iter().filter(|one| !one.is_loopback() && !one.is_link_local());
+        names.extend(far.map(|one| one.ip().to_string()));
+        names.push(LOOPBACK.to_owned());
+    }
+    names
+}
+
+/// How far the end of an interrupted job has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It runs.
+    Running,
+    /// The ranks were told to end.
+    Told,
+    /// They were killed.
+    Killed,
+    /// They have ended, and what is between them and `mpirun` may end too.
+    Left,
+    /// `mpirun` was told to end.
+    Terminated,
+}
+
+/// Ends an interrupted job, its ranks before its `mpirun`. To be polled.
+pub(super) struct Ending<'a> {
+    control: &'a Control,
+    interrupt: &'a Interrupt,
+    mpirun: Pid,
+    seen: usize,
+    stage: Stage,
+    due: Instant,
+    /// When a job that has failed is ended.
+    until: Option<Instant>,
+}
+
+impl<'a> Ending<'a> {
+    pub(super) fn new(control: &'a Control, interrupt: &'a Interrupt, mpirun: Pid) -> Self {
+        let (seen, due) = (interrupt.count(), Instant::now());
+        Ending { control, interrupt, mpirun, seen, stage: Stage::Running, due, until: None }
+    }
+
+    /// Ends a job that is left, as after an interrupt, when it has run for so long since the first call.
+    pub(super) fn end_within(&mut self, grace: Duration) {
+        let until = *self.until.get_or_insert_with(|| Instant::now() + grace);
+        if self.stage == Stage::Running && Instant::now() >= until {
+            (self.stage, self.due) = (Stage::Told, Instant::now() + KILL_AFTER);
+            self.control.signal(Signal::TERM);
+        }
+    }
+
+    pub(super) fn poll(&mut self) {
+        let now = Instant::now();
+        let is_interrupted = self.interrupt.count() > self.seen;
+        self.seen = self.interrupt.count();
+        let is_due = is_interrupted || now >= self.due;
+        let is_over = !self.control.is_any_running();
+        let (stage, time) = match self.stage {
+            Stage::Running if !is_interrupted => return,
+            // Nobody can be told but by `mpirun`.
+            Stage::Running if !self.control.has_ranks() => (Stage::Terminated, GRACE),
+            Stage::Running => (Stage::Told, GRACE),
+            Stage::Told | Stage::Killed if is_over => (Stage::Left, KILL_AFTER),
+            Stage::Told if is_due => (Stage::Killed, KILL_AFTER),
+            Stage::Killed if is_due => (Stage::Left, KILL_AFTER),
+            Stage::Left if is_due => (Stage::Terminated, GRACE),
+            Stage::Terminated if is_interrupted => (Stage::Terminated, GRACE),
+            Stage::Terminated if is_due => return self.end_mpirun(Signal::KILL),
+            Stage::Told | Stage::Killed | Stage::Left | Stage::Terminated => return,
+        };
+        (self.stage, self.due) = (stage, now + time);
+        match stage {
+            Stage::Running => {}
+            Stage::Told => self.control.signal(Signal::TERM),
+            Stage::Killed => self.control.signal(Signal::KILL),
+            Stage::Left => self.control.order(LEAVE),
+            Stage::Terminated => self.end_mpirun(Signal::TERM),
+        }
+    }
+
+    fn end_mpirun(&self, signal: Signal) {
+        if let Err(cause) = kill_process(self.mpirun, signal) {
+            tracing::debug!(%cause, "the interrupted mpirun had ended");
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The program between `mpirun` and a rank: `ringpull rank`, which `ringpull launch` puts before the words of
+//! every rank.
+//!
+//! The rank is its child, in the same process group, so what `mpirun` sends to the group reaches the rank
+//! alone: this program lets it pass. It ends as the rank did, when the output of the rank has ended. On a
+//! connection to the launcher it sends the output and takes orders; without one it writes the output itself,
+//! with the name before each line.
+//!
+//! An order to end goes to the rank's process, not to what that has started, such as data loaders, which it
+//! may need to save its state. A shell that waits for a program does not pass signals on: so the program gets
+//! it, and the shell when the program has ended. From then on this program waits until the launcher lets it
+//! leave, since `mpirun` would kill the other ranks when the first one ends. If the launcher is gone, or this
+//! program is killed, so is the rank.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CString, OsString};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ringpull_base::config;
+use ringpull_base::{Error, Result};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process, setrlimit};
+use signal_hook::consts;
+
+use super::connection::{self, Frame, LEAVE, Stream};
+use super::lines::Lines;
+use super::output::{Pieces, Pipe, Sink};
+use crate::child::code_of;
+
+/// What a rank's host runs: this program if the host has it, and otherwise the rank itself.
+const START: &str = r#"[ ! -x "$0" ] || exec "$0" rank "$@"
+while [ "$1" != -- ]; do shift; done
+shift
+echo "warning: $(hostname) has no $0: the lines of ranks there have no names, and ranks have no time after SIGTERM
+  hint: install ringpull at the same path on every host" >&2
+exec "$@""#;
+
+/// The words before those of a program that is to run below this one. `name` is that of the process, or one of
+/// [`name_of`]; `to` are the launcher's addresses.
+pub(super) fn words_before(name: &str, to: &[String], sink: Sink) -> Result<Vec<OsString>> {
+    let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
+    let mut words: Vec<OsString> = vec!["/bin/sh".into(), "-c".into(), START.into(), own.into()];
+    words.extend(["--name", name].map(OsString::from));
+    words.extend(to.iter().flat_map(|address| ["--to", address].map(OsString::from)));
+    words.extend((sink == Sink::Tagged).then(|| OsString::from("--tagged")));
+    words.push("--".into());
+    Ok(words)
+}
+
+/// The name that the kernel has of this program's process.
+pub(crate) const PROCESS: &str = "ringpull-rank";
+
+/// How long a rank has to end when its launcher is gone.
+const ALONE: Duration = Duration::from_secs(5);
+/// When the launcher hears that a process outlives the rank.
+const OUTLIVES: Duration = Duration::from_secs(5);
+/// How often a shell is looked at that was told to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct WrapperArgs {
+    /// An address of the launcher; the first one that answers is used.
+    #[arg(long)]
+    to: Vec<String>,
+    /// The name of the process; `rank`, `helper:WORKERS` and `role:SERVERS` are made of its number.
+    #[arg(long)]
+    name: String,
+    /// Lines have names.
+    #[arg(long)]
+    tagged: bool,
+    /// Becomes the rank, as the child of this process.
+    #[arg(long, value_name = "PID")]
+    below: Option<i32>,
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Runs the rank to its end; its exit code, unless this process ends by the same signal.
+pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
+    if let Some(parent) = args.below {
+        return become_rank(parent, &args.command);
+    }
+    let own_name = CString::new(PROCESS).map_err(|cause| Error::bug(cause.to_string()))?;
+    if let Err(cause) = rustix::thread::set_name(&own_name) {
+        tracing::debug!(%cause, "this process keeps its name");
+    }
+    // The rank gets them too, or shall not.
+    let passed = Arc::new(AtomicBool::new(false));
+    for signal in [
+        consts::SIGHUP,
+        consts::SIGINT,
+        consts::SIGQUIT,
+        consts::SIGTERM,
+        consts::SIGUSR1,
+        consts::SIGUSR2,
+        consts::SIGALRM,
+        consts::SIGVTALRM,
+        consts::SIGPROF,
+        consts::SIGXCPU,
+        consts::SIGIO,
+    ] {
+        signal_hook::flag::register(signal, Arc::clone(&passed))
+            .map_err(|cause| Error::io("handle", format!("signal {signal}"), &cause))?;
+    }
+    let name = name_of(&args.name);
+    let link = connect(&args.to, &name);
+    let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
+    let mut command = Command::new(own);
+    command.args(["rank", "--name", "", "--below", &getpid().as_raw_pid().to_string(), "--"]).args(&args.command);
+    if args.tagged {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    let mut child = command.spawn().map_err(|cause| Error::io("start", &name, &cause))?;
+    let rank = Arc::new(Rank { pid: Pid::from_child(&child), state: Mutex::default(), changed: Condvar::new() });
+    if let Some(link) = &link {
+        let (rank, link) = (Arc::clone(&rank), Arc::clone(link));
+        std::thread::spawn(move || rank.take_orders(&link));
+    }
+    let (relayed, ends) = channel();
+    let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Pipe>, true));
+    let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Pipe>, false));
+    for (from, is_out) in out.into_iter().chain(err) {
+        let (link, name, relayed) = (link.clone(), name.clone(), relayed.clone());
+        std::thread::spawn(move || {
+            relay(from, is_out, link.as_deref(), &name);
+            drop(relayed);
+        });
+    }
+    drop(relayed);
+    let status = child.wait().map_err(|cause| Error::io("wait for", &name, &cause))?;
+    rank.change(|state| state.has_ended = true);
+    // Its output ends when the last process that holds it does.
+    let until: Result<(), RecvTimeoutError> = ends.recv_timeout(OUTLIVES);
+    if until == Err(RecvTimeoutError::Timeout) {
+        if let Some(link) = &link {
+            link.send(&Frame::Outlived);
+        }
+        while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && !rank.lock().is_killed {}
+    }
+    if let Some(link) = &link {
+        link.send(&Frame::Ended(code_of(status)));
+    }
+    // The launcher knows how the rank has ended, and `mpirun` would only complain.
+    Ok(if rank.await_leave() { 0 } else { end_as(status) })
+}
+
+/// Replaces this process by the rank's program, which ends if `parent` does.
+fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|cause| Error::io("follow", "the parent process", &cause.into()))?;
+    if getppid().map(Pid::as_raw_pid) != Some(parent) {
+        return Ok(1);
+    }
+    let cause = Command::new(&words[0]).args(&words[1..]).exec();
+    eprintln!("error: {} cannot be run: {cause}", words[0].display());
+    Ok(if cause.kind() == ErrorKind::NotFound { 127 } else { 126 })
+}
+
+/// The name of this process, from the number that its launcher has set: `rank 3` for `rank`, the first of
+/// `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the workers.
+fn name_of(name: &str) -> String {
+    let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
+    let rank = variables.into_iter().find_map(config::text);
+    let number = rank.as_deref().and_then(|rank| rank.parse::<usize>().ok());
+    let (kind, count) = name.split_once(':').unwrap_or((name, "0"));
+    let (Some(number), Ok(count)) = (number, count.parse::<usize>()) else { return kind.to_owned() };
+    match kind {
+        "rank" => format!("rank {number}"),
+        "helper" => format!("helper {}", number.saturating_sub(count)),
+        "role" if number == 0 => "scheduler".to_owned(),
+        "role" if number <= count => format!("server {}", number - 1),
+        "role" => format!("worker {}", number - 1 - count),
+        _ => name.to_owned(),
+    }
+}
+
+/// The connection to the launcher.
+struct Link {
+    stream: Stream,
+    /// Whether a frame is being sent, and whether all were.
+    sending: Mutex<bool>,
+}
+
+impl Link {
+    /// Sends a frame, in one piece; whether the launcher is there.
+    fn send(&self, frame: &Frame) -> bool {
+        let mut is_well = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_well = *is_well && frame.send(&self.stream).is_ok();
+        *is_well
+    }
+}
+
+fn connect(to: &[String], name: &str) -> Option<Arc<Link>> {
+    if to.is_empty() {
+        return None;
+    }
+    let connected = match config::secret() {
+        Ok(Some(secret)) => connection::connect(to, &secret).map_err(|cause| cause.to_string()),
+        Ok(None) => Err(format!("{} is not set", config::SECRET)),
+        Err(cause) => Err(cause.to_string()),
+    };
+    match connected {
+        Ok(stream) => {
+            let link = Arc::new(Link { stream, sending: Mutex::new(true) });
+            link.send(&Frame::Name(name.to_owned())).then_some(link)
+        }
+        Err(cause) => {
+            eprintln!(
+                "warning: {name} cannot reach its launcher at {}: {cause}\n  hint: its output takes the way through \
+                 mpirun, and it has no time after SIGTERM",
+                to.join(", ")
+            );
+            None
+        }
+    }
+}
+
+/// Sends a stream of the rank to its end, or writes it here.
+fn relay(from: impl Pipe, is_out: bool, link: Option<&Link>, name: &str) {
+    let mut lines = Lines::default();
+    lines.add(Some(name));
+    let mut link = link;
+    for piece in Pieces::of(from) {
+        let frame = if is_out { Frame::Out(piece) } else { Frame::Err(piece) };
+        if link.is_some_and(|link| link.send(&frame)) {
+            continue;
+        }
+        link = None;
+        let (Frame::Out(piece) | Frame::Err(piece)) = frame else { return };
+        let mut text = Vec::new();
+        lines.push(0, &piece, Instant::now(), &mut text);
+        if write_here(is_out, &text).is_err() {
+            return;
+        }
+    }
+    let mut text = Vec::new();
+    lines.end(0, Instant::now(), &mut text);
+    if let Err(cause) = write_here(is_out, &text) {
+        tracing::debug!(%cause, "the end of a line is lost");
+    }
+}
+
+fn write_here(is_out: bool, text: &[u8]) -> std::io::Result<()> {
+    if !is_out {
+        return std::io::stderr().lock().write_all(text);
+    }
+    let mut out = std::io::stdout().lock();
+    out.write_all(text)?;
+    out.flush()
+}
+
+/// The rank's process.
+struct Rank {
+    pid: Pid,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    has_ended: bool,
+    /// It was told to end, so that this program waits for the launcher.
+    is_told: bool,
+    is_killed: bool,
+    may_leave: bool,
+}
+
+/// Who was told to end.
+#[derive(Debug, Default)]
+struct Told {
+    processes: HashSet<Pid>,
+    /// What a shell ran when it was looked at first.
+    children: HashMap<Pid, Vec<Pid>>,
+}
+
+impl Rank {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until the launcher lets this program go, if the rank was told to end; whether it was.
+    fn await_leave(&self) -> bool {
+        let mut state = self.lock();
+        while state.is_told && !state.may_leave {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.is_told
+    }
+
+    /// Does what the launcher orders, to the end of the connection, which is that of the launcher.
+    fn take_orders(self: &Arc<Self>, link: &Link) {
+        let mut order = [0];
+        while (&mut &link.stream).read_exact(&mut order).is_ok() {
+            match i32::from(order[0]) {
+                _ if order[0] == LEAVE => self.change(|state| state.may_leave = true),
+                consts::SIGKILL => self.kill(),
+                consts::SIGTERM => self.tell_to_end(),
+                signal => self.signal(self.pid, signal),
+            }
+        }
+        self.tell_to_end();
+        let state = self.lock();
+        let waited = self.changed.wait_timeout_while(state, ALONE, |state| !state.has_ended);
+        drop(waited);
+        self.kill();
+        self.change(|state| state.may_leave = true);
+    }
+
+    fn signal(&self, pid: Pid, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
+        // A process that was not waited for yet keeps its number.
+        if pid == self.pid && self.lock().has_ended {
+            return;
+        }
+        if let Err(cause) = kill_process(pid, signal) {
+            tracing::debug!(%cause, "process {} had ended", pid.as_raw_pid());
+        }
+    }
+
+    /// Sends SIGTERM to the rank; to what it runs first, if it is a shell.
+    fn tell_to_end(self: &Arc<Self>) {
+        if std::mem::replace(&mut self.lock().is_told, true) {
+            return;
+        }
+        let rank = Arc::clone(self);
+        std::thread::spawn(move || {
+            let mut told = Told::default();
+            loop {
+                rank.tell(rank.pid, &mut told);
+                let state = rank.lock();
+                let (state, _) = rank
+                    .changed
+                    .wait_timeout_while(state, LOOK, |state| !state.has_ended)
+                    .unwrap_or_else(PoisonError::into_inner);
+                if state.has_ended {
+                    break;
+                }
+            }
+            // What it has left behind.
+            rank.others()
+                .into_iter()
+                .filter(|pid| told.processes.insert(*pid))
+                .for_each(|pid| rank.signal(pid, consts::SIGTERM));
+        });
+    }
+
+    fn tell(&self, pid: Pid, told: &mut Told) {
+        if told.processes.contains(&pid) {
+            return;
+        }
+        if is_shell(pid) {
+            let children = told.children.entry(pid).or_insert_with(|| children_of(pid)).clone();
+            for child in &children {
+                self.tell(*child, told);
+            }
+            // A shell with a trap acts on its own when what it runs has ended.
+            if !catches_term(pid) && children.iter().any(|child| group_of(*child).is_some()) {
+                return;
+            }
+        }
+        told.processes.insert(pid);
+        self.signal(pid, consts::SIGTERM);
+        self.signal(pid, consts::SIGCONT);
+    }
+
+    fn kill(&self) {
+        self.change(|state| (state.is_told, state.is_killed) = (true, true));
+        self.others().into_iter().for_each(|pid| self.signal(pid, consts::SIGKILL));
+        self.signal(self.pid, consts::SIGKILL);
+    }
+
+    /// The other processes of this program's group, if it leads one, and otherwise those below the rank.
+    fn others(&self) -> Vec<Pid> {
+        let own = getpid();
+        if group_of(own) != Some(own.as_raw_pid()) {
+            let mut below = vec![self.pid];
+            let mut at = 0;
+            while let Some(pid) = below.get(at).copied() {
+                below.extend(children_of(pid));
+                at += 1;
+            }
+            return below.split_off(1);
+        }
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
+        numbers.filter(|pid| *pid != own && group_of(*pid) == Some(own.as_raw_pid())).collect()
+    }
+}
+
+/// Whether the process is a shell, which does not pass signals on.
+fn is_shell(pid: Pid) -> bool {
+    let program = std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_pid())).unwrap_or_default();
+    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    ["sh", "dash", "bash", "ash", "zsh", "ksh", "mksh", "busybox", "time"].contains(&name)
+}
+
+/// Whether the process has a handler of SIGTERM.
+fn catches_term(pid: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|caught| u64::from_str_radix(caught.trim(), 16).ok());
+    caught.is_some_and(|caught| caught & (1 << (consts::SIGTERM - 1)) != 0)
+}
+
+/// The processes that this one has started, and that it has not waited for.
+fn children_of(pid: Pid) -> Vec<Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid())).into_iter().flatten().flatten();
+    let texts = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let words: Vec<String> = texts.collect();
+    let numbers = words.iter().flat_map(|text| text.split_whitespace()).filter_map(|word| word.parse().ok());
+    numbers.filter_map(Pid::from_raw).filter(|pid| group_of(*pid).is_some()).collect()
+}
+
+/// The process's group, if it runs and is not a zombie.
+fn group_of(pid: Pid) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    // The name before may contain anything, also parentheses. Behind it: state, parent, group.
+    let mut words = stat.rsplit_once(')')?.1.split_whitespace();
+    words.next().filter(|state| !state.starts_with(['Z', 'X']))?;
+    words.nth(1)?.parse().ok()
+}
+
+/// Ends this process by the signal that ended the rank, which `mpirun` reports. Otherwise the exit code.
+fn end_as(status: ExitStatus) -> u8 {
+    if let Some(signal) = status.signal() {
+        // The rank has left a core file, if any.
+        if let Err(cause) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
+            tracing::debug!(%cause, "this program may leave a core file");
+        }
+        let ended = match Signal::from_named_raw(signal) {
+            Some(Signal::KILL) => kill_process(getpid(), Signal::KILL).map_err(std::io::Error::from),
+            _ => signal_hook::low_level::emulate_default_handler(signal),
+        };
+        if let Err(cause) = ended {
+            tracing::debug!(%cause, "signal {signal} does not end this program");
+        }
+    }
+    u8::try_from(code_of(status)).unwrap_or(1)
+}
