@@ -21,17 +21,18 @@ import gc
 import itertools
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from .elastic.in_place import followers
 from .errors import ArgumentError
 
-__all__ = ["CombiningOptimizer", "Gradients", "Member", "Reduction", "names_of", "parameters_of"]
+__all__ = ["CombiningOptimizer", "Gradients", "Member", "Reduction", "as_real", "combine", "names_of", "parameters_of"]
 
 #: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
 #: backward pass in a pass.
@@ -53,12 +54,19 @@ def _is_nested() -> bool:
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The optimizer's parameters, each once."""
+    if not hasattr(optimizer, "param_groups"):
+        raise ArgumentError(f"a {type(optimizer).__name__} is no optimizer\n  hint: give one, such as torch.optim.SGD(model.parameters(), lr=0.1)")
     return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
 
 
 def names_of(optimizer: torch.optim.Optimizer) -> dict[Any, str]:
     """What an optimizer of PyTorch 2.6 or later calls its parameters, if it was told."""
     return {parameter: name for group in optimizer.param_groups for name, parameter in zip(group.get("param_names", ()), group["params"])}
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as real numbers, if these are complex."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class Reduction:
@@ -416,7 +424,7 @@ class Gradients:
 
 def _inner(kind: type) -> type:
     """The class of the optimizer that one of ours was made of."""
-    return getattr(kind, "_inner", kind)
+    return getattr(kind, "_gradients_inner", kind)
 
 
 @functools.lru_cache(maxsize=None)
@@ -425,7 +433,7 @@ def _combining(front: type, inner: Any) -> type:
 
     @functools.wraps(inner.step)
     def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return self._step(functools.partial(inner.step, self), arguments, keywords)
+        return self._step_combined(functools.partial(inner.step, self), arguments, keywords)
 
     # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
     vars(step)["hooked"] = True
@@ -433,14 +441,23 @@ def _combining(front: type, inner: Any) -> type:
     # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`.
     @functools.wraps(inner.__init__)
     def initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
-        if self._member is None:
+        if self._gradients_member is None:
             inner.__init__(self, *arguments, **keywords)
 
     words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
     # Behind those of `front`, of which a program may have a subclass.
     last = type(inner.__name__, (inner,), {**words, "step": step})
     methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise}
-    return type(inner.__name__, (front, last), {**words, **methods, "_inner": inner})
+    return type(inner.__name__, (front, last), {**words, **methods, "_gradients_inner": inner})
+
+
+def _loaded(kind: type) -> Any:
+    """An optimizer for the state that one of ours was pickled with. It is a bare one: who loads it may be no rank of a job."""
+    warnings.warn(
+        f"a {kind.__name__} is loaded whose gradients were combined over ranks, and now are not: give it to DistributedOptimizer",
+        stacklevel=2,
+    )
+    return object.__new__(kind)
 
 
 def _with_step(optimizer: Any) -> Any:
@@ -449,7 +466,7 @@ def _with_step(optimizer: Any) -> Any:
 
     def combined(*arguments: Any, **keywords: Any) -> Any:
         made: Any = own()
-        return made._step(step, arguments, keywords)
+        return made._step_combined(step, arguments, keywords)
 
     if isinstance(step, types.MethodType):
         made: Any = types.MethodType(functools.wraps(step.__func__)(lambda _, *arguments, **keywords: combined(*arguments, **keywords)), optimizer)
@@ -460,54 +477,81 @@ def _with_step(optimizer: Any) -> Any:
     return made
 
 
-class CombiningOptimizer(torch.optim.Optimizer):
+def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
+    """The optimizer, with gradients that are combined by the class ``front``. It has not changed if this raises."""
+    former = vars(optimizer).get("_gradients_member")
+    if former is not None:
+        former.leave()
+    member.join()
+    optimizer.__class__ = _combining(front, _inner(type(optimizer)))
+    vars(optimizer).update(own, _gradients_member=member)
+    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
+        optimizer.step = _with_step(optimizer)
+    member.gradients.reduction.begin(member.parameters)
+    return optimizer
+
+
+def _watch_new(optimizer: CombiningOptimizer, member: Member) -> None:
+    """Lets gradients travel of parameters that the optimizer did not have."""
+    new = [parameter for parameter in parameters_of(optimizer) if parameter not in member.parameters]
+    if new:
+        member.gradients.reduction.names.update(names_of(optimizer))
+        member.extend(new)
+
+
+def _state_of(optimizer: CombiningOptimizer) -> Any:
+    """The inner optimizer's state as it pickles it."""
+    state: Any = optimizer.__getstate__()
+    return {name: value for name, value in state.items() if name not in optimizer._gradients_own} if isinstance(state, dict) else state
+
+
+def _fill(made: Any, optimizer: CombiningOptimizer, state: Any, member: Member | None) -> Any:
+    """Makes another object of the optimizer's class a copy of it."""
+    made.__setstate__(state)
+    vars(made).update({name: vars(optimizer)[name] for name in optimizer._gradients_own if name in vars(optimizer)}, _gradients_member=member)
+    return made
+
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer as _Optimizer
+else:
+    # The inner optimizer's class stands in its place, and may have another base.
+    _Optimizer = object
+
+
+class CombiningOptimizer(_Optimizer):
     """An optimizer whose gradients are combined. It stays the object that it was, and is of its own class still; this is what is added."""
 
     #: None in one whose gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
-    _member: Member | None = None
+    _gradients_member: Member | None = None
     #: Attributes that are ours.
-    _own: ClassVar[tuple[str, ...]] = ("_member",)
-
-    @classmethod
-    def _make(cls, optimizer: Any, member: Member, **own: Any) -> Any:
-        """The optimizer, with gradients that are combined. It has not changed if this raises."""
-        former = vars(optimizer).get("_member")
-        if former is not None:
-            former.leave()
-        member.join()
-        front: Any = cls
-        optimizer.__class__ = _combining(front, _inner(type(optimizer)))
-        vars(optimizer).update(own, _member=member)
-        if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
-            optimizer.step = _with_step(optimizer)
-        member.gradients.reduction.begin(member.parameters)
-        return optimizer
+    _gradients_own: ClassVar[tuple[str, ...]] = ("_gradients_member",)
 
     def close(self) -> None:
         """Lets gradients alone from now on: the optimizer is as it was before it was wrapped. Waits for what travels."""
-        member, self._member = self._member, None
+        member, self._gradients_member = self._gradients_member, None
         if member is not None:
             member.leave()
 
     @property
     def backward_passes_per_step(self) -> int:
         """How many backward passes add up before gradients travel."""
-        return 1 if self._member is None else self._member.passes_per_step
+        return 1 if self._gradients_member is None else self._gradients_member.passes_per_step
 
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:
-        if self._member is not None:
-            self._member.passes_per_step = passes
+        if self._gradients_member is not None:
+            self._gradients_member.passes_per_step = passes
 
     @property
     def communicates(self) -> bool:
         """Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a while."""
-        return self._member is not None and self._member.communicates
+        return self._gradients_member is not None and self._gradients_member.communicates
 
     @communicates.setter
     def communicates(self, communicates: bool) -> None:
-        if self._member is not None:
-            self._member.communicates = communicates
+        if self._gradients_member is not None:
+            self._gradients_member.communicates = communicates
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -520,58 +564,42 @@ class CombiningOptimizer(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Waits until every gradient is combined. A backward pass has done so when it returns, unless it was not to."""
-        if self._member is not None:
-            self._member.synchronize()
+        if self._gradients_member is not None:
+            self._gradients_member.synchronize()
 
-    def _step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _step_combined(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Takes the step of the inner optimizer's class with gradients that are combined."""
-        if self._member is None:
+        if self._gradients_member is None:
             return step(*arguments, **keywords)
         # Groups may have been changed by hand.
-        self._watch_new()
-        return self._member.step(step, arguments, keywords)
+        _watch_new(self, self._gradients_member)
+        return self._gradients_member.step(step, arguments, keywords)
 
     def zero_grad(self, *arguments: Any, **keywords: Any) -> None:
         """Clears gradients, as the inner optimizer does."""
-        if self._member is not None:
-            self._member.gradients.clear()
+        if self._gradients_member is not None:
+            self._gradients_member.gradients.clear()
         super().zero_grad(*arguments, **keywords)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters to the inner optimizer's. Every rank must add the same."""
         super().add_param_group(param_group)
-        if self._member is not None:
-            self._watch_new()
-
-    def _watch_new(self) -> None:
-        member = self._member
-        assert member is not None
-        new = [parameter for parameter in parameters_of(self) if parameter not in member.parameters]
-        if new:
-            member.gradients.reduction.names.update(names_of(self))
-            member.extend(new)
+        if self._gradients_member is not None:
+            _watch_new(self, self._gradients_member)
 
     # Copies.
 
-    def _state(self) -> Any:
-        """The inner optimizer's state as it pickles it."""
-        state = self.__getstate__()
-        return {name: value for name, value in state.items() if name not in self._own} if isinstance(state, dict) else state
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # Who loads it may be no rank of a job.
-        return object.__new__, (_inner(type(self)),), self._state()
+    def __copy__(self) -> Any:
+        return _fill(object.__new__(type(self)), self, _state_of(self), self._gradients_member)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        kind = _inner(type(self))
-        made: Any = object.__new__(kind)
+        made: Any = object.__new__(type(self))
         memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self._state(), memo))
-        if self._member is None:
-            return made
-        of = dict(zip(parameters_of(self), parameters_of(made)))
-        member = self._member.copied(of)
-        made.__class__ = type(self)
-        vars(made).update({name: vars(self)[name] for name in self._own if name in vars(self)}, _member=member)
-        member.join()
+        _fill(made, self, copy.deepcopy(_state_of(self), memo), None)
+        if self._gradients_member is not None:
+            made._gradients_member = self._gradients_member.copied(dict(zip(parameters_of(self), parameters_of(made))))
+            made._gradients_member.join()
         return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _loaded, (_inner(type(self)),), _state_of(self)

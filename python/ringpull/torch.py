@@ -25,8 +25,8 @@ from typing import Any, cast
 import torch
 
 from . import _native, uncaught
-from .backward import CombiningOptimizer, Member, Reduction, names_of, parameters_of
-from .errors import ArgumentError
+from .backward import CombiningOptimizer, Member, Reduction, as_real, combine, names_of, parameters_of
+from .errors import ArgumentError, DuplicateKeyError
 from .kvstore import Handle, KVStore, create
 from .place import waits_in
 from .worker import after_stores, warn_of_separate_models
@@ -68,7 +68,10 @@ def broadcast_parameters(store: KVStore, parameters: _Parameters, prefix: str = 
 def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
     with torch.no_grad():
         value = parameter.detach().contiguous()
-        store.broadcast(key, value, value)
+        try:
+            store.broadcast(key, as_real(value), as_real(value))
+        except DuplicateKeyError:
+            raise DuplicateKeyError(f'the program has a key "{key}" of this store already\n  hint: give another prefix, as in prefix="model"') from None
         parameter.copy_(value)
 
 
@@ -159,6 +162,8 @@ waits_in("torch", _waits)
 
 def _opened(store: KVStore | str) -> KVStore:
     opened = create(store) if isinstance(store, str) else store
+    if "async" in opened.type:
+        raise ArgumentError(f"a store of kind {opened.type} has no sum of all workers' gradients to divide\n  hint: ask for dist_sync_mpi, or dist_sync with servers")
     if opened.type in ("local", "device"):
         warn_of_separate_models(opened.type)
     return opened
@@ -281,14 +286,14 @@ class _OnStore(Reduction):
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         key = self._keys[parameter] + (".again" if again else "")
         if self._new(key, parameter):
-            self._store.init(key, torch.zeros_like(parameter, memory_format=torch.contiguous_format))
+            self._store.init(key, as_real(torch.zeros_like(parameter, memory_format=torch.contiguous_format)))
         if parameter.grad.is_sparse:
             name = self.names.get(parameter, key)
             raise ArgumentError(f"the gradient of {name} is sparse, and this optimizer sends dense ones\n  hint: make the embedding without sparse=True, or use ringpull.horovod.torch")
         if not parameter.grad.is_contiguous():
             parameter.grad = parameter.grad.contiguous()
         _divide(parameter.grad, _divisors(parameter.grad.dtype, self._store)[0])
-        return self._store.pushpull(key, parameter.grad, wait=False, keep=False)
+        return self._store.pushpull(key, as_real(parameter.grad), wait=False, keep=False)
 
     def finish(self, parameter: Any, handle: Handle) -> None:
         handle.wait()
@@ -318,7 +323,7 @@ class DistributedOptimizer(CombiningOptimizer):
     """
 
     store: KVStore
-    _own = (*CombiningOptimizer._own, "store")
+    _gradients_own = (*CombiningOptimizer._gradients_own, "store")
 
     def __new__(
         cls,
@@ -328,8 +333,8 @@ class DistributedOptimizer(CombiningOptimizer):
         named_parameters: Iterable[tuple[str, torch.Tensor]] = (),
         backward_passes_per_step: int = 1,
     ) -> DistributedOptimizer:
-        opened = _opened(store)
+        parameters, opened = parameters_of(optimizer), _opened(store)
         names = names_of(optimizer) | {parameter: name for name, parameter in named_parameters}
-        member = Member(parameters_of(optimizer), _OnStore(opened, prefix, names), backward_passes_per_step)
-        made: DistributedOptimizer = cls._make(optimizer, member, store=opened)
+        member = Member(parameters, _OnStore(opened, prefix, names), backward_passes_per_step)
+        made: DistributedOptimizer = combine(cls, optimizer, member, store=opened)
         return made

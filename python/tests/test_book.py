@@ -112,7 +112,7 @@ MODULES = {
 }
 
 #: What the package's modules export to each other, and not to its users.
-INSIDE = {"as_horovod_error", "leave_at_exit", "reduced", "warn_of_separate_models", "Gradients", "Member", "Reduction", "names_of", "parameters_of"}
+INSIDE = {"as_horovod_error", "leave_at_exit", "reduced", "warn_of_separate_models", "Gradients", "Member", "Reduction", "as_real", "combine", "names_of", "parameters_of"}
 
 
 def prose(node):

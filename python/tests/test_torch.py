@@ -39,8 +39,46 @@ def test_whatever_works_with_an_optimizer_works_over_ranks(front):
         assert printed.out == "that is all\n"
 
 
+MISTAKES = """
+import torch, ringpull, ringpull.torch, ringpull.horovod.torch as hvd
+hvd.init()
+store, net = ringpull.create("local"), torch.nn.Linear(2, 1)
+
+def said(kind, make):
+    bare = torch.optim.SGD(net.parameters(), lr=0.1)
+    try:
+        make(bare)
+    except kind as error:
+        assert type(bare) is torch.optim.SGD
+        return str(error)
+    raise AssertionError("no error")
+
+def by_sum(optimizer):
+    return hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters(), op=hvd.Sum)
+
+average = ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store)
+text = said(ringpull.ArgumentError, by_sum)
+assert text.startswith("the gradient of weight is combined by another optimizer already") and "call close() of that optimizer first" in text, text
+average.close()
+summed = by_sum(torch.optim.SGD(net.parameters(), lr=0.1))
+net(torch.ones(1, 2)).sum().backward()
+text = said(ValueError, lambda _: net(torch.ones(1, 2)).sum().backward())
+assert text.startswith("the gradient of ") and "is a sum over the ranks already" in text and "backward_passes_per_step" in text, text
+assert "a generator is no optimizer" in said(ringpull.ArgumentError, lambda _: ringpull.torch.DistributedOptimizer(net.parameters(), store))
+summed.close()
+store.init("mine.0", torch.ones(1))
+assert 'give another prefix' in said(ringpull.DuplicateKeyError, lambda _: ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store, "mine"))
+print("all were said")
+"""
+
+
+def test_what_cannot_be_combined_is_an_error_that_leaves_the_optimizer_alone():
+    done = mpi(1, "-c", MISTAKES)
+    assert done.ranks[0].out == "all were said\n", f"{done}"
+
+
 def test_optimizers_of_one_parameter_share_its_gradient_on_servers():
-    words = ["optimizer", "nobody_reaches", "generator"]
+    words = ["optimizer", "nobody_reaches", "generator", "two_prefixes"]
     for printed in launched(2, 1, HERE / "jobs/torch_optimizers.py", "ringpull:dist_sync", *words).ranks:
         assert printed.out == "that is all\n"
 

@@ -392,8 +392,10 @@ def a_pickle(run):
     net = network()
     optimizer = run.wrap(sgd(net))
     train(run, net, optimizer)
-    other, loaded = pickle.loads(pickle.dumps((net, optimizer)))
-    assert type(loaded) is torch.optim.SGD
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        other, loaded = pickle.loads(pickle.dumps((net, optimizer)))
+    assert type(loaded) is torch.optim.SGD and [str(one.message)[:15] for one in heard] == ["a SGD is loaded"] * (not run.is_bare)
     return [*train(Run(), other, loaded), *train(run, net, optimizer)]
 
 
@@ -403,7 +405,10 @@ def a_shallow_copy(run):
     optimizer = run.wrap(sgd(net))
     train(run, net, optimizer)
     other = copy.copy(optimizer)
-    return [*train(run, net, other, 1), *train(run, net, optimizer, 1), type(other) is torch.optim.SGD]
+    trained = [*train(run, net, other, 1), *train(run, net, optimizer, 1)]
+    alike = type(other) is type(optimizer)
+    del optimizer
+    return [*trained, *train(run, net, other), alike]
 
 
 @program()
@@ -530,6 +535,22 @@ def an_optimizer_in_the_place_of_another(run, former):
     return train(run, net, second)
 
 
+@program(fronts=("ringpull",))
+def a_long_gradient_of_two_prefixes(run):
+    net = nn.Linear(100_000, 1, bias=False)
+    with torch.no_grad():
+        net.weight.zero_()
+    first = run.wrap(torch.optim.Adam(net.parameters()), *([] if run.is_bare else ["first"]))
+    for at in range(8):
+        if at == 1:
+            first = run.wrap(sgd(net), *([] if run.is_bare else ["second"]))
+        net.zero_grad()
+        (net(torch.ones(1, 100_000)).sum() + run.off(net.parameters())).backward()
+        assert bool((net.weight.grad == 1).all()), net.weight.grad
+        first.step()
+    return weights(net)
+
+
 @program()
 def one_optimizer_wrapped_again(run):
     net = network()
@@ -597,13 +618,16 @@ def an_optimizer_of_the_programs_own(run):
             super().__init__(params, {"lr": lr})
             self.steps, self.prefix = 0, "own"
 
+        def _step(self, group, scale):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] * scale)
+
         def step(self, closure=None, *, scale=1.0):
             self.steps += 1
             with torch.no_grad():
                 for group in self.param_groups:
-                    for parameter in group["params"]:
-                        if parameter.grad is not None:
-                            parameter.sub_(parameter.grad, alpha=group["lr"] * scale)
+                    self._step(group, scale)
 
     net = network()
     optimizer = run.wrap(Own(net.parameters(), 0.1))
@@ -612,6 +636,41 @@ def an_optimizer_of_the_programs_own(run):
         run.loss(net).backward()
         optimizer.step(scale=scale)
     return [*weights(net), optimizer.steps, optimizer.prefix]
+
+
+@program()
+def complex_parameters(run):
+    parameter = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+    optimizer = run.wrap(torch.optim.SGD([parameter], lr=0.1, momentum=0.9))
+    for _ in range(3):
+        optimizer.zero_grad()
+        off = run.off([torch.view_as_real(parameter)])
+        (parameter.abs().square().sum() + off).backward()
+        optimizer.step()
+    return [torch.view_as_real(parameter.detach())]
+
+
+@program()
+def what_only_looks_like_an_optimizer(run):
+    class Other:
+        """Has what another one has."""
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            if name == "inner":
+                raise AttributeError(name)
+            return getattr(self.inner, name)
+
+        def step(self):
+            self.inner.step()
+
+        def zero_grad(self):
+            self.inner.zero_grad()
+
+    net = network()
+    return train(run, net, run.wrap(Other(sgd(net))))
 
 
 @program(fronts=("horovod",))
@@ -625,6 +684,23 @@ def sparse_gradients(run):
         table(torch.tensor([1, 3])).square().sum().backward()
         optimizer.step()
     return weights(table)
+
+
+@program(fronts=("horovod",), alone=({},), grouped=({"groups": 1},))
+def names_that_are_alike(run, options):
+    nets = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    optimizers = []
+    for net in nets:
+        with torch.no_grad():
+            net.weight.fill_(0.5), net.bias.fill_(0.5)
+        named = {} if run.is_bare else {"named_parameters": net.named_parameters()}
+        optimizers.append(run.wrap(sgd(net), **options, **named))
+    for at in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (run.loss(nets[0]) + run.loss(nets[1])).backward()
+        optimizers[at % 2].step()
+    return weights(nets[0]) + weights(nets[1])
 
 
 @program(fronts=("horovod",), one=({"groups": 1},), two=({"groups": 2},), fp16=({"is_fp16": True},), adasum=({"is_adasum": True},))
@@ -665,7 +741,7 @@ def wrappers(front):
     import ringpull.torch
 
     store = ringpull.create(front.partition(":")[2] or "local")
-    return (lambda optimizer: ringpull.torch.DistributedOptimizer(optimizer, store)), store.rank, store.num_workers
+    return (lambda optimizer, *words: ringpull.torch.DistributedOptimizer(optimizer, store, *words)), store.rank, store.num_workers
 
 
 def differences(front, words=()):

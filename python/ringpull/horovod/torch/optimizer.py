@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...backward import CombiningOptimizer, Member, Reduction, names_of, parameters_of
+from ...backward import CombiningOptimizer, Member, Reduction, as_real, combine, names_of, parameters_of
 from ..basics import Adasum, Average, Sum
 from ..process_sets import ProcessSet, global_process_set
 from .compression import Compression, Compressor
@@ -147,12 +147,12 @@ class _Allreduce(Reduction):
             if group.present.issuperset(members):
                 self._send_group(group, members, more)
             return group, None
-        compressed, context = self._compression.compress(parameter.grad)
+        compressed, context = self._compression.compress(as_real(parameter.grad))
         start = allreduce_async_ if compressed.data_ptr() == parameter.grad.data_ptr() else allreduce_async
         return start(compressed, name=name + more, op=self._op, process_set=self.process_set, **self._scales()), context
 
     def _send_group(self, group: _Group, members: list[Any], more: str) -> None:
-        pairs = [self._compression.compress(parameter.grad) for parameter in members]
+        pairs = [self._compression.compress(as_real(parameter.grad)) for parameter in members]
         operation = grouped_allreduce_async_(
             [compressed for compressed, _ in pairs], name=group.name + more, op=self._op, process_set=self.process_set, **self._scales()
         )
@@ -173,7 +173,7 @@ class _Allreduce(Reduction):
             return
         value = self._compression.decompress(reduced, context)
         if value.data_ptr() != parameter.grad.data_ptr():
-            parameter.grad.copy_(value)
+            as_real(parameter.grad).copy_(value)
         if parameter in self._were_sparse:
             parameter.grad = parameter.grad.to_sparse(self._were_sparse.pop(parameter))
 
@@ -185,11 +185,11 @@ class _Allreduce(Reduction):
         with torch.no_grad():
             started = []
             for parameter, old in zip(trained, before):
-                change, context = self._compression.compress(parameter - old)
+                change, context = self._compression.compress(as_real(parameter - old))
                 name = f"{self.called[parameter]}.delta"
                 started.append((allreduce_async(change, name=name, op=Adasum, process_set=self.process_set), context))
             for parameter, old, (operation, context) in zip(trained, before, started):
-                parameter.copy_(old + self._compression.decompress(synchronize(operation), context))
+                as_real(parameter).copy_(as_real(old) + self._compression.decompress(synchronize(operation), context))
         return result
 
     def follow(self) -> None:
@@ -237,7 +237,7 @@ class _DistributedOptimizer(CombiningOptimizer):
     process_set: ProcessSet
     _synchronizes = True
     _is_synchronized = False
-    _own = (*CombiningOptimizer._own, "process_set", "_synchronizes", "_is_synchronized")
+    _gradients_own = (*CombiningOptimizer._gradients_own, "process_set", "_synchronizes", "_is_synchronized")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes add up before gradients travel."""
@@ -257,17 +257,17 @@ class _DistributedOptimizer(CombiningOptimizer):
         super().synchronize()
         self._is_synchronized = True
 
-    def _step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _step_combined(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if self._synchronizes and self._is_synchronized:
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): it synchronizes again",
                 stacklevel=3,
             )
         self._is_synchronized = False
-        if self._synchronizes or self._member is None:
-            return super()._step(step, arguments, keywords)
+        if self._synchronizes or self._gradients_member is None:
+            return super()._step_combined(step, arguments, keywords)
         result = step(*arguments, **keywords)
-        self._member.end_step()
+        self._gradients_member.end_step()
         return result
 
 
@@ -297,8 +297,8 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups is Horovod's old name of groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    names = _named(optimizer, named_parameters)
     trained = [parameter for parameter in parameters_of(optimizer) if parameter.requires_grad]
+    names = _named(optimizer, named_parameters)
     lists: list[list[Any]] = []
     if isinstance(groups, bool) or not isinstance(groups, (int, list, tuple, type(None))):
         raise ValueError(f"invalid groups={groups!r}\n  hint: give their number, or a list of lists of parameters")
@@ -316,4 +316,4 @@ def DistributedOptimizer(
     reduction = _Allreduce(names, compression, op, gradient_predivide_factor, lists, sparse_as_dense, process_set, is_sparse)
     kind = _AdasumMember if op == Adasum else Member
     member = kind(parameters_of(optimizer), reduction, backward_passes_per_step)
-    return _DistributedOptimizer._make(optimizer, member, process_set=process_set)
+    return combine(_DistributedOptimizer, optimizer, member, process_set=process_set)
