@@ -482,12 +482,17 @@ def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
     former = vars(optimizer).get("_gradients_member")
     if former is not None:
         former.leave()
-    member.join()
+    try:
+        member.join()
+        member.gradients.reduction.begin(member.parameters)
+    except Exception:
+        if former is not None:
+            former.join()
+        raise
     optimizer.__class__ = _combining(front, _inner(type(optimizer)))
     vars(optimizer).update(own, _gradients_member=member)
     if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
         optimizer.step = _with_step(optimizer)
-    member.gradients.reduction.begin(member.parameters)
     return optimizer
 
 

@@ -67,7 +67,7 @@ assert text.startswith("the gradient of ") and "is a sum over the ranks already"
 assert "a generator is no optimizer" in said(ringpull.ArgumentError, lambda _: ringpull.torch.DistributedOptimizer(net.parameters(), store))
 summed.close()
 store.init("mine.0", torch.ones(1))
-assert 'give another prefix' in said(ringpull.DuplicateKeyError, lambda _: ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store, "mine"))
+assert 'give another prefix' in said(ringpull.DuplicateKeyError, lambda bare: ringpull.torch.DistributedOptimizer(bare, store, "mine"))
 print("all were said")
 """
 

@@ -239,6 +239,13 @@ class _DistributedOptimizer(CombiningOptimizer):
     _is_synchronized = False
     _gradients_own = (*CombiningOptimizer._gradients_own, "process_set", "_synchronizes", "_is_synchronized")
 
+    @property
+    def _parameter_names(self) -> dict[Any, str]:
+        """Names of operations, where Horovod has them."""
+        reduction: Any = None if self._gradients_member is None else self._gradients_member.gradients.reduction
+        called: dict[Any, str] = getattr(reduction, "called", {})
+        return called
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes add up before gradients travel."""
         self.backward_passes_per_step = passes
