@@ -303,7 +303,7 @@ class Gradients:
 
         # A parameter that is frozen now may be trained later, and can be watched only while it is not.
         trained = parameter.requires_grad
-        if not (trained or parameter.is_floating_point()):
+        if not (trained or parameter.is_floating_point() or parameter.is_complex()):
             return None
         parameter.requires_grad_(True)
         try:
