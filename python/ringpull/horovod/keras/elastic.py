@@ -39,6 +39,9 @@ class _Variables:
                 )
             for variable, value in zip(variables, values[name]):
                 variable.assign(value)
+        # With JAX a `fit` that has failed leaves the variables without values, those of the metrics too.
+        if hasattr(self._model, "reset_metrics"):
+            self._model.reset_metrics()
 
 
 class KerasState(State):
