@@ -128,7 +128,7 @@ def test_what_horovod_has_and_we_have_not_is_said(tmp_path):
     assert done.status != 0 and "ringpull.horovod has no horovod.spark" in done.ranks[0].err, f"{done}"
 
 
-#: Of each front end the names of Horovod's that a program may touch and that are not there, and how many more they are.
+#: A package and the modules of Horovod's that need it, and some of the names that are not there.
 MISSING = {
     ("torch", "torch"): {"horovod.torch.elastic.state.StateHandler", "horovod.torch.mpi_ops.mpi_lib"},
     ("mxnet", "mxnet"): {"horovod.mxnet.compression.Compressor"},

@@ -59,10 +59,10 @@ _HINTS = {
     r".*\.PartialDistributedOptimizer": "train the local layers with an optimizer of their own, and give the others to hvd.DistributedOptimizer",
     r".*\.broadcast_global_variables": "call hvd.broadcast_variables(model.variables, root_rank=0)",
     r".*\.broadcast_object_fn": "call hvd.broadcast_object(object, root_rank=0)",
-    r".*\.(HorovodBasics|mpi_lib|MPI_\w+|dll_path|get_ext\w+|EXTENSIONS|MPI|util|check_extension)": (
+    r".*\.(HorovodBasics|mpi_lib|MPI_\w+|dll_path|get_ext\w+|EXTENSIONS|MPI|util)": (
         "leave it out: there is no library of Horovod's to load, and rank, size and the like are functions of hvd"
     ),
-    r".*\.(HorovodVersionMismatchError|get_version_mismatch_message|check_installed_version)": "leave it out: one build serves every version of a framework",
+    r".*\.(HorovodVersionMismatchError|get_version_mismatch_message)": "leave it out: one build serves every version of a framework",
     r".*\.(get_average|handle_average|check_num_rank)\w*": "leave it out, and give op=hvd.Average or another to the call",
     r".*\.(Horovod(All|Bro|Gro|Red)\w+)": "call hvd.allreduce and its like, which can be differentiated",
     r".*\.(run_fn|\w*otification\w*|HostUpdateResult)": "decorate the function with hvd.elastic.run",
@@ -158,7 +158,8 @@ def explain(module: ModuleType) -> None:
                 known = vars(importlib.import_module(other))
                 if attribute in known.get("__all__", ()) and attribute in known:
                     return known[attribute]
-            raise AttributeError(_absent(_theirs(f"{name.removeprefix(_OURS)}.{attribute}")))
+            # With its name Python adds the one that may be meant.
+            raise AttributeError(_absent(_theirs(f"{name.removeprefix(_OURS)}.{attribute}")), name=attribute, obj=module)
         if attribute == "__version__":
             return VERSION
         raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
