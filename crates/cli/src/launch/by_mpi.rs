@@ -4,10 +4,15 @@
 //! Each process runs below a [`wrapper`](super::wrapper), which connects to the launcher: its lines do not
 //! pass through `mpirun`, and it hears from the launcher when it is to end.
 
+<<<<<<< HEAD
 use std::io::{IsTerminal as _, Read};
 use std::net::IpAddr;
+=======
+use std::io::{IsTerminal as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr};
+>>>>>>> 744861a5 (Leave out what mpirun says of an interrupted job, and read a terminal)
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -15,11 +20,17 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::config::{self, Config, Role};
 use ringpull_base::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
 use super::control::{Control, Ending, OnLine, Reach};
+<<<<<<< HEAD
 use super::output::{Feed, OutputStream, PIECE, WholeLines};
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
+=======
+use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
+use super::{Host, Port, Sink, Spec, address_towards, claim_port, process_name};
+>>>>>>> 744861a5 (Leave out what mpirun says of an interrupted job, and read a terminal)
 use crate::child::{self, Childless, PATIENCE, code_of};
 use crate::interrupt::Interrupt;
 use crate::lab;
@@ -65,8 +76,8 @@ impl Job {
             ready.command.stdin(Stdio::piped());
         }
         let mut child = ready.command.spawn().map_err(|cause| Error::io("run", "mpirun", &cause))?;
-        if let Some(mut input) = child.stdin.take() {
-            std::thread::spawn(move || std::io::copy(&mut std::io::stdin(), &mut input));
+        if let Some(input) = child.stdin.take() {
+            std::thread::spawn(move || pass_terminal(input));
         }
         let aborts = Arc::new(AtomicBool::new(false));
         let output = Output::of(&mut child, &control, &aborts);
@@ -96,6 +107,39 @@ impl Job {
     }
 }
 
+/// Passes on what is typed at the terminal, while this program is in its foreground: elsewhere it would be
+/// stopped.
+fn pass_terminal(mut to: ChildStdin) {
+    const LOOK: Duration = Duration::from_millis(200);
+    let mut typed = [0; 4096];
+    loop {
+        let stdin = std::io::stdin();
+        let mut input = [PollFd::new(&stdin, PollFlags::IN)];
+        let until = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        if !poll(&mut input, Some(&until)).is_ok_and(|ready| ready > 0) {
+            continue;
+        }
+        if !is_foreground() {
+            std::thread::park_timeout(LOOK);
+            continue;
+        }
+        // Not through a buffer, which `poll` does not see.
+        match rustix::io::read(&stdin, &mut typed) {
+            Ok(count @ 1..) if to.write_all(&typed[..count]).is_ok() => {}
+            Err(rustix::io::Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Whether this process's group is its terminal's foreground.
+fn is_foreground() -> bool {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name before may contain anything. Behind it: state, parent, group, session, terminal, foreground group.
+    let words: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+    words.len() > 5 && words[2] == words[5]
+}
+
 /// The output of `mpirun` itself, and of processes that have no connection.
 struct Output {
     activity: Arc<Activity>,
@@ -111,19 +155,23 @@ struct Activity {
 impl Output {
     fn of(child: &mut Child, control: &Control, aborts: &Arc<AtomicBool>) -> Self {
         let activity = Arc::new(Activity { last: Mutex::new(Instant::now()), busy: AtomicUsize::new(0) });
-        let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Read + Send>, OutputStream::Out));
-        let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Read + Send>, OutputStream::Err));
+        let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Pipe>, OutputStream::Out));
+        let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Pipe>, OutputStream::Err));
         let read = |(from, stream)| {
             let (activity, aborts, feed) = (Arc::clone(&activity), Arc::clone(aborts), control.printer.feed());
             let on_line = control.on_line();
-            std::thread::spawn(move || {
-                pass_on((from, stream), &feed, &activity, |line: &str| {
-                    if !line.starts_with('[') && ABORTS.iter().any(|words| line.contains(words)) {
-                        aborts.store(true, Ordering::Relaxed);
-                    }
-                    on_line(line);
-                })
-            })
+            let (are_dismissed, is_tagged) = (control.are_dismissed(), control.sink == Sink::Tagged);
+            let on_line = move |line: &str| {
+                if !line.starts_with('[') && ABORTS.iter().any(|words| line.contains(words)) {
+                    aborts.store(true, Ordering::Relaxed);
+                }
+                on_line(line);
+            };
+            // Of an interrupted job `mpirun` says at length that its processes have ended.
+            let is_noise = move |piece: &[u8]| {
+                stream == OutputStream::Err && is_tagged && !piece.starts_with(b"[") && are_dismissed()
+            };
+            std::thread::spawn(move || pass_on((from, stream), &feed, &activity, on_line, is_noise))
         };
         let readers = out.into_iter().chain(err).map(read).collect();
         Output { activity, readers }
@@ -154,21 +202,24 @@ const LAST_LINES: Duration = Duration::from_secs(2);
 const ABORTS: [&str; 4] =
     ["the job has been aborted", "the job to be terminated", "exited on signal", "BAD TERMINATION OF ONE"];
 
-/// Prints a stream, and calls `on_line` for each line of stderr.
+/// Prints a stream, and calls `on_line` for each line of stderr. Pieces that mean nothing are left out.
 fn pass_on(
-    (mut from, stream): (impl Read, OutputStream),
+    (from, stream): (impl Pipe, OutputStream),
     feed: &Feed,
     activity: &Activity,
     mut on_line: impl FnMut(&str),
+    is_noise: impl Fn(&[u8]) -> bool,
 ) {
     let to = feed.source(stream, None);
-    let (mut piece, mut lines) = (vec![0; PIECE], WholeLines::default());
-    while let Ok(count @ 1..) = from.read(&mut piece) {
+    let mut lines = WholeLines::default();
+    for piece in Pieces::of(from) {
         activity.busy.fetch_add(1, Ordering::SeqCst);
         if stream == OutputStream::Err {
-            lines.push(&piece[..count], &mut on_line);
+            lines.push(&piece, &mut on_line);
         }
-        to.write(piece[..count].to_vec());
+        if !is_noise(&piece) {
+            to.write(piece);
+        }
         *activity.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         activity.busy.fetch_sub(1, Ordering::SeqCst);
     }

@@ -64,11 +64,12 @@ struct State {
 
 #[derive(Default)]
 struct Ranks {
-    ranks: Vec<Rank>,
+    all: Vec<Rank>,
     readers: Vec<JoinHandle<()>>,
     /// What all ranks were told, for those that come later.
     told: Vec<u8>,
     failure: Option<i32>,
+    are_dismissed: bool,
 }
 
 struct Rank {
@@ -101,10 +102,9 @@ impl Control {
                 let listener = listener.map_err(failed)?;
                 let port = listener.local_addr().map_err(failed)?.port();
                 listener.set_nonblocking(true).map_err(failed)?;
-                let addresses = names.iter().map(|name| match name.contains(':') {
-                    true => format!("[{name}]:{port}"),
-                    false => format!("{name}:{port}"),
-                });
+                let addresses = names
+                    .iter()
+                    .map(|name| if name.contains(':') { format!("[{name}]:{port}") } else { format!("{name}:{port}") });
                 (Listener::Tcp(listener), addresses.collect(), None)
             }
         };
@@ -140,7 +140,7 @@ impl Control {
     fn order(&self, order: u8) {
         let mut ranks = self.state.lock();
         ranks.told.push(order);
-        for rank in ranks.ranks.iter().filter(|rank| !rank.is_gone) {
+        for rank in ranks.all.iter().filter(|rank| !rank.is_gone) {
             rank.order(order);
         }
     }
@@ -151,25 +151,37 @@ impl Control {
 
     /// Whether a rank has connected.
     pub(super) fn has_ranks(&self) -> bool {
-        !self.state.lock().ranks.is_empty()
+        !self.state.lock().all.is_empty()
     }
 
     /// Whether a rank runs that has connected.
     pub(super) fn is_any_running(&self) -> bool {
-        self.state.lock().ranks.iter().any(|rank| rank.code.is_none() && !rank.is_gone)
+        self.state.lock().all.iter().any(|rank| rank.code.is_none() && !rank.is_gone)
     }
 
     /// Lets the ranks' side end if all ranks have ended.
     pub(super) fn let_go(&self) {
         if self.has_ranks() && !self.is_any_running() {
-            self.order(LEAVE);
+            self.dismiss();
         }
+    }
+
+    /// Lets the ranks' side end. What `mpirun` says of that means nothing.
+    fn dismiss(&self) {
+        self.state.lock().are_dismissed = true;
+        self.order(LEAVE);
+    }
+
+    /// A function that says whether the ranks' side was let go before `mpirun` had ended.
+    pub(super) fn are_dismissed(&self) -> impl Fn() -> bool + Send + use<> {
+        let state = Arc::clone(&self.state);
+        move || state.lock().are_dismissed
     }
 
     /// The exit code of the first rank that has failed, or else 0, if all of so many have ended.
     pub(super) fn code_of_all(&self, count: usize) -> Option<i32> {
         let ranks = self.state.lock();
-        let have_ended = ranks.ranks.iter().filter(|rank| rank.code.is_some()).count() == count;
+        let have_ended = ranks.all.iter().filter(|rank| rank.code.is_some()).count() == count;
         have_ended.then(|| ranks.failure.unwrap_or(0))
     }
 
@@ -203,7 +215,7 @@ impl Drop for Control {
         if self.accepts.take().is_some_and(|accepts| accepts.join().is_err()) {
             tracing::debug!("connections of ranks have failed");
         }
-        self.state.lock().ranks.iter().for_each(|rank| rank.orders.shutdown());
+        self.state.lock().all.iter().for_each(|rank| rank.orders.shutdown());
     }
 }
 
@@ -232,8 +244,8 @@ impl State {
             let mut ranks = self.lock();
             let rank = Rank { orders, code: None, is_gone: false };
             ranks.told.iter().for_each(|order| rank.order(*order));
-            ranks.ranks.push(rank);
-            ranks.ranks.len() - 1
+            ranks.all.push(rank);
+            ranks.all.len() - 1
         };
         let [out, err] = [OutputStream::Out, OutputStream::Err].map(|stream| feed.source(stream, Some(&name)));
         let mut lines = WholeLines::default();
@@ -247,7 +259,7 @@ impl State {
                 }
                 Frame::Ended(code) => {
                     let mut ranks = self.lock();
-                    ranks.ranks[number].code = Some(code);
+                    ranks.all[number].code = Some(code);
                     ranks.failure = ranks.failure.or(Some(code).filter(|code| *code != 0));
                 }
                 Frame::Outlived => feed.say(&format!(
@@ -257,7 +269,7 @@ impl State {
                 Frame::Name(_) => {}
             }
         }
-        self.lock().ranks[number].is_gone = true;
+        self.lock().all[number].is_gone = true;
     }
 
     fn on_line(&self, line: &str) {
@@ -369,7 +381,7 @@ impl<'a> Ending<'a> {
             Stage::Running => {}
             Stage::Told => self.control.signal(Signal::TERM),
             Stage::Killed => self.control.signal(Signal::KILL),
-            Stage::Left => self.control.order(LEAVE),
+            Stage::Left => self.control.dismiss(),
             Stage::Terminated => self.end_mpirun(Signal::TERM),
         }
     }

@@ -247,7 +247,7 @@ mod tests {
     struct Text {
         lines: Lines,
         start: Instant,
-        text: Vec<u8>,
+        to: Vec<u8>,
     }
 
     impl Text {
@@ -256,24 +256,24 @@ mod tests {
             for name in names {
                 lines.add(name);
             }
-            Text { lines, start: Instant::now(), text: Vec::new() }
+            Text { lines, start: Instant::now(), to: Vec::new() }
         }
 
         fn at(&mut self, ms: u64, number: usize, bytes: &str) -> &mut Self {
             let now = self.start + Duration::from_millis(ms);
-            self.lines.wake(now, &mut self.text);
-            self.lines.push(number, bytes.as_bytes(), now, &mut self.text);
+            self.lines.wake(now, &mut self.to);
+            self.lines.push(number, bytes.as_bytes(), now, &mut self.to);
             self
         }
 
         fn says(&mut self, ms: u64, expected: &str) -> &mut Self {
-            self.lines.wake(self.start + Duration::from_millis(ms), &mut self.text);
-            assert_eq!(String::from_utf8_lossy(&self.text), expected, "after {ms} ms");
+            self.lines.wake(self.start + Duration::from_millis(ms), &mut self.to);
+            assert_eq!(String::from_utf8_lossy(&self.to), expected, "after {ms} ms");
             self
         }
 
         fn ends(&mut self, number: usize) -> &mut Self {
-            self.lines.end(number, self.start, &mut self.text);
+            self.lines.end(number, self.start, &mut self.to);
             self
         }
     }

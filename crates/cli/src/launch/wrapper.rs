@@ -140,7 +140,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         if let Some(link) = &link {
             link.send(&Frame::Outlived);
         }
-        while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && !rank.lock().is_killed {}
+        while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && rank.lock().end < End::Killed {}
     }
     if let Some(link) = &link {
         link.send(&Frame::Ended(code_of(status)));
@@ -264,10 +264,17 @@ struct Rank {
 #[derive(Debug, Default)]
 struct State {
     has_ended: bool,
-    /// It was told to end, so that this program waits for the launcher.
-    is_told: bool,
-    is_killed: bool,
+    end: End,
     may_leave: bool,
+}
+
+/// How the rank was told to end. This program waits for the launcher after that.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd)]
+enum End {
+    #[default]
+    Own,
+    Told,
+    Killed,
 }
 
 /// Who was told to end.
@@ -291,10 +298,10 @@ impl Rank {
     /// Waits until the launcher lets this program go, if the rank was told to end; whether it was.
     fn await_leave(&self) -> bool {
         let mut state = self.lock();
-        while state.is_told && !state.may_leave {
+        while state.end > End::Own && !state.may_leave {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.is_told
+        state.end > End::Own
     }
 
     /// Does what the launcher orders, to the end of the connection, which is that of the launcher.
@@ -329,9 +336,12 @@ impl Rank {
 
     /// Sends SIGTERM to the rank; to what it runs first, if it is a shell.
     fn tell_to_end(self: &Arc<Self>) {
-        if std::mem::replace(&mut self.lock().is_told, true) {
+        let mut state = self.lock();
+        if state.end > End::Own {
             return;
         }
+        state.end = End::Told;
+        drop(state);
         let rank = Arc::clone(self);
         std::thread::spawn(move || {
             let mut told = Told::default();
@@ -374,7 +384,7 @@ impl Rank {
     }
 
     fn kill(&self) {
-        self.change(|state| (state.is_told, state.is_killed) = (true, true));
+        self.change(|state| state.end = End::Killed);
         self.others().into_iter().for_each(|pid| self.signal(pid, consts::SIGKILL));
         self.signal(self.pid, consts::SIGKILL);
     }
