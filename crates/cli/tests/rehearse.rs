@@ -1,6 +1,5 @@
 //! `ringpull rehearse`: each fault on real jobs, and what the command says of them.
 
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -8,14 +7,9 @@ use serde_json::Value;
 
 const TRAIN: &str = "bench train --model resnet50 --scale 0.001 --compute 0.05 --iters 40";
 
-/// Rehearses `program` with faults; the output and the jobs. What the launcher runs in a rank's place before
-/// the program is slow: no fault may take it for the rank.
+/// Rehearses `program` with faults; the output and the jobs.
 fn rehearse(options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
-    let slow = folder.path().join("mktemp");
-    std::fs::write(&slow, "#!/bin/sh\nsleep 0.3\nPATH=${PATH#*:} exec mktemp \"$@\"\n").unwrap();
-    std::fs::set_permissions(&slow, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
     let file = folder.path().join("faults.yaml");
     std::fs::write(&file, faults).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
@@ -23,7 +17,6 @@ fn rehearse(options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value
     command
         .args(["--format", "json", "--"])
         .args(program)
-        .env("PATH", path)
         .env("RINGPULL_SILENCE", "2")
         .stdin(Stdio::null());
     let output = command.output().unwrap();

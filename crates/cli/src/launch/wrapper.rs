@@ -13,7 +13,7 @@
 //! program is killed, so is the rank.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus, Stdio};
@@ -52,9 +52,6 @@ pub(super) fn words_before(name: &str, to: &[String], sink: Sink) -> Result<Vec<
     Ok(words)
 }
 
-/// The name that the kernel has of this program's process.
-pub(crate) const PROCESS: &str = "ringpull-rank";
-
 /// How long a rank has to end when its launcher is gone.
 const ALONE: Duration = Duration::from_secs(5);
 /// When the launcher hears that a process outlives the rank.
@@ -84,10 +81,6 @@ pub(crate) struct WrapperArgs {
 pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     if let Some(parent) = args.below {
         return become_rank(parent, &args.command);
-    }
-    let own_name = CString::new(PROCESS).map_err(|cause| Error::bug(cause.to_string()))?;
-    if let Err(cause) = rustix::thread::set_name(&own_name) {
-        tracing::debug!(%cause, "this process keeps its name");
     }
     // The rank gets them too, or shall not.
     let passed = Arc::new(AtomicBool::new(false));
@@ -405,6 +398,13 @@ impl Rank {
         let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
         numbers.filter(|pid| *pid != own && group_of(*pid) == Some(own.as_raw_pid())).collect()
     }
+}
+
+/// Whether the process is this program, which has not become a rank.
+pub(crate) fn is_one(pid: Pid) -> bool {
+    let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
+    let mut words = words.split(|byte| *byte == 0);
+    words.next().is_some_and(|program| program.ends_with(b"ringpull")) && words.next() == Some(b"rank")
 }
 
 /// Whether the process is a shell, which does not pass signals on.

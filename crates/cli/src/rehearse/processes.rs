@@ -13,7 +13,7 @@ use crate::launch::wrapper;
 pub(crate) const MARK: &str = "REHEARSED_JOB";
 
 /// What brings a process's output to the terminal, or watches over it: never the process that is meant.
-const HELPERS: [&str; 6] = ["sh", "bash", "cat", "nsenter", "ip", wrapper::PROCESS];
+const HELPERS: [&str; 5] = ["sh", "bash", "cat", "nsenter", "ip"];
 
 /// A process of the job, as the kernel shows it.
 struct Seen {
@@ -47,6 +47,10 @@ impl Seen {
         self.environment.split('\0').any(|other| other == variable)
     }
 
+    fn is_helper(&self) -> bool {
+        HELPERS.contains(&self.name.as_str()) || wrapper::is_one(self.pid)
+    }
+
     fn is(&self, member: Member) -> bool {
         let role = format!("DMLC_ROLE={}", member.role);
         let numbered = |name: &str| self.has(&format!("{name}={}", member.index));
@@ -64,7 +68,7 @@ impl Seen {
 /// rank of MPI, not of a job with servers.
 pub(crate) fn find(mark: &str, member: Member) -> Option<(Pid, bool)> {
     let mut found = all(mark);
-    found.retain(|seen| seen.is(member) && !HELPERS.contains(&seen.name.as_str()));
+    found.retain(|seen| seen.is(member) && !seen.is_helper());
     found.iter().min_by_key(|seen| seen.begun).map(|seen| (seen.pid, !seen.environment.contains("DMLC_ROLE=")))
 }
 
@@ -75,7 +79,7 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
 
 /// How many processes of the job there are, but for helpers.
 pub(crate) fn count(mark: &str) -> usize {
-    all(mark).iter().filter(|seen| !HELPERS.contains(&seen.name.as_str())).count()
+    all(mark).iter().filter(|seen| !seen.is_helper()).count()
 }
 
 /// Ends every process of the job.
