@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn an_optimizer_on_integers_is_an_error_that_names_the_key() {
         let entry = Entry { dtype: DType::I64, ..entry(&[1]) };
-        let error = Update::Optimize(Arc::new(Optimizer::sgd(1.0))).check(&entry).unwrap_err().to_string();
+        let error = check(&Optimizer::sgd(1.0), &entry).unwrap_err().to_string();
         assert!(error.contains("\"w\"") && error.contains("i64"), "{error}");
     }
 }

@@ -4,13 +4,8 @@
 //! Each process runs below a [`wrapper`](super::wrapper), which connects to the launcher: its lines do not
 //! pass through `mpirun`, and it hears from the launcher when it is to end.
 
-<<<<<<< HEAD
-use std::io::{IsTerminal as _, Read};
-use std::net::IpAddr;
-=======
 use std::io::{IsTerminal as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr};
->>>>>>> 744861a5 (Leave out what mpirun says of an interrupted job, and read a terminal)
+use std::net::IpAddr;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,13 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
 use super::control::{Control, Ending, OnLine, Reach};
-<<<<<<< HEAD
-use super::output::{Feed, OutputStream, PIECE, WholeLines};
-use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
-=======
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
-use super::{Host, Port, Sink, Spec, address_towards, claim_port, process_name};
->>>>>>> 744861a5 (Leave out what mpirun says of an interrupted job, and read a terminal)
+use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE, code_of};
 use crate::interrupt::Interrupt;
 use crate::lab;
