@@ -7,10 +7,10 @@
 //! hosts that ssh reaches get the user's environment that way (`launch/environment.rs`).
 //!
 //! What `mpirun` makes of a name is not what the user means by it: it cuts off domains, it takes what is
-//! before the first colon for the host, it knows neither users nor ports, and it runs ranks here if it takes a
-//! name for one of this host. So names are kept whole, hosts that it would not understand get an address that
-//! nobody has, which the script in ssh's place translates, and that script refuses any other name. Each rank
-//! checks that it shares its host with no more ranks than the list says.
+//! before the first colon for the host, it knows neither users nor ports, and it runs ranks here if it takes
+//! a name for one of this host. So names are kept whole, hosts that it would not understand get an address
+//! that nobody has, which the script in ssh's place translates, and that script refuses any other name. Each
+//! rank checks that it shares its host with no more ranks than the list says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use ringpull_base::{Error, Result, config};
 
 use super::lab;
-use super::launch::environment::{self, PATH};
+use super::launch::environment::{self, IN_FRONT};
 use super::launch::host::{quote, ssh_words};
 use super::launch::hostfile::names_this_host;
 pub use super::launch::{Host, SshHost};
@@ -155,7 +155,8 @@ impl Mpirun {
         let agent_path = agent.as_ref().map(|folder| folder.path().join("agent"));
         command.env(config::SECRET, config::secret_or_new()?.reveal());
         let passed_on = if reach == Reach::Ssh { environment::passed_on() } else { BTreeMap::new() };
-        let inherited: Vec<&str> = passed_on.keys().map(|name| &name[..]).filter(|name| *name != PATH).collect();
+        let inherited: Vec<&str> =
+            passed_on.keys().map(|name| &name[..]).filter(|name| !IN_FRONT.contains(name)).collect();
         // The host of each rank.
         let count = parts.iter().map(|part| part.count).sum();
         let on: Vec<&str> = names.iter().map(|name| &name[..]).cycle().take(count).collect();
@@ -193,7 +194,8 @@ impl Mpirun {
             command.args(self.naming(&passed.into_iter().collect::<Vec<_>>()));
             command.args(["-n", &part.count.to_string()]);
             if reach == Reach::Ssh {
-                command.args(["sh", "-c", ON_HOST, &earlier, passed_on.get(PATH).map_or("", |path| path)]);
+                command.args(["sh", "-c", ON_HOST, &earlier]);
+                command.args(IN_FRONT.map(|name| passed_on.get(name).map_or("", |value| value)));
             }
             if !given.is_empty() {
                 command.arg("env").args(given.iter().map(|(name, value)| format!("{name}={value}")));
@@ -219,8 +221,8 @@ impl Mpirun {
         // Open MPI asks for the shell of the first host, for which the script of `ssh_agent` has an answer.
         let asks = if reach == Reach::Ssh { "0" } else { "1" };
         let agent = agent.map(|agent| agent.display().to_string());
-        // By a shell, as the file may be where none can be executed. Open MPI's daemons on other hosts look for
-        // the agent too, and crash without one: they have a shell.
+        // By a shell, as the file may be where none can be executed. Open MPI's daemons on other hosts look
+        // for the agent too, and crash without one: they have a shell.
         let agents = agent.as_ref().map(|agent| format!("sh {agent}"));
         if agent.is_some() {
             command.env("OMPI_MCA_orte_keep_fqdn_hostnames", "1").env("PRTE_MCA_prte_keep_fqdn_hostnames", "1");
@@ -380,8 +382,9 @@ fn earlier(on: &[&str]) -> String {
 /// This host, among others.
 const HERE: &str = "localhost";
 
-/// Begins a rank: puts the launcher's `PATH`, which is `$1`, before that of its host, and fails if more ranks
-/// before it are on its host than the list of hosts has there: `$0` has their number for each rank.
+/// Begins a rank: puts the launcher's `PATH`, which is `$1`, and `LD_LIBRARY_PATH`, which is `$2`, before
+/// those of its host, and fails if more ranks before it are on its host than the list of hosts has there:
+/// `$0` has their number for each rank.
 const ON_HOST: &str = r#"rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}} here=${OMPI_COMM_WORLD_LOCAL_RANK:-${MPI_LOCALRANKID:-0}}
 wanted=$(echo "$0" | cut -d , -f $((rank + 1)))
 if [ "$here" -gt "${wanted:-$here}" ]; then
@@ -390,9 +393,11 @@ if [ "$here" -gt "${wanted:-$here}" ]; then
   exit 1
 fi
 [ -z "$1" ] || case $PATH: in "$1":*) ;; *) PATH=$1${PATH:+:$PATH} ;; esac
+[ -z "$2" ] || case $LD_LIBRARY_PATH: in "$2":*) ;; *) LD_LIBRARY_PATH=$2${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} ;; esac
 export PATH
+[ -z "$LD_LIBRARY_PATH" ] || export LD_LIBRARY_PATH
 unset here rank wanted
-shift
+shift 2
 exec "$@""#;
 
 /// Called as `agent [options] hI words...` in place of ssh.
@@ -415,7 +420,7 @@ fn ssh_agent(hosts: &[Host], names: &[String]) -> String {
     let cases: BTreeSet<String> = hosts.iter().zip(names).filter_map(of_host).collect();
     let ssh = ssh_words(None).join(" ");
     [
-        LAB_AGENT.lines().take(3).map(|line| format!("{line}\n")).collect(),
+        LAB_AGENT.split_inclusive('\n').take(3).collect(),
         "case $1 in\n".to_owned(),
         cases.into_iter().collect(),
         r#"  *) echo "ringpull: error: mpirun asks for a host $1, which the list of hosts does not name" >&2; exit 1 ;;

@@ -1,7 +1,7 @@
-//! Facts of other hosts: requested over ssh as the processes of a job are started, or gathered by the ranks of a
-//! job.
+//! Facts of other hosts: requested over ssh as the processes of a job are started, or gathered by the ranks
+//! of a job.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -27,28 +27,23 @@ pub(crate) type Asked = (Vec<Facts>, Vec<(String, String)>);
 pub(crate) fn ask(hosts: &[SshHost]) -> Result<Asked> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let places = placed(hosts.to_vec(), None);
-    // How the others reach each of them: this host by its address on the way to the first of them, where an ssh
-    // server is not needed.
-    let own = own_address(places.iter().map(|(host, _)| host))?;
+    // How the others reach each of them: this host by its address on the way to the first of them, where an
+    // ssh server is not needed.
+    let own = own_address(places.iter().map(|(host, _)| host)).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
     let addresses: Vec<String> = places.iter().map(|(host, _)| address_of(host, own)).collect();
     let command = |(number, (host, slots)): (usize, &(Host, usize))| {
         let others = addresses.iter().enumerate().filter(|(other, _)| *other != number).map(|(_, it)| it.as_str());
         let (slots, called) = (slots.to_string(), called(host));
         let mut words = vec!["doctor", "--facts", "--called", &called, "--slots", &slots];
         words.extend(others.flat_map(|other| ["--towards", other]));
-        match host {
-            Host::Ssh(host) => {
-                let words =
-                    std::iter::once(quote(program.as_os_str())).chain(words.iter().map(|word| quote(word.as_ref())));
-                let script = [with_environment(&[]), words.collect::<Vec<_>>().join(" ").into_bytes()].concat();
-                ssh(host, &script)
-            }
-            _ => {
-                let mut command = Command::new(&program);
-                command.args(words);
-                (command, Vec::new())
-            }
-        }
+        let Host::Ssh(host) = host else {
+            let mut command = Command::new(&program);
+            command.args(words);
+            return (command, Vec::new());
+        };
+        let words = std::iter::once(quote(program.as_os_str())).chain(words.iter().map(|word| quote(word.as_ref())));
+        let script = [with_environment(&[]), words.collect::<Vec<_>>().join(" ").into_bytes()].concat();
+        ssh(host, &script)
     };
     let answers = ask_all(places.iter().enumerate().map(command).collect(), ANSWER)?;
     let (mut facts, mut silent) = (Vec::new(), Vec::new());
@@ -79,8 +74,8 @@ fn called(host: &Host) -> String {
     if let Host::Ssh(host) = host { host.name.clone() } else { host_name() }
 }
 
-/// The address and port by which other hosts try to reach this one, `own` if it is this host; 0 for a host that
-/// needs no ssh server.
+/// The address and port by which other hosts try to reach this one, `own` if it is this host; 0 for a host
+/// that needs no ssh server.
 fn address_of(host: &Host, own: IpAddr) -> String {
     match host {
         Host::Ssh(host) => format!("{}:{}", host.name, port_of(host)),

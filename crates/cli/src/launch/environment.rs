@@ -1,18 +1,18 @@
 //! The variables of the user's environment that processes on other hosts get, by whatever launcher: all but
 //! those that belong to this host, to this login or to another job.
 //!
-//! `PATH` is passed on as well, and what the other host has stands behind it: so the Python of an active
-//! virtual environment is found first, and programs that only that host has are found too.
+//! `PATH` and `LD_LIBRARY_PATH` are passed on as well, and what the other host has stands behind them: so the
+//! Python of an active virtual environment is found first, and what only that host has is found too.
 
 use std::collections::BTreeMap;
 
 use super::host::is_name;
 
-/// The variable whose value is put before the other host's own.
-pub(crate) const PATH: &str = "PATH";
+/// The variables whose values are put before the other host's own.
+pub(crate) const IN_FRONT: [&str; 2] = ["PATH", "LD_LIBRARY_PATH"];
 
-/// Names, and beginnings of names, which end with `*`: of what belongs to this host, to this login, to the user's
-/// account here, and to MPI, a batch system or an operator.
+/// Names, and beginnings of names, which end with `*`: of what belongs to this host, to this login, to the
+/// user's account here, and to MPI, a batch system or an operator.
 const STAYS: [&str; 4] = [
     "HOST HOSTNAME HOSTTYPE MACHTYPE OSTYPE VENDOR TMP TMPDIR TEMP TEMPDIR RINGPULL_LOCAL_WORKERS RINGPULL_RACK \
      DMLC_NODE_HOST NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES",

@@ -6,9 +6,9 @@
 //! on, so what it runs gets it first, and a shell without a trap for it when that has ended. The end of the input, which also follows a killed
 //! launcher or a broken connection, means both.
 //!
-//! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the login
-//! shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes to other
-//! hosts is on the input of sh ([`LOGIN`]), before the orders.
+//! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the
+//! login shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes
+//! to other hosts is on the input of sh ([`LOGIN`]), before the orders.
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -74,9 +74,9 @@ kill -s KILL -- -$p
 exit $c"#;
 
 /// What ssh asks the login shell of a host to do: to start sh, which reads a script and runs it with what
-/// follows as its input. The script's lines begin with `+`; any other line ends it. `read` consumes no byte of a
-/// pipe after the line. Every shell passes these words on as they are: they have no line feed, no exclamation
-/// mark and no single quote.
+/// follows as its input. The script's lines begin with `+`; any other line ends it. `read` consumes no byte
+/// of a pipe after the line. Every shell passes these words on as they are: they have no line feed, no
+/// exclamation mark and no single quote.
 const LOGIN: &str = r#"exec sh -c 'ringpull_n=$(printf "\n."); ringpull_n=${ringpull_n%.}; ringpull_s=; while :; do IFS= read -r ringpull_l || exit 1; case $ringpull_l in +*) ringpull_s=$ringpull_s${ringpull_l#+}$ringpull_n ;; *) break ;; esac; done; eval "$ringpull_s"'"#;
 
 /// Removes its variables.
@@ -125,8 +125,8 @@ impl Host {
     }
 }
 
-/// Where these hosts are, and how many processes each takes: this host, which needs no ssh, by whatever names,
-/// and the others, whose ssh servers have this port if the list says nothing else.
+/// Where these hosts are, and how many processes each takes: this host, which needs no ssh, by whatever
+/// names, and the others, whose ssh servers have this port if the list says nothing else.
 pub(crate) fn placed(hosts: Vec<SshHost>, port: Option<u16>) -> Vec<(Host, usize)> {
     let mut placed: Vec<(Host, usize)> = Vec::new();
     for host in hosts {
@@ -178,7 +178,7 @@ pub(crate) fn ssh(host: &SshHost, script: &[u8]) -> (Command, Vec<u8>) {
     let mut command = ssh_to(host);
     command.arg(LOGIN);
     let mut input = Vec::new();
-    for line in UNSET.split_inclusive(is_feed).chain(script.split_inclusive(is_feed)) {
+    for line in [UNSET, script].concat().split_inclusive(|byte| *byte == b'\n') {
         input.push(b'+');
         input.extend_from_slice(line);
     }
@@ -187,10 +187,6 @@ pub(crate) fn ssh(host: &SshHost, script: &[u8]) -> (Command, Vec<u8>) {
     }
     input.extend_from_slice(b".\n");
     (command, input)
-}
-
-fn is_feed(byte: &u8) -> bool {
-    *byte == b'\n'
 }
 
 /// The folder that processes on other hosts start in.
@@ -216,10 +212,10 @@ pub(crate) fn with_environment(env: &[(String, String)]) -> Vec<u8> {
     let mut script = Vec::new();
     for (name, value) in environment::passed_on() {
         script.extend(assignment(&name, &value));
-        if name == environment::PATH {
+        if environment::IN_FRONT.contains(&&name[..]) {
             // What the host itself has is behind it.
             script.truncate(script.len() - 1);
-            script.extend(b"\"${PATH:+:$PATH}\"\n");
+            script.extend(format!("\"${{{name}:+:${name}}}\"\n").into_bytes());
         }
     }
     script.extend(env.iter().flat_map(|(name, value)| assignment(name, value)));

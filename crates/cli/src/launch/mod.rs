@@ -34,7 +34,7 @@ pub(crate) mod wrapper;
 pub(crate) mod yarn;
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs as _, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
 use self::control::{Control, Reach};
@@ -269,15 +269,15 @@ pub(crate) fn own_address<'a>(mut hosts: impl Iterator<Item = &'a Host>) -> Resu
     other.map_or(Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)), |host| address_towards(&host.name))
 }
 
-/// The address of this host on the route to `host`, which `host` can answer to: of IPv4 if there is one. Sends
-/// nothing.
+/// The address of this host on the route to `host`, which `host` can answer to: of IPv4 if there is one.
+/// Sends nothing.
 pub(crate) fn address_towards(host: &str) -> Result<IpAddr> {
     let failed = |what: String, remedy: &str| Error::argument(format!("host {host} {what}"), remedy);
     let found = (host, 9).to_socket_addrs().map_err(|cause| {
         let hint = "correct the name in the list of hosts, or add it to DNS or /etc/hosts of this host";
         failed(format!("has no address that this host knows: {cause}"), hint)
     })?;
-    let (four, six): (Vec<_>, Vec<_>) = found.partition(|address| address.is_ipv4());
+    let (four, six): (Vec<_>, Vec<_>) = found.partition(SocketAddr::is_ipv4);
     let mut last = None;
     for address in four.into_iter().chain(six) {
         let any = if address.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };

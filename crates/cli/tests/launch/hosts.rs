@@ -3,15 +3,16 @@
 
 use super::*;
 
-/// A script in ssh's place, which writes the host's name into a file and has what is left of the command line run
-/// by this shell.
+/// A script in ssh's place, which writes the host's name into a file and has what is left of the command line
+/// run by this shell.
 fn ssh(folder: &Path, shell: &str) -> PathBuf {
     let options = "while :; do case $1 in -[oilpFe]) shift 2 ;; -*) shift ;; *) break ;; esac; done";
     let called = format!("STUB=$1; export STUB; shift; echo \"$STUB\" >>{}/called", folder.display());
     script(folder, "ssh", &format!("{options}\n{called}\n{shell}"))
 }
 
-/// A job over that ssh. Each of its processes writes what `says` prints into a file; the files' text in order.
+/// A job over that ssh. Each of its processes writes what `says` prints into a file; the files' text in
+/// order.
 fn job(folder: &Path, shell: &str, options: &[&str], variables: &[(&str, &str)], says: &str) -> (Vec<String>, String) {
     let out = folder.join("out");
     std::fs::create_dir_all(&out).unwrap();
@@ -105,6 +106,7 @@ fn the_users_environment_reaches_other_hosts_but_what_belongs_to_this_one() {
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let variables = [
         ("PATH", &path[..]),
+        ("LD_LIBRARY_PATH", "/of/the/user"),
         ("RINGPULL_WARN", "7"),
         ("HOROVOD_FUSION_THRESHOLD", "8"),
         ("WANDB_API_KEY", "it's \"secret\" $HOME\nof two lines"),
@@ -114,10 +116,10 @@ fn the_users_environment_reaches_other_hosts_but_what_belongs_to_this_one() {
         ("XDG_RUNTIME_DIR", "/run/user/0"),
     ];
     // Nothing of this process's environment is there, and programs of that host's own are.
-    let shell = "printf '%s\\n' \"$@\" >>\"${0%/*}/arguments\"\nexec env -i STUB=$STUB HOME=$HOME PATH=/own:/usr/bin:/bin:/usr/sbin sh -c \"$*\"";
+    let shell = "printf '%s\\n' \"$@\" >>\"${0%/*}/arguments\"\nexec env -i STUB=$STUB HOME=$HOME LD_LIBRARY_PATH=/of/it PATH=/own:/usr/bin:/bin:/usr/sbin sh -c \"$*\"";
     let says = "printf '%s|' $(python-of-a-venv) \"$RINGPULL_WARN\" \"$HOROVOD_FUSION_THRESHOLD\" \"$WANDB_API_KEY\" \
-                \"${EMPTY-unset}\" \"${TMPDIR-none}\" \"$SSH_AUTH_SOCK\" \"$XDG_RUNTIME_DIR\" \"${PATH##*:/own}\" $DMLC_ROLE $STUB";
-    let expected = "venv|7|8|it's \"secret\" $HOME\nof two lines||none|||:/usr/bin:/bin:/usr/sbin|";
+                \"${EMPTY-unset}\" \"${TMPDIR-none}\" \"$SSH_AUTH_SOCK\" \"$XDG_RUNTIME_DIR\" \"${PATH##*:/own}\" $(case $LD_LIBRARY_PATH in /of/the/user:*/of/it*) echo libraries ;; esac) $DMLC_ROLE $STUB";
+    let expected = "venv|7|8|it's \"secret\" $HOME\nof two lines||none|||:/usr/bin:/bin:/usr/sbin|libraries|";
     for servers in ["0", "1"] {
         if servers == "0" && !has_mpi() {
             continue;
@@ -156,14 +158,15 @@ fn a_host_whose_login_shell_is_csh_runs_every_job() {
     }
 }
 
-/// Runs a shell script as root with mounts and a network of its own; `None` if this user may not have them.
-fn apart(script: &str, words: &[&str], ssh: &Path) -> Option<Output> {
+/// Runs a shell script with mounts (`-m`) or a network (`-n`) of its own; `None` if this user may not have them.
+fn apart(own: &str, script: &str, words: &[&str], ssh: &Path) -> Option<Output> {
     let run = |script: &str| {
         let mut command = Command::new("unshare");
-        command.args(["-m", "-n", "sh", "-c", script, "sh"]).args(words).env("RINGPULL_SSH", ssh).output().ok()
+        command.args([own, "sh", "-c", script, "sh"]).args(words).env("RINGPULL_SSH", ssh).output().ok()
     };
-    if run("mount -t tmpfs none /mnt && ip link set lo up").is_none_or(|output| !output.status.success()) {
-        eprintln!("skipped: mounts and a network of its own need root");
+    let tried = if own == "-m" { "mount -t tmpfs none /mnt" } else { "ip link set lo up" };
+    if run(tried).is_none_or(|output| !output.status.success()) {
+        eprintln!("skipped: mounts and networks of its own need root");
         return None;
     }
     run(script)
@@ -180,10 +183,10 @@ fn folders_for_temporary_files_may_forbid_programs_and_have_blanks() {
     let words = [folder.path().to_str().unwrap(), env!("CARGO_BIN_EXE_ringpull")];
     for name in ["t", "t/a b"] {
         let script = format!(
-            "ip link set lo up; mount -t tmpfs -o noexec none \"$1/t\"; mkdir -p \"$1/{name}\"; TMPDIR=\"$1/{name}\"; export TMPDIR
+            "mount -t tmpfs -o noexec none \"$1/t\"; mkdir -p \"$1/{name}\"; TMPDIR=\"$1/{name}\"; export TMPDIR
              exec \"$2\" launch -n 2 -H ann@127.0.0.2:2 -- sh -c 'echo rank >\"$0/rank.$$\"' \"$1\""
         );
-        let Some(output) = apart(&script, &words, &stub) else { return };
+        let Some(output) = apart("-m", &script, &words, &stub) else { return };
         let ranks: Vec<PathBuf> =
             std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
         let ranks = ranks.iter().filter(|path| path.to_string_lossy().contains("/rank."));
@@ -208,7 +211,7 @@ fn servers_run_on_hosts_that_have_addresses_of_ipv6_alone() {
     let stub = ssh(folder.path(), HERE);
     let script = "ip link set lo up; ip -4 addr flush dev lo; ip addr add fd00:6::1/128 dev lo; ip addr add fd00:6::2/128 dev lo
         exec \"$1\" launch -n 2 -s 1 --no-tag -H 'ann@[fd00:6::1]:1,ann@fd00:6::2' -- sh -c 'echo $DMLC_ROLE $DMLC_PS_ROOT_URI $DMLC_NODE_HOST'";
-    let Some(output) = apart(script, &[env!("CARGO_BIN_EXE_ringpull")], &stub) else { return };
+    let Some(output) = apart("-n", script, &[env!("CARGO_BIN_EXE_ringpull")], &stub) else { return };
     let text = String::from_utf8_lossy(&output.stdout);
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();

@@ -192,14 +192,14 @@ struct Said {
 /// What the script writes on each of the hosts that has files of its own, or why the host does not answer.
 fn on_all(hosts: &[Host], script: &str, limit: Duration) -> Vec<(Host, Result<Said, String>)> {
     let words = format!("{{ {script}\n}} || :");
-    let command = |host: &Host| match host {
-        Host::Ssh(host) => ssh(host, words.as_bytes()),
-        // Emulated hosts have this machine's files.
-        _ => {
-            let mut command = Command::new("sh");
-            command.args(["-c", &words]);
-            (command, Vec::new())
+    let command = |host: &Host| {
+        if let Host::Ssh(host) = host {
+            return ssh(host, words.as_bytes());
         }
+        // Emulated hosts have this machine's files.
+        let mut command = Command::new("sh");
+        command.args(["-c", &words]);
+        (command, Vec::new())
     };
     let own = with_files(hosts);
     let answers = match ask_all(own.iter().map(command).collect(), limit) {
