@@ -3,12 +3,14 @@
 
 use super::*;
 
-/// A script in ssh's place, which writes the host's name into a file and has what is left of the command line
-/// run by this shell.
+/// A script in ssh's place. It writes the host's name into a file, gives the host a folder of its own for
+/// temporary files, since daemons of several hosts get in each other's way in one, and has what is left of the
+/// command line run by this shell.
 fn ssh(folder: &Path, shell: &str) -> PathBuf {
     let options = "while :; do case $1 in -[oilpFe]) shift 2 ;; -*) shift ;; *) break ;; esac; done";
     let called = format!("STUB=$1; export STUB; shift; echo \"$STUB\" >>{}/called", folder.display());
-    script(folder, "ssh", &format!("{options}\n{called}\n{shell}"))
+    let own = "TMPDIR=${0%/*}/tmp.$$; mkdir \"$TMPDIR\"; export TMPDIR";
+    script(folder, "ssh", &format!("{options}\n{called}\n{own}\n{shell}"))
 }
 
 /// A job over that ssh. Each of its processes writes what `says` prints into a file; the files' text in
@@ -116,10 +118,11 @@ fn the_users_environment_reaches_other_hosts_but_what_belongs_to_this_one() {
         ("XDG_RUNTIME_DIR", "/run/user/0"),
     ];
     // Nothing of this process's environment is there, and programs of that host's own are.
-    let shell = "printf '%s\\n' \"$@\" >>\"${0%/*}/arguments\"\nexec env -i STUB=$STUB HOME=$HOME LD_LIBRARY_PATH=/of/it PATH=/own:/usr/bin:/bin:/usr/sbin sh -c \"$*\"";
+    let shell = "printf '%s\\n' \"$@\" >>\"${0%/*}/arguments\"\nexec env -i STUB=$STUB HOME=$HOME TMPDIR=$TMPDIR LD_LIBRARY_PATH=/of/it PATH=/own:/usr/bin:/bin:/usr/sbin sh -c \"$*\"";
     let says = "printf '%s|' $(python-of-a-venv) \"$RINGPULL_WARN\" \"$HOROVOD_FUSION_THRESHOLD\" \"$WANDB_API_KEY\" \
-                \"${EMPTY-unset}\" \"${TMPDIR-none}\" \"$SSH_AUTH_SOCK\" \"$XDG_RUNTIME_DIR\" \"${PATH##*:/own}\" $(case $LD_LIBRARY_PATH in /of/the/user:*/of/it*) echo libraries ;; esac) $DMLC_ROLE $STUB";
-    let expected = "venv|7|8|it's \"secret\" $HOME\nof two lines||none|||:/usr/bin:/bin:/usr/sbin|libraries|";
+                \"${EMPTY-unset}\" \"${TMPDIR%/tmp.*}\" \"$SSH_AUTH_SOCK\" \"$XDG_RUNTIME_DIR\" \"${PATH##*:/own}\" $(case $LD_LIBRARY_PATH in /of/the/user:*/of/it*) echo libraries ;; esac) $DMLC_ROLE $STUB";
+    let own = folder.path().display();
+    let expected = format!("venv|7|8|it's \"secret\" $HOME\nof two lines||{own}|||:/usr/bin:/bin:/usr/sbin|libraries|");
     for servers in ["0", "1"] {
         if servers == "0" && !has_mpi() {
             continue;
@@ -129,7 +132,7 @@ fn the_users_environment_reaches_other_hosts_but_what_belongs_to_this_one() {
         let of_others: Vec<&String> = seen.iter().filter(|text| text.contains("@")).collect();
         assert_eq!(of_others.len(), 2 + servers.parse::<usize>().unwrap(), "{seen:?} {said}");
         for text in of_others {
-            assert!(text.starts_with(expected), "{text:?} {said}");
+            assert!(text.starts_with(&expected), "{text:?} {said}");
         }
         let arguments = std::fs::read_to_string(folder.path().join("arguments")).unwrap();
         assert!(!arguments.contains("secret"), "{arguments}");

@@ -23,8 +23,10 @@ impl Sshd {
         }
         std::fs::create_dir_all("/run/sshd").unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // Daemons of several hosts get in each other's way in one folder for temporary files.
+        let own = format!("TMPDIR=$(mktemp -d -p {}); export TMPDIR; exec sh -c", folder.path().display());
         let config = format!(
-            "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n",
+            "ForceCommand {own} \"$SSH_ORIGINAL_COMMAND\"\nListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n",
             at("host"),
             at("user.pub")
         );
