@@ -17,7 +17,7 @@ mx = pytest.importorskip("mxnet")
 RUNNER = Path(__file__).with_name("run_mxnet.py")
 
 #: Seconds until a job that hangs is killed.
-DEADLINE = 600
+DEADLINE = 300
 
 IMAGES = "example/image-classification"
 #: Each script with its arguments: its own defaults, but for sizes that two cores train in seconds.

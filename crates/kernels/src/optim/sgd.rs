@@ -29,10 +29,8 @@ impl<R: Real> Sgd<R> {
 
     #[inline]
     fn velocity(&self, weight: R, gradient: R, velocity: R) -> R {
-        let step = match self.is_clipped {
-            true => self.rate * self.clipped(gradient),
-            false => self.rate * self.rescale * gradient,
-        };
+        let clipped = || self.rate * self.clipped(gradient);
+        let step = if self.is_clipped { clipped() } else { self.rate * self.rescale * gradient };
         self.momentum * velocity - self.rate * self.decay * weight - step
     }
 
