@@ -22,24 +22,26 @@ mxnet.random.seed(7)
 numpy.random.seed(int(rank))
 random.seed(int(rank))
 
-trained = []
+trained, prefetching = [], []
 
 
-def followed(owner, name):
-    """Lets `trained` have the objects whose method is called."""
+def follow(owner, name, found):
+    """Lets `found` have the objects whose method is called."""
     method = getattr(owner, name)
 
     def call(self, *arguments, **keywords):
         result = method(self, *arguments, **keywords)
-        if self not in trained:
-            trained.append(self)
+        if self not in found:
+            found.append(self)
         return result
 
     setattr(owner, name, call)
 
 
-for owner, name in (mxnet.mod.Module, "init_optimizer"), (mxnet.mod.BucketingModule, "init_optimizer"), (mxnet.gluon.Trainer, "__init__"):
-    followed(owner, name)
+follow(mxnet.mod.Module, "init_optimizer", trained)
+follow(mxnet.mod.BucketingModule, "init_optimizer", trained)
+follow(mxnet.gluon.Trainer, "__init__", trained)
+follow(mxnet.io.PrefetchingIter, "__init__", prefetching)
 
 
 
@@ -71,3 +73,6 @@ for one in trained:
         found, _ = one.get_params()
     values |= {name: value.tostype("default") for name, value in found.items()}
 mxnet.nd.save(f"{saved}-{rank}.params", values)
+# A script that leaves in mid-training has their threads in MXNet, where the end of Python aborts them.
+for one in prefetching:
+    one.__del__()
