@@ -14,7 +14,6 @@ use parking_lot::RwLock;
 use ringpull_allreduce::progress::{Job, Operation, StandIn, Terms};
 use ringpull_base::{Buffer, Error, Key, Result};
 use ringpull_kernels::compress::Compression;
-use ringpull_kernels::optim::Optimizer;
 
 use crate::backlog::Backlog;
 use crate::check;
@@ -51,7 +50,7 @@ impl Replica {
 /// What must be the same on every rank for a push.
 pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
     let optimizer = match update {
-        Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Optimizer::clone(optimizer)),
+        Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Arc::clone(optimizer)),
         Update::Overwrite | Update::Call(_) => None,
     };
     let (value, has_updater) = (Some((entry.dtype, entry.shape.to_vec())), matches!(update, Update::Call(_)));
@@ -75,8 +74,8 @@ impl StandIn for Replica {
         let slot =
             slot.ok_or_else(|| wrong("that rank has no such key".to_owned(), "init every key before any rank joins"))?;
         let update = match (&theirs.optimizer, self.updates.present(&slot.entry)) {
-            (Some(optimizer), _) if theirs.is_sharded => Update::Shard(Arc::new(optimizer.clone())),
-            (Some(optimizer), _) => Update::Optimize(Arc::new(optimizer.clone())),
+            (Some(optimizer), _) if theirs.is_sharded => Update::Shard(Arc::clone(optimizer)),
+            (Some(optimizer), _) => Update::Optimize(Arc::clone(optimizer)),
             (None, Ok(Update::Call(updater))) => Update::Call(updater),
             (None, _) => Update::Overwrite,
         };

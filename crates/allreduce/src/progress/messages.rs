@@ -1,5 +1,7 @@
 //! The messages of the control star. docs/protocol.md has their table.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::config::Config;
@@ -267,7 +269,7 @@ pub struct Terms {
     /// The key's element type and shape.
     pub value: Option<(DType, Vec<usize>)>,
     /// What applies the sum to the value.
-    pub optimizer: Option<Optimizer>,
+    pub optimizer: Option<Arc<Optimizer>>,
     /// Whether each rank applies its part, and has the states of that alone.
     pub is_sharded: bool,
     /// Whether an updater does; updaters cannot be compared.
