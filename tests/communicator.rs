@@ -191,6 +191,22 @@ fn factors_and_an_output_in_place() {
 }
 
 #[test]
+fn a_group_reads_every_input_before_it_writes_an_output_that_is_its_memory() {
+    on_ranks(2, |comm| {
+        let (one, ten) = (ints(&[2], [1, 2]), ints(&[2], [10, 20]));
+        let into = |out: &Tensor| CallOptions { out: Some(out.clone()), ..plain() };
+        let inputs = [one.clone(), ten.clone()];
+        let handles = comm.grouped_allreduce(&inputs, Reduction::Sum, &[into(&ten), into(&one)]).unwrap();
+        handles.into_iter().for_each(|handle| drop(handle.wait().unwrap()));
+        assert_eq!(one.to_vec::<i64>().unwrap(), [20, 40]);
+        assert_eq!(ten.to_vec::<i64>().unwrap(), [2, 4]);
+        let out = ints(&[2], [0, 0]);
+        let error = comm.grouped_allreduce(&inputs, Reduction::Sum, &[into(&out), into(&out)]).err().unwrap();
+        assert!(error.to_string().contains("outputs 0 and 1 share memory"), "{error}");
+    });
+}
+
+#[test]
 fn calls_with_names_go_together_in_any_order_and_repeating_ones_need_no_messages() {
     on_ranks(3, |comm| {
         for step in 0..40 {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from . import _native, inherited
+from .errors import ArgumentError
 from .worker import leave_at_exit
 
 __all__ = ["Communicator", "Operation", "Receive", "communicator"]
@@ -150,18 +151,20 @@ def _like(array: Array, made: _native.Array | None) -> Array:
     import numpy
 
     found: Any = numpy.asarray(made)
-    dtype = getattr(array, "dtype", None)
+    dtype: Any = getattr(array, "dtype", None)
+    length = found.itemsize
     if _is_torch(array):
         import torch
 
-        found = torch.from_numpy(found)
-    elif dtype is None or not isinstance(dtype, numpy.dtype):
+        found, own_length = torch.from_numpy(found), array.element_size()
+    elif isinstance(dtype, numpy.dtype):
+        own_length = dtype.itemsize
+    else:
         return found
     if found.dtype == dtype:
         return found
-    is_longer = found.dtype.itemsize != dtype.itemsize if not _is_torch(array) else found.element_size() != array.element_size()
     found = found.view(dtype)
-    return found.reshape(found.shape[:-1]) if is_longer else found
+    return found if own_length == length else found.reshape(found.shape[:-1])
 
 
 class Communicator:
@@ -263,14 +266,18 @@ class Communicator:
         postscale: float = 1.0,
         priority: int = 0,
     ) -> Operation[list[Any]]:
-        """:meth:`allreduce` of several arrays as one operation, whose result is a list. With a name each has that name and its number."""
+        """:meth:`allreduce` of several arrays as one operation, whose result is a list. With a name each has that name and its number.
+
+        An output may be another's input, which is copied first; outputs that share memory are an error.
+        """
         places = [None] * len(arrays) if outs is None else list(outs)
+        if len(places) != len(arrays):
+            raise ArgumentError(f"grouped_allreduce of {len(arrays)} arrays with {len(places)} outputs\n  hint: give one for each")
         names = [None if name is None else f"{name}.{at}" for at in range(len(arrays))]
-        called = [
-            self.allreduce(array, op, each, out, prescale, postscale, priority)
-            for array, each, out in zip(arrays, names, places, strict=True)
-        ]
-        return _Group(called)
+        options = [_options(each, priority, prescale, postscale) for each in names]
+        outputs = [_out(out) for out in places]
+        called = self._native.grouped_allreduce([_travels(array) for array in arrays], op, outputs, options)
+        return _Group([_alike(array, out, one) for array, out, one in zip(arrays, places, called)])
 
     def reduce_scatter(
         self,
@@ -382,7 +389,7 @@ class Communicator:
 def _options(
     name: str | int | None, priority: int, prescale: float = 1.0, postscale: float = 1.0
 ) -> dict[str, Any]:
-    return {"name": name, "priority": priority, "prescale": float(prescale), "postscale": float(postscale)}
+    return {"name": name, "priority": priority, "prescale": prescale, "postscale": postscale}
 
 
 def _list(lengths: Sequence[int] | None) -> list[int] | None:

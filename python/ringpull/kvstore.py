@@ -97,6 +97,8 @@ class KVStore(Worker):
         the servers. Every worker must say the same.
         """
         for one, values in pairs(key, value):
+            if not values:
+                raise ArgumentError(f"init of key {one!r} without a value\n  hint: give one")
             self._native.init(one, values[0], row_sparse)
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> None:
@@ -120,8 +122,7 @@ class KVStore(Worker):
 
         ``ignore_sparse`` is accepted for MXNet's sake: outputs are dense here, so there is nothing to ignore.
         """
-        for one, outs in arguments.outputs(key, out):
-            self._native.pull(one, outs, priority)
+        self._native.pull(arguments.outputs(key, out), priority)
 
     @overload
     def pushpull(
@@ -212,6 +213,8 @@ class KVStore(Worker):
         call stores. If it raises, every rank gets a :class:`ringpull.UpdaterError`. Kinds with servers have no updaters,
         since code is never sent to a server.
         """
+        if not callable(updater):
+            raise ArgumentError(f"an updater cannot be a {type(updater).__name__}\n  hint: give a function updater(key, received, stored)")
         import numpy
 
         def call(key: Key, received: Any, stored: Any) -> None:

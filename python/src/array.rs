@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use ringpull_base::{Buffer, DType, Result, Tensor};
 
 use crate::errors::raise;
+use crate::numbers::numbers;
 
 /// Elements in host memory, by the buffer protocol: `numpy.asarray(array)` sees them without a copy.
 #[pyclass(frozen, module = "ringpull._native")]
@@ -77,7 +78,7 @@ fn format_of(dtype: DType) -> Option<&'static CStr> {
 #[pymethods]
 impl Array {
     #[new]
-    fn new(py: Python<'_>, shape: Vec<usize>, dtype: &str) -> PyResult<Self> {
+    fn new(py: Python<'_>, #[pyo3(from_py_with = numbers)] shape: Vec<usize>, dtype: &str) -> PyResult<Self> {
         let made = dtype.parse().and_then(|dtype| Array::zeros(dtype, shape));
         made.map_err(|error| raise(py, &error))
     }

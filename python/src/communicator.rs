@@ -12,6 +12,7 @@ use ringpull_base::{DType, Reduction, Result, Tensor};
 use crate::array::Array;
 use crate::errors::{argument, raise};
 use crate::foreign::{Access, Foreign};
+use crate::numbers::{any_text, factor, number, numbers, optional_number, optional_numbers, seconds, text};
 use crate::store::{interruptible, key_of, serve_if_it_is_one};
 
 /// Ranks of a job; `ringpull.Communicator` is what users see of it.
@@ -100,9 +101,12 @@ impl Called {
 impl Called {
     /// The result, once; None if it is not there within `timeout` seconds. Raises what kept it from coming.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Given>> {
-        let limit = timeout.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
-        let patience = limit.map_or(Patience::Endless, Patience::Within);
+    fn wait(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = seconds)] timeout: Option<Duration>,
+    ) -> PyResult<Option<Given>> {
+        let patience = timeout.map_or(Patience::Endless, Patience::Within);
         interruptible(py, || self.outcome(patience)).map(|found| self.settled(found))
     }
 
@@ -125,13 +129,15 @@ impl Called {
     }
 }
 
-/// The tensors of a call: the input, and the output if there is one, which may be the input. `reduced`: the
-/// call in words, by what its input is reduced, and whether there are factors.
+/// A reduction to be checked: the call in words, by what its input is reduced, and whether there are factors.
+type Reduced = (String, Reduction, bool);
+
+/// The tensors of a call: the input, and the output if there is one, which may be the input.
 fn tensors(
     py: Python<'_>,
     array: &Bound<'_, PyAny>,
     out: Option<&Bound<'_, PyAny>>,
-    reduced: Option<(String, Reduction, bool)>,
+    reduced: Option<Reduced>,
 ) -> PyResult<(Tensor, Option<Tensor>)> {
     let input = Foreign::of(array, Access::Read, None)?;
     if let Some((what, reduction, is_scaled)) = reduced {
@@ -150,29 +156,40 @@ fn tensors(
     Ok((input.into_tensor(py)?, Some(out.into_tensor(py)?)))
 }
 
-#[derive(FromPyObject)]
 struct Options<'py> {
-    #[pyo3(item)]
     name: Option<Bound<'py, PyAny>>,
-    #[pyo3(item)]
     priority: i32,
-    #[pyo3(item)]
     prescale: f64,
-    #[pyo3(item)]
     postscale: f64,
+}
+
+/// Not derived, since that would hide which number is wrong.
+fn options<'py>(object: &Bound<'py, PyAny>) -> PyResult<Options<'py>> {
+    let name = object.get_item("name")?;
+    Ok(Options {
+        name: (!name.is_none()).then_some(name),
+        priority: number(&object.get_item("priority")?)?,
+        prescale: factor(&object.get_item("prescale")?)?,
+        postscale: factor(&object.get_item("postscale")?)?,
+    })
+}
+
+fn all_options<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<Options<'py>>> {
+    object.try_iter()?.map(|one| options(&one?)).collect()
 }
 
 impl Options<'_> {
     /// The call in words, with the name that the program gave it: front ends put the operation's before it.
     fn in_words(&self, operation: &str) -> String {
-        let name = self.name.as_ref().map(|name| name.to_string());
+        let name = self.name.as_ref().map(ToString::to_string);
         let name = name.map(|name| name.strip_prefix(&format!("{operation}.")).unwrap_or(&name).to_owned());
         name.map_or_else(|| operation.to_owned(), |name| format!("{operation} of {name}"))
     }
 
     /// What is checked of a reduction.
-    fn reduced(&self, operation: &str, reduction: Reduction) -> Option<(String, Reduction, bool)> {
-        Some((self.in_words(operation), reduction, self.prescale != 1.0 || self.postscale != 1.0))
+    #[allow(clippy::float_cmp)] // Exactly 1 is no factor.
+    fn reduced(&self, operation: &str, reduction: Reduction) -> Reduced {
+        (self.in_words(operation), reduction, self.prescale != 1.0 || self.postscale != 1.0)
     }
 
     fn with(&self, out: Option<&Tensor>) -> PyResult<CallOptions> {
@@ -195,7 +212,7 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
         options: &Options<'_>,
-        reduced: Option<(String, Reduction, bool)>,
+        reduced: Option<Reduced>,
         work: impl FnOnce(&ringpull::Communicator, &Tensor, &CallOptions) -> Result<Under> + Send,
     ) -> PyResult<Called> {
         let (input, output) = tensors(py, array, out, reduced)?;
@@ -211,12 +228,12 @@ impl Communicator {
     /// `timeout` in seconds takes the place of `RINGPULL_TIMEOUT`, if this is what starts MPI.
     #[new]
     #[pyo3(signature = (timeout=None))]
-    fn new(py: Python<'_>, timeout: Option<f64>) -> PyResult<Self> {
+    fn new(py: Python<'_>, #[pyo3(from_py_with = seconds)] timeout: Option<Duration>) -> PyResult<Self> {
         serve_if_it_is_one(py, "dist_sync_mpi")?;
         let made = interruptible(py, || {
             let mut config = Config::from_env()?;
-            if let Some(seconds) = timeout {
-                config.timeout = Duration::from_secs_f64(seconds.clamp(0.1, 1e9));
+            if let Some(timeout) = timeout {
+                config.timeout = timeout.max(Duration::from_millis(100));
             }
             ringpull::communicator_with(&config)
         })?;
@@ -269,12 +286,16 @@ impl Communicator {
         self.0.cross()
     }
 
-    fn split(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Option<Communicator>> {
+    fn split(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers)] ranks: Vec<usize>,
+    ) -> PyResult<Option<Communicator>> {
         let split = interruptible(py, || self.0.split(&ranks))?;
         Ok(split.map(|split| Communicator(Arc::new(split))))
     }
 
-    fn subset(&self, py: Python<'_>, ranks: Vec<usize>) -> PyResult<Communicator> {
+    fn subset(&self, py: Python<'_>, #[pyo3(from_py_with = numbers)] ranks: Vec<usize>) -> PyResult<Communicator> {
         Ok(Communicator(Arc::new(interruptible(py, || self.0.subset(&ranks))?)))
     }
 
@@ -282,29 +303,54 @@ impl Communicator {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        reduction: &str,
+        #[pyo3(from_py_with = text)] reduction: String,
         out: Option<&Bound<'_, PyAny>>,
-        options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: Options<'_>,
     ) -> PyResult<Called> {
         let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
         let reduced = options.reduced("allreduce", reduction);
-        self.call(py, array, out, &options, reduced, |comm, input, options| {
+        self.call(py, array, out, &options, Some(reduced), |comm, input, options| {
             comm.allreduce(input, reduction, options).map(Under::Tensor)
         })
+    }
+
+    /// Allreduces of several arrays as one operation; `outs` and `options` have one for each.
+    fn grouped_allreduce(
+        &self,
+        py: Python<'_>,
+        arrays: Vec<Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = text)] reduction: String,
+        outs: Vec<Option<Bound<'_, PyAny>>>,
+        #[pyo3(from_py_with = all_options)] options: Vec<Options<'_>>,
+    ) -> PyResult<Vec<Called>> {
+        let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
+        let given = arrays.iter().zip(&outs).zip(&options).map(|((array, out), options)| {
+            tensors(py, array, out.as_ref(), Some(options.reduced("grouped_allreduce", reduction)))
+        });
+        let given = given.collect::<PyResult<Vec<_>>>()?;
+        let calls = given.iter().zip(&options).map(|((_, out), options)| options.with(out.as_ref()));
+        let calls = calls.collect::<PyResult<Vec<_>>>()?;
+        let inputs: Vec<Tensor> = given.iter().map(|(input, _)| input.clone()).collect();
+        let handles = interruptible(py, || self.0.grouped_allreduce(&inputs, reduction, &calls))?;
+        let called = handles.into_iter().zip(given).map(|(handle, (input, out))| {
+            let has_output = out.is_some();
+            Called::new(Under::Tensor(handle), std::iter::once(input).chain(out).collect(), has_output)
+        });
+        Ok(called.collect())
     }
 
     fn reduce_scatter(
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        reduction: &str,
-        lens: Option<Vec<usize>>,
+        #[pyo3(from_py_with = text)] reduction: String,
+        #[pyo3(from_py_with = optional_numbers)] lens: Option<Vec<usize>>,
         out: Option<&Bound<'_, PyAny>>,
-        options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: Options<'_>,
     ) -> PyResult<Called> {
         let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
         let reduced = options.reduced("reduce_scatter", reduction);
-        self.call(py, array, out, &options, reduced, |comm, input, options| {
+        self.call(py, array, out, &options, Some(reduced), |comm, input, options| {
             comm.reduce_scatter(input, reduction, lens.as_deref(), options).map(Under::Tensor)
         })
     }
@@ -313,9 +359,9 @@ impl Communicator {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        lens: Option<Vec<usize>>,
+        #[pyo3(from_py_with = optional_numbers)] lens: Option<Vec<usize>>,
         out: Option<&Bound<'_, PyAny>>,
-        options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: Options<'_>,
     ) -> PyResult<Called> {
         self.call(py, array, out, &options, None, |comm, input, options| {
             comm.allgather(input, lens.as_deref(), options).map(Under::Tensor)
@@ -326,10 +372,10 @@ impl Communicator {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        splits: Option<Vec<usize>>,
-        taken: Option<Vec<usize>>,
+        #[pyo3(from_py_with = optional_numbers)] splits: Option<Vec<usize>>,
+        #[pyo3(from_py_with = optional_numbers)] taken: Option<Vec<usize>>,
         out: Option<&Bound<'_, PyAny>>,
-        options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: Options<'_>,
     ) -> PyResult<Called> {
         self.call(py, array, out, &options, None, |comm, input, options| {
             comm.alltoall(input, splits.as_deref(), taken.as_deref(), options).map(Under::Blocks)
@@ -340,22 +386,34 @@ impl Communicator {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        root: usize,
+        #[pyo3(from_py_with = number)] root: usize,
         out: Option<&Bound<'_, PyAny>>,
-        options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: Options<'_>,
     ) -> PyResult<Called> {
         self.call(py, array, out, &options, None, |comm, input, options| {
             comm.broadcast(input, root, options).map(Under::Tensor)
         })
     }
 
-    fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, to: usize, tag: u32) -> PyResult<Called> {
+    fn send(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number)] to: usize,
+        #[pyo3(from_py_with = number)] tag: u32,
+    ) -> PyResult<Called> {
         let input = Foreign::of(array, Access::Read, None)?.into_tensor(py)?;
         let under = interruptible(py, || self.0.send(&input, to, tag).map(Under::Sent))?;
         Ok(Called::new(under, vec![input], true))
     }
 
-    fn recv(&self, py: Python<'_>, out: &Bound<'_, PyAny>, from: Option<usize>, tag: u32) -> PyResult<Called> {
+    fn recv(
+        &self,
+        py: Python<'_>,
+        out: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = optional_number)] from: Option<usize>,
+        #[pyo3(from_py_with = number)] tag: u32,
+    ) -> PyResult<Called> {
         let out = Foreign::of(out, Access::Write, None)?.into_tensor(py)?;
         let under = interruptible(py, || self.0.recv(&out, from, tag).map(Under::Received))?;
         Ok(Called::new(under, vec![out], true))
@@ -374,8 +432,8 @@ impl Communicator {
         interruptible(py, || self.0.join())
     }
 
-    fn report_failure(&self, py: Python<'_>, why: &str) {
-        py.detach(|| self.0.report_failure(why));
+    fn report_failure(&self, py: Python<'_>, #[pyo3(from_py_with = any_text)] why: String) {
+        py.detach(|| self.0.report_failure(&why));
     }
 
     /// Payload bytes sent and received, and control messages.

@@ -1,4 +1,4 @@
-//! What a `push_pull` takes from Python: keys with their values and outputs as tensors.
+//! What `push_pull` and `pull` take from Python: keys with their values and outputs as tensors.
 //!
 //! Before the first key is pushed the memory of all of them is compared, by address. An output that is a
 //! value of its own key is summed in place. A value that otherwise shares memory with an output, of any key,
@@ -17,11 +17,7 @@ use crate::errors::argument;
 use crate::foreign::{Access, Foreign};
 
 /// The memory of outputs, each once.
-pub(crate) fn outputs(
-    key: &Key,
-    objects: &[Bound<'_, PyAny>],
-    devices: Option<&Arc<Devices>>,
-) -> PyResult<Vec<Foreign>> {
+fn outputs(key: &Key, objects: &[Bound<'_, PyAny>], devices: Option<&Arc<Devices>>) -> PyResult<Vec<Foreign>> {
     let mut outs = Vec::new();
     objects.iter().try_for_each(|object| place(key, &mut outs, object, devices).map(drop))?;
     Ok(outs)
@@ -84,7 +80,7 @@ impl Borrowed {
 }
 
 /// Where the outputs of all keys are, in the order of their addresses. An error if two of them share memory.
-fn places_of_outputs(py: Python<'_>, all: &[Borrowed], rank: usize) -> PyResult<Vec<(usize, usize)>> {
+fn places_of_outputs(py: Python<'_>, what: &str, all: &[Borrowed], rank: usize) -> PyResult<Vec<(usize, usize)>> {
     let outs = all.iter().enumerate().flat_map(|(index, one)| one.outs.iter().map(move |out| (out.range(), index)));
     let mut outs: Vec<_> = outs.filter(|(range, _)| !range.is_empty()).collect();
     outs.sort_unstable_by_key(|(range, _)| range.start);
@@ -97,8 +93,8 @@ fn places_of_outputs(py: Python<'_>, all: &[Borrowed], rank: usize) -> PyResult<
         };
         return Err(argument(
             py,
-            format!("pushpull on rank {rank}: {whose} share memory, which cannot hold the results of both"),
-            "give each output memory of its own: without out= the values are the outputs",
+            format!("{what} on rank {rank}: {whose} share memory, which cannot hold the results of both"),
+            "give each output memory of its own",
         ));
     }
     Ok(outs.into_iter().map(|(range, _)| (range.start, range.end)).collect())
@@ -106,15 +102,21 @@ fn places_of_outputs(py: Python<'_>, all: &[Borrowed], rank: usize) -> PyResult<
 
 /// A `push_pull` of one key.
 pub(crate) struct Exchange {
-    key: Key,
+    pub(crate) key: Key,
     pub(crate) values: Vec<Tensor>,
     pub(crate) outs: Vec<Tensor>,
 }
 
 impl Exchange {
     /// Those of one call on this rank. Waits for what earlier calls have of their memory.
-    pub(crate) fn all(py: Python<'_>, borrowed: Vec<Borrowed>, keep: bool, rank: usize) -> PyResult<Vec<Self>> {
-        let written = places_of_outputs(py, &borrowed, rank)?;
+    pub(crate) fn all(
+        py: Python<'_>,
+        what: &str,
+        borrowed: Vec<Borrowed>,
+        keep: bool,
+        rank: usize,
+    ) -> PyResult<Vec<Self>> {
+        let written = places_of_outputs(py, what, &borrowed, rank)?;
         let is_written = |value: &Foreign| {
             let range = value.range();
             let before = written.partition_point(|(start, _)| *start < range.end);

@@ -11,6 +11,7 @@ use ringpull_base::{Tensor, waits};
 use ringpull_device::Devices;
 
 use crate::errors::raise;
+use crate::numbers::seconds;
 
 /// How often a wait asks whether the user has interrupted it.
 pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
@@ -74,20 +75,19 @@ impl Handle {
     /// kept one from being done. On a device whose library's stream is known they are done in the order of
     /// that stream.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+    fn wait(&self, py: Python<'_>, #[pyo3(from_py_with = seconds)] timeout: Option<Duration>) -> PyResult<bool> {
         self.check(py)?;
-        let limit = timeout.map(|seconds| Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
         let begun = Instant::now();
         let _wait = waits::wait();
         let mut outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();
         let mut since_ns = None;
         while !outs.is_empty() {
-            let left = limit.map_or(SIGNALS, |limit| limit.saturating_sub(begun.elapsed()).min(SIGNALS));
+            let left = timeout.map_or(SIGNALS, |limit| limit.saturating_sub(begun.elapsed()).min(SIGNALS));
             py.detach(|| drop_done(&mut outs, left, &mut since_ns)).map_err(|error| raise(py, &error))?;
             if outs.is_empty() {
                 break;
             }
-            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            if timeout.is_some_and(|limit| begun.elapsed() >= limit) {
                 if let Some(since_ns) = since_ns {
                     // Who writes the output, and for which key, cannot be known yet.
                     timeline::record(Phase::Wait, || timeline::RESULTS, since_ns, 0);

@@ -14,6 +14,7 @@ mod foreign;
 mod handle;
 mod interpreter;
 mod last_words;
+mod numbers;
 mod place;
 mod store;
 
@@ -71,7 +72,11 @@ fn record_wait(since_ns: u64) {
 
 /// The rows of each worker, as pairs of a start and an end.
 #[pyfunction]
-fn split(py: Python<'_>, len: usize, work_load_list: Vec<f64>) -> PyResult<Vec<(usize, usize)>> {
+fn split(
+    py: Python<'_>,
+    #[pyo3(from_py_with = numbers::number)] len: usize,
+    work_load_list: Vec<f64>,
+) -> PyResult<Vec<(usize, usize)>> {
     let parts = ringpull::split(len, &work_load_list).map_err(|error| errors::raise(py, &error))?;
     Ok(parts.into_iter().map(|part| (part.start, part.end)).collect())
 }

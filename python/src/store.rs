@@ -1,7 +1,9 @@
 //! A store as `ringpull/kvstore.py` uses it: one key a call, but for `push_pull`.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
@@ -18,10 +20,11 @@ use ringpull_kernels::optim::Optimizer;
 
 use crate::array::Array;
 use crate::errors::{argument, raise};
-use crate::exchange::{Borrowed, Exchange, Pairs, outputs};
+use crate::exchange::{Borrowed, Exchange, Pairs};
 use crate::foreign::{Access, Foreign};
 use crate::handle::Handle;
 use crate::interpreter;
+use crate::numbers::{any_text, number, numbers, text};
 
 /// A key-value store; `ringpull.KVStore` is what users see of it.
 #[pyclass(frozen, module = "ringpull._native")]
@@ -81,8 +84,19 @@ fn detached<T: Send>(py: Python<'_>, store: &KvStore, work: impl FnOnce(&KvStore
 
 /// The same without a store.
 pub(crate) fn interruptible<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    let outcome = py.detach(|| waits::interruptible(is_interrupted, work));
+    // A panic would be `PanicException`, which is no `Exception`: programs do not expect it, and cannot say why.
+    let guarded = || {
+        let found = catch_unwind(AssertUnwindSafe(|| waits::interruptible(is_interrupted, work)));
+        found.unwrap_or_else(|panic| Err(Error::bug(format!("a call has failed: {}", words_of(&*panic)))))
+    };
+    let outcome = py.detach(guarded);
     outcome.map_err(|error| RAISED.take().unwrap_or_else(|| raise(py, &error)))
+}
+
+/// The message of a panic.
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_owned())
 }
 
 thread_local! {
@@ -101,10 +115,11 @@ fn is_interrupted() -> bool {
 pub(crate) fn key_of(object: &Bound<'_, PyAny>) -> PyResult<Key> {
     let py = object.py();
     if let Ok(name) = object.cast::<PyString>() {
-        return Ok(Key::from(name.to_str()?));
+        let name = text(name)?;
+        return Ok(Key::from(name.as_str()));
     }
     if object.is_instance_of::<PyInt>() && !object.is_instance_of::<PyBool>() {
-        return Ok(Key::from(object.extract::<i64>()?));
+        return Ok(Key::from(number::<i64>(object)?));
     }
     let what = format!("unexpected type for keys: {}", object.get_type().name()?);
     Err(argument(py, what, "keys are integers or strings"))
@@ -176,9 +191,9 @@ pub(crate) fn serve_if_it_is_one(py: Python<'_>, kind: &str) -> PyResult<()> {
 #[pymethods]
 impl Store {
     #[new]
-    fn new(py: Python<'_>, kind: &str) -> PyResult<Self> {
-        serve_if_it_is_one(py, kind)?;
-        let created = interruptible(py, || ringpull::create(kind))?;
+    fn new(py: Python<'_>, #[pyo3(from_py_with = text)] kind: String) -> PyResult<Self> {
+        serve_if_it_is_one(py, &kind)?;
+        let created = interruptible(py, || ringpull::create(&kind))?;
         let (kind, rank, num_workers) = (created.kind().name(), created.rank(), created.num_workers());
         Ok(Store { kind, rank, num_workers, process: Process::this(), inner: RwLock::new(Some(Arc::new(created))) })
     }
@@ -259,7 +274,7 @@ impl Store {
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         values: Vec<Bound<'_, PyAny>>,
-        priority: i32,
+        #[pyo3(from_py_with = number)] priority: i32,
     ) -> PyResult<()> {
         self.reporting(py, |store| {
             let (key, devices) = (key_of(key)?, store.devices());
@@ -281,7 +296,7 @@ impl Store {
         py: Python<'_>,
         values: Pairs<'_>,
         outs: Option<Pairs<'_>>,
-        priority: i32,
+        #[pyo3(from_py_with = number)] priority: i32,
         keep: bool,
     ) -> PyResult<Handle> {
         self.reporting(py, |store| {
@@ -293,21 +308,25 @@ impl Store {
                 .filter(|(_, (_, values))| !values.is_empty())
                 .map(|(index, (key, values))| Borrowed::of(key_of(key)?, values, outs_of(index), devices))
                 .collect::<PyResult<Vec<_>>>()?;
-            let exchanges = Exchange::all(py, borrowed, keep, store.rank())?;
+            let exchanges = Exchange::all(py, "pushpull", borrowed, keep, store.rank())?;
             detached(py, store, |store| exchanges.iter().try_for_each(|each| each.make(store, priority)))?;
             let (outs, values): (Vec<_>, Vec<_>) = exchanges.into_iter().map(|each| (each.outs, each.values)).unzip();
             Ok(Handle::new(outs.into_iter().flatten().collect(), values.into_iter().flatten(), devices.cloned()))
         })
     }
 
-    fn pull(&self, py: Python<'_>, key: &Bound<'_, PyAny>, outs: Vec<Bound<'_, PyAny>>, priority: i32) -> PyResult<()> {
+    /// Several keys with their outputs, each when the one before it is done.
+    fn pull(&self, py: Python<'_>, outs: Pairs<'_>, #[pyo3(from_py_with = number)] priority: i32) -> PyResult<()> {
         self.reporting(py, |store| {
-            let (key, devices) = (key_of(key)?, store.devices());
-            let outs = outputs(&key, &outs, devices)?.into_iter().map(|out| out.into_tensor(py));
-            let outs = outs.collect::<PyResult<Vec<Tensor>>>()?;
+            let devices = store.devices();
+            let borrowed = outs.iter().map(|(key, outs)| Borrowed::of(key_of(key)?, &[], Some(outs), devices));
+            let exchanges = Exchange::all(py, "pull", borrowed.collect::<PyResult<_>>()?, true, store.rank())?;
             detached(py, store, |store| {
-                store.pull(key, &outs, priority)?;
-                devices.map_or(Ok(()), |devices| outs.iter().try_for_each(|out| devices.settle(out)))
+                for Exchange { key, outs, .. } in &exchanges {
+                    store.pull(key.clone(), outs, priority)?;
+                    devices.map_or(Ok(()), |devices| outs.iter().try_for_each(|out| devices.settle(out)))?;
+                }
+                Ok(())
             })
         })
     }
@@ -318,8 +337,8 @@ impl Store {
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         values: Vec<(Vec<i64>, Bound<'_, PyAny>)>,
-        shape: Vec<usize>,
-        priority: i32,
+        #[pyo3(from_py_with = numbers)] shape: Vec<usize>,
+        #[pyo3(from_py_with = number)] priority: i32,
     ) -> PyResult<()> {
         self.reporting(py, |store| {
             let key = key_of(key)?;
@@ -337,9 +356,9 @@ impl Store {
         &self,
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
-        ids: Vec<i64>,
+        #[pyo3(from_py_with = numbers)] ids: Vec<i64>,
         out: &Bound<'_, PyAny>,
-        priority: i32,
+        #[pyo3(from_py_with = number)] priority: i32,
     ) -> PyResult<()> {
         self.reporting(py, |store| {
             let key = key_of(key)?;
@@ -350,25 +369,25 @@ impl Store {
 
     /// The error of other workers that wait for this one, if it ends now. Does nothing if the store was
     /// closed.
-    fn report_failure(&self, py: Python<'_>, why: &str) {
+    fn report_failure(&self, py: Python<'_>, #[pyo3(from_py_with = any_text)] why: String) {
         if let Ok(store) = self.open(py) {
-            py.detach(|| store.report_failure(why));
+            py.detach(|| store.report_failure(&why));
         }
     }
 
     /// Sets an optimizer written as `sgd,lr=0.1,momentum=0.9`, with factors of keys.
-    #[pyo3(signature = (text, sharded=false, lr_mult=None, wd_mult=None))]
+    #[pyo3(signature = (optimizer, sharded=false, lr_mult=None, wd_mult=None))]
     fn set_optimizer(
         &self,
         py: Python<'_>,
-        text: &str,
+        #[pyo3(from_py_with = text)] optimizer: String,
         sharded: bool,
         lr_mult: Option<&Bound<'_, PyMapping>>,
         wd_mult: Option<&Bound<'_, PyMapping>>,
     ) -> PyResult<()> {
         let (lr_mult, wd_mult) = (factors(lr_mult)?, factors(wd_mult)?);
         self.with(py, |store| {
-            let optimizer = Optimizer { lr_mult, wd_mult, ..text.parse::<Optimizer>()? };
+            let optimizer = Optimizer { lr_mult, wd_mult, ..optimizer.parse::<Optimizer>()? };
             if sharded { store.set_sharded_optimizer(&optimizer) } else { store.set_optimizer(&optimizer) }
         })
     }
@@ -420,7 +439,7 @@ impl Store {
         py: Python<'_>,
         key: &Bound<'_, PyAny>,
         operation: &str,
-        shape: Vec<usize>,
+        #[pyo3(from_py_with = numbers)] shape: Vec<usize>,
         dtype: &str,
     ) -> PyResult<()> {
         let key = key_of(key)?;

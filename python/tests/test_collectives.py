@@ -83,3 +83,9 @@ def test_whoever_waits_is_told_what_went_wrong(fault):
 def test_every_element_type_travels_and_is_reduced_where_that_makes_sense():
     done = well(mpi(2, HERE / "jobs/element_types.py"))
     assert [printed.out for printed in done.ranks] == ["rank 0 is done\n", "rank 1 is done\n"], f"{done}"
+
+
+@pytest.mark.parametrize(("ranks", "case"), [(2, "groups"), (1, "numbers")])
+def test_arguments_that_cannot_be_right_are_errors_that_say_so(ranks, case):
+    done = well(mpi(ranks, HERE / "jobs/arguments.py", case))
+    assert all(printed.out.endswith(" is done\n") for printed in done.ranks), f"{done}"

@@ -236,7 +236,8 @@ impl Communicator {
         })
     }
 
-    /// Several allreduces that are called together: one handle each.
+    /// Several allreduces as one operation: one handle each. An input may be the output of another, which is
+    /// written when the input has been read.
     pub fn grouped_allreduce(
         &self,
         inputs: &[Tensor],
@@ -247,7 +248,35 @@ impl Communicator {
             let what = format!("{} tensors have {} sets of options", inputs.len(), options.len());
             return Err(Error::argument(what, "give one for each tensor"));
         }
+        let inputs = self.apart_from_outputs("grouped_allreduce", inputs, options)?;
         inputs.iter().zip(options).map(|(input, options)| self.allreduce(input, reduction, options)).collect()
+    }
+
+    /// The inputs of calls that are one: an input whose memory another call of them writes is copied. An error if
+    /// two outputs share memory, which cannot hold both results.
+    fn apart_from_outputs(&self, what: &str, inputs: &[Tensor], options: &[CallOptions]) -> Result<Vec<Tensor>> {
+        let outs: Vec<(usize, &Tensor)> =
+            options.iter().enumerate().filter_map(|(at, options)| Some((at, options.out.as_ref()?))).collect();
+        let share = |one: &Tensor, other: &Tensor| one.is_same(other) || one.overlaps(other);
+        for (place, (at, out)) in outs.iter().enumerate() {
+            if let Some((other, _)) = outs[..place].iter().find(|(_, other)| share(other, out)) {
+                return Err(Error::argument(
+                    format!(
+                        "{what} on rank {}: outputs {other} and {at} share memory, which cannot hold both results",
+                        self.place
+                    ),
+                    "give each output memory of its own",
+                ));
+            }
+        }
+        let apart = |(at, input): (usize, &Tensor)| {
+            if !outs.iter().any(|(other, out)| *other != at && share(out, input)) {
+                return Ok(input.clone());
+            }
+            let copy = Buffer::try_copy_of(input.read()?.bytes(), "the copy of an input")?;
+            Ok(Tensor::from_buffer(input.dtype(), input.shape(), copy))
+        };
+        inputs.iter().enumerate().map(apart).collect()
     }
 
     /// This rank's rows of the sum of all ranks' `input`, or of what else the reduction makes of them. The

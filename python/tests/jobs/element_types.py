@@ -113,11 +113,35 @@ def with_torch():
     same(hvd.allreduce(mine * 2), mine * 2)
     same(hvd.allgather(mine[:1]), torch.ones(size, dtype=torch.cfloat))
     raises(ValueError, ["of w", "no max of complex64"], hvd.allreduce, mine, op=hvd.Max, name="w")
+    with_optimizers(torch, hvd)
     quantised = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8)
     try:
         hvd.broadcast_parameters({"q": quantised}, 0)
     except Exception as error:
         assert "parameter 'q'" in str(error) and "quint8" in str(error), error
+
+
+def with_optimizers(torch, hvd):
+    """Complex weights, by both wrappers, as one process trains them on the average gradient."""
+    import ringpull.torch
+
+    def trained(scale, wrap):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+        optimizer = wrap(torch.optim.SGD([weight], lr=0.1), weight)
+        for _ in range(3):
+            optimizer.zero_grad()
+            ((weight * scale).abs() ** 2).sum().backward()
+            optimizer.step()
+        return weight.detach()
+
+    wanted = trained((sum((one + 1) ** 2 for one in range(size)) / size) ** 0.5, lambda optimizer, _: optimizer)
+    for wrap in (
+        lambda optimizer, _: ringpull.torch.DistributedOptimizer(optimizer, "dist_sync_mpi"),
+        lambda optimizer, weight: hvd.DistributedOptimizer(optimizer, named_parameters=[("w", weight)]),
+    ):
+        found = trained(rank + 1, wrap)
+        assert torch.allclose(found, wanted), (found, wanted)
 
 
 def in_a_store():

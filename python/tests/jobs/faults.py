@@ -126,7 +126,7 @@ def ends_by_argument():
     store.pushpull("a", ones.copy())
     if rank == last:
         try:
-            store.push("a", np.ones(4, np.complex64))
+            store.push("a", np.ones(4, np.uint16))
         finally:
             sys.exit(3)
     store.pushpull("a", ones.copy())
