@@ -139,7 +139,11 @@ class _Placeholders:
 
     def _value(self, kind: str, name: str) -> list[str]:
         if name in self.given:
-            return [_text(self.given[name])]
+            value = _text(self.given[name])
+            if kind.endswith("Path") and "/" not in value:
+                names = ", ".join(PATHS)
+                raise ValueError(f"train_parameters gives {name!r} the path {value!r}, which is no input of this step\n  hint: write one of {names}, or a path with /")
+            return [value]
         if kind == "inputValue" and name in self.defaults:
             return [_text(self.defaults[name])]
         if kind.startswith("input") and name in self.optional:

@@ -128,6 +128,9 @@ def test_a_parameter_that_names_an_input_stands_for_it():
     words = kubeflow.train_command(PLACEHOLDERS, given, inputs)
     assert words == ["python3", "train.py", "--data=/train/a/0.5", "--note", "monkey", "monkey", "--model", "/train/m"]
     assert kubeflow.train_command("train", {"data": "train_dataset_dir"}, inputs) == ["train", "--data", "/train/a"]
+    # A wrong name is no folder.
+    with pytest.raises(ValueError, match="'data' the path 'train_data_dir', .*\n  hint: write one of train_dataset_dir, "):
+        kubeflow.train_command(PLACEHOLDERS, given | {"data": "train_data_dir"}, inputs)
     with pytest.raises(ValueError, match="validation_dataset_dir.*\n  hint: give train_comp validation_dataset_dir too"):
         kubeflow.train_command("train", {"val": "validation_dataset_dir"}, inputs)
 
