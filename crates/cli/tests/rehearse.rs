@@ -14,11 +14,7 @@ fn rehearse(options: &str, faults: &str, program: &[&str]) -> (Output, Vec<Value
     std::fs::write(&file, faults).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
     command.arg("rehearse").args(options.split(' ')).arg("--faults").arg(&file).arg("--out").arg(folder.path());
-    command
-        .args(["--format", "json", "--"])
-        .args(program)
-        .env("RINGPULL_SILENCE", "2")
-        .stdin(Stdio::null());
+    command.args(["--format", "json", "--"]).args(program).env("RINGPULL_SILENCE", "2").stdin(Stdio::null());
     let output = command.output().unwrap();
     let jobs = serde_json::from_slice::<Value>(&output.stdout)
         .map_or(Vec::new(), |mut all| all["jobs"].as_array_mut().map(std::mem::take).unwrap_or_default());
