@@ -129,7 +129,7 @@ fn the_users_environment_reaches_other_hosts_but_what_belongs_to_this_one() {
         }
         let options = ["-n", "2", "-s", servers, "-H", "ann@127.0.0.2,bob@127.0.0.3"];
         let (seen, said) = job(folder.path(), shell, &options, &variables, says);
-        let of_others: Vec<&String> = seen.iter().filter(|text| text.contains("@")).collect();
+        let of_others: Vec<&String> = seen.iter().filter(|text| text.contains('@')).collect();
         assert_eq!(of_others.len(), 2 + servers.parse::<usize>().unwrap(), "{seen:?} {said}");
         for text in of_others {
             assert!(text.starts_with(&expected), "{text:?} {said}");
