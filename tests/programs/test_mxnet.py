@@ -94,8 +94,8 @@ def folder(tmp_path_factory):
         written.write_idx(21 + person, mx.recordio.pack(mx.recordio.IRHeader(2, [first, first + 4], 0, 0), b""))
     written.close()
     for name in ("avazu-app", "avazu-app.t"):
-        # Lines of one length: MXNet divides a file among workers by its bytes, and its servers hang if that gives one more batches.
-        found = [np.sort(draw.choice(900000, 5, replace=False)) + 100000 for _ in range(64)]
+        # MXNet divides a file among workers by its bytes, up to a line, and its servers hang if one has more batches.
+        found = [np.sort(draw.choice(900000, 5, replace=False)) + 100000 for _ in range(72)]
         lines = [f"{draw.randint(0, 2)} " + " ".join(f"{index}:1" for index in row) for row in found]
         (data / name).write_text("\n".join(lines) + "\n")
     return made
