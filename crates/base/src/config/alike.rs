@@ -96,11 +96,7 @@ mod tests {
                 "rank 1 has 4096",
                 Config { segment_is_fixed: true, segment_bytes: 4096, ..plain.clone() },
             ),
-            (
-                "RINGPULL_ALGORITHM",
-                "rank 1 has late:7",
-                Config { algorithm: "late:7".parse().unwrap(), ..plain.clone() },
-            ),
+            ("RINGPULL_ALGORITHM", "rank 1 has ring", Config { algorithm: "ring".parse().unwrap(), ..plain.clone() }),
             (
                 "RINGPULL_FUSION_BYTES",
                 "ranks 0, 2 have unset; rank 1 has 0",
