@@ -1,6 +1,7 @@
 //! Ctrl-C, SIGTERM and SIGHUP, for code that must clean up before it ends.
 //!
-//! While an [`Interrupt`] lives, these signals are only counted. Otherwise they end the process as usual.
+//! While an [`Interrupt`] lives, these signals are only counted. Otherwise they end the process as usual. A
+//! SIGHUP that the process was started to ignore, as by `nohup`, stays ignored.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -60,7 +61,8 @@ impl Drop for Interrupt {
 }
 
 fn start() -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
             LAST.store(signal, Ordering::SeqCst);
@@ -73,4 +75,12 @@ fn start() -> std::io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// Whether this process ignores a signal, as one that `nohup` has started does.
+pub(crate) fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    ignored >> (signal - 1) & 1 == 1
 }

@@ -457,7 +457,7 @@ fn write_agent(text: &str) -> Result<TempDir> {
 mod tests {
     use super::*;
     use crate::launch::host::placed;
-    use crate::launch::hostfile::Hosts;
+    use crate::launch::hostfile::HostList;
 
     #[test]
     fn the_last_variable_of_a_name_counts_and_goes_by_its_name_if_its_value_is_here() {
@@ -480,7 +480,7 @@ mod tests {
 
     #[test]
     fn a_host_that_mpirun_would_not_understand_has_an_address_that_nobody_has() {
-        let hosts = |list: &str| placed(Hosts::of(list.as_ref()).read().unwrap(), None);
+        let hosts = |list: &str| placed(HostList::of(list.as_ref()).read().unwrap(), None);
         let names = |list| names_of(&hosts(list).into_iter().map(|(host, _)| host).collect::<Vec<_>>());
         let list = "a.x.invalid b.x.invalid localhost ann@localhost [fd00:9::1] a.x.invalid:1 port=222";
         let expected = ["a.x.invalid", "b.x.invalid", "localhost", "240.0.0.3", "240.0.0.4", "240.0.0.5"];

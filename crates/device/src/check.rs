@@ -99,8 +99,10 @@ fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool, len:
         let mut reads = vec![values(dtype, len, 4, |value| value / 8.0), values(dtype, len, 5, |value| value / 8.0)];
         let mut lengths = vec![weight_bytes];
         for slot in 0..optimizer.slots(dtype) {
-            // Before the first update the slots are zero; a variance is never negative.
-            let filled = if updates == 0 { Buffer::zeroed(slot_bytes) } else { values(real, len, slot, f64::abs) };
+            // Before the first update the slots are zero. A variance is not negative: the first slot may be the
+            // mean of squares, which is more than the square of the mean in the others.
+            let of = if slot == 0 { |value: f64| value.abs() + 1.0 } else { |value: f64| value.abs() / 1024.0 };
+            let filled = if updates == 0 { Buffer::zeroed(slot_bytes) } else { values(real, len, slot, of) };
             reads.push(filled);
             lengths.push(slot_bytes);
         }

@@ -20,7 +20,9 @@ class StoredOptimizer:
     def __init__(self, optimizer: Any, kind: str) -> None:
         self.optimizer = optimizer
         self._kind = kind
+        #: The factors of the keys that the store had at the last change.
         self._factors: dict[str, dict[int | str, float]] = {"lr_mult": {}, "wd_mult": {}}
+        self._keys: set[int | str] = set()
 
     def at_push(self, key: int | str, keys: Collection[int | str]) -> optimizers.Optimizer:
         """The optimizer as it is for the next push of ``key``, with the factors of all ``keys`` of the store."""
@@ -28,8 +30,9 @@ class StoredOptimizer:
         if isinstance(optimizer, optimizers.Optimizer):
             return optimizer
         optimizer._update_count(key)
-        if any(own.get(key, 1.0) != _factor(optimizer, name, key) for name, own in self._factors.items()):
-            # Those of all keys at once: each change is sent, and waits for the pushes before it.
+        if key not in self._keys or any(own.get(key, 1.0) != _factor(optimizer, name, key) for name, own in self._factors.items()):
+            # Those of all keys at once, whichever is pushed first: every worker sends the same changes.
+            self._keys = set(keys)
             self._factors = {
                 name: {one: factor for one in keys if (factor := _factor(optimizer, name, one)) != 1.0} for name in self._factors
             }

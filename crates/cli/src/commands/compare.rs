@@ -19,7 +19,7 @@ use crate::compare::{Comparison, Environment, Setup, published, report, results,
 use crate::lab::{HostRate, Racks, Shape};
 use crate::late::Late;
 use crate::launch::host::quote;
-use crate::launch::hostfile::Hosts;
+use crate::launch::hostfile::HostList;
 use crate::layers;
 use crate::link::LinkRate;
 use crate::mode::{Mode, Placement};
@@ -240,7 +240,7 @@ fn modes(args: &CompareArgs) -> Result<Vec<Variant>> {
     }
     let workers = match (emulated(args), &args.hostfile) {
         (Some(hosts), _) => hosts,
-        (None, Some(file)) => Hosts::of(file).read()?.len(),
+        (None, Some(file)) => HostList::of(file).read()?.len(),
         (None, None) => args.local.unwrap_or(LOCAL_WORKERS),
     };
     let shared = |servers| Mode::Servers { sync: true, servers, placement: Placement::Shared };

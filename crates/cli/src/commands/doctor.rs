@@ -11,7 +11,7 @@ use super::{FAILURE, SUCCESS, Status};
 use super::{Format, print, to_json_line};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::launch::SshHost;
-use crate::launch::hostfile::Hosts;
+use crate::launch::hostfile::HostList;
 use crate::progress::Progress;
 use crate::text::{grid, several};
 
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
     let progress = config::is_first_rank().then(|| Progress::start("looking at this host"));
-    let hosts = args.hostfile.as_deref().map(|option| Hosts::of(option).read()).transpose()?;
+    let hosts = args.hostfile.as_deref().map(|option| HostList::of(option).read()).transpose()?;
     let findings: Vec<Finding> = match hosts.filter(|hosts| !hosts.iter().all(SshHost::is_here)) {
         Some(hosts) => {
             if let Some(progress) = &progress {

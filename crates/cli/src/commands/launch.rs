@@ -16,7 +16,7 @@ use crate::launch::batch::{Batch, BatchJob};
 use crate::launch::elastic::discovery::{Discovery, Source};
 use crate::launch::elastic::{Cooldown, Elastic};
 use crate::launch::host::placed;
-use crate::launch::hostfile::Hosts;
+use crate::launch::hostfile::HostList;
 use crate::launch::yarn::{Cluster, YarnJob};
 use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, by_mpi, remote};
 use crate::mpirun::Mpirun;
@@ -399,7 +399,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
             let slots = config::text("OMPI_MCA_orte_set_default_slots").and_then(|slots| slots.parse().ok());
             Source::Script(script.clone(), slots.filter(|slots| *slots > 0).unwrap_or(1))
         }
-        (None, Some(file)) => Source::Hosts(Hosts::of(file)),
+        (None, Some(file)) => Source::Hosts(HostList::of(file)),
         (None, None) if in_lab => lab_hosts().map(|_| Source::Lab)?,
         (None, None) => Source::Here(most.unwrap_or(first)),
     };
@@ -556,7 +556,7 @@ fn read_hosts(args: &LaunchArgs, launcher: Launcher) -> Result<Vec<(Host, usize)
             "leave out -H, or choose --launcher ssh or --launcher mpi",
         ));
     }
-    let list = Hosts::of(option);
+    let list = HostList::of(option);
     let mut hosts = placed(list.read()?, args.ssh_port);
     let mut others: Vec<&mut SshHost> = hosts.iter_mut().filter_map(|(host, _)| host.by_ssh_mut()).collect();
     let names: Vec<SshHost> = others.iter().map(|host| (**host).clone()).collect();

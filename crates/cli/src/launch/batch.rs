@@ -18,7 +18,7 @@ use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
-use super::control::{Control, Ending, Reach};
+use super::control::{Control, Ending, RankHosts};
 use super::host::{quote, working_folder};
 use super::{Sink, Spec, Variables, by_mpi, wrapper};
 use crate::child::{self, code_of};
@@ -78,7 +78,9 @@ impl BatchJob {
     pub(crate) fn run(&self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
         let folder = working_folder()?;
-        let meet = folder.join(format!(".ringpull-meet-{}", std::process::id()));
+        // A name that nobody else has: one made of a process's number may be there from a launcher that was killed.
+        let meeting = put("", ".ringpull-meet-", &folder)?;
+        let meet = meeting.path();
         let secret = config::secret_or_new()?;
         // Dropping them removes the files.
         let file =
@@ -86,18 +88,17 @@ impl BatchJob {
         let job = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
         let script = match self.batch {
             Batch::Slurm => None,
-            Batch::Sge { .. } => Some(put(&job.sge_script(&meet), ".ringpull-job-", &folder)?),
+            Batch::Sge { .. } => Some(put(&job.sge_script(meet), ".ringpull-job-", &folder)?),
         };
         if self.batch == Batch::Slurm {
             let sink = if self.is_tagged { Sink::Tagged } else { Sink::Plain };
-            let control = Control::listen(Reach::Anywhere, secret, sink, Box::new(|_| ()))?;
+            let control = Control::listen(RankHosts::Anywhere, secret, sink, Box::new(|_| ()))?;
             let wrapper = control.words_before(&job.name())?;
-            let words = job.words(&meet, (process_manager(), &wrapper), None);
+            let words = job.words(meet, (process_manager(), &wrapper), None);
             let end = job.run_srun(&words, &control, &interrupt);
-            remove(&meet)?;
             return end;
         }
-        let words = job.words(&meet, ("", &[]), script.as_ref().map(NamedTempFile::path));
+        let words = job.words(meet, ("", &[]), script.as_ref().map(NamedTempFile::path));
         let mut command = Command::new(&words[0]);
         if file.is_some() {
             command.env_remove(config::SECRET);
@@ -108,7 +109,6 @@ impl BatchJob {
             forward();
             false
         })?;
-        remove(&meet)?;
         // qsub ends with 1 after a signal.
         Ok(interrupt.signal().map_or(code_of(status), |signal| 128 + signal))
     }
@@ -130,7 +130,7 @@ impl BatchJob {
             }
             false
         })?;
-        control.finish();
+        control.finish(interrupt);
         let code = control.first_failure().unwrap_or_else(|| code_of(status));
         Ok(interrupt.signal().map_or(code, |signal| 128 + signal))
     }
@@ -269,13 +269,6 @@ fn start(command: &mut Command, words: &[OsString]) -> Result<Child> {
             "run this on a host of the cluster, or choose another --launcher",
         )
     })
-}
-
-fn remove(meet: &Path) -> Result<()> {
-    if meet.exists() {
-        std::fs::remove_file(meet).map_err(|cause| Error::io("remove", meet.display(), &cause))?;
-    }
-    Ok(())
 }
 
 /// The words by which Python does not hold back lines that go into a pipe.

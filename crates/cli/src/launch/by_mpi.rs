@@ -18,7 +18,7 @@ use ringpull_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
-use super::control::{Control, Ending, OnLine, Reach};
+use super::control::{Control, Ending, OnLine, RankHosts, is_enough};
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE, code_of};
@@ -30,33 +30,33 @@ use crate::mpirun::{MpiCommand, Mpirun, Ranks};
 /// error if it does not end after its ranks on this host have ended.
 pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
-    let job = Job::new(spec, Some(hosts), sink, Box::new(|_| ()))?;
+    let job = MpiJob::new(spec, Some(hosts), sink, Box::new(|_| ()))?;
     let ready = Mpirun::find()?.command_of_parts(hosts, &job.parts)?;
     job.run(ready, &interrupt, Some(hosts))
 }
 
 /// The processes of a job, and the connections that they will make.
-pub(super) struct Job {
+pub(super) struct MpiJob {
     pub(super) parts: Vec<Ranks>,
     control: Control,
     /// The scheduler's, which is claimed until the job has ended.
     _port: Option<Port>,
 }
 
-impl Job {
+impl MpiJob {
     /// A job on these hosts, or on hosts that somebody else chooses. `on_line` gets each line that `mpirun`
     /// and its processes write to stderr.
     pub(super) fn new(spec: &Spec, hosts: Option<&[Host]>, sink: Sink, on_line: OnLine) -> Result<Self> {
-        let reach = hosts.map_or(Reach::Anywhere, Reach::Hosts);
+        let reach = hosts.map_or(RankHosts::Anywhere, RankHosts::Hosts);
         let control = Control::listen(reach, config::secret_or_new()?, sink, on_line)?;
         let (parts, port) = parts(spec, hosts.unwrap_or_default(), &control)?;
-        Ok(Job { parts, control, _port: port })
+        Ok(MpiJob { parts, control, _port: port })
     }
 
     /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
     /// this program knows.
     pub(super) fn run(self, mut ready: MpiCommand, interrupt: &Interrupt, hosts: Option<&[Host]>) -> Result<i32> {
-        let Job { parts, control, _port } = self;
+        let MpiJob { parts, control, _port } = self;
         // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
         ready.command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         ready.command.env(config::SECRET, control.secret.reveal());
@@ -84,15 +84,16 @@ impl Job {
             let is_stuck = childless.as_mut().is_some_and(Childless::is_stuck) && !control.is_any_running();
             (hangs || is_stuck) && output.is_idle()
         })?;
-        control.finish();
-        output.finish(&control);
+        control.finish(interrupt);
+        output.finish(&control, interrupt);
         let of_ranks = control.code_of_all(parts.iter().map(|part| part.count).sum());
         if let Some(signal) = interrupt.signal() {
             return Ok(128 + signal);
         }
         match status.code() {
             None if killed => of_ranks.ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() }),
-            _ => Ok(code_of(status)),
+            // MPICH's `mpiexec` ends with the codes of all ranks together.
+            _ => Ok(control.first_failure().filter(|_| !status.success()).unwrap_or_else(|| code_of(status))),
         }
     }
 }
@@ -174,9 +175,13 @@ impl Output {
     }
 
     /// Waits for what is left. A process that the job has left behind may hold the pipes for ever.
-    fn finish(&self, control: &Control) {
+    fn finish(&self, control: &Control, interrupt: &Interrupt) {
+        let ended = Instant::now();
         let mut until = Instant::now() + LAST_LINES;
-        while !self.readers.iter().all(JoinHandle::is_finished) && Instant::now() < until {
+        while !self.readers.iter().all(JoinHandle::is_finished)
+            && Instant::now() < until
+            && !is_enough(interrupt, ended)
+        {
             if control.printer.is_busy() {
                 until = Instant::now() + LAST_LINES;
             }

@@ -33,6 +33,11 @@ pub(super) enum Frame {
 /// The order that a rank's side may end, as its rank did. Every other order is the number of a signal.
 pub(super) const LEAVE: u8 = 0;
 
+/// Seconds without a byte after which a connection is probed, seconds between two probes, and how many go
+/// unanswered before it counts as broken: firewalls forget connections after some minutes.
+const KEEP_IDLE: Duration = Duration::from_secs(60);
+const KEEP_INTERVAL: Duration = Duration::from_secs(15);
+const KEEP_PROBES: u32 = 8;
 /// How long either side waits for the other's proof.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long an address may be silent.
@@ -62,13 +67,6 @@ impl Stream {
         Err(failure)
     }
 
-    pub(super) fn try_clone(&self) -> Result<Self> {
-        match self {
-            Stream::Tcp(stream) => stream.try_clone().map(Stream::Tcp),
-            Stream::Unix(stream) => stream.try_clone().map(Stream::Unix),
-        }
-    }
-
     pub(super) fn shutdown(&self) {
         let done = match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -85,6 +83,9 @@ impl Stream {
                 stream.set_nodelay(true)?;
                 // A firewall forgets connections that say nothing for long.
                 rustix::net::sockopt::set_socket_keepalive(stream, true)?;
+                rustix::net::sockopt::set_tcp_keepidle(stream, KEEP_IDLE)?;
+                rustix::net::sockopt::set_tcp_keepintvl(stream, KEEP_INTERVAL)?;
+                rustix::net::sockopt::set_tcp_keepcnt(stream, KEEP_PROBES)?;
                 stream.set_read_timeout(patience)
             }
             Stream::Unix(stream) => stream.set_read_timeout(patience),

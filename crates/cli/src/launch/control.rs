@@ -28,6 +28,8 @@ pub(super) const GRACE: Duration = Duration::from_secs(25);
 const KILL_AFTER: Duration = Duration::from_secs(3);
 /// How long the last output of a job that has ended may be silent.
 const LAST_LINES: Duration = Duration::from_secs(2);
+/// The time between two attempts to take a connection.
+const RETRY: Duration = Duration::from_millis(50);
 const LOOPBACK: &str = "127.0.0.1";
 /// Variables by which a batch system says that `mpirun` has hosts of its own.
 const ALLOCATIONS: [&str; 4] = ["SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE"];
@@ -37,7 +39,7 @@ pub(super) type OnLine = Box<dyn FnMut(&str) + Send>;
 
 /// Where the ranks of a job are, which the launcher's address depends on.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Reach<'a> {
+pub(super) enum RankHosts<'a> {
     /// On hosts that this program knows, or on this one.
     Hosts(&'a [Host]),
     /// On hosts that somebody else chooses.
@@ -50,30 +52,39 @@ pub(super) struct Control {
     pub(super) printer: Printer,
     pub(super) sink: Sink,
     addresses: Vec<String>,
-    state: Arc<State>,
+    state: Arc<Connections>,
     /// Its end is that of `accepts`.
     ends: Option<UnixStream>,
     accepts: Option<JoinHandle<()>>,
     _folder: Option<TempDir>,
 }
 
-struct State {
-    ranks: Mutex<Ranks>,
+struct Connections {
+    ranks: Mutex<ConnectedRanks>,
     on_line: Mutex<OnLine>,
 }
 
 #[derive(Default)]
-struct Ranks {
-    all: Vec<Rank>,
+struct ConnectedRanks {
+    all: Vec<ConnectedRank>,
     readers: Vec<JoinHandle<()>>,
-    /// What all ranks were told, for those that come later.
-    told: Vec<u8>,
+    /// The orders until now, for ranks that come later.
+    told: Vec<(u8, Addressees)>,
     failure: Option<i32>,
     are_dismissed: bool,
 }
 
-struct Rank {
-    orders: Stream,
+/// The processes that an order is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Addressees {
+    All,
+    Workers,
+}
+
+struct ConnectedRank {
+    orders: Arc<Stream>,
+    /// Whether it is no server and no scheduler, which outlive the workers.
+    is_worker: bool,
     code: Option<i32>,
     /// Whether its connection has ended.
     is_gone: bool,
@@ -81,10 +92,10 @@ struct Rank {
 
 impl Control {
     /// Listens for the ranks of a job.
-    pub(super) fn listen(reach: Reach, secret: Secret, sink: Sink, on_line: OnLine) -> Result<Self> {
+    pub(super) fn listen(reach: RankHosts, secret: Secret, sink: Sink, on_line: OnLine) -> Result<Self> {
         let failed = |cause: std::io::Error| Error::io("listen", "for the job's ranks", &cause);
         let (listener, addresses, folder) = match reach {
-            Reach::Hosts(hosts) if hosts.iter().any(|host| matches!(host, Host::Lab(_))) => {
+            RankHosts::Hosts(hosts) if hosts.iter().any(|host| matches!(host, Host::Lab(_))) => {
                 // Emulated hosts have a network of their own, and this host's files.
                 let folder = tempfile::Builder::new().prefix("ringpull-").tempdir().map_err(failed)?;
                 let path = folder.path().join("launcher");
@@ -108,7 +119,7 @@ impl Control {
                 (Listener::Tcp(listener), addresses.collect(), None)
             }
         };
-        let state = Arc::new(State { ranks: Mutex::default(), on_line: Mutex::new(on_line) });
+        let state = Arc::new(Connections { ranks: Mutex::default(), on_line: Mutex::new(on_line) });
         let (ends, over) = UnixStream::pair().map_err(failed)?;
         let printer = Printer::start();
         let mut control =
@@ -116,9 +127,14 @@ impl Control {
         let (state, secret, feed) = (Arc::clone(&control.state), control.secret.clone(), control.printer.feed());
         control.accepts = Some(std::thread::spawn(move || {
             while is_next(&listener, &over) {
-                let Ok(stream) = listener.accept() else { continue };
+                let Ok(stream) = listener.accept() else {
+                    // Such as one more than this process may have open.
+                    std::thread::park_timeout(RETRY);
+                    continue;
+                };
+                let stream = Arc::new(stream);
                 let (secret, of_reader, feed) = (secret.clone(), Arc::clone(&state), feed.clone());
-                let reader = std::thread::spawn(move || of_reader.read(&stream, &secret, &feed));
+                let reader = std::thread::spawn(move || of_reader.read(stream, &secret, &feed));
                 state.lock().readers.push(reader);
             }
         }));
@@ -136,17 +152,22 @@ impl Control {
         move |line| state.on_line(line)
     }
 
-    /// Orders all ranks, and those that come later.
-    fn order(&self, order: u8) {
+    /// Orders all ranks, or the workers among them, and those that come later.
+    fn order(&self, order: u8, to: Addressees) {
         let mut ranks = self.state.lock();
-        ranks.told.push(order);
+        ranks.told.push((order, to));
         for rank in ranks.all.iter().filter(|rank| !rank.is_gone) {
-            rank.order(order);
+            rank.order(order, to);
         }
     }
 
-    pub(super) fn signal(&self, signal: Signal) {
-        self.order(u8::try_from(signal.as_raw()).unwrap_or(LEAVE));
+    pub(super) fn signal(&self, signal: Signal, to: Addressees) {
+        self.order(u8::try_from(signal.as_raw()).unwrap_or(LEAVE), to);
+    }
+
+    /// Whether a worker runs that has connected.
+    fn is_worker_running(&self) -> bool {
+        self.state.lock().all.iter().any(|rank| rank.is_worker && rank.code.is_none() && !rank.is_gone)
     }
 
     /// Whether a rank has connected.
@@ -169,7 +190,7 @@ impl Control {
     /// Lets the ranks' side end. What `mpirun` says of that means nothing.
     fn dismiss(&self) {
         self.state.lock().are_dismissed = true;
-        self.order(LEAVE);
+        self.order(LEAVE, Addressees::All);
     }
 
     /// A function that says whether the ranks' side was let go before `mpirun` had ended.
@@ -190,13 +211,19 @@ impl Control {
         self.state.lock().failure
     }
 
-    /// Ends what is left of a job whose `mpirun` has ended, and waits for its output.
-    pub(super) fn finish(&self) {
-        self.signal(Signal::KILL);
-        self.order(LEAVE);
+    /// Ends what is left of a job whose `mpirun` has ended, and waits for its output. An interrupted job waits
+    /// no longer than its grace for a reader of the output.
+    pub(super) fn finish(&self, interrupt: &Interrupt) {
+        let ended = Instant::now();
+        self.signal(Signal::KILL, Addressees::All);
+        self.order(LEAVE, Addressees::All);
         let mut until = Instant::now() + LAST_LINES;
         loop {
             if self.state.lock().readers.iter().all(JoinHandle::is_finished) {
+                return;
+            }
+            if is_enough(interrupt, ended) {
+                self.printer.give_up();
                 return;
             }
             if self.printer.is_busy() {
@@ -209,6 +236,12 @@ impl Control {
     }
 }
 
+/// Whether an interrupted job has waited long enough for a reader of its output since it ended: not at all after
+/// a second interrupt.
+pub(super) fn is_enough(interrupt: &Interrupt, ended: Instant) -> bool {
+    interrupt.count() > 1 || (interrupt.count() == 1 && ended.elapsed() > GRACE)
+}
+
 impl Drop for Control {
     fn drop(&mut self) {
         self.ends = None;
@@ -219,37 +252,42 @@ impl Drop for Control {
     }
 }
 
-impl Rank {
-    fn order(&self, order: u8) {
-        if let Err(cause) = (&mut &self.orders).write_all(&[order]) {
+impl ConnectedRank {
+    fn order(&self, order: u8, to: Addressees) {
+        if to == Addressees::Workers && !self.is_worker {
+            return;
+        }
+        if let Err(cause) = (&mut &*self.orders).write_all(&[order]) {
             tracing::debug!(%cause, "a rank takes no orders");
         }
     }
 }
 
-impl State {
-    fn lock(&self) -> MutexGuard<'_, Ranks> {
+impl Connections {
+    fn lock(&self) -> MutexGuard<'_, ConnectedRanks> {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads what one rank sends, to its end.
-    fn read(&self, stream: &Stream, secret: &Secret, feed: &Feed) {
-        if let Err(cause) = answer(stream, secret) {
+    fn read(&self, stream: Arc<Stream>, secret: &Secret, feed: &Feed) {
+        if let Err(cause) = answer(&stream, secret) {
             tracing::debug!(%cause, "a stranger has connected in place of a rank");
             return;
         }
-        let Ok(Frame::Name(name)) = Frame::receive(stream) else { return };
-        let Ok(orders) = stream.try_clone() else { return };
+        let Ok(Frame::Name(name)) = Frame::receive(&*stream) else { return };
         let number = {
             let mut ranks = self.lock();
-            let rank = Rank { orders, code: None, is_gone: false };
-            ranks.told.iter().for_each(|order| rank.order(*order));
+            let is_worker = ["rank", "worker"].iter().any(|role| name.starts_with(role));
+            let rank = ConnectedRank { orders: Arc::clone(&stream), is_worker, code: None, is_gone: false };
+            for (order, to) in &ranks.told {
+                rank.order(*order, *to);
+            }
             ranks.all.push(rank);
             ranks.all.len() - 1
         };
         let [out, err] = [OutputStream::Out, OutputStream::Err].map(|stream| feed.source(stream, Some(&name)));
         let mut lines = WholeLines::default();
-        let mut from = std::io::BufReader::with_capacity(1 << 16, stream);
+        let mut from = std::io::BufReader::with_capacity(1 << 16, &*stream);
         while let Ok(frame) = Frame::receive(&mut from) {
             match frame {
                 Frame::Out(bytes) => out.write(bytes),
@@ -287,9 +325,9 @@ fn is_next(listener: &Listener, over: &UnixStream) -> bool {
 }
 
 /// The names by which ranks may reach this host.
-fn names(reach: Reach) -> Vec<String> {
+fn names(reach: RankHosts) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
-    if let Reach::Hosts(hosts) = reach {
+    if let RankHosts::Hosts(hosts) = reach {
         let far: Vec<&SshHost> =
             hosts.iter().filter_map(|host| if let Host::Ssh(host) = host { Some(host) } else { None }).collect();
         let mut asked: Vec<&str> = far.iter().map(|host| &host.name[..]).collect();
@@ -320,8 +358,10 @@ fn names(reach: Reach) -> Vec<String> {
 enum Stage {
     /// It runs.
     Running,
-    /// The ranks were told to end.
+    /// The workers were told to end.
     Told,
+    /// They have ended, and servers and helpers were told to end.
+    Served,
     /// They were killed.
     Killed,
     /// They have ended, and what is between them and `mpirun` may end too.
@@ -353,7 +393,7 @@ impl<'a> Ending<'a> {
         let until = *self.until.get_or_insert_with(|| Instant::now() + grace);
         if self.stage == Stage::Running && Instant::now() >= until {
             (self.stage, self.due) = (Stage::Told, Instant::now() + KILL_AFTER);
-            self.control.signal(Signal::TERM);
+            self.control.signal(Signal::TERM, Addressees::All);
         }
     }
 
@@ -368,19 +408,21 @@ impl<'a> Ending<'a> {
             // Nobody can be told but by `mpirun`.
             Stage::Running if !self.control.has_ranks() => (Stage::Terminated, GRACE),
             Stage::Running => (Stage::Told, GRACE),
-            Stage::Told | Stage::Killed if is_over => (Stage::Left, KILL_AFTER),
-            Stage::Told if is_due => (Stage::Killed, KILL_AFTER),
+            Stage::Told | Stage::Served | Stage::Killed if is_over => (Stage::Left, KILL_AFTER),
+            Stage::Told if !is_due && !self.control.is_worker_running() => (Stage::Served, KILL_AFTER),
+            Stage::Told | Stage::Served if is_due => (Stage::Killed, KILL_AFTER),
             Stage::Killed if is_due => (Stage::Left, KILL_AFTER),
             Stage::Left if is_due => (Stage::Terminated, GRACE),
             Stage::Terminated if is_interrupted => (Stage::Terminated, GRACE),
             Stage::Terminated if is_due => return self.end_mpirun(Signal::KILL),
-            Stage::Told | Stage::Killed | Stage::Left | Stage::Terminated => return,
+            Stage::Told | Stage::Served | Stage::Killed | Stage::Left | Stage::Terminated => return,
         };
         (self.stage, self.due) = (stage, now + time);
         match stage {
             Stage::Running => {}
-            Stage::Told => self.control.signal(Signal::TERM),
-            Stage::Killed => self.control.signal(Signal::KILL),
+            Stage::Told => self.control.signal(Signal::TERM, Addressees::Workers),
+            Stage::Served => self.control.signal(Signal::TERM, Addressees::All),
+            Stage::Killed => self.control.signal(Signal::KILL, Addressees::All),
             Stage::Left => self.control.dismiss(),
             Stage::Terminated => self.end_mpirun(Signal::TERM),
         }

@@ -6,8 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use super::host::is_name;
-
 /// The variables whose values are put before the other host's own.
 pub(crate) const IN_FRONT: [&str; 2] = ["PATH", "LD_LIBRARY_PATH"];
 
@@ -17,9 +15,9 @@ const STAYS: [&str; 4] = [
     "HOST HOSTNAME HOSTTYPE MACHTYPE OSTYPE VENDOR TMP TMPDIR TEMP TEMPDIR RINGPULL_LOCAL_WORKERS RINGPULL_RACK \
      DMLC_NODE_HOST NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES",
     "_ DISPLAY WAYLAND_DISPLAY XAUTHORITY WINDOWID DBUS_* SSH_* GPG_* KRB5CCNAME XDG_RUNTIME_DIR XDG_SESSION_* \
-     XDG_SEAT* XDG_VTNR TMUX* STY TTY JOURNAL_STREAM NOTIFY_SOCKET LISTEN_* SUDO_*",
-    "HOME USER USERNAME LOGNAME UID EUID GROUP SHELL MAIL PWD OLDPWD SHLVL BASH_FUNC_*",
-    "OMPI_* OPAL_* ORTE_* PMIX_* PRTE_* PMI_* HYD* MPI_LOCAL* SLURM* SBATCH_* SRUN_* PBS_* LSB_* LSF_* SGE_* PE \
+     XDG_SEAT* XDG_VTNR TMUX* STY TTY JOURNAL_STREAM INVOCATION_ID NOTIFY_SOCKET LISTEN_* SUDO_*",
+    "HOME USER USERNAME LOGNAME UID EUID GROUP GROUPS SHELL SHELLOPTS MAIL PWD OLDPWD PPID SHLVL TMOUT ENV BASH*",
+    "OMPI_* OPAL_* ORTE_* PMIX_* PRTE_* PMI_* HYD* MPI_LOCAL* SLURM* SBATCH_* SRUN_* PBS_* LSB_* LSF_* LS_* SGE_* PE _CONDOR_* FLUX_* PALS_* MV2_COMM_WORLD_* \
      PE_HOSTFILE JOB_ID NSLOTS NHOSTS NQUEUES K_MPI_JOB_ROLE POD_NAME POD_IP",
 ];
 
@@ -43,6 +41,12 @@ pub(crate) fn kept_here() -> Vec<String> {
     let mut kept: Vec<String> = names.filter(|name| !passed.contains_key(name)).collect();
     kept.sort();
     kept
+}
+
+/// Whether a shell can set a variable of this name.
+pub(crate) fn is_name(name: &str) -> bool {
+    let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    name.chars().all(is_legal) && !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty()
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ tell() {
   kill -s TERM "$1"
 }
 (
+  unset TMOUT
   told=
   while read -r order; do
     case $order in
@@ -222,12 +223,6 @@ pub(crate) fn with_environment(env: &[(String, String)]) -> Vec<u8> {
     script
 }
 
-/// Whether a shell can set a variable of this name.
-pub(crate) fn is_name(name: &str) -> bool {
-    let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    name.chars().all(is_legal) && !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty()
-}
-
 /// The command by which a shell sets a variable, with a line feed.
 fn assignment(name: &str, value: &str) -> Vec<u8> {
     [b"export ", name.as_bytes(), b"=", &quoted(value.as_ref()), b"\n"].concat()
@@ -254,7 +249,7 @@ fn quoted(word: &OsStr) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::hostfile::Hosts;
+    use crate::launch::hostfile::HostList;
 
     #[test]
     fn a_word_survives_the_shell() {
@@ -270,7 +265,7 @@ mod tests {
         use std::io::Write;
         use std::process::Stdio;
 
-        let host: SshHost = Hosts::of("h".as_ref()).read().unwrap().remove(0);
+        let host: SshHost = HostList::of("h".as_ref()).read().unwrap().remove(0);
         let (command, input) = ssh(&host, script);
         assert_eq!(command.get_args().last(), Some(OsStr::new(LOGIN)));
         let mut command = Command::new(shell[0]);

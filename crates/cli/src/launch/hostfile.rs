@@ -66,27 +66,27 @@ pub(crate) fn names_this_host(name: &str) -> bool {
 
 /// The hosts that an option names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Hosts {
+pub(crate) enum HostList {
     /// Those of a file, which may change.
     File(PathBuf),
     /// These.
     List(String),
 }
 
-impl Hosts {
+impl HostList {
     /// A file, if there is one of this name or if only a file can have it; else the hosts themselves.
     pub(crate) fn of(option: &Path) -> Self {
         match option.to_str() {
-            Some(list) if !option.exists() && !list.contains('/') => Hosts::List(list.to_owned()),
-            _ => Hosts::File(option.to_owned()),
+            Some(list) if !option.is_file() && !list.contains('/') => HostList::List(list.to_owned()),
+            _ => HostList::File(option.to_owned()),
         }
     }
 
     /// The hosts that it names now, which may be none.
     pub(crate) fn listed(&self) -> Result<Vec<SshHost>> {
         match self {
-            Hosts::List(text) => parse_list(text),
-            Hosts::File(path) => {
+            HostList::List(text) => parse_list(text),
+            HostList::File(path) => {
                 let io = |cause| Error::io("read", path.display(), &cause);
                 let text = String::from_utf8(std::fs::read(path).map_err(io)?).map_err(|_| {
                     Error::argument(format!("the hostfile {} is not text in UTF-8", path.display()), "save it as UTF-8")
@@ -101,8 +101,8 @@ impl Hosts {
         let hosts = self.listed()?;
         if hosts.is_empty() {
             let what = match self {
-                Hosts::List(text) => format!("-H {text:?} names no host"),
-                Hosts::File(path) => format!("the hostfile {} names no host", path.display()),
+                HostList::List(text) => format!("-H {text:?} names no host"),
+                HostList::File(path) => format!("the hostfile {} names no host", path.display()),
             };
             return Err(Error::argument(
                 what,
@@ -118,10 +118,10 @@ impl Hosts {
             _ if host.name.contains(':') && host.slots == 1 => {
                 Some(format!("{} was read as an address without a number: slots are written [address]:2", host.name))
             }
-            Hosts::List(list) if *list == host.login => {
+            HostList::List(list) if *list == host.login => {
                 Some(format!("there is no hostfile {list} in the working folder"))
             }
-            Hosts::File(_) if host.port.is_none() && host.slots > 1 => {
+            HostList::File(_) if host.port.is_none() && host.slots > 1 => {
                 Some(format!("{} has {} slots: a port is written port=2222", host.name, host.slots))
             }
             _ => None,
@@ -410,15 +410,15 @@ mod tests {
     fn a_word_that_is_no_file_is_a_host_and_a_path_never_is() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hosts");
-        let read = |hosts: Hosts| hosts.read().map_err(|error| error.to_string());
-        assert_eq!(Hosts::of(Path::new("node1")).read().unwrap()[0].name, "node1");
-        assert!(read(Hosts::of(&path)).unwrap_err().contains("cannot read"));
+        let read = |hosts: HostList| hosts.read().map_err(|error| error.to_string());
+        assert_eq!(HostList::of(Path::new("node1")).read().unwrap()[0].name, "node1");
+        assert!(read(HostList::of(&path)).unwrap_err().contains("cannot read"));
         for (text, said) in [(&b"# none\n"[..], "names no host"), (b"\xff\xfea\0", "not text in UTF-8")] {
             std::fs::write(&path, text).unwrap();
-            let error = read(Hosts::of(&path)).unwrap_err();
+            let error = read(HostList::of(&path)).unwrap_err();
             assert!(error.contains(said) && error.contains("hosts"), "{error}");
         }
-        assert!(read(Hosts::List(" ,".to_owned())).unwrap_err().contains("-H \" ,\" names no host"));
+        assert!(read(HostList::List(" ,".to_owned())).unwrap_err().contains("-H \" ,\" names no host"));
     }
 
     #[test]

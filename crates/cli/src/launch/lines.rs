@@ -16,7 +16,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 
 /// Where in its line a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum LinePlace {
     Start,
     Middle,
     /// Behind a carriage return, which may be half of a line's end.
@@ -24,9 +24,9 @@ enum Place {
 }
 
 #[derive(Debug)]
-struct Source {
+struct LineSource {
     tag: Option<Vec<u8>>,
-    place: Place,
+    place: LinePlace,
     /// Whether its line was ended for others: then its own end of it is left out.
     is_cut: bool,
     /// Whether its line was begun anew by a carriage return.
@@ -38,7 +38,7 @@ struct Source {
     last: u8,
 }
 
-impl Source {
+impl LineSource {
     /// Writes the first pending bytes.
     fn write_pending(&mut self, count: usize, to: &mut Vec<u8>) {
         let rest = self.pending.split_off(count);
@@ -60,16 +60,16 @@ impl Source {
             let (line, rest) = bytes.split_at(at.map_or(bytes.len(), |at| at + 1));
             // A blank line has the name, and a bar has it behind its carriage return.
             let is_bar = line == b"\r" && rest.first() != Some(&b'\n');
-            let has_begun = self.place == Place::Middle || (self.place == Place::Returned && line == b"\n");
+            let has_begun = self.place == LinePlace::Middle || (self.place == LinePlace::Returned && line == b"\n");
             if let Some(tag) = self.tag.as_ref().filter(|_| !has_begun && !is_bar) {
                 to.extend_from_slice(tag);
             }
             to.extend_from_slice(line);
-            self.is_bar = self.place == Place::Returned || (self.is_bar && self.place == Place::Middle);
+            self.is_bar = self.place == LinePlace::Returned || (self.is_bar && self.place == LinePlace::Middle);
             self.place = match line.last() {
-                Some(b'\n') => Place::Start,
-                Some(b'\r') => Place::Returned,
-                _ => Place::Middle,
+                Some(b'\n') => LinePlace::Start,
+                Some(b'\r') => LinePlace::Returned,
+                _ => LinePlace::Middle,
             };
             bytes = rest;
         }
@@ -79,7 +79,7 @@ impl Source {
 /// The state of one text.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    sources: Vec<Source>,
+    sources: Vec<LineSource>,
     /// The one whose line is open.
     open: Option<usize>,
     /// Those that have bytes to write, in the order in which these came.
@@ -92,9 +92,9 @@ impl Lines {
     /// Adds a process, whose lines begin with its name if it has one; its number.
     pub(super) fn add(&mut self, name: Option<&str>) -> usize {
         let tag = name.map(|name| format!("[{name}] ").into_bytes());
-        self.sources.push(Source {
+        self.sources.push(LineSource {
             tag,
-            place: Place::Start,
+            place: LinePlace::Start,
             is_cut: false,
             is_bar: false,
             pending: Vec::new(),
@@ -112,7 +112,7 @@ impl Lines {
         let is_alone = self.waiting.is_empty() && self.open.is_none_or(|open| open == number);
         if is_alone {
             source.write(bytes, to);
-            self.open = (source.place != Place::Start).then_some(number);
+            self.open = (source.place != LinePlace::Start).then_some(number);
             return;
         }
         source.pending.extend_from_slice(bytes);
@@ -143,6 +143,8 @@ impl Lines {
     pub(super) fn wake(&mut self, now: Instant, to: &mut Vec<u8>) {
         if self.due().is_some_and(|due| due <= now) {
             self.cut(to);
+            // The next line has its own time.
+            self.waits = None;
             self.advance(now, to);
         }
     }
@@ -198,7 +200,7 @@ impl Lines {
                 self.waiting.retain(|one| *one != number);
                 self.waiting.push_back(number);
             }
-            None if source.place == Place::Returned && source.pending.is_empty() => self.cut(to),
+            None if source.place == LinePlace::Returned && source.pending.is_empty() => self.cut(to),
             None if source.pending.is_empty() => {}
             None => self.write_all(number, to),
         }
@@ -208,7 +210,7 @@ impl Lines {
     fn write_all(&mut self, number: usize, to: &mut Vec<u8>) {
         let source = &mut self.sources[number];
         source.write_pending(source.pending.len(), to);
-        self.open = (source.place != Place::Start).then_some(number);
+        self.open = (source.place != LinePlace::Start).then_some(number);
         self.leave_if_empty(number);
     }
 
@@ -235,7 +237,7 @@ impl Lines {
         if !is_bar {
             to.push(b'\n');
         }
-        (source.place, source.is_cut) = (Place::Start, !is_bar);
+        (source.place, source.is_cut) = (LinePlace::Start, !is_bar);
     }
 }
 

@@ -37,7 +37,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
-use self::control::{Control, Reach};
+use self::control::{Control, RankHosts};
 pub use self::host::Host;
 pub use self::hostfile::SshHost;
 pub(crate) use self::output::Sink;
@@ -78,7 +78,7 @@ fn variable(text: &str) -> std::result::Result<(String, String), String> {
         Some(at) => (&text[..at], text[at + 1..].to_owned()),
         None => (text, std::env::var(text).map_err(|_| format!("{text} is not set; give NAME=VALUE"))?),
     };
-    if !host::is_name(name) {
+    if !environment::is_name(name) {
         return Err(format!("{name:?} is not the name of a variable; give NAME=VALUE"));
     }
     Ok((name.to_owned(), value))
@@ -235,7 +235,7 @@ impl Launch {
         processes.retain(|process| process.role != Role::Worker);
         // Ranks learn their own numbers and addresses.
         mpirun.env.retain(|(name, _)| !["DMLC_WORKER_ID", "DMLC_NODE_HOST"].contains(&name.as_str()));
-        let control = Control::listen(Reach::Hosts(&self.workers), secret, self.sink, Box::new(|_| ()))?;
+        let control = Control::listen(RankHosts::Hosts(&self.workers), secret, self.sink, Box::new(|_| ()))?;
         // It lasts until the job has ended, as do the files that it names.
         let ready = by_mpi::workers_alone(&self.spec, &self.workers, &control, &mpirun.env)?;
         mpirun.env.extend(ready.env());

@@ -40,7 +40,7 @@ pub(super) const PIECE: usize = 64 << 10;
 
 /// One stream of a process, to a [`Printer`].
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct OutputSource {
     shared: Arc<Shared>,
     stream: OutputStream,
     number: usize,
@@ -64,6 +64,8 @@ struct Queue {
     bytes: usize,
     sources: [usize; 2],
     is_closed: bool,
+    /// Whether the end of the program does not wait for what is left.
+    is_given_up: bool,
 }
 
 #[derive(Debug)]
@@ -96,6 +98,11 @@ impl Printer {
         self.feed.clone()
     }
 
+    /// Leaves what is not written to the thread, which the end of this process ends: nobody reads it.
+    pub(super) fn give_up(&self) {
+        self.feed.0.lock().is_given_up = true;
+    }
+
     /// Whether bytes wait to be written.
     pub(super) fn is_busy(&self) -> bool {
         self.feed.0.lock().bytes > 0
@@ -104,14 +111,14 @@ impl Printer {
 
 impl Feed {
     /// A stream whose lines begin with `[name] `, or which is printed as it is.
-    pub(super) fn source(&self, stream: OutputStream, name: Option<&str>) -> Source {
+    pub(super) fn source(&self, stream: OutputStream, name: Option<&str>) -> OutputSource {
         let Feed(shared) = self;
         let mut queue = shared.lock();
         let at = shared.text_of(stream);
         let number = queue.sources[at];
         queue.sources[at] += 1;
         queue.events.push_back(Event::Add(stream, name.map(str::to_owned)));
-        Source { shared: Arc::clone(shared), stream, number }
+        OutputSource { shared: Arc::clone(shared), stream, number }
     }
 }
 
@@ -125,16 +132,20 @@ impl Feed {
 impl Drop for Printer {
     fn drop(&mut self) {
         let Feed(shared) = &self.feed;
-        shared.lock().is_closed = true;
+        let is_given_up = {
+            let mut queue = shared.lock();
+            queue.is_closed = true;
+            queue.is_given_up
+        };
         shared.more.notify_all();
         shared.less.notify_all();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        if self.thread.take().filter(|_| !is_given_up).is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!("the last output is lost");
         }
     }
 }
 
-impl Source {
+impl OutputSource {
     /// Prints bytes soon. Waits if too many wait already.
     pub(super) fn write(&self, bytes: Vec<u8>) {
         let mut queue = self.shared.lock();
@@ -202,7 +213,7 @@ impl<P: Pipe> Iterator for Pieces<P> {
     }
 }
 
-impl Drop for Source {
+impl Drop for OutputSource {
     fn drop(&mut self) {
         self.shared.lock().events.push_back(Event::End(self.stream, self.number));
         self.shared.more.notify_one();

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use ringpull_base::{Error, Result};
 
 use super::host::{ssh_to, ssh_words, working_folder};
-use super::hostfile::{Hosts, SshHost};
+use super::hostfile::{HostList, SshHost};
 
 /// What a host answered, how long it took, and when the answer arrived.
 pub(crate) struct Answer {
@@ -78,7 +78,7 @@ pub(crate) fn answering(hosts: &[SshHost]) -> Result<Vec<bool>> {
 }
 
 /// An error that names the first that does not answer. The hosts are of this list.
-pub(crate) fn check(hosts: &[SshHost], list: &Hosts) -> Result<()> {
+pub(crate) fn check(hosts: &[SshHost], list: &HostList) -> Result<()> {
     for (host, answer) in hosts.iter().zip(call_all(hosts)?) {
         let words = match answer {
             Ok(Answer { output, .. }) if output.status.success() => continue,
@@ -89,8 +89,8 @@ pub(crate) fn check(hosts: &[SshHost], list: &Hosts) -> Result<()> {
         let login = &host.login;
         let port = host.port.map_or(String::new(), |port| format!(" -p {port}"));
         let from = match list {
-            Hosts::File(path) => format!("the hostfile {}", path.display()),
-            Hosts::List(_) => "-H".to_owned(),
+            HostList::File(path) => format!("the hostfile {}", path.display()),
+            HostList::List(_) => "-H".to_owned(),
         };
         let doubt = list.doubt(host).map_or(String::new(), |doubt| format!("; {doubt}"));
         return Err(Error::argument(

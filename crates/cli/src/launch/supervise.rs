@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use super::control::{Control, GRACE};
+use super::control::{Addressees, Control, GRACE};
 use super::output::{Feed, OutputStream, Pipe, Printer};
 use super::{Host, Launch, Process, Replacements, Sink};
 use crate::child::code_of;
@@ -158,7 +158,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
         }
         job.escalate(control);
     }
-    control.into_iter().for_each(Control::finish);
+    control.into_iter().for_each(|control| control.finish(&interrupt));
     let (code, failure) = job.failure.unwrap_or_default();
     let processes = job.running.into_iter().map(Running::ended).collect();
     broken.map_or(Ok(JobEnd { code, failure, processes }), Err)
@@ -388,14 +388,14 @@ impl Supervisor {
         if self.stage == 0 && self.is_interrupted && !self.are_workers_told && left.iter().any(is_worker) {
             self.are_workers_told = true;
             match control.filter(|control| control.has_ranks()) {
-                Some(control) => control.signal(Signal::TERM),
+                Some(control) => control.signal(Signal::TERM, Addressees::Workers),
                 None => left.into_iter().filter(is_worker).for_each(|one| one.order("term\n")),
             }
             self.due = Some(Instant::now() + GRACE);
             return;
         }
         if self.are_workers_told || self.stage > 0 {
-            control.into_iter().for_each(|control| control.signal(Signal::KILL));
+            control.into_iter().for_each(|control| control.signal(Signal::KILL, Addressees::All));
         }
         for one in &mut left {
             match self.stage {

@@ -31,13 +31,17 @@ use super::connection::{self, Frame, LEAVE, Stream};
 use super::lines::Lines;
 use super::output::{Pieces, Pipe, Sink};
 use crate::child::code_of;
+use crate::interrupt::is_ignored;
 
-/// What a rank's host runs: this program if the host has it, and otherwise the rank itself.
-const START: &str = r#"[ ! -x "$0" ] || exec "$0" rank "$@"
+/// The script of a rank's host: it starts this program if the host has one that runs, at the same path or on
+/// its `PATH`, and otherwise the rank itself.
+const START: &str = r#"for own in "$0" ringpull; do
+  ! "$own" rank --help >/dev/null 2>&1 || exec "$own" rank "$@"
+done
 while [ "$1" != -- ]; do shift; done
 shift
-echo "warning: $(hostname) has no $0: the lines of ranks there have no names, and ranks have no time after SIGTERM
-  hint: install ringpull at the same path on every host" >&2
+echo "warning: $(hostname) has no $0 that runs: the lines of ranks there have no names, and ranks have no time after SIGTERM
+  hint: install the same ringpull on every host" >&2
 exec "$@""#;
 
 /// The words before those of a program that is to run below this one. `name` is that of the process, or one of
@@ -84,8 +88,8 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     }
     // The rank gets them too, or shall not.
     let passed = Arc::new(AtomicBool::new(false));
-    for signal in [
-        consts::SIGHUP,
+    let hangup = (!is_ignored(consts::SIGHUP)).then_some(consts::SIGHUP);
+    let others = [
         consts::SIGINT,
         consts::SIGQUIT,
         consts::SIGTERM,
@@ -96,7 +100,8 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         consts::SIGPROF,
         consts::SIGXCPU,
         consts::SIGIO,
-    ] {
+    ];
+    for signal in others.into_iter().chain(hangup) {
         signal_hook::flag::register(signal, Arc::clone(&passed))
             .map_err(|cause| Error::io("handle", format!("signal {signal}"), &cause))?;
     }
@@ -109,7 +114,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
     }
     let mut child = command.spawn().map_err(|cause| Error::io("start", &name, &cause))?;
-    let rank = Arc::new(Rank { pid: Pid::from_child(&child), state: Mutex::default(), changed: Condvar::new() });
+    let rank = Arc::new(RankProcess { pid: Pid::from_child(&child), state: Mutex::default(), changed: Condvar::new() });
     if let Some(link) = &link {
         let (rank, link) = (Arc::clone(&rank), Arc::clone(link));
         std::thread::spawn(move || rank.take_orders(&link));
@@ -133,7 +138,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         if let Some(link) = &link {
             link.send(&Frame::Outlived);
         }
-        while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && rank.lock().end < End::Killed {}
+        while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && rank.lock().end < Termination::Killed {}
     }
     if let Some(link) = &link {
         link.send(&Frame::Ended(code_of(status)));
@@ -248,22 +253,22 @@ fn write_here(is_out: bool, text: &[u8]) -> std::io::Result<()> {
 }
 
 /// The rank's process.
-struct Rank {
+struct RankProcess {
     pid: Pid,
-    state: Mutex<State>,
+    state: Mutex<RankState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RankState {
     has_ended: bool,
-    end: End,
+    end: Termination,
     may_leave: bool,
 }
 
 /// How the rank was told to end. This program waits for the launcher after that.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd)]
-enum End {
+enum Termination {
     #[default]
     Own,
     Told,
@@ -278,12 +283,12 @@ struct Told {
     children: HashMap<Pid, Vec<Pid>>,
 }
 
-impl Rank {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl RankProcess {
+    fn lock(&self) -> MutexGuard<'_, RankState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut RankState)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
@@ -291,10 +296,10 @@ impl Rank {
     /// Waits until the launcher lets this program go, if the rank was told to end; whether it was.
     fn await_leave(&self) -> bool {
         let mut state = self.lock();
-        while state.end > End::Own && !state.may_leave {
+        while state.end > Termination::Own && !state.may_leave {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.end > End::Own
+        state.end > Termination::Own
     }
 
     /// Does what the launcher orders, to the end of the connection, which is that of the launcher.
@@ -330,10 +335,10 @@ impl Rank {
     /// Sends SIGTERM to the rank; to what it runs first, if it is a shell.
     fn tell_to_end(self: &Arc<Self>) {
         let mut state = self.lock();
-        if state.end > End::Own {
+        if state.end > Termination::Own {
             return;
         }
-        state.end = End::Told;
+        state.end = Termination::Told;
         drop(state);
         let rank = Arc::clone(self);
         std::thread::spawn(move || {
@@ -377,7 +382,7 @@ impl Rank {
     }
 
     fn kill(&self) {
-        self.change(|state| state.end = End::Killed);
+        self.change(|state| state.end = Termination::Killed);
         self.others().into_iter().for_each(|pid| self.signal(pid, consts::SIGKILL));
         self.signal(self.pid, consts::SIGKILL);
     }

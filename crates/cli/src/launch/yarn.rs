@@ -22,7 +22,7 @@ use ringpull_base::{Error, Result};
 
 use super::batch::{Batch, BatchJob};
 use super::host::{quote, with_environment, working_folder};
-use super::output::{OutputStream, Printer, Source};
+use super::output::{OutputSource, OutputStream, Printer};
 use super::{Sink, Spec, by_mpi, process_name};
 use crate::commands::write;
 use crate::interrupt::Interrupt;
@@ -210,7 +210,7 @@ struct Followed<'a> {
     service: &'a Service<'a>,
     folder: &'a Path,
     /// How much of each file was printed, and where.
-    seen: BTreeMap<PathBuf, (u64, Source)>,
+    seen: BTreeMap<PathBuf, (u64, OutputSource)>,
     printer: Printer,
     asked: Option<Instant>,
 }
@@ -266,7 +266,7 @@ impl Followed<'_> {
         }
         let hosts: Vec<String> = names.iter().map(|(role, index)| format!("{role}-{index}")).collect();
         let agent = format!("#!/bin/sh\nfolder={}\n{AGENT}", quote(self.folder.as_os_str()));
-        let job = by_mpi::Job::new(&self.job.spec, None, self.job.sink, Box::new(|_| ()))?;
+        let job = by_mpi::MpiJob::new(&self.job.spec, None, self.job.sink, Box::new(|_| ()))?;
         let ready = Mpirun::find()?.command_by_agent(&hosts, &agent, &job.parts)?;
         // With ranks elsewhere, whose ends it hears of.
         let end = job.run(ready, interrupt, None);

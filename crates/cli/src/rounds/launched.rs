@@ -14,7 +14,7 @@ use ringpull_base::{Error, Result};
 use crate::child::{self, Childless};
 use crate::interrupt::Interrupt;
 use crate::lab::{Lab, Shape, own_words};
-use crate::launch::hostfile::Hosts;
+use crate::launch::hostfile::HostList;
 use crate::launch::{Host, Launch, Port, Sink, Variables, claim_port};
 use crate::layers;
 use crate::machine::ProcessorTime;
@@ -72,7 +72,7 @@ impl Launched {
             }
             Testbed::Local(workers) => (workers, vec![Host::Local; workers + extra], None),
             Testbed::Hostfile(file) => {
-                let hosts: Vec<Host> = Hosts::of(&file).read()?.into_iter().map(Host::Ssh).collect();
+                let hosts: Vec<Host> = HostList::of(&file).read()?.into_iter().map(Host::Ssh).collect();
                 let workers = hosts.len().checked_sub(extra).filter(|workers| *workers > 0).ok_or_else(|| {
                     let (file, count) = (file.display(), hosts.len());
                     Error::argument(

@@ -243,3 +243,43 @@ fn a_command_in_quotes_is_one_for_the_shell_as_with_mxnets_launch_py() {
     let (output, lines) = run(&["-n", "1", "echo $DMLC_ROLE --kv-store dist_sync"]);
     assert!(output.status.success() && lines.len() == 3, "{output:?}");
 }
+
+/// A job that `nohup` has started goes on after SIGHUP; at SIGTERM its servers hear of it when the workers have
+/// saved their state.
+#[test]
+fn a_job_outlives_the_login_under_nohup_and_servers_outlive_the_workers() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let wait = |name: &str| format!("until [ -e $F/{name} ]; do sleep 0.05; done");
+    let program = format!(
+        "if [ $DMLC_ROLE = worker ]; then\n\
+           trap 'i=0; until [ $i = 20000 ]; do i=$((i + 1)); done; : >$F/saved; exit 0' TERM\n\
+           {}; echo ready\n{}; echo went\n\
+         else trap '[ -e $F/saved ] || : >$F/early; exit 0' TERM; : >$F/$DMLC_ROLE; fi\n\
+         while :; do sleep 0.05; done",
+        wait("server"),
+        wait("go")
+    );
+    let words = launch(&["-n", "1", "-s", "1", "--launcher", "mpi", "--", "sh", "-c", &program]);
+    let mut command = Command::new("nohup");
+    command.arg(words.get_program()).args(words.get_args()).env("F", folder.path()).env("RINGPULL_QUIET", "1");
+    command.envs(words.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    // Every `read` of a shell of the launcher's has to wait longer than that.
+    let mut child = command.env("TMOUT", "1").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let out = child.stdout.take().unwrap();
+    let mut job = Job { options: vec!["nohup"], folder, child, out };
+    job.reads("ready");
+    job.signal(Signal::HUP);
+    job.make("go");
+    job.reads("went");
+    job.signal(Signal::TERM);
+    let path = job.folder.path().to_owned();
+    let folder = std::mem::replace(&mut job.folder, tempfile::tempdir().unwrap());
+    let (code, _, err) = job.end();
+    assert_eq!(code, Some(143), "{err}");
+    assert!(path.join("saved").exists() && !path.join("early").exists(), "{err}");
+    drop(folder);
+}

@@ -10,7 +10,7 @@ use ringpull_base::{Error, Result};
 use super::decide::Offer;
 use crate::lab;
 use crate::launch::host::placed;
-use crate::launch::hostfile::Hosts;
+use crate::launch::hostfile::HostList;
 use crate::launch::remote::{answering, ask_all};
 use crate::launch::{Host, hostfile};
 
@@ -25,7 +25,7 @@ pub(crate) enum Source {
     /// The lines of a program's output: `host[:slots]`, and the slots of a host whose line has no number.
     Script(PathBuf, usize),
     /// A hostfile, which may change, or a list of hosts.
-    Hosts(Hosts),
+    Hosts(HostList),
     /// All emulated hosts, with a slot each.
     Lab,
 }
@@ -60,8 +60,9 @@ impl Discovery {
             let emulated = |host: hostfile::SshHost| Ok(found(Host::Lab(lab::find_host(&host.name)?), host.slots));
             return hosts.into_iter().filter(|host| is_wanted(&host.name)).map(emulated).collect();
         }
-        let placed = placed(hosts, self.port).into_iter().map(|(host, slots)| found(host, slots));
-        Ok(placed.filter(|found| found.host == Host::Local || is_wanted(&found.offer.name)).collect())
+        let found = placed(hosts, self.port).into_iter().map(|(host, slots)| found(host, slots)).collect::<Vec<_>>();
+        let are_others = found.iter().any(|found| found.host != Host::Local);
+        Ok(found.into_iter().filter(|found| !are_others || is_wanted(&found.offer.name)).collect())
     }
 
     /// Those of them that answer; this one does.

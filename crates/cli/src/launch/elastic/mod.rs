@@ -286,7 +286,7 @@ impl Elastic {
         let hosts: Vec<Host> = ranks.iter().map(|found| found.host.clone()).collect();
         let said = Arc::clone(lost);
         let on_line = move |line: &str| said.lock().unwrap_or_else(PoisonError::into_inner).read(line);
-        let job = by_mpi::Job::new(&spec, Some(&hosts), self.sink, Box::new(on_line))?;
+        let job = by_mpi::MpiJob::new(&spec, Some(&hosts), self.sink, Box::new(on_line))?;
         let ready = mpirun.command_of_parts(&hosts, &job.parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
         let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);

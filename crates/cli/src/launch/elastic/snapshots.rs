@@ -183,14 +183,14 @@ impl Snapshots {
 }
 
 /// What a script has written on a host.
-struct Said {
+struct ScriptOutput {
     out: String,
     /// On stderr, as one line.
     err: String,
 }
 
 /// What the script writes on each of the hosts that has files of its own, or why the host does not answer.
-fn on_all(hosts: &[Host], script: &str, limit: Duration) -> Vec<(Host, Result<Said, String>)> {
+fn on_all(hosts: &[Host], script: &str, limit: Duration) -> Vec<(Host, Result<ScriptOutput, String>)> {
     let words = format!("{{ {script}\n}} || :");
     let command = |host: &Host| {
         if let Host::Ssh(host) = host {
@@ -211,7 +211,8 @@ fn on_all(hosts: &[Host], script: &str, limit: Duration) -> Vec<(Host, Result<Sa
     let words = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let said = |answer: Result<Answer, String>| {
         let output = answer?.output;
-        let said = Said { out: words(&output.stdout), err: words(&output.stderr).trim().replace(['\r', '\n'], " ") };
+        let said =
+            ScriptOutput { out: words(&output.stdout), err: words(&output.stderr).trim().replace(['\r', '\n'], " ") };
         // A script that fails ends with 0.
         if output.status.success() { Ok(said) } else { Err(format!("no answer {}", said.err).trim().to_owned()) }
     };
@@ -247,7 +248,7 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
 mod tests {
     use super::*;
     use crate::launch::host::placed;
-    use crate::launch::hostfile::Hosts;
+    use crate::launch::hostfile::HostList;
 
     #[test]
     fn the_newest_snapshot_is_of_the_last_generation_that_made_one() {
@@ -284,7 +285,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let snapshots = Snapshots::new(base.path(), None).unwrap();
         // No server listens there.
-        let listed = Hosts::of("127.0.0.1 port=1".as_ref()).read().unwrap();
+        let listed = HostList::of("127.0.0.1 port=1".as_ref()).read().unwrap();
         let silent = placed(listed, None).remove(0).0;
         assert_eq!(snapshots.is_to_go_on(&silent, 0), None);
         assert!(!snapshots.announce(std::slice::from_ref(&silent), 0));
