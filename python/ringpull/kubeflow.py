@@ -187,7 +187,7 @@ def _find_horovod_in(word: str) -> str:
 def find_horovod() -> None:
     """Lets ``import horovod`` find ours, as ``python -m ringpull.horovod`` does, unless it is installed."""
     if importlib.util.find_spec("horovod") is None:
-        sys.meta_path.insert(0, importlib.import_module("ringpull.horovod.__main__")._Finder())
+        sys.meta_path.insert(0, importlib.import_module("ringpull.horovod.names").Finder("horovod"))
 
 
 def manifest(distribution: dict[str, Any], command: list[str], options: list[str]) -> list[dict[str, Any]]:

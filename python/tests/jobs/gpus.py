@@ -134,7 +134,7 @@ with ringpull.create("device") as store:
         ("per-thread default stream", {"stream": 2}),
         ("with a mask", {"mask": unordered}),
         ("read-only tensor", {"data": (unordered.address.value, True)}),
-        ('typestr "<c8"', {"typestr": "<c8"}),
+        ('typestr "|V4"', {"typestr": "|V4"}),
         ("strides [2]", {"strides": (8,)}),
         ("strides between elements", {"strides": (6,)}),
         ("cuPointerGetAttribute", {"data": (4096, False)}),
