@@ -98,12 +98,15 @@ class Reduction:
         """A gradient for a parameter that has none here."""
         return torch.zeros_like(parameter)
 
-    def send(self, parameter: Any, again: bool) -> Any:
-        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`finish` is given. Does not wait."""
+    def send(self, parameter: Any, again: bool, is_combined: bool) -> Any:
+        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`finish` is given. Does not wait.
+
+        One that ``is_combined`` has been before, and a pass has added to it.
+        """
         raise NotImplementedError
 
-    def finish(self, parameter: Any, handle: Any) -> None:
-        """Waits until the gradient is combined."""
+    def finish(self, parameter: Any, grad: torch.Tensor, handle: Any) -> None:
+        """Waits until ``grad`` is combined, the gradient that has left. The program may have put another in its place."""
         raise NotImplementedError
 
     def follow(self) -> None:
@@ -163,6 +166,13 @@ class Member:
         self.is_combined = False
         self.gradients.end_step()
 
+    def shared(self) -> Member:
+        """The part of another optimizer of the same parameters."""
+        member = copy.copy(self)
+        member.parameters = dict(self.parameters)
+        self.gradients._add(member)
+        return member
+
     def copied(self, of: Mapping[Any, Any]) -> Member:
         """The part of a copy of the optimizer in the gradients of copies of its parameters."""
         reduction = self.gradients.reduction.copied(of)
@@ -196,8 +206,10 @@ class Gradients:
         self._watched: dict[Any, Any] = {}
         #: Their hooks.
         self._handles: dict[Any, Any] = {}
-        #: What travels. None of it may be read or written.
-        self._in_flight: dict[Any, Any] = {}
+        #: Gradients that travel, with their handles. None of these may be read or written.
+        self._in_flight: dict[Any, tuple[torch.Tensor, Any]] = {}
+        #: What has arrived since gradients were cleared.
+        self._combined: dict[Any, weakref.ref[torch.Tensor]] = {}
         #: What has left in this pass, and how often each has in this step.
         self._sent: set[Any] = set()
         self._calls: dict[Any, int] = {}
@@ -335,7 +347,6 @@ class Gradients:
             self._watch()
         if parameter not in self._watched:
             return
-        self._give_names()
         for member in members:
             member.is_combined = False
         if not (self.reduction.is_included and all(member.communicates for member in members)):
@@ -343,9 +354,9 @@ class Gradients:
             return
         _engine.queue_callback(self._end_of_pass)
         self._is_open = True
-        if self._passes + 1 < min((member.passes_per_step for member in members), default=1):
+        if not self._is_last_pass:
             self._is_local = True
-        elif self._is_last_hook(parameter):
+        elif self.is_named and self._is_last_hook(parameter):
             self._leave(parameter)
 
     def _end_of_pass(self) -> None:
@@ -355,19 +366,23 @@ class Gradients:
             # The pass around it may add to the same gradients.
             self._arrive()
             return
-        self._passes += 1
-        if self._passes < min((member.passes_per_step for member in self.members()), default=1):
-            self._is_open = False
-        else:
+        # Ranks may reach copies in different orders.
+        for copied in sorted((one for one in _every if one._is_open and not one.is_named), key=lambda one: one._number):
+            copied._give_names()
+            if copied._is_last_pass:
+                copied._leave_all([parameter for parameter in copied._trained() if parameter.grad is not None])
+        if self._is_last_pass:
             self.combine()
+        else:
+            self._is_open = False
+        self._passes += 1
 
     def combine(self) -> None:
         """Sends what has not left, and waits for all."""
         if not self.reduction.is_included:
             return
         self._give_names()
-        for parameter in self.reduction.unreached([p for p in self._watched if p.requires_grad], self._sent):
-            self._leave(parameter)
+        self._leave_all(self.reduction.unreached(self._trained(), self._sent))
         self._arrive()
         self._sent.clear()
         self._is_open = self._is_local = False
@@ -379,34 +394,57 @@ class Gradients:
             self.is_named = True
             self.reduction.name(self._watched)
 
+    @property
+    def _is_last_pass(self) -> bool:
+        """Whether gradients travel in the pass that is under way."""
+        return self._passes + 1 >= min((member.passes_per_step for member in self.members()), default=1)
+
+    def _trained(self) -> list[Any]:
+        return [parameter for parameter in self._watched if parameter.requires_grad]
+
+    def _leave_all(self, parameters: list[Any]) -> None:
+        for parameter in parameters:
+            self._leave(parameter)
+
     def _leave(self, parameter: Any) -> None:
         if parameter in self._in_flight:
-            self.reduction.finish(parameter, self._in_flight.pop(parameter))
+            self._finish(parameter, *self._in_flight.pop(parameter))
         if parameter.grad is None:
             parameter.grad = self.reduction.zeros(parameter)
         calls = self._calls.get(parameter, 0)
         self._calls[parameter] = calls + 1
         self._sent.add(parameter)
-        self._in_flight[parameter] = self.reduction.send(parameter, calls > 0)
+        combined = self._combined.get(parameter)
+        handle = self.reduction.send(parameter, calls > 0, combined is not None and combined() is parameter.grad)
+        self._in_flight[parameter] = parameter.grad, handle
 
     def _arrive(self) -> None:
         in_flight, self._in_flight = self._in_flight, {}
-        for parameter, handle in in_flight.items():
-            self.reduction.finish(parameter, handle)
+        for parameter, travelled in in_flight.items():
+            self._finish(parameter, *travelled)
+
+    def _finish(self, parameter: Any, grad: torch.Tensor, handle: Any) -> None:
+        is_grad = parameter.grad is grad
+        self.reduction.finish(parameter, grad, handle)
+        if is_grad:
+            self._combined[parameter] = weakref.ref(parameter.grad)
 
     # Steps.
 
     def end_step(self) -> None:
         """A member's optimizer has made its step."""
         self._calls.clear()
+        self._combined.clear()
         self._passes = 0
 
     def clear(self) -> None:
         """Gradients are about to become zero, or None."""
         # Of a pass that an exception has ended.
         self._arrive()
-        self._is_open = False
+        self._is_open = self._is_local = False
+        self._passes = 0
         self._sent.clear()
+        self._combined.clear()
         for member in self.members():
             member.is_combined = False
 
@@ -415,7 +453,6 @@ class Gradients:
         for parameter in self._watched:
             parameter.grad = None
         self._in_flight.clear()
-        self._is_local = False
         self.clear()
         self.end_step()
         self.reduction.follow()
@@ -425,6 +462,13 @@ class Gradients:
 def _inner(kind: type) -> type:
     """The class of the optimizer that one of ours was made of."""
     return getattr(kind, "_gradients_inner", kind)
+
+
+class _Unannounced:
+    """A base of classes that the program's own need not be told of."""
+
+    def __init_subclass__(cls) -> None:
+        """Does nothing."""
 
 
 @functools.lru_cache(maxsize=None)
@@ -438,15 +482,16 @@ def _combining(front: type, inner: Any) -> type:
     # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
     vars(step)["hooked"] = True
 
-    # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`.
+    # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`, of which a program
+    # may have a subclass.
     @functools.wraps(inner.__init__)
     def initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
-        if self._gradients_member is None:
-            inner.__init__(self, *arguments, **keywords)
+        initialises: Any = inner if self._gradients_member is None else front
+        initialises.__init__(self, *arguments, **keywords)
 
     words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
     # Behind those of `front`, of which a program may have a subclass.
-    last = type(inner.__name__, (inner,), {**words, "step": step})
+    last = type(inner.__name__, (_Unannounced, inner), {**words, "step": step})
     methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise}
     return type(inner.__name__, (front, last), {**words, **methods, "_gradients_inner": inner})
 
@@ -479,6 +524,11 @@ def _with_step(optimizer: Any) -> Any:
 
 def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
     """The optimizer, with gradients that are combined by the class ``front``. It has not changed if this raises."""
+    inner = _inner(type(optimizer))
+    for name in (*own, *vars(CombiningOptimizer)):
+        is_its = hasattr(inner, name) or (type(optimizer) is inner and name in vars(optimizer))
+        if is_its and not name.startswith("_") and not hasattr(torch.optim.Optimizer, name):
+            raise ArgumentError(f"a {inner.__name__} has an attribute {name} already, which would be ours\n  hint: give it another name")
     former = vars(optimizer).get("_gradients_member")
     if former is not None:
         former.leave()
@@ -489,7 +539,7 @@ def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
         if former is not None:
             former.join()
         raise
-    optimizer.__class__ = _combining(front, _inner(type(optimizer)))
+    optimizer.__class__ = _combining(front, inner)
     vars(optimizer).update(own, _gradients_member=member)
     if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
         optimizer.step = _with_step(optimizer)
@@ -524,11 +574,14 @@ else:
     _Optimizer = object
 
 
-class CombiningOptimizer(_Optimizer):
+class CombiningOptimizer(_Unannounced, _Optimizer):
     """An optimizer whose gradients are combined. It stays the object that it was, and is of its own class still; this is what is added."""
 
     #: None in one whose gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
     _gradients_member: Member | None = None
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Does nothing: the optimizer was made before."""
+
     #: Attributes that are ours.
     _gradients_own: ClassVar[tuple[str, ...]] = ("_gradients_member",)
 
@@ -595,7 +648,7 @@ class CombiningOptimizer(_Optimizer):
     # Copies.
 
     def __copy__(self) -> Any:
-        return _fill(object.__new__(type(self)), self, _state_of(self), self._gradients_member)
+        return _fill(object.__new__(type(self)), self, _state_of(self), self._gradients_member and self._gradients_member.shared())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made: Any = object.__new__(type(self))

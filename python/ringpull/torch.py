@@ -282,7 +282,7 @@ class _OnStore(Reduction):
         somewhere = dict(zip(self._keys, reached.tolist()))
         return [parameter for parameter in left if somewhere[parameter]]
 
-    def send(self, parameter: Any, again: bool) -> Handle:
+    def send(self, parameter: Any, again: bool, is_combined: bool) -> Handle:
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         key = self._keys[parameter] + (".again" if again else "")
         if self._new(key, parameter):
@@ -295,9 +295,9 @@ class _OnStore(Reduction):
         _divide(parameter.grad, _divisors(parameter.grad.dtype, self._store)[0])
         return self._store.pushpull(key, as_real(parameter.grad), wait=False, keep=False)
 
-    def finish(self, parameter: Any, handle: Handle) -> None:
+    def finish(self, parameter: Any, grad: torch.Tensor, handle: Handle) -> None:
         handle.wait()
-        _divide(parameter.grad, _divisors(parameter.grad.dtype, self._store)[1])
+        _divide(grad, _divisors(grad.dtype, self._store)[1])
 
     def copied(self, of: Mapping[Any, Any]) -> _OnStore:
         return _OnStore(self._store, self._prefix, {of[parameter]: name for parameter, name in self.names.items() if parameter in of})
@@ -319,7 +319,8 @@ class DistributedOptimizer(CombiningOptimizer):
     make the same number of passes in a step.
 
     Several optimizers may have one parameter, whose gradient is averaged once. The last that was made says by which store. An
-    optimizer that is deleted, or closed by :meth:`close`, lets gradients alone.
+    optimizer that is deleted, or closed by :meth:`close`, lets gradients alone. Call :meth:`close` on every rank before you drop one
+    whose parameters are used on: ranks may delete it at different times.
     """
 
     store: KVStore

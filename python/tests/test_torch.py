@@ -66,6 +66,33 @@ text = said(ValueError, lambda _: net(torch.ones(1, 2)).sum().backward())
 assert text.startswith("the gradient of ") and "is a sum over the ranks already" in text and "backward_passes_per_step" in text, text
 assert "a generator is no optimizer" in said(ringpull.ArgumentError, lambda _: ringpull.torch.DistributedOptimizer(net.parameters(), store))
 summed.close()
+table = torch.nn.Embedding(4, 2, sparse=True)
+of_table = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), named_parameters=[("table", table.weight)], groups=1)
+of_table.zero_grad(set_to_none=True)
+assert "the gradient of table is sparse, and travels in no group" in said(ValueError, lambda _: table(torch.tensor([1])).sum().backward())
+
+class Taken(torch.optim.SGD):
+    def close(self):
+        pass
+
+def taken(_):
+    ringpull.torch.DistributedOptimizer(Taken(net.parameters(), lr=0.1), store)
+
+assert "a Taken has an attribute close already" in said(ringpull.ArgumentError, taken)
+
+class Own(ringpull.torch.DistributedOptimizer):
+    def __init__(self, *words):
+        super().__init__(*words)
+        self.steps = 0
+
+    def step(self):
+        self.steps += 1
+        super().step()
+
+own = Own(torch.optim.SGD(net.parameters(), lr=0.1), store)
+own.step()
+assert own.steps == 1
+own.close()
 store.init("mine.0", torch.ones(1))
 assert 'give another prefix' in said(ringpull.DuplicateKeyError, lambda bare: ringpull.torch.DistributedOptimizer(bare, store, "mine"))
 print("all were said")

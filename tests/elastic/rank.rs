@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ringpull::{DType, Error, Optimizer, Result, Tensor};
@@ -53,19 +54,30 @@ impl Plan {
         Some((step.to_owned(), after.map(|after| after.parse().unwrap())))
     }
 
-    /// Loses rank `own`, if it is to be lost in this step.
+    /// Loses rank `own`, if it is to be lost in this step. One that is to be lost a moment later makes one more
+    /// step at most.
     pub(crate) fn lose(&self, own: usize, step: &str) {
+        let mut pending = PENDING.lock().unwrap();
+        match pending.take() {
+            Some((thread, true)) => thread.join().unwrap(),
+            Some((thread, false)) => *pending = Some((thread, true)),
+            None => {}
+        }
         for (name, act) in [("kill", die as fn(&Plan)), ("cut", cut)] {
             let Some((_, after)) = self.when(name, own).filter(|(when, _)| when == step) else { continue };
             let Some(after) = after else { return act(self) };
             let plan = Plan(self.0.clone());
-            drop(std::thread::spawn(move || {
+            let thread = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_micros(after));
                 act(&plan);
-            }));
+            });
+            *pending = Some((thread, false));
         }
     }
 }
+
+/// The loss that comes a moment later, and whether a step has begun since.
+static PENDING: Mutex<Option<(JoinHandle<()>, bool)>> = Mutex::new(None);
 
 fn now_s() -> f64 {
     let now = clock_gettime(ClockId::Monotonic);

@@ -388,6 +388,29 @@ def a_copy(run):
 
 
 @program()
+def copies_that_ranks_reach_in_different_orders(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    copies = [copy.deepcopy((net, optimizer)) for _ in range(2)]
+    for _ in range(3):
+        losses = [(at + 1) * run.loss(copies[at][0]) for at in ((1, 0) if run.rank else (0, 1))]
+        sum(losses).backward()
+        for _, copied in copies:
+            copied.step()
+            copied.zero_grad()
+    return weights(copies[0][0]) + weights(copies[1][0])
+
+
+@program(fronts=("horovod",))
+def a_copy_that_one_rank_makes(run):
+    nets = network(), network()
+    optimizer = run.wrap(sgd(nets[0]), is_adasum=True)
+    if run.rank == 0:
+        copy.deepcopy(optimizer)
+    return train(run, nets[1], run.wrap(sgd(nets[1])))
+
+
+@program()
 def a_pickle(run):
     net = network()
     optimizer = run.wrap(sgd(net))
@@ -407,6 +430,8 @@ def a_shallow_copy(run):
     other = copy.copy(optimizer)
     trained = [*train(run, net, other, 1), *train(run, net, optimizer, 1)]
     alike = type(other) is type(optimizer)
+    if not run.is_bare:
+        optimizer.close()
     del optimizer
     return [*trained, *train(run, net, other), alike]
 
@@ -458,6 +483,65 @@ def passes_add_up(run):
         for _ in range(3):
             run.loss(net).backward()
         optimizer.step()
+    return weights(net)
+
+
+class _Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(_, inputs):
+        return inputs.clone()
+
+    @staticmethod
+    def backward(_, grad):
+        raise RuntimeError("in the middle of a pass")
+
+
+@program(alone=({},))
+def a_pass_that_raises(run, options):
+    net = network()
+    optimizer = run.wrap(sgd(net), **options)
+    train(run, net, optimizer, 1)
+    net.zero_grad(set_to_none=True)
+    try:
+        (_Raises.apply(net[0](torch.ones(3))).sum() + net[2](torch.ones(4)).sum() * 100).backward()
+    except RuntimeError as error:
+        assert str(error) == "in the middle of a pass"
+    # Not by the optimizer, which would be told.
+    net.zero_grad(set_to_none=True)
+    run.loss(net).backward()
+    optimizer.step()
+    return train(run, net, optimizer)
+
+
+program(fronts=("horovod",), grouped=({"groups": 1},))(a_pass_that_raises)
+
+
+@program(fronts=("horovod",))
+def a_sum_that_is_thrown_away(run):
+    net = network()
+    optimizer = run.wrap(torch.optim.SGD(net.parameters(), lr=0.1 / run.ranks), is_sum=True)
+    for at in range(4):
+        optimizer.zero_grad()
+        run.loss(net).backward()
+        if at != 1:
+            optimizer.step()
+    return weights(net)
+
+
+@program()
+def a_pass_of_one_rank_that_is_thrown_away(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    if run.rank == 0 and not run.is_bare:
+        with optimizer.no_sync():
+            run.loss(net).backward()
+    optimizer.zero_grad()
+
+    def closure():
+        optimizer.zero_grad()
+        run.loss(net).backward()
+
+    optimizer.step(closure)
     return weights(net)
 
 
@@ -614,6 +698,9 @@ def an_optimizer_of_the_programs_own(run):
     class Own(torch.optim.Optimizer):
         """Scales what it is told in each step."""
 
+        def __init_subclass__(cls):
+            raise TypeError("this is the last")
+
         def __init__(self, params, lr):
             super().__init__(params, {"lr": lr})
             self.steps, self.prefix = 0, "own"
@@ -732,9 +819,9 @@ def wrappers(front):
 
         hvd.init()
 
-        def by_horovod(optimizer, is_fp16=False, is_adasum=False, **options):
+        def by_horovod(optimizer, is_fp16=False, is_adasum=False, is_sum=False, **options):
             options |= {"compression": hvd.Compression.fp16} if is_fp16 else {}
-            return hvd.DistributedOptimizer(optimizer, op=hvd.Adasum if is_adasum else hvd.Average, **options)
+            return hvd.DistributedOptimizer(optimizer, op=hvd.Adasum if is_adasum else hvd.Sum if is_sum else hvd.Average, **options)
 
         return by_horovod, hvd.rank(), hvd.size()
     import ringpull

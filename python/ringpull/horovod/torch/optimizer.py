@@ -49,9 +49,10 @@ class _Group:
     def __init__(self, members: list[Any]) -> None:
         self.members = members
         self.name = ""
-        self.present: set[Any] = set()
-        #: What travels: the parameters, the operation and what decompresses its results.
-        self.operation: tuple[list[Any], Any, list[Any]] | None = None
+        #: Gradients that are ready.
+        self.present: dict[Any, torch.Tensor] = {}
+        #: What travels: the parameters, their gradients, the operation and what decompresses its results.
+        self.operation: tuple[list[Any], list[torch.Tensor], Any, list[Any]] | None = None
 
 
 #: How many optimizers there were over each communicator.
@@ -98,12 +99,16 @@ class _Allreduce(Reduction):
             comm = self.process_set.comm()
             _counts[comm] = _counts.get(comm, 0) + 1
             self._prefix = f"optimizer{_counts[comm]}."
+        taken = set(self.called.values())
         for parameter in parameters:
             if parameter not in self.called:
                 number = len(self.called)
                 name = self._prefix + self.names.get(parameter, f"noname.{number}")
                 # Those of parameters that were added, or are another optimizer's too, may be the same.
-                self.called[parameter] = f"{name}.{number}" if name in self.called.values() else name
+                while name in taken:
+                    name = f"{name}.{number}"
+                taken.add(name)
+                self.called[parameter] = name
         for number, group in enumerate(self._groups):
             group.members = [parameter for parameter in group.members if parameter in parameters]
             if group.members and not group.name:
@@ -125,26 +130,32 @@ class _Allreduce(Reduction):
             return {}
         return {"prescale_factor": 1.0 / self._predivide, "postscale_factor": self._predivide}
 
-    def send(self, parameter: Any, again: bool) -> Any:
+    def send(self, parameter: Any, again: bool, is_combined: bool) -> Any:
         name = self.called[parameter]
-        if again and self._op != Average:
+        if is_combined and self._op != Average:
             raise ValueError(
                 f"the gradient of {self.names.get(parameter, name)} is a sum over the ranks already, and a backward pass has added to it\n"
                 "  hint: give backward_passes_per_step, make all passes but the last inside optimizer.no_sync(), or average"
             )
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         more = ".again" if again else ""
+        group = self._of.get(parameter)
         if parameter.grad.is_sparse:
             if not self._sparse_as_dense:
+                if group is not None:
+                    raise ValueError(
+                        f"the gradient of {self.names.get(parameter, name)} is sparse, and travels in no group\n"
+                        "  hint: leave it out of groups, or give sparse_as_dense=True"
+                    )
                 return sparse_allreduce_async(parameter.grad, name + more, self._op, self.process_set), None
             self._were_sparse[parameter] = parameter.grad.sparse_dim()
             parameter.grad = parameter.grad.to_dense()
-        group = self._of.get(parameter)
         if group is not None:
-            group.present.add(parameter)
+            group.present[parameter] = parameter.grad
             # One that is frozen now has no gradient.
             members = [one for one in group.members if one.requires_grad]
-            if group.present.issuperset(members):
+            # Of a pass that an exception has ended, some may be there that are gradients no longer.
+            if all(one in group.present and group.present[one] is one.grad for one in members):
                 self._send_group(group, members, more)
             return group, None
         compressed, context = self._compression.compress(as_real(parameter.grad))
@@ -152,33 +163,37 @@ class _Allreduce(Reduction):
         return start(compressed, name=name + more, op=self._op, process_set=self.process_set, **self._scales()), context
 
     def _send_group(self, group: _Group, members: list[Any], more: str) -> None:
-        pairs = [self._compression.compress(as_real(parameter.grad)) for parameter in members]
+        grads = [group.present[parameter] for parameter in members]
+        pairs = [self._compression.compress(as_real(grad)) for grad in grads]
         operation = grouped_allreduce_async_(
             [compressed for compressed, _ in pairs], name=group.name + more, op=self._op, process_set=self.process_set, **self._scales()
         )
-        group.operation, group.present = (members, operation, [context for _, context in pairs]), set()
+        group.operation, group.present = (members, grads, operation, [context for _, context in pairs]), {}
 
-    def finish(self, parameter: Any, handle: Any) -> None:
+    def finish(self, parameter: Any, grad: torch.Tensor, handle: Any) -> None:
         operation, context = handle
         if not isinstance(operation, _Group):
-            self._store(parameter, synchronize(operation), context)
+            self._store(parameter, grad, synchronize(operation), context)
         elif operation.operation is not None:
-            (members, whole, contexts), operation.operation = operation.operation, None
-            for one, reduced, of_one in zip(members, synchronize(whole), contexts):
-                self._store(one, reduced, of_one)
+            (members, grads, whole, contexts), operation.operation = operation.operation, None
+            for one, of_one, reduced, its_context in zip(members, grads, synchronize(whole), contexts):
+                self._store(one, of_one, reduced, its_context)
 
-    def _store(self, parameter: Any, reduced: torch.Tensor, context: Any) -> None:
-        if reduced.is_sparse:
-            parameter.grad = reduced
-            return
-        value = self._compression.decompress(reduced, context)
-        if value.data_ptr() != parameter.grad.data_ptr():
-            as_real(parameter.grad).copy_(value)
-        if parameter in self._were_sparse:
-            parameter.grad = parameter.grad.to_sparse(self._were_sparse.pop(parameter))
+    def _store(self, parameter: Any, grad: torch.Tensor, reduced: torch.Tensor, context: Any) -> None:
+        became = reduced
+        if not reduced.is_sparse:
+            value, became = self._compression.decompress(reduced, context), grad
+            if value.data_ptr() != grad.data_ptr():
+                as_real(grad).copy_(value)
+            if parameter in self._were_sparse:
+                became = grad.to_sparse(self._were_sparse.pop(parameter))
+        if parameter.grad is grad:
+            parameter.grad = became
 
     def step_by_adasum(self, parameters: Iterable[Any], step: Callable[[], Any]) -> Any:
         """Combines by Adasum what a step changes."""
+        if not self.is_included:
+            return step()
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trained]
         result = step()
@@ -195,7 +210,7 @@ class _Allreduce(Reduction):
     def follow(self) -> None:
         self._were_sparse.clear()
         for group in self._groups:
-            group.present, group.operation = set(), None
+            group.present, group.operation = {}, None
 
     def copied(self, of: Mapping[Any, Any]) -> _Allreduce:
         return _Allreduce(
@@ -214,7 +229,8 @@ class _AdasumMember(Member):
     """Gradients stay here, and what a step changes travels."""
 
     def join(self) -> None:
-        self.gradients.reduction.name(self.parameters)
+        if self.gradients.is_named:
+            self.gradients.reduction.name(self.parameters)
 
     def leave(self) -> None:
         """Nothing travels between steps."""
@@ -228,6 +244,8 @@ class _AdasumMember(Member):
 
     def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         reduction: Any = self.gradients.reduction
+        self.gradients.is_named = True
+        self.join()
         return reduction.step_by_adasum(self.parameters, lambda: step(*arguments, **keywords))
 
 
