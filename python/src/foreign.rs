@@ -84,8 +84,8 @@ enum Place {
     },
 }
 
-/// An array whose element type its library cannot say to others, seen as elements of another type with as many
-/// bytes.
+/// An array whose element type its library cannot say to others, seen as elements of another type with as
+/// many bytes.
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Named {
     array: Py<PyAny>,
@@ -185,8 +185,8 @@ impl Foreign {
         self.element
     }
 
-    /// A tensor over the memory, of what travels for its elements. Waits until no earlier call has it, or a part of it, in a way that this
-    /// access would get wrong; Ctrl-C ends that.
+    /// A tensor over the memory, of what travels for its elements. Waits until no earlier call has it, or a
+    /// part of it, in a way that this access would get wrong; Ctrl-C ends that.
     pub(crate) fn into_tensor(self, py: Python<'_>) -> PyResult<Tensor> {
         let is_written = self.access == Access::Write;
         let tensor = self.over(py)?;
@@ -409,8 +409,8 @@ fn is_c_order(shape: &[usize], strides: &[i64]) -> bool {
     })
 }
 
-/// The error for a tensor of a type that is not in the table: by the name that its library has for it, or else
-/// `otherwise`.
+/// The error for a tensor of a type that is not in the table: by the name that its library has for it, or
+/// else `otherwise`.
 fn unknown_dtype(object: &Bound<'_, PyAny>, otherwise: &str) -> PyErr {
     let named = object.getattr("dtype").and_then(|dtype| Ok(dtype.str()?.to_string())).ok();
     let named = named.map(|name| name.strip_prefix("torch.").unwrap_or(&name).to_owned());

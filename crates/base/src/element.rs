@@ -1,9 +1,9 @@
-//! The table of element types: of which types tensors may be that programs give, what each travels as, and how
-//! it is reduced.
+//! The table of element types: of which types tensors may be that programs give, what each travels as, and
+//! how it is reduced.
 //!
-//! A store computes with the types of [`DType`]. A tensor of another type travels as elements of one of them: a
-//! complex number as its two parts, a truth value as a byte, and what has no arithmetic here as bytes. Names
-//! are those of NumPy, PyTorch and JAX.
+//! A store computes with the types of [`DType`]. A tensor of another type travels as elements of one of them:
+//! a complex number as its two parts, a truth value as a byte, and what has no arithmetic here as bytes.
+//! Names are those of NumPy, PyTorch and JAX.
 
 use crate::{DType, Error, Reduction, Result};
 
@@ -94,7 +94,8 @@ impl ElementType {
         ELEMENT_TYPES.iter().find(|element| (element.dlpack.0, usize::from(element.dlpack.1)) == (code, bits))
     }
 
-    /// The type of a format of Python's `struct` module, in native byte order, whose elements have `size` bytes.
+    /// The type of a format of Python's `struct` module, in native byte order, whose elements have `size`
+    /// bytes.
     pub fn of_format(format: &str, size: usize) -> Option<&'static Self> {
         let code = match format.trim_start_matches(['@', '=', '<']) {
             "e" | "f" | "d" => FLOAT,
@@ -150,8 +151,8 @@ impl ElementType {
         }
     }
 
-    /// An error unless elements of the type can be reduced so, and multiplied by factors if `is_scaled`; `what`
-    /// is to be reduced, such as `allreduce of w`.
+    /// An error unless elements of the type can be reduced so, and multiplied by factors if `is_scaled`;
+    /// `what` is to be reduced, such as `allreduce of w`.
     pub fn check(&self, what: &str, reduction: Reduction, is_scaled: bool) -> Result<()> {
         let (name, known) = (self.name, self.reductions());
         if !known.contains(&reduction) {

@@ -211,8 +211,8 @@ impl Control {
         self.state.lock().failure
     }
 
-    /// Ends what is left of a job whose `mpirun` has ended, and waits for its output. An interrupted job waits
-    /// no longer than its grace for a reader of the output.
+    /// Ends what is left of a job whose `mpirun` has ended, and waits for its output. An interrupted job
+    /// waits no longer than its grace for a reader of the output.
     pub(super) fn finish(&self, interrupt: &Interrupt) {
         let ended = Instant::now();
         self.signal(Signal::KILL, Addressees::All);
@@ -236,8 +236,8 @@ impl Control {
     }
 }
 
-/// Whether an interrupted job has waited long enough for a reader of its output since it ended: not at all after
-/// a second interrupt.
+/// Whether an interrupted job has waited long enough for a reader of its output since it ended: not at all
+/// after a second interrupt.
 pub(super) fn is_enough(interrupt: &Interrupt, ended: Instant) -> bool {
     interrupt.count() > 1 || (interrupt.count() == 1 && ended.elapsed() > GRACE)
 }

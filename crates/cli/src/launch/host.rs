@@ -3,8 +3,8 @@
 //! On every host the process runs below the same short shell script: in its own session, with a supervisor
 //! that reads orders from the launcher. `kill` signals the whole session. `term` signals the process alone,
 //! since what it has started, such as data loaders, may be needed to the end; a shell does not pass signals
-//! on, so what it runs gets it first, and a shell without a trap for it when that has ended. The end of the input, which also follows a killed
-//! launcher or a broken connection, means both.
+//! on, so what it runs gets it first, and a shell without a trap for it when that has ended. The end of the
+//! input, which also follows a killed launcher or a broken connection, means both.
 //!
 //! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the
 //! login shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes

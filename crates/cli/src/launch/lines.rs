@@ -2,8 +2,8 @@
 //!
 //! A line belongs to one process. What has come of a line is written at once, so that prompts, progress bars
 //! and last words appear. While the line of one process is open, the others wait until it ends, but no longer
-//! than [`LONGEST`]; then the open line is ended for them, and what follows of it begins a new one. A carriage return begins a line anew, as a progress bar does: others may
-//! write there without waiting.
+//! than [`LONGEST`]; then the open line is ended for them, and what follows of it begins a new one. A
+//! carriage return begins a line anew, as a progress bar does: others may write there without waiting.
 //!
 //! With a name, each line begins with `[name] `, also after a carriage return. Without one nothing is added.
 //! Everything here is a function of the bytes and of the times at which they came.

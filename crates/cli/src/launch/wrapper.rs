@@ -44,8 +44,8 @@ echo "warning: $(hostname) has no $0 that runs: the lines of ranks there have no
   hint: install the same ringpull on every host" >&2
 exec "$@""#;
 
-/// The words before those of a program that is to run below this one. `name` is that of the process, or one of
-/// [`name_of`]; `to` are the launcher's addresses.
+/// The words before those of a program that is to run below this one. `name` is that of the process, or one
+/// of [`name_of`]; `to` are the launcher's addresses.
 pub(super) fn words_before(name: &str, to: &[String], sink: Sink) -> Result<Vec<OsString>> {
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let mut words: Vec<OsString> = vec!["/bin/sh".into(), "-c".into(), START.into(), own.into()];
@@ -160,7 +160,8 @@ fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
 }
 
 /// The name of this process, from the number that its launcher has set: `rank 3` for `rank`, the first of
-/// `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the workers.
+/// `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
+/// workers.
 fn name_of(name: &str) -> String {
     let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
     let rank = variables.into_iter().find_map(config::text);

@@ -3,8 +3,9 @@
 //!
 //! Every rank of `dist_sync_mpi` and every server runs the same update on the same bits, so states need not
 //! travel. To that end the arithmetic is fixed to the bit: each element is computed on its own, in the order
-//! of operations written in `sgd`, `adam`, `adagrad` and `rmsprop`, with no fused multiply-add and no call of the platform's `pow`;
-//! threads only share out elements. Halves widen to f32 and round once; f64 weights are computed in f64.
+//! of operations written in `sgd`, `adam`, `adagrad` and `rmsprop`, with no fused multiply-add and no call of
+//! the platform's `pow`; threads only share out elements. Halves widen to f32 and round once; f64 weights are
+//! computed in f64.
 
 mod adagrad;
 mod adam;
