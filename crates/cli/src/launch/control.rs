@@ -134,7 +134,7 @@ impl Control {
                 };
                 let stream = Arc::new(stream);
                 let (secret, of_reader, feed) = (secret.clone(), Arc::clone(&state), feed.clone());
-                let reader = std::thread::spawn(move || of_reader.read(stream, &secret, &feed));
+                let reader = std::thread::spawn(move || of_reader.read(&stream, &secret, &feed));
                 state.lock().readers.push(reader);
             }
         }));
@@ -269,16 +269,16 @@ impl Connections {
     }
 
     /// Reads what one rank sends, to its end.
-    fn read(&self, stream: Arc<Stream>, secret: &Secret, feed: &Feed) {
-        if let Err(cause) = answer(&stream, secret) {
+    fn read(&self, stream: &Arc<Stream>, secret: &Secret, feed: &Feed) {
+        if let Err(cause) = answer(stream, secret) {
             tracing::debug!(%cause, "a stranger has connected in place of a rank");
             return;
         }
-        let Ok(Frame::Name(name)) = Frame::receive(&*stream) else { return };
+        let Ok(Frame::Name(name)) = Frame::receive(&**stream) else { return };
         let number = {
             let mut ranks = self.lock();
             let is_worker = ["rank", "worker"].iter().any(|role| name.starts_with(role));
-            let rank = ConnectedRank { orders: Arc::clone(&stream), is_worker, code: None, is_gone: false };
+            let rank = ConnectedRank { orders: Arc::clone(stream), is_worker, code: None, is_gone: false };
             for (order, to) in &ranks.told {
                 rank.order(*order, *to);
             }
@@ -287,7 +287,7 @@ impl Connections {
         };
         let [out, err] = [OutputStream::Out, OutputStream::Err].map(|stream| feed.source(stream, Some(&name)));
         let mut lines = WholeLines::default();
-        let mut from = std::io::BufReader::with_capacity(1 << 16, &*stream);
+        let mut from = std::io::BufReader::with_capacity(1 << 16, &**stream);
         while let Ok(frame) = Frame::receive(&mut from) {
             match frame {
                 Frame::Out(bytes) => out.write(bytes),
