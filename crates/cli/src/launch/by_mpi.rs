@@ -92,6 +92,8 @@ impl MpiJob {
         }
         match status.code() {
             None if killed => of_ranks.ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() }),
+            // All have ended well, whatever `mpirun` finds fault with afterwards.
+            _ if of_ranks == Some(0) => Ok(0),
             // MPICH's `mpiexec` ends with the codes of all ranks together.
             _ => Ok(control.first_failure().filter(|_| !status.success()).unwrap_or_else(|| code_of(status))),
         }
