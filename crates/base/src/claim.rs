@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::forked;
 
-/// How many may ask for the holder of a name; more than a host lets is cut.
+/// The most processes that may ask for the holder of a name; a host may allow fewer.
 const QUESTIONS: i32 = 4096;
 
 /// A name that this process has until it ends. Neither its forked children nor a program that takes its place
@@ -30,7 +30,7 @@ impl Claim {
     /// Takes the name; an error with the process that has it. `None` where the system has no such names, or
     /// another user has taken it.
     pub fn take(name: &str) -> Result<Option<Self>, u32> {
-        /// How often a holder is asked who is about to take the name, or about to end.
+        /// The number of questions to a holder that is about to take the name, or about to end.
         const ATTEMPTS: usize = 50;
         let Ok(address) = address_of(name) else { return Ok(None) };
         for _ in 0..ATTEMPTS {

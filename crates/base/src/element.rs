@@ -7,7 +7,7 @@
 
 use crate::{DType, Error, Reduction, Result};
 
-/// How the elements of a type are reduced.
+/// The reduction of the elements of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
     /// By every reduction, and by a store's optimizers.
@@ -35,11 +35,11 @@ pub struct ElementType {
     pub name: &'static str,
     /// The type of what travels.
     pub dtype: DType,
-    /// How many of these are one element.
+    /// The number of these in one element.
     pub width: usize,
     /// DLPack's code and the bits of an element.
     pub dlpack: (u8, u8),
-    /// How they are reduced.
+    /// The reduction of these.
     pub arithmetic: Arithmetic,
 }
 
