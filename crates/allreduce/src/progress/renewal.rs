@@ -347,10 +347,10 @@ fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Comm
         let (peer, ranks, why) = (format!("rank {lost}"), vec![*lost], why.clone());
         let operation = before.map_or_else(|| Some("create".to_owned()), |before| before.shared.doing());
         let operation = operation.unwrap_or_else(|| "the next operation".to_owned());
-        return Err(Error::Finished { peer, ranks, operation, rank: own.rank, why });
+        return fail_together(communicator, Error::Finished { peer, ranks, operation, rank: own.rank, why });
     }
     if let Some(cause) = all.iter().find_map(|account| account.cannot.clone()) {
-        return Err(cause);
+        return fail_together(communicator, cause);
     }
     let mut most: BTreeMap<Topic, (u64, usize)> = BTreeMap::new();
     for (rank, account) in all.iter().enumerate() {
@@ -393,11 +393,20 @@ fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Comm
         });
         // An update may fail on one rank alone.
         let all: Vec<Result<()>> = gather(communicator, &taken)?;
-        all.into_iter().collect::<Result<()>>()?;
+        if let Err(cause) = all.into_iter().collect::<Result<()>>() {
+            return fail_together(communicator, cause);
+        }
     }
     let number = 1 + all.iter().map(|account| account.generation).max().unwrap_or(0);
     let done = most.into_iter().map(|(topic, (count, _))| (topic, count)).collect();
     Ok(Beginning { number, done, ranks: Vec::new() })
+}
+
+/// Fails with an error that every rank finds in what it has gathered, once all have gathered it: to a rank that
+/// still does, one that has ended is a loss, without which it would go on. Collective.
+fn fail_together<T>(communicator: &mut Communicator, cause: Error) -> Result<T> {
+    drop(gather(communicator, &()));
+    Err(cause)
 }
 
 /// How many operations of each topic this rank has done, of those that can be done again.

@@ -32,6 +32,9 @@ pub(super) enum Frame {
 
 /// The order that a rank's side may end, as its rank did. Every other order is the number of a signal.
 pub(super) const LEAVE: u8 = 0;
+/// The answer to [`Frame::Ended`]: everything before it was read. A rank's side that ended before, and so closed
+/// the connection, would lose what is on its way if an order came then.
+pub(super) const RECEIVED: u8 = u8::MAX;
 
 /// Seconds without a byte after which a connection is probed, seconds between two probes, and how many go
 /// unanswered before it counts as broken: firewalls forget connections after some minutes.
@@ -42,7 +45,7 @@ const KEEP_PROBES: u32 = 8;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long an address may be silent.
 const CONNECT: Duration = Duration::from_secs(2);
-const MAGIC: [u8; 8] = *b"RPRANK\x01\n";
+const MAGIC: [u8; 8] = *b"RPRANK\x02\n";
 
 /// One end of a connection.
 #[derive(Debug)]

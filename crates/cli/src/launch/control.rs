@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::connection::{Frame, LEAVE, Listener, Stream, answer};
+use super::connection::{Frame, LEAVE, Listener, RECEIVED, Stream, answer};
 use super::output::{Feed, OutputStream, Printer, Sink, WholeLines};
 use super::{Host, SshHost, address_towards, wrapper};
 use crate::interrupt::Interrupt;
@@ -211,18 +211,21 @@ impl Control {
         self.state.lock().failure
     }
 
-    /// Ends what is left of a job whose `mpirun` has ended, and waits for its output. An interrupted job
-    /// waits no longer than its grace for a reader of the output.
+    /// Waits for the output of a job whose `mpirun` has ended, then ends what is left of the job. An interrupted
+    /// job waits no longer than its grace for a reader of the output.
     pub(super) fn finish(&self, interrupt: &Interrupt) {
         let ended = Instant::now();
-        self.signal(Signal::KILL, Addressees::All);
-        self.order(LEAVE, Addressees::All);
-        let mut until = Instant::now() + LAST_LINES;
-        loop {
-            if self.state.lock().readers.iter().all(JoinHandle::is_finished) {
-                return;
+        let mut until = ended + LAST_LINES;
+        let mut is_killed = false;
+        // What is still on its way from an end that is closed would be lost if something were sent to that end.
+        while !self.state.lock().readers.iter().all(JoinHandle::is_finished) {
+            let is_over = is_enough(interrupt, ended);
+            if !is_killed && (is_over || ended.elapsed() > LAST_LINES) {
+                self.signal(Signal::KILL, Addressees::All);
+                self.order(LEAVE, Addressees::All);
+                (is_killed, until) = (true, Instant::now() + LAST_LINES);
             }
-            if is_enough(interrupt, ended) {
+            if is_over {
                 self.printer.give_up();
                 return;
             }
@@ -257,7 +260,11 @@ impl ConnectedRank {
         if to == Addressees::Workers && !self.is_worker {
             return;
         }
-        if let Err(cause) = (&mut &*self.orders).write_all(&[order]) {
+        self.send(order);
+    }
+
+    fn send(&self, byte: u8) {
+        if let Err(cause) = (&mut &*self.orders).write_all(&[byte]) {
             tracing::debug!(%cause, "a rank takes no orders");
         }
     }
@@ -299,6 +306,7 @@ impl Connections {
                     let mut ranks = self.lock();
                     ranks.all[number].code = Some(code);
                     ranks.failure = ranks.failure.or(Some(code).filter(|code| *code != 0));
+                    ranks.all[number].send(RECEIVED);
                 }
                 Frame::Outlived => feed.say(&format!(
                     "ringpull: {name} has ended, and a process that it has started still holds its output: the job \
@@ -432,5 +440,26 @@ impl<'a> Ending<'a> {
         if let Err(cause) = kill_process(self.mpirun, signal) {
             tracing::debug!(%cause, "the interrupted mpirun had ended");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use crate::launch::connection::connect;
+
+    #[test]
+    fn a_rank_that_has_ended_hears_when_all_of_its_output_was_received() {
+        let secret = Secret::new_random().unwrap();
+        let control = Control::listen(RankHosts::Hosts(&[]), secret.clone(), Sink::Kept, Box::new(|_| ())).unwrap();
+        let rank = connect(&control.addresses, &secret).unwrap();
+        for frame in [Frame::Name("rank 0".to_owned()), Frame::Ended(3)] {
+            frame.send(&rank).unwrap();
+        }
+        let mut heard = [0];
+        (&mut &rank).read_exact(&mut heard).unwrap();
+        assert_eq!((heard, control.code_of_all(1)), ([RECEIVED], Some(3)));
     }
 }

@@ -27,7 +27,7 @@ use ringpull_base::{Error, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process, setrlimit};
 use signal_hook::consts;
 
-use super::connection::{self, Frame, LEAVE, Stream};
+use super::connection::{self, Frame, LEAVE, RECEIVED, Stream};
 use super::lines::Lines;
 use super::output::{Pieces, Pipe, Sink};
 use crate::child::code_of;
@@ -140,11 +140,9 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         }
         while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && rank.lock().end < Termination::Killed {}
     }
-    if let Some(link) = &link {
-        link.send(&Frame::Ended(code_of(status)));
-    }
+    let is_sent = link.is_some_and(|link| link.send(&Frame::Ended(code_of(status))));
     // The launcher knows how the rank has ended, and `mpirun` would only complain.
-    Ok(if rank.await_leave() { 0 } else { end_as(status) })
+    Ok(if rank.await_leave(is_sent) { 0 } else { end_as(status) })
 }
 
 /// Replaces this process by the rank's program, which ends if `parent` does.
@@ -264,6 +262,8 @@ struct RankProcess {
 struct RankState {
     has_ended: bool,
     end: Termination,
+    /// Whether the launcher has everything that was sent.
+    is_received: bool,
     may_leave: bool,
 }
 
@@ -294,10 +294,11 @@ impl RankProcess {
         self.changed.notify_all();
     }
 
-    /// Waits until the launcher lets this program go, if the rank was told to end; whether it was.
-    fn await_leave(&self) -> bool {
+    /// Waits until the launcher has received what was sent to it, and lets this program go, if the rank was told
+    /// to end; whether it was.
+    fn await_leave(&self, is_sent: bool) -> bool {
         let mut state = self.lock();
-        while state.end > Termination::Own && !state.may_leave {
+        while !state.may_leave && (state.end > Termination::Own || (is_sent && !state.is_received)) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.end > Termination::Own
@@ -309,6 +310,7 @@ impl RankProcess {
         while (&mut &link.stream).read_exact(&mut order).is_ok() {
             match i32::from(order[0]) {
                 _ if order[0] == LEAVE => self.change(|state| state.may_leave = true),
+                _ if order[0] == RECEIVED => self.change(|state| state.is_received = true),
                 consts::SIGKILL => self.kill(),
                 consts::SIGTERM => self.tell_to_end(),
                 signal => self.signal(self.pid, signal),
@@ -462,4 +464,30 @@ fn end_as(status: ExitStatus) -> u8 {
         }
     }
     u8::try_from(code_of(status)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_rank_that_has_ended_stays_until_its_launcher_has_received_everything() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let link = Arc::new(Link { stream: Stream::Unix(near), sending: Mutex::new(true) });
+        let state = Mutex::new(RankState { has_ended: true, ..RankState::default() });
+        let rank = Arc::new(RankProcess { pid: getpid(), state, changed: Condvar::new() });
+        let [of_orders, of_end] = [(), ()].map(|()| Arc::clone(&rank));
+        std::thread::spawn(move || of_orders.take_orders(&link));
+        let stays = std::thread::spawn(move || of_end.await_leave(true));
+        assert!(!rank.await_leave(false) && !stays.is_finished());
+        (&far).write_all(&[RECEIVED]).unwrap();
+        assert!(!stays.join().unwrap());
+        rank.change(|state| state.end = Termination::Told);
+        (&far).write_all(&[LEAVE]).unwrap();
+        assert!(rank.await_leave(true));
+        // The end of the connection would end processes.
+        std::mem::forget(far);
+    }
 }
