@@ -9,30 +9,26 @@ A parameter belongs to one :class:`Gradients`, which has the only hook on it and
 parameter: a new optimizer takes the gradients of its parameters over from former ones, which then share what it combines. An optimizer
 has its :class:`Member` of these gradients, and nothing here has the optimizer: hooks go with the last member.
 
-Both :mod:`ringpull.torch` and :mod:`ringpull.horovod.torch` have their optimizers from here; how a gradient travels is theirs.
+Both :mod:`ringpull.torch` and :mod:`ringpull.horovod.torch` combine gradients so (:mod:`ringpull.combining`); how one travels is theirs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import gc
 import itertools
 import sys
-import types
-import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 
 from .elastic.in_place import followers
 from .errors import ArgumentError
 
-__all__ = ["CombiningOptimizer", "Gradients", "Member", "Reduction", "as_real", "combine", "names_of", "parameters_of"]
+__all__ = ["Gradients", "Member", "Reach", "Reduction", "as_real"]
 
 #: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
 #: backward pass in a pass.
@@ -52,21 +48,20 @@ def _is_nested() -> bool:
     return False
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """The optimizer's parameters, each once."""
-    if not hasattr(optimizer, "param_groups"):
-        raise ArgumentError(f"a {type(optimizer).__name__} is no optimizer\n  hint: give one, such as torch.optim.SGD(model.parameters(), lr=0.1)")
-    return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
-
-
-def names_of(optimizer: torch.optim.Optimizer) -> dict[Any, str]:
-    """What an optimizer of PyTorch 2.6 or later calls its parameters, if it was told."""
-    return {parameter: name for group in optimizer.param_groups for name, parameter in zip(group.get("param_names", ()), group["params"])}
-
-
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as real numbers, if these are complex."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class Reach:
+    """Finds at the end of a pass which gradients have to travel that it has not reached here, but on other ranks."""
+
+    def ask(self, reached: set[Any], watched: set[Any]) -> Callable[[], set[Any]]:
+        """Tells the other ranks what this one has reached of all that it watches. Collective; does not wait.
+
+        What it returns waits, and returns what some rank has reached.
+        """
+        raise NotImplementedError
 
 
 class Reduction:
@@ -82,6 +77,11 @@ class Reduction:
     #: Whether this rank takes part.
     is_included = True
 
+    @property
+    def reach(self) -> Reach | None:
+        """Says what a pass has reached on other ranks, of all reductions that have this one. Without it everything travels."""
+        return None
+
     def name(self, parameters: Mapping[Any, Any]) -> None:
         """Gives keys to parameters that have none. These are all whose gradients travel. Every rank calls it in the same order."""
         raise NotImplementedError
@@ -89,10 +89,6 @@ class Reduction:
     def begin(self, parameters: Iterable[Any]) -> None:
         """An optimizer has these parameters now, which have their keys. Collective."""
         raise NotImplementedError
-
-    def unreached(self, parameters: list[Any], sent: set[Any]) -> list[Any]:
-        """Parameters that have still to travel when all those of ``sent`` do. At the end of every pass; collective."""
-        return [parameter for parameter in parameters if parameter not in sent]
 
     def zeros(self, parameter: Any) -> Any:
         """A gradient for a parameter that has none here."""
@@ -109,8 +105,8 @@ class Reduction:
         """Waits until ``grad`` is combined, the gradient that has left. The program may have put another in its place."""
         raise NotImplementedError
 
-    def follow(self) -> None:
-        """Forgets what was under way when ranks were lost."""
+    def follow(self, parameters: Iterable[Any]) -> None:
+        """Forgets what was under way of these when ranks were lost."""
 
     def copied(self, of: Mapping[Any, Any]) -> Reduction:
         """The same for copies of the parameters, which get their keys when they are first used: a rank may copy alone."""
@@ -166,6 +162,12 @@ class Member:
         self.is_combined = False
         self.gradients.end_step()
 
+    def shrink(self, parameters: list[Any]) -> None:
+        """The optimizer has these no longer."""
+        for parameter in parameters:
+            del self.parameters[parameter]
+        self.gradients._watch()
+
     def shared(self) -> Member:
         """The part of another optimizer of the same parameters."""
         member = copy.copy(self)
@@ -185,6 +187,60 @@ class Member:
 #: All that there are in this process.
 _every: weakref.WeakSet[Gradients] = weakref.WeakSet()
 _numbers = itertools.count()
+
+
+def _in_order() -> list[Gradients]:
+    """All, in the order in which they were made, which is the same on every rank."""
+    return sorted(_every, key=lambda one: one._number)
+
+
+def _end_of_pass() -> None:
+    """A backward pass that combines has computed everything."""
+    opened = [one for one in _in_order() if one._is_open]
+    if opened and _is_nested():
+        # The pass around it may add to the same gradients.
+        for one in opened:
+            one._arrive()
+        return
+    _combine([one for one in opened if one._is_last_pass])
+    for one in opened:
+        one._is_open = False
+        one._passes += 1
+
+
+def _combine(opened: list[Gradients]) -> None:
+    """Sends what has not left of these, and of others what a pass has reached on another rank; waits for all.
+
+    A pass may reach some optimizers' parameters on one rank, and others' on another: so all are asked about at once, and
+    everything leaves before this rank waits for any.
+    """
+    for one in opened:
+        one._give_names()
+    asked: list[tuple[Callable[[], set[Any] | None], list[Gradients]]] = []
+    for reach in dict.fromkeys(one.reduction.reach for one in opened):
+        if reach is None:
+            # All of it travels.
+            asked.append((lambda: None, [one for one in opened if one.reduction.reach is None]))
+            continue
+        every = [one for one in _in_order() if one.reduction.reach is reach and one.is_named]
+        reached = {parameter for one in every if one in opened for parameter in one._trained() if parameter in one._sent or parameter.grad is not None}
+        asked.append((reach.ask(reached, {parameter for one in every for parameter in one._watched}), every))
+    travelling = []
+    for answer, every in asked:
+        unsent = [[parameter for parameter in one._trained() if parameter not in one._sent] for one in every]
+        somewhere = answer() if any(unsent) else None
+        for one, left in zip(every, unsent):
+            for parameter in left:
+                if somewhere is None or parameter in somewhere:
+                    one._leave(parameter)
+            if one in opened or one._in_flight:
+                travelling.append(one)
+    for one in travelling:
+        one._arrive()
+        one._sent.clear()
+        one._is_open = one._is_local = False
+        for member in one.members():
+            member.is_combined = True
 
 
 def _remove(handles: dict[Any, Any]) -> None:
@@ -352,42 +408,17 @@ class Gradients:
         if not (self.reduction.is_included and all(member.communicates for member in members)):
             self._is_local = True
             return
-        _engine.queue_callback(self._end_of_pass)
+        _engine.queue_callback(_end_of_pass)
         self._is_open = True
         if not self._is_last_pass:
             self._is_local = True
         elif self.is_named and self._is_last_hook(parameter):
             self._leave(parameter)
 
-    def _end_of_pass(self) -> None:
-        if not self._is_open:
-            return
-        if _is_nested():
-            # The pass around it may add to the same gradients.
-            self._arrive()
-            return
-        # Ranks may reach copies in different orders.
-        for copied in sorted((one for one in _every if one._is_open and not one.is_named), key=lambda one: one._number):
-            copied._give_names()
-            if copied._is_last_pass:
-                copied._leave_all([parameter for parameter in copied._trained() if parameter.grad is not None])
-        if self._is_last_pass:
-            self.combine()
-        else:
-            self._is_open = False
-        self._passes += 1
-
     def combine(self) -> None:
         """Sends what has not left, and waits for all."""
-        if not self.reduction.is_included:
-            return
-        self._give_names()
-        self._leave_all(self.reduction.unreached(self._trained(), self._sent))
-        self._arrive()
-        self._sent.clear()
-        self._is_open = self._is_local = False
-        for member in self.members():
-            member.is_combined = True
+        if self.reduction.is_included:
+            _combine([self])
 
     def _give_names(self) -> None:
         if not self.is_named:
@@ -401,10 +432,6 @@ class Gradients:
 
     def _trained(self) -> list[Any]:
         return [parameter for parameter in self._watched if parameter.requires_grad]
-
-    def _leave_all(self, parameters: list[Any]) -> None:
-        for parameter in parameters:
-            self._leave(parameter)
 
     def _leave(self, parameter: Any) -> None:
         if parameter in self._in_flight:
@@ -455,209 +482,4 @@ class Gradients:
         self._in_flight.clear()
         self.clear()
         self.end_step()
-        self.reduction.follow()
-        self.reduction.begin(self._watched)
-
-
-def _inner(kind: type) -> type:
-    """The class of the optimizer that one of ours was made of."""
-    return getattr(kind, "_gradients_inner", kind)
-
-
-class _Unannounced:
-    """A base of classes that the program's own need not be told of."""
-
-    def __init_subclass__(cls) -> None:
-        """Does nothing."""
-
-
-@functools.lru_cache(maxsize=None)
-def _combining(front: type, inner: Any) -> type:
-    """The class of optimizers of ``inner`` whose gradients are combined by ``front``."""
-
-    @functools.wraps(inner.step)
-    def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return self._step_combined(functools.partial(inner.step, self), arguments, keywords)
-
-    # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
-    vars(step)["hooked"] = True
-
-    # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`, of which a program
-    # may have a subclass.
-    @functools.wraps(inner.__init__)
-    def initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
-        initialises: Any = inner if self._gradients_member is None else front
-        initialises.__init__(self, *arguments, **keywords)
-
-    words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
-    # Behind those of `front`, of which a program may have a subclass.
-    last = type(inner.__name__, (_Unannounced, inner), {**words, "step": step})
-    methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise}
-    return type(inner.__name__, (front, last), {**words, **methods, "_gradients_inner": inner})
-
-
-def _loaded(kind: type) -> Any:
-    """An optimizer for the state that one of ours was pickled with. It is a bare one: who loads it may be no rank of a job."""
-    warnings.warn(
-        f"a {kind.__name__} is loaded whose gradients were combined over ranks, and now are not: give it to DistributedOptimizer",
-        stacklevel=2,
-    )
-    return object.__new__(kind)
-
-
-def _with_step(optimizer: Any) -> Any:
-    """The step that the program has given the optimizer in place of its class's, such as one that a schedule counts."""
-    own, step = weakref.ref(optimizer), optimizer.step
-
-    def combined(*arguments: Any, **keywords: Any) -> Any:
-        made: Any = own()
-        return made._step_combined(step, arguments, keywords)
-
-    if isinstance(step, types.MethodType):
-        made: Any = types.MethodType(functools.wraps(step.__func__)(lambda _, *arguments, **keywords: combined(*arguments, **keywords)), optimizer)
-        made.__func__._combines = True
-    else:
-        made = functools.wraps(step)(combined)
-        made._combines = True
-    return made
-
-
-def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
-    """The optimizer, with gradients that are combined by the class ``front``. It has not changed if this raises."""
-    inner = _inner(type(optimizer))
-    for name in (*own, *vars(CombiningOptimizer)):
-        is_its = hasattr(inner, name) or (type(optimizer) is inner and name in vars(optimizer))
-        if is_its and not name.startswith("_") and not hasattr(torch.optim.Optimizer, name):
-            raise ArgumentError(f"a {inner.__name__} has an attribute {name} already, which would be ours\n  hint: give it another name")
-    former = vars(optimizer).get("_gradients_member")
-    if former is not None:
-        former.leave()
-    try:
-        member.join()
-        member.gradients.reduction.begin(member.parameters)
-    except Exception:
-        if former is not None:
-            former.join()
-        raise
-    optimizer.__class__ = _combining(front, inner)
-    vars(optimizer).update(own, _gradients_member=member)
-    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
-        optimizer.step = _with_step(optimizer)
-    return optimizer
-
-
-def _watch_new(optimizer: CombiningOptimizer, member: Member) -> None:
-    """Lets gradients travel of parameters that the optimizer did not have."""
-    new = [parameter for parameter in parameters_of(optimizer) if parameter not in member.parameters]
-    if new:
-        member.gradients.reduction.names.update(names_of(optimizer))
-        member.extend(new)
-
-
-def _state_of(optimizer: CombiningOptimizer) -> Any:
-    """The inner optimizer's state as it pickles it."""
-    state: Any = optimizer.__getstate__()
-    return {name: value for name, value in state.items() if name not in optimizer._gradients_own} if isinstance(state, dict) else state
-
-
-def _fill(made: Any, optimizer: CombiningOptimizer, state: Any, member: Member | None) -> Any:
-    """Makes another object of the optimizer's class a copy of it."""
-    made.__setstate__(state)
-    vars(made).update({name: vars(optimizer)[name] for name in optimizer._gradients_own if name in vars(optimizer)}, _gradients_member=member)
-    return made
-
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer as _Optimizer
-else:
-    # The inner optimizer's class stands in its place, and may have another base.
-    _Optimizer = object
-
-
-class CombiningOptimizer(_Unannounced, _Optimizer):
-    """An optimizer whose gradients are combined. It stays the object that it was, and is of its own class still; this is what is added."""
-
-    #: None in one whose gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
-    _gradients_member: Member | None = None
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Does nothing: the optimizer was made before."""
-
-    #: Attributes that are ours.
-    _gradients_own: ClassVar[tuple[str, ...]] = ("_gradients_member",)
-
-    def close(self) -> None:
-        """Lets gradients alone from now on: the optimizer is as it was before it was wrapped. Waits for what travels."""
-        member, self._gradients_member = self._gradients_member, None
-        if member is not None:
-            member.leave()
-
-    @property
-    def backward_passes_per_step(self) -> int:
-        """How many backward passes add up before gradients travel."""
-        return 1 if self._gradients_member is None else self._gradients_member.passes_per_step
-
-    @backward_passes_per_step.setter
-    def backward_passes_per_step(self, passes: int) -> None:
-        if self._gradients_member is not None:
-            self._gradients_member.passes_per_step = passes
-
-    @property
-    def communicates(self) -> bool:
-        """Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a while."""
-        return self._gradients_member is not None and self._gradients_member.communicates
-
-    @communicates.setter
-    def communicates(self, communicates: bool) -> None:
-        if self._gradients_member is not None:
-            self._gradients_member.communicates = communicates
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside add up here. The next one outside, or ``step``, combines what has added up."""
-        communicated, self.communicates = self.communicates, False
-        try:
-            yield
-        finally:
-            self.communicates = communicated
-
-    def synchronize(self) -> None:
-        """Waits until every gradient is combined. A backward pass has done so when it returns, unless it was not to."""
-        if self._gradients_member is not None:
-            self._gradients_member.synchronize()
-
-    def _step_combined(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Takes the step of the inner optimizer's class with gradients that are combined."""
-        if self._gradients_member is None:
-            return step(*arguments, **keywords)
-        # Groups may have been changed by hand.
-        _watch_new(self, self._gradients_member)
-        return self._gradients_member.step(step, arguments, keywords)
-
-    def zero_grad(self, *arguments: Any, **keywords: Any) -> None:
-        """Clears gradients, as the inner optimizer does."""
-        if self._gradients_member is not None:
-            self._gradients_member.gradients.clear()
-        super().zero_grad(*arguments, **keywords)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters to the inner optimizer's. Every rank must add the same."""
-        super().add_param_group(param_group)
-        if self._gradients_member is not None:
-            _watch_new(self, self._gradients_member)
-
-    # Copies.
-
-    def __copy__(self) -> Any:
-        return _fill(object.__new__(type(self)), self, _state_of(self), self._gradients_member and self._gradients_member.shared())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        made: Any = object.__new__(type(self))
-        memo[id(self)] = made
-        _fill(made, self, copy.deepcopy(_state_of(self), memo), None)
-        if self._gradients_member is not None:
-            made._gradients_member = self._gradients_member.copied(dict(zip(parameters_of(self), parameters_of(made))))
-            made._gradients_member.join()
-        return made
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _loaded, (_inner(type(self)),), _state_of(self)
+        self.reduction.follow(self._watched)

@@ -25,7 +25,8 @@ from typing import Any, cast
 import torch
 
 from . import _native, uncaught
-from .backward import CombiningOptimizer, Member, Reduction, as_real, combine, names_of, parameters_of
+from .backward import Member, Reach, Reduction, as_real
+from .combining import CombiningOptimizer, combine, names_of, parameters_of
 from .errors import ArgumentError, DuplicateKeyError
 from .kvstore import Handle, KVStore, create
 from .place import waits_in
@@ -223,69 +224,148 @@ def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[
     return hook
 
 
+class _Keys(Reach):
+    """The keys of parameters in a store. A parameter has its key as long as it lives, whatever becomes of its optimizers.
+
+    Ranks may delete an optimizer at different times, so nothing that they must have alike depends on which there are.
+    """
+
+    def __init__(self, store: KVStore) -> None:
+        self._weak = weakref.ref(store)
+        #: Each parameter that has a key, and its key, in the order in which they came.
+        self._all: list[tuple[weakref.ref[Any], str]] = []
+        #: The same by the parameter's id, which another may have later.
+        self._by_id: dict[int, tuple[weakref.ref[Any], str]] = {}
+        #: Keys that the store has, and what messages call them.
+        self._known: set[str] = set()
+        self._names: dict[str, str] = {}
+        #: For each number of parameters, a key and an array of which this rank has reached and which it watches.
+        self._arrays: dict[int, tuple[str, torch.Tensor]] = {}
+        #: How many parameters were asked about last, and the answer, which nobody may have needed.
+        self._count = 0
+        self._answer: Callable[[], set[Any]] | None = None
+
+    @property
+    def _store(self) -> KVStore:
+        """The store, which those have that ask here."""
+        return cast("KVStore", self._weak())
+
+    def add(self, parameter: Any, prefix: str) -> None:
+        """Gives a parameter a key, unless it has one. In the same order on every rank."""
+        known = self._by_id.get(id(parameter))
+        if known is None or known[0]() is not parameter:
+            known = weakref.ref(parameter), _next_key(self._store, prefix)
+            self._by_id[id(parameter)] = known
+            self._all.append(known)
+
+    def of(self, parameter: Any) -> str:
+        """The key of a parameter that has one."""
+        return self._by_id[id(parameter)][1]
+
+    def is_new(self, key: str, name: str | None) -> bool:
+        """Whether the store has still to be given the key. Messages call it by the name, if there is one."""
+        if name is not None:
+            self._names[key] = name
+            _native.name_key(key, name)
+        was_new = key not in self._known
+        self._known.add(key)
+        return was_new
+
+    def ask(self, reached: set[Any], watched: set[Any]) -> Callable[[], set[Any]]:
+        if self._store.num_workers == 1:
+            return lambda: reached
+        if self._answer is not None:
+            self._answer()
+        if self._count and self._count < len(self._all):
+            # There are new ones: those that live on no rank any more are left out.
+            alive = self._sum([ref() is not None for ref, _ in self._all[: self._count]], [])()[0]
+            self._all = [entry for entry, ranks in zip(self._all, alive) if ranks] + self._all[self._count :]
+            self._by_id = {own: entry for own, entry in self._by_id.items() if entry[0]() is not None}
+        self._count = len(self._all)
+        entries = list(self._all)
+        present = [ref() for ref, _ in entries]
+        total = self._sum([one in reached for one in present], [one in watched for one in present])
+
+        def answer() -> set[Any]:
+            somewhere = set()
+            for (ref, key), reaching, watching in zip(entries, *total()):
+                if 0 < reaching and watching < self._store.num_workers:
+                    raise ArgumentError(
+                        f"the gradient of {self._names.get(key, key)} is averaged on {watching} of {self._store.num_workers} ranks: the others have no "
+                        "optimizer for it any more\n  hint: call close() of an optimizer on every rank before it is dropped or replaced on any"
+                    )
+                if reaching:
+                    somewhere.add(ref())
+            return somewhere
+
+        self._answer = answer
+        if any(one is not None and one not in watched for one in present):
+            answer()
+        return answer
+
+    def _sum(self, first: list[bool], second: list[bool]) -> Callable[[], list[list[int]]]:
+        """Begins to sum two rows of one length over the ranks, of which the second may be missing."""
+        count = len(first)
+        if count not in self._arrays:
+            self._arrays[count] = _next_key(self._store, "reached"), torch.zeros(2, count, dtype=torch.int32)
+            self._store.init(*self._arrays[count])
+        key, array = self._arrays[count]
+        array.copy_(torch.tensor([first, second or first]))
+        handle = self._store.pushpull(key, array, wait=False, keep=False)
+
+        def total() -> list[list[int]]:
+            handle.wait()
+            rows: list[list[int]] = array.tolist()
+            return rows
+
+        return total
+
+
+#: Those of each store.
+_keys_of: weakref.WeakKeyDictionary[KVStore, _Keys] = weakref.WeakKeyDictionary()
+
+
 class _OnStore(Reduction):
     """Gradients that are averaged by a store, each as a key."""
 
     def __init__(self, store: KVStore, prefix: str, names: dict[Any, str]) -> None:
         self._store, self._prefix, self.names = store, prefix, names
-        self._keys: dict[Any, str] = {}
-        #: Keys that the store has.
-        self._known: set[str] = set()
-        #: For each parameter that has a key, whether this rank has a gradient of it; and the key of that.
-        self._reached: tuple[str, torch.Tensor] | None = None
-        #: The array of the last pass, under way.
-        self._asked: Handle | None = None
+        if store not in _keys_of:
+            _keys_of[store] = _Keys(store)
+        self._keys = _keys_of[store]
+
+    @property
+    def reach(self) -> Reach | None:
+        # A compressed sum may lack what this rank has sent.
+        return self._keys if self._store._codec == "none" else None
 
     def result(self) -> Any:
         return "average", tuple(range(self._store.num_workers))
 
     def name(self, parameters: Mapping[Any, Any]) -> None:
         for parameter in parameters:
-            if parameter not in self._keys:
-                self._keys[parameter] = _next_key(self._store, self._prefix)
-                self._reached = None
-
-    def _new(self, key: str, parameter: Any) -> bool:
-        """Whether the store has to be given the key, which messages call by the parameter's name."""
-        if key in self._known:
-            return False
-        if parameter in self.names:
-            _native.name_key(key, self.names[parameter])
-        self._known.add(key)
-        return True
+            self._keys.add(parameter, self._prefix)
 
     def begin(self, parameters: Iterable[Any]) -> None:
         for parameter in parameters:
-            if parameter.requires_grad and self._new(self._keys[parameter], parameter):
-                _broadcast(self._store, self._keys[parameter], parameter)
-
-    def unreached(self, parameters: list[Any], sent: set[Any]) -> list[Any]:
-        left = [parameter for parameter in parameters if parameter not in sent]
-        if self._store._codec != "none":
-            # A sum may lack what this rank has sent.
-            return left
-        if self._store.num_workers == 1:
-            return [parameter for parameter in left if parameter.grad is not None]
-        if self._asked is not None:
-            self._asked.wait()
-        if self._reached is None:
-            key = _next_key(self._store, f"{self._prefix}.reached")
-            self._reached = key, torch.zeros(len(self._keys), dtype=torch.int32)
-            self._store.init(key, self._reached[1])
-        key, reached = self._reached
-        has = {parameter for parameter in parameters if parameter in sent or parameter.grad is not None}
-        reached.copy_(torch.tensor([parameter in has for parameter in self._keys]))
-        self._asked = self._store.pushpull(key, reached, wait=False, keep=False)
-        if not left:
-            return []
-        self._asked.wait()
-        somewhere = dict(zip(self._keys, reached.tolist()))
-        return [parameter for parameter in left if somewhere[parameter]]
+            if not parameter.requires_grad:
+                continue
+            key = self._keys.of(parameter)
+            if self._keys.is_new(key, self.names.get(parameter)):
+                _broadcast(self._store, key, parameter)
+            elif self._store._codec == "none":
+                # By the key that it has, as a sum.
+                with torch.no_grad():
+                    value = as_real(parameter.detach()).clone(memory_format=torch.contiguous_format)
+                    self._store.pushpull(key, value if self._store.rank == 0 else value.zero_(), keep=False)
+                    as_real(parameter).copy_(value)
+            else:
+                _broadcast(self._store, _next_key(self._store, f"{self._prefix}.value"), parameter)
 
     def send(self, parameter: Any, again: bool, is_combined: bool) -> Handle:
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
-        key = self._keys[parameter] + (".again" if again else "")
-        if self._new(key, parameter):
+        key = self._keys.of(parameter) + (".again" if again else "")
+        if self._keys.is_new(key, self.names.get(parameter)):
             self._store.init(key, as_real(torch.zeros_like(parameter, memory_format=torch.contiguous_format)))
         if parameter.grad.is_sparse:
             name = self.names.get(parameter, key)

@@ -94,6 +94,7 @@ own.step()
 assert own.steps == 1
 own.close()
 store.init("mine.0", torch.ones(1))
+net = torch.nn.Linear(2, 1)
 assert 'give another prefix' in said(ringpull.DuplicateKeyError, lambda bare: ringpull.torch.DistributedOptimizer(bare, store, "mine"))
 print("all were said")
 """
@@ -104,8 +105,33 @@ def test_what_cannot_be_combined_is_an_error_that_leaves_the_optimizer_alone():
     assert done.ranks[0].out == "all were said\n", f"{done}"
 
 
+UNLIKE = """
+import torch, ringpull, ringpull.torch
+store = ringpull.create("dist_sync_mpi")
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+
+def wrapped(name, part):
+    named = [(f"{name}.{own}", parameter) for own, parameter in part.named_parameters()]
+    return ringpull.torch.DistributedOptimizer(torch.optim.SGD(part.parameters(), lr=0.1), store, named_parameters=named)
+
+for _ in range(3):
+    body, head = wrapped("body", net[0]), wrapped("head", net[1])
+# Every parameter has one key, however often it is wrapped.
+assert ringpull.torch._keys[store]["parameter"] == 4, ringpull.torch._keys[store]
+if store.rank == 1:
+    body.close()
+net(torch.ones(1, 2)).sum().backward()
+"""
+
+
+def test_an_optimizer_that_is_closed_on_one_rank_alone_is_an_error_on_every_rank():
+    done = mpi(2, "-c", UNLIKE)
+    for printed in done.ranks:
+        assert "the gradient of body.weight is averaged on 1 of 2 ranks" in printed.err, f"{done}"
+
+
 def test_optimizers_of_one_parameter_share_its_gradient_on_servers():
-    words = ["optimizer", "nobody_reaches", "generator", "two_prefixes"]
+    words = ["optimizer", "nobody_reaches", "generator", "two_prefixes", "one_rank_reaches"]
     for printed in launched(2, 1, HERE / "jobs/torch_optimizers.py", "ringpull:dist_sync", *words).ranks:
         assert printed.out == "that is all\n"
 

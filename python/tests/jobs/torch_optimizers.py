@@ -694,6 +694,65 @@ def a_generator_and_its_critic(run):
 
 
 @program()
+def a_part_that_one_rank_reaches(run):
+    """Of two parts with an optimizer each, most passes reach the second on rank 0 alone, some on none, and some nothing elsewhere."""
+    net, far = network(), nn.Linear(2, 2)
+    with torch.no_grad():
+        far.weight.fill_(0.5), far.bias.fill_(0.5)
+    optimizers = [run.wrap(sgd(part)) for part in (net, far)]
+    for at in range(6):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        parts = [run.loss(net) if at != 3 else run.rank == 0 and run.ranks * net(torch.ones(1, 3)).sum()]
+        parts += [run.ranks * far(torch.ones(1, 2) * at).square().mean()] if at != 1 and run.rank == 0 else []
+        if any(isinstance(part, torch.Tensor) for part in parts):
+            sum(parts).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return weights(net) + weights(far)
+
+
+@program(fronts=("ringpull",))
+def an_optimizer_that_one_rank_keeps(run):
+    net, far = network(), nn.Linear(2, 2)
+    former = run.wrap(torch.optim.Adam([*far.parameters(), *net[0].parameters()], lr=0.1))
+    kept = former if run.rank == 0 else None
+    del former
+    optimizer = run.wrap(sgd(net))
+    first = train(run, net, optimizer)
+    # Nobody has `far` on every rank, and nobody uses it.
+    del kept
+    return first + train(run, net, run.wrap(sgd(net)))
+
+
+@program(fronts=("ringpull",))
+def optimizers_one_after_the_other_begin_with_the_first_ranks_values(run):
+    net = network()
+    for at in range(3):
+        if run.rank and at:
+            with torch.no_grad():
+                net[0].weight.mul_(2.0)
+        train(run, net, run.wrap(sgd(net)), 2)
+    return weights(net)
+
+
+@program()
+def a_parameter_that_is_taken_out_of_its_group(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    train(run, net, optimizer)
+    del optimizer.param_groups[0]["params"][0]
+    train(run, net, optimizer, 1)
+    # From then on the gradient is this rank's.
+    optimizer.zero_grad()
+    own = torch.autograd.grad(run.loss(net), net[0].weight)[0]
+    net[0].weight.grad = None
+    run.loss(net).backward()
+    optimizer.step()
+    return [*weights(net)[1:], torch.equal(own, net[0].weight.grad)]
+
+
+@program()
 def an_optimizer_of_the_programs_own(run):
     class Own(torch.optim.Optimizer):
         """Scales what it is told in each step."""

@@ -80,7 +80,7 @@ impl Standstill {
             Some((before, since)) if *before == sight => since.clone(),
             _ => Since { now_s, when: Instant::now(), used_s: used_s() },
         };
-        let orders = sight.orders;
+        let (orders, has_begun) = (sight.orders, !sight.running.is_empty());
         self.seen = Some((sight, since.clone()));
         let still_s = now_s - since.now_s;
         if still_s < STILL_S / 2.0 {
@@ -96,7 +96,7 @@ impl Standstill {
         let recent = Instant::now().checked_sub(RECENT).map_or(since.when, |recent| recent.max(since.when));
         let place = waits::seen(recent);
         let is_stuck = waits::is_only_waiting(place.as_ref()) || shared.leaving.load(Ordering::Acquire);
-        is_stuck.then(|| Stuck { orders, site: place.and_then(|Place { site, .. }| site) })
+        is_stuck.then(|| Stuck { orders, has_begun, site: place.and_then(|Place { site, .. }| site) })
     }
 }
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ...backward import CombiningOptimizer, Member, Reduction, as_real, combine, names_of, parameters_of
+from ...backward import Member, Reduction, as_real
+from ...combining import CombiningOptimizer, combine, names_of, parameters_of
 from ..basics import Adasum, Average, Sum
 from ..process_sets import ProcessSet, global_process_set
 from .compression import Compression, Compressor
@@ -207,10 +208,11 @@ class _Allreduce(Reduction):
                 as_real(parameter).copy_(as_real(old) + self._compression.decompress(synchronize(operation), context))
         return result
 
-    def follow(self) -> None:
+    def follow(self, parameters: Iterable[Any]) -> None:
         self._were_sparse.clear()
         for group in self._groups:
             group.present, group.operation = {}, None
+        self.begin(parameters)
 
     def copied(self, of: Mapping[Any, Any]) -> _Allreduce:
         return _Allreduce(

@@ -158,11 +158,15 @@ impl Agreement {
                 .enumerate()
                 .find_map(|(late_rank, outstanding)| Some((late_rank, outstanding.as_ref()?)))
         };
+        let own = self.outstanding[rank].as_ref();
+        let has_begun = self.stuck[rank].as_ref().is_none_or(|(stuck, _)| stuck.has_begun);
         let awaited = if let Some(pending) = self.waiting().find(is_alone) {
             let ((_, call), missing) = (pending.first(), self.lacking(pending));
             format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
-        } else if let Some((late_rank, outstanding)) = outstanding().filter(|_| self.outstanding[rank].is_none()) {
+        } else if let Some((late_rank, outstanding)) = outstanding().filter(|_| own.is_none()) {
             format!("{} of key {}, which rank(s) [{late_rank}] have not called", outstanding.operation, outstanding.key)
+        } else if let Some(Outstanding { key, operation, .. }) = own.filter(|_| !has_begun) {
+            format!("what comes after {operation} of key {key}, which it has not called itself")
         } else if self.joined.contains(&rank) {
             "the others to join".to_owned()
         } else {

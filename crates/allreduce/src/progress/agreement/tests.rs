@@ -181,7 +181,7 @@ fn every_rank_that_waits_for_another_is_named_with_what_it_waits_for() {
     let mut table = Agreement::new(2, 1800.0, 1000);
     assert_eq!(table.call(0, call(3, 0, DType::F32), 0.0), Ok(vec![]));
     assert_eq!(table.call(1, call(7, 0, DType::F32), 0.0), Ok(vec![]));
-    let stuck = |orders, site: &str| Some(Stuck { orders, site: Some(site.to_owned()) });
+    let stuck = |orders, site: &str| Some(Stuck { orders, has_begun: false, site: Some(site.to_owned()) });
     table.stuck(0, stuck(5, "train.py:3"), 10.0);
     assert_eq!(table.check_deadlock(&[5; 3], 100.0), Ok(()), "rank 1 computes");
     table.stuck(1, stuck(5, "train.py:4"), 100.0);
@@ -212,7 +212,7 @@ fn the_longest_wait_is_reported_first() {
 }
 
 fn stuck(orders: u64) -> Stuck {
-    Stuck { orders, site: None }
+    Stuck { orders, has_begun: true, site: None }
 }
 
 /// A link is down in a frozen step: rank 0 has begun the next one, and the others still wait for data of this
@@ -233,6 +233,11 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
     assert_eq!(table.late().map(|late| late.missing), Some(vec![1]));
     (0..3).for_each(|rank| table.stuck(rank, Some(stuck(5)), 5.0));
     assert_eq!(table.check_deadlock(&[5; 3], 100.0), Ok(()));
+    // Without anything that has begun there is no data to come.
+    (1..3).for_each(|rank| table.stuck(rank, Some(Stuck { has_begun: false, ..stuck(5) }), 5.0));
+    let text = table.check_deadlock(&[5; 3], 100.0).unwrap_err().to_string();
+    assert!(text.contains("rank 1 waits for what comes after push of key 1, which it has not called itself"), "{text}");
+    (1..3).for_each(|rank| table.stuck(rank, Some(stuck(5)), 5.0));
     // Rank 0 waits for a call of theirs, and they for data: after the limit that is lost.
     (1..3).for_each(|rank| table.data_still(rank, true, 4.0));
     assert_eq!(table.lost_data(&[5; 3], 31.9, 30.0, 0.0), None);
@@ -349,7 +354,7 @@ fn ranks_of_sets_that_wait_for_each_other_are_in_a_deadlock_while_another_goes_o
     let (left, right) = (Some(&[0, 1][..]), Some(&[1, 0][..]));
     assert_eq!(table.call(0, collective(left, 0, DType::F32), 0.0), Ok(vec![]));
     assert_eq!(table.call(1, collective(right, 0, DType::F32), 0.0), Ok(vec![]));
-    (0..2).for_each(|rank| table.stuck(rank, Some(Stuck { orders: 5, site: None }), 0.0));
+    (0..2).for_each(|rank| table.stuck(rank, Some(Stuck { orders: 5, has_begun: true, site: None }), 0.0));
     let text = table.check_deadlock(&[5; 3], 10.0).unwrap_err().to_string();
     assert!(text.contains("rank 0 waits") && text.contains("rank 1 waits") && !text.contains("rank 2 waits"), "{text}");
     assert_eq!(table.check_deadlock(&[5, 6, 5], 10.0), Ok(()), "an order is on its way to rank 1");
@@ -444,7 +449,8 @@ fn a_receive_from_any_rank_waits_in_vain_when_nobody_is_left_who_could_send() {
     // Ranks 0 and 1 wait for each other, but rank 2 may send to rank 0.
     let mut stuck = table();
     assert_eq!(stuck.call(1, message(1, Peering::From(Some(0)), 0, DType::F32), 0.0), Ok(vec![]));
-    let wait = |table: &mut Agreement, rank| table.stuck(rank, Some(Stuck { orders: 0, site: None }), 0.0);
+    let wait =
+        |table: &mut Agreement, rank| table.stuck(rank, Some(Stuck { orders: 0, has_begun: true, site: None }), 0.0);
     (0..2).for_each(|rank| wait(&mut stuck, rank));
     assert_eq!(stuck.check_deadlock(&[0; 3], 3.0), Ok(()));
     assert_eq!(stuck.leave(2, None, 0.0), Ok(vec![]), "rank 1 can send");

@@ -132,7 +132,11 @@ impl Point {
 fn assert_missing(world: &World, expect: Expect) {
     let mut agreement = world.agreement.clone();
     for (rank, waits) in world.waits.iter().enumerate() {
-        agreement.stuck(rank, waits.then_some(Stuck { orders: 9, site: None }), 0.0);
+        agreement.stuck(
+            rank,
+            waits.then_some(Stuck { orders: 9, has_begun: !world.comm[rank].is_empty(), site: None }),
+            0.0,
+        );
         agreement.data_still(rank, !world.comm[rank].is_empty(), 0.0);
     }
     let in_vain = agreement.check_deadlock(&[9; 8], 3.0);

@@ -1,0 +1,243 @@
+"""Optimizers of PyTorch whose gradients are combined over ranks: each stays the object and of the class that it was.
+
+The class that it gets is one of the program's class and of a front end's, :class:`CombiningOptimizer`: so whatever works with an
+optimizer works with it, and nothing of it has to be passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from .backward import Member
+from .errors import ArgumentError
+
+__all__ = ["CombiningOptimizer", "combine", "names_of", "parameters_of"]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The optimizer's parameters, each once."""
+    if not hasattr(optimizer, "param_groups"):
+        raise ArgumentError(f"a {type(optimizer).__name__} is no optimizer\n  hint: give one, such as torch.optim.SGD(model.parameters(), lr=0.1)")
+    return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
+
+
+def names_of(optimizer: torch.optim.Optimizer) -> dict[Any, str]:
+    """What an optimizer of PyTorch 2.6 or later calls its parameters, if it was told."""
+    return {parameter: name for group in optimizer.param_groups for name, parameter in zip(group.get("param_names", ()), group["params"])}
+
+
+def _inner(kind: type) -> type:
+    """The class of the optimizer that one of ours was made of."""
+    return getattr(kind, "_gradients_inner", kind)
+
+
+class _Unannounced:
+    """A base of classes that the program's own need not be told of."""
+
+    def __init_subclass__(cls) -> None:
+        """Does nothing."""
+
+
+@functools.lru_cache(maxsize=None)
+def _combining(front: type, inner: Any) -> type:
+    """The class of optimizers of ``inner`` whose gradients are combined by ``front``."""
+
+    @functools.wraps(inner.step)
+    def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return self._step_combined(functools.partial(inner.step, self), arguments, keywords)
+
+    # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
+    vars(step)["hooked"] = True
+
+    # Called too when an optimizer has got this class by `DistributedOptimizer(optimizer)`, of which a program
+    # may have a subclass.
+    @functools.wraps(inner.__init__)
+    def initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
+        initialises: Any = inner if self._gradients_member is None else front
+        initialises.__init__(self, *arguments, **keywords)
+
+    words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
+    # Behind those of `front`, of which a program may have a subclass.
+    last = type(inner.__name__, (_Unannounced, inner), {**words, "step": step})
+    methods = {"__new__": lambda kind, *_, **__: object.__new__(kind), "__init__": initialise}
+    return type(inner.__name__, (front, last), {**words, **methods, "_gradients_inner": inner})
+
+
+def _loaded(kind: type) -> Any:
+    """An optimizer for the state that one of ours was pickled with. It is a bare one: who loads it may be no rank of a job."""
+    warnings.warn(
+        f"a {kind.__name__} is loaded whose gradients were combined over ranks, and now are not: give it to DistributedOptimizer",
+        stacklevel=2,
+    )
+    return object.__new__(kind)
+
+
+def _with_step(optimizer: Any) -> Any:
+    """The step that the program has given the optimizer in place of its class's, such as one that a schedule counts."""
+    own, step = weakref.ref(optimizer), optimizer.step
+
+    def combined(*arguments: Any, **keywords: Any) -> Any:
+        made: Any = own()
+        return made._step_combined(step, arguments, keywords)
+
+    if isinstance(step, types.MethodType):
+        made: Any = types.MethodType(functools.wraps(step.__func__)(lambda _, *arguments, **keywords: combined(*arguments, **keywords)), optimizer)
+        made.__func__._combines = True
+    else:
+        made = functools.wraps(step)(combined)
+        made._combines = True
+    return made
+
+
+def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
+    """The optimizer, with gradients that are combined by the class ``front``. It has not changed if this raises."""
+    inner = _inner(type(optimizer))
+    for name in (*own, *vars(CombiningOptimizer)):
+        is_its = hasattr(inner, name) or (type(optimizer) is inner and name in vars(optimizer))
+        if is_its and not name.startswith("_") and not hasattr(torch.optim.Optimizer, name):
+            raise ArgumentError(f"a {inner.__name__} has an attribute {name} already, which would be ours\n  hint: give it another name")
+    former = vars(optimizer).get("_gradients_member")
+    if former is not None:
+        former.leave()
+    try:
+        member.join()
+        member.gradients.reduction.begin(member.parameters)
+    except Exception:
+        if former is not None:
+            former.join()
+        raise
+    optimizer.__class__ = _combining(front, inner)
+    vars(optimizer).update(own, _gradients_member=member)
+    if "step" in vars(optimizer) and not hasattr(optimizer.step, "_combines"):
+        optimizer.step = _with_step(optimizer)
+    return optimizer
+
+
+def _follow_groups(optimizer: CombiningOptimizer, member: Member) -> None:
+    """Lets the gradients travel of the parameters that the optimizer has now."""
+    present = dict.fromkeys(parameters_of(optimizer))
+    gone = [parameter for parameter in member.parameters if parameter not in present]
+    if gone:
+        member.shrink(gone)
+    new = [parameter for parameter in present if parameter not in member.parameters]
+    if new:
+        member.gradients.reduction.names.update(names_of(optimizer))
+        member.extend(new)
+
+
+def _state_of(optimizer: CombiningOptimizer) -> Any:
+    """The inner optimizer's state as it pickles it."""
+    state: Any = optimizer.__getstate__()
+    return {name: value for name, value in state.items() if name not in optimizer._gradients_own} if isinstance(state, dict) else state
+
+
+def _fill(made: Any, optimizer: CombiningOptimizer, state: Any, member: Member | None) -> Any:
+    """Makes another object of the optimizer's class a copy of it."""
+    made.__setstate__(state)
+    vars(made).update({name: vars(optimizer)[name] for name in optimizer._gradients_own if name in vars(optimizer)}, _gradients_member=member)
+    return made
+
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer as _Optimizer
+else:
+    # The inner optimizer's class stands in its place, and may have another base.
+    _Optimizer = object
+
+
+class CombiningOptimizer(_Unannounced, _Optimizer):
+    """An optimizer whose gradients are combined. It stays the object that it was, and is of its own class still; this is what is added."""
+
+    #: None in one whose gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
+    _gradients_member: Member | None = None
+    #: Attributes that are ours.
+    _gradients_own: ClassVar[tuple[str, ...]] = ("_gradients_member",)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Does nothing: the optimizer was made before."""
+
+    def close(self) -> None:
+        """Lets gradients alone from now on: the optimizer is as it was before it was wrapped. Waits for what travels."""
+        member, self._gradients_member = self._gradients_member, None
+        if member is not None:
+            member.leave()
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add up before gradients travel."""
+        return 1 if self._gradients_member is None else self._gradients_member.passes_per_step
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        if self._gradients_member is not None:
+            self._gradients_member.passes_per_step = passes
+
+    @property
+    def communicates(self) -> bool:
+        """Set to False while gradients of several backward passes add up here; :meth:`no_sync` does so for a while."""
+        return self._gradients_member is not None and self._gradients_member.communicates
+
+    @communicates.setter
+    def communicates(self, communicates: bool) -> None:
+        if self._gradients_member is not None:
+            self._gradients_member.communicates = communicates
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up here. The next one outside, or ``step``, combines what has added up."""
+        communicated, self.communicates = self.communicates, False
+        try:
+            yield
+        finally:
+            self.communicates = communicated
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is combined. A backward pass has done so when it returns, unless it was not to."""
+        if self._gradients_member is not None:
+            self._gradients_member.synchronize()
+
+    def _step_combined(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Takes the step of the inner optimizer's class with gradients that are combined."""
+        if self._gradients_member is None:
+            return step(*arguments, **keywords)
+        # Groups may have been changed by hand.
+        _follow_groups(self, self._gradients_member)
+        return self._gradients_member.step(step, arguments, keywords)
+
+    def zero_grad(self, *arguments: Any, **keywords: Any) -> None:
+        """Clears gradients, as the inner optimizer does."""
+        if self._gradients_member is not None:
+            self._gradients_member.gradients.clear()
+        super().zero_grad(*arguments, **keywords)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters to the inner optimizer's. Every rank must add the same."""
+        super().add_param_group(param_group)
+        if self._gradients_member is not None:
+            _follow_groups(self, self._gradients_member)
+
+    # Copies.
+
+    def __copy__(self) -> Any:
+        return _fill(object.__new__(type(self)), self, _state_of(self), self._gradients_member and self._gradients_member.shared())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made: Any = object.__new__(type(self))
+        memo[id(self)] = made
+        _fill(made, self, copy.deepcopy(_state_of(self), memo), None)
+        if self._gradients_member is not None:
+            made._gradients_member = self._gradients_member.copied(dict(zip(parameters_of(self), parameters_of(made))))
+            made._gradients_member.join()
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _loaded, (_inner(type(self)),), _state_of(self)
