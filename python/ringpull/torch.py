@@ -399,8 +399,7 @@ class DistributedOptimizer(CombiningOptimizer):
     make the same number of passes in a step.
 
     Several optimizers may have one parameter, whose gradient is averaged once. The last that was made says by which store. An
-    optimizer that is deleted, or closed by :meth:`close`, lets gradients alone. Call :meth:`close` on every rank before you drop one
-    whose parameters are used on: ranks may delete it at different times.
+    optimizer that is deleted, or closed by :meth:`close`, lets gradients alone: on every rank, or on none.
     """
 
     store: KVStore

@@ -12,10 +12,14 @@ ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("PMI_SIZE")
 if "mxnet" in example:
     import ringpull.mxnet  # noqa: F401
     from mxnet.gluon import Trainer as Stepping
+
+    name = "step"
 else:
     from ringpull.torch import DistributedOptimizer as Stepping
 
-step, count = Stepping.step, 0
+    name = "_step_combined"
+
+step, count = getattr(Stepping, name), 0
 
 
 def late_step(self, *words, **named):
@@ -26,7 +30,7 @@ def late_step(self, *words, **named):
     return step(self, *words, **named)
 
 
-Stepping.step = late_step
+setattr(Stepping, name, late_step)
 sys.argv = [example, *arguments]
 runpy.run_path(example, run_name="__main__")
 print(f"rank {rank} made {count} steps", flush=True)
