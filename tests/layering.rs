@@ -281,6 +281,17 @@ fn unsafe_code_stays_in_the_files_that_are_named_here() {
     assert_eq!(allowing, UNSAFE.iter().map(|&name| name.to_owned()).collect());
 }
 
+/// One screen, so that a reader gets the decision and not its history.
+#[test]
+fn pages_of_decisions_are_few_and_fit_a_screen() {
+    let pages = fs::read_dir(root().join("docs/decisions")).unwrap().map(|entry| entry.unwrap().path());
+    let lines: BTreeMap<PathBuf, usize> =
+        pages.map(|page| (page.clone(), fs::read_to_string(&page).unwrap().lines().count())).collect();
+    assert!((20..=30).contains(&lines.len()), "{} pages", lines.len());
+    let long: Vec<_> = lines.iter().filter(|(_, lines)| **lines > 60).collect();
+    assert!(long.is_empty(), "pages of more than 60 lines, whose tables belong in benches/tables.md: {long:?}");
+}
+
 #[test]
 fn every_source_file_is_ascii() {
     let wrong: Vec<String> = ["src", "crates", "tests", "examples", "benches", "python"]

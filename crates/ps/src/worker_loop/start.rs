@@ -2,7 +2,7 @@
 //! after a moment in any case. A barrier leaves after the first messages of what was called before it.
 //!
 //! A connection that is made while first values fill a host's link is a slow one
-//! (`docs/decisions/connected-before-values.md`). Nothing depends on the wait but the time of a step.
+//! (`docs/decisions/server-window.md`). Nothing depends on the wait but the time of a step.
 
 use std::time::{Duration, Instant};
 
