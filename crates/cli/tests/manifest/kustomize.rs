@@ -1,5 +1,5 @@
-//! The part of kustomize that `mpijob/` uses: resources, components and JSON patches. Where kustomize itself
-//! is installed its rendering is compared with this one.
+//! The part of kustomize that `mpijob/` uses: resources and JSON patches. Where kustomize itself is installed
+//! its rendering is compared with this one.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,15 +18,12 @@ pub(crate) fn render(folder: &Path) -> Vec<Value> {
 fn build(folder: &Path, objects: &mut Vec<Value>) {
     let settings = parse(&read(&folder.join("kustomization.yaml"))).remove(0);
     for (field, _) in settings.as_object().unwrap() {
-        let known = ["apiVersion", "kind", "resources", "components", "patches", "configurations"];
+        let known = ["apiVersion", "kind", "resources", "patches", "configurations"];
         assert!(known.contains(&field.as_str()), "{}: {field} is not rendered here", folder.display());
     }
     for resource in list(&settings["resources"]) {
         let path = folder.join(resource.as_str().unwrap());
         if path.is_dir() { build(&path, objects) } else { objects.extend(parse(&read(&path))) }
-    }
-    for component in list(&settings["components"]) {
-        build(&folder.join(component.as_str().unwrap()), objects);
     }
     for patch in list(&settings["patches"]) {
         let kind = &patch["target"]["kind"];
@@ -45,13 +42,10 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// One step of RFC 6902: `add`, `replace` and `copy`.
+/// One step of RFC 6902: `add` and `replace`.
 fn apply(object: &mut Value, step: &Value) {
     let path = step["path"].as_str().unwrap();
-    let value = match step["from"].as_str() {
-        Some(from) => object.pointer(from).unwrap_or_else(|| panic!("{from} leads nowhere")).clone(),
-        None => step["value"].clone(),
-    };
+    let value = step["value"].clone();
     let (parent, last) = path.rsplit_once('/').unwrap();
     let last = last.replace("~1", "/").replace("~0", "~");
     let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("{path} leads nowhere"));
@@ -59,7 +53,7 @@ fn apply(object: &mut Value, step: &Value) {
         (Some("add"), Value::Array(elements)) if last == "-" => elements.push(value),
         (Some("add"), Value::Array(elements)) => elements.insert(last.parse().unwrap(), value),
         (Some("replace"), Value::Array(elements)) => elements[last.parse::<usize>().unwrap()] = value,
-        (Some("add" | "copy"), Value::Object(fields)) => drop(fields.insert(last, value)),
+        (Some("add"), Value::Object(fields)) => drop(fields.insert(last, value)),
         (Some("replace"), Value::Object(fields)) => {
             assert!(fields.insert(last, value).is_some(), "{path}: there is nothing to replace");
         }
@@ -72,7 +66,7 @@ pub(crate) fn installed(folder: &Path) -> Option<Vec<Value>> {
     let commands: [&[&str]; 2] = [&["kustomize", "build"], &["kubectl", "kustomize"]];
     let output = commands.iter().find_map(|words| {
         let output = Command::new(words[0]).arg(words[1]).arg(folder).output().ok()?;
-        // An old kubectl knows no components.
+        // An old kubectl does not know every field.
         (output.status.success() || !String::from_utf8_lossy(&output.stderr).contains("unknown")).then_some(output)
     })?;
     assert!(output.status.success(), "{}: {}", folder.display(), String::from_utf8_lossy(&output.stderr));

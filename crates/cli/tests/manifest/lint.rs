@@ -71,8 +71,8 @@ fn stdin_is_linted_too_and_a_file_without_a_job_is_an_error() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 job(s): 0 error(s)"), "{text}");
-    let output = ringpull(&["manifest", "lint", CLEAN, "mpijob/job/job.yaml"]);
+    let output = ringpull(&["manifest", "lint", CLEAN, "mpijob/claim/claim.yaml"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("error: mpijob/job/job.yaml holds no job") && text.contains("hint:"), "{text}");
+    assert!(text.contains("error: mpijob/claim/claim.yaml holds no job") && text.contains("hint:"), "{text}");
 }

@@ -21,13 +21,16 @@ fn the_words_of_every_kind_are_understood_by_their_programs() {
 #[test]
 fn a_conversion_is_valid_and_names_what_is_lost() {
     let output =
-        super::ringpull(&["manifest", "convert", "mpijob/overlays/gang/../../base/mpijob.yaml", "--to", "trainjob"]);
+        super::ringpull(&["manifest", "convert", "mpijob/overlays/gpu/../../base/mpijob.yaml", "--to", "trainjob"]);
     let objects = super::parse(&String::from_utf8(output.stdout).unwrap());
     let kinds: Vec<_> = objects.iter().map(|object| object["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["TrainingRuntime", "TrainJob"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("warning: root: Trainer's key has mode 0640"));
+    let mxjob = super::ringpull(&["manifest", "mxjob", "--servers", "4", "--", "train", "--kv-store", "dist_sync"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), mxjob.stdout).unwrap();
     for target in ["mpijob", "trainjob"] {
-        let output = super::ringpull(&["manifest", "convert", "mpijob/legacy/mxjob/job.yaml", "--to", target]);
+        let output = super::ringpull(&["manifest", "convert", file.path().to_str().unwrap(), "--to", target]);
         let text = String::from_utf8(output.stdout).unwrap();
         let objects = super::parse(&text);
         assert_eq!(objects.len(), if target == "mpijob" { 1 } else { 2 });

@@ -218,7 +218,7 @@ fn a_gang_starts_its_launcher_with_its_workers() {
 }
 
 #[test]
-fn pods_of_the_gpu_component_start_without_a_gpu_and_say_so() {
+fn pods_with_gpus_start_without_a_gpu_and_say_so() {
     let Some(image) = image() else { return };
     let options = ["train", "--name", "sim", "--workers", "2", "--gpus", "1"];
     let run = |test, options: &[&str], words: &[&str]| {
@@ -234,13 +234,12 @@ fn pods_of_the_gpu_component_start_without_a_gpu_and_say_so() {
     assert!(code != Some(0) && text.contains("the CUDA driver was not found"), "{code:?}: {text}");
 }
 
-/// Each option has the component of its name, and pairs of components are what both options write. Without
-/// their devices the pods of `gpu` and `rdma` run too; `network-policy` changes none.
+/// Without their devices the pods of `--gpus` and `--rdma` run too.
 #[test]
 #[ignore = "long: scripts/test --all"]
-fn all_pairs_of_components_train() {
+fn all_pairs_of_options_train() {
     let Some(image) = image() else { return };
-    let components: [(&[&str], usize); 6] = [
+    let options: [(&[&str], usize); 6] = [
         (&["--gang", "volcano"], 1),
         (&["--min-workers", "2"], 1),
         (&["--gpus", "2"], 2),
@@ -248,11 +247,11 @@ fn all_pairs_of_components_train() {
         (&["--non-root"], 1),
         (&["--launcher-works"], 1),
     ];
-    for (at, (one, slots)) in components.iter().enumerate() {
-        for (number, (other, more)) in components[at + 1..].iter().enumerate() {
+    for (at, (one, slots)) in options.iter().enumerate() {
+        for (number, (other, more)) in options[at + 1..].iter().enumerate() {
             println!("{one:?} and {other:?}");
-            let options = [&["--workers", "2"][..], one, other].concat();
-            trains_alike(&format!("c{at}{number}"), &image, &options, 2, 2 * slots * more, CALM);
+            let words = [&["--workers", "2"][..], one, other].concat();
+            trains_alike(&format!("c{at}{number}"), &image, &words, 2, 2 * slots * more, CALM);
         }
     }
 }
