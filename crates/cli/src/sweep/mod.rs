@@ -52,10 +52,11 @@ impl SweepPlan {
         if bytes <= SHORT_BYTES { self.short_iters } else { self.long_iters }
     }
 
-    /// The medians of the jobs of a record.
-    pub(crate) fn of_jobs(&self, record: &Record) -> Option<Summary> {
-        let jobs = record.seconds.chunks(self.iters_of(record.bytes as usize).max(1));
-        Summary::of(&jobs.filter_map(|seconds| Some(Summary::of(seconds)?.median)).collect::<Vec<_>>())
+    /// A record with the median of each job in place of its samples.
+    fn of_jobs(&self, record: Record) -> JobTimes {
+        let Record { mode, ranks, bytes, bound_s, .. } = record;
+        let seconds = medians(&record.seconds, self.iters_of(bytes as usize).max(1));
+        JobTimes { mode, ranks, bytes, seconds, bound_s }
     }
 
     /// The jobs of round `round`, from 0: one of the short payloads and one of the long ones, if it has any.
@@ -71,14 +72,36 @@ impl SweepPlan {
     }
 }
 
+/// The median of each job of this many samples.
+fn medians(seconds: &[f64], of_job: usize) -> Vec<f64> {
+    seconds.chunks(of_job).filter_map(|seconds| Some(Summary::of(seconds)?.median)).collect()
+}
+
+/// The times of a contender for one number of ranks and one size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct JobTimes {
+    /// The contender.
+    pub mode: String,
+    pub ranks: usize,
+    pub bytes: u64,
+    /// The median of each job.
+    pub seconds: Vec<f64>,
+    pub bound_s: Option<f64>,
+}
+
+impl JobTimes {
+    pub(crate) fn summary(&self) -> Option<Summary> {
+        Summary::of(&self.seconds)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sweep {
     pub environment: Environment,
     pub command: String,
     pub plan: SweepPlan,
     pub took_s: f64,
-    /// One record for each contender, number of ranks and size; its `mode` is the contender.
-    pub records: Vec<Record>,
+    pub records: Vec<JobTimes>,
     /// Contenders that are not installed or failed, with the reason.
     pub missing: Vec<String>,
 }
@@ -103,7 +126,7 @@ pub(crate) fn run(
             let of = |bytes: &usize| found.of(*variant, *ranks, *bytes as u64);
             // A contender that failed at once has no record.
             let merged = |bytes| rounds::merged(*variant, &of(bytes), own_hosts, links, LinkRate::default()).ok();
-            records.extend(plan.sizes.iter().filter_map(merged));
+            records.extend(plan.sizes.iter().filter_map(merged).map(|record| plan.of_jobs(record)));
         }
     }
     let absent = found.absent.iter().map(|(variant, install)| format!("{variant} is not installed: {install}"));
@@ -150,8 +173,8 @@ pub(crate) mod tests {
             results.records.iter().filter(|record| record.mode == mode && record.ranks == ranks).collect::<Vec<_>>()
         };
         let ours = of("dist_sync_mpi", 2);
-        assert_eq!(ours.iter().map(|record| record.seconds.len()).collect::<Vec<_>>(), [12, 12, 2]);
-        assert!(of("dist_sync_mpi", 3).iter().all(|record| record.ratio_to_bound.is_some()));
+        assert_eq!(ours.iter().map(|record| record.seconds.len()).collect::<Vec<_>>(), [3, 3, 2], "one for each job");
+        assert!(of("dist_sync_mpi", 3).iter().all(|record| record.bound_s.is_some()));
         assert!(of("openmpi:4", 3).is_empty());
         assert!(results.missing[0].contains("horovod is not installed"), "{:?}", results.missing);
         assert!(results.missing[1].contains("openmpi:4 on 3 ranks failed: rank 2 is lost"), "{:?}", results.missing);
@@ -159,10 +182,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_time_is_the_median_of_the_jobs_medians() {
-        let (mut results, _) = swept();
-        let record = results.records.iter_mut().find(|record| record.bytes == 4).unwrap();
-        record.seconds = [[1.0, 1.0, 1.0, 9.0], [8.0, 8.0, 8.0, 1.0], [3.0, 3.0, 3.0, 3.0]].concat();
-        let summary = results.plan.of_jobs(record).unwrap();
+        let seconds = medians(&[1.0, 1.0, 1.0, 9.0, 8.0, 8.0, 8.0, 1.0, 3.0, 3.0, 3.0, 3.0], 4);
+        assert_eq!(seconds, [1.0, 8.0, 3.0]);
+        let times = JobTimes { mode: "mpi".to_owned(), ranks: 2, bytes: 4, seconds, bound_s: None };
+        let summary = times.summary().unwrap();
         assert_eq!((summary.count, summary.min, summary.median, summary.max), (3, 1.0, 3.0, 8.0));
     }
 }

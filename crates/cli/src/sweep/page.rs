@@ -1,8 +1,7 @@
 //! The results of sweeps as one Markdown page, which follows from the samples alone.
 
-use super::{SHORT_BYTES, Sweep, SweepPlan};
+use super::{JobTimes, SHORT_BYTES, Sweep, SweepPlan};
 use crate::mode::Mode;
-use crate::record::Record;
 use crate::size::format_payload;
 use crate::statistics::{RESOLUTION, Summary};
 use crate::text::{format_seconds, several};
@@ -22,11 +21,11 @@ fn beside() -> [Variant; 2] {
 
 /// Ours and the best of the others, for one number of ranks and one size.
 struct Match<'a> {
-    ours: &'a Record,
+    ours: &'a JobTimes,
     summary: Summary,
     /// Of [`beside`].
     beside: [Option<Summary>; 2],
-    best: &'a Record,
+    best: &'a JobTimes,
     best_summary: Summary,
 }
 
@@ -149,15 +148,15 @@ fn time(summary: &Summary) -> String {
 }
 
 /// The variant of a record, by its present or an earlier name.
-fn who(record: &Record) -> Option<Variant> {
+fn who(record: &JobTimes) -> Option<Variant> {
     record.mode.parse().ok()
 }
 
-fn words(record: &Record) -> String {
+fn words(record: &JobTimes) -> String {
     who(record).map_or(record.mode.clone(), Variant::words)
 }
 
-fn is_ours(record: &Record) -> bool {
+fn is_ours(record: &JobTimes) -> bool {
     who(record).is_some_and(|variant| variant.peer.is_none())
 }
 
@@ -166,12 +165,12 @@ fn matches(sweep: &Sweep, ranks: usize) -> Vec<Match<'_>> {
         let here = || sweep.records.iter().filter(|it| it.ranks == ranks && it.bytes == *bytes as u64);
         let of = |variant: Variant| here().find(|it| who(it) == Some(variant));
         let own = of(ours())?;
-        let others = here().filter(|it| !is_ours(it)).filter_map(|it| Some((it, sweep.plan.of_jobs(it)?)));
+        let others = here().filter(|it| !is_ours(it)).filter_map(|it| Some((it, it.summary()?)));
         let (best, best_summary) = others.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
         Some(Match {
             ours: own,
-            summary: sweep.plan.of_jobs(own)?,
-            beside: beside().map(|variant| of(variant).and_then(|it| sweep.plan.of_jobs(it))),
+            summary: own.summary()?,
+            beside: beside().map(|variant| of(variant).and_then(JobTimes::summary)),
             best,
             best_summary,
         })
@@ -207,13 +206,13 @@ fn verdict(matches: &[Match]) -> String {
 /// The geometric mean of each other's time over ours: the gain over a program that uses one of them for all
 /// sizes.
 fn against_each(sweep: &Sweep) -> String {
-    let own = |of: &Record| {
-        let alike = |it: &&Record| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());
-        Some(sweep.plan.of_jobs(sweep.records.iter().find(alike)?)?.median)
+    let own = |of: &JobTimes| {
+        let alike = |it: &&JobTimes| (it.ranks, it.bytes) == (of.ranks, of.bytes) && who(it) == Some(ours());
+        Some(sweep.records.iter().find(alike)?.summary()?.median)
     };
     let mean = |variant: Variant, of_size: &dyn Fn(u64) -> bool| {
         let records = sweep.records.iter().filter(|it| who(it) == Some(variant) && of_size(it.bytes));
-        let logs: Vec<f64> = records.filter_map(|it| Some((sweep.plan.of_jobs(it)?.median / own(it)?).ln())).collect();
+        let logs: Vec<f64> = records.filter_map(|it| Some((it.summary()?.median / own(it)?).ln())).collect();
         let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
         if logs.is_empty() { "-".to_owned() } else { format!("{mean:.2}x") }
     };
@@ -264,7 +263,6 @@ mod tests {
         for record in &mut results.records {
             if record.mode == "mpi" && record.bytes == 4 && record.ranks == 2 {
                 record.seconds.iter_mut().for_each(|sample| *sample /= 10.0);
-                record.median_s /= 10.0;
             }
         }
         let page = render(&[results]);
@@ -276,7 +274,7 @@ mod tests {
         let (mut results, _) = swept();
         for record in results.records.iter_mut().filter(|record| record.bytes == 4 && record.ranks == 2) {
             match record.mode.as_str() {
-                "dist_sync_mpi" => record.seconds[..4].iter_mut().for_each(|sample| *sample /= 10.0),
+                "dist_sync_mpi" => record.seconds[0] /= 10.0,
                 "mpi" => record.seconds.iter_mut().for_each(|sample| *sample /= 10.0),
                 _ => {}
             }
