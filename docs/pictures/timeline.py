@@ -5,7 +5,7 @@
     ringpull launch -n 4 -s 0 --launcher lab --env RINGPULL_TIMELINE=$PWD/trace.json -- \\
       ringpull bench train --model vgg16 --scale 0.02 --compute 0.6 --iters 3
     ringpull lab down
-    ringpull timeline trace.*.json --out merged.json
+    ringpull top trace.*.json --out merged.json
     docs/pictures/timeline.py merged.json >docs/pictures/timeline.svg
 """
 

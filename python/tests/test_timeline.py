@@ -1,4 +1,4 @@
-"""`ringpull timeline` of Python programs."""
+"""`ringpull top` with timelines of Python programs."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ def test_a_rank_that_others_wait_for_is_the_straggler_and_every_step_counts(how,
     binary = ringpull_binary()
     job(2, "late", how, RINGPULL_TIMELINE=tmp_path / "trace.json")
     files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]
-    said = subprocess.run([binary, "timeline", *files, "--format", "json"], capture_output=True, text=True, check=True)
+    said = subprocess.run([binary, "top", *files, "--format", "json"], capture_output=True, text=True, check=True)
     early, late = json.loads(said.stdout)["ranks"]
     # From the first of ten steps to the last; the others wait for most of the 60 ms.
     assert (early["steps"], late["steps"]) == (9, 9), said.stdout

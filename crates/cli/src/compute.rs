@@ -12,32 +12,28 @@ use rustix::time::{ClockId, clock_gettime};
 /// its share of processor time, however long that takes on busy cores.
 #[derive(Debug)]
 pub(crate) struct Compute {
-    /// The part of its time that it spends on the processor; `None` by the clock.
-    burn: Option<f64>,
+    /// Whether it computes on the processor, and not by the clock.
+    burns: bool,
     due: Instant,
     due_cpu: Duration,
 }
 
 impl Compute {
     /// A device that begins now.
-    pub(crate) fn start(burn: Option<f64>) -> Self {
-        Compute { burn, due: Instant::now(), due_cpu: thread_cpu() }
+    pub(crate) fn start(burns: bool) -> Self {
+        Compute { burns, due: Instant::now(), due_cpu: thread_cpu() }
     }
 
     /// Works for `seconds` from the end of its previous work.
     pub(crate) fn work(&mut self, seconds: f64) {
-        match self.burn {
-            None => {
-                self.due += Duration::from_secs_f64(seconds);
-                std::thread::sleep(self.due.saturating_duration_since(Instant::now()));
+        if self.burns {
+            self.due_cpu += Duration::from_secs_f64(seconds);
+            while thread_cpu() < self.due_cpu {
+                spin();
             }
-            Some(part) => {
-                self.due_cpu += Duration::from_secs_f64(seconds * part);
-                while thread_cpu() < self.due_cpu {
-                    spin();
-                }
-                std::thread::sleep(Duration::from_secs_f64(seconds * (1.0 - part)));
-            }
+        } else {
+            self.due += Duration::from_secs_f64(seconds);
+            std::thread::sleep(self.due.saturating_duration_since(Instant::now()));
         }
     }
 
@@ -69,7 +65,7 @@ mod tests {
     #[test]
     fn by_the_clock_work_takes_its_time_and_idle_time_is_added() {
         let start = Instant::now();
-        let mut device = Compute::start(None);
+        let mut device = Compute::start(false);
         device.work(0.01);
         device.idle(Duration::from_millis(5));
         device.work(0.01);
@@ -78,8 +74,8 @@ mod tests {
 
     #[test]
     fn on_the_processor_the_work_takes_processor_time() {
-        let due = thread_cpu() + Duration::from_millis(5);
-        Compute::start(Some(0.5)).work(0.01);
+        let due = thread_cpu() + Duration::from_millis(10);
+        Compute::start(true).work(0.01);
         assert!(thread_cpu() >= due);
     }
 }

@@ -12,7 +12,7 @@
 //! - `record`, `statistics`, `usage`: a measurement, its spread and its cost; `explain`: what `auto` does;
 //!   `kept`: what an interrupted benchmark has measured;
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
-//!   allreduce over all sizes, against others; `quiet`: the wait between jobs;
+//!   allreduces of many sizes, against others; `quiet`: the wait between jobs;
 //! - `advise`: steps of training predicted for any number of hosts;
 //! - `rehearse`: jobs that meet faults; `differ`: the values of two kinds;
 //! - `timeline`: merges the ranks' timelines, and accounts for each step's time;

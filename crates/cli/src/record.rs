@@ -73,8 +73,8 @@ pub(crate) struct Record {
 pub(crate) struct Train {
     /// Computing in a step: as configured by the clock, or measured on the processor without communication.
     pub compute_s: f64,
-    /// The part of it that is spent on the processor; `None` by the clock.
-    pub burn: Option<f64>,
+    /// Whether it is spent on the processor, and not by the clock.
+    pub burn: bool,
     pub exposed_s: f64,
     pub efficiency: f64,
     /// The longer of `compute_s` and the mode's bound. `None` if that bound is not known.
@@ -135,13 +135,7 @@ impl Record {
 
     /// Makes it the record of a step that computes for `compute_s`.
     #[must_use]
-    pub(crate) fn with_train(
-        mut self,
-        compute_s: f64,
-        burn: Option<f64>,
-        batch: Option<usize>,
-        late: Option<Late>,
-    ) -> Self {
+    pub(crate) fn with_train(mut self, compute_s: f64, burn: bool, batch: Option<usize>, late: Option<Late>) -> Self {
         self.train = Some(Train {
             compute_s,
             burn,

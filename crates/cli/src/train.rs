@@ -36,8 +36,8 @@ pub(crate) struct ReplayOptions {
     /// Element type, steps and compression.
     pub keys: pushpull::StoreOptions,
     pub compute_s: f64,
-    /// The part of it that is spent on the processor; `None` waits by the clock.
-    pub burn: Option<f64>,
+    /// Whether it is spent on the processor, and not by the clock.
+    pub burn: bool,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
     /// Who begins steps late.
@@ -62,7 +62,7 @@ pub(crate) fn run(
     let mut replay = Replay::start(store, network, plan)?;
     let mut found = RankReport { compute_s: plan.compute_s, ..RankReport::default() };
     store.barrier()?;
-    if plan.burn.is_some() {
+    if plan.burn {
         let mut device = Compute::start(plan.burn);
         let alone = (0..STEPS_ALONE).map(|step| replay.alone(&mut device, step)).collect::<Result<Vec<f64>>>()?;
         found.compute_s = Summary::of(&alone).map_or(plan.compute_s, |summary| summary.median);
@@ -132,13 +132,7 @@ fn check(plan: &ReplayOptions) -> Result<()> {
             "give the seconds of computing in a step on one host, such as 2.184",
         ));
     }
-    match plan.burn {
-        Some(part) if !(part > 0.0 && part <= 1.0) => Err(Error::argument(
-            format!("invalid --burn={part}: expected a number above 0 and up to 1"),
-            "give the part of a step's computing that is spent on the processor",
-        )),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 struct Replay<'a> {
@@ -270,13 +264,13 @@ mod tests {
             is_sharded: false,
             late: None,
         };
-        ReplayOptions { keys, compute_s: 0.002, burn: None, batch: Some(64), late: None }
+        ReplayOptions { keys, compute_s: 0.002, burn: false, batch: Some(64), late: None }
     }
 
     #[test]
     fn a_model_is_replayed_on_one_rank_and_its_record_is_of_steps() {
         let network = layers::load("resnet50", 0.0001).unwrap();
-        for burn in [None, Some(0.5)] {
+        for burn in [false, true] {
             let store = ringpull::create("local").unwrap();
             let record = run(&store, &network, &ReplayOptions { burn, ..plan() }, None).unwrap().unwrap();
             assert_eq!((record.op.as_str(), record.mode.as_str(), record.seconds.len()), ("train", "local", 2));
@@ -317,7 +311,6 @@ mod tests {
             (ReplayOptions { keys: pushpull::StoreOptions { iters: 0, ..plan().keys }, ..plan() }, "--iters"),
             (ReplayOptions { compute_s: 0.0, ..plan() }, "--compute"),
             (ReplayOptions { compute_s: f64::NAN, ..plan() }, "--compute"),
-            (ReplayOptions { burn: Some(1.5), ..plan() }, "--burn"),
         ] {
             let store = ringpull::create("local").unwrap();
             let error = run(&store, &network, &wrong, None).unwrap_err().to_string();

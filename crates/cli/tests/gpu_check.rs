@@ -1,4 +1,4 @@
-//! `gpu-check`, `info` and `doctor` over simulated devices, and on GPUs that compute without one.
+//! `doctor --gpu`, `info` and `doctor` over simulated devices, and on GPUs that compute without one.
 #![cfg(feature = "mpi")]
 
 use std::process::Command;
@@ -16,7 +16,7 @@ fn run(gpus: &FakeGpus, words: &str) -> (String, Option<i32>) {
 #[test]
 fn gpu_check_passes_on_gpus_that_compute_without_one() {
     let Some(gpus) = FakeGpus::new("2x512") else { return };
-    let (text, code) = run(&gpus, "gpu-check --bytes 256KiB");
+    let (text, code) = run(&gpus, "doctor --gpu --bytes 256KiB");
     assert_eq!(code, Some(0), "{text}");
     for line in [
         "device          Fake GPU 1 (GPU 1)",
@@ -57,7 +57,7 @@ fn info_and_doctor_say_what_gpus_there_are() {
     }
     let (text, _) = run(&FakeGpus::new("1").unwrap().without_nccl(), "doctor");
     assert!(text.contains("1 GPUs (Fake GPU 0)") && text.contains("without it GPUs sum by copies"), "{text}");
-    let (text, code) = run(&FakeGpus::new("0").unwrap(), "gpu-check");
+    let (text, code) = run(&FakeGpus::new("0").unwrap(), "doctor --gpu");
     assert!(code == Some(1) && text.contains("no CUDA-capable device is detected"), "{text}");
 }
 
@@ -69,7 +69,7 @@ fn ranks_that_share_a_gpu_check_a_store() {
     let Some(gpus) = FakeGpus::new("1") else { return };
     let mut processes = Processes::new();
     let mut command = processes.mpirun(2, env!("CARGO_BIN_EXE_ringpull"));
-    processes.succeed("mpirun", command.args(["gpu-check", "--rank", "--devices", "cuda:0"]).envs(gpus.envs()));
+    processes.succeed("mpirun", command.args(["doctor", "--gpu=cuda:0"]).envs(gpus.envs()));
     assert!(processes.rank(1).out.contains("rank 1 of 2 on cuda:0: sums and updates are right"), "{processes}");
     assert_eq!(gpus.findings(), "");
 }
@@ -82,7 +82,7 @@ fn processes_of_a_job_share_devices_as_gpu_check_starts_them() {
     for count in [2, 4] {
         let mut processes = Processes::new();
         let mut command = processes.mpirun(count, env!("CARGO_BIN_EXE_ringpull"));
-        processes.succeed("mpirun", command.args(["gpu-check", "--rank", "--devices", "sim:2"]));
+        processes.succeed("mpirun", command.args(["doctor", "--gpu=sim:2"]));
         for rank in 0..count {
             let told = format!("rank {rank} of {count} on sim:2: sums and updates are right");
             assert!(processes.rank(rank).out.contains(&told), "{processes}");

@@ -1,4 +1,4 @@
-//! What `auto` learns about a cluster, and the sweep over everybody's allreduce, with real MPI ranks.
+//! What `auto` learns about a cluster, and the comparison of everybody's allreduce over sizes, with real MPI ranks.
 #![cfg(feature = "mpi")]
 
 use std::path::Path;
@@ -54,13 +54,12 @@ fn a_cluster_is_probed_once_and_a_file_is_taken_at_its_word() {
 }
 
 #[test]
-fn a_sweep_writes_its_samples_and_a_page() {
+fn a_comparison_of_sizes_writes_its_times_and_a_page() {
     let out = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
-    command.args(["sweep", "--local", "--ranks", "2", "--sizes", "4,4KiB", "--rounds", "1", "--short-rounds", "1"]);
-    command.args(["--short-iters", "3"]);
-    command.args(["--contenders", "ours,openmpi:default", "--out"]).arg(out.path());
-    Processes::new().succeed("sweep", command.env("XDG_CACHE_HOME", out.path().join("cache")));
+    command.args(["compare", "--local", "2", "--sizes", "4,4KiB", "--rounds", "1", "--iters", "1"]);
+    command.args(["--peers", "mpi", "--out"]).arg(out.path());
+    Processes::new().succeed("compare", command.env("XDG_CACHE_HOME", out.path().join("cache")));
     let page = std::fs::read_to_string(out.path().join("README.md")).unwrap();
     assert!(page.contains("| 2 ranks | ours |") && page.contains("| 4 B |"), "{page}");
     let json: Value = serde_json::from_slice(&std::fs::read(out.path().join("local.json")).unwrap()).unwrap();

@@ -55,7 +55,7 @@ fn checked(printed: &str, mode: &str) -> Value {
     assert_eq!((record["seconds"].as_array().map(Vec::len), &record["verified"]), (Some(3), &true.into()));
     assert_eq!(record["bytes"], 4 * (144 + 16 + 20_000 + 1000));
     let train = &record["train"];
-    assert_eq!((&train["compute_s"], &train["burn"], &train["batch"]), (&0.02.into(), &Value::Null, &8.into()));
+    assert_eq!((&train["compute_s"], &train["burn"], &train["batch"]), (&0.02.into(), &false.into(), &8.into()));
     let [median_s, efficiency, exposed_s, rate] =
         [&record["median_s"], &train["efficiency"], &train["exposed_s"], &train["images_per_s"]]
             .map(|figure| figure.as_f64().unwrap());
@@ -116,7 +116,7 @@ fn ranks_replay_a_model_and_their_timelines_account_for_its_steps() {
 
     let merged = folder.path().join("merged.json");
     let mut words = Command::new(BINARY);
-    words.arg("timeline").args(&files).arg("--out").arg(&merged);
+    words.arg("top").args(&files).arg("--out").arg(&merged);
     let table = output(&mut words);
     assert!(table.contains("communication") && table.contains("fc_weight"), "{table}");
     let account: Value = serde_json::from_str(&output(words.args(["--format", "json"]))).unwrap();
@@ -143,7 +143,9 @@ fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() 
     output(&mut record);
     for (kind, workers, servers) in [("dist_sync", "2", "1"), ("dist_async", "3", "1"), ("local", "1", "0")] {
         let mut replay = Command::new(BINARY);
-        replay.args(["launch", "--no-tag", "-n", workers, "-s", servers, "--", BINARY, "replay"]).arg(&recording);
+        replay
+            .args(["launch", "--no-tag", "-n", workers, "-s", servers, "--", BINARY, "bench", "replay"])
+            .arg(&recording);
         let text = output(replay.args(["--kv-store", kind, "--format", "json"]));
         let replayed: Value = serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause}: {text}"));
         let of = |job: &str, field: &str| replayed[job][field].clone();
@@ -171,7 +173,7 @@ fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() 
     // What the job computed by the clock; 8 hosts move 2 x 7/8 x 84,640 bytes besides, 6 ms at 200 Mbit/s.
     assert!(compute_s > 0.01 && (one - compute_s).abs() < 1e-3 && eight < compute_s + 0.02, "{text}");
     let mut replay = Command::new(BINARY);
-    let none = replay.args(["replay", "--kv-store", "local"]).arg(folder.path()).output().unwrap();
+    let none = replay.args(["bench", "replay", "--kv-store", "local"]).arg(folder.path()).output().unwrap();
     let said = String::from_utf8_lossy(&none.stderr);
     assert!(none.status.code() == Some(1) && said.contains("RINGPULL_RECORD"), "{said}");
 }

@@ -110,9 +110,9 @@ fn explain_takes_the_option_before_the_variable() {
 }
 
 #[test]
-fn buffers_of_gpu_check_are_whole_pieces() {
+fn buffers_of_a_check_of_gpus_are_whole_pieces() {
     for wrong in ["0", "4097"] {
-        let (code, text) = said(None, &format!("gpu-check --devices sim:1 --bytes {wrong}"));
+        let (code, text) = said(None, &format!("doctor --gpu=sim:1 --bytes {wrong}"));
         assert!(code == 1 && text.contains(&format!("invalid --bytes {wrong}: expected a multiple of 4096")), "{text}");
     }
 }
@@ -135,8 +135,7 @@ fn invalid_times_sizes_and_types_are_errors_that_name_valid_ones() {
     }
     for (words, parts) in [
         ("--sparse 1.5", ["invalid --sparse 1.5: expected a part of the rows", "give 0.01 for 1 %"]),
-        ("--sparse 0.1 --zipf -1", ["invalid --zipf -1: expected an exponent", "give 1, or 0"]),
-        ("--sparse 0.1 --row 99999999", ["no row of 99999999 elements", "a smaller --row"]),
+        ("--sparse 0.1 --sizes 4", ["no row of 64 elements", "give a larger size"]),
         ("--sparse 0.1 --compression fp16", ["--sparse measures f32 rows without --compression", "leave these out"]),
     ] {
         let (had, text) = said(None, &format!("bench pushpull --kv-store local {words}"));
@@ -177,28 +176,6 @@ fn what_cannot_be_predicted_is_an_error_that_says_what_can() {
 }
 
 #[test]
-fn a_plan_is_printed_for_every_rank_in_each_format() {
-    let run = |words: &str| {
-        let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words.split(' ')).output().unwrap();
-        (output.status.code().unwrap(), [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()))
-    };
-    let (code, [goal, _]) = run("plan --ranks 3 --bytes 48 --algorithm ring --format goal");
-    assert!(code == 0 && goal.starts_with("num_ranks 3\nrank 0 {\nl1: send 16b to 1 tag 0\n"), "{goal}");
-    assert_eq!(goal.lines().filter(|line| line.starts_with("rank ")).count(), 3);
-    let (code, [json, _]) = run("plan --ranks 5 --bytes 1MB --algorithm ordered");
-    let ranks =
-        json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["rank"].as_u64().unwrap());
-    assert_eq!((code, ranks.collect::<Vec<_>>()), (0, vec![0, 1, 2, 3, 4]));
-    let (code, [trace, _]) = run("plan --ranks 3 --bytes 48 --algorithm ring --format smpi");
-    assert!(code == 0 && trace.starts_with("0 init\n0 isend 1 0 16\n0 irecv 2 0 16\n0 wait 2 0 0\n"), "{trace}");
-    assert_eq!(trace.lines().filter(|line| line.ends_with(" finalize")).count(), 3);
-    let (code, [_, error]) = run("plan --ranks 3 --algorithm native");
-    assert!(code == 1 && error.contains("native has no plan of ours") && error.contains("auto or ring"), "{error}");
-    let (code, [_, error]) = run("plan --ranks 0");
-    assert!(code == 1 && error.contains("invalid --ranks 0: expected 1 to 4096"), "{error}");
-}
-
-#[test]
 fn the_command_alone_shows_where_to_start_and_a_shell_can_complete_it() {
     let run = |words: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_ringpull")).args(words).output().unwrap();
@@ -207,9 +184,11 @@ fn the_command_alone_shows_where_to_start_and_a_shell_can_complete_it() {
     };
     let first = run(&[]);
     assert!(first.lines().filter(|line| line.starts_with("  ringpull ")).count() == 6, "{first}");
-    assert!(run(&["completions", "bash"]).contains("gpu-check"));
+    let help = run(&["--help"]);
+    assert!(help.lines().count() <= 40 && help.contains("Kubernetes:\n  manifest "), "{help}");
+    assert!(run(&["info", "--completions", "bash"]).contains("rehearse"));
     let folder = tempfile::tempdir().unwrap();
-    run(&["man", "--out", folder.path().to_str().unwrap()]);
+    run(&["info", "--man", folder.path().to_str().unwrap()]);
     let page = std::fs::read_to_string(folder.path().join("ringpull-launch.1")).unwrap();
     assert!(page.contains("ringpull launch \\-n 4"), "{page}");
 }

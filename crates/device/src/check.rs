@@ -1,4 +1,4 @@
-//! Every operation on a device, compared byte by byte with `reference`: what `ringpull gpu-check` runs on a
+//! Every operation on a device, compared byte by byte with `reference`: what `ringpull doctor --gpu` runs on a
 //! GPU.
 
 use std::sync::Arc;

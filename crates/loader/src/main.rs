@@ -33,8 +33,9 @@ fn run() -> Result<i32, String> {
 /// needs no MPI, whose loading takes most of the time.
 fn is_help() -> bool {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let needs_none =
-        |word: &std::ffi::OsString| ["help", "completions", "man", "rank"].iter().any(|known| word == known);
-    let is_asked = |word: &std::ffi::OsString| ["--help", "-h", "--version", "-V"].iter().any(|known| word == known);
+    let needs_none = |word: &std::ffi::OsString| ["help", "rank"].iter().any(|known| word == known);
+    let is_asked = |word: &std::ffi::OsString| {
+        ["--help", "-h", "--version", "-V", "--completions", "--man"].iter().any(|known| word == known)
+    };
     words.first().is_none_or(needs_none) || words.iter().take_while(|word| *word != "--").any(is_asked)
 }

@@ -27,23 +27,19 @@ pub struct SparseSetup {
 }
 
 impl SparseSetup {
-    /// A table of about `bytes` with rows of `width` elements, of which a step touches the part `touched`.
-    pub fn new(bytes: usize, width: usize, touched: f64, zipf: f64) -> Result<Self> {
+    /// A table of about `bytes` with rows of 64 elements, of which a step touches the part `touched`, frequent
+    /// rows by Zipf's law.
+    pub fn new(bytes: usize, touched: f64) -> Result<Self> {
+        const WIDTH: usize = 64;
         let wrong = |what: String, remedy: &str| Err(Error::argument(what, remedy));
         if !(touched > 0.0 && touched <= 1.0) {
             return wrong(format!("invalid --sparse {touched}: expected a part of the rows"), "give 0.01 for 1 %");
         }
-        if !(0.0..=10.0).contains(&zipf) {
-            return wrong(format!("invalid --zipf {zipf}: expected an exponent from 0 to 10"), "give 1, or 0 for none");
+        let rows = bytes / 4 / WIDTH;
+        if rows == 0 {
+            return wrong(format!("a table of {bytes} bytes has no row of {WIDTH} elements"), "give a larger size");
         }
-        let rows = bytes / 4 / width.max(1);
-        if rows == 0 || width == 0 {
-            return wrong(
-                format!("a table of {bytes} bytes has no row of {width} elements"),
-                "give a larger size, or a smaller --row",
-            );
-        }
-        Ok(SparseSetup { rows, width, touched: ((rows as f64 * touched).round() as usize).max(1), zipf })
+        Ok(SparseSetup { rows, width: WIDTH, touched: ((rows as f64 * touched).round() as usize).max(1), zipf: 1.0 })
     }
 
     /// The bytes of a row.
@@ -225,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_draw_has_as_many_different_rows_as_it_should_and_is_the_same_each_time() {
-        let draws = Draws::new(SparseSetup::new(256_000, 64, 0.1, 1.0).unwrap());
+        let draws = Draws::new(SparseSetup::new(256_000, 0.1).unwrap());
         let ids = draws.ids(3, 7);
         assert_eq!(ids.len(), 100);
         assert!(ids.is_sorted_by(|before, after| before < after) && (0..1000).contains(&ids[99]));
@@ -236,7 +232,7 @@ mod tests {
     #[test]
     fn frequent_rows_are_drawn_by_all_ranks_and_without_an_exponent_all_rows_alike() {
         let union = |zipf: f64| {
-            let draws = Draws::new(SparseSetup::new(2_560_000, 64, 0.01, zipf).unwrap());
+            let draws = Draws::new(SparseSetup { zipf, ..SparseSetup::new(2_560_000, 0.01).unwrap() });
             let all: std::collections::BTreeSet<i64> = (0..8).flat_map(|rank| draws.ids(rank, 0)).collect();
             assert!(zipf == 0.0 || (0..8).all(|rank| draws.ids(rank, 0).contains(&0)));
             all.len()
@@ -258,11 +254,9 @@ mod tests {
 
     #[test]
     fn what_no_table_can_be_is_an_error() {
-        for (bytes, width, touched, zipf) in
-            [(0, 64, 0.1, 1.0), (1000, 0, 0.1, 1.0), (1000, 1, 0.0, 1.0), (1000, 1, 0.1, -1.0)]
-        {
-            assert!(SparseSetup::new(bytes, width, touched, zipf).is_err());
+        for (bytes, touched) in [(0, 0.1), (255, 0.1), (1000, 0.0), (1000, 1.5)] {
+            assert!(SparseSetup::new(bytes, touched).is_err());
         }
-        assert_eq!(SparseSetup::new(1000, 1, 0.0001, 1.0).unwrap().touched, 1);
+        assert_eq!(SparseSetup::new(1000, 0.0001).unwrap().touched, 1);
     }
 }

@@ -3,7 +3,7 @@
 //! `RINGPULL_TIMELINE=FILE` switches it on. Every thread gathers its spans in memory of its own; the file is
 //! written when the process ends, also after a fault. [`Phase`] is the vocabulary of the whole crate: who
 //! waits, packs, sends or updates says so with a [`span`], which costs one relaxed load of a flag while
-//! nobody asked for a timeline. [`trace`] is the file; `ringpull timeline` merges the files of a job's ranks
+//! nobody asked for a timeline. [`trace`] is the file; `ringpull top` merges the files of a job's ranks
 //! and says where a step's time went.
 
 pub mod clock;

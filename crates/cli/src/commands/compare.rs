@@ -12,7 +12,7 @@ use ringpull_workload::sparse::SparseSetup;
 use super::lab::RackArgs;
 use super::measured::SparseArgs;
 use super::{FAILURE, SUCCESS, Status};
-use super::{Format, MpichArgs, print, to_json, write};
+use super::{Format, MpichArgs, print, sizes, to_json, write};
 use crate::compare::results::Scaled;
 use crate::compare::rows::{measurements, rows};
 use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
@@ -46,6 +46,7 @@ const LOCAL_WORKERS: usize = 4;
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --late 3=2 --modes dist_sync_mpi,dist_sync:8 --peers mpi --out out\n  \
     ringpull compare --hosts 8 --link 200mbit --bytes 25MB --sparse 0.01 --modes dist_sync_mpi,dist_sync:8shared,dist_hybrid:8shared --peers mxnet --out out\n  \
     ringpull compare -H hosts --link 10gbit --model vgg16 --peers mpi --out out\n  \
+    ringpull compare --hosts 8 --link 1gbit --sizes 4,64KiB,1MiB,100MB --scaling 2,4,8 --rounds 2 --out out\n  \
     ringpull compare --train --hosts 8 --link 1gbit --model vgg16 --scale 0.1 --modes dist_sync_mpi,dist_sync:8shared,dist_sync:8,dist_sync:4,dist_sync:2 --out out\n\n\
     Modes: dist_sync_mpi, dist_sync_mpi:Khelpers (K more hosts that only reduce),\n\
     dist_sync_mpi:ALGORITHM (such as ring), dist_sync:K (K dedicated servers),\n\
@@ -59,6 +60,7 @@ const LOCAL_WORKERS: usize = 4;
     Ctrl-C ends the comparison early; the report has the rounds that were measured, and --resume runs\n\
     the others. The exit code is 1 if a variant failed, and 130 after Ctrl-C. An absent peer is\n\
     reported, but is not a failure.")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub(crate) struct CompareArgs {
     /// Emulate this many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
@@ -66,7 +68,7 @@ pub(crate) struct CompareArgs {
     /// The rate of each host's link, such as 200mbit or 10gbit. --hosts shapes links to it; -H uses it for
     /// the bound.
     #[arg(long, default_value = "none")]
-    link: LinkRate,
+    pub(super) link: LinkRate,
     /// A worker's host, counted from 1, whose link has a rate of its own: 3=500mbit, or 3=SENDS/RECEIVES. May be
     /// repeated.
     /// --hosts shapes that link; -H uses it for the bound.
@@ -83,6 +85,12 @@ pub(crate) struct CompareArgs {
     /// The payload as one key, such as 25MB.
     #[arg(long, conflicts_with = "model", default_value = "25MB")]
     bytes: String,
+    /// Measure plain allreduces of these sizes instead of a store: ours against --peers [default: all that are
+    /// installed], on all numbers of ranks from 2 on or on those of --scaling. The folder gets a JSON file of
+    /// this sweep and README.md, the page of all sweeps in it. Up to 1 MiB there are twice as many --rounds, of
+    /// ten times as many --iters.
+    #[arg(long, value_name = "SIZES", conflicts_with_all = ["bytes", "model", "modes", "sparse", "train", "late", "resume", "hostfile", "slow_host", "uplink", "open"])]
+    sizes: Option<String>,
     /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines.
     #[arg(long)]
     model: Option<String>,
@@ -98,9 +106,9 @@ pub(crate) struct CompareArgs {
     /// Seconds that a step computes [default: the published ratio of computing to traffic].
     #[arg(long, value_name = "SECONDS", requires = "train")]
     compute: Option<f64>,
-    /// Compute on the processor instead of by the clock; with =PART only for that part of the time.
-    #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1", requires = "train")]
-    burn: Option<f64>,
+    /// Compute on the processor instead of by the clock.
+    #[arg(long, requires = "train")]
+    burn: bool,
     /// Images of one host in a step [default: 64 for vgg16, as published].
     #[arg(long, requires = "train")]
     batch: Option<usize>,
@@ -116,16 +124,16 @@ pub(crate) struct CompareArgs {
     modes: Vec<Variant>,
     /// Other programs to compare with, on the same hosts.
     #[arg(long, value_enum, value_delimiter = ',')]
-    peers: Vec<Peer>,
+    pub(super) peers: Vec<Peer>,
     #[command(flatten)]
-    mpich: MpichArgs,
+    pub(super) mpich: MpichArgs,
     /// Rounds: in each, every variant runs once, in rotating order.
     /// Fewer than 4 cannot tell a difference from noise.
     #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    pub(super) rounds: usize,
     /// Measured iterations of a job.
     #[arg(long, default_value_t = 2)]
-    iters: usize,
+    pub(super) iters: usize,
     /// Iterations before the measured ones. After two, our jobs send no control message, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
@@ -133,10 +141,10 @@ pub(crate) struct CompareArgs {
     /// of efficiencies, beside the published ones. The largest is the number of emulated hosts if only --link is
     /// given.
     #[arg(long, value_name = "WORKERS", value_delimiter = ',')]
-    scaling: Vec<usize>,
+    pub(super) scaling: Vec<usize>,
     /// The folder for results.json, report.html and its first chart, chart.svg.
     #[arg(long, default_value = "compare-out")]
-    out: PathBuf,
+    pub(super) out: PathBuf,
     /// Open the report with the desktop's browser.
     #[arg(long)]
     open: bool,
@@ -159,11 +167,21 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
             "give --hosts N to emulate hosts with that link (root), or -H HOSTFILE, or omit --link",
         ));
     }
+    if let Some(sizes) = &args.sizes {
+        create(&args.out)?;
+        let (testbed, most) = if let Some(hosts) = emulated(args) {
+            (Testbed::Lab(Shape { hosts, rate: args.link, own: Vec::new(), racks: None }), hosts)
+        } else {
+            let workers = args.local.unwrap_or(LOCAL_WORKERS);
+            (Testbed::Local(workers), workers)
+        };
+        return sizes::run(args, sizes, testbed, most);
+    }
     let variants = Variant::list(&modes(args)?, &args.peers);
     check_variants(args, &variants)?;
     let payload = Payload::of(args)?;
     args.late.filter(|_| !args.train).map(Late::of_rank).transpose()?;
-    std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
+    create(&args.out)?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
     let testbed = match (emulated(args), &args.hostfile) {
@@ -227,6 +245,10 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     Ok(found.interrupted.map_or(status, super::status_of_signal))
 }
 
+fn create(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|cause| Error::io("create", folder.display(), &cause))
+}
+
 /// How many hosts are emulated, if any are.
 fn emulated(args: &CompareArgs) -> Option<usize> {
     let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
@@ -250,7 +272,7 @@ fn modes(args: &CompareArgs) -> Result<Vec<Variant>> {
 }
 
 /// The numbers of workers for the chart of scaling besides `most`, the fewest first.
-fn fewer_workers(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
+pub(super) fn fewer_workers(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
     if let Some(wrong) = args.scaling.iter().find(|count| !(1..=most).contains(*count)) {
         return Err(Error::argument(
             format!("invalid --scaling {wrong}: expected numbers from 1 to {most}, the workers of this comparison"),
@@ -410,7 +432,7 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
             ));
         }
     }
-    if args.burn.is_some() && peers.next().is_some() {
+    if args.burn && peers.next().is_some() {
         return Err(Error::argument(
             "--burn excludes --peers: only our own modes compute on the processor",
             "leave out --burn: then all compute by the clock",

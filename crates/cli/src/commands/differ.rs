@@ -9,7 +9,9 @@ use ringpull_base::{Error, Kind, Result};
 use super::{FAILURE, Format, SUCCESS, Status, print, status_of_signal};
 use crate::differ::{Cause, DifferPlan, KIND, differ};
 use crate::interrupt::Interrupt;
-use crate::size::parse_size;
+
+/// Bytes of values that each worker writes, for the size of a difference; all are compared by hash.
+const VALUE_BYTES: u64 = 1_000_000_000;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -30,7 +32,7 @@ Exit code: 0 if the bits are the same or the order of addition explains the diff
 Examples:
   ringpull differ -n 4 -- python train.py --kv-store {kind}
   ringpull differ -n 4 --kinds dist_sync_mpi,dist_sync_mpi -- python train.py --kv-store {kind}    the same each time?
-  ringpull differ -n 3 -s 1 --values 4GB --format json -- ./train --kv-store {kind}")]
+  ringpull differ -n 3 -s 1 --format json -- ./train --kv-store {kind}")]
 pub(crate) struct DifferArgs {
     /// The number of workers.
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -41,9 +43,6 @@ pub(crate) struct DifferArgs {
     /// The two kinds.
     #[arg(long, value_name = "KIND,KIND", value_delimiter = ',', default_value = "dist_sync,dist_sync_mpi")]
     kinds: Vec<Kind>,
-    /// How many bytes of values each worker writes, for the size of a difference; all are compared by hash.
-    #[arg(long, value_name = "SIZE", default_value = "1GB")]
-    values: String,
     /// The folder for the jobs' output and recordings.
     #[arg(long, default_value = "differ-out")]
     out: PathBuf,
@@ -68,7 +67,7 @@ pub(crate) fn run(args: DifferArgs) -> Result<Status> {
         kinds,
         workers: args.num_workers as usize,
         servers: args.num_servers.unwrap_or(args.num_workers) as usize,
-        value_bytes: parse_size(&args.values)? as u64,
+        value_bytes: VALUE_BYTES,
         out: std::path::absolute(&args.out).map_err(|cause| Error::io("find", args.out.display(), &cause))?,
         command: args.command,
     };

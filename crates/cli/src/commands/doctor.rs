@@ -5,14 +5,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use ringpull_base::{Result, config};
+use ringpull_base::{Error, Result, config};
 
 use super::{FAILURE, SUCCESS, Status};
-use super::{Format, print, to_json_line};
+use super::{Format, print, to_json, to_json_line, write};
 use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
+use crate::gpu_check;
 use crate::launch::SshHost;
 use crate::launch::hostfile::HostList;
 use crate::progress::Progress;
+use crate::size::parse_size;
 use crate::text::{grid, several};
 
 #[derive(Debug, Args)]
@@ -21,6 +23,9 @@ use crate::text::{grid, several};
   ringpull doctor -H hosts                     every host of the file over ssh, and the connections between them
   mpirun -n 8 --map-by node ringpull doctor    the hosts of a job
   ringpull doctor --format json | jq '.[] | select(.verdict != \"good\")'
+  ringpull doctor --gpu --out results          whether this host's GPUs compute what they must, and how fast
+  ringpull doctor --gpu=sim:2
+  mpirun -n 2 ringpull doctor --gpu=cuda:0     a store of ranks that share a GPU
 
 The exit code is 1 if a job would fail.")]
 pub(crate) struct DoctorArgs {
@@ -30,6 +35,17 @@ pub(crate) struct DoctorArgs {
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+    /// Check devices instead: kernels, collectives, stores, speed. `cuda` (all), `cuda:0,2`, or simulated ones
+    /// such as `sim:2`. Ranks of a job check a store over all of them.
+    #[arg(long, value_name = "DEVICES", num_args = 0..=1, require_equals = true, default_missing_value = "cuda", conflicts_with = "hostfile")]
+    gpu: Option<String>,
+    /// Bytes of each buffer that is measured on a GPU; by default far more than any cache holds. 4KiB or a
+    /// multiple of that.
+    #[arg(long, default_value = "256MiB", requires = "gpu")]
+    bytes: String,
+    /// A folder for the findings on GPUs as JSON and as a table.
+    #[arg(long, requires = "gpu")]
+    out: Option<PathBuf>,
     /// Print this host's facts as one line of JSON.
     #[arg(long, hide = true)]
     facts: bool,
@@ -58,6 +74,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
         return Ok(SUCCESS);
     }
     let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
+    if let Some(devices) = &args.gpu {
+        return if in_job { check_gpus_of_rank(devices) } else { check_gpus(devices, args) };
+    }
     let progress = config::is_first_rank().then(|| Progress::start("looking at this host"));
     let hosts = args.hostfile.as_deref().map(|option| HostList::of(option).read()).transpose()?;
     let findings: Vec<Finding> = match hosts.filter(|hosts| !hosts.iter().all(SshHost::is_here)) {
@@ -83,6 +102,28 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     print(args.format, &findings, || table(&findings))?;
     let fails = findings.iter().any(|finding| finding.verdict == Verdict::Failure);
     Ok(if fails { FAILURE } else { SUCCESS })
+}
+
+fn check_gpus_of_rank(devices: &str) -> Result<Status> {
+    println!("{}", gpu_check::rank_of_a_job(devices)?);
+    Ok(SUCCESS)
+}
+
+/// Checks the devices of this host, prints a table, and writes both forms.
+fn check_gpus(devices: &str, args: &DoctorArgs) -> Result<Status> {
+    let bytes = parse_size(&args.bytes)?;
+    if bytes == 0 || !bytes.is_multiple_of(gpu_check::UNIT) {
+        let what = format!("invalid --bytes {}: expected a multiple of {} bytes", args.bytes, gpu_check::UNIT);
+        return Err(Error::argument(what, "give 256MiB, as by default, or 64KiB where speed does not matter"));
+    }
+    let found = gpu_check::Findings::gather(devices, bytes)?;
+    if let Some(out) = &args.out {
+        std::fs::create_dir_all(out).map_err(|cause| Error::io("create", out.display(), &cause))?;
+        write(&out.join("gpu-check.json"), &to_json(&found)?)?;
+        write(&out.join("gpu-check.txt"), &found.table())?;
+    }
+    print(args.format, &found, || found.table())?;
+    Ok(if found.passed() { SUCCESS } else { FAILURE })
 }
 
 fn table(findings: &[Finding]) -> String {

@@ -1,23 +1,44 @@
-//! `ringpull info`: what this build and this machine can do.
+//! `ringpull info`: what this build and this machine can do, and what a shell and `man` know of the command.
+
+use std::path::PathBuf;
 
 use clap::Args;
+use clap_complete::Shell;
 
 use ringpull_base::Result;
 
-use super::{Format, print};
+use super::{Format, print, shell};
 use super::{SUCCESS, Status};
 use crate::machine::Machine;
 
-#[derive(Debug, Clone, Copy, Args)]
-#[command(after_help = "Examples:\n  ringpull info\n  ringpull info --format json | jq .mpirun")]
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ringpull info
+  ringpull info --format json | jq .mpirun
+  ringpull info --completions bash > ~/.local/share/bash-completion/completions/ringpull
+  ringpull info --man ~/.local/share/man/man1
+
+pip installs the completions of bash, zsh and fish, and the man pages, in share/ of the environment.")]
 pub(crate) struct InfoArgs {
+    /// Print the completions of a shell instead.
+    #[arg(long, value_enum, value_name = "SHELL")]
+    completions: Option<Shell>,
+    /// Write man pages to this folder instead: one for the command and one for each of its subcommands.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "completions")]
+    man: Option<PathBuf>,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 /// Prints the survey of this machine.
-pub(crate) fn run(args: InfoArgs) -> Result<Status> {
+pub(crate) fn run(args: &InfoArgs) -> Result<Status> {
+    if let Some(shell) = args.completions {
+        return Ok(shell::completions(shell));
+    }
+    if let Some(folder) = &args.man {
+        return shell::man(folder);
+    }
     let machine = Machine::survey();
     let line = |(name, value): (&str, String)| format!("{name:<16} {value}\n");
     print(args.format, &machine, || machine.lines().into_iter().map(line).collect())?;

@@ -39,18 +39,12 @@ pub(super) struct SparseArgs {
     /// touches, such as 0.01. The payload's size is that of the table.
     #[arg(long, value_name = "PART", conflicts_with = "model", allow_negative_numbers = true)]
     sparse: Option<f64>,
-    /// How much more often frequent rows are touched: the exponent of Zipf's law; 0 touches all rows alike.
-    #[arg(long, value_name = "EXPONENT", default_value_t = 1.0, requires = "sparse", allow_negative_numbers = true)]
-    zipf: f64,
-    /// The f32 elements of a row.
-    #[arg(long, value_name = "ELEMENTS", default_value_t = 64, requires = "sparse")]
-    row: usize,
 }
 
 impl SparseArgs {
     /// The table of `bytes` bytes, if rows are the payload.
     pub(super) fn table(&self, bytes: usize) -> Result<Option<SparseSetup>> {
-        self.sparse.map(|touched| SparseSetup::new(bytes, self.row, touched, self.zipf)).transpose()
+        self.sparse.map(|touched| SparseSetup::new(bytes, touched)).transpose()
     }
 
     /// Whether rows are the payload.
@@ -60,9 +54,7 @@ impl SparseArgs {
 
     /// The same options for another command.
     pub(super) fn words(&self) -> Vec<String> {
-        let SparseArgs { sparse, zipf, row } = self;
-        let words = |part: &f64| vec![format!("--sparse={part}"), format!("--zipf={zipf}"), format!("--row={row}")];
-        sparse.as_ref().map(words).unwrap_or_default()
+        self.sparse.iter().map(|part| format!("--sparse={part}")).collect()
     }
 }
 

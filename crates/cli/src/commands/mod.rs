@@ -8,7 +8,6 @@ mod bench;
 mod compare;
 mod differ;
 mod doctor;
-mod gpu_check;
 mod info;
 mod lab;
 mod launch;
@@ -16,11 +15,10 @@ mod manifest;
 mod measured;
 #[cfg(test)]
 mod page;
-mod plan;
 mod rehearse;
 mod replay;
 mod shell;
-mod sweep;
+mod sizes;
 mod timeline;
 mod top;
 mod train;
@@ -29,7 +27,7 @@ use std::error::Error as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as _, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -42,58 +40,72 @@ use ringpull_base::{DType, Error, Kind, Result, notice};
 pub(crate) use self::top::step_of;
 use crate::launch::{horovodrun, wrapper};
 use crate::mpirun::Mpirun;
-use crate::variant::{Peer, Variant};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 #[derive(Debug, Parser)]
-#[command(name = "ringpull", version, about, max_term_width = 120)]
-#[command(after_help = "RINGPULL_LOG=debug prints more; `ringpull COMMAND --help` shows examples.")]
+#[command(name = "ringpull", version, about, max_term_width = 120, help_template = HELP)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+/// `ringpull --help`. A test compares the lines of commands with those of [`Command`].
+const HELP: &str = "\
+{about-with-newline}
+{usage-heading} {usage}
+
+Run a job:
+  launch    Start a job: MPI ranks, or the scheduler, servers and workers of a parameter-server job
+  top       Show what the ranks of a running job are doing, or where the time of an ended one went
+  doctor    Find what would stop a job from running, and how to fix it; check GPUs
+  info      Show what this build and this machine can do; print completions and man pages
+
+Compare:
+  bench     Measure one job, or replay a recorded one: the ranks that `mpirun` or `launch` starts
+  compare   Compare modes and peers in rotating rounds, and write a report
+  advise    Predict steps of training on hosts that are not there yet, and say which mode wins
+
+Kubernetes:
+  manifest  Write Kubernetes manifests of jobs, or check MPIJobs
+
+Develop:
+  differ    Run a command with two kinds of store, and say where their values begin to differ, and why
+  rehearse  Run a command as a job that meets faults, and say what becomes of it
+  lab       Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux)
+
+Options:
+{options}
+
+RINGPULL_LOG=debug prints more; `ringpull COMMAND --help` shows examples.
+";
+
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure one job: the ranks that `mpirun` or `ringpull launch` starts.
-    Bench(bench::BenchArgs),
-    /// Predict steps of training on hosts that are not there yet, and say which mode wins.
-    Advise(advise::AdviseArgs),
-    /// Export the messages that the ranks of an allreduce send, for other programs.
-    Plan(plan::PlanArgs),
-    /// Compare modes and peers in rotating rounds, and write a report.
-    Compare(compare::CompareArgs),
-    /// Measure our allreduce against others over all sizes and numbers of ranks, and write a page.
-    Sweep(sweep::SweepArgs),
     /// Start a job: MPI ranks, or the scheduler, servers and workers of a parameter-server job.
     Launch(launch::LaunchArgs),
+    /// Show what the ranks of a running job are doing, or where the time of an ended one went.
+    Top(top::TopArgs),
+    /// Find what would stop a job from running, and how to fix it; check GPUs.
+    Doctor(doctor::DoctorArgs),
+    /// Show what this build and this machine can do; print completions and man pages.
+    Info(info::InfoArgs),
+    /// Measure one job, or replay a recorded one: the ranks that `mpirun` or `launch` starts.
+    Bench(bench::BenchArgs),
+    /// Compare modes and peers in rotating rounds, and write a report.
+    Compare(compare::CompareArgs),
+    /// Predict steps of training on hosts that are not there yet, and say which mode wins.
+    Advise(advise::AdviseArgs),
+    /// Write Kubernetes manifests of jobs, or check MPIJobs.
+    Manifest(Box<manifest::ManifestArgs>),
+    /// Run a command with two kinds of store, and say where their values begin to differ, and why.
+    Differ(differ::DifferArgs),
+    /// Run a command as a job that meets faults, and say what becomes of it.
+    Rehearse(rehearse::RehearseArgs),
+    /// Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux).
+    Lab(lab::LabArgs),
     /// Run one rank below `mpirun`, connected to its launcher.
     #[command(hide = true)]
     Rank(wrapper::WrapperArgs),
-    /// Merge the timelines of a run's ranks, and show where a step's time went.
-    Timeline(timeline::TimelineArgs),
-    /// Show what the ranks of a running job are doing, and which one is late.
-    Top(top::TopArgs),
-    /// Run a command with two kinds of store, and say where their values begin to differ, and why.
-    Differ(differ::DifferArgs),
-    /// Make the calls of a recorded job, without its framework, on any kind of store.
-    Replay(replay::ReplayArgs),
-    /// Run a command as a job that meets faults, and say what becomes of it.
-    Rehearse(rehearse::RehearseArgs),
-    /// Write Kubernetes manifests of jobs, or check MPIJobs.
-    Manifest(Box<manifest::ManifestArgs>),
-    /// Find what would stop a job from running, and how to fix it.
-    Doctor(doctor::DoctorArgs),
-    /// Show what this build and this machine can do.
-    Info(info::InfoArgs),
-    /// Check this machine's GPUs: kernels, collectives, stores, speed.
-    GpuCheck(gpu_check::GpuCheckArgs),
-    /// Emulate hosts: network namespaces on a bridge, with shaped links (root, Linux).
-    Lab(lab::LabArgs),
-    /// Print the completions of a shell.
-    Completions(shell::CompletionsArgs),
-    /// Write man pages.
-    Man(shell::ManArgs),
 }
 
 /// What `ringpull` alone prints.
@@ -115,14 +127,6 @@ pub(crate) fn dtypes() -> impl TypedValueParser<Value = DType> {
     PossibleValuesParser::new(DType::ALL.map(DType::name)).try_map(|name| name.parse::<DType>())
 }
 
-/// Reads the name of an allreduce: ours, or a peer's.
-pub(crate) fn contenders() -> impl TypedValueParser<Value = Variant> {
-    let ours = [("ours", "Our allreduce"), ("ours:mpich", "Our allreduce over MPICH")];
-    let ours = ours.map(|(name, help)| PossibleValue::new(name).help(help));
-    let peers = Peer::value_variants().iter().filter(|peer| **peer != Peer::Mxnet).filter_map(Peer::to_possible_value);
-    PossibleValuesParser::new(ours.into_iter().chain(peers)).try_map(|name| name.parse::<Variant>())
-}
-
 /// How a command prints its data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -136,20 +140,22 @@ pub(crate) enum Format {
 /// A second build of this program, with MPICH.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MpichArgs {
-    /// A `ringpull` that was built with MPICH, to measure our allreduce over MPICH, and MPICH's own.
+    /// A `ringpull` that was built with MPICH, to measure our allreduce over MPICH, and MPICH's own. Its
+    /// launcher is `mpirun.mpich`.
     #[arg(long)]
     mpich: Option<PathBuf>,
-    /// The `mpirun` of that MPICH.
-    #[arg(long, default_value = "mpirun.mpich", requires = "mpich")]
-    mpich_mpirun: String,
 }
 
 impl MpichArgs {
+    fn is_given(&self) -> bool {
+        self.mpich.is_some()
+    }
+
     /// The program and its `mpirun`.
     fn find(&self) -> Result<Option<(PathBuf, Mpirun)>> {
         let Some(program) = &self.mpich else { return Ok(None) };
         let program = std::path::absolute(program).map_err(|cause| Error::io("find", program.display(), &cause))?;
-        Ok(Some((program, Mpirun::at(&self.mpich_mpirun)?)))
+        Ok(Some((program, Mpirun::at("mpirun.mpich")?)))
     }
 }
 
@@ -243,25 +249,18 @@ impl Cli {
 impl Command {
     fn run(self) -> Result<Status> {
         match self {
-            Command::Bench(args) => bench::run(&args),
-            Command::Advise(args) => advise::run(&args),
-            Command::Plan(args) => plan::run(&args),
-            Command::Compare(args) => compare::run(&args),
-            Command::Sweep(args) => sweep::run(&args),
             Command::Launch(args) => launch::run(args),
-            Command::Rank(args) => wrapper::run(&args),
-            Command::GpuCheck(args) => gpu_check::run(&args),
-            Command::Timeline(args) => timeline::run(&args),
-            Command::Differ(args) => differ::run(args),
             Command::Top(args) => top::run(&args),
-            Command::Replay(args) => replay::run(&args),
-            Command::Rehearse(args) => rehearse::run(&args),
-            Command::Manifest(args) => manifest::run(*args),
             Command::Doctor(args) => doctor::run(&args),
-            Command::Info(args) => info::run(args),
+            Command::Info(args) => info::run(&args),
+            Command::Bench(args) => bench::run(&args),
+            Command::Compare(args) => compare::run(&args),
+            Command::Advise(args) => advise::run(&args),
+            Command::Manifest(args) => manifest::run(*args),
+            Command::Differ(args) => differ::run(args),
+            Command::Rehearse(args) => rehearse::run(&args),
             Command::Lab(args) => lab::run(args),
-            Command::Completions(args) => Ok(shell::completions(&args)),
-            Command::Man(args) => shell::man(&args),
+            Command::Rank(args) => wrapper::run(&args),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use clap::error::ErrorKind;
 use clap::{Command, CommandFactory as _, Parser as _};
 
-use super::{Cli, FIRST_SCREEN};
+use super::{Cli, FIRST_SCREEN, HELP};
 use crate::committed;
 
 /// The help of the command of this full name, and of those under it.
@@ -29,6 +29,63 @@ fn the_page_of_commands_has_the_help_of_each() {
     );
     describe(&mut Cli::command(), "ringpull", &mut page);
     committed::keep("docs/reference/commands.md", &page);
+}
+
+#[test]
+fn the_help_has_every_command_in_its_group_and_fits_a_screen() {
+    let command = Cli::command();
+    let shown: Vec<_> = command.get_subcommands().filter(|sub| !sub.is_hide_set()).collect();
+    assert!(shown.len() <= 12, "{} commands", shown.len());
+    let listed: Vec<&str> = HELP.lines().filter(|line| line.starts_with("  ")).collect();
+    let expected: Vec<String> =
+        shown.iter().map(|sub| format!("  {:<9} {}", sub.get_name(), sub.get_about().unwrap())).collect();
+    assert_eq!(listed, expected);
+    assert!(Cli::command().render_help().to_string().lines().count() <= 40);
+}
+
+/// The commands of a page: what stands behind a prompt, or between backquotes in a table or a sentence.
+fn commands_of(text: &str) -> Vec<String> {
+    let text = text.replace("\\\n", " ");
+    let of_lines = text.lines().filter(|line| line.starts_with("$ ") || line.starts_with("    "));
+    let of_words = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    let parts = of_lines.chain(of_words).flat_map(|line| line.split(&[';', '|', '&', '(', ')'][..]));
+    let own = parts.flat_map(|part| {
+        // What `launch` and `mpirun` start is a command too.
+        let starts: Vec<usize> = part.match_indices("ringpull ").map(|(at, _)| at).collect();
+        starts
+            .into_iter()
+            .filter(|at| *at == 0 || part[..*at].ends_with(' ') && !part[..*at].ends_with("-p "))
+            .map(|at| part[at..].to_owned())
+    });
+    own.map(|command| command.split(" #").next().unwrap_or_default().trim().to_owned()).collect()
+}
+
+#[test]
+fn every_command_of_the_pages_is_valid() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folders = ["", "docs", "docs/how-to", "docs/decisions", "benches", "benches/results/h200", "mpijob", "tests"];
+    let pages = folders.iter().flat_map(|folder| std::fs::read_dir(root.join(folder)).unwrap());
+    let pages = pages.map(|entry| entry.unwrap().path());
+    let (mut number, mut wrong) = (0, Vec::new());
+    for page in pages.filter(|page| page.extension().is_some_and(|it| it == "md") && !page.ends_with("CHANGELOG.md")) {
+        for command in commands_of(&std::fs::read_to_string(&page).unwrap()) {
+            let words: Vec<&str> = command.split_whitespace().collect();
+            // An option of another program behind its name, or words of a shell's variable.
+            let is_other = words.get(1).is_none_or(|word| !word.chars().all(|c| c.is_ascii_lowercase()));
+            if is_other || words.iter().any(|word| word.starts_with('$')) {
+                continue;
+            }
+            number += 1;
+            // Values may be left out, or be for the reader to fill in.
+            if let Err(error) = Cli::try_parse_from(&words)
+                && matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand)
+            {
+                wrong.push(format!("{}: {command}: {}", page.display(), error.to_string().lines().next().unwrap()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(number > 100, "only {number} commands were found");
 }
 
 #[test]

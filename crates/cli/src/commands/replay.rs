@@ -1,4 +1,4 @@
-//! `ringpull replay`: the calls of a recorded job, without its framework, on any kind of store.
+//! `ringpull bench replay`: the calls of a recorded job, without its framework, on any kind of store.
 
 use std::path::PathBuf;
 
@@ -14,9 +14,9 @@ use crate::replay::recorded_job::RecordedJob;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     RINGPULL_RECORD=run ringpull launch -n 4 -- python train.py\n  \
-    ringpull launch -n 4 -- ringpull replay run\n  \
-    ringpull launch -n 4 -s 2 -- ringpull replay run --kv-store dist_sync\n  \
-    ringpull lab up 4 200mbit && ringpull launch -n 4 --launcher lab -- ringpull replay run\n\n\
+    ringpull launch -n 4 -- ringpull bench replay run\n  \
+    ringpull launch -n 4 -s 2 -- ringpull bench replay run --kv-store dist_sync\n  \
+    ringpull lab up 4 200mbit && ringpull launch -n 4 --launcher lab -- ringpull bench replay run\n\n\
     RINGPULL_RECORD=FOLDER makes each worker of a job write what it calls of its store, and when. A replay\n\
     makes the same calls with the same computing between them (by the clock), on the hosts and with the kind\n\
     of store that this job has. It prints a step's time and what of it no computing hides, beside those that\n\
@@ -30,7 +30,7 @@ pub(crate) struct ReplayArgs {
     kv_store: Kind,
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
-    format: Format,
+    pub(super) format: Format,
 }
 
 /// Replays, and prints on rank 0.

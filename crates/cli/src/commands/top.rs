@@ -1,9 +1,10 @@
-//! `ringpull top`: what the processes of a running job are doing, asked of its rank 0.
+//! `ringpull top`: what the processes of a running job are doing, asked of its rank 0, or where the time of an
+//! ended one went.
 
 use std::io::{IsTerminal, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -13,7 +14,7 @@ use ringpull_base::config::Role;
 use ringpull_base::status::{self, JobStatus, RankStatus};
 use ringpull_base::{Error, Result};
 
-use super::{Format, SUCCESS, Status, to_json};
+use super::{Format, SUCCESS, Status, timeline, to_json};
 use crate::size::format_size;
 use crate::text::grid;
 
@@ -27,20 +28,24 @@ Columns: step: calls of what was called most often, a push of a key or a collect
 program was in no call of ours; waiting: it waited in one; moving: an operation was under way, whether or not
 the program waited for it.
 
+With the timelines of a job that has ended it merges them, and shows where a step's time went. If
+RINGPULL_TIMELINE=FILE is set, every process writes FILE with its rank before the extension, or in place of
+{rank}. chrome://tracing and https://ui.perfetto.dev open each of them, and the merged one.
+
 Examples:
   ringpull top                      every job of this host, again each second
   ringpull top 4711                 the job to which process 4711 belongs
   ringpull top h1:9400              the job that was started there with RINGPULL_METRICS=0.0.0.0:9400
-  ringpull top --format json | jq '.[0].late'")]
+  ringpull top --format json | jq '.[0].late'
+  RINGPULL_TIMELINE=trace.json ringpull launch -n 4 -- python train.py
+  ringpull top trace.*.json --out merged.json         where the time of that job went
+  ringpull top trace.*.json --format json | jq .mean")]
 pub(crate) struct TopArgs {
-    /// A process of the job on this host, or HOST:PORT where it serves metrics.
-    job: Option<String>,
-    /// Seconds between two looks.
-    #[arg(long, default_value_t = 1.0)]
-    interval: f64,
-    /// Look that many times; without a terminal: once.
-    #[arg(long)]
-    count: Option<u64>,
+    /// A process of the job on this host, or HOST:PORT where it serves metrics, or the timelines of all ranks.
+    job: Vec<String>,
+    /// Write the events of all timelines, on rank 0's clock, to this file.
+    #[arg(long, requires = "job")]
+    out: Option<PathBuf>,
     /// A table for people or JSON for programs: a list of jobs, each with what `/status` returns.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -55,26 +60,27 @@ enum Place {
 
 /// Ranks shown one by one.
 const SHOWN: usize = 20;
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_secs(1);
 /// Rank 0 takes up to a second for an answer, and another if somebody else asks it at the same time.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &TopArgs) -> Result<Status> {
-    if !(0.1..=3600.0).contains(&args.interval) {
-        return Err(Error::argument(
-            format!("invalid --interval {}: expected 0.1 to 3600 seconds", args.interval),
-            "give the seconds between two looks, such as --interval 2",
-        ));
-    }
+    let job = match &args.job[..] {
+        files if args.out.is_some() || files.len() > 1 || files.iter().any(|file| Path::new(file).is_file()) => {
+            let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
+            return timeline::run(&files, args.out.as_deref(), args.format);
+        }
+        job => job.first().map(String::as_str),
+    };
     let is_live = std::io::stdout().is_terminal() && args.format == Format::Table;
-    let looks = args.count.unwrap_or(if is_live { u64::MAX } else { 1 });
-    let interval = Duration::from_secs_f64(args.interval);
-    let mut before = find(args.job.as_deref())?;
-    for look in 0..looks {
-        std::thread::sleep(interval);
-        let now = match find(args.job.as_deref()) {
+    let mut before = find(job)?;
+    loop {
+        std::thread::sleep(INTERVAL);
+        let now = match find(job) {
             Ok(now) => now,
             // It was there: it has ended.
-            Err(cause) if is_live || look > 0 => {
+            Err(cause) if is_live => {
                 eprintln!("the job has ended, or cannot be reached: {cause}");
                 break;
             }
@@ -93,6 +99,9 @@ pub(crate) fn run(args: &TopArgs) -> Result<Status> {
         let clear = if is_live { "\x1b[H\x1b[2J" } else { "" };
         print!("{clear}{text}");
         std::io::stdout().flush().map_err(|cause| Error::io("write to", "stdout", &cause))?;
+        if !is_live {
+            break;
+        }
         before = now;
     }
     Ok(SUCCESS)

@@ -24,9 +24,9 @@ use crate::{layers, train};
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     step: StepArgs,
-    /// Compute on the processor instead of by the clock; with =PART only for that part of the time.
-    #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
-    burn: Option<f64>,
+    /// Compute on the processor instead of by the clock.
+    #[arg(long)]
+    burn: bool,
     /// Images of one host in a step, to print images/s.
     #[arg(long)]
     batch: Option<usize>,
@@ -76,10 +76,7 @@ pub(super) fn words(records: &[Record]) -> String {
     let mut lines = Vec::new();
     for record in records {
         let (Some(train), Some(summary)) = (&record.train, Summary::of(&record.seconds)) else { continue };
-        let how = match train.burn {
-            None => "by the clock".to_owned(),
-            Some(part) => format!("{:.0} % of it on the processor", 100.0 * part),
-        };
+        let how = if train.burn { "on the processor" } else { "by the clock" };
         lines.extend([
             format!(
                 "{} of {} by {} on {}, gradients of {}",

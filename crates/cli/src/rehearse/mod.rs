@@ -41,15 +41,17 @@ struct FaultRow {
     outcome: JobOutcome,
 }
 
+/// An undisturbed job that takes longer has hung.
+const LONGEST: Duration = Duration::from_secs(3600);
 /// Longer than any end of a job needs: the limits of silence, the grace of processes.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// Runs the job without a fault, and then once for each. A job that takes longer than `limit` has hung;
-/// without a limit, three times as long as the undisturbed job, its fault and a minute.
-pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], limit: Option<Duration>) -> Result<Rehearsed> {
+/// Runs the job without a fault, and then once for each. A job that takes longer than three times the
+/// undisturbed one, its fault and a minute has hung.
+pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Rehearsed> {
     let interrupt = Interrupt::watch()?;
     let progress = Progress::start("the job without a fault");
-    let first = rehearsal.run(0, None, (USUAL, limit.unwrap_or(Duration::from_secs(3600))), &interrupt)?;
+    let first = rehearsal.run(0, None, (USUAL, LONGEST), &interrupt)?;
     if !matches!(first.end, End::WentOn | End::Interrupted) {
         return Err(Error::argument(
             format!("without any fault the job {}: {}", words(&first.end), first.said.error.unwrap_or_default()),
@@ -64,7 +66,7 @@ pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], limit: Optio
             break;
         }
         progress.part(at, faults.len(), fault.to_string());
-        let limit = limit.unwrap_or(3 * usual + fault.delay() + SLACK);
+        let limit = 3 * usual + fault.delay() + SLACK;
         let outcome = rehearsal.run(at + 1, Some(fault), (USUAL.min(usual / 2), limit), &interrupt)?;
         rehearsed.interrupted = interrupt.signal();
         let wrong = wrong(fault, rehearsal.ranks, &outcome);

@@ -43,8 +43,8 @@ pub(crate) struct TrainSetup {
     /// The model, by name or file.
     pub model: String,
     pub compute_s: f64,
-    /// The part of it that is spent on the processor; `None` by the clock.
-    pub burn: Option<f64>,
+    /// Whether it is spent on the processor, and not by the clock.
+    pub burn: bool,
     /// Images of one host in a step.
     pub batch: Option<usize>,
     /// Who begins steps late.

@@ -139,7 +139,7 @@ impl Launched {
             }
             Work::Steps { named, train, .. } => {
                 let TrainSetup { compute_s, burn, batch, late, .. } = train;
-                let burn = burn.map(|part| format!("--burn={part}"));
+                let burn = burn.then(|| "--burn".to_owned());
                 let batch = batch.map(|batch| format!("--batch={batch}"));
                 let late = late.map(|late| format!("--late={late}"));
                 let train = [Some(format!("--compute={compute_s}")), burn, batch, late].into_iter().flatten();

@@ -158,7 +158,7 @@ pub(crate) mod tests {
         let contenders = ["ours", "ours:mpich", "openmpi:default", "openmpi:4", "horovod"];
         let contenders = contenders.map(|name| name.parse().unwrap());
         let mut fake = Fake::default();
-        let told = (Environment::default(), "ringpull sweep --hosts 3".to_owned());
+        let told = (Environment::default(), "ringpull compare --hosts 3".to_owned());
         (run(&mut fake, &contenders, &plan, true, told, &mut |_| ()), fake.jobs)
     }
 

@@ -55,7 +55,7 @@ impl Match<'_> {
 /// The page for all of `sweeps`.
 pub(crate) fn render(sweeps: &[Sweep]) -> String {
     let mut page = "# Allreduce, measured against others\n\n\
-        Generated from the JSON files beside it by `ringpull sweep --report`. Every sum of every sample was checked. Times are from a \
+        Generated from the JSON files beside it by `ringpull compare --sizes`. Every sum of every sample was checked. Times are from a \
         barrier to the slowest rank's end: the median of the jobs' medians, with half the middle half of those as spread, or the middle \
         half itself where it is wide; the ratio is the best other's time over ours, so above 1 is in our favour. The best other is picked in each row, \
         after the fact. *Lost* is what another does in less time: each of its jobs took less than any of ours, which with four \
@@ -245,7 +245,7 @@ mod tests {
         for part in [
             "## 3 emulated hosts, links of 1gbit",
             "3 rounds of 4 iterations up to 1 MiB, 2 rounds of 1 iteration beyond 1 MiB, each after 2 ms of rest, ",
-            "ringpull sweep --hosts 3",
+            "ringpull compare --hosts 3",
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x; the best is ahead in 0, 0 of them lost.",
             "| 2 ranks | ours | of the bound | ours on MPICH | MPI_Allreduce | best other |",
             "| 1 MiB | 1.05 ms +-0 % | - | 524 us +-0 % | 2.10 ms +-0 % |",
@@ -288,6 +288,6 @@ mod tests {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/results");
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
         let stored = ["hosts8-1gbit.json", "local.json"].map(|name| serde_json::from_str(&read(name)).unwrap());
-        assert!(render(&stored) == read("README.md"), "`ringpull sweep --report --out benches/results` writes it");
+        crate::committed::keep("benches/results/README.md", &render(&stored));
     }
 }

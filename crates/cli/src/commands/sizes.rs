@@ -1,0 +1,102 @@
+//! `ringpull compare --sizes`: our allreduce against others', over sizes and numbers of ranks.
+
+use std::path::{Path, PathBuf};
+
+use ringpull_base::{DType, Error, Result};
+
+use super::compare::{CompareArgs, command};
+use super::{SUCCESS, Status, put, to_json_line, write};
+use crate::allreduce::REST_MS;
+use crate::compare::Environment;
+use crate::progress::Progress;
+use crate::rounds::Runner as _;
+use crate::rounds::launched::{Launched, Testbed};
+use crate::size::{elements, parse_sizes};
+use crate::sweep::{self, Sweep, SweepPlan, page};
+use crate::variant::{Peer, Variant};
+
+/// Measures, and writes the times and the page of all sweeps in the folder. `most` is the number of workers of
+/// the testbed.
+pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed, most: usize) -> Result<Status> {
+    let name = match testbed {
+        Testbed::Lab(_) => format!("hosts{most}-{}", args.link),
+        _ => "local".to_owned(),
+    };
+    let (results, interrupted) = measure(args, sizes, testbed, most)?;
+    write(&args.out.join(format!("{name}.json")), &to_json_line(&results)?)?;
+    let page = page::render(&stored(&args.out)?);
+    write(&args.out.join("README.md"), &page)?;
+    put(&format!("{page}\n"));
+    Ok(interrupted.map_or(SUCCESS, super::status_of_signal))
+}
+
+/// The sweep, and the signal that ended it early.
+fn measure(args: &CompareArgs, sizes: &str, testbed: Testbed, most: usize) -> Result<(Sweep, Option<i32>)> {
+    let sizes = parse_sizes(sizes)?;
+    sizes.iter().try_for_each(|bytes| elements(*bytes, DType::F32).map(drop))?;
+    let theirs = |peer: &Peer| Variant::allreduces().iter().any(|variant| variant.peer == Some(*peer));
+    if let Some(peer) = args.peers.iter().find(|peer| !theirs(peer)) {
+        return Err(Error::argument(
+            format!("--sizes excludes the peer {peer}: it has no allreduce of its own"),
+            "compare it without --sizes, or name others, such as mpi,gloo",
+        ));
+    }
+    let mut launched = Launched::start(testbed, 0, args.mpich.find()?)?;
+    let plan = SweepPlan {
+        place: launched.words(),
+        link: args.link,
+        ranks: ranks(args, most)?,
+        sizes,
+        rounds: args.rounds,
+        short_rounds: 2 * args.rounds,
+        short_iters: 10 * args.iters,
+        long_iters: args.iters,
+        rest_ms: REST_MS,
+    };
+    let own_hosts = launched.has_own_hosts();
+    let progress = Progress::start("looking for the contenders");
+    let told = (Environment::survey(), command());
+    let results = sweep::run(&mut launched, &contenders(args), &plan, own_hosts, told, &mut |step| {
+        progress.part(step.done, step.planned, step.words);
+    });
+    Ok((results, launched.interrupted()))
+}
+
+/// The numbers of ranks: those of --scaling, or all from 2 on.
+fn ranks(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
+    let mut ranks = super::compare::fewer_workers(args, most)?;
+    if args.scaling.is_empty() {
+        ranks.extend(2..=most);
+    } else if args.scaling.contains(&most) {
+        ranks.push(most);
+    }
+    Ok(ranks)
+}
+
+/// Ours and the given peers, or everything that is installed.
+fn contenders(args: &CompareArgs) -> Vec<Variant> {
+    let all = Variant::allreduces().into_iter();
+    all.filter(|variant| match variant.peer {
+        None => args.peers.is_empty() || args.mpich.is_given() || *variant != Variant::ours_on_mpich(),
+        Some(peer) => args.peers.is_empty() || args.peers.contains(&peer),
+    })
+    .collect()
+}
+
+/// The sweeps in the folder, by name.
+fn stored(folder: &Path) -> Result<Vec<Sweep>> {
+    let failed = |cause: std::io::Error| Error::io("read the results in", folder.display(), &cause);
+    let entries = std::fs::read_dir(folder).map_err(failed)?;
+    let mut files: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .filter(|path| path.file_name().is_some_and(|name| name != "results.json"))
+        .collect();
+    files.sort();
+    let read = |path: &PathBuf| {
+        let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
+        serde_json::from_slice(&std::fs::read(path).map_err(failed)?)
+            .map_err(|cause| failed(std::io::Error::other(cause)))
+    };
+    files.iter().map(read).collect()
+}
