@@ -13,6 +13,7 @@
 //!   `kept`: what an interrupted benchmark has measured;
 //! - `rounds`: jobs of all variants in rotating rounds; `compare`: their table, verdict and report; `sweep`:
 //!   allreduces of many sizes, against others; `quiet`: the wait between jobs;
+//! - `charts`: the pictures of `compare` and `advise`;
 //! - `advise`: steps of training predicted for any number of hosts;
 //! - `rehearse`: jobs that meet faults; `differ`: the values of two kinds;
 //! - `timeline`: merges the ranks' timelines, and accounts for each step's time;
@@ -20,6 +21,7 @@
 
 mod advise;
 mod allreduce;
+mod charts;
 mod child;
 mod collectives;
 pub mod commands;

@@ -2,7 +2,7 @@
 
 use crate::advise::check::Checked;
 use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow};
-use crate::compare::charts::{Curve, Curves};
+use crate::charts::{self, Curve, Curves};
 use crate::text::{format_seconds, grid};
 
 /// Two grids with a row for each mode, what they assume, and the verdict.
@@ -102,7 +102,7 @@ pub(crate) fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
         },
         by_doubling: true,
         of_variants: choices.iter().map(curve).collect(),
-        tick: crate::compare::report::percent,
+        tick: charts::percent,
     }
 }
 

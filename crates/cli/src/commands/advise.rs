@@ -9,7 +9,7 @@ use ringpull_base::{Error, Result};
 use super::{FAILURE, Format, SUCCESS, Status, print, write};
 use crate::advise::predict::Setting;
 use crate::advise::{Advice, Choice, PredictedRow, assumptions, check, rows, table, verdict};
-use crate::compare::report;
+use crate::charts::picture;
 use crate::lab::{HostRate, own_words};
 use crate::layers;
 use crate::link::LinkRate;
@@ -147,7 +147,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     if let Some(file) = &args.out {
         let subtitle = table::headline(&advice);
         let chart = table::curves(&advice, &choices).drawn();
-        write(file, &report::framed(&chart, &subtitle, advice.families().into_iter())?)?;
+        write(file, &picture::framed(&chart, &subtitle, advice.families().into_iter())?)?;
     }
     if let Some(lab) = args.check {
         advice.check = Some(checked(args, &step.model, lab, &setting, hosts, &choices)?);

@@ -3,9 +3,8 @@
 //! [`rows`] makes the rows of a [`Comparison`] from the jobs' measurements. [`table`] prints them in a
 //! terminal, and [`report`] writes one HTML file; both have the same [`columns`].
 //! [`verdict`] is the conclusion in sentences, [`training`] that for steps of training. `notes` are the
-//! warnings and errors under a table, and [`charts`] draws. All of it is pure.
+//! warnings and errors under a table, and [`charts`](crate::charts) draws. All of it is pure.
 
-pub(crate) mod charts;
 pub(crate) mod columns;
 pub(crate) mod environment;
 mod notes;

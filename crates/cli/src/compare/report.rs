@@ -3,13 +3,13 @@
 //!
 //! It has no script and loads nothing. It fits paper, light and dark screens, phones and laptops.
 
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment as Templates, Value, context};
+use minijinja::{Value, context};
 
-use ringpull_base::{Error, Result};
+use ringpull_base::Result;
 
-use crate::compare::charts::{Bar, Chart, Curve, Curves, Drawing, plain};
+use crate::charts::picture::{filled, framed};
+use crate::charts::{Bar, Chart, Curve, Curves, Drawing, percent, plain};
 use crate::compare::columns::{columns, ratio};
 use crate::compare::notes::notes;
 use crate::compare::published;
@@ -19,25 +19,6 @@ use crate::cost;
 use crate::statistics::FEWEST_ROUNDS;
 use crate::text::{format_seconds, several};
 use crate::variant::Family;
-
-const TEMPLATES: [(&str, &str); 3] = [
-    ("report.html", include_str!("report.html")),
-    ("chart.svg", include_str!("chart.svg")),
-    ("drawing.svg", include_str!("drawing.svg")),
-];
-
-/// One of the templates, filled.
-fn filled(name: &str, values: Value) -> Result<String> {
-    let mut templates = Templates::new();
-    let failed = |cause: minijinja::Error| Error::io("render", name, &std::io::Error::other(cause));
-    templates.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?);
-    for (name, text) in TEMPLATES {
-        templates.add_template(name, text).map_err(failed)?;
-    }
-    // Names that end in .svg are not escaped unless this is said.
-    templates.set_auto_escape_callback(|_| AutoEscape::Html);
-    templates.get_template(name).map_err(failed)?.render(values).map_err(failed)
-}
 
 /// The families of the rows, with their words, in the order of the legend.
 fn families(results: &Comparison) -> impl Iterator<Item = (Family, &'static str)> {
@@ -68,46 +49,12 @@ pub(crate) fn picture(results: &Comparison) -> Result<Option<String>> {
     framed(&chart, &subtitle, families(results)).map(Some)
 }
 
-/// A chart as a file, with a legend of these families.
-pub(crate) fn framed(
-    chart: &Drawing,
-    subtitle: &str,
-    families: impl Iterator<Item = (Family, &'static str)>,
-) -> Result<String> {
-    let lines = wrapped(subtitle);
-    let below = 52 + 18 * lines.len();
-    let legend: Vec<Value> = (0..)
-        .zip(families)
-        .map(|(index, (family, words))| {
-            context! { class => Serde(family), words, x => 24 + 356 * (index % 2), y => below + 20 * (index / 2) }
-        })
-        .collect();
-    let top = below + 20 + 20 * legend.len().div_ceil(2);
-    let values = context! { title => chart.title, subtitle => lines, families => legend, top, chart => Serde(chart) };
-    filled("chart.svg", values)
-}
-
-/// The longest line of a subtitle, in characters: what the width of a picture holds.
-const SUBTITLE: usize = 100;
-
-/// A subtitle in lines that a picture is wide enough for. They end after commas; a part without one is not
-/// divided.
-fn wrapped(subtitle: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for part in subtitle.split_inclusive(", ") {
-        match lines.last_mut() {
-            Some(line) if line.chars().chain(part.trim_end().chars()).count() <= SUBTITLE => line.push_str(part),
-            _ => lines.push(part.to_owned()),
-        }
-    }
-    lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
-}
-
 pub(crate) fn render(results: &Comparison) -> Result<String> {
     let setup = &results.setup;
     let families = families(results).map(|(family, words)| context! { class => Serde(family), words });
     filled(
         "report.html",
+        include_str!("report.html"),
         context! {
             headline => headline(results),
             has_uplink => setup.uplink().bytes_per_s().is_some(),
@@ -194,10 +141,6 @@ fn scaling(results: &Comparison) -> Option<Curves> {
         ("Time by number of workers", "seconds (median) over the number of workers", plain)
     };
     Some(Curves { id: "scaling", title, axis, by_doubling: is_training, of_variants, tick })
-}
-
-pub(crate) fn percent(value: f64) -> String {
-    format!("{} %", plain(value))
 }
 
 /// Length, label and samples of a row's bar, if it has one.

@@ -1,8 +1,10 @@
-//! The layout of charts as marks: rectangles, lines and texts, which the page's template writes as SVG
-//! without a script.
+//! Charts of `compare` and `advise`: their layout as marks (rectangles, lines and texts), which [`picture`]'s
+//! templates write as SVG without a script.
 //!
 //! Horizontal positions are per cent of the drawing's width and vertical ones are pixels, so a chart fits any
 //! width while its text keeps its size. No line crosses a text: texts have bands of their own.
+
+pub(crate) mod picture;
 
 use serde::Serialize;
 
@@ -11,7 +13,7 @@ use crate::variant::Family;
 /// A mark of a drawing. Its class decides its colour.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "mark", rename_all = "lowercase")]
-pub(super) enum Mark {
+pub(crate) enum Mark {
     Rect {
         class: String,
         y: f64,
@@ -39,11 +41,11 @@ pub(super) enum Mark {
 /// A chart, laid out.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Drawing {
-    pub(super) id: &'static str,
+    pub(crate) id: &'static str,
     /// The heading, also for screen readers.
-    pub(super) title: &'static str,
-    pub(super) height: f64,
-    pub(super) marks: Vec<Mark>,
+    pub(crate) title: &'static str,
+    pub(crate) height: f64,
+    pub(crate) marks: Vec<Mark>,
 }
 
 /// A chart with one bar for each variant.
@@ -98,9 +100,14 @@ pub(crate) struct Curve {
 }
 
 /// A number of an axis: at most four digits after the point, and no zeros at the end.
-pub(super) fn plain(value: f64) -> String {
+pub(crate) fn plain(value: f64) -> String {
     let text = format!("{value:.4}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// A part of 100 on an axis.
+pub(crate) fn percent(value: f64) -> String {
+    format!("{} %", plain(value))
 }
 
 const ROW: f64 = 46.0;
@@ -110,7 +117,7 @@ const BAR_HEIGHT: f64 = 14.0;
 /// Below the bars: the axis's numbers and its label.
 const BELOW: f64 = 44.0;
 
-pub(super) fn text(class: &'static str, anchor: &'static str, x: f64, y: f64, words: &str) -> Mark {
+pub(crate) fn text(class: &'static str, anchor: &'static str, x: f64, y: f64, words: &str) -> Mark {
     Mark::Text { class, anchor, at: (x, y), text: words.to_owned(), words: String::new() }
 }
 
@@ -119,7 +126,7 @@ fn line(class: &str, from: (f64, f64), to: (f64, f64)) -> Mark {
 }
 
 impl Chart {
-    pub(super) fn drawn(&self) -> Drawing {
+    pub(crate) fn drawn(&self) -> Drawing {
         let samples = self.bars.iter().flat_map(|bar| bar.samples.iter().copied().chain([bar.value]));
         let largest = samples.chain(self.reference.iter().map(|(value, _)| *value)).fold(0.0, f64::max);
         let (step, end) = axis(largest);
@@ -176,7 +183,7 @@ impl Chart {
 const CURVES: (f64, f64) = (14.0, 58.0);
 const CURVES_HEIGHT: f64 = 260.0;
 /// The class of a circle: a dot that is hollow.
-pub(super) const PUBLISHED: &str = "published";
+pub(crate) const PUBLISHED: &str = "published";
 /// Between the base lines of two names.
 const NAME: f64 = 17.0;
 
