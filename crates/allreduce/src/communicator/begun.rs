@@ -140,7 +140,7 @@ impl Communicator {
         let (place, size) = self.place_in(Some(set));
         let sum = Sum { reduction, ..Sum::of(self.choice, dtype, data.len()) };
         let (plan, segment_bytes) =
-            sum.plan((place, size), &Placement::apart(size), (&self.first_model, None), self.cuts);
+            sum.plan((place, size), &Placement::apart(size), (&self.learned.model, None), self.cuts);
         let schedule = Arc::new(Self::cut(plan, Some(set), dtype, segment_bytes).by(reduction));
         // SAFETY: as the caller promises.
         unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }
@@ -221,8 +221,7 @@ impl Communicator {
         let own = own.start * element..own.end * element;
         // SAFETY: the part lies in the input, and the output, which is another buffer, has its length.
         unsafe { copy(input.cast::<u8>().wrapping_add(own.start), out.cast(), own.len()) };
-        let model = if set.is_some() { &self.first_model } else { &self.learned.model };
-        let (way, segment_bytes) = choose_reduce_scatter(model, parts.len() * element, size, self.cuts);
+        let (way, segment_bytes) = choose_reduce_scatter(&self.learned.model, parts.len() * element, size, self.cuts);
         let plan = ringpull_plan::reduce_scatter(way, place, size, parts);
         let schedule = Arc::new(Self::cut(plan, set, dtype, segment_bytes).by(reduction));
         let endpoint = Box::new(Scatter::new((reduction, dtype), input.cast(), out.cast(), own));

@@ -7,7 +7,7 @@
 //! not count them as ranks.
 //!
 //! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`,
-//! `rack_probe` and `link_trial`. `link_games` measures the hosts' links again while the job runs.
+//! `rack_probe` and `link_trial`.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
@@ -23,7 +23,6 @@ mod executor;
 mod helped;
 mod hierarchy;
 mod learn;
-mod link_games;
 mod link_trial;
 mod model_cache;
 mod node;
@@ -46,7 +45,7 @@ use std::time::Duration;
 
 use ringpull_base::config::{Config, ModelSource};
 use ringpull_base::{AlgorithmChoice, Result};
-use ringpull_plan::{LinkRates, Links, Model, Segments};
+use ringpull_plan::{LinkRates, Links, Segments};
 
 use crate::communicator::divided::DividedSchedules;
 use crate::communicator::helped::{Ask, Helpers};
@@ -61,7 +60,6 @@ pub use begun::{Passage, ProcessSet};
 pub use executor::Executor;
 pub use helped::Asked;
 pub use learn::Learned;
-pub use link_games::{LinkGames, LinksFound};
 pub use probe_time::probe_us;
 pub use rack_probe::HOSTS as MEASURED_HOSTS;
 pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
@@ -74,9 +72,6 @@ pub struct Communicator {
     executor: Executor,
     choice: AlgorithmChoice,
     learned: Learned,
-    /// What was known of the cluster when the job began, by which process sets go: what is found out later is
-    /// agreed on among all ranks, and their operations are not.
-    first_model: Model,
     /// How messages are cut.
     cuts: Segments,
     schedules: Schedules,
@@ -112,7 +107,6 @@ impl Communicator {
             executor,
             choice,
             learned,
-            first_model: Model::default(),
             cuts,
             schedules: Schedules::default(),
             divided: DividedSchedules::default(),
@@ -169,7 +163,6 @@ impl Communicator {
         // Racks and links are those of hosts of which some may be gone.
         let (model, source, age) = (learned.model, learned.source.clone(), learned.age);
         self.learned = Learned { model, racks: 0, links: None, source, age, is_measured: learned.is_measured };
-        self.first_model = model;
         self.forget_schedules();
     }
 
@@ -185,7 +178,6 @@ impl Communicator {
 
     /// Goes by what was learned. A rate that nobody has measured shortens no queue: it may be far too low.
     fn take_up_what_was_learned(&mut self) {
-        self.first_model = self.learned.model;
         self.forget_schedules();
         let Learned { model, links, is_measured, .. } = &self.learned;
         // Between racks the probe's ring is slower than any host's link.

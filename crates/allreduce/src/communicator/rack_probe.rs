@@ -59,7 +59,7 @@ const SPREAD: f64 = 1.5;
 const OVERHEAD: f64 = 1.15;
 
 /// What each host's message to each other host takes to come, in microseconds.
-pub(super) type PairTimes = Vec<Vec<f64>>;
+type PairTimes = Vec<Vec<f64>>;
 
 /// What games between pairs of hosts have shown.
 #[derive(Default)]
@@ -191,7 +191,7 @@ impl Prober<'_> {
 /// Of each host's link, in bytes per microsecond: by what its messages of `bytes` bytes to hosts whose links
 /// receive no more slowly typically take, of which `step_us` are not the link's; and likewise those that it
 /// receives.
-pub(super) fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
+fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
     if played.is_empty() {
         return Vec::new();
     }
@@ -224,7 +224,7 @@ fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
 /// What a pair sends in each direction at once, on links of which the typical one and the slowest have these
 /// rates: what takes long enough, unless as many games, of two exchanges each, would then take more than
 /// `all_us` in all.
-pub(super) fn game_bytes((typical, slowest): (f64, f64), games: usize, all_us: f64) -> usize {
+fn game_bytes((typical, slowest): (f64, f64), games: usize, all_us: f64) -> usize {
     let most = all_us / (2 * games) as f64 * slowest;
     most.min(LONG_GAME_US * typical).clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize
 }
@@ -246,7 +246,7 @@ fn both_ways(pairs: &PairTimes) -> PairTimes {
 }
 
 /// Whether what all messages take, but for a quarter, is what the slower of their links says.
-pub(super) fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
+fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
     let hosts = 0..rates.len();
     let all = || hosts.clone().flat_map(|from| hosts.clone().map(move |to| (from, to))).filter(|(from, to)| from != to);
     let is_off = |(from, to): &(usize, usize)| {
@@ -257,7 +257,7 @@ pub(super) fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us:
 }
 
 /// Each pair's median; of an even number the lower of the two.
-pub(super) fn typical(played: &[PairTimes]) -> PairTimes {
+fn typical(played: &[PairTimes]) -> PairTimes {
     let hosts = played[0].len();
     let median = |host: usize, other: usize| {
         let mut times: Vec<f64> = played.iter().map(|pairs| pairs[host][other]).collect();
@@ -268,12 +268,12 @@ pub(super) fn typical(played: &[PairTimes]) -> PairTimes {
 }
 
 /// How many rounds it takes until every host has met every other.
-pub(super) fn rounds(hosts: usize) -> usize {
+fn rounds(hosts: usize) -> usize {
     hosts.next_multiple_of(2) - 1
 }
 
 /// Whom `host` meets in `round`, if anybody.
-pub(super) fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
+fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     let odd = rounds(hosts);
     let other = if host == odd {
         // The last host meets the one that would otherwise meet itself: `2 other = round`, modulo an odd

@@ -124,19 +124,6 @@ pub struct Agreement {
     has_stood_still: bool,
     /// The unit at which a cycle last stood so.
     still_at: Option<u64>,
-    /// Whether the hosts' links are to be measured, or are about to be: no cycle is frozen before.
-    links: LinksPhase,
-}
-
-/// From the wish to measure the hosts' links to the launch of that.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[cfg_attr(test, derive(serde::Serialize))]
-enum LinksPhase {
-    No,
-    /// When every rank's calls are announced one by one.
-    Wanted,
-    /// Every rank was asked to call it.
-    Ordered,
 }
 
 impl Agreement {
@@ -167,41 +154,7 @@ impl Agreement {
             times: TIMES,
             has_stood_still: false,
             still_at: None,
-            links: LinksPhase::No,
         }
-    }
-
-    /// The hosts' links are to be measured: what is frozen is stopped for that.
-    pub fn want_links(&mut self) -> Vec<Order> {
-        if self.links != LinksPhase::No || !self.left.is_empty() {
-            return Vec::new();
-        }
-        self.links = LinksPhase::Wanted;
-        self.give_up_cycle()
-    }
-
-    /// Has every rank call that, if it is wanted and every rank has data and announces its calls.
-    pub fn measure_links(&mut self) -> Vec<Order> {
-        let are_ready = matches!(self.phase, Phase::Open)
-            && self.outstanding.iter().all(Option::is_none)
-            && self.left.is_empty()
-            && self.joined.is_empty();
-        if self.links != LinksPhase::Wanted || !are_ready {
-            return Vec::new();
-        }
-        self.links = LinksPhase::Ordered;
-        vec![Order::MeasureLinks]
-    }
-
-    /// A rank leaves and may not have called it: then none is to wait for that.
-    fn give_up_links(&mut self) -> Vec<Order> {
-        self.links = LinksPhase::No;
-        let called = self.pending.keys().find(|(topic, _)| *topic == Topic::Links).cloned();
-        let give_up = |name: (Topic, u64)| {
-            self.pending.remove(&name);
-            refuse(&name, Error::bug("the links are not measured, as a rank leaves"))
-        };
-        called.map(give_up).into_iter().collect()
     }
 
     /// Each sum is done when the one before it is, on every rank in one order.
@@ -236,15 +189,7 @@ impl Agreement {
             // announces it again.
             return Ok(Vec::new());
         }
-        if call.topic == Topic::Links {
-            if self.links != LinksPhase::Ordered {
-                // It was given up since.
-                return Ok(vec![refuse(&(call.topic, call.ordinal), Error::bug("the links are not measured"))]);
-            }
-        } else {
-            // A step is repeated whether links are measured in it or not.
-            self.logs.push(rank, &call);
-        }
+        self.logs.push(rank, &call);
         self.heard_s = now_s;
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
@@ -296,7 +241,6 @@ impl Agreement {
         if self.size > 1
             && are_ready
             && !self.has_stood_still
-            && self.links == LinksPhase::No
             && let Some(period) = self.logs.period(self.times)
             && !(self.has_sets && (self.sums_block || self.logs.runs_alone(period)))
         {
@@ -309,9 +253,6 @@ impl Agreement {
     fn launch(&mut self, name: &(Topic, u64)) -> Order {
         let pending = self.pending.remove(name).expect("what launches was pending");
         self.names.launched(&name.0, name.1);
-        if name.0 == Topic::Links {
-            self.links = LinksPhase::No;
-        }
         if pending.is_refused {
             return refuse(name, disagreement(&pending));
         }
@@ -435,8 +376,8 @@ impl Agreement {
         }
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
-        // A pause says nothing of how long a cycle lasts, nor does a stop for the links' sake.
-        if !was_paused && self.links == LinksPhase::No {
+        // A pause says nothing of how long a cycle lasts.
+        if !was_paused {
             self.try_less_often(cycles);
         }
         Ok(vec![Order::RunTo(end)])
@@ -473,8 +414,7 @@ impl Agreement {
         if let Some(Outstanding { key, operation, by, .. }) = self.outstanding[rank].take() {
             return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
         }
-        let mut orders = self.give_up_links();
-        orders.extend(self.give_up_cycle());
+        let mut orders = self.give_up_cycle();
         if let Some(stopped) = begun {
             orders.extend(self.stopped(rank, stopped, now_s)?);
         }

@@ -185,8 +185,7 @@ impl Calls {
             acts.push(Act::Announce(Call { topic, ordinal, operation, terms, transfer, waited: false }));
             return acts;
         }
-        // No program makes the call that measures links, so none has waited before it.
-        let waited = topic != Topic::Links && std::mem::take(&mut self.waited);
+        let waited = std::mem::take(&mut self.waited);
         let index = self.open(Call { topic, ordinal, operation, terms, transfer, waited });
         self.place(index)
     }

@@ -31,7 +31,6 @@ use crate::progress::frozen::Unit;
 use crate::progress::job::Job;
 use crate::progress::layout::Layout;
 use crate::progress::messages::{Launch, Topic, Transfer};
-use crate::progress::pace::Pace;
 use crate::progress::shared::{Command, Shared};
 
 /// Operations of all ranks under way at once: enough to hide the latency of each, few enough to keep the
@@ -62,8 +61,6 @@ struct Comm<'a> {
     finishing: &'a Sender<Box<dyn Job>>,
     /// Memory of buckets, for the next ones of the same length.
     buckets: Vec<Buffer>,
-    /// How long sums of all ranks take, if links may be measured again when that becomes too long.
-    pace: Option<Pace>,
 }
 
 /// Runs launched jobs until it receives the command to stop, or a fault ends this generation of ranks and not
@@ -75,9 +72,8 @@ pub(super) fn communicate(
     finishing: &Sender<Box<dyn Job>>,
 ) {
     waits::leave_out_this_thread();
-    let pace = shared.may_measure_links.then(Pace::default);
     let (running, held, buckets) = (Vec::new(), VecDeque::new(), Vec::new());
-    let mut comm = Comm { shared, communicator, running, held, finishing, buckets, pace };
+    let mut comm = Comm { shared, communicator, running, held, finishing, buckets };
     let mut lingers = false;
     loop {
         if comm.running.is_empty() && shared.is_renewed() {
@@ -149,12 +145,8 @@ impl Comm<'_> {
     }
 
     /// Whether a command waits for operations of its topics: a divided sum for those under way, and any for
-    /// those that are held before it. What measures links waits for all of all ranks, and they for it.
+    /// those that are held before it.
     fn waits(&self, command: &Command, place: usize) -> bool {
-        let measures = |running: &Running| running.launch.topic == Topic::Links;
-        if (command.is_of_links() && (place > 0 || self.running_of_all() > 0)) || self.running.iter().any(measures) {
-            return true;
-        }
         let is_of = |topic: &Topic| command.is_of(topic);
         // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
         // of the one before it on the same topic: so a rank lacks at most one that another has.
@@ -168,7 +160,6 @@ impl Comm<'_> {
     fn keeps_place(&self, command: &Command) -> bool {
         let runs_alone = |job: &dyn Job| job.transfer() == Transfer::Alone || job.checks();
         self.communicator.sums_block()
-            || command.is_of_links()
             || match command {
                 Command::Run(job, _) => runs_alone(&**job),
                 Command::Unit(jobs, _) => jobs.iter().any(|job| runs_alone(&**job)),
@@ -261,9 +252,6 @@ impl Comm<'_> {
             bucket.insert((filled, layout)).0.bytes_mut()
         };
         drop(span);
-        if let Some(pace) = &mut self.pace {
-            pace.begin(addend.len(), shared_s(self.shared));
-        }
         let since_ns = timeline::now_ns();
         // A way of summing that blocks is at it from here on.
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
@@ -462,7 +450,6 @@ impl Comm<'_> {
         if self.running.iter().all(|running| running.ticket.is_some()) {
             return;
         }
-        self.take_pace();
         while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
             let mut sum = self.running.remove(at);
             if let Some(bucket) = sum.bucket {
@@ -472,18 +459,6 @@ impl Comm<'_> {
             sum.jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
         }
         self.note();
-    }
-
-    /// Takes note of the time if no sum of all ranks is under way any more.
-    fn take_pace(&mut self) {
-        let Some(pace) = &mut self.pace else { return };
-        let mut of_all = self.running.iter().filter(|running| !running.is_of_a_set());
-        if of_all.clone().any(|running| running.launch.topic == Topic::Links && running.ticket.is_none()) {
-            let are_told = self.shared.links.lock().as_ref().is_some_and(|news| !news.found.rates.is_empty());
-            *self.shared.slow_sums.lock() = pace.measured(are_told);
-        } else if of_all.all(|running| running.ticket.is_none()) {
-            *self.shared.slow_sums.lock() = pace.idle(shared_s(self.shared));
-        }
     }
 
     fn may_go(&self, at: usize) -> bool {
@@ -535,11 +510,6 @@ impl Running {
     fn is_of_a_set(&self) -> bool {
         self.launch.topic.set().is_some()
     }
-}
-
-/// Seconds since the job began.
-fn shared_s(shared: &Shared) -> f64 {
-    shared.started.elapsed().as_secs_f64()
 }
 
 /// Ends the process if its thread unwinds: the peers would wait for ever.

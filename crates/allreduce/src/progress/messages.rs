@@ -13,7 +13,6 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::communicator::Asked;
-use crate::progress::pace::SlowSums;
 
 /// What an operation is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -40,8 +39,6 @@ pub enum Topic {
     },
     /// A send or a receive, which rank 0 brings together (`agreement/envelopes.rs`).
     Message(Envelope),
-    /// The hosts' links are measured again. No program calls it.
-    Links,
 }
 
 /// By what a rank's send or receive is told apart. Ranks are those of the job.
@@ -105,7 +102,6 @@ impl Topic {
         match self {
             Topic::Key { key, .. } => key.into(),
             Topic::Barrier => "barrier".into(),
-            Topic::Links => "links".into(),
             Topic::Direct | Topic::Collective { name: None, .. } => "collective".into(),
             Topic::Collective { name: Some(name), .. } => name.into(),
             Topic::Message(envelope) => (&envelope.key()).into(),
@@ -117,7 +113,7 @@ impl Topic {
         match self {
             Topic::Collective { set, .. } => set.as_deref(),
             Topic::Message(envelope) => Some(std::slice::from_ref(&envelope.rank)),
-            Topic::Key { .. } | Topic::Barrier | Topic::Direct | Topic::Links => None,
+            Topic::Key { .. } | Topic::Barrier | Topic::Direct => None,
         }
     }
 
@@ -147,7 +143,6 @@ impl Topic {
         match self {
             Topic::Key { key, .. } => key.clone(),
             Topic::Barrier => Key::from("barrier"),
-            Topic::Links => Key::from("links"),
             Topic::Collective { name: Some(name), .. } => name.clone(),
             Topic::Direct | Topic::Collective { set: None, .. } => Key::from("collective"),
             Topic::Collective { set: Some(set), .. } => Key::from(format!("collective of ranks {set:?}").as_str()),
@@ -207,11 +202,6 @@ impl Operation {
     /// Some ranks of a communicator become one of their own.
     pub fn split() -> Self {
         Operation::Collective("split".to_owned())
-    }
-
-    /// The hosts' links are measured again.
-    pub(super) fn measure_links() -> Self {
-        Operation::Collective("measuring links".to_owned())
     }
 
     /// A send or a receive: the two ends of a message call one operation.
@@ -421,8 +411,6 @@ pub enum Order {
     RunTo(RunTo),
     /// Every rank has joined, this one last.
     Joined(usize),
-    /// Call [`Topic::Links`].
-    MeasureLinks,
     /// These names are forgotten, which every rank has called so often: later calls of them count from 0.
     Forget(Vec<(Topic, u64)>),
 }
@@ -478,8 +466,8 @@ pub(super) enum ControlMessage {
     Done,
     /// From rank 0: every rank is done.
     Ending,
-    /// With it, on a rank that takes note of them, the sums of all ranks, to rank 0.
-    Alive(SlowSums),
+    /// A sign of life.
+    Alive,
     /// Why this rank would end, if it ended now: its last call failed.
     Failing(Option<String>),
     /// To rank 0: this rank waits in a call for what cannot begin, or does so no more.
@@ -531,7 +519,7 @@ impl ControlMessage {
             self,
             ControlMessage::Here(_)
                 | ControlMessage::Failed(_)
-                | ControlMessage::Alive(_)
+                | ControlMessage::Alive
                 | ControlMessage::Describe(_)
                 | ControlMessage::Described(..)
                 | ControlMessage::Asked(_)

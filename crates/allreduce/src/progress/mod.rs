@@ -15,8 +15,6 @@
 //!   doing (`answers`, `under_way`);
 //! - `generation`: what lives on when a rank is lost and the others go on, `kept`: what is done again, and
 //!   `renewal`: how they go on; `connected`: the ranks that a transport joins, and those that follow them;
-//! - `pace` (pure): whether sums have become slow for all ranks; `remeasure`: the operation that measures the
-//!   hosts' links again then;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
 //!   `termination`: what it reports when a launcher ends it; `hang`: its end if MPI does not return.
 
@@ -39,12 +37,10 @@ pub mod job;
 mod kept;
 mod layout;
 pub mod messages;
-mod pace;
 mod period;
 mod phases;
 #[cfg(feature = "mpi")]
 pub mod process;
-mod remeasure;
 mod renewal;
 mod rest;
 mod shared;

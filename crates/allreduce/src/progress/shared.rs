@@ -22,8 +22,6 @@ use crate::progress::help::{Help, Rooms};
 use crate::progress::job::{Barrier, Job, StandIn};
 use crate::progress::kept::Elastic;
 use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
-use crate::progress::pace::SlowSums;
-use crate::progress::remeasure::{News, Remeasure};
 use crate::progress::under_way::UnderWay;
 use crate::transport::control::Control;
 use crate::transport::messages;
@@ -60,11 +58,6 @@ impl Command {
             Command::Unit(jobs, _) => jobs,
             Command::Go | Command::Stop => Vec::new(),
         }
-    }
-
-    /// Whether it measures the hosts' links.
-    pub(super) fn is_of_links(&self) -> bool {
-        self.is_of(&Topic::Links)
     }
 
     /// Whether it is a sum that is divided.
@@ -153,13 +146,6 @@ pub(super) struct Shared {
     pub(super) control_messages: AtomicU64,
     pub(super) started: Instant,
     pub(super) answers: Answers,
-    /// Whether the hosts' links may be measured again, and whether they differ by what is known at first.
-    pub(super) may_measure_links: bool,
-    pub(super) links_differ: bool,
-    /// What a measurement has found.
-    pub(super) links: Arc<News>,
-    /// What this rank reports of its sums of all ranks.
-    pub(super) slow_sums: Mutex<SlowSums>,
 }
 
 /// Whether a fault may be the loss of a process.
@@ -255,11 +241,6 @@ impl Shared {
             control_messages: AtomicU64::new(inherited.control_messages),
             started: inherited.since.unwrap_or_else(Instant::now),
             answers: Answers::default(),
-            // After a loss it would be done again among other ranks.
-            may_measure_links: comm.may_measure_links() && !is_elastic,
-            links_differ: comm.links_differ(),
-            links: Arc::default(),
-            slow_sums: Mutex::default(),
         }
     }
 
@@ -369,7 +350,6 @@ impl Shared {
                 self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Ok(last))));
                 Vec::new()
             }
-            Order::MeasureLinks => self.call_links(&mut calls),
             Order::Forget(topics) => {
                 calls.forget(&topics);
                 let mut waiting = self.waiting.lock();
@@ -390,20 +370,6 @@ impl Shared {
             }
         };
         self.act(acts);
-    }
-
-    /// Calls what measures the hosts' links, unless this rank calls nothing more: then rank 0 gives it up. A
-    /// rank that has joined stands in for it, as for all else.
-    fn call_links(&self, calls: &mut Calls) -> Vec<Act> {
-        let mut waiting = self.waiting.lock();
-        // A rank that leaves looks, under this lock, whether it has called anything after it has said so.
-        if calls.has_joined() || self.leaving.load(Ordering::Acquire) || self.fault.get().is_some() {
-            return Vec::new();
-        }
-        let job = Box::new(Remeasure::new(Arc::clone(&self.links)));
-        let transfer = job.transfer();
-        waiting.insert((Topic::Links, calls.ordinal(&Topic::Links)), job);
-        calls.call(Topic::Links, Operation::measure_links(), Terms::default(), transfer)
     }
 
     /// Does what follows from a call or a message. With `calls` locked, so that things go their way in order.
@@ -435,7 +401,6 @@ impl Shared {
             }
             // Nobody waits for it here.
             Topic::Barrier => Ok(Box::new(Barrier::new(crossbeam_channel::bounded(1).0))),
-            Topic::Links => Ok(Box::new(Remeasure::new(Arc::clone(&self.links)))),
             Topic::Collective { comm, .. } => {
                 let comm = self.stand_ins.lock().get(comm).and_then(Weak::upgrade);
                 let comm =
@@ -687,7 +652,6 @@ fn in_words(topic: &Topic) -> String {
     match topic {
         Topic::Key { key, .. } => format!("an operation on key {key}"),
         Topic::Barrier => "barrier".to_owned(),
-        Topic::Links => "measuring links".to_owned(),
         Topic::Direct | Topic::Collective { set: None, name: None, .. } => "a collective".to_owned(),
         Topic::Collective { set: Some(set), name: None, .. } => format!("a collective of ranks {set:?}"),
         Topic::Collective { name: Some(name), .. } => format!("the collective {name}"),

@@ -20,8 +20,6 @@ use crate::progress::comm::AbortOnPanic;
 use crate::progress::connected::LEARNING;
 use crate::progress::hang::{Hang, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
-use crate::progress::pace::{SlowSums, Vigil};
-use crate::progress::remeasure::{self, LinkNews};
 use crate::progress::shared::{Shared, is_loss};
 use crate::progress::standstill::Standstill;
 use crate::progress::status;
@@ -83,8 +81,6 @@ pub(super) struct Watcher {
     renewed: Option<Instant>,
     /// What was seen of a frozen cycle that does not come on, and since when.
     standstill: Option<(CycleSnapshot, f64)>,
-    /// On rank 0, if the hosts' links may be measured again: when.
-    vigil: Option<Vigil>,
 }
 
 /// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has
@@ -124,7 +120,6 @@ impl Watcher {
             orders: vec![0; size],
             renewed: None,
             standstill: None,
-            vigil: None,
         }
     }
 
@@ -330,12 +325,7 @@ impl Watcher {
                 shared.forsake(&ranks);
                 Ok(())
             }
-            ControlMessage::Alive(sums) => {
-                if let Some(vigil) = self.vigil.as_mut().filter(|_| from < shared.size) {
-                    vigil.take(from, sums);
-                }
-                Ok(())
-            }
+            ControlMessage::Alive => Ok(()),
         };
         if let Err(fault) = outcome {
             shared.poison(&fault, true);
@@ -346,7 +336,7 @@ impl Watcher {
         self.hang.check(shared);
         self.check_renewal(shared);
         if shared.ranks() > 1 && shared.fault.get().is_none() {
-            shared.tell_everyone(&ControlMessage::Alive(*shared.slow_sums.lock()));
+            shared.tell_everyone(&ControlMessage::Alive);
             let now_s = self.clock.now_s();
             let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
             for peer in watched {
@@ -403,34 +393,12 @@ impl Watcher {
             }
             if shared.rank == 0 {
                 self.warn(shared, now_s);
-                self.watch_links(shared, now_s);
             }
             self.say_where(shared);
             self.look(shared, now_s);
             self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(ControlMessage::Stuck(stuck)));
             self.still.tell_data(now_s, |is_still| shared.tell_rank_0(ControlMessage::DataStill(is_still)));
         }
-    }
-
-    /// On rank 0: has the hosts' links measured when sums have become slow, and reports what was found.
-    fn watch_links(&mut self, shared: &Shared, now_s: f64) {
-        if !shared.may_measure_links {
-            return;
-        }
-        let vigil = self.vigil.get_or_insert_with(|| Vigil::new(shared.size, shared.links_differ, now_s));
-        vigil.take(0, *shared.slow_sums.lock());
-        let news = shared.links.lock().clone();
-        if let Some(LinkNews { found, number }) = news.filter(|news| vigil.is_news(news.number)) {
-            vigil.measured(found.changed, found.differ, found.took.as_secs_f64(), now_s);
-            if found.changed {
-                notice(&remeasure::in_words(&found, number, |rank| self.name(rank)));
-            }
-        } else if vigil.is_due(now_s) {
-            let orders = self.agreement.want_links();
-            spread(shared, &mut self.orders, orders);
-        }
-        let orders = self.agreement.measure_links();
-        spread(shared, &mut self.orders, orders);
     }
 
     /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does
@@ -440,7 +408,7 @@ impl Watcher {
             return;
         };
         let since = *self.renewed.get_or_insert_with(Instant::now);
-        shared.tell_everyone(&ControlMessage::Alive(SlowSums::default()));
+        shared.tell_everyone(&ControlMessage::Alive);
         let limit_s = self.silence_s + ALMOST * self.interval.as_secs_f64() + LEARNING.as_secs_f64();
         if since.elapsed().as_secs_f64() > limit_s
             && elastic.waits()

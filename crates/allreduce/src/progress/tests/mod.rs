@@ -4,6 +4,5 @@ mod explore;
 mod finish;
 mod helpers;
 mod leave;
-mod links;
 mod many;
 mod schedule;
