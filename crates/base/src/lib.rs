@@ -6,6 +6,7 @@
 //! - [`Buffer`]: bytes, in the memory that ranks of a host share, if they can ([`buffer`]); [`Tensor`]: a
 //!   buffer behind a lock, or memory of a device ([`Remote`]); [`RowSparse`]: some rows of one;
 //! - [`files`]: files that are there whole or not at all; [`file_limit`]: none longer than the user's limit;
+//!   [`own_folder`]: folders of this user in a place that all share;
 //!   [`notice()`]: what people should read although
 //!   nothing failed; [`config`]: every environment variable; [`topology`]: where this process runs;
 //!   [`timeline`]: what it does when; [`forked`]: what a child of it must leave alone; [`claim`]: names that
@@ -30,6 +31,7 @@ pub mod last_words;
 mod named;
 mod names;
 pub mod notice;
+pub mod own_folder;
 #[cfg(test)]
 mod pages;
 pub mod recording;

@@ -26,7 +26,7 @@ use ringpull_base::{Error, Result, config};
 
 use super::lab;
 use super::launch::environment::{self, IN_FRONT};
-use super::launch::host::{quote, ssh_words};
+use super::launch::host::{quote, ssh_words, temporary_folder};
 use super::launch::hostfile::names_this_host;
 pub use super::launch::{Host, SshHost};
 
@@ -442,9 +442,7 @@ fn can_execute(path: &str) -> bool {
 fn write_agent(text: &str) -> Result<TempDir> {
     // Launchers split what they are given at blanks and colons.
     let base = Some(std::env::temp_dir()).filter(|base| !base.to_string_lossy().contains([' ', '\t', '\n', ':']));
-    let folder = tempfile::Builder::new()
-        .prefix("ringpull-")
-        .tempdir_in(base.unwrap_or_else(|| "/tmp".into()))
+    let folder = temporary_folder("ringpull-", &base.unwrap_or_else(|| "/tmp".into()))
         .map_err(|cause| Error::io("create", "a temporary folder", &cause))?;
     let path = folder.path().join("agent");
     let io = |cause: std::io::Error| Error::io("write", path.display(), &cause);

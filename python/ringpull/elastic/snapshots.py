@@ -31,8 +31,8 @@ def _check(folder: pathlib.Path) -> bool:
         found = folder.lstat()
     except FileNotFoundError:
         return False
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise FileError(f"{folder} belongs to somebody else, or others may write there\n  hint: remove it, or start the job with --snapshots DIR")
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise FileError(f"{folder} belongs to somebody else, or others have rights to it\n  hint: remove it, or start the job with --snapshots DIR")
     return True
 
 

@@ -38,6 +38,7 @@ use ringpull_base::config;
 use ringpull_base::{DType, Error, Kind, Result, notice};
 
 pub(crate) use self::top::step_of;
+use crate::launch::elastic::on_host;
 use crate::launch::{horovodrun, wrapper};
 use crate::mpirun::Mpirun;
 
@@ -106,6 +107,9 @@ enum Command {
     /// Run one rank below `mpirun`, connected to its launcher.
     #[command(hide = true)]
     Rank(wrapper::WrapperArgs),
+    /// Answer a launcher on another host about the snapshots of an elastic job.
+    #[command(hide = true)]
+    Snapshots(on_host::SnapshotsArgs),
 }
 
 /// What `ringpull` alone prints.
@@ -261,6 +265,7 @@ impl Command {
             Command::Rehearse(args) => rehearse::run(&args),
             Command::Lab(args) => lab::run(args),
             Command::Rank(args) => wrapper::run(&args),
+            Command::Snapshots(args) => on_host::run(&args),
         }
     }
 }

@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::connection::{Frame, LEAVE, Listener, RECEIVED, Stream, answer};
+use super::host::temporary_folder;
 use super::output::{Feed, OutputStream, Printer, Sink, WholeLines};
 use super::{Host, SshHost, address_towards, wrapper};
 use crate::interrupt::Interrupt;
@@ -97,7 +98,7 @@ impl Control {
         let (listener, addresses, folder) = match reach {
             RankHosts::Hosts(hosts) if hosts.iter().any(|host| matches!(host, Host::Lab(_))) => {
                 // Emulated hosts have a network of their own, and this host's files.
-                let folder = tempfile::Builder::new().prefix("ringpull-").tempdir().map_err(failed)?;
+                let folder = temporary_folder("ringpull-", &std::env::temp_dir()).map_err(failed)?;
                 let path = folder.path().join("launcher");
                 let listener = Listener::at(&path).map_err(failed)?;
                 (listener, vec![path.display().to_string()], Some(folder))

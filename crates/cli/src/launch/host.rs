@@ -11,12 +11,15 @@
 //! to other hosts is on the input of sh ([`LOGIN`]), before the orders.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ringpull_base::{Error, Result, config};
+use tempfile::TempDir;
 
 use super::environment;
 use super::hostfile::SshHost;
@@ -190,6 +193,34 @@ pub(crate) fn ssh(host: &SshHost, script: &[u8]) -> (Command, Vec<u8>) {
     (command, input)
 }
 
+/// A new folder for files of this program alone: by default others may list it, or write there, as the user's
+/// umask says.
+pub(crate) fn temporary_folder(prefix: &str, within: &Path) -> std::io::Result<TempDir> {
+    tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir_in(within)
+}
+
+/// The script by which another host runs this program with these words: at the same path, or on its `PATH`.
+pub(crate) fn own_program(words: &[OsString]) -> Result<Vec<u8>> {
+    let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
+    let mut script = with_environment(&[]);
+    script.extend(b"set -- ");
+    for word in words {
+        script.extend(quoted(word));
+        script.push(b' ');
+    }
+    script.extend([b"\nfor own in ", &quoted(own.as_os_str())[..], OWN_PROGRAM].concat());
+    Ok(script)
+}
+
+/// The rest of that script.
+const OWN_PROGRAM: &[u8] = br#" ringpull; do
+  ! "$own" rank --help >/dev/null 2>&1 || exec "$own" "$@"
+done
+echo "this host has no ringpull that runs
+  hint: install the same ringpull on every host, at the same path or in PATH" >&2
+exit 127
+"#;
+
 /// The folder that processes on other hosts start in.
 pub(crate) fn working_folder() -> Result<PathBuf> {
     std::env::current_dir().map_err(|cause| Error::io("read", "the working folder", &cause))
@@ -250,6 +281,13 @@ fn quoted(word: &OsStr) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::launch::hostfile::HostList;
+
+    #[test]
+    fn a_temporary_folder_is_this_users_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = temporary_folder("ringpull-", place.path()).unwrap();
+        assert_eq!(folder.path().metadata().unwrap().permissions().mode() & 0o7777, 0o700);
+    }
 
     #[test]
     fn a_word_survives_the_shell() {

@@ -441,11 +441,21 @@ fn children_of(pid: Pid) -> Vec<Pid> {
 
 /// The process's group, if it runs and is not a zombie.
 fn group_of(pid: Pid) -> Option<i32> {
+    running(pid).map(|(_, group)| group)
+}
+
+/// The process's parent, if it runs and is not a zombie.
+pub(super) fn parent_of(pid: Pid) -> Option<Pid> {
+    running(pid).and_then(|(parent, _)| Pid::from_raw(parent))
+}
+
+/// The parent and the group of a process that runs, and is not a zombie.
+fn running(pid: Pid) -> Option<(i32, i32)> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
     // The name before may contain anything, also parentheses. Behind it: state, parent, group.
     let mut words = stat.rsplit_once(')')?.1.split_whitespace();
     words.next().filter(|state| !state.starts_with(['Z', 'X']))?;
-    words.nth(1)?.parse().ok()
+    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
 }
 
 /// Ends this process by the signal that ended the rank, which `mpirun` reports. Otherwise the exit code.

@@ -21,7 +21,7 @@ use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result};
 
 use super::batch::{Batch, BatchJob};
-use super::host::{quote, with_environment, working_folder};
+use super::host::{quote, temporary_folder, with_environment, working_folder};
 use super::output::{OutputSource, OutputStream, Printer};
 use super::{Sink, Spec, by_mpi, process_name};
 use crate::commands::write;
@@ -107,9 +107,7 @@ impl YarnJob {
         };
         let interrupt = Interrupt::watch()?;
         let here = working_folder()?;
-        let folder = tempfile::Builder::new()
-            .prefix(".ringpull-yarn-")
-            .tempdir_in(&here)
+        let folder = temporary_folder(".ringpull-yarn-", &here)
             .map_err(|cause| Error::io("create a folder in", here.display(), &cause))?;
         check_path(folder.path())?;
         write(&folder.path().join("role"), &self.script(&here, folder.path())?)?;

@@ -199,6 +199,56 @@ fn a_hostfile_may_change_and_snapshots_are_on_its_hosts() {
     assert_eq!(events.last().unwrap(), "generation 1: 2 to 1 worker on 127.0.0.1", "{events:?}");
 }
 
+#[test]
+fn a_folder_for_commits_is_used_only_if_nobody_else_may_have_made_it() {
+    if !has_mpi() {
+        return;
+    }
+    // As another user would in a place that all share.
+    let mut job = Job::new("localhost:1\n");
+    let planted = job.path("memory/ringpull-elastic-demo");
+    std::fs::create_dir(&planted).unwrap();
+    std::fs::set_permissions(&planted, PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::write(job.path("precious"), "precious").unwrap();
+    for name in ["changed-0", "generation-0", "generation-x", "generation-4294967295"] {
+        std::os::unix::fs::symlink(job.path("precious"), planted.join(name)).unwrap();
+    }
+    job = job.start(&["-n", "1", "--job", "demo"], "true");
+    let status = job.child.as_mut().unwrap().wait().unwrap();
+    assert_eq!(status.code(), Some(1), "{}", job.read("err"));
+    assert!(job.read("err").contains("for commits: other users have rights to it: mode 777"), "{}", job.read("err"));
+    assert!(job.read("precious") == "precious" && std::fs::read_dir(&planted).unwrap().count() == 4);
+    // One that cannot be made is one error, too.
+    for place in ["/proc/none", "precious"] {
+        let place = job.path(place);
+        let output =
+            launch(&["--elastic", "-n", "1", "--snapshots", place.to_str().unwrap(), "--", "true"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && text.contains("cannot have the folder"), "{text}");
+    }
+}
+
+#[test]
+fn a_job_does_not_wait_for_ever_for_a_host_on_which_it_cannot_begin() {
+    if !has_mpi() {
+        return;
+    }
+    let job = Job::new("");
+    // It answers whether it is there, and has no ringpull.
+    let ssh =
+        "#!/bin/sh\nfor word; do :; done\n[ \"$word\" = true ] || { cat >/dev/null; echo none here >&2; exit 127; }\n";
+    std::fs::write(job.path("ssh"), ssh).unwrap();
+    std::fs::set_permissions(job.path("ssh"), PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::write(job.path("hosts"), "127.0.0.1:1 slots=1\n").unwrap();
+    let (hosts, ssh) = (job.path("hosts").display().to_string(), job.path("ssh").display().to_string());
+    let options = ["--min-workers", "1", "-H", &hosts, "--cooldown", "1", "1"];
+    let mut job = job.start_on(&options, &[("RINGPULL_SSH", ssh)], "true");
+    assert_eq!(job.code(), Some(1), "{}", job.read("err"));
+    let (events, said) = (job.events(), job.read("err"));
+    assert!(events[0].starts_with("generation 0 cannot begin on 127.0.0.1: no answer none here"), "{said}");
+    assert!(said.contains("error: generation 0 could not begin: it was tried 3 times"), "{said}");
+}
+
 /// What the nodes of a job with servers do: the others end with the workers. Workers say who they are and
 /// whether the job is elastic, in a file.
 const WITH_SERVERS: &str = "case $DMLC_ROLE in worker) ;; *) until [ -e $1/done ]; do sleep 0.01; done; exit ;; esac

@@ -138,6 +138,11 @@ impl Past {
         losses.filter_map(|(host, when)| self.suspects.blame(&host, false, when).map(|out| (host, out))).collect()
     }
 
+    /// A generation cannot begin on these hosts: they are left out for so long.
+    pub(super) fn leave_out(&mut self, hosts: impl Iterator<Item = String>, now: Duration) -> Vec<(String, Duration)> {
+        hosts.filter_map(|host| self.suspects.blame(&host, true, now).map(|out| (host, out))).collect()
+    }
+
     /// A generation on these hosts has ended, with a failure if it has one. If it made no snapshot and lost
     /// none of the hosts that had made some, those that had made none are the cause: a host may lack the
     /// program.

@@ -4,7 +4,8 @@
 //! - [`decide`]: which hosts are used, which are left out for how long, when a restart mends nothing: pure;
 //! - [`discovery`]: which hosts are present; [`watch`]: whether that has changed while the job runs;
 //! - [`lost`]: which rank was lost, in the words of `mpirun`; pure;
-//! - [`snapshots`]: the folder of snapshots on each host, which the launcher names, reads and removes.
+//! - [`snapshots`]: the folder of snapshots on each host, which the launcher names, reads and removes;
+//!   [`on_host`]: how it is done on the host.
 //!
 //! One life of the job, from a start to its end, is a generation. `python/ringpull/elastic` is the ranks'
 //! half: it writes the snapshots, and raises at a commit after hosts have changed.
@@ -15,6 +16,7 @@
 mod decide;
 pub(crate) mod discovery;
 mod lost;
+pub(crate) mod on_host;
 mod snapshots;
 mod watch;
 
@@ -38,6 +40,8 @@ use crate::mpirun::Mpirun;
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it says that it waits.
 const WORD: Duration = Duration::from_secs(10);
+/// How often a generation that cannot do without a host is begun there in vain.
+const REFUSALS: u32 = 3;
 /// How long a job that may run waits for the hosts that it is to start with.
 const GATHER: Duration = Duration::from_secs(30);
 
@@ -90,6 +94,7 @@ impl Elastic {
         let mut used = Vec::new();
         let code = self.generations(&interrupt, &snapshots, &mut used);
         match &self.job {
+            _ if used.is_empty() => {}
             Some(job) if !matches!(code, Ok(0)) => event(&format!(
                 "the commits stay on {}, in {}, for the next launcher of job {job}",
                 count(used.len(), "host"),
@@ -106,7 +111,7 @@ impl Elastic {
         let mut newest = Newest::default();
         let mut before = None;
         let mut next = None;
-        let mut refused = String::new();
+        let mut refusals = 0;
         loop {
             let Some(ranks) = self.await_hosts(next, &past.suspects, begun, snapshots, interrupt)? else {
                 return Ok(128 + interrupt.signal().unwrap_or(2));
@@ -116,12 +121,12 @@ impl Elastic {
                 (Some(generation), _) => generation,
                 (None, Some(job)) => {
                     newest = snapshots.newest(&hosts);
-                    take_over(job, &newest)
+                    take_over(job, &newest)?
                 }
                 (None, None) => 0,
             };
             next = Some(generation);
-            match snapshots.begin(&hosts, generation) {
+            let without = match snapshots.begin(&hosts, generation) {
                 Begin::Ready(found) => {
                     if before.is_some() && found.snapshot.is_none() {
                         event(
@@ -129,6 +134,7 @@ impl Elastic {
                              it reads one",
                         );
                     }
+                    Vec::new()
                 }
                 Begin::Taken(host, by) => {
                     event(&format!(
@@ -137,22 +143,34 @@ impl Elastic {
                     ));
                     return Ok(1);
                 }
-                Begin::NoFolder(why) => {
-                    return Err(Error::argument(
-                        format!("this host cannot have the folder {} for commits: {why}", snapshots.folder().display()),
-                        "name another with --snapshots: one in memory that you may write to",
-                    ));
-                }
-                Begin::Without(hosts) => {
-                    let text = format!("generation {generation} cannot begin without {}", hosts.join(", "));
-                    if text != refused {
-                        event(&text);
+                Begin::NoFolder(host, why) => {
+                    let why = format!("cannot have the folder {} for commits: {why}", snapshots.folder().display());
+                    if used.is_empty() || host == Host::Local {
+                        return Err(Error::argument(
+                            format!("{host} {why}"),
+                            "name another with --snapshots, one in memory that you may write to; with --job, another \
+                             name will do, too",
+                        ));
                     }
-                    refused = text;
-                    std::thread::sleep(LOOK);
-                    continue;
+                    vec![(host, why)]
                 }
+                Begin::Without(without) => without,
+            };
+            if !without.is_empty() {
+                refusals += 1;
+                go_without(&without, generation, (&mut past, begun));
+                // This host is where the launcher is, and others are left out for a while.
+                let must_be_there = used.is_empty() || without.iter().any(|(host, _)| *host == Host::Local);
+                if must_be_there && refusals >= REFUSALS {
+                    return Err(Error::Incomplete {
+                        what: format!("generation {generation} could not begin: it was tried {refusals} times"),
+                        remedy: "see above why; a host that has no place in the job is to be taken off its list"
+                            .to_owned(),
+                    });
+                }
+                continue;
             }
+            refusals = 0;
             announce(generation, before, &ranks);
             before = Some(ranks.len());
             used.extend(hosts.iter().filter(|host| !used.contains(host)).cloned().collect::<Vec<_>>());
@@ -329,6 +347,18 @@ impl Elastic {
     }
 }
 
+/// Reports hosts on which a generation cannot begin, and leaves them out for a while.
+fn go_without(without: &[(Host, String)], generation: u32, (past, begun): (&mut Past, Instant)) {
+    for (host, why) in without {
+        event(&format!("generation {generation} cannot begin on {host}: {why}"));
+    }
+    let far = without.iter().filter(|(host, _)| *host != Host::Local).map(|(host, _)| host.to_string());
+    for (host, time) in past.leave_out(far, begun.elapsed()) {
+        event(&format!("{host} is left out for {} s", time.as_secs()));
+    }
+    std::thread::sleep(LOOK);
+}
+
 /// The ranks that a job has not lost in place.
 fn left(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<Present> {
     let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -354,17 +384,22 @@ fn distinct(ranks: &[Present]) -> Vec<Host> {
 }
 
 /// The generation with which this launcher goes on with a job of which hosts have this.
-fn take_over(job: &str, found: &Newest) -> u32 {
+fn take_over(job: &str, found: &Newest) -> Result<u32> {
     let Some(last) = found.begun else {
         event(&format!("job {job}: no host has a commit of it, so it begins as the program does"));
-        return 0;
+        return Ok(0);
     };
     let from = match found.snapshot {
         Some((made, number)) => format!("from commit {number} of generation {made}"),
         None => "as the program does: no host has a commit of it".to_owned(),
     };
     event(&format!("job {job} goes on after generation {last}, whose launcher is gone, {from}"));
-    last + 1
+    last.checked_add(1).ok_or_else(|| {
+        Error::argument(
+            format!("job {job} has the last number that a generation can have, {last}"),
+            "remove its folder of snapshots from the hosts, or give the job another name",
+        )
+    })
 }
 
 /// The line of a start.
