@@ -65,6 +65,11 @@ pub(crate) fn code_of(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
+/// Whether a process with this exit code was ended by a signal, of which there are 64.
+pub(crate) fn is_of_signal(code: i32) -> bool {
+    (129..=192).contains(&code)
+}
+
 /// How long a process may have no children before it counts as one that will not end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often its children are listed.
@@ -128,6 +133,11 @@ fn runs(pid: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exit_code_beyond_the_signals_is_the_programs_own() {
+        assert_eq!([1, 128, 129, 137, 192, 193, 255].map(is_of_signal), [false, false, true, true, true, false, false]);
+    }
 
     #[test]
     fn a_process_is_stuck_if_it_had_children_and_has_none_for_five_seconds() {

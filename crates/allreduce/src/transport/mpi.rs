@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use mpi::ffi;
 
-use ringpull_base::config::ELASTIC_SETTING;
+use ringpull_base::config::{self, ELASTIC_SETTING, STARTED};
+use ringpull_base::own_folder::OwnFolder;
 use ringpull_base::{DType, Error, Result, file_limit};
 
 use crate::transport::library::{
@@ -115,6 +116,17 @@ pub(super) fn probe(comm: ffi::MPI_Comm) {
     }
 }
 
+/// Lets a launcher that may start the job again know that all ranks have started MPI: from now on the others go
+/// on without one that ends, and before they would wait for it.
+fn mark_start() {
+    let marked = config::elastic().map(|job| {
+        job.map(|(folder, generation)| OwnFolder::open(&folder)?.mark(&format!("{STARTED}{generation}"))).transpose()
+    });
+    if !matches!(marked, Ok(Ok(_))) {
+        tracing::debug!(?marked, "the launcher takes a loss for one before the start, and starts the job again");
+    }
+}
+
 impl Mpi {
     /// Initialises MPI, unless the process has already done so, and takes a communicator of its own over all
     /// ranks, in which helpers come last. Messages of up to `eager_bytes` must be sent without asking, the
@@ -141,6 +153,12 @@ impl Mpi {
             // calls of ours.
             let code = unsafe { ffi::MPI_Init_thread(argc, argv, level_wanted(ulfm.is_some()), &raw mut provided) };
             check("MPI_Init_thread", 0, code)?;
+            if ulfm.is_some() {
+                // By default a loss in the next call ends this process.
+                // SAFETY: MPI is initialised.
+                let set = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
+                check("MPI_Comm_set_errhandler", 0, set)?;
+            }
             check_threads(true, provided)?;
         } else {
             let mut provided: c_int = 0;
@@ -174,6 +192,9 @@ impl Mpi {
         }
         let (rank, size) = (rank as usize, size as usize);
         check_launcher(size)?;
+        if ulfm.is_some() && initialised_here {
+            mark_start();
+        }
         let yields = yields_when_idle(&name);
         Ok(Mpi::over(comm, Remaining::all(size), rank, name, yields, (initialised_here, ulfm)))
     }

@@ -32,7 +32,7 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let job = MpiJob::new(spec, Some(hosts), sink, Box::new(|_| ()))?;
     let ready = Mpirun::find()?.command_of_parts(hosts, &job.parts)?;
-    job.run(ready, &interrupt, Some(hosts))
+    job.run(ready, &interrupt, Some(hosts), |_, _| false)
 }
 
 /// The processes of a job, and the connections that they will make.
@@ -54,8 +54,15 @@ impl MpiJob {
     }
 
     /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
-    /// this program knows.
-    pub(super) fn run(self, mut ready: MpiCommand, interrupt: &Interrupt, hosts: Option<&[Host]>) -> Result<i32> {
+    /// this program knows. `must_end` gets each rank that has ended otherwise than well, with its exit code, and
+    /// says whether the job has to end for it, which `mpirun` itself does unless the ranks survive losses.
+    pub(super) fn run(
+        self,
+        mut ready: MpiCommand,
+        interrupt: &Interrupt,
+        hosts: Option<&[Host]>,
+        mut must_end: impl FnMut(&str, Option<i32>) -> bool,
+    ) -> Result<i32> {
         let MpiJob { parts, control, _port } = self;
         // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
         ready.command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -76,8 +83,15 @@ impl MpiJob {
         // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
         let patience = Config::from_env()?.silence() * 3 / 2 + PATIENCE;
         let (mut aborts_since, mut hangs) = (None, false);
+        let (mut failed, mut ends) = (0, false);
         let (status, killed) = child::wait(&mut child, "mpirun", || {
             ending.poll();
+            let all_failed = if ends { Vec::new() } else { control.failed() };
+            ends |= all_failed.iter().skip(failed).any(|(name, code)| must_end(name, *code));
+            failed = failed.max(all_failed.len());
+            if ends {
+                ending.end_within(Duration::ZERO);
+            }
             if aborts.load(Ordering::Relaxed) {
                 hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
             }
@@ -94,6 +108,7 @@ impl MpiJob {
             None if killed => of_ranks.ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() }),
             // All have ended well, whatever `mpirun` finds fault with afterwards.
             _ if of_ranks == Some(0) => Ok(0),
+            _ if ends => Ok(control.first_failure().unwrap_or(1)),
             // MPICH's `mpiexec` ends with the codes of all ranks together.
             _ => Ok(control.first_failure().filter(|_| !status.success()).unwrap_or_else(|| code_of(status))),
         }

@@ -83,6 +83,7 @@ pub(super) enum Addressees {
 }
 
 struct ConnectedRank {
+    name: String,
     orders: Arc<Stream>,
     /// Whether it is no server and no scheduler, which outlive the workers.
     is_worker: bool,
@@ -207,6 +208,13 @@ impl Control {
         have_ended.then(|| ranks.failure.unwrap_or(0))
     }
 
+    /// The ranks that have ended otherwise than well, with their exit codes if these are known.
+    pub(super) fn failed(&self) -> Vec<(String, Option<i32>)> {
+        let ranks = self.state.lock();
+        let failed = ranks.all.iter().filter(|rank| rank.code.map_or(rank.is_gone, |code| code != 0));
+        failed.map(|rank| (rank.name.clone(), rank.code)).collect()
+    }
+
     /// The exit code of the first process that has failed.
     pub(super) fn first_failure(&self) -> Option<i32> {
         self.state.lock().failure
@@ -286,7 +294,8 @@ impl Connections {
         let number = {
             let mut ranks = self.lock();
             let is_worker = ["rank", "worker"].iter().any(|role| name.starts_with(role));
-            let rank = ConnectedRank { orders: Arc::clone(stream), is_worker, code: None, is_gone: false };
+            let orders = Arc::clone(stream);
+            let rank = ConnectedRank { name: name.clone(), orders, is_worker, code: None, is_gone: false };
             for (order, to) in &ranks.told {
                 rank.order(*order, *to);
             }

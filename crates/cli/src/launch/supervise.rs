@@ -25,7 +25,7 @@ use ringpull_base::{Error, Result};
 use super::control::{Addressees, Control, GRACE};
 use super::output::{Feed, OutputStream, Pipe, Printer};
 use super::{Host, Launch, Process, Replacements, Sink};
-use crate::child::code_of;
+use crate::child::{code_of, is_of_signal};
 use crate::interrupt::Interrupt;
 
 /// The time between SIGTERM and SIGKILL.
@@ -414,11 +414,6 @@ impl Supervisor {
     }
 }
 
-/// Whether a process with this exit code was ended by a signal, of which there are 64.
-fn is_of_signal(code: i32) -> bool {
-    (129..=192).contains(&code)
-}
-
 fn comes_after(pause: Duration) -> String {
     let when = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
     format!("another one starts in its place{when}")
@@ -471,11 +466,6 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_exit_code_beyond_the_signals_is_the_programs_own() {
-        assert_eq!([1, 128, 129, 137, 192, 193, 255].map(is_of_signal), [false, false, true, true, true, false, false]);
-    }
 
     #[test]
     fn a_worker_that_is_lost_again_and_again_stays_away_for_longer_each_time() {

@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use crate::child::is_of_signal;
+
 /// What was said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Lost {
@@ -19,6 +21,8 @@ pub(super) struct Lost {
     in_place: BTreeMap<usize, Instant>,
     /// The rank of a report that is not complete: Open MPI gives its exit code in the next line.
     reported: Option<usize>,
+    /// Whether the signal of the last one of `killed` is in the next line, as Open MPI 5 has it.
+    is_signal_next: bool,
 }
 
 impl Lost {
@@ -37,9 +41,15 @@ impl Lost {
         if let Some((_, rest)) = text.split_once("noticed that process rank ") {
             // Open MPI: "mpirun noticed that process rank 2 with PID 0 on node h3 exited on signal 9
             // (Killed)."
-            let how = rest.split_once("exited on ").map_or("", |(_, how)| how.split(" (").next().unwrap_or(how));
+            let how = rest.split_once("exited on").map_or("", |(_, how)| how.split(" (").next().unwrap_or(how).trim());
             if let Some(rank) = number(rest) {
+                self.is_signal_next = how.is_empty();
                 self.killed.push((rank, how.trim_end_matches('.').to_owned()));
+            }
+        } else if std::mem::take(&mut self.is_signal_next) {
+            let how = text.split(" (").next().unwrap_or(text).trim_end_matches('.');
+            if let Some((_, by)) = self.killed.last_mut().filter(|_| how.starts_with("signal ")) {
+                how.clone_into(by);
             }
         } else if let Some(name) = text.strip_prefix("Process name: [[") {
             // Open MPI: "Process name: [[23000,1],1]", and then "Exit code:    3".
@@ -53,6 +63,15 @@ impl Lost {
         {
             // Open MPI: "Remote daemon: [[23000,0],1] on node h2".
             self.hosts.insert(on.trim().to_owned());
+        }
+    }
+
+    /// Takes the end of a rank by its name, which the launcher knows from that rank's side, with its exit code.
+    pub(super) fn end(&mut self, name: &str, code: Option<i32>) {
+        let Some(rank) = name.strip_prefix("rank ").and_then(number) else { return };
+        match code.filter(|code| !is_of_signal(*code)) {
+            Some(code) => self.failed.push((rank, code.to_string())),
+            None => self.killed.push((rank, code.map_or_else(String::new, |code| format!("signal {}", code - 128)))),
         }
     }
 
@@ -102,7 +121,8 @@ impl Lost {
         if let Some((number, code)) = self.first_failed() {
             return format!("{} failed with exit code {code}", rank(number));
         }
-        let mut lost: Vec<String> = self.killed.iter().map(|(number, by)| format!("{} ({by})", rank(number))).collect();
+        let by = |by: &str| if by.is_empty() { String::new() } else { format!(" ({by})") };
+        let mut lost: Vec<String> = self.killed.iter().map(|(number, how)| rank(number) + &by(how)).collect();
         if lost.is_empty() {
             lost = self.missed.iter().map(rank).collect();
         }
@@ -164,6 +184,11 @@ mod tests {
              mpirun noticed that process rank 1 with PID 0 on node h2 exited on signal 9 (Killed).");
         assert_eq!(lost.in_words(&running(), 137), "lost rank 1 on h2 (signal 9)");
         assert_eq!(lost.hosts(&running()), BTreeSet::from(["h2".to_owned()]));
+        // Open MPI 5.
+        let broken = "prterun noticed that process rank 1 with PID 7 on node h2 exited on\n";
+        let lost = of(&format!("{broken}signal 11 (Segmentation fault).\n"));
+        assert_eq!(lost.in_words(&running(), 139), "lost rank 1 on h2 (signal 11)");
+        assert_eq!(of(&format!("{broken}something else\n")).in_words(&running(), 1), "lost rank 1 on h2");
         let lost = of("  Process name: [[23000,1],2]\n  Exit code:    3\n");
         assert_eq!(lost.in_words(&running(), 3), "rank 2 on h3 failed with exit code 3");
         assert!(lost.is_exit() && lost.hosts(&running()) == BTreeSet::from(["h3".to_owned()]));
@@ -185,6 +210,19 @@ mod tests {
         let lost = of(&format!("{said}  Process name: [[23000,1],1]\n  Exit code:    3\n"));
         assert_eq!(lost.in_words(&running(), 3), "rank 1 on h2 failed with exit code 3");
         assert!(lost.is_exit());
+    }
+
+    #[test]
+    fn a_rank_that_its_own_side_says_has_ended_needs_no_words_of_mpirun() {
+        let ended = |name, code| {
+            let mut lost = Lost::default();
+            lost.end(name, code);
+            (lost.in_words(&running(), 1), lost.is_exit())
+        };
+        assert_eq!(ended("rank 1", Some(3)), ("rank 1 on h2 failed with exit code 3".to_owned(), true));
+        assert_eq!(ended("rank 2", Some(137)), ("lost rank 2 on h3 (signal 9)".to_owned(), false));
+        assert_eq!(ended("rank 0", None), ("lost rank 0 on h1".to_owned(), false));
+        assert_eq!(ended("helper 0", Some(3)), ("exit code 1".to_owned(), false));
     }
 
     #[test]

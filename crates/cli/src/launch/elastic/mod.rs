@@ -295,11 +295,13 @@ impl Elastic {
         spec.workers = ranks.len();
         spec.variables.env.push((config::SNAPSHOTS.to_owned(), snapshots.folder().display().to_string()));
         spec.variables.env.push((config::GENERATION.to_owned(), number.to_string()));
-        let mut mpirun = Mpirun::find()?;
+        let (mut mpirun, mut survives) = (Mpirun::find()?, false);
         if self.in_place {
             spec.variables.env.push(("RINGPULL_ELASTIC".to_owned(), "1".to_owned()));
             spec.variables.env.push((config::MIN_WORKERS.to_owned(), self.least.to_string()));
-            mpirun = mpirun.clone().surviving_losses().unwrap_or(mpirun);
+            let surviving = mpirun.clone().surviving_losses();
+            survives = surviving.is_some();
+            mpirun = surviving.unwrap_or(mpirun);
         }
         let hosts: Vec<Host> = ranks.iter().map(|found| found.host.clone()).collect();
         let said = Arc::clone(lost);
@@ -308,7 +310,17 @@ impl Elastic {
         let ready = mpirun.command_of_parts(&hosts, &job.parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
         let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);
-        let end = job.run(ready, interrupt, Some(&hosts));
+        // Until all have started MPI, the others wait for one that has ended, and that `mpirun` does not end the job
+        // for.
+        let must_end = |name: &str, code: Option<i32>| {
+            let is_early = survives && !snapshots.newest(&distinct(ranks)).has_started(number);
+            if is_early {
+                event(&format!("{name} has ended before all ranks had started MPI, which the others wait for"));
+                lost.lock().unwrap_or_else(PoisonError::into_inner).end(name, code);
+            }
+            is_early
+        };
+        let end = job.run(ready, interrupt, Some(&hosts), must_end);
         watch.stop();
         let code = match end {
             Ok(code) => code,

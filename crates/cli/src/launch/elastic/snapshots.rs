@@ -5,7 +5,7 @@
 //! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that. Ranks
 //! that may be lost in place write `FOLDER/done-GENERATION` when they have come to their end.
 //! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
-//! of one job only one can.
+//! of one job only one can. `FOLDER/started-GENERATION` says that all ranks of it have started MPI.
 //!
 //! On its own host the launcher does all this itself, and on others `ringpull snapshots` does it for the launcher:
 //! [`on_host`](super::on_host).
@@ -13,7 +13,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ringpull_base::{Error, Result};
+use ringpull_base::{Error, Result, config};
 
 use super::on_host::{HostAnswer, Request, answer};
 use crate::launch::Host;
@@ -43,6 +43,8 @@ pub(super) struct Newest {
     pub(super) again: Option<u32>,
     /// The latest generation that a launcher has begun.
     pub(super) begun: Option<u32>,
+    /// The latest generation whose ranks have all started MPI.
+    started: Option<u32>,
     /// The latest generation of which a rank has come to its end.
     done: Option<u32>,
 }
@@ -51,6 +53,11 @@ impl Newest {
     /// Whether a rank of this generation, which is the latest, has come to its end.
     pub(super) fn has_ended(&self, generation: u32) -> bool {
         self.done == Some(generation)
+    }
+
+    /// Whether all ranks of this generation, which is the latest, have started MPI.
+    pub(super) fn has_started(&self, generation: u32) -> bool {
+        self.started == Some(generation)
     }
 }
 
@@ -196,6 +203,7 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
         let number = |prefix| name.strip_prefix(prefix).and_then(|rest| rest.parse().ok());
         newest.again = newest.again.max(number("again-"));
         newest.begun = newest.begun.max(number("generation-"));
+        newest.started = newest.started.max(number(config::STARTED));
         newest.done = newest.done.max(number("done-"));
     }
     newest
@@ -211,9 +219,9 @@ mod tests {
 
     #[test]
     fn the_newest_snapshot_is_of_the_last_generation_that_made_one() {
-        let names = "again-2\nchanged-3\ngeneration-3\ngeneration-x\ndone-2\nh1\n\
+        let names = "again-2\nchanged-3\ngeneration-3\ngeneration-x\nstarted-3\ndone-2\nh1\n\
                      snapshot-0-12\nsnapshot-1-3\nsnapshot-1-4.part\nh2\nsnapshot-1-2\n";
-        let newest = Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3), done: Some(2) };
+        let newest = Newest { snapshot: Some((1, 3)), again: Some(2), begun: Some(3), started: Some(3), done: Some(2) };
         assert_eq!(read(names.lines()), newest);
         assert!(!newest.has_ended(3) && Newest { done: Some(3), ..newest }.has_ended(3));
         assert_eq!(read("".lines()), Newest::default());
