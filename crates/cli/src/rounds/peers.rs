@@ -98,6 +98,41 @@ mod tests {
     use clap::ValueEnum as _;
 
     use super::*;
+    use crate::record::Record;
+
+    /// The script of a peer whose job has one rank, which needs no sums.
+    const ALONE: &str = "
+import argparse, json
+class Alone:
+    name, waits_for_all, rank, ranks = 'alone', False, 0, 1
+    barrier = begin = wait = lambda *_: None
+    def write(self, key, content): self.content = content
+    def read(self, key): return self.content
+    def largest(self, numbers): return numbers
+arguments = argparse.ArgumentParser()
+add_train_arguments(arguments)
+options = arguments.parse_args(['--layers=0:1:1', '--compute=0.001'])
+options.warmup, options.iters = 1, 2
+words = {'mode': 'alone', 'algorithm': 'none', 'servers': 0, 'unit_notes': ''}
+print(json.dumps([replay(Alone(), [10], options) | words]))
+";
+
+    #[test]
+    fn a_replayed_step_of_a_peer_is_a_record_that_is_read() {
+        let script = [include_str!("../../peers/replay.py"), ALONE].concat();
+        let venv = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../.venv/bin/python"));
+        let python = if venv.is_file() { venv } else { "python3".into() };
+        let Ok(printed) = Command::new(python).args(["-c", &script]).output() else {
+            eprintln!("skipped: python3 is not installed");
+            return;
+        };
+        if String::from_utf8_lossy(&printed.stderr).contains("No module named 'numpy'") {
+            eprintln!("skipped: python3 has no numpy");
+            return;
+        }
+        let records = Record::parse_list("alone", &String::from_utf8_lossy(&printed.stdout));
+        assert_eq!(records.unwrap()[0].seconds.len(), 2, "{printed:?}");
+    }
 
     #[test]
     fn the_setup_script_knows_the_option_that_installs_each_peer() {
