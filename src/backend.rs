@@ -6,7 +6,7 @@ use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::kvstore::Change;
+use crate::contract::Change;
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// What happens between processes. Arguments have been checked; keys are known and values fit them. The

@@ -12,8 +12,8 @@ use ringpull_device::{Devices, Layout, Memory, Scratch, Slice};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
+use crate::contract::Change;
 use crate::contribution::remotes;
-use crate::kvstore::Change;
 use crate::servers::Servers;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 

@@ -27,6 +27,7 @@ mod check;
 mod communicator;
 #[cfg(any(feature = "allreduce", feature = "ps"))]
 mod compressed;
+mod contract;
 mod contribution;
 mod create;
 #[cfg(all(feature = "devices", feature = "ps"))]
@@ -60,10 +61,11 @@ mod update;
 
 #[cfg(feature = "allreduce")]
 pub use communicator::{CallOptions, Communicator, Handle, communicator, communicator_with};
+pub use contract::{Change, OnChange, Updater};
 #[cfg(feature = "devices")]
 pub use create::create_on;
 pub use create::{create, create_elastic, create_with, run_node};
-pub use kvstore::{Capability, Change, KvStore, OnChange, Stats, Updater};
+pub use kvstore::{Capability, KvStore, Stats};
 #[cfg(feature = "allreduce")]
 pub use shares::suggest_shares;
 

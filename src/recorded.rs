@@ -10,7 +10,7 @@ use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter}
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::kvstore::Change;
+use crate::contract::Change;
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 
 /// `inner`, and the recording of its calls.

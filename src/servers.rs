@@ -19,7 +19,7 @@ use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker, WorkersChanged};
 
 use crate::backlog::{self, Backlog, PUSHES};
 use crate::compressed::{Coding, Compressor};
-use crate::kvstore::Change;
+use crate::contract::Change;
 use crate::update::{self, no_optimizer};
 use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, contribution};
 

@@ -1,5 +1,5 @@
 //! What Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, files that import each other
-//! in a circle, where `unsafe` stands, and plain ASCII. It also holds the table of crates in ARCHITECTURE.md
+//! in a circle, crates without `unsafe`, and plain ASCII. It also holds the table of crates in ARCHITECTURE.md
 //! true.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,84 +8,6 @@ use std::path::{Path, PathBuf};
 
 /// The layers of `crates/allreduce`: each imports only those before it.
 const LAYERS: [&str; 4] = ["transport", "interpreter", "communicator", "progress"];
-
-/// The files that may hold `unsafe`.
-const UNSAFE: &[&str] = &[
-    "src/on_devices/step.rs",
-    "src/on_devices/staged.rs",
-    "src/communicator/jobs.rs",
-    "src/jobs.rs",
-    "src/sum_rows.rs",
-    "crates/allreduce/src/communicator/begun.rs",
-    "crates/allreduce/src/communicator/compressed.rs",
-    "crates/allreduce/src/communicator/copies.rs",
-    "crates/allreduce/src/communicator/divided.rs",
-    "crates/allreduce/src/communicator/executor.rs",
-    "crates/allreduce/src/communicator/helped.rs",
-    "crates/allreduce/src/communicator/link_games.rs",
-    "crates/allreduce/src/communicator/hierarchy.rs",
-    "crates/allreduce/src/communicator/node.rs",
-    "crates/allreduce/src/communicator/reached.rs",
-    "crates/allreduce/src/communicator/sums.rs",
-    "crates/allreduce/src/communicator/tests/sharing.rs",
-    "crates/allreduce/src/communicator/two_buffers.rs",
-    "crates/allreduce/src/interpreter/tests/ahead.rs",
-    "crates/allreduce/src/interpreter/flight.rs",
-    "crates/allreduce/src/interpreter/run.rs",
-    "crates/allreduce/src/interpreter/tests/run.rs",
-    "crates/allreduce/src/progress/comm.rs",
-    "crates/allreduce/src/progress/hang.rs",
-    "crates/allreduce/src/progress/help.rs",
-    "crates/allreduce/src/progress/process.rs",
-    "crates/allreduce/src/progress/termination.rs",
-    "crates/allreduce/src/transport/inproc.rs",
-    "crates/allreduce/src/transport/library.rs",
-    "crates/allreduce/src/transport/mod.rs",
-    "crates/allreduce/src/transport/mpi.rs",
-    "crates/allreduce/src/transport/observed.rs",
-    "crates/allreduce/src/transport/over_links.rs",
-    "crates/allreduce/src/transport/peer_memory.rs",
-    "crates/allreduce/src/transport/sockets.rs",
-    "crates/allreduce/src/transport/lossy.rs",
-    "crates/allreduce/src/transport/ulfm.rs",
-    "crates/allreduce/src/transport/window.rs",
-    "crates/base/src/buffer/arena.rs",
-    "crates/base/src/buffer/mod.rs",
-    "crates/base/src/buffer/region.rs",
-    "crates/base/src/file_limit.rs",
-    "crates/base/src/forked.rs",
-    "crates/base/src/tensor/mod.rs",
-    "crates/base/src/timeline/recorder.rs",
-    "crates/cli/src/gpu_check/lent.rs",
-    "crates/cli/src/lib.rs",
-    "crates/device/src/cuda/compile.rs",
-    "crates/device/src/cuda/gpu.rs",
-    "crates/device/src/cuda/launch.rs",
-    "crates/device/src/cuda/mod.rs",
-    "crates/device/src/cuda/nccl.rs",
-    "crates/device/src/cuda/slices.rs",
-    "crates/device/src/cuda/survey.rs",
-    "crates/device/src/lent.rs",
-    "crates/device/src/loan.rs",
-    "crates/device/tests/gpus.rs",
-    "crates/kernels/src/compress/avx2.rs",
-    "crates/kernels/src/compress/avx512.rs",
-    "crates/kernels/src/reduce/mod.rs",
-    "crates/kernels/src/reduce/portable.rs",
-    "crates/kernels/src/reduce/x86.rs",
-    "crates/loader/src/load.rs",
-    "src/on_devices/direct.rs",
-    "src/on_devices/tests.rs",
-    // Functions that C calls, and memory that it is given.
-    "tests/fake-cuda/src/cubin.rs",
-    "tests/fake-cuda/src/driver.rs",
-    "tests/fake-cuda/src/machine.rs",
-    "tests/fake-cuda/src/memory.rs",
-    "tests/fake-cuda/src/nccl/mod.rs",
-    "tests/fake-cuda/src/ptx/run.rs",
-    "tests/fake-cuda/src/work.rs",
-    "tests/fake-cuda/tests/findings.rs",
-];
 
 #[test]
 fn the_table_of_architecture_says_what_each_crate_uses() {
@@ -130,30 +52,23 @@ fn section<'a>(manifest: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
 
 #[test]
 fn every_layer_of_allreduce_imports_only_those_before_it() {
-    let mut wrong = Vec::new();
+    let layer_of = |module: &str| LAYERS.iter().position(|layer| module.split("::").next() == Some(layer));
     let mut seen = BTreeSet::new();
-    for (place, layer) in LAYERS.iter().enumerate() {
-        for file in sources(&format!("crates/allreduce/src/{layer}")) {
-            seen.insert(*layer);
-            let imported = paths(&code(&file), "crate");
-            wrong.extend(
-                LAYERS[place + 1..]
-                    .iter()
-                    .filter(|above| imported.iter().any(|path| path.split("::").next() == Some(above)))
-                    .map(|above| format!("{} imports {above}", file.display())),
-            );
-        }
+    let mut wrong = Vec::new();
+    for (module, imports) in imports_of_crate("crates/allreduce") {
+        let Some(layer) = layer_of(&module) else { continue };
+        seen.insert(layer);
+        let above = imports.iter().filter(|other| layer_of(other).is_some_and(|above| above > layer));
+        wrong.extend(above.map(|above| format!("{module} imports {above}")));
     }
     assert_eq!(seen.len(), LAYERS.len(), "a layer has no files");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Files that still import each other, crate by crate.
+/// Files that still import each other, crate by crate. A module and those in it may know each other.
 const CIRCLES: &[(&str, &[&str])] = &[
-    ("crates/allreduce", &["transport::control", "transport::star"]),
-    ("crates/base", &["timeline::recorder", "timeline::trace"]),
-    ("crates/kernels", &["compress::avx2", "compress::avx512", "compress::halves", "compress::planes"]),
-    ("crates/ps", &["operation", "worker", "worker_loop"]),
+    // A rank's control is made by the star, and holds the links that the star has made.
+    ("crates/allreduce", &["transport::control", "transport::star", "transport::star::thread"]),
 ];
 
 #[test]
@@ -164,17 +79,7 @@ fn no_files_of_a_crate_import_each_other_in_a_circle_but_those_named_here() {
     names.push(String::new());
     let mut found = BTreeSet::new();
     for name in names {
-        let imports = modules(&root().join(&name).join("src"));
-        let reached: BTreeMap<&String, BTreeSet<&String>> =
-            imports.keys().map(|module| (module, reachable(module, &imports))).collect();
-        for module in imports.keys().filter(|module| reached[module].contains(module)) {
-            // A module and what lies in it may know each other.
-            let circle = reached[module].iter().filter(|other| reached[**other].contains(module));
-            let circle: Vec<String> = circle.map(|other| (*other).clone()).collect();
-            if !circle.iter().all(|other| other.starts_with(&circle[0])) {
-                found.insert((name.clone(), circle));
-            }
-        }
+        found.extend(circles(&imports_of_crate(&name)).into_iter().map(|circle| (name.clone(), circle)));
     }
     let named = |(name, circle): &(&str, &[&str])| {
         ((*name).to_owned(), circle.iter().map(|module| (*module).to_owned()).collect::<Vec<_>>())
@@ -182,53 +87,152 @@ fn no_files_of_a_crate_import_each_other_in_a_circle_but_those_named_here() {
     assert_eq!(found, CIRCLES.iter().map(named).collect());
 }
 
-/// The modules of the crate in `folder`, and which others each imports; tests do not count.
-fn modules(folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
-    let name = |file: &PathBuf| {
-        let path = file.strip_prefix(folder).unwrap().with_extension("");
-        path.to_str().unwrap().trim_end_matches("/mod").replace('/', "::")
-    };
-    let files = sources(folder.strip_prefix(root()).unwrap().to_str().unwrap());
-    let files: BTreeMap<String, PathBuf> = files.into_iter().map(|file| (name(&file), file)).collect();
-    let imports = |module: &String, file: &PathBuf| {
-        let text = code(file);
-        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-        let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
-        let paths = paths(text, "crate").into_iter();
-        let paths = paths.chain(paths_of_parent(text).into_iter().map(|path| format!("{parent}::{path}")));
-        let known = paths.filter_map(|path| {
-            let path = path.trim_start_matches("::");
-            files
-                .keys()
-                .filter(|known| path == *known || path.starts_with(&format!("{known}::")))
-                .max_by_key(|known| known.len())
-        });
-        known.filter(|known| *known != module).cloned().collect::<BTreeSet<String>>()
-    };
-    let counts = files.iter().filter(|(name, _)| !name.ends_with("tests") && *name != "lib" && *name != "main");
-    counts.map(|(name, file)| (name.clone(), imports(name, file))).collect()
+/// The modules of the crate in this folder, and those that each imports. Tests do not count.
+fn imports_of_crate(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let folder = root().join(folder).join("src");
+    let read = |file: &PathBuf| Some((module_name(file.strip_prefix(&folder).unwrap())?, Module::read(&code(file))));
+    let modules: BTreeMap<String, Module> = sources(folder.to_str().unwrap()).iter().filter_map(read).collect();
+    modules.keys().map(|module| (module.clone(), imports(module, &modules))).collect()
 }
 
-fn paths_of_parent(code: &str) -> Vec<String> {
-    // `super::super` is rare, and leads to a module that holds this one.
-    paths(code, "super").into_iter().filter(|path| !path.starts_with("super")).collect()
+/// The groups of modules that import each other, without those of a module and what lies in it. The root of a
+/// crate only names its modules.
+fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
+    let reached: BTreeMap<&String, BTreeSet<&String>> =
+        imports.keys().map(|module| (module, reachable(module, imports))).collect();
+    let on_circle = imports.keys().filter(|module| !module.is_empty() && reached[module].contains(module));
+    let circle = |module: &String| -> Vec<String> {
+        let of_both = reached[module].iter().filter(|other| !other.is_empty() && reached[**other].contains(module));
+        of_both.map(|other| (*other).clone()).collect()
+    };
+    let lies_in = |other: &String, module: &String| other == module || other.starts_with(&format!("{module}::"));
+    on_circle.map(circle).filter(|circle| !circle.iter().all(|other| lies_in(other, &circle[0]))).collect()
 }
 
-/// What stands behind every `root::`, each name of a group by itself.
-fn paths(code: &str, root: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for rest in code.split(&format!("{root}::")).skip(1) {
-        let end = rest.find(|c: char| !(c.is_alphanumeric() || "_:".contains(c))).unwrap_or(rest.len());
-        let (path, rest) = rest.split_at(end);
-        match rest.strip_prefix('{') {
-            Some(group) if path.is_empty() || path.ends_with("::") => {
-                let group = &group[..group.find('}').unwrap_or(group.len())];
-                found.extend(group.split(['{', ',']).map(|name| format!("{path}{}", name.trim())));
+/// The name of the module in a file, such as `worker_loop::queue`; the root's is empty. None for tests and
+/// programs.
+fn module_name(file: &Path) -> Option<String> {
+    let path = file.with_extension("");
+    let name = path.to_str().unwrap().trim_end_matches("/mod").replace('/', "::");
+    let is_of_tests = name.split("::").any(|part| part.ends_with("tests"));
+    (!is_of_tests && name != "main").then(|| if name == "lib" { String::new() } else { name })
+}
+
+/// The paths that a file names.
+#[derive(Default)]
+struct Module {
+    /// Every path of an import or an expression, as it is written.
+    paths: Vec<String>,
+    /// The paths of its imports, by the names that they have here: others may find these names by this module.
+    names: BTreeMap<String, String>,
+}
+
+impl Module {
+    fn read(code: &str) -> Self {
+        let text = code.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let mut module = Module::default();
+        let mut rest = String::new();
+        // An import ends with a semicolon, and begins a line.
+        for (number, part) in text.split("use ").enumerate() {
+            let is_import = number > 0 && rest.rsplit('\n').next().is_none_or(is_visibility);
+            match part.split_once(';') {
+                Some((tree, after)) if is_import => {
+                    for (path, name) in leaves(tree) {
+                        module.paths.push(path.clone());
+                        module.names.insert(name, path);
+                    }
+                    rest.push_str(after);
+                }
+                _ => {
+                    rest.push_str(if number > 0 { "use " } else { "" });
+                    rest.push_str(part);
+                }
             }
-            _ => found.push(path.to_owned()),
+        }
+        module.paths.extend(paths_in(&rest));
+        module
+    }
+}
+
+/// Whether a line up to `use` has nothing but a visibility.
+fn is_visibility(line: &str) -> bool {
+    let line = line.trim();
+    line.is_empty() || line == "pub" || line.starts_with("pub(") && !line.contains(' ')
+}
+
+/// The paths of an import, each with the name that it has afterwards.
+fn leaves(tree: &str) -> Vec<(String, String)> {
+    let Some((head, group)) = tree.split_once('{') else {
+        let (path, alias) = tree.split_once(" as ").map_or((tree, None), |(path, alias)| (path, Some(alias.trim())));
+        let path = path.trim();
+        let path = path.strip_suffix("::self").unwrap_or(path);
+        return vec![(path.to_owned(), alias.unwrap_or(path.rsplit("::").next().unwrap()).to_owned())];
+    };
+    let group = group.rsplit_once('}').map_or(group, |(group, _)| group);
+    let (mut depth, mut parts) = (0, vec![String::new()]);
+    for character in group.chars() {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if character == ',' && depth == 0 {
+            parts.push(String::new());
+        } else {
+            parts.last_mut().unwrap().push(character);
         }
     }
-    found
+    let parts = parts.iter().filter(|part| !part.trim().is_empty());
+    parts.flat_map(|part| leaves(&format!("{}{}", head.trim(), part.trim()))).collect()
+}
+
+/// The paths of expressions and types: names that are joined by `::`.
+fn paths_in(code: &str) -> Vec<String> {
+    let words = code.split(|c: char| !(c.is_alphanumeric() || "_:".contains(c)));
+    let paths = words.map(|word| word.trim_end_matches(':')).filter(|word| word.contains("::"));
+    paths.filter(|path| !path.starts_with(':')).map(str::to_owned).collect()
+}
+
+/// The modules that `module` imports: by `crate::`, `super::` or `self::`, by the name of one that lies in it, and
+/// through the imports of others, such as the re-exports of the root.
+fn imports(module: &str, modules: &BTreeMap<String, Module>) -> BTreeSet<String> {
+    let paths = modules[module].paths.iter();
+    let found = paths.filter_map(|path| Some(resolve(&absolute(module, path, modules)?, modules, 0)));
+    found.filter(|found| found != module && !found.is_empty()).collect()
+}
+
+/// The path from the root of the crate; none if it leads to another crate, or is not of a module.
+fn absolute(module: &str, path: &str, modules: &BTreeMap<String, Module>) -> Option<Vec<String>> {
+    let mut parts: Vec<String> = path.split("::").map(str::to_owned).collect();
+    let mut base: Vec<String> = module.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect();
+    match parts[0].as_str() {
+        "crate" => base.clear(),
+        "self" => {}
+        "super" => {
+            while parts.first().is_some_and(|part| part == "super") {
+                base.pop();
+                parts.remove(0);
+            }
+            return Some([base, parts].concat());
+        }
+        first => {
+            let child = [&base[..], &[first.to_owned()]].concat().join("::");
+            return modules.contains_key(&child).then(|| [base, parts].concat());
+        }
+    }
+    Some([base, parts.split_off(1)].concat())
+}
+
+/// The module that defines what a path names.
+fn resolve(path: &[String], modules: &BTreeMap<String, Module>, depth: usize) -> String {
+    let at = (0..=path.len()).rev().find(|end| modules.contains_key(&path[..*end].join("::"))).unwrap_or(0);
+    let module = path[..at].join("::");
+    let through = path.get(at).and_then(|name| modules.get(&module)?.names.get(name));
+    match through.and_then(|through| absolute(&module, through, modules)) {
+        // Two files that import a name from each other would lead in a circle.
+        Some(through) if depth < 10 => resolve(&[&through, &path[at + 1..]].concat(), modules, depth + 1),
+        _ => module,
+    }
 }
 
 /// All that `module` imports, and what that does.
@@ -271,14 +275,18 @@ fn is_of_tests(file: &Path) -> bool {
 }
 
 #[test]
-fn unsafe_code_stays_in_the_files_that_are_named_here() {
-    let allowing: BTreeSet<String> = ["src", "crates", "tests/fake-cuda"]
-        .iter()
-        .flat_map(|folder| sources(folder))
-        .filter(|file| code(file).lines().any(|line| line.contains("allow(unsafe_code)")))
-        .map(|file| file.strip_prefix(root()).unwrap().display().to_string())
-        .collect();
-    assert_eq!(allowing, UNSAFE.iter().map(|&name| name.to_owned()).collect());
+fn crates_that_need_no_unsafe_code_forbid_it() {
+    let crates = fs::read_dir(root().join("crates")).unwrap();
+    let folders: Vec<String> =
+        crates.map(|entry| format!("crates/{}", entry.unwrap().file_name().to_str().unwrap())).collect();
+    let mut forbidding = 0;
+    for folder in &folders {
+        let needs = sources(&format!("{folder}/src")).iter().any(|file| code(file).contains("allow(unsafe_code)"));
+        let forbids = code(&root().join(folder).join("src/lib.rs")).contains("#![forbid(unsafe_code)]");
+        assert!(needs != forbids, "{folder} needs unsafe code: {needs}, forbids it: {forbids}");
+        forbidding += usize::from(forbids);
+    }
+    assert!(forbidding >= 4, "{forbidding} crates forbid it");
 }
 
 /// One screen, so that a reader gets the decision and not its history.
@@ -332,6 +340,31 @@ fn code(file: &Path) -> String {
 
 #[test]
 fn imports_are_read_from_groups_too() {
-    let found = paths("use crate::error::{Error, Result};\nlet x = crate::kind::Kind::Local;", "crate");
-    assert_eq!(found, ["error::Error", "error::Result", "kind::Kind::Local"]);
+    let found = Module::read("use crate::error::{Error, Result};\nlet x = crate::kind::Kind::Local;").paths;
+    assert_eq!(found, ["crate::error::Error", "crate::error::Result", "crate::kind::Kind::Local"]);
+    let found = leaves("crate::{a::{self, B as C}, d}");
+    let found: Vec<_> = found.iter().map(|(path, name)| format!("{name}={path}")).collect();
+    assert_eq!(found, ["a=crate::a", "C=crate::a::B", "d=crate::d"]);
+}
+
+/// Each of the ways by which a file can import another.
+#[test]
+fn circles_are_found_by_relative_paths_and_through_the_names_of_others() {
+    let of = |files: &[(&str, &str)]| {
+        let modules: BTreeMap<String, Module> =
+            files.iter().map(|(name, code)| ((*name).to_owned(), Module::read(code))).collect();
+        let imports = modules.keys().map(|module| (module.clone(), imports(module, &modules))).collect();
+        circles(&imports).into_iter().map(|circle| circle.join(" ")).collect::<Vec<_>>().join("; ")
+    };
+    assert_eq!(of(&[("a", "use crate::b::X;"), ("b", "fn f() { crate::a::g() }")]), "a b");
+    assert_eq!(of(&[("a::x", "use super::super::b::Y;"), ("b", "use crate::a::x::Z;")]), "a::x b");
+    assert_eq!(of(&[("a", "use self::x::Z;"), ("a::x", "use crate::b::Y;"), ("b", "use crate::a;")]), "a a::x b");
+    assert_eq!(of(&[("a", "fn f() { x::g() }"), ("a::x", "use crate::b::Y;"), ("b", "use crate::a;")]), "a a::x b");
+    let root = ("", "mod a;\npub use a::X;\npub(crate) use b::{self, Y};");
+    assert_eq!(of(&[root, ("a", "pub use crate::Y;"), ("b", "use crate::X;")]), "a b");
+    // Through a third file's import, which is not part of the circle.
+    assert_eq!(of(&[("a", "use crate::c::Y;"), ("b", "use crate::a::X;"), ("c", "pub use crate::b::Y;")]), "a b");
+    assert_eq!(of(&[("a", "use super::b::Y;"), ("a::x", "use super::Z;"), ("b", "use std::fmt;")]), "");
+    assert_eq!(of(&[("a", "use x::Y;"), ("a::x", "use super::Z;")]), "", "a module and what lies in it");
+    assert_eq!(of(&[("a", "use crate::ab::Y;"), ("ab", "use crate::a::Z;")]), "a ab");
 }

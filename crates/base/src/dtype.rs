@@ -1,13 +1,12 @@
 //! Element types that a store sums.
 
 use std::fmt;
-use std::str::FromStr;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use crate::Error;
 use crate::named::named;
-use crate::{ElementType, Error};
 
 named! {
     /// An element type.
@@ -68,19 +67,6 @@ impl DType {
     /// Whether the type has NaN and Inf, and can be optimised over.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
-    }
-}
-
-impl FromStr for DType {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        // By the name that it has here, or in NumPy.
-        let of_numpy = || ElementType::of_name(name).and_then(ElementType::as_dtype);
-        DType::of_name(name).or_else(of_numpy).ok_or_else(|| {
-            let names = DType::ALL.map(DType::name).join(", ");
-            Error::argument(format!("unknown dtype {name:?}"), format!("the dtypes are {names}"))
-        })
     }
 }
 

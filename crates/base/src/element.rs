@@ -5,6 +5,8 @@
 //! a complex number as its two parts, a truth value as a byte, and what has no arithmetic here as bytes.
 //! Names are those of NumPy, PyTorch and JAX.
 
+use std::str::FromStr;
+
 use crate::{DType, Error, Reduction, Result};
 
 /// The reduction of the elements of a type.
@@ -185,6 +187,19 @@ impl ElementType {
     /// Whether a store can hold values of it.
     pub fn is_of_stores(&self) -> bool {
         matches!(self.arithmetic, Arithmetic::Numbers | Arithmetic::Parts)
+    }
+}
+
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        // By the name that it has here, or in NumPy.
+        let of_numpy = || ElementType::of_name(name).and_then(ElementType::as_dtype);
+        DType::of_name(name).or_else(of_numpy).ok_or_else(|| {
+            let names = DType::ALL.map(DType::name).join(", ");
+            Error::argument(format!("unknown dtype {name:?}"), format!("the dtypes are {names}"))
+        })
     }
 }
 

@@ -1,4 +1,5 @@
-//! What a framework calls the values whose keys are numbers, for errors and warnings: `3 ('dense0_weight')`.
+//! Keys as messages show them, with the names that a framework has for values whose keys are numbers:
+//! `3 ('dense0_weight')`.
 //!
 //! Names belong to this process: nothing depends on them, and they may differ between ranks. If several
 //! stores use one key for different values, all its names are shown.
@@ -28,13 +29,30 @@ pub fn name_key(key: Key, name: &str) {
 }
 
 /// Writes the names of `key` behind it, if it has any.
-pub(crate) fn write_names(key: &Key, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn write_names(key: &Key, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     if !ARE_ANY.load(Ordering::Acquire) {
         return Ok(());
     }
     match NAMES.read().get(key) {
         Some(names) => write!(out, " ('{}')", names.join("' or '")),
         None => Ok(()),
+    }
+}
+
+/// The characters of a key's name that messages show.
+const SHOWN: usize = 120;
+
+/// As messages show it: with the name that a framework gave it, if there is one. A long name is cut.
+impl fmt::Display for Key {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Int(number) => write!(out, "{number}"),
+            Key::Str(name) => match name.char_indices().nth(SHOWN) {
+                None => write!(out, "{name:?}"),
+                Some((end, _)) => write!(out, "{:?}... of {} characters", &name[..end], name.chars().count()),
+            },
+        }?;
+        write_names(self, out)
     }
 }
 
@@ -51,5 +69,12 @@ mod tests {
         name_key(key.clone(), "other");
         assert_eq!(key.to_string(), "1099511627776 ('dense0_weight' or 'other')");
         assert_eq!(Key::from("named by nobody").to_string(), "\"named by nobody\"");
+    }
+
+    #[test]
+    fn a_message_shows_the_whole_name_unless_it_is_long() {
+        let name = |len: usize| "\u{3bb}".repeat(len);
+        assert_eq!(Key::from(name(SHOWN)).to_string(), format!("{:?}", name(SHOWN)));
+        assert_eq!(Key::from(name(9000)).to_string(), format!("{:?}... of 9000 characters", name(SHOWN)));
     }
 }

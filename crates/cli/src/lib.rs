@@ -17,6 +17,7 @@
 //! - `advise`: steps of training predicted for any number of hosts;
 //! - `rehearse`: jobs that meet faults; `differ`: the values of two kinds;
 //! - `timeline`: merges the ranks' timelines, and accounts for each step's time;
+//! - `status_client`: jobs that run, asked for their status;
 //! - `size`, `text`: the formats of sizes, times, counts and tables.
 
 mod advise;
@@ -55,6 +56,7 @@ mod replay;
 mod rounds;
 mod size;
 mod statistics;
+mod status_client;
 mod sweep;
 mod text;
 mod timeline;

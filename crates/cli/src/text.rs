@@ -1,4 +1,6 @@
-//! The formats of times, counts and tables.
+//! The formats of times, counts and tables, JSON, and files of text.
+
+use std::path::Path;
 
 use comfy_table::{CellAlignment, Table, presets};
 
@@ -41,6 +43,21 @@ pub(crate) fn grid<S: ToString>(head: impl IntoIterator<Item = S>, rows: Vec<Vec
         }
     }
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// `value` as indented JSON.
+pub(crate) fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
+    serde_json::to_string_pretty(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
+}
+
+/// `value` as one line of JSON.
+pub(crate) fn to_json_line(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
+    serde_json::to_string(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
+}
+
+/// Writes a file.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
 
 #[cfg(test)]

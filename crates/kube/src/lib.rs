@@ -11,6 +11,8 @@
 //! All manifests expect the image of `mpijob/`, whose entrypoint waits for the hosts and passes the
 //! environment on.
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod command;
 pub mod convert;

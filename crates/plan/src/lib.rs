@@ -46,6 +46,8 @@
 //! | reduce-scatter, ordered | `n`, the parts behind one another | `n`, from the last rank `n - 1` | `S`, from the last rank less its own part |
 //! | alltoall, `k` segments a block | 1, the segments behind one another | `k (n-1)` | what it has for the others |
 
+#![forbid(unsafe_code)]
+
 mod alltoall;
 mod check;
 mod choose;

@@ -20,6 +20,9 @@
 //! - A lost node, a stall or a disagreement is reported to the scheduler, which reports it to every node and
 //!   ends the job.
 
+#![forbid(unsafe_code)]
+
+mod call;
 pub mod coded;
 pub(crate) mod link;
 pub(crate) mod merge;

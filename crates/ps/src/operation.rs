@@ -8,10 +8,9 @@ use ringpull_base::{Error, Key};
 use ringpull_kernels::optim::State;
 use ringpull_kernels::row_ids;
 
+use crate::call::{Answer, Bytes, Task, answer};
 use crate::message::{Place, Places, Request, Want};
 use crate::shard::{Batch, Layout};
-use crate::worker::{Answer, Bytes, Task};
-use crate::worker_loop::answer;
 
 /// A call on its way.
 pub(crate) struct Operation {

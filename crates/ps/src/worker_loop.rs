@@ -15,7 +15,6 @@ mod replicas;
 mod start;
 
 use elastic::Membership;
-pub use elastic::WorkersChanged;
 pub(super) use patience::Patience;
 use replicas::OpenCalls;
 use start::Connecting;
@@ -32,12 +31,12 @@ use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Error, Result, notice};
 use ringpull_kernels::optim::{Optimizer, State};
 
+use crate::call::{self, Command, WorkerState, answer};
 use crate::link::Link;
 use crate::message::{FromScheduler, Job, NodeInfo, Reply, Request, ToScheduler, decode, encode, short};
 use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
 use crate::status::{self, Described, Question};
-use crate::worker::{self, Command, Worker, WorkerState};
 pub use crate::worker_loop::queue::window;
 use crate::worker_loop::queue::{Queue, Queued, weight};
 
@@ -365,7 +364,7 @@ impl WorkerLoop {
     fn take(&mut self, command: Command) -> Result<()> {
         if self.closing {
             // Another thread of the program goes on calling.
-            refuse(command, &worker::has_left());
+            refuse(command, &call::has_left());
             return Ok(());
         }
         match command {
@@ -416,7 +415,7 @@ impl WorkerLoop {
                 self.closing = true;
                 self.servers.iter_mut().for_each(|server| server.queue.leave());
                 if panicked {
-                    return Err(Worker::panicked(&self.job));
+                    return Err(call::panicked(&self.job));
                 }
             }
         }
@@ -585,13 +584,6 @@ fn refuse(command: Command, fault: &Error) {
         | Command::Fail(_)
         | Command::Describe { .. }
         | Command::Close { .. } => {}
-    }
-}
-
-/// Sends an answer to a caller, which may no longer wait for it.
-pub(super) fn answer<T>(to: &Sender<Result<T>>, with: Result<T>) {
-    if to.send(with).is_err() {
-        tracing::debug!("nobody waits for an answer any more");
     }
 }
 

@@ -7,6 +7,8 @@
 //! The wheel holds this crate and not the command's, so that Python's loop and Rust's are measured in one
 //! process.
 
+#![forbid(unsafe_code)]
+
 pub mod expected;
 pub mod iterations;
 pub mod models;

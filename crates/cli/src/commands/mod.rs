@@ -25,7 +25,7 @@ mod train;
 
 use std::error::Error as _;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as _, Parser, Subcommand, ValueEnum};
@@ -37,10 +37,10 @@ use ringpull::KvStore;
 use ringpull_base::config;
 use ringpull_base::{DType, Error, Kind, Result, notice};
 
-pub(crate) use self::top::step_of;
 use crate::launch::elastic::on_host;
 use crate::launch::{horovodrun, wrapper};
 use crate::mpirun::Mpirun;
+pub(crate) use crate::text::{to_json, to_json_line, write};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 #[derive(Debug, Parser)]
@@ -163,16 +163,6 @@ impl MpichArgs {
     }
 }
 
-/// `value` as indented JSON.
-pub(crate) fn to_json(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
-    serde_json::to_string_pretty(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
-}
-
-/// `value` as one line of JSON.
-pub(crate) fn to_json_line(value: &(impl serde::Serialize + ?Sized)) -> Result<String> {
-    serde_json::to_string(value).map_err(|cause| Error::io("write", "JSON", &std::io::Error::other(cause)))
-}
-
 /// Prints `value` for programs or its `table` for people.
 fn print(format: Format, value: &impl serde::Serialize, table: impl FnOnce() -> String) -> Result<()> {
     match format {
@@ -180,10 +170,6 @@ fn print(format: Format, value: &impl serde::Serialize, table: impl FnOnce() -> 
         Format::Table => put(&table()),
     }
     Ok(())
-}
-
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|cause| Error::io("write", path.display(), &cause))
 }
 
 /// The exit code of a command.

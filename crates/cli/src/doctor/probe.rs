@@ -46,7 +46,7 @@ pub(crate) fn rank() -> Result<()> {
     let library = crate::machine::Machine::survey().mpi_library.unwrap_or_default();
     let size = universe.world().size() as usize;
     let rank = ProbedRank { size, level: level.to_owned(), library };
-    println!("{}", crate::commands::to_json_line(&rank)?);
+    println!("{}", crate::text::to_json_line(&rank)?);
     Ok(())
 }
 

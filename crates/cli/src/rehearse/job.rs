@@ -16,9 +16,9 @@ use super::fault::{Fault, FaultKind, Member, Moment};
 use super::processes;
 use super::said::Said;
 use crate::child::code_of;
-use crate::commands::step_of;
 use crate::interrupt::Interrupt;
 use crate::lab::Lab;
+use crate::status_client::step_of;
 
 /// What every job runs, and where.
 #[derive(Debug)]

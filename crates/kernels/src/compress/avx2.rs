@@ -6,8 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::halves::Half;
-use super::planes::{BLOCK, Width};
+use super::lanes::{BLOCK, Half, Width};
 
 /// Functions that may be called on any processor, and panic on one without the instructions of the loops
 /// behind them.

@@ -2,9 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::halves::{self, Half};
-use super::planes::{self, Width};
-use super::{Level, quantise};
+use super::lanes::{self, Half, Width};
+use super::{Level, halves, planes, quantise};
 
 /// A codec that treats each element by itself, so that any part of a gradient can be encoded apart from the
 /// others.
@@ -59,7 +58,7 @@ const RUN: usize = 1024;
 
 impl Codec {
     /// Parts of a gradient that begin at a multiple of this have codes and sums of whole words.
-    pub const BLOCK: usize = planes::BLOCK;
+    pub const BLOCK: usize = lanes::BLOCK;
 
     fn sum_kind(self) -> SumKind {
         match self {

@@ -4,34 +4,10 @@
 //! given. Beyond the largest half there is no error to keep: Inf and NaN are sent as they are and leave a
 //! residual of 0.
 
-use ringpull_base::half::{bf16, f16};
-
 use super::Level;
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
-
-/// Which half.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
-    Fp16,
-    Bf16,
-}
-
-impl Half {
-    pub(super) fn bits_of(self, value: f32) -> u16 {
-        match self {
-            Half::Fp16 => f16::from_f32(value).to_bits(),
-            Half::Bf16 => bf16::from_f32(value).to_bits(),
-        }
-    }
-
-    pub(super) fn value_of(self, bits: u16) -> f32 {
-        match self {
-            Half::Fp16 => f16::from_bits(bits).to_f32(),
-            Half::Bf16 => bf16::from_bits(bits).to_f32(),
-        }
-    }
-}
+use super::lanes::Half;
 
 /// Encodes the sum of `gradient` and `residual`, which becomes the error.
 pub(super) fn encode(level: Level, half: Half, gradient: &[f32], residual: &mut [f32], code: &mut [u8]) {

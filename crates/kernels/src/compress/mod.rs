@@ -28,6 +28,7 @@ mod avx2;
 mod avx512;
 mod codec;
 mod halves;
+mod lanes;
 mod level;
 mod parse;
 mod planes;

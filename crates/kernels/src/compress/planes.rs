@@ -9,61 +9,9 @@
 //! ```
 
 use super::Level;
+use super::lanes::{BLOCK, Width};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-
-/// The sums in a block.
-pub(super) const BLOCK: usize = 32;
-
-/// Which codes are added up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Width {
-    OneBit,
-    TwoBit,
-}
-
-impl Width {
-    /// The bits of a stored sum of `count` codes.
-    pub(super) fn bits(self, count: usize) -> usize {
-        let largest = match self {
-            Width::OneBit => count,
-            Width::TwoBit => 2 * count,
-        };
-        (usize::BITS - largest.leading_zeros()).max(1) as usize
-    }
-
-    /// The bytes of the codes of a block.
-    pub(super) fn block_bytes(self) -> usize {
-        match self {
-            Width::OneBit => BLOCK / 8,
-            Width::TwoBit => BLOCK / 4,
-        }
-    }
-
-    /// What one code adds to the stored sum, less what an absent one adds.
-    fn stored(self, code: &[u8], at: usize) -> i64 {
-        match self {
-            Width::OneBit => i64::from(code[at / 8] >> (7 - at % 8) & 1),
-            Width::TwoBit => [0, 0, -1, 1][usize::from(code[at / 4] >> (6 - 2 * (at % 4)) & 3)],
-        }
-    }
-
-    /// What a stored sum of `count` codes starts from.
-    pub(super) fn bias(self, count: usize) -> usize {
-        match self {
-            Width::OneBit => 0,
-            Width::TwoBit => count,
-        }
-    }
-
-    /// What one more in a stored sum means.
-    pub(super) fn factor(self) -> i32 {
-        match self {
-            Width::OneBit => 2,
-            Width::TwoBit => 1,
-        }
-    }
-}
 
 /// The bytes of `len` sums of `bits` bits.
 pub(super) fn bytes(len: usize, bits: usize) -> usize {

@@ -8,21 +8,9 @@ use std::sync::mpsc::Sender;
 
 use ringpull_base::{Error, Key, Result};
 
-use super::{WorkerLoop, answer, count};
+use super::{WorkerLoop, count};
+use crate::call::{WorkersChanged, answer};
 use crate::message::{CallsMade, Job, NodeInfo, Request, ToScheduler, encode};
-
-/// Workers of an elastic job were lost or have come.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkersChanged {
-    /// How many changes there were, with this one.
-    pub generation: u64,
-    /// This worker's number from then on: those that are there are counted in the order of their ranks.
-    pub rank: usize,
-    /// How many workers are there.
-    pub num_workers: usize,
-    /// The numbers that the lost ones had; nobody if others have come.
-    pub lost: Vec<usize>,
-}
 
 /// The state of it.
 pub(super) struct Membership {

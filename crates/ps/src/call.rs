@@ -1,0 +1,147 @@
+//! Calls of a worker as its thread gets them, what the thread answers, and what both share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use ringpull_base::{Buffer, DType, Error, Key, OnFault, Result, TensorMut, TensorRef};
+use ringpull_kernels::optim::{Optimizer, State};
+
+use crate::coded::Coded;
+use crate::message::{CallsMade, Job, Want};
+use crate::scheduler::lost_node;
+use crate::shard::Layout;
+use crate::status::Described;
+
+/// Where a gradient's bytes stand while they leave.
+pub enum Bytes {
+    /// In the caller's tensor, locked against writers.
+    Held(TensorRef),
+    /// In memory of our own.
+    Owned(Buffer),
+    /// In memory that is shared and not written.
+    Shared(Arc<Buffer>),
+    /// In this output.
+    InPlace(usize),
+    /// In memory of our own, compressed.
+    Coded(Coded),
+    /// Nowhere.
+    Nothing,
+}
+
+impl Bytes {
+    /// Those of a gradient that is not compressed; `outs` came with it.
+    pub(crate) fn bytes<'a>(&'a self, outs: &'a [TensorMut]) -> &'a [u8] {
+        match self {
+            Bytes::Held(tensor) => tensor.bytes(),
+            Bytes::Owned(buffer) => buffer.bytes(),
+            Bytes::Shared(buffer) => buffer.bytes(),
+            Bytes::InPlace(index) => outs[*index].bytes(),
+            Bytes::Coded(_) | Bytes::Nothing => &[],
+        }
+    }
+}
+
+/// What is done with each segment of a key.
+#[allow(missing_docs, reason = "each variant says what its fields are")]
+pub enum Task {
+    /// The key's first value, if this is rank 0.
+    Init { dtype: DType, shape: Vec<u64>, value: Bytes },
+    /// This worker's gradient of `round`, to be applied by the optimizer of that version; the new value is
+    /// written to `outs`, and then `applied` is at least `round`.
+    Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64, applied: Arc<AtomicU64> },
+    /// As `Push` of some rows, named by `units`.
+    PushRows { units: Vec<usize>, rows: Buffer, round: u64, optimizer: u64 },
+    /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each message.
+    Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<Answer>> },
+    /// The optimizer's states of the segments; an answer for each.
+    SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<Answer>> },
+}
+
+/// What a server answered to one message.
+pub struct Answer {
+    /// The first segment that it was about: its index in the layout.
+    pub segment: usize,
+    /// Its bytes.
+    pub payload: Vec<u8>,
+    /// The optimizer's state, if it was asked for.
+    pub state: Option<State>,
+}
+
+/// The commands of the thread.
+#[allow(missing_docs, reason = "each variant says what its fields are")]
+pub enum Command {
+    /// Do `task` with every segment of a key.
+    Run { key: Key, layout: Arc<Layout>, priority: i32, task: Task },
+    /// Later pushes are applied by `optimizer`, known by its version.
+    SetOptimizer { version: u64, optimizer: Optimizer },
+    /// Take part in rounds and barriers, of a worker that has come later; answered with what the others have
+    /// called.
+    Enter { done: Sender<Result<CallsMade>> },
+    /// Meet the other workers; `done` is answered when all have come.
+    Barrier { done: Sender<Result<()>> },
+    /// Why this worker would end, if it ended now.
+    Failing(Option<String>),
+    /// End with a fault from elsewhere, which every node is told.
+    Fail(Error),
+    /// Ask every node what it does.
+    Describe { answers: Sender<Described> },
+    /// Say goodbye, or not, and end.
+    Close { panicked: bool },
+}
+
+/// What the thread and its callers share.
+#[derive(Default)]
+pub struct WorkerState {
+    /// The changes since this worker came.
+    pub(crate) changes: Mutex<Vec<WorkersChanged>>,
+    /// How many there were, this worker's number, and how many workers there are.
+    pub(crate) generation: AtomicU64,
+    pub(crate) rank: AtomicUsize,
+    pub(crate) num_workers: AtomicUsize,
+    /// The first fatal fault.
+    pub fault: Mutex<Option<Error>>,
+    /// Who is told of it.
+    pub(crate) on_fault: OnceLock<OnFault>,
+    /// Whether the scheduler knows why this worker would end.
+    pub(crate) failing: AtomicBool,
+    /// Whether this worker leaves, or has left, the job.
+    pub(crate) leaving: AtomicBool,
+    /// Payload bytes sent.
+    pub sent: AtomicU64,
+    /// Payload bytes received.
+    pub received: AtomicU64,
+    /// Messages without a payload.
+    pub control: AtomicU64,
+}
+
+/// Workers of an elastic job were lost or have come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkersChanged {
+    /// How many changes there were, with this one.
+    pub generation: u64,
+    /// This worker's number from then on: those that are there are counted in the order of their ranks.
+    pub rank: usize,
+    /// How many workers are there.
+    pub num_workers: usize,
+    /// The numbers that the lost ones had; nobody if others have come.
+    pub lost: Vec<usize>,
+}
+
+/// Sends an answer to a caller, which may no longer wait for it.
+pub(crate) fn answer<T>(to: &Sender<Result<T>>, with: Result<T>) {
+    if to.send(with).is_err() {
+        tracing::debug!("nobody waits for an answer any more");
+    }
+}
+
+/// The error that the other nodes get when this worker panics.
+pub(crate) fn panicked(job: &Job) -> Error {
+    lost_node(job.worker_name(job.rank), Some(job.rank), "it panicked".to_owned())
+}
+
+/// The error of a call after the store was closed.
+pub(crate) fn has_left() -> Error {
+    Error::argument("the store has been closed", "create another one")
+}
