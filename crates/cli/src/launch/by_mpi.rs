@@ -19,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
 use super::control::{Control, Ending, OnLine, RankHosts, is_enough};
+use super::ends::{MpirunEnd, of_mpirun};
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE, code_of};
@@ -38,6 +39,7 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
 /// The processes of a job, and the connections that they will make.
 pub(super) struct MpiJob {
     pub(super) parts: Vec<Ranks>,
+    workers: usize,
     control: Control,
     /// The scheduler's, which is claimed until the job has ended.
     _port: Option<Port>,
@@ -50,7 +52,7 @@ impl MpiJob {
         let reach = hosts.map_or(RankHosts::Anywhere, RankHosts::Hosts);
         let control = Control::listen(reach, config::secret_or_new()?, sink, on_line)?;
         let (parts, port) = parts(spec, hosts.unwrap_or_default(), &control)?;
-        Ok(MpiJob { parts, control, _port: port })
+        Ok(MpiJob { parts, workers: spec.workers, control, _port: port })
     }
 
     /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
@@ -63,7 +65,7 @@ impl MpiJob {
         hosts: Option<&[Host]>,
         mut must_end: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<i32> {
-        let MpiJob { parts, control, _port } = self;
+        let MpiJob { parts, workers, control, _port } = self;
         // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
         ready.command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         ready.command.env(config::SECRET, control.secret.reveal());
@@ -81,7 +83,8 @@ impl MpiJob {
         let mut ending = Ending::new(&control, interrupt, Pid::from_child(&child));
         let mut childless = hosts.map(|hosts| Childless::watch(child.id(), hosts));
         // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
-        let patience = Config::from_env()?.silence() * 3 / 2 + PATIENCE;
+        let grace = Config::from_env()?.silence() * 3 / 2;
+        let patience = grace + PATIENCE;
         let (mut aborts_since, mut hangs) = (None, false);
         let (mut failed, mut ends) = (0, false);
         let (status, killed) = child::wait(&mut child, "mpirun", || {
@@ -91,6 +94,9 @@ impl MpiJob {
             failed = failed.max(all_failed.len());
             if ends {
                 ending.end_within(Duration::ZERO);
+            } else if control.have_workers_succeeded(workers) {
+                // Servers and helpers have nothing left to do, and one that is stopped would be waited for.
+                ending.end_within(grace);
             }
             if aborts.load(Ordering::Relaxed) {
                 hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
@@ -100,18 +106,15 @@ impl MpiJob {
         })?;
         control.finish(interrupt);
         output.finish(&control, interrupt);
-        let of_ranks = control.code_of_all(parts.iter().map(|part| part.count).sum());
-        if let Some(signal) = interrupt.signal() {
-            return Ok(128 + signal);
-        }
-        match status.code() {
-            None if killed => of_ranks.ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() }),
-            // All have ended well, whatever `mpirun` finds fault with afterwards.
-            _ if of_ranks == Some(0) => Ok(0),
-            _ if ends => Ok(control.first_failure().unwrap_or(1)),
-            // MPICH's `mpiexec` ends with the codes of all ranks together.
-            _ => Ok(control.first_failure().filter(|_| !status.success()).unwrap_or_else(|| code_of(status))),
-        }
+        let code = of_mpirun(MpirunEnd {
+            code: (!killed).then(|| code_of(status)),
+            interrupted: interrupt.signal(),
+            was_ended: ends,
+            have_all_ended: control.have_all_ended(parts.iter().map(|part| part.count).sum()),
+            have_workers_succeeded: control.have_workers_succeeded(workers),
+            first_failure: control.first_failure(),
+        });
+        code.ok_or_else(|| if hangs { aborts_for_ever(patience) } else { outlived() })
     }
 }
 

@@ -201,11 +201,14 @@ impl Control {
         move || state.lock().are_dismissed
     }
 
-    /// The exit code of the first rank that has failed, or else 0, if all of so many have ended.
-    pub(super) fn code_of_all(&self, count: usize) -> Option<i32> {
-        let ranks = self.state.lock();
-        let have_ended = ranks.all.iter().filter(|rank| rank.code.is_some()).count() == count;
-        have_ended.then(|| ranks.failure.unwrap_or(0))
+    /// Whether all of so many ranks have ended.
+    pub(super) fn have_all_ended(&self, count: usize) -> bool {
+        self.state.lock().all.iter().filter(|rank| rank.code.is_some()).count() == count
+    }
+
+    /// Whether all of so many workers have ended well.
+    pub(super) fn have_workers_succeeded(&self, count: usize) -> bool {
+        self.state.lock().all.iter().filter(|rank| rank.is_worker && rank.code == Some(0)).count() == count
     }
 
     /// The ranks that have ended otherwise than well, with their exit codes if these are known.
@@ -470,6 +473,7 @@ mod tests {
         }
         let mut heard = [0];
         (&mut &rank).read_exact(&mut heard).unwrap();
-        assert_eq!((heard, control.code_of_all(1)), ([RECEIVED], Some(3)));
+        assert!(control.have_all_ended(1) && !control.have_workers_succeeded(1));
+        assert_eq!((heard, control.first_failure()), ([RECEIVED], Some(3)));
     }
 }

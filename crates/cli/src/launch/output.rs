@@ -156,11 +156,6 @@ impl OutputSource {
         queue.events.push_back(Event::Bytes(self.stream, self.number, bytes));
         self.shared.more.notify_one();
     }
-
-    /// Prints a stream to its end.
-    pub(super) fn carry(self, from: impl Pipe) {
-        Pieces::of(from).for_each(|piece| self.write(piece));
-    }
 }
 
 /// One end of a pipe.

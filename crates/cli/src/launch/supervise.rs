@@ -1,4 +1,4 @@
-//! Waits for the processes of a job and ends them together.
+//! Waits for the processes of a job and ends them together. What each one's end means is in [`ends`](super::ends).
 //!
 //! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
 //! and after `KILL_AFTER` SIGKILL. After an interrupt the workers get SIGTERM at once, and `GRACE` for a
@@ -7,11 +7,10 @@
 //! the last worker has ended in a job that failed: they wait for nobody any more.
 //!
 //! An elastic job goes on without a worker that a signal has ended, and another one is started in its place:
-//! at once, and later if that one is lost too. A job whose servers hold each other's values goes on without a
-//! server.
+//! at once, and later if that one is lost too. One that is silent, so that the job's scheduler has gone on
+//! without it, is killed. A job whose servers hold each other's values goes on without a server.
 
 use std::collections::VecDeque;
-use std::io::Read;
 use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -23,8 +22,9 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::control::{Addressees, Control, GRACE};
-use super::output::{Feed, OutputStream, Pipe, Printer};
-use super::{Host, Launch, Process, Replacements, Sink};
+use super::ends::{Awaited, EndEffect, EndOfProcess, Endurance, JobState, awaited, meaning};
+use super::output::{Feed, OutputStream, Pieces, Pipe, Printer, WholeLines};
+use super::{Host, Launch, Process, Sink, process_name};
 use crate::child::{code_of, is_of_signal};
 use crate::interrupt::Interrupt;
 
@@ -77,16 +77,28 @@ struct Running {
     readers: Vec<(OutputStream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
     is_by_ssh: bool,
+    /// Whether the job's scheduler has gone on without it, as it was silent.
+    is_silent: bool,
     /// Which of the job's processes it is: one may be started several times.
     process: usize,
 }
 
+/// Something that the supervisor hears of.
+#[derive(Debug, Clone, Copy)]
+enum SupervisorEvent {
+    /// A process has ended with this exit code.
+    Ended(usize, i32),
+    /// The scheduler has gone on without this worker, which may still run.
+    Silent(usize),
+}
+
 struct Supervisor {
+    endurance: Endurance,
     feed: Feed,
     running: Vec<Running>,
-    exits: Receiver<(usize, i32)>,
-    /// Ends that were taken from `exits` before their turn.
-    early: VecDeque<(usize, i32)>,
+    events: Receiver<SupervisorEvent>,
+    /// Those that were taken from `events` before their turn.
+    early: VecDeque<SupervisorEvent>,
     failure: Option<(i32, String)>,
     /// When SIGTERM is due, then when SIGKILL is, then when the supervisors themselves are killed.
     due: Option<Instant>,
@@ -107,11 +119,17 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
     let feed = control.map_or_else(|| printer.feed(), |control| control.printer.feed());
     let interrupt = Interrupt::watch()?;
     let before = interrupt.count();
-    let (sender, exits) = channel();
+    let (sender, events) = channel();
+    let endurance = match launch.elastic {
+        Some(elastic) => Endurance::Workers { least: elastic.least },
+        None if launch.replicas > 1 => Endurance::Servers,
+        None => Endurance::Nobody,
+    };
     let mut job = Supervisor {
+        endurance,
         feed: feed.clone(),
         running: Vec::new(),
-        exits,
+        events,
         early: VecDeque::new(),
         failure: None,
         due: None,
@@ -169,7 +187,7 @@ fn start(
     launch: &Launch,
     (index, process): (usize, &Process),
     number: usize,
-    (exits, feed): (&Sender<(usize, i32)>, &Feed),
+    (events, feed): (&Sender<SupervisorEvent>, &Feed),
 ) -> Result<Running> {
     let name = process.name();
     let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
@@ -184,34 +202,57 @@ fn start(
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let out = out.map(|from| (OutputStream::Out, Box::new(from) as Box<dyn Pipe>));
     let err = err.map(|from| (OutputStream::Err, Box::new(from) as Box<dyn Pipe>));
-    let read = |(stream, mut from): (OutputStream, Box<dyn Pipe>)| {
+    let read = |(stream, from): (OutputStream, Box<dyn Pipe>)| {
         // Ranks have connections of their own.
         let is_tagged = launch.sink == Sink::Tagged && process.mpirun.is_none();
         let source = feed.source(stream, is_tagged.then_some(&name[..]));
         let is_kept = launch.sink == Sink::Kept;
+        let hears = process.role == Role::Scheduler && stream == OutputStream::Err && launch.elastic.is_some();
+        let events = hears.then(|| events.clone());
         let read = move || {
-            let mut kept = Vec::new();
-            if !is_kept {
-                source.carry(from);
-            } else if let Err(cause) = from.read_to_end(&mut kept) {
-                tracing::warn!(%cause, "output of a process was cut short");
+            let (mut kept, mut lines) = (Vec::new(), WholeLines::default());
+            for piece in Pieces::of(from) {
+                if let Some(events) = &events {
+                    lines.push(&piece, |line| {
+                        if let Some(rank) = silent_worker(line)
+                            && events.send(SupervisorEvent::Silent(rank)).is_err()
+                        {
+                            tracing::debug!("worker {rank} was silent when the job had ended");
+                        }
+                    });
+                }
+                if is_kept {
+                    kept.extend(piece);
+                } else {
+                    source.write(piece);
+                }
             }
             kept
         };
         (stream, std::thread::spawn(read))
     };
     let readers = out.into_iter().chain(err).map(read).collect();
-    let exits = exits.clone();
+    let events = events.clone();
     std::thread::spawn(move || {
         let code = child.wait().map_or(1, code_of);
         // The receiver is gone only if the launcher itself is unwinding.
-        if exits.send((number, code)).is_err() {
+        if events.send(SupervisorEvent::Ended(number, code)).is_err() {
             tracing::debug!("process {number} ended after the launcher");
         }
     });
     tracing::info!("started {name} on {}", process.host);
     let is_by_ssh = matches!(process.host, Host::Ssh(_));
-    Ok(Running { name, role: process.role, pid, orders, readers, code: None, is_by_ssh, process: index })
+    Ok(Running {
+        name,
+        role: process.role,
+        pid,
+        orders,
+        readers,
+        code: None,
+        is_by_ssh,
+        is_silent: false,
+        process: index,
+    })
 }
 
 /// Writes `first` and then each order to the input, in a thread, since a connection may block. The input is
@@ -232,9 +273,10 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'stat
 impl Supervisor {
     /// Waits a while for the end of a process.
     fn wait(&mut self, launch: &Launch) {
-        let next = self.early.pop_front().map_or_else(|| self.exits.recv_timeout(POLL), Ok);
+        let next = self.early.pop_front().map_or_else(|| self.events.recv_timeout(POLL), Ok);
         let (number, code) = match next {
-            Ok(exit) => exit,
+            Ok(SupervisorEvent::Ended(number, code)) => (number, code),
+            Ok(SupervisorEvent::Silent(worker)) => return self.kill_silent(worker),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         };
         if code != 0 && self.came_later(number) {
@@ -243,35 +285,27 @@ impl Supervisor {
         let one = &mut self.running[number];
         one.code = Some(code);
         one.orders = None;
-        let grace = launch.grace;
-        if code != 0 {
-            let how = if is_of_signal(code) { format!("signal {}", code - 128) } else { format!("exit code {code}") };
-            let failure = format!("{} ended with {how}", one.name);
-            match launch.elastic.filter(|elastic| self.goes_on(*elastic, number, code)) {
-                None if launch.replicas > 1 && self.goes_on_without_server(number) => {
-                    self.feed.say(&format!("ringpull: {failure}; the job goes on if other servers have its values"));
-                }
-                None if launch.replicas > 1 && self.starts_scheduler_again(number, code) => {
-                    let pause = self.pause_of(number).min(WITHOUT_SCHEDULER);
-                    self.feed.say(&format!("ringpull: {failure}; {}", comes_after(pause)));
-                    self.restarts_due.push((Instant::now() + pause, self.running[number].process));
-                }
-                None => self.fail(code, failure, grace),
-                Some(_) => self.replace(number, &failure),
-            }
+        let how = if is_of_signal(code) { format!("signal {}", code - 128) } else { format!("exit code {code}") };
+        let (role, end, ended) = (one.role, one.end(code), format!("{} ended with {how}", one.name));
+        let state = self.state(number);
+        let meaning = meaning(self.endurance, role, end, state);
+        match meaning {
+            EndEffect::Nothing => {}
+            EndEffect::Failure => self.fail(code, ended, launch.grace),
+            EndEffect::Unneeded | EndEffect::Without | EndEffect::Replaced => self.report(number, &ended, meaning),
         }
-        let workers_done = self.running.iter().all(|one| one.role != Role::Worker || one.code.is_some());
-        if workers_done && self.stage == 0 {
-            let left = match self.failure {
-                Some(_) if self.is_interrupted => Duration::ZERO,
-                Some(_) => grace.min(LAST_WORDS),
-                None => grace,
-            };
-            let due = Instant::now() + left;
-            self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
-        }
-        if !workers_done && self.stage == 0 && self.due.is_none() && self.is_over_for_latecomers() {
-            self.due = Some(Instant::now() + LATECOMER);
+        let mut left = self.running.iter().enumerate().filter(|(_, one)| one.code.is_none());
+        let only_surplus = left.all(|(number, one)| one.role == Role::Server || self.is_surplus(number));
+        let left = match awaited(self.is_interrupted, self.state(number), only_surplus) {
+            _ if self.stage > 0 => None,
+            Awaited::Unlimited => None,
+            Awaited::Grace => Some(launch.grace),
+            Awaited::LastWords => Some(launch.grace.min(LAST_WORDS)),
+            Awaited::Latecomer => Some(LATECOMER).filter(|_| self.due.is_none()),
+            Awaited::Ends => Some(Duration::ZERO),
+        };
+        if let Some(left) = left {
+            self.end_by(Instant::now() + left);
         }
     }
 
@@ -280,11 +314,18 @@ impl Supervisor {
         number != self.running[number].process
     }
 
+    /// Whether it was, or the job has gone on without it.
+    fn is_surplus(&self, number: usize) -> bool {
+        self.came_later(number) || self.running[number].is_silent
+    }
+
     fn has_succeeded(&self) -> bool {
         let codes = self.running.iter().enumerate().map(|(number, one)| (number, one.code));
-        codes
-            .chain(self.early.iter().map(|(number, code)| (*number, Some(*code))))
-            .any(|(number, code)| self.running[number].role == Role::Worker && code == Some(0))
+        let early = self.early.iter().filter_map(|event| match event {
+            SupervisorEvent::Ended(number, code) => Some((*number, Some(*code))),
+            SupervisorEvent::Silent(_) => None,
+        });
+        codes.chain(early).any(|(number, code)| self.running[number].role == Role::Worker && code == Some(0))
     }
 
     /// A worker that comes when the job ends is told so before it may be seen here: waits for the first
@@ -292,47 +333,40 @@ impl Supervisor {
     fn look_ahead(&mut self) {
         let until = Instant::now() + LAST_WORDS;
         while !self.has_succeeded() {
-            match self.exits.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(exit) => self.early.push_back(exit),
+            match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(event) => self.early.push_back(event),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    /// Whether a worker has succeeded, and of the others and the scheduler none runs any more but workers
-    /// that came later: they may wait for a scheduler that has ended.
-    fn is_over_for_latecomers(&self) -> bool {
-        let mut left = self.running.iter().enumerate().filter(|(_, one)| one.code.is_none());
-        self.has_succeeded() && left.all(|(number, one)| one.role == Role::Server || self.came_later(number))
+    /// The state of the job as this process, which has ended, leaves it.
+    fn state(&self, number: usize) -> JobState {
+        let of = |role| self.running.iter().filter(move |one| one.role == role);
+        let running = |role| of(role).filter(|one| one.code.is_none() && !one.is_silent).count();
+        JobState {
+            has_failed: self.failure.is_some(),
+            has_succeeded: self.has_succeeded(),
+            workers: running(Role::Worker),
+            servers: running(Role::Server),
+            is_surplus: self.is_surplus(number),
+            may_restart: match self.running[number].role {
+                Role::Worker => self.restarts > 0,
+                Role::Scheduler => of(Role::Scheduler).count() < SCHEDULERS,
+                Role::Server | Role::Helper => false,
+            },
+        }
     }
 
-    /// Whether the job goes on without this process, which has ended.
-    fn goes_on(&self, elastic: Replacements, number: usize, code: i32) -> bool {
-        let workers = || self.running.iter().filter(|one| one.role == Role::Worker);
-        let left = workers().filter(|one| one.code.is_none()).count();
-        let is_lost = self.running[number].is_lost(code);
-        // One that came too late gets an error when the others have ended.
-        let is_late = self.came_later(number) && self.has_succeeded();
-        let is_worker = self.running[number].role == Role::Worker;
-        is_worker && self.failure.is_none() && (is_late || (is_lost && left >= elastic.least.max(1)))
-    }
-
-    /// Whether the job may go on without this server, which has ended: if its scheduler finds that it cannot,
-    /// the workers end. One that was lost while it lived ends with an exit code when it hears of that.
-    fn goes_on_without_server(&self, number: usize) -> bool {
-        let is_server = |one: &Running| one.role == Role::Server;
-        let is_left = |one: &Running| is_server(one) && one.code.is_none();
-        let one = &self.running[number];
-        is_server(one) && self.failure.is_none() && self.running.iter().any(is_left)
-    }
-
-    /// Whether another scheduler is started in the place of this process: it learns from the others where they
-    /// are.
-    fn starts_scheduler_again(&self, number: usize, code: i32) -> bool {
-        let is_worker_left = || self.running.iter().any(|one| one.role == Role::Worker && one.code.is_none());
-        let started = self.running.iter().filter(|one| one.role == Role::Scheduler).count();
-        let is_one = self.running[number].role == Role::Scheduler && started < SCHEDULERS;
-        is_one && self.running[number].is_lost(code) && self.failure.is_none() && is_worker_left()
+    /// Kills a worker that the job has gone on without. It may be stopped, and would be waited for without end.
+    fn kill_silent(&mut self, worker: usize) {
+        let name = process_name(Role::Worker, worker);
+        let silent = self.running.iter_mut().rev().find(|one| one.code.is_none() && one.name == name);
+        let Some(one) = silent.filter(|one| !one.is_silent) else { return };
+        one.is_silent = true;
+        one.order("kill\n");
+        self.feed
+            .say(&format!("ringpull: elastic: {name} is silent, and the job has gone on without it: it is killed"));
     }
 
     /// How long this process, which was lost, stays away.
@@ -341,15 +375,26 @@ impl Supervisor {
         pause_after(self.running.iter().filter(|one| one.process == process).count())
     }
 
-    /// Reports a worker that is gone on without, and plans another one in its place.
-    fn replace(&mut self, number: usize, failure: &str) {
-        let left = self.running.iter().filter(|one| one.role == Role::Worker && one.code.is_none()).count();
-        let is_replaced = !self.has_succeeded() && self.restarts > 0;
-        let (process, pause) = (self.running[number].process, self.pause_of(number));
-        let then = if is_replaced { comes_after(pause) } else { "nobody comes in its place".to_owned() };
-        self.feed.say(&format!("ringpull: elastic: {failure}; workers left: {left}; {then}"));
-        if is_replaced {
-            self.restarts -= 1;
+    /// Reports a process that the job goes on without, and plans another one in its place if it is replaced.
+    fn report(&mut self, number: usize, ended: &str, meaning: EndEffect) {
+        let (process, mut pause) = (self.running[number].process, self.pause_of(number));
+        let text = match self.running[number].role {
+            Role::Worker => {
+                let left = self.state(number).workers;
+                let then =
+                    if meaning == EndEffect::Replaced { &comes_after(pause) } else { "nobody comes in its place" };
+                self.restarts -= u32::from(meaning == EndEffect::Replaced);
+                format!("elastic: {ended}; workers left: {left}; {then}")
+            }
+            _ if meaning == EndEffect::Unneeded => format!("{ended} when the workers were done"),
+            Role::Scheduler => {
+                pause = pause.min(WITHOUT_SCHEDULER);
+                format!("{ended}; {}", comes_after(pause))
+            }
+            Role::Server | Role::Helper => format!("{ended}; the job goes on if other servers have its values"),
+        };
+        self.feed.say(&format!("ringpull: {text}"));
+        if meaning == EndEffect::Replaced {
             self.restarts_due.push((Instant::now() + pause, process));
         }
     }
@@ -372,9 +417,13 @@ impl Supervisor {
                 self.feed.say(&format!("ringpull: {failure}; the other {left} end within {within} s"));
             }
             self.failure = Some((code, failure));
-            let due = Instant::now() + grace;
-            self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+            self.end_by(Instant::now() + grace);
         }
+    }
+
+    /// What still runs is ended then, unless it is ended earlier.
+    fn end_by(&mut self, due: Instant) {
+        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
 
     fn escalate(&mut self, control: Option<&Control>) {
@@ -414,6 +463,13 @@ impl Supervisor {
     }
 }
 
+/// The worker that a line of an elastic job's scheduler says it has heard nothing of: "ringpull: worker rank 1 (pid
+/// 7 on h2) is lost: no heartbeat for 3.0 s". One that has ended is lost for another reason.
+fn silent_worker(line: &str) -> Option<usize> {
+    let (rank, rest) = line.trim_end().strip_prefix("ringpull: worker rank ")?.split_once(" (pid ")?;
+    rest.contains(") is lost: no heartbeat for ").then(|| rank.parse().ok())?
+}
+
 fn comes_after(pause: Duration) -> String {
     let when = if pause.is_zero() { String::new() } else { format!(" in {} s", pause.as_secs()) };
     format!("another one starts in its place{when}")
@@ -429,9 +485,13 @@ fn pause_after(starts: usize) -> Duration {
 }
 
 impl Running {
-    /// Whether it was lost with this exit code, and did not end by itself.
-    fn is_lost(&self, code: i32) -> bool {
-        is_of_signal(code) || (code == LOST_HOST && self.is_by_ssh)
+    /// How it ended with this exit code. A silent one may wake, and end with an error of its own.
+    fn end(&self, code: i32) -> EndOfProcess {
+        match code {
+            0 => EndOfProcess::Well,
+            code if is_of_signal(code) || self.is_silent || (code == LOST_HOST && self.is_by_ssh) => EndOfProcess::Lost,
+            _ => EndOfProcess::Failed,
+        }
     }
 
     fn order(&mut self, order: &'static str) {
@@ -466,6 +526,14 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_that_is_silent_is_known_by_the_schedulers_words_and_one_that_has_ended_is_not() {
+        let of = |cause: &str| silent_worker(&format!("ringpull: worker rank 12 (pid 7 on h2) is lost: {cause}"));
+        assert_eq!(of("no heartbeat for 3.0 s (during heartbeat)\n"), Some(12));
+        assert_eq!(of("its process ended"), None);
+        assert_eq!(silent_worker("ringpull: server 0 (pid 7 on h2) is lost: no heartbeat for 3.0 s"), None);
+    }
 
     #[test]
     fn a_worker_that_is_lost_again_and_again_stays_away_for_longer_each_time() {

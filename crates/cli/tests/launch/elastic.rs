@@ -273,6 +273,62 @@ fn a_worker_that_is_killed_beside_servers_is_started_again_and_the_others_go_on(
 }
 
 #[test]
+fn a_worker_that_is_stopped_is_killed_when_the_scheduler_has_gone_on_without_it() {
+    let script = format!(
+        "case $DMLC_ROLE in scheduler) until [ -e $1/stopped ]; do sleep 0.01; done
+           echo 'ringpull: worker rank 1 (pid 7 on h) is lost: no heartbeat for 3.0 s (during heartbeat)' >&2 ;;
+        esac
+        {WITH_SERVERS}
+        if [ $DMLC_WORKER_ID = 1 ] && mkdir $1/first 2>/dev/null; then : >$1/stopped; kill -STOP $$; fi
+        until [ $(wc -l <$1/begun) = $2 ]; do sleep 0.01; done; : >$1/done"
+    );
+    let silent = "worker 1 is silent, and the job has gone on without it: it is killed";
+    let mut job = Job::new("").start_on(&["-n", "2", "-s", "1"], &[], &script.replace("$2", "3"));
+    assert_eq!(job.code(), Some(0), "{}", job.read("err"));
+    let ended = "worker 1 ended with signal 9; workers left: 1; another one starts in its place";
+    assert_eq!(job.events(), [silent, ended], "{}", job.read("err"));
+    // Nobody comes, and the other one may have ended well before.
+    let options = ["-n", "2", "-s", "1", "--max-restarts", "0"];
+    let mut job = Job::new("").start_on(&options, &[], &script.replace("$2", "2"));
+    assert_eq!(job.code(), Some(0), "{}", job.read("err"));
+    assert!(job.events()[1].ends_with("nobody comes in its place"), "{}", job.read("err"));
+}
+
+#[test]
+fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
+    // What is above a worker has ended when the launcher has heard of that.
+    let script = |end| {
+        format!(
+            "case $DMLC_ROLE in
+              worker) echo $PPID >>$1/above ;;
+              server) until [ \"$(cat $1/above 2>/dev/null | wc -l)\" = 2 ]; do sleep 0.01; done
+                for pid in $(cat $1/above); do while kill -0 $pid 2>/dev/null; do sleep 0.01; done; done
+                {end} ;;
+            esac"
+        )
+    };
+    let servers = ["-n", "2", "-s", "2"];
+    let kinds: [&[&str]; 4] = [&[], &["--replicas", "2"], &["--elastic"], &["--launcher", "mpi"]];
+    let ends = [("kill -STOP $$", "ended with signal"), ("exit 3", "ended with exit code 3")];
+    let jobs = kinds.into_iter().flat_map(|kind| ends.map(|end| (kind, end)));
+    let jobs = jobs.filter(|(kind, (end, _))| !kind.contains(&"mpi") || has_mpi() && end.contains("STOP"));
+    let started = jobs.map(|(kind, (end, words))| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = launch(&[&servers, kind].concat());
+        command.env("RINGPULL_SILENCE", "1").args(["--", "sh", "-c", &script(end), "sh"]).arg(folder.path());
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        (kind, words, folder, child)
+    });
+    for (kind, words, _folder, child) in started.collect::<Vec<_>>() {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{kind:?}: {text}");
+        let is_said = text.contains(&format!("server 0 {words}")) && text.contains("when the workers were done");
+        assert!(is_said || kind.contains(&"mpi"), "{kind:?}: {text}");
+    }
+}
+
+#[test]
 fn a_job_with_servers_ends_with_too_few_workers_or_with_an_error_of_one() {
     let killed = format!("{WITH_SERVERS} [ $DMLC_WORKER_ID = 0 ] || kill -9 $$; exec sleep 60");
     let mut job =
