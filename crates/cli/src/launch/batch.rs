@@ -57,7 +57,11 @@ if [ "$task" -eq 0 ]; then
     grep -q "$listening" /proc/net/tcp /proc/net/tcp6 2>/dev/null || break
   done
   host=$(hostname -I 2>/dev/null | cut -d ' ' -f 1)
-  echo "${host:-$(hostname)} $port" >"$meet.new" && mv "$meet.new" "$meet"
+  (set -C; echo "${host:-$(hostname)} $port" >"$meet.new") && mv "$meet.new" "$meet" || {
+    echo "error: the scheduler cannot write $meet
+  hint: start the job in a folder of yours that all hosts see" >&2
+    exit 1
+  }
 elif [ "$task" -le "$servers" ]; then
   export DMLC_ROLE=server DMLC_SERVER_ID=$((task - 1))
 else
@@ -445,5 +449,20 @@ mod tests {
             "worker 1 of 1 2 at port A=1 2 B=3",
         ];
         assert_eq!(said.iter().map(|line| line.replace("  ", " ")).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_scheduler_that_cannot_write_its_address_says_so_and_follows_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("precious"), "precious").unwrap();
+        std::os::unix::fs::symlink(at("precious"), at("meet.new")).unwrap();
+        for meet in [at("meet"), at("none/meet")] {
+            let script = job(Batch::Slurm, 1).script(&meet, "0");
+            let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.code() == Some(1) && text.contains("the scheduler cannot write"), "{text}");
+        }
+        assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "precious");
     }
 }
