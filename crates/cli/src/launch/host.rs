@@ -1,10 +1,8 @@
 //! Where a process runs, and the command that runs it there.
 //!
-//! On every host the process runs below the same short shell script: in its own session, with a supervisor
-//! that reads orders from the launcher. `kill` signals the whole session. `term` signals the process alone,
-//! since what it has started, such as data loaders, may be needed to the end; a shell does not pass signals
-//! on, so what it runs gets it first, and a shell without a trap for it when that has ended. The end of the
-//! input, which also follows a killed launcher or a broken connection, means both.
+//! On every host the process runs below this program ([`wrapper`](super::wrapper)), in a session of its own, and
+//! the launcher's orders are on that program's input. The end of the input, which also follows a killed launcher
+//! or a broken connection, ends the process.
 //!
 //! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the
 //! login shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes
@@ -21,8 +19,8 @@ use std::process::Command;
 use ringpull_base::{Error, Result, config};
 use tempfile::TempDir;
 
-use super::environment;
 use super::hostfile::SshHost;
+use super::{environment, wrapper};
 use crate::lab;
 
 /// Where a process runs.
@@ -35,47 +33,6 @@ pub enum Host {
     /// A host that ssh reaches without a password.
     Ssh(SshHost),
 }
-
-/// Runs a process in a session of its own, ends it on request or when its input ends, and exits as it does. A
-/// shell lets what it runs in the background ignore SIGINT and SIGQUIT: `env` undoes that if it can.
-const SUPERVISOR: &str = r#"exec 3<&0
-own='env --default-signal=INT,QUIT'
-$own true 2>/dev/null || own=
-setsid $own "$@" 3<&- </dev/null &
-p=$!
-tell() {
-  case "$told " in *" $1 "*) return ;; esac
-  case $(readlink "/proc/$1/exe") in */sh | */dash | */bash | */ash | */zsh | */ksh | */busybox)
-    eval "[ -n \"\${of_$1+set}\" ] || of_$1=\$(cat /proc/$1/task/*/children)"
-    eval "set -- $1 \$of_$1"
-    for child in "$@"; do [ "$child" = "$1" ] || tell "$child"; done
-    left=
-    for child in "$@"; do [ "$child" = "$1" ] || ! kill -0 "$child" || left=1; done
-    [ -z "$left" ] || grep -q '^SigCgt:.*[4-7c-f]...$' "/proc/$1/status" || return ;;
-  esac
-  told="$told $1"
-  kill -s TERM "$1"
-}
-(
-  unset TMOUT
-  told=
-  while read -r order; do
-    case $order in
-      term) while kill -0 $p; do tell $p; sleep 0.2; done & ;;
-      kill) kill -s KILL -- -$p || kill -s KILL $p ;;
-    esac
-  done
-  tell $p
-  sleep 2
-  kill -s KILL -- -$p || kill -s KILL $p
-) <&3 >/dev/null 2>&1 &
-w=$!
-exec 3<&- 2>/dev/null
-wait $p
-c=$?
-kill -s KILL $w
-kill -s KILL -- -$p
-exit $c"#;
 
 /// What ssh asks the login shell of a host to do: to start sh, which reads a script and runs it with what
 /// follows as its input. The script's lines begin with `+`; any other line ends it. `read` consumes no byte
@@ -92,21 +49,30 @@ impl Host {
         if let Host::Ssh(host) = self { Some(host) } else { None }
     }
 
-    /// The command that runs a program with these variables below its supervisor, and the bytes that its
-    /// input must begin with. Orders are lines on its input after that.
-    pub(crate) fn command(&self, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
+    /// The command that runs a program of this name with these variables, below this program, and the bytes that
+    /// its input must begin with. Orders follow, each a byte: the number of a signal.
+    pub(crate) fn command(
+        &self,
+        name: &str,
+        words: &[OsString],
+        env: &[(String, String)],
+    ) -> Result<(Command, Vec<u8>)> {
+        let words = [&wrapper::words_of_supervised(name), words].concat();
+        let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
         let mut command = match self {
-            Host::Ssh(host) => return remote_command(host, words, env),
-            Host::Local => Command::new("sh"),
+            Host::Ssh(host) => {
+                let folder = host.folder.clone().map_or_else(working_folder, |folder| Ok(folder.into()))?;
+                return Ok(ssh(host, &own_program(env, Some(&folder), &words)?));
+            }
+            Host::Local => Command::new(own),
             Host::Lab(number) => {
                 let entry = lab::entry(*number);
                 let mut command = Command::new(&entry[0]);
-                command.args(&entry[1..]).arg("sh");
+                command.args(&entry[1..]).arg(own);
                 command
             }
         };
-        command.args(["-c", SUPERVISOR, "ringpull-supervisor"]).args(words);
-        command.envs(env.iter().map(|(name, value)| (name, value)));
+        command.args(words).envs(env.iter().map(|(name, value)| (name, value)));
         Ok((command, Vec::new()))
     }
 
@@ -199,10 +165,14 @@ pub(crate) fn temporary_folder(prefix: &str, within: &Path) -> std::io::Result<T
     tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir_in(within)
 }
 
-/// The script by which another host runs this program with these words: at the same path, or on its `PATH`.
-pub(crate) fn own_program(words: &[OsString]) -> Result<Vec<u8>> {
+/// The script by which another host runs this program with these words and variables, in this folder: at the same
+/// path, or on its `PATH`.
+pub(crate) fn own_program(env: &[(String, String)], folder: Option<&Path>, words: &[OsString]) -> Result<Vec<u8>> {
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
-    let mut script = with_environment(&[]);
+    let mut script = with_environment(env);
+    if let Some(folder) = folder {
+        script.extend([b"cd ", &quoted(folder.as_os_str())[..], b" || exit 1\n"].concat());
+    }
     script.extend(b"set -- ");
     for word in words {
         script.extend(quoted(word));
@@ -214,7 +184,7 @@ pub(crate) fn own_program(words: &[OsString]) -> Result<Vec<u8>> {
 
 /// The rest of that script.
 const OWN_PROGRAM: &[u8] = br#" ringpull; do
-  ! "$own" rank --help >/dev/null 2>&1 || exec "$own" "$@"
+  ! "$own" rank --help </dev/null >/dev/null 2>&1 || exec "$own" "$@"
 done
 echo "this host has no ringpull that runs
   hint: install the same ringpull on every host, at the same path or in PATH" >&2
@@ -224,18 +194,6 @@ exit 127
 /// The folder that processes on other hosts start in.
 pub(crate) fn working_folder() -> Result<PathBuf> {
     std::env::current_dir().map_err(|cause| Error::io("read", "the working folder", &cause))
-}
-
-fn remote_command(host: &SshHost, words: &[OsString], env: &[(String, String)]) -> Result<(Command, Vec<u8>)> {
-    let folder = host.folder.clone().map_or_else(working_folder, |folder| Ok(folder.into()))?;
-    let mut script = with_environment(env);
-    script.extend([b"cd ", &quoted(folder.as_os_str())[..], b" && exec sh -c "].concat());
-    for word in [OsStr::new(SUPERVISOR), "ringpull-supervisor".as_ref()].into_iter().chain(words.iter().map(OsStr::new))
-    {
-        script.extend(quoted(word));
-        script.push(b' ');
-    }
-    Ok(ssh(host, &script))
 }
 
 /// The commands by which a shell sets the user's environment, as far as it is passed on, and then these

@@ -11,12 +11,13 @@
 //! without it, is killed. A job whose servers hold each other's values goes on without a server.
 
 use std::collections::VecDeque;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
@@ -73,7 +74,7 @@ struct Running {
     name: String,
     role: Role,
     pid: Pid,
-    orders: Option<Sender<&'static str>>,
+    orders: Option<Sender<u8>>,
     readers: Vec<(OutputStream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
     is_by_ssh: bool,
@@ -191,13 +192,12 @@ fn start(
 ) -> Result<Running> {
     let name = process.name();
     let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
-    let (mut command, first) = process.host.command(words, &process.env)?;
+    let (mut command, first) = process.host.command(&name, words, &process.env)?;
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // In its own process group it gets no Ctrl-C: the launcher gets it, and ends all processes in order.
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child =
         command.spawn().map_err(|cause| Error::io("start", format!("{name} on {}", process.host), &cause))?;
     let pid = Pid::from_child(&child);
+    let is_by_ssh = matches!(process.host, Host::Ssh(_));
     let orders = child.stdin.take().map(|input| pass_on(input, first, name.clone()));
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let out = out.map(|from| (OutputStream::Out, Box::new(from) as Box<dyn Pipe>));
@@ -234,14 +234,20 @@ fn start(
     let readers = out.into_iter().chain(err).map(read).collect();
     let events = events.clone();
     std::thread::spawn(move || {
-        let code = child.wait().map_or(1, code_of);
+        let ended = child.wait();
+        if !is_by_ssh && ended.as_ref().is_ok_and(|status| status.signal().is_some()) {
+            // Otherwise it has ended what is left of its session.
+            if let Err(cause) = kill_process_group(pid, Signal::KILL) {
+                tracing::debug!(%cause, "process {number} has left nothing");
+            }
+        }
+        let code = ended.map_or(1, code_of);
         // The receiver is gone only if the launcher itself is unwinding.
         if events.send(SupervisorEvent::Ended(number, code)).is_err() {
             tracing::debug!("process {number} ended after the launcher");
         }
     });
     tracing::info!("started {name} on {}", process.host);
-    let is_by_ssh = matches!(process.host, Host::Ssh(_));
     Ok(Running {
         name,
         role: process.role,
@@ -257,12 +263,12 @@ fn start(
 
 /// Writes `first` and then each order to the input, in a thread, since a connection may block. The input is
 /// closed when the sender is dropped.
-fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<&'static str> {
+fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<u8> {
     use std::io::Write;
-    let (sender, orders) = channel::<&'static str>();
+    let (sender, orders) = channel::<u8>();
     std::thread::spawn(move || {
         let written = input.write_all(&first);
-        let written = written.and_then(|()| orders.iter().try_for_each(|order| input.write_all(order.as_bytes())));
+        let written = written.and_then(|()| orders.iter().try_for_each(|order| input.write_all(&[order])));
         if let Err(cause) = written {
             tracing::debug!(%cause, "{name} reads no orders");
         }
@@ -364,7 +370,7 @@ impl Supervisor {
         let silent = self.running.iter_mut().rev().find(|one| one.code.is_none() && one.name == name);
         let Some(one) = silent.filter(|one| !one.is_silent) else { return };
         one.is_silent = true;
-        one.order("kill\n");
+        one.order(Signal::KILL);
         self.feed
             .say(&format!("ringpull: elastic: {name} is silent, and the job has gone on without it: it is killed"));
     }
@@ -438,7 +444,7 @@ impl Supervisor {
             self.are_workers_told = true;
             match control.filter(|control| control.has_ranks()) {
                 Some(control) => control.signal(Signal::TERM, Addressees::Workers),
-                None => left.into_iter().filter(is_worker).for_each(|one| one.order("term\n")),
+                None => left.into_iter().filter(is_worker).for_each(|one| one.order(Signal::TERM)),
             }
             self.due = Some(Instant::now() + GRACE);
             return;
@@ -448,9 +454,9 @@ impl Supervisor {
         }
         for one in &mut left {
             match self.stage {
-                0 if self.are_workers_told && one.role == Role::Worker => one.order("kill\n"),
-                0 => one.order("term\n"),
-                1 => one.order("kill\n"),
+                0 if self.are_workers_told && one.role == Role::Worker => one.order(Signal::KILL),
+                0 => one.order(Signal::TERM),
+                1 => one.order(Signal::KILL),
                 _ => {
                     if let Err(cause) = kill_process(one.pid, Signal::KILL) {
                         tracing::debug!(%cause, "{} could not be killed", one.name);
@@ -494,9 +500,9 @@ impl Running {
         }
     }
 
-    fn order(&mut self, order: &'static str) {
+    fn order(&mut self, signal: Signal) {
         if let Some(orders) = &self.orders
-            && orders.send(order).is_err()
+            && u8::try_from(signal.as_raw()).is_ok_and(|order| orders.send(order).is_err())
         {
             tracing::debug!("{} reads no orders", self.name);
         }

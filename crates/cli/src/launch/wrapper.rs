@@ -1,5 +1,5 @@
-//! The program between `mpirun` and a rank: `ringpull rank`, which `ringpull launch` puts before the words of
-//! every rank.
+//! The program above each process of a job: `ringpull rank`, which `ringpull launch` puts before the words of a
+//! rank that `mpirun` starts, and of every process that it starts itself.
 //!
 //! The rank is its child, in the same process group, so what `mpirun` sends to the group reaches the rank
 //! alone: this program lets it pass. It ends as the rank did, when the output of the rank has ended. On a
@@ -11,6 +11,9 @@
 //! it, and the shell when the program has ended. From then on this program waits until the launcher lets it
 //! leave, since `mpirun` would kill the other ranks when the first one ends. If the launcher is gone, or this
 //! program is killed, so is the rank.
+//!
+//! Above a process that the launcher has started itself, this program leads a session, takes orders from its
+//! input, and leaves the output alone. It ends what is left of the session, and then at once.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -56,6 +59,11 @@ pub(super) fn words_before(name: &str, to: &[String], sink: Sink) -> Result<Vec<
     Ok(words)
 }
 
+/// The words before those of a program that the launcher starts itself, on any host, behind this program.
+pub(super) fn words_of_supervised(name: &str) -> Vec<OsString> {
+    ["rank", "--supervised", "--name", name, "--"].map(OsString::from).to_vec()
+}
+
 /// How long a rank has to end when its launcher is gone.
 const ALONE: Duration = Duration::from_secs(5);
 /// When the launcher hears that a process outlives the rank.
@@ -74,6 +82,9 @@ pub(crate) struct WrapperArgs {
     /// Lines have names.
     #[arg(long)]
     tagged: bool,
+    /// The launcher has started this process itself; its orders are on the input.
+    #[arg(long)]
+    supervised: bool,
     /// Becomes the rank, as the child of this process.
     #[arg(long, value_name = "PID")]
     below: Option<i32>,
@@ -85,6 +96,11 @@ pub(crate) struct WrapperArgs {
 pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     if let Some(parent) = args.below {
         return become_rank(parent, &args.command);
+    }
+    if args.supervised
+        && let Err(cause) = rustix::process::setsid()
+    {
+        tracing::debug!(%cause, "this process leads a session");
     }
     // The rank gets them too, or shall not.
     let passed = Arc::new(AtomicBool::new(false));
@@ -113,11 +129,18 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     if args.tagged {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
     }
+    if args.supervised {
+        command.stdin(Stdio::null());
+    }
     let mut child = command.spawn().map_err(|cause| Error::io("start", &name, &cause))?;
     let rank = Arc::new(RankProcess { pid: Pid::from_child(&child), state: Mutex::default(), changed: Condvar::new() });
     if let Some(link) = &link {
         let (rank, link) = (Arc::clone(&rank), Arc::clone(link));
-        std::thread::spawn(move || rank.take_orders(&link));
+        std::thread::spawn(move || rank.take_orders(&link.stream));
+    }
+    if args.supervised {
+        let rank = Arc::clone(&rank);
+        std::thread::spawn(move || rank.take_orders(std::io::stdin()));
     }
     let (relayed, ends) = channel();
     let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Pipe>, true));
@@ -132,6 +155,11 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     drop(relayed);
     let status = child.wait().map_err(|cause| Error::io("wait for", &name, &cause))?;
     rank.change(|state| state.has_ended = true);
+    if args.supervised {
+        rank.kill_others();
+        // Not by its signal, which ssh takes for an end of its own.
+        return Ok(u8::try_from(code_of(status)).unwrap_or(1));
+    }
     // Its output ends when the last process that holds it does.
     let until: Result<(), RecvTimeoutError> = ends.recv_timeout(OUTLIVES);
     if until == Err(RecvTimeoutError::Timeout) {
@@ -305,9 +333,9 @@ impl RankProcess {
     }
 
     /// Does what the launcher orders, to the end of the connection, which is that of the launcher.
-    fn take_orders(self: &Arc<Self>, link: &Link) {
+    fn take_orders(self: &Arc<Self>, mut from: impl Read) {
         let mut order = [0];
-        while (&mut &link.stream).read_exact(&mut order).is_ok() {
+        while from.read_exact(&mut order).is_ok() {
             match i32::from(order[0]) {
                 _ if order[0] == LEAVE => self.change(|state| state.may_leave = true),
                 _ if order[0] == RECEIVED => self.change(|state| state.is_received = true),
@@ -386,8 +414,12 @@ impl RankProcess {
 
     fn kill(&self) {
         self.change(|state| state.end = Termination::Killed);
-        self.others().into_iter().for_each(|pid| self.signal(pid, consts::SIGKILL));
+        self.kill_others();
         self.signal(self.pid, consts::SIGKILL);
+    }
+
+    fn kill_others(&self) {
+        self.others().into_iter().filter(|pid| *pid != self.pid).for_each(|pid| self.signal(pid, consts::SIGKILL));
     }
 
     /// The other processes of this program's group, if it leads one, and otherwise those below the rank.
@@ -489,7 +521,7 @@ mod tests {
         let state = Mutex::new(RankState { has_ended: true, ..RankState::default() });
         let rank = Arc::new(RankProcess { pid: getpid(), state, changed: Condvar::new() });
         let [of_orders, of_end] = [(), ()].map(|()| Arc::clone(&rank));
-        std::thread::spawn(move || of_orders.take_orders(&link));
+        std::thread::spawn(move || of_orders.take_orders(&link.stream));
         let stays = std::thread::spawn(move || of_end.await_leave(true));
         assert!(!rank.await_leave(false) && !stays.is_finished());
         (&far).write_all(&[RECEIVED]).unwrap();

@@ -206,6 +206,32 @@ fn a_killed_launcher_takes_all_processes_with_it() {
 }
 
 #[test]
+fn what_is_above_a_process_takes_it_along_when_it_is_killed() {
+    let mark = mark();
+    let program = format!(
+        "[ \"$DMLC_WORKER_ID\" = 0 ] || exec sleep {mark}; sleep {mark} & (sleep {mark}; true) & kill -9 $PPID; sleep {mark}"
+    );
+    let (output, _) = run(&["-n", "1", "-s", "1", "--", "sh", "-c", &program]);
+    assert_eq!(output.status.code(), Some(137), "{output:?}");
+    until("every process ended", || running(&mark) == 0);
+}
+
+#[test]
+fn a_worker_that_is_stopped_wakes_to_save_its_state_after_an_interrupt() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = "case $DMLC_ROLE in
+      worker) trap 'echo saved >$1/state; exit 0' TERM; : >$1/runs; kill -STOP $$ ;;
+      *) until [ -e $1/state ]; do sleep 0.01; done ;;
+    esac";
+    let mut command = launch(&["-n", "1", "-s", "1", "--", "sh", "-c", program, "sh"]);
+    let mut child = command.arg(folder.path()).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || folder.path().join("runs").exists());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert_eq!(std::fs::read_to_string(folder.path().join("state")).unwrap_or_default(), "saved\n");
+}
+
+#[test]
 fn what_cannot_be_launched_is_one_clear_error() {
     for (words, expected) in [
         (&["-n", "1", "--launcher", "ssh", "--", "true"][..], "needs hosts"),

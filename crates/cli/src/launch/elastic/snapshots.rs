@@ -152,7 +152,7 @@ impl Snapshots {
         let own = with_files(hosts);
         let far = own.iter().filter_map(|host| if let Host::Ssh(host) = host { Some(host) } else { None });
         let asked = request.words(&self.folder);
-        let commands = own_program(&asked).map(|script| far.map(|host| ssh(host, &script)).collect());
+        let commands = own_program(&[], None, &asked).map(|script| far.map(|host| ssh(host, &script)).collect());
         let mut said = std::thread::scope(|scope| {
             let far = scope.spawn(|| commands.and_then(|commands| ask_all(commands, limit)));
             // Emulated hosts have this machine's files.
