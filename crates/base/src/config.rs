@@ -548,8 +548,8 @@ pub const SNAPSHOTS: &str = "RINGPULL_SNAPSHOTS";
 #[allow(missing_docs)]
 pub const GENERATION: &str = "RINGPULL_GENERATION";
 
-/// The beginning of the name of a file in that folder by which a rank of a generation says that all ranks have
-/// started MPI; the rest is the generation.
+/// The beginning of the name of a file in that folder by which a rank of a generation says that all ranks
+/// have started MPI; the rest is the generation.
 pub const STARTED: &str = "started-";
 
 /// The fewest ranks that an elastic job goes on with.

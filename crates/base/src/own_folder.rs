@@ -1,8 +1,8 @@
 //! Folders for files of this user in a place that all users of a host share, such as `/dev/shm`.
 //!
-//! Another user may have made a folder or a link of the same name there before. So a folder is used only if it
-//! belongs to this user, nobody else has any right to it, and its name is no link. All that is done in it is
-//! done through its descriptor: a name that is exchanged meanwhile leads nowhere else.
+//! Another user may have made a folder or a link of the same name there before. So a folder is used only if
+//! it belongs to this user, nobody else has any right to it, and its name is no link. All that is done in it
+//! is done through its descriptor: a name that is exchanged meanwhile leads nowhere else.
 
 use std::fs::DirBuilder;
 use std::io;

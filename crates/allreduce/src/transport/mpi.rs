@@ -116,8 +116,8 @@ pub(super) fn probe(comm: ffi::MPI_Comm) {
     }
 }
 
-/// Lets a launcher that may start the job again know that all ranks have started MPI: from now on the others go
-/// on without one that ends, and before they would wait for it.
+/// Lets a launcher that may start the job again know that all ranks have started MPI: from now on the others
+/// go on without one that ends, and before they would wait for it.
 fn mark_start() {
     let marked = config::elastic().map(|job| {
         job.map(|(folder, generation)| OwnFolder::open(&folder)?.mark(&format!("{STARTED}{generation}"))).transpose()

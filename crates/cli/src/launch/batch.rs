@@ -19,6 +19,7 @@ use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
 use super::control::{Control, Ending, RankHosts};
+use super::ends::{MpirunEnd, of_mpirun};
 use super::host::{quote, working_folder};
 use super::{Sink, Spec, Variables, by_mpi, wrapper};
 use crate::child::{self, code_of};
@@ -129,14 +130,22 @@ impl BatchJob {
         let grace = Config::from_env()?.silence() * 3 / 2;
         let (status, _) = child::wait(&mut child, "srun", || {
             ending.poll();
-            if control.first_failure().is_some() {
+            if control.first_failure().is_some() || control.have_workers_succeeded(self.spec.workers) {
                 ending.end_within(grace);
             }
             false
         })?;
         control.finish(interrupt);
-        let code = control.first_failure().unwrap_or_else(|| code_of(status));
-        Ok(interrupt.signal().map_or(code, |signal| 128 + signal))
+        let code = code_of(status);
+        let end = MpirunEnd {
+            code: Some(code),
+            interrupted: interrupt.signal(),
+            was_ended: control.first_failure().is_some(),
+            have_all_ended: control.have_all_ended(self.tasks()),
+            have_workers_succeeded: control.have_workers_succeeded(self.spec.workers),
+            first_failure: control.first_failure(),
+        };
+        Ok(of_mpirun(end).unwrap_or(code))
     }
 
     /// The name of a task, for [`wrapper`](super::wrapper).

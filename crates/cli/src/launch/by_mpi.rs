@@ -56,8 +56,9 @@ impl MpiJob {
     }
 
     /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
-    /// this program knows. `must_end` gets each rank that has ended otherwise than well, with its exit code, and
-    /// says whether the job has to end for it, which `mpirun` itself does unless the ranks survive losses.
+    /// this program knows. `must_end` gets each rank that has ended otherwise than well, with its exit code,
+    /// and says whether the job has to end for it, which `mpirun` itself does unless the ranks survive
+    /// losses.
     pub(super) fn run(
         self,
         mut ready: MpiCommand,

@@ -1,9 +1,9 @@
 //! What the end of each process means for its job, as functions of what the launcher knows: no clock, no
 //! process.
 //!
-//! [`meaning`] is about a process that the launcher has started itself, and [`awaited`] about how long it waits
-//! for the others. [`of_mpirun`] is about a job of MPI ranks, whose processes `mpirun` ends together. The tests
-//! below hold the whole table.
+//! [`meaning`] is about a process that the launcher has started itself, and [`awaited`] about how long it
+//! waits for the others. [`of_mpirun`] is about a job of MPI ranks, whose processes `mpirun` ends together.
+//! The tests below hold the whole table.
 
 use ringpull_base::config::Role;
 
@@ -203,7 +203,8 @@ mod tests {
             if endurance == Endurance::Nobody {
                 assert_eq!(found == EndEffect::Failure, is_worker || !is_done, "{words}");
             }
-            // Nobody is started for a job that is done, or more often than is allowed, or where nobody is left.
+            // Nobody is started for a job that is done, or more often than is allowed, or where nobody is
+            // left.
             if found == EndEffect::Replaced {
                 assert!(state.may_restart && state.workers > 0 && end == EndOfProcess::Lost, "{words}");
                 assert!(!is_worker || !state.has_succeeded, "{words}");

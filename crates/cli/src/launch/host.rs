@@ -1,8 +1,8 @@
 //! Where a process runs, and the command that runs it there.
 //!
-//! On every host the process runs below this program ([`wrapper`](super::wrapper)), in a session of its own, and
-//! the launcher's orders are on that program's input. The end of the input, which also follows a killed launcher
-//! or a broken connection, ends the process.
+//! On every host the process runs below this program ([`wrapper`](super::wrapper)), in a session of its own,
+//! and the launcher's orders are on that program's input. The end of the input, which also follows a killed
+//! launcher or a broken connection, ends the process.
 //!
 //! Every user of a host can read the arguments of its processes, and variables may hold secrets. And the
 //! login shell of a host may be any, such as csh, which knows no line feeds between quotes. So all that goes
@@ -49,8 +49,8 @@ impl Host {
         if let Host::Ssh(host) = self { Some(host) } else { None }
     }
 
-    /// The command that runs a program of this name with these variables, below this program, and the bytes that
-    /// its input must begin with. Orders follow, each a byte: the number of a signal.
+    /// The command that runs a program of this name with these variables, below this program, and the bytes
+    /// that its input must begin with. Orders follow, each a byte: the number of a signal.
     pub(crate) fn command(
         &self,
         name: &str,
@@ -165,8 +165,8 @@ pub(crate) fn temporary_folder(prefix: &str, within: &Path) -> std::io::Result<T
     tempfile::Builder::new().prefix(prefix).permissions(Permissions::from_mode(0o700)).tempdir_in(within)
 }
 
-/// The script by which another host runs this program with these words and variables, in this folder: at the same
-/// path, or on its `PATH`.
+/// The script by which another host runs this program with these words and variables, in this folder: at the
+/// same path, or on its `PATH`.
 pub(crate) fn own_program(env: &[(String, String)], folder: Option<&Path>, words: &[OsString]) -> Result<Vec<u8>> {
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let mut script = with_environment(env);

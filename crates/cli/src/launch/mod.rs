@@ -1,7 +1,7 @@
 //! Starts the processes of a job and ends them together: MPI ranks, or one scheduler, servers and workers.
 //!
-//! - [`host`]: where a process runs and the command that runs it there, below a [`wrapper`] that ends its whole
-//!   session when the launcher orders it or dies;
+//! - [`host`]: where a process runs and the command that runs it there, below a [`wrapper`] that ends its
+//!   whole session when the launcher orders it or dies;
 //! - `ends`: what the end of each process means for its job; pure. `supervise`: waits for all processes, and
 //!   ends the rest;
 //! - `output`: where their output goes; `lines`: how it becomes one text;

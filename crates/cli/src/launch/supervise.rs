@@ -1,4 +1,5 @@
-//! Waits for the processes of a job and ends them together. What each one's end means is in [`ends`](super::ends).
+//! Waits for the processes of a job and ends them together. What each one's end means is in
+//! [`ends`](super::ends).
 //!
 //! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
 //! and after `KILL_AFTER` SIGKILL. After an interrupt the workers get SIGTERM at once, and `GRACE` for a
@@ -282,7 +283,10 @@ impl Supervisor {
         let next = self.early.pop_front().map_or_else(|| self.events.recv_timeout(POLL), Ok);
         let (number, code) = match next {
             Ok(SupervisorEvent::Ended(number, code)) => (number, code),
-            Ok(SupervisorEvent::Silent(worker)) => return self.kill_silent(worker),
+            Ok(SupervisorEvent::Silent(worker)) => {
+                self.kill_silent(worker);
+                return self.limit_the_rest(launch.grace);
+            }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
         };
         if code != 0 && self.came_later(number) {
@@ -300,13 +304,18 @@ impl Supervisor {
             EndEffect::Failure => self.fail(code, ended, launch.grace),
             EndEffect::Unneeded | EndEffect::Without | EndEffect::Replaced => self.report(number, &ended, meaning),
         }
+        self.limit_the_rest(launch.grace);
+    }
+
+    /// Sets the time by which what is left has to end, if it has one.
+    fn limit_the_rest(&mut self, grace: Duration) {
         let mut left = self.running.iter().enumerate().filter(|(_, one)| one.code.is_none());
         let only_surplus = left.all(|(number, one)| one.role == Role::Server || self.is_surplus(number));
-        let left = match awaited(self.is_interrupted, self.state(number), only_surplus) {
+        let left = match awaited(self.is_interrupted, self.state(0), only_surplus) {
             _ if self.stage > 0 => None,
             Awaited::Unlimited => None,
-            Awaited::Grace => Some(launch.grace),
-            Awaited::LastWords => Some(launch.grace.min(LAST_WORDS)),
+            Awaited::Grace => Some(grace),
+            Awaited::LastWords => Some(grace.min(LAST_WORDS)),
             Awaited::Latecomer => Some(LATECOMER).filter(|_| self.due.is_none()),
             Awaited::Ends => Some(Duration::ZERO),
         };
@@ -364,7 +373,8 @@ impl Supervisor {
         }
     }
 
-    /// Kills a worker that the job has gone on without. It may be stopped, and would be waited for without end.
+    /// Kills a worker that the job has gone on without. It may be stopped, and would be waited for without
+    /// end.
     fn kill_silent(&mut self, worker: usize) {
         let name = process_name(Role::Worker, worker);
         let silent = self.running.iter_mut().rev().find(|one| one.code.is_none() && one.name == name);
@@ -469,8 +479,8 @@ impl Supervisor {
     }
 }
 
-/// The worker that a line of an elastic job's scheduler says it has heard nothing of: "ringpull: worker rank 1 (pid
-/// 7 on h2) is lost: no heartbeat for 3.0 s". One that has ended is lost for another reason.
+/// The worker that a line of an elastic job's scheduler says it has heard nothing of: "ringpull: worker rank
+/// 1 (pid 7 on h2) is lost: no heartbeat for 3.0 s". One that has ended is lost for another reason.
 fn silent_worker(line: &str) -> Option<usize> {
     let (rank, rest) = line.trim_end().strip_prefix("ringpull: worker rank ")?.split_once(" (pid ")?;
     rest.contains(") is lost: no heartbeat for ").then(|| rank.parse().ok())?

@@ -1,5 +1,5 @@
-//! The program above each process of a job: `ringpull rank`, which `ringpull launch` puts before the words of a
-//! rank that `mpirun` starts, and of every process that it starts itself.
+//! The program above each process of a job: `ringpull rank`, which `ringpull launch` puts before the words of
+//! a rank that `mpirun` starts, and of every process that it starts itself.
 //!
 //! The rank is its child, in the same process group, so what `mpirun` sends to the group reaches the rank
 //! alone: this program lets it pass. It ends as the rank did, when the output of the rank has ended. On a

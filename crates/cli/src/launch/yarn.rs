@@ -234,7 +234,9 @@ impl Followed<'_> {
                 return Ok(128 + signal);
             }
             if codes.iter().all(Option::is_some) || until.is_some_and(|until| Instant::now() > until) {
-                return Ok(first.unwrap_or(0));
+                // Nobody needs servers that end after that.
+                let is_well = |at: usize| names[at].0 != Role::Worker || codes[at] == Some(0);
+                return Ok(first.filter(|_| !(0..names.len()).all(is_well)).unwrap_or(0));
             }
             if ended.is_none() {
                 ended = self.why_ended()?.map(|why| (why, Instant::now()));

@@ -308,7 +308,8 @@ fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
         )
     };
     let servers = ["-n", "2", "-s", "2"];
-    let kinds: [&[&str]; 4] = [&[], &["--replicas", "2"], &["--elastic"], &["--launcher", "mpi"]];
+    let kinds: [&[&str]; 5] =
+        [&[], &["--replicas", "2"], &["--elastic"], &["--launcher", "mpi"], &["--launcher", "slurm"]];
     let ends = [("kill -STOP $$", "ended with signal"), ("exit 3", "ended with exit code 3")];
     let jobs = kinds.into_iter().flat_map(|kind| ends.map(|end| (kind, end)));
     let jobs = jobs.filter(|(kind, (end, _))| !kind.contains(&"mpi") || has_mpi() && end.contains("STOP"));
@@ -316,6 +317,7 @@ fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
         let folder = tempfile::tempdir().unwrap();
         let mut command = launch(&[&servers, kind].concat());
         command.env("RINGPULL_SILENCE", "1").args(["--", "sh", "-c", &script(end), "sh"]).arg(folder.path());
+        command.env("PATH", ranks::path_with_srun(folder.path())).current_dir(folder.path());
         let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         (kind, words, folder, child)
     });
@@ -324,7 +326,7 @@ fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(0), "{kind:?}: {text}");
         let is_said = text.contains(&format!("server 0 {words}")) && text.contains("when the workers were done");
-        assert!(is_said || kind.contains(&"mpi"), "{kind:?}: {text}");
+        assert!(is_said || kind.contains(&"--launcher"), "{kind:?}: {text}");
     }
 }
 

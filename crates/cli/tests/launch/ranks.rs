@@ -25,6 +25,17 @@ fn launchers() -> Vec<(Vec<&'static str>, &'static str)> {
     [servers].into_iter().chain(slurm).chain(by_mpi).collect()
 }
 
+/// A `PATH` whose first `srun` is one in this folder. As Slurm's it runs its tasks, and kills them when it is
+/// told to end.
+pub(super) fn path_with_srun(folder: &Path) -> String {
+    let srun = "while [ $# -gt 0 ]; do case $1 in -n) n=$2; shift 2 ;; --*) shift ;; *) break ;; esac; done\n\
+                i=0 all=\ntrap 'kill -9 $all' TERM INT\n\
+                while [ $i -lt $n ]; do SLURM_PROCID=$i \"$@\" & all=\"$all $!\" i=$((i + 1)); done\n\
+                code=0\nfor task in $all; do wait $task || code=$?; done\nexit $code";
+    script(folder, "srun", srun);
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
 /// A job of workers that run these lines of shell, `$me` being their number and `$F` a folder. Servers and the
 /// scheduler end at once.
 struct Job {
@@ -37,13 +48,7 @@ struct Job {
 impl Job {
     fn start(options: &[&'static str], lines: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // As Slurm's: runs its tasks, and kills them when it is told to end.
-        let srun = "while [ $# -gt 0 ]; do case $1 in -n) n=$2; shift 2 ;; --*) shift ;; *) break ;; esac; done\n\
-                    i=0 all=\ntrap 'kill -9 $all' TERM INT\n\
-                    while [ $i -lt $n ]; do SLURM_PROCID=$i \"$@\" & all=\"$all $!\" i=$((i + 1)); done\n\
-                    code=0\nfor task in $all; do wait $task || code=$?; done\nexit $code";
-        script(folder.path(), "srun", srun);
-        let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+        let path = path_with_srun(folder.path());
         let program = format!(
             "[ ${{DMLC_ROLE:-worker}} = worker ] || exit 0\n\
              me=${{DMLC_WORKER_ID:-${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-$SLURM_PROCID}}}}}}\n{lines}"

@@ -310,8 +310,8 @@ impl Elastic {
         let ready = mpirun.command_of_parts(&hosts, &job.parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
         let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);
-        // Until all have started MPI, the others wait for one that has ended, and that `mpirun` does not end the job
-        // for.
+        // Until all have started MPI, the others wait for one that has ended, and that `mpirun` does not end
+        // the job for.
         let must_end = |name: &str, code: Option<i32>| {
             let is_early = survives && !snapshots.newest(&distinct(ranks)).has_started(number);
             if is_early {

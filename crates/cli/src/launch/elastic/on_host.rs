@@ -33,8 +33,8 @@ pub(crate) struct SnapshotsArgs {
 pub(super) enum Request {
     /// Names what is there.
     List,
-    /// Takes a generation for a launcher, unless another has taken it or a later one, and ends the processes of
-    /// earlier ones.
+    /// Takes a generation for a launcher, unless another has taken it or a later one, and ends the processes
+    /// of earlier ones.
     Begin { generation: u32, launcher: String },
     /// Lets rank 0 know that hosts have changed.
     Announce { generation: u32 },
@@ -133,8 +133,8 @@ fn begin(folder: &Path, generation: u32, launcher: &str) -> HostAnswer {
     }
 }
 
-/// Kills the processes that have the folder in their environment, and the daemon of MPI that has started them;
-/// whether none is left.
+/// Kills the processes that have the folder in their environment, and the daemon of MPI that has started
+/// them; whether none is left.
 fn end_processes(folder: &Path) -> bool {
     let entry = [config::SNAPSHOTS.as_bytes(), b"=", folder.as_os_str().as_bytes()].concat();
     for _ in 0..TRIES {

@@ -7,8 +7,8 @@
 //! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
 //! of one job only one can. `FOLDER/started-GENERATION` says that all ranks of it have started MPI.
 //!
-//! On its own host the launcher does all this itself, and on others `ringpull snapshots` does it for the launcher:
-//! [`on_host`](super::on_host).
+//! On its own host the launcher does all this itself, and on others `ringpull snapshots` does it for the
+//! launcher: [`on_host`](super::on_host).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
