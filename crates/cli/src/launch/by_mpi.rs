@@ -4,6 +4,7 @@
 //! Each process runs below a [`wrapper`](super::wrapper), which connects to the launcher: its lines do not
 //! pass through `mpirun`, and it hears from the launcher when it is to end.
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::IpAddr;
 use std::os::unix::process::CommandExt as _;
@@ -33,7 +34,7 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
     let job = MpiJob::new(spec, Some(hosts), sink, Box::new(|_| ()))?;
     let ready = Mpirun::find()?.command_of_parts(hosts, &job.parts)?;
-    job.run(ready, &interrupt, Some(hosts), |_, _| false)
+    job.run(ready, &interrupt, Some(hosts), |_, _| None)
 }
 
 /// The processes of a job, and the connections that they will make.
@@ -56,15 +57,14 @@ impl MpiJob {
     }
 
     /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
-    /// this program knows. `must_end` gets each rank that has ended otherwise than well, with its exit code,
-    /// and says whether the job has to end for it, which `mpirun` itself does unless the ranks survive
-    /// losses.
+    /// this program knows. `must_end` gets each rank that has ended, with its exit code, and says how long the
+    /// job may then run, if it has to end: `mpirun` itself sees to that unless the ranks survive losses.
     pub(super) fn run(
         self,
         mut ready: MpiCommand,
         interrupt: &Interrupt,
         hosts: Option<&[Host]>,
-        mut must_end: impl FnMut(&str, Option<i32>) -> bool,
+        mut must_end: impl FnMut(&str, Option<i32>) -> Option<Duration>,
     ) -> Result<i32> {
         let MpiJob { parts, workers, control, _port } = self;
         // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
@@ -86,15 +86,19 @@ impl MpiJob {
         // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
         let grace = Config::from_env()?.silence() * 3 / 2;
         let patience = grace + PATIENCE;
+        let mut within = grace;
         let (mut aborts_since, mut hangs) = (None, false);
-        let (mut failed, mut ends) = (0, false);
+        let (mut seen, mut ends) = (BTreeSet::new(), false);
         let (status, killed) = child::wait(&mut child, "mpirun", || {
             ending.poll();
-            let all_failed = if ends { Vec::new() } else { control.failed() };
-            ends |= all_failed.iter().skip(failed).any(|(name, code)| must_end(name, *code));
-            failed = failed.max(all_failed.len());
+            let ended = if ending.has_begun() { Vec::new() } else { control.ended() };
+            for (name, code) in ended.into_iter().filter(|(name, _)| seen.insert(name.clone())) {
+                if let Some(grace) = must_end(&name, code) {
+                    (ends, within) = (true, within.min(grace));
+                }
+            }
             if ends {
-                ending.end_within(Duration::ZERO);
+                ending.end_within(within);
             } else if control.have_workers_succeeded(workers) {
                 // Servers and helpers have nothing left to do, and one that is stopped would be waited for.
                 ending.end_within(grace);

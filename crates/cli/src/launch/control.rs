@@ -211,11 +211,11 @@ impl Control {
         self.state.lock().all.iter().filter(|rank| rank.is_worker && rank.code == Some(0)).count() == count
     }
 
-    /// The ranks that have ended otherwise than well, with their exit codes if these are known.
-    pub(super) fn failed(&self) -> Vec<(String, Option<i32>)> {
+    /// The ranks that have ended, with their exit codes if these are known.
+    pub(super) fn ended(&self) -> Vec<(String, Option<i32>)> {
         let ranks = self.state.lock();
-        let failed = ranks.all.iter().filter(|rank| rank.code.map_or(rank.is_gone, |code| code != 0));
-        failed.map(|rank| (rank.name.clone(), rank.code)).collect()
+        let ended = ranks.all.iter().filter(|rank| rank.code.is_some() || rank.is_gone);
+        ended.map(|rank| (rank.name.clone(), rank.code)).collect()
     }
 
     /// The exit code of the first process that has failed.
@@ -409,13 +409,20 @@ impl<'a> Ending<'a> {
         Ending { control, interrupt, mpirun, seen, stage: Stage::Running, due, until: None }
     }
 
-    /// Ends a job that is left, as after an interrupt, when it has run for so long since the first call.
+    /// Ends a job that is left, as after an interrupt, when it has run for so long since a call.
     pub(super) fn end_within(&mut self, grace: Duration) {
-        let until = *self.until.get_or_insert_with(|| Instant::now() + grace);
+        let within = Instant::now() + grace;
+        let until = self.until.map_or(within, |earlier| earlier.min(within));
+        self.until = Some(until);
         if self.stage == Stage::Running && Instant::now() >= until {
             (self.stage, self.due) = (Stage::Told, Instant::now() + KILL_AFTER);
             self.control.signal(Signal::TERM, Addressees::All);
         }
+    }
+
+    /// Whether ranks were told to end.
+    pub(super) fn has_begun(&self) -> bool {
+        self.stage != Stage::Running
     }
 
     pub(super) fn poll(&mut self) {

@@ -269,7 +269,7 @@ impl Followed<'_> {
         let job = by_mpi::MpiJob::new(&self.job.spec, None, self.job.sink, Box::new(|_| ()))?;
         let ready = Mpirun::find()?.command_by_agent(&hosts, &agent, &job.parts)?;
         // With ranks elsewhere, whose ends it hears of.
-        let end = job.run(ready, interrupt, None, |_, _| false);
+        let end = job.run(ready, interrupt, None, |_, _| None);
         write(&self.folder.join("end"), "")?;
         self.print()?;
         end

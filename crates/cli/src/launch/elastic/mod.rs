@@ -24,7 +24,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringpull_base::{Error, Result, config};
+use ringpull_base::config::{self, Config};
+use ringpull_base::{Error, Result};
 
 pub(crate) use self::decide::Cooldown;
 use self::decide::{Failure, Offer, Past, Suspects, choose};
@@ -310,15 +311,20 @@ impl Elastic {
         let ready = mpirun.command_of_parts(&hosts, &job.parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
         let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);
-        // Until all have started MPI, the others wait for one that has ended, and that `mpirun` does not end
-        // the job for.
+        // Until all have started MPI, the others wait for one that has ended, which `mpirun` does not end.
+        let (grace, mut have_started) = (Config::from_env()?.silence() * 3 / 2, !survives);
         let must_end = |name: &str, code: Option<i32>| {
-            let is_early = survives && !snapshots.newest(&distinct(ranks)).has_started(number);
-            if is_early {
-                event(&format!("{name} has ended before all ranks had started MPI, which the others wait for"));
+            have_started = have_started || snapshots.newest(&distinct(ranks)).has_started(number);
+            if have_started {
+                return None;
+            }
+            let is_well = code == Some(0);
+            let within = if is_well { grace } else { Duration::ZERO };
+            event(&format!("{name} has ended before all ranks had started MPI, which the others wait for"));
+            if !is_well {
                 lost.lock().unwrap_or_else(PoisonError::into_inner).end(name, code);
             }
-            is_early
+            Some(within)
         };
         let end = job.run(ready, interrupt, Some(&hosts), must_end);
         watch.stop();
