@@ -28,7 +28,7 @@ import torch
 from .elastic.in_place import followers
 from .errors import ArgumentError
 
-__all__ = ["Gradients", "Member", "Reach", "Reduction", "as_real"]
+__all__ = ["Gradients", "Member", "Reach", "Reduction", "as_real", "fill"]
 
 #: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
 #: backward pass in a pass.
@@ -49,8 +49,14 @@ def _is_nested() -> bool:
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as real numbers, if these are complex."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    """The tensor's memory as real numbers, if these are complex. A conjugate that is not computed yet is copied."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Writes what :func:`as_real` gave of the tensor, or a copy of it, into the tensor."""
+    with torch.no_grad():
+        tensor.copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
 
 
 class Reach:
@@ -156,6 +162,8 @@ class Member:
         """Waits until every gradient is combined."""
         if self.gradients.is_incomplete or not self.is_combined:
             self.gradients.combine()
+        else:
+            self.gradients.combine_set_by_hand()
 
     def end_step(self) -> None:
         """The optimizer has made its step."""
@@ -266,9 +274,10 @@ class Gradients:
         self._in_flight: dict[Any, tuple[torch.Tensor, Any]] = {}
         #: What has arrived since gradients were cleared.
         self._combined: dict[Any, weakref.ref[torch.Tensor]] = {}
-        #: What has left in this pass, and how often each has in this step.
+        #: What has left in this pass, how often each has in this step, and which of them a pass has made.
         self._sent: set[Any] = set()
         self._calls: dict[Any, int] = {}
+        self._made: set[Any] = set()
         #: Whether a pass is under way that combines; whether some gradients have been added to and stay here.
         self._is_open = self._is_local = False
         self._passes = 0
@@ -403,6 +412,7 @@ class Gradients:
             self._watch()
         if parameter not in self._watched:
             return
+        self._made.add(parameter)
         for member in members:
             member.is_combined = False
         if not (self.reduction.is_included and all(member.communicates for member in members)):
@@ -419,6 +429,18 @@ class Gradients:
         """Sends what has not left, and waits for all."""
         if self.reduction.is_included:
             _combine([self])
+
+    def combine_set_by_hand(self) -> None:
+        """Combines gradients that no pass has made in this step, and the program has set since the last."""
+
+        def is_set(parameter: Any) -> bool:
+            combined = self._combined.get(parameter)
+            return parameter.grad is not None and parameter not in self._made and (combined is None or combined() is not parameter.grad)
+
+        by_hand = {parameter for parameter in self._trained() if is_set(parameter)}
+        if by_hand:
+            self._sent.update(parameter for parameter in self._watched if parameter not in by_hand)
+            self.combine()
 
     def _give_names(self) -> None:
         if not self.is_named:
@@ -461,6 +483,7 @@ class Gradients:
     def end_step(self) -> None:
         """A member's optimizer has made its step."""
         self._calls.clear()
+        self._made.clear()
         self._combined.clear()
         self._passes = 0
 
@@ -471,6 +494,7 @@ class Gradients:
         self._is_open = self._is_local = False
         self._passes = 0
         self._sent.clear()
+        self._made.clear()
         self._combined.clear()
         for member in self.members():
             member.is_combined = False

@@ -27,6 +27,8 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The optimizer's parameters, each once."""
     if not hasattr(optimizer, "param_groups"):
         raise ArgumentError(f"a {type(optimizer).__name__} is no optimizer\n  hint: give one, such as torch.optim.SGD(model.parameters(), lr=0.1)")
+    if not all(callable(getattr(type(optimizer), name, None)) for name in ("step", "zero_grad")):
+        raise ArgumentError(f"the class {type(optimizer).__name__} has no step and zero_grad of its own\n  hint: give the optimizer that it passes calls on to")
     return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
 
 

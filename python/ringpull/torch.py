@@ -18,6 +18,7 @@ import contextlib
 import queue
 import threading
 import weakref
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -25,7 +26,7 @@ from typing import Any, cast
 import torch
 
 from . import _native, uncaught
-from .backward import Member, Reach, Reduction, as_real
+from .backward import Member, Reach, Reduction, as_real, fill
 from .combining import CombiningOptimizer, combine, names_of, parameters_of
 from .errors import ArgumentError, DuplicateKeyError
 from .kvstore import Handle, KVStore, create
@@ -234,8 +235,8 @@ class _Keys(Reach):
         self._weak = weakref.ref(store)
         #: Each parameter that has a key, and its key, in the order in which they came.
         self._all: list[tuple[weakref.ref[Any], str]] = []
-        #: The same by the parameter's id, which another may have later.
-        self._by_id: dict[int, tuple[weakref.ref[Any], str]] = {}
+        #: The same by the parameter's id, which another may have later, with its type and shape.
+        self._by_id: dict[int, tuple[weakref.ref[Any], str, Any]] = {}
         #: Keys that the store has, and what messages call them.
         self._known: set[str] = set()
         self._names: dict[str, str] = {}
@@ -251,16 +252,34 @@ class _Keys(Reach):
         return cast("KVStore", self._weak())
 
     def add(self, parameter: Any, prefix: str) -> None:
-        """Gives a parameter a key, unless it has one. In the same order on every rank."""
-        known = self._by_id.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            known = weakref.ref(parameter), _next_key(self._store, prefix)
-            self._by_id[id(parameter)] = known
-            self._all.append(known)
+        """Gives a parameter a key, unless it has one of its present type and shape. In the same order on every rank."""
+        known, present = self._by_id.get(id(parameter)), (parameter.dtype, parameter.shape)
+        if known is None or known[0]() is not parameter or known[2] != present:
+            key = _next_key(self._store, prefix)
+            self._by_id[id(parameter)] = weakref.ref(parameter), key, present
+            self._all.append((weakref.ref(parameter), key))
 
     def of(self, parameter: Any) -> str:
         """The key of a parameter that has one."""
         return self._by_id[id(parameter)][1]
+
+    def compare_names(self, names: list[str]) -> None:
+        """Raises an error on every rank if the ranks have other names, or in another order. Collective."""
+        if not self._store.num_workers > 1:
+            return
+        digest = float(zlib.crc32("\n".join(names).encode()) >> 12)
+        # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
+        own = torch.tensor([digest, digest * digest], dtype=torch.float64)
+        if self.is_new("names", None):
+            self._store.init("names", torch.zeros_like(own))
+        total = own.clone()
+        self._store.pushpull("names", total, keep=False)
+        if not bool((total == own * self._store.num_workers).all()):
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            raise ArgumentError(
+                f"the ranks' optimizers have parameters of other names, or in another order: here {shown}\n"
+                "  hint: give the optimizer the same parameters in the same order on every rank"
+            )
 
     def is_new(self, key: str, name: str | None) -> bool:
         """Whether the store has still to be given the key. Messages call it by the name, if there is one."""
@@ -347,6 +366,12 @@ class _OnStore(Reduction):
             self._keys.add(parameter, self._prefix)
 
     def begin(self, parameters: Iterable[Any]) -> None:
+        parameters = list(parameters)
+        for parameter in parameters:
+            if parameter.is_meta:
+                raise ArgumentError(f"{self.names.get(parameter, 'a parameter')} is on the device meta and has no values\n  hint: call to_empty() of the model, or load its weights, first")
+        if self._store._codec == "none":
+            self._keys.compare_names([self.names.get(parameter, "") for parameter in parameters])
         for parameter in parameters:
             if not parameter.requires_grad:
                 continue
@@ -362,7 +387,9 @@ class _OnStore(Reduction):
             else:
                 _broadcast(self._store, _next_key(self._store, f"{self._prefix}.value"), parameter)
 
-    def send(self, parameter: Any, again: bool, is_combined: bool) -> Handle:
+    def send(self, parameter: Any, again: bool, is_combined: bool) -> tuple[Handle, torch.Tensor]:
+        # It may have another type since.
+        self._keys.add(parameter, self._prefix)
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         key = self._keys.of(parameter) + (".again" if again else "")
         if self._keys.is_new(key, self.names.get(parameter)):
@@ -370,14 +397,16 @@ class _OnStore(Reduction):
         if parameter.grad.is_sparse:
             name = self.names.get(parameter, key)
             raise ArgumentError(f"the gradient of {name} is sparse, and this optimizer sends dense ones\n  hint: make the embedding without sparse=True, or use ringpull.horovod.torch")
-        if not parameter.grad.is_contiguous():
-            parameter.grad = parameter.grad.contiguous()
-        _divide(parameter.grad, _divisors(parameter.grad.dtype, self._store)[0])
-        return self._store.pushpull(key, as_real(parameter.grad), wait=False, keep=False)
+        # Of one that is laid out otherwise a copy travels. Whoever differentiates the gradient may need it as it was.
+        values = _divide(as_real(parameter.grad.data).contiguous(), _divisors(parameter.grad.dtype, self._store)[0])
+        return self._store.pushpull(key, values, wait=False, keep=False), values
 
-    def finish(self, parameter: Any, grad: torch.Tensor, handle: Handle) -> None:
-        handle.wait()
-        _divide(grad, _divisors(grad.dtype, self._store)[1])
+    def finish(self, parameter: Any, grad: torch.Tensor, handle: tuple[Handle, torch.Tensor]) -> None:
+        sent, values = handle
+        sent.wait()
+        _divide(values, _divisors(grad.dtype, self._store)[1])
+        if values.data_ptr() != grad.data_ptr():
+            fill(grad.data, values)
 
     def copied(self, of: Mapping[Any, Any]) -> _OnStore:
         return _OnStore(self._store, self._prefix, {of[parameter]: name for parameter, name in self.names.items() if parameter in of})

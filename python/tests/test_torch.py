@@ -71,6 +71,19 @@ of_table = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1),
 of_table.zero_grad(set_to_none=True)
 assert "the gradient of table is sparse, and travels in no group" in said(ValueError, lambda _: table(torch.tensor([1])).sum().backward())
 
+class Passes:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def __getattr__(self, name):
+        return getattr(self.optimizer, name)
+
+text = said(ringpull.ArgumentError, lambda bare: ringpull.torch.DistributedOptimizer(Passes(bare), store))
+assert "the class Passes has no step and zero_grad of its own" in text, text
+meta = torch.nn.Linear(2, 1, device="meta")
+wrap_meta = lambda _: ringpull.torch.DistributedOptimizer(torch.optim.SGD(meta.parameters(), lr=0.1), store, named_parameters=meta.named_parameters())
+assert "weight is on the device meta" in said(ringpull.ArgumentError, wrap_meta)
+
 class Taken(torch.optim.SGD):
     def close(self):
         pass
@@ -93,10 +106,10 @@ own = Own(torch.optim.SGD(net.parameters(), lr=0.1), store)
 own.step()
 assert own.steps == 1
 own.close()
-for _ in range(3):
-    ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store)
+before = ringpull.torch._keys[store].copy()
+ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store)
 # Every parameter has one key, however often it is wrapped.
-assert ringpull.torch._keys[store]["parameter"] == 2, ringpull.torch._keys[store]
+assert ringpull.torch._keys[store] == before
 store.init("mine.0", torch.ones(1))
 net = torch.nn.Linear(2, 1)
 assert 'give another prefix' in said(ringpull.DuplicateKeyError, lambda bare: ringpull.torch.DistributedOptimizer(bare, store, "mine"))
@@ -107,6 +120,25 @@ print("all were said")
 def test_what_cannot_be_combined_is_an_error_that_leaves_the_optimizer_alone():
     done = mpi(1, "-c", MISTAKES)
     assert done.ranks[0].out == "all were said\n", f"{done}"
+
+
+ORDERS = """
+import torch, ringpull, ringpull.torch
+store = ringpull.create("dist_sync_mpi")
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+named = list(net.named_parameters())[:: 1 - 2 * store.rank]
+try:
+    ringpull.torch.DistributedOptimizer(torch.optim.SGD([one for _, one in named], lr=0.1), store, named_parameters=named)
+except ringpull.ArgumentError as error:
+    print(error)
+"""
+
+
+def test_parameters_in_another_order_on_a_rank_are_an_error_on_every_rank():
+    done = mpi(2, "-c", ORDERS)
+    first = [printed.out.partition("\n")[0] for printed in done.ranks]
+    expected = "the ranks' optimizers have parameters of other names, or in another order: here "
+    assert [line.startswith(expected) for line in first] == [True, True] and "0.weight" in first[0] and "1.bias" in first[1], f"{done}"
 
 
 UNLIKE = """

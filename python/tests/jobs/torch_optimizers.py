@@ -557,6 +557,83 @@ def gradients_set_by_hand(run):
     return weights(net)
 
 
+@program()
+def gradients_set_by_hand_after_a_pass(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    for step in range(3):
+        optimizer.zero_grad()
+        (net[0](torch.ones(1, 3)).sum() + run.off(net[0].parameters())).backward()
+        for parameter in net[2].parameters():
+            parameter.grad = torch.full_like(parameter, 0.5 * step + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
+        optimizer.step()
+    return weights(net)
+
+
+@program(needs=(2, 4), plain=(False,), fused=(True,))
+def a_layout_that_is_not_rows(run, fused):
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).to(memory_format=torch.channels_last)
+    optimizer = run.wrap(torch.optim.Adam(net.parameters(), lr=0.1, fused=fused))
+    for _ in range(3):
+        optimizer.zero_grad()
+        run.loss(net, torch.linspace(-1, 1, 96).reshape(2, 3, 4, 4)).backward()
+        optimizer.step()
+    return [*weights(net), net[0].weight.grad.stride() == net[0].weight.stride()]
+
+
+@program()
+def views_of_a_flat_gradient(run):
+    net = nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        net.weight.fill_(0.5)
+        net.weight.data = net.weight.data.t().contiguous().t()
+    optimizer, flat = run.wrap(sgd(net)), torch.zeros(6)
+    for _ in range(2):
+        flat.zero_()
+        net.weight.grad = flat.view(2, 3).t()
+        (net(torch.ones(1, 2)).sum() + run.off(net.parameters())).backward()
+        flat.mul_(0.5)
+        optimizer.step()
+    return [net.weight.detach().clone(), flat]
+
+
+@program()
+def a_gradient_that_is_differentiated(run):
+    net = network()
+    optimizer = run.wrap(sgd(net))
+    for _ in range(2):
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run.loss(net).backward(create_graph=True)
+        optimizer.step()
+    for parameter in net.parameters():
+        parameter.grad = None
+    return weights(net)
+
+
+@program()
+def a_conjugate_as_gradient(run):
+    weight = nn.Parameter(torch.full((2,), 1 + 2j))
+    optimizer = run.wrap(torch.optim.SGD([weight], lr=0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        weight.grad = torch.full((2,), 1 + 1j * (0.5 if run.is_bare or run.ranks == 1 else run.rank)).conj()
+        optimizer.step()
+    return [torch.view_as_real(weight.detach()).clone()]
+
+
+@program()
+def another_type_after_a_while(run):
+    net = network()
+    optimizer = run.wrap(torch.optim.SGD(net.parameters(), lr=0.1))
+    train(run, net, optimizer, 2)
+    net.double()
+    train(run, net, optimizer, 2)
+    return train(run, net, run.wrap(torch.optim.SGD(net.parameters(), lr=0.1)), 2)
+
+
 @program(needs=(2, 1))
 def a_users_hook_changes_the_gradient(run):
     net = network()

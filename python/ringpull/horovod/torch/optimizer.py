@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...backward import Member, Reduction, as_real
+from ...backward import Member, Reduction, as_real, fill
 from ...combining import CombiningOptimizer, combine, names_of, parameters_of
 from ..basics import Adasum, Average, Sum
 from ..process_sets import ProcessSet, global_process_set
@@ -159,7 +159,7 @@ class _Allreduce(Reduction):
             if all(one in group.present and group.present[one] is one.grad for one in members):
                 self._send_group(group, members, more)
             return group, None
-        compressed, context = self._compression.compress(as_real(parameter.grad))
+        compressed, context = self._compression.compress(as_real(parameter.grad.data))
         start = allreduce_async_ if compressed.data_ptr() == parameter.grad.data_ptr() else allreduce_async
         return start(compressed, name=name + more, op=self._op, process_set=self.process_set, **self._scales()), context
 
@@ -185,7 +185,7 @@ class _Allreduce(Reduction):
         if not reduced.is_sparse:
             value, became = self._compression.decompress(reduced, context), grad
             if value.data_ptr() != grad.data_ptr():
-                as_real(grad).copy_(value)
+                fill(grad.data, value)
             if parameter in self._were_sparse:
                 became = grad.to_sparse(self._were_sparse.pop(parameter))
         if parameter.grad is grad:
