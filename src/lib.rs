@@ -70,7 +70,7 @@ pub use kvstore::{Capability, KvStore, Stats};
 pub use shares::suggest_shares;
 
 #[doc(inline)]
-pub use ringpull_base::config::{Config, ModelSource};
+pub use ringpull_base::config::{ClusterSource, Config};
 #[doc(inline)]
 pub use ringpull_base::{
     Algorithm, AlgorithmChoice, Buffer, DType, Element, Error, Key, Kind, Reduction, Result, RowSparse, Tensor,

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ringpull::{KvStore, create, create_on, run_node};
+use ringpull_base::topology::host_name;
 use ringpull_base::{Error, config};
 use ringpull_processes::{FakeGpus, Processes, free_port, own_path};
 
@@ -53,26 +54,23 @@ impl Job {
         self.run_by_model(rates, 0)
     }
 
-    /// By a model with which only bytes count.
+    /// By a cluster file with which only bytes count.
     fn run_by_model(&self, rates: &[(f64, f64)], helpers: usize) -> Option<String> {
-        let rate = |(sends, receives): &(f64, f64)| format!(r#"{{"sends": {sends}, "receives": {receives}}}"#);
-        let rates: Vec<String> = rates.iter().map(rate).collect();
+        let name = host_name();
+        let host = |(sends, receives): &(f64, f64)| {
+            format!("[[host]]\nname = \"{name}\"\nsends_mbit = {sends}\nreceives_mbit = {receives}\n")
+        };
+        let hosts: String = rates.iter().map(host).collect();
         let folder = tempfile::tempdir().unwrap();
-        let model = folder.path().join("model.json");
-        let numbers = r#""latency_us": 0.0, "message_us": 1e-9, "shared_message_us": 0.0, "shared_us_per_byte": 0.0,
-            "short_bytes_per_us": 1e-3, "short_bytes": 0.0, "long_bytes_per_us": 1e-3, "fan_factor": 1.0,
-            "sum_bytes_per_us": 1e9"#;
-        let numbers = format!(
-            r#"{{"model": {{{numbers}}}, "racks": [0, {}], "rates": [{}], "library": "any", "ranks": 1}}"#,
-            rates.len(),
-            rates.join(", ")
-        );
-        std::fs::write(&model, numbers).unwrap();
+        let file = folder.path().join("cluster.toml");
+        let network =
+            "[network]\nlink_mbit = 1.0\nlatency_us = 0.0\nmessage_us = 1e-9\nadding_mb = 1e9\nfan_factor = 1.0\n";
+        std::fs::write(&file, format!("{network}{hosts}")).unwrap();
         let count = helpers.to_string();
         self.run_with(&[
             (HELPERS, &count),
             ("RINGPULL_SHARED_MEMORY", "0"),
-            ("RINGPULL_MODEL", model.to_str().expect("a temporary folder has a plain name")),
+            ("RINGPULL_CLUSTER", file.to_str().expect("a temporary folder has a plain name")),
         ])
     }
 

@@ -15,11 +15,11 @@ pub use self::alike::{AlikeValue, AlikeValues, check_alike};
 pub use self::identity::{Identity, identity};
 pub use self::listed::{VARIABLES, Variable};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
-use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto, wrong};
+use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto};
 pub use self::variables::{is_in_environment, misspelt_variables, text};
 use crate::named::named;
 use crate::recording::RecordingOptions;
-use crate::{AlgorithmChoice, Error, Result, closest};
+use crate::{AlgorithmChoice, Error, Result};
 
 named! {
     /// What one process of a job is: of one with parameter servers, or a helper of `dist_sync_mpi`.
@@ -59,15 +59,14 @@ pub struct Dmlc {
     pub preferred_rank: Option<usize>,
 }
 
-/// Where the model of the cluster comes from, by which `auto` chooses.
+/// Where `auto` learns about the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelSource {
-    /// `cached`: the cache, and a probe that fills it if it has nothing or nothing credible.
+pub enum ClusterSource {
+    /// Unset: the file that `ringpull probe` has put into the user's cache for just these hosts, or else
+    /// nowhere.
     Cached,
-    /// `probe`: a probe at start, whatever the cache has; its result goes there.
-    Probe,
-    /// `default`: the constants of this crate, the same everywhere.
-    Default,
+    /// `none`: nowhere. The same constants count everywhere.
+    None,
     /// Anything else: the file of that name.
     File(PathBuf),
 }
@@ -105,8 +104,8 @@ pub struct Config {
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
     pub algorithm: AlgorithmChoice,
-    /// `RINGPULL_MODEL` (cached): where `auto` learns about the cluster.
-    pub model: ModelSource,
+    /// `RINGPULL_CLUSTER`: where `auto` learns about the cluster.
+    pub cluster: ClusterSource,
     /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI
     /// library says.
     pub mpi_device_memory: Option<bool>,
@@ -140,7 +139,7 @@ impl Default for Config {
             segment_bytes: 256 << 10,
             fusion_bytes: None,
             segment_is_fixed: false,
-            model: ModelSource::Default,
+            cluster: ClusterSource::None,
             algorithm: AlgorithmChoice::Auto,
             mpi_device_memory: None,
             read_memory: None,
@@ -173,7 +172,7 @@ const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
 impl Config {
     /// Reads the environment; a value that cannot be used is an error, not a default.
     pub fn from_env() -> Result<Self> {
-        Config::from_env_or(Config { model: ModelSource::Cached, ..Config::default() })
+        Config::from_env_or(Config { cluster: ClusterSource::Cached, ..Config::default() })
     }
 
     /// How long a peer may be silent: a rank that says nothing is waited for no longer than one that does.
@@ -198,10 +197,7 @@ impl Config {
                     .ok_or_else(|| not_one_of("RINGPULL_ALGORITHM", &given, &AlgorithmChoice::names()))?,
                 None => default.algorithm,
             },
-            model: match text("RINGPULL_MODEL") {
-                Some(given) => ModelSource::named(&given)?,
-                None => default.model,
-            },
+            cluster: text("RINGPULL_CLUSTER").map_or(default.cluster, |given| ClusterSource::named(&given)),
             check_nan: match text("RINGPULL_CHECK_NAN") {
                 Some(given) => switch("RINGPULL_CHECK_NAN", &given)?,
                 None => default.check_nan,
@@ -241,31 +237,18 @@ impl Config {
     }
 }
 
-impl ModelSource {
-    fn named(given: &str) -> Result<Self> {
-        Ok(match given {
-            "cached" => ModelSource::Cached,
-            "probe" => ModelSource::Probe,
-            "default" => ModelSource::Default,
-            // Rank 0 alone needs the file; but a name that is nearly one of these is hardly a file's.
-            path => match closest(path, ["cached", "probe", "default"]) {
-                Some(name) if !Path::new(path).exists() => {
-                    let expected = "cached, probe, default or the file of a model";
-                    return Err(wrong("RINGPULL_MODEL", path, expected, format!("did you mean {name}?")));
-                }
-                _ => ModelSource::File(path.into()),
-            },
-        })
+impl ClusterSource {
+    fn named(given: &str) -> Self {
+        if given == "none" { ClusterSource::None } else { ClusterSource::File(given.into()) }
     }
 }
 
-impl std::fmt::Display for ModelSource {
+impl std::fmt::Display for ClusterSource {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            ModelSource::Cached => out.pad("the cache"),
-            ModelSource::Probe => out.pad("a probe"),
-            ModelSource::Default => out.pad("the default"),
-            ModelSource::File(path) => out.pad(&format!("the file {}", path.display())),
+            ClusterSource::Cached => out.pad("the cache"),
+            ClusterSource::None => out.pad("the default"),
+            ClusterSource::File(path) => out.pad(&format!("the file {}", path.display())),
         }
     }
 }
@@ -588,10 +571,8 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_a_word_or_a_file_but_no_misspelt_word() {
-        assert_eq!(ModelSource::named("probe"), Ok(ModelSource::Probe));
-        assert_eq!(ModelSource::named("/models/rack.json"), Ok(ModelSource::File("/models/rack.json".into())));
-        let error = ModelSource::named("cachde").unwrap_err().to_string();
-        assert!(error.contains("RINGPULL_MODEL=\"cachde\"") && error.contains("did you mean cached?"), "{error}");
+    fn a_cluster_is_that_of_a_file_or_none() {
+        assert_eq!(ClusterSource::named("none"), ClusterSource::None);
+        assert_eq!(ClusterSource::named("/etc/cluster.toml"), ClusterSource::File("/etc/cluster.toml".into()));
     }
 }

@@ -5,15 +5,18 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
 use crate::file_limit;
 
 /// Writes `parts` as the file `path`, so that at any time either the old file or the new one is there, on the
 /// disk too. After an error the old one is. It has the permissions of any new file of this process.
 pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    put(path, parts, true)?;
+    let (place, mut file) = new_in(folder_of(path))?;
+    let written = file_limit::without_signal(|| parts.iter().try_for_each(|part| file.write_all(part)));
+    if let Err(cause) = written.and_then(|()| file.sync_all()).and_then(|()| fs::rename(&place, path)) {
+        // The first cause matters more than a file too many.
+        drop(fs::remove_file(&place));
+        return Err(cause);
+    }
     File::open(folder_of(path))?.sync_all()
 }
 
@@ -21,29 +24,6 @@ pub fn replace(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
 pub fn try_folder(folder: &Path) -> io::Result<()> {
     let (place, _) = new_in(folder)?;
     fs::remove_file(place)
-}
-
-/// What the JSON file `path` holds.
-pub fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)
-}
-
-/// As [`replace`] by `value` as indented JSON, without waiting for the disk: for files that can be made
-/// again.
-pub fn replace_by_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    put(path, &[&serde_json::to_vec_pretty(value).map_err(io::Error::other)?], false)
-}
-
-fn put(path: &Path, parts: &[&[u8]], waits_for_disk: bool) -> io::Result<()> {
-    let (place, mut file) = new_in(folder_of(path))?;
-    let written = file_limit::without_signal(|| parts.iter().try_for_each(|part| file.write_all(part)));
-    let written = written.and_then(|()| if waits_for_disk { file.sync_all() } else { Ok(()) });
-    if let Err(cause) = written.and_then(|()| fs::rename(&place, path)) {
-        // The first cause matters more than a file too many.
-        drop(fs::remove_file(&place));
-        return Err(cause);
-    }
-    Ok(())
 }
 
 fn folder_of(path: &Path) -> &Path {

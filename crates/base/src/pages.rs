@@ -190,7 +190,7 @@ fn examples() -> Vec<Error> {
             "call set_optimizer at the same step on every rank",
         ),
         Error::OutOfMemory { what: text("an array"), len_bytes: 1 << 47 },
-        Error::on_rank(0, "rank 0 could not use the model that its RINGPULL_MODEL names"),
+        Error::on_rank(0, "rank 0 could not use the file that its RINGPULL_CLUSTER names"),
         Error::bug("a code of the wrong length arrived on rank 2"),
         Error::protocol(2, "10.55.0.3:4711", "a frame of 4 GiB"),
         Error::Library {

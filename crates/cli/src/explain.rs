@@ -110,7 +110,7 @@ impl Explanation {
     fn age(&self) -> String {
         let words = |seconds| {
             let ago = HumanDuration(Duration::from_secs_f64(seconds));
-            format!(" (measured {ago} ago; RINGPULL_MODEL=probe measures anew)")
+            format!(" (measured {ago} ago; `ringpull probe` measures anew)")
         };
         self.age_seconds.map(words).unwrap_or_default()
     }
@@ -231,7 +231,7 @@ mod tests {
             assert!(table.contains(part), "{part} in {table}");
         }
         let old = Explanation { source: "the cache".to_owned(), age_seconds: Some(600.0), ..explanation.clone() };
-        let words = "from the cache (measured 10 minutes ago; RINGPULL_MODEL=probe measures anew):";
+        let words = "from the cache (measured 10 minutes ago; `ringpull probe` measures anew):";
         assert!(old.table().contains(words), "{}", old.table());
         assert!(serde_json::to_string(&explanation).unwrap().contains("\"latency_us\":30.0"));
     }

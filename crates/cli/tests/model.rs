@@ -1,56 +1,50 @@
-//! What `auto` learns about a cluster, and the comparison of everybody's allreduce over sizes, with real MPI ranks.
+//! The cluster file, and the comparison of everybody's allreduce over sizes, with real MPI ranks.
 #![cfg(feature = "mpi")]
 
 use std::path::Path;
 use std::process::Command;
 
 use ringpull_processes::Processes;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-/// What rank 0 of `ranks` ranks of `ringpull` with these words prints on stdout, with the cache in `cache`.
-fn printed(ranks: usize, words: &[&str], cache: &Path, model: &str) -> String {
+/// The output of rank 0 of `ranks` ranks of `ringpull` with these words, with the cache in `cache` and this
+/// cluster file, if any.
+fn printed(ranks: usize, words: &[&str], cache: &Path, file: Option<&Path>) -> String {
     let mut processes = Processes::new();
     let mut command = processes.mpirun(ranks, env!("CARGO_BIN_EXE_ringpull"));
-    // Ranks of one host would share its memory, and learn nothing.
-    let messages = command.args(words).env("RINGPULL_SHARED_MEMORY", "0");
-    processes.succeed("mpirun", messages.env("XDG_CACHE_HOME", cache).env("RINGPULL_MODEL", model));
+    // Ranks of one host would share its memory, and need no network.
+    let messages = command.args(words).env("RINGPULL_SHARED_MEMORY", "0").env("XDG_CACHE_HOME", cache);
+    messages.env_remove("RINGPULL_CLUSTER").envs(file.map(|file| ("RINGPULL_CLUSTER", file)));
+    processes.succeed("mpirun", messages);
     processes.rank(0).out
 }
 
-fn explained(ranks: usize, cache: &Path, model: &str) -> Value {
+fn explained(ranks: usize, cache: &Path, file: Option<&Path>) -> Value {
     let words = ["bench", "allreduce", "--sizes", "4,64KiB,25MB", "--explain", "--format", "json"];
-    let text = printed(ranks, &words, cache, model);
+    let text = printed(ranks, &words, cache, file);
     serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause} in {text}"))
 }
 
 #[test]
-fn a_cluster_is_probed_once_and_a_file_is_taken_at_its_word() {
-    let cache = tempfile::tempdir().unwrap();
-    let first = explained(2, cache.path(), "cached");
-    assert!(first["source"].as_str().unwrap().starts_with("a probe of"), "{first}");
-    assert_eq!(first["sizes"].as_array().unwrap().len(), 3);
-    let stored: Vec<_> =
-        std::fs::read_dir(cache.path().join("ringpull")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(stored.len(), 1, "{stored:?}");
-    let mut before = first;
-    // On a machine that was busy or idle meanwhile the cached model may not be believed, and is then
-    // replaced.
-    let was_used = (0..5).any(|_| {
-        let again = explained(2, cache.path(), "cached");
-        let is_used = again["source"] == "the cache";
-        assert_eq!(again["age_seconds"].is_f64(), is_used, "{again}");
-        if is_used {
-            assert_eq!(again["model"], before["model"]);
-        }
-        before = again;
-        is_used
-    });
-    assert!(was_used, "five jobs, and none of them went by the cache: {before}");
-    let from_file = explained(3, cache.path(), stored[0].to_str().unwrap());
-    assert!(from_file["source"].as_str().unwrap().contains("the file"), "{from_file}");
-    assert_eq!(from_file["ranks"], 3);
-    let default = explained(2, cache.path(), "default");
-    assert_eq!(default["model"]["latency_us"], 30.0);
+fn a_probe_writes_the_file_that_jobs_of_these_hosts_go_by() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, file) = (folder.path().join("cache"), folder.path().join("cluster.toml"));
+    let before = explained(2, &cache, None);
+    assert_eq!((&before["source"], &before["model"]["latency_us"]), (&json!("the default"), &json!(30.0)), "{before}");
+    let table = printed(2, &["probe", "--out", file.to_str().unwrap()], &cache, None);
+    assert!(table.starts_with("host ") && table.contains("Mbit/s"), "{table}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(text.matches("[[host]]").count(), 2, "{text}");
+    let cached = explained(2, &cache, None);
+    assert!(cached["source"] == "the cache" && cached["age_seconds"].is_f64(), "{cached}");
+    assert_ne!(cached["model"], before["model"]);
+    let by_file = explained(2, &folder.path().join("none"), Some(&file));
+    assert!(by_file["source"].as_str().unwrap().contains("the file"), "{by_file}");
+    assert_eq!(by_file["model"], cached["model"], "the cache has what the file has");
+    let of_more = explained(3, &cache, None);
+    assert_eq!(of_more["source"], "the default", "the cache knows no such set of hosts");
+    let none = explained(2, &cache, Some(Path::new("none")));
+    assert_eq!(none["model"], before["model"]);
 }
 
 #[test]

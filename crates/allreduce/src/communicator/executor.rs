@@ -227,6 +227,16 @@ impl Executor {
         keep_after_error(data, |bytes| unsafe { self.run(schedule, bytes, stamp) })
     }
 
+    /// Makes `words` those of rank 0, which are as many on every rank.
+    pub(super) fn tell<T: Pod>(&mut self, words: &mut [T], stamp: Stamp) -> Result<()> {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+        let schedule = self.schedule(&ringpull_plan::broadcast(0, self.rank(), self.size(), bytes.len()));
+        let mut data = Buffer::zeroed(bytes.len());
+        data.bytes_mut().copy_from_slice(bytes);
+        bytes.copy_from_slice(self.move_buffer(&schedule, data, stamp)?.bytes());
+        Ok(())
+    }
+
     /// Every rank's part, of which `fill` writes this rank's.
     pub(super) fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         let rank = self.rank();

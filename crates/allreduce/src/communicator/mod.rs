@@ -6,8 +6,8 @@
 //! The transport's last ranks may be helpers. They take part in sums only (`helped`), and this module does
 //! not count them as ranks.
 //!
-//! `learn` provides the model of the cluster that `auto` uses: from `model_cache`, or measured by `probe`,
-//! `rack_probe` and `link_trial`.
+//! `learn` provides the model of the cluster that `auto` uses: that of a file (`cluster`, `cluster_cache`), or
+//! constants. `measure` makes such a file: `probe` and `rack_probe` run allreduces and exchanges for it.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
@@ -15,6 +15,8 @@
 //! decodes. The store sums the memory of devices (`src/on_devices`).
 
 mod begun;
+mod cluster;
+mod cluster_cache;
 mod compressed;
 mod copies;
 mod divided;
@@ -23,17 +25,17 @@ mod executor;
 mod helped;
 mod hierarchy;
 mod learn;
-mod link_trial;
-mod model_cache;
+mod measure;
 mod node;
 mod placement;
 mod probe;
 mod probe_rings;
-mod probe_time;
 mod rack_probe;
 mod racks;
 mod reached;
 mod schedules;
+#[cfg(test)]
+mod simulated_probe;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -43,7 +45,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ringpull_base::config::{Config, ModelSource};
+use ringpull_base::config::{ClusterSource, Config};
 use ringpull_base::{AlgorithmChoice, Result};
 use ringpull_plan::{LinkRates, Links, Segments};
 
@@ -51,16 +53,15 @@ use crate::communicator::divided::DividedSchedules;
 use crate::communicator::helped::{Ask, Helpers};
 use crate::communicator::node::Node;
 use crate::communicator::placement::Placement;
-use crate::communicator::racks::Racks;
 use crate::communicator::schedules::Schedules;
 use crate::transport::Transport;
 
 pub use crate::interpreter::{PartUpdate, Ticket};
 pub use begun::{Passage, ProcessSet};
+pub use cluster::{Cluster, ClusterHost, Network};
 pub use executor::Executor;
 pub use helped::Asked;
 pub use learn::Learned;
-pub use probe_time::probe_us;
 pub use rack_probe::HOSTS as MEASURED_HOSTS;
 pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
 pub use schedules::plan_of_codes;
@@ -117,23 +118,22 @@ impl Communicator {
         })
     }
 
-    /// Reads or measures the cluster's model for `auto`, as rank 0's `config` requires. Collective. Until
-    /// this call `auto` uses the default model. If all ranks share one host's memory, nothing is measured.
+    /// Reads the cluster file for `auto`, as rank 0's `config` requires. Collective; measures nothing. Until
+    /// this call `auto` uses the default model. If all ranks share one host's memory, nothing is read.
     pub fn learn(&mut self, config: &Config) -> Result<()> {
         if self.placement.is_one_host() {
-            if let (ModelSource::File(path), 0) = (&config.model, self.rank()) {
-                tracing::warn!(path = %path.display(), "RINGPULL_MODEL is not read: all ranks share one host's memory, and no model is needed");
+            if let (ClusterSource::File(path), 0) = (&config.cluster, self.rank()) {
+                tracing::info!(path = %path.display(), "RINGPULL_CLUSTER is not read: all ranks share one host's memory, and no network is used");
             }
             return Ok(());
         }
-        let source = if self.choice.is_auto() { &config.model } else { &ModelSource::Default };
-        let Placement { hosts, racks, are_racks_named, .. } = &mut self.placement;
-        let (helpers, cuts) = (self.helpers.active(), self.cuts);
+        let source = if self.choice.is_auto() { &config.cluster } else { &ClusterSource::None };
+        let helpers = self.helpers.active();
         if helpers > 0 {
-            // Racks are not looked for: a sum with helpers crosses the link between racks anyhow.
-            self.learned = self.executor.with_helpers(|all| {
+            // A sum with helpers crosses the link between racks anyhow.
+            (self.learned, _) = self.executor.with_helpers(|all| {
                 let hosts: Vec<Vec<usize>> = (0..all.size()).map(|rank| vec![rank]).collect();
-                learn::learn(all, (&hosts, true), source, helpers, cuts)
+                learn::learn(all, &hosts, source, helpers)
             })?;
             self.take_up_what_was_learned();
             if self.rank() == 0 {
@@ -144,16 +144,15 @@ impl Communicator {
         if self.executor.is_helper() {
             return Ok(());
         }
-        let cluster = (&hosts[..], *are_racks_named);
-        self.learned = learn::learn(&mut self.executor, cluster, source, 0, self.cuts)?;
-        if !*are_racks_named {
-            *racks = Racks::of_bits(self.learned.racks, hosts.len());
+        let (learned, racks) = learn::learn(&mut self.executor, &self.placement.hosts, source, 0)?;
+        self.learned = learned;
+        if !self.placement.are_racks_named {
+            self.placement.racks = racks;
         }
         self.take_up_what_was_learned();
         if self.rank() == 0 && self.choice.is_auto() {
-            let is_in_named_racks = self.placement.are_racks_named && self.placement.racks.is_some();
             let (hosts, size) = (self.placement.hosts.len(), self.size());
-            self.learned.explain(hosts, size, is_in_named_racks, self.cuts);
+            self.learned.explain(hosts, size, self.placement.racks.is_some(), self.cuts);
         }
         Ok(())
     }
@@ -161,8 +160,7 @@ impl Communicator {
     /// Goes on by what ranks of the same cluster have learned. Nothing is measured.
     pub fn go_on_from(&mut self, learned: &Learned) {
         // Racks and links are those of hosts of which some may be gone.
-        let (model, source, age) = (learned.model, learned.source.clone(), learned.age);
-        self.learned = Learned { model, racks: 0, links: None, source, age, is_measured: learned.is_measured };
+        self.learned = Learned { links: None, ..learned.clone() };
         self.forget_schedules();
     }
 
@@ -176,12 +174,12 @@ impl Communicator {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
     }
 
-    /// Goes by what was learned. A rate that nobody has measured shortens no queue: it may be far too low.
+    /// Goes by what was learned. A rate that is not of this cluster shortens no queue: it may be far too low.
     fn take_up_what_was_learned(&mut self) {
         self.forget_schedules();
-        let Learned { model, links, is_measured, .. } = &self.learned;
+        let Learned { model, links, is_of_the_cluster, .. } = &self.learned;
         // Between racks the probe's ring is slower than any host's link.
-        if *is_measured && self.placement.racks.is_none() {
+        if *is_of_the_cluster && self.placement.racks.is_none() {
             // The model's rate is that of the slowest link, and those of links are relative to it.
             let fastest = links.iter().flat_map(Links::rates).map(|rates| rates.faster()).fold(1.0, f64::max);
             self.executor.shorten_queues(fastest * model.long_bytes_per_us);

@@ -31,8 +31,6 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use bytemuck::Pod;
-
 use ringpull_base::{Buffer, DType, Result};
 use ringpull_kernels::reduce;
 use ringpull_plan::{Algorithm, Model, Plan};
@@ -71,8 +69,6 @@ const RESTED_BYTES: usize = 256 << 10;
 const SHAPED: f64 = 1.5;
 /// Runs of each long transfer. The shortest counts, since other load only adds time.
 const LONG_RUNS: usize = 4;
-/// So many long rings at most run untimed first, to use up the shapers' bursts.
-const MOST_WARMUPS: usize = 8;
 /// Time for a shaper to save up a burst, as `--rest` of `bench allreduce`.
 const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
@@ -137,8 +133,8 @@ impl LongParts {
     }
 }
 
-/// Runs the probe's allreduces and times them: on the ranks themselves, or in simulated time
-/// (`probe_time.rs`). The methods that return a `Result` are collective.
+/// Runs the probe's allreduces and times them: on the ranks themselves, or, in tests, in simulated time
+/// (`simulated_probe.rs`). The methods that return a `Result` are collective.
 pub(super) trait ProbeRunner {
     /// How many ranks there are, and how many the longest ring has.
     fn sizes(&self) -> (usize, usize);
@@ -234,28 +230,6 @@ pub(super) trait ProbeRunner {
             }
         }
         Ok(least)
-    }
-
-    /// The present time of the smallest ring, and what the model `known` predicts for it.
-    fn smallest_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
-        let own = self.short([(ProbeRun::Ring, 1)])?;
-        Ok((self.slowest(own)?[0], ring_us(known, self.sizes(), 1, self.segment_bytes())))
-    }
-
-    /// The present time of a long ring after the shapers' bursts are used up, and what the model `known`
-    /// predicts for it.
-    fn long_ring_us(&mut self, known: &Model) -> Result<(f64, f64)> {
-        let (sizes, segment_bytes) = (self.sizes(), self.segment_bytes());
-        let steady = Model { short_bytes: 0.0, ..*known };
-        let predicted = |part| ring_us(&steady, sizes, part, segment_bytes);
-        let parts = LONG_BYTES.map(|bytes| bytes.div_ceil(sizes.1));
-        let is_long = |part: &usize| predicted(*part) > long_enough_us(predicted(1));
-        let part = parts.into_iter().find(is_long).unwrap_or(parts[LONG_BYTES.len() - 1]);
-        let moved = (2 * (sizes.1 - 1) * part) as f64;
-        let warmups = ((2.0 * known.short_bytes / moved).ceil() as usize).clamp(1, MOST_WARMUPS);
-        (0..warmups).try_for_each(|_| self.run(ProbeRun::Ring, part).map(drop))?;
-        let own = self.run(ProbeRun::Ring, part)?.min(self.run(ProbeRun::Ring, part)?);
-        Ok((self.slowest([own])?[0], predicted(part)))
     }
 
     /// The times of short allreduces, run in turn. A job's last processes start in its first tenths of a
@@ -374,22 +348,6 @@ impl<'a> Prober<'a> {
         let data = self.executor.move_buffer(&schedule, data, STAMP)?;
         Ok((data, start.elapsed().as_secs_f64() * 1e6))
     }
-
-    /// Rank 0's `word` on every rank.
-    pub(super) fn told<T: Pod>(&mut self, mut word: T) -> Result<T> {
-        self.tell(std::slice::from_mut(&mut word))?;
-        Ok(word)
-    }
-
-    /// Makes `words` those of rank 0, which are as many on every rank.
-    pub(super) fn tell<T: Pod>(&mut self, words: &mut [T]) -> Result<()> {
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
-        let plan = ringpull_plan::broadcast(0, self.executor.rank(), self.executor.size(), bytes.len());
-        let mut data = Buffer::zeroed(bytes.len());
-        data.bytes_mut().copy_from_slice(bytes);
-        bytes.copy_from_slice(self.timed(&plan, data)?.0.bytes());
-        Ok(())
-    }
 }
 
 /// How many batches are run if the second has taken so long.
@@ -414,6 +372,7 @@ pub(super) fn ring_us(model: &Model, sizes: (usize, usize), part: usize, segment
 }
 
 /// What the model predicts for as many steps by two hosts of each ring, if each has one rank.
+#[cfg(test)]
 pub(super) fn two_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     let once = of_all_rings(model, sizes).predicted_us(Algorithm::Ring, 2 * part, 2, segment_bytes);
     (sizes.1 - 1) as f64 * once

@@ -48,11 +48,13 @@ impl ProbeRing {
     }
 
     /// What [`longest`](Self::longest) is on so many hosts of one rank each.
+    #[cfg(test)]
     pub(super) fn longest_of(hosts: usize) -> usize {
         groups(hosts).map(|group| group.len()).max().unwrap_or(1)
     }
 
     /// What [`idle`](Self::idle) is on so many hosts of one rank each.
+    #[cfg(test)]
     pub(super) fn idle_of(hosts: usize) -> usize {
         groups(hosts).map(|group| group.len().saturating_sub(2)).sum()
     }

@@ -19,7 +19,7 @@
 use std::time::Instant;
 
 use ringpull_base::{Buffer, Result};
-use ringpull_plan::{Algorithm, LinkRates, Links, Model};
+use ringpull_plan::{Algorithm, LinkRates, Links};
 
 use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
 
@@ -33,21 +33,14 @@ const TOURNAMENTS: usize = 6;
 /// Links that seem to differ are measured in as many tournaments of longer games, until every pair but a few
 /// takes what the rates say: a shaper that saves up while a busy host does not send lets some of a short game
 /// through at once, and on busy hosts chance makes links of many rates.
-const SURE: std::ops::RangeInclusive<usize> = 2..=6;
-/// The limit for these,
-const SURE_US: f64 = 9_000_000.0;
-/// of which the games of the fewest that are needed take this part at the rates that the links seem to have:
-/// hosts tell each other their times after each game.
-const SURE_PART: f64 = 0.5;
+const SURE: std::ops::RangeInclusive<usize> = 3..=8;
 /// What a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;
 /// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host
 /// waited: of 0.05 s at 50 Mbit/s, 128 KiB are a third, and equal links seemed to differ in three of four
 /// probes, and in none of seven with this.
 const LONG_GAME_US: f64 = 150_000.0;
-const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=1_048_576.0;
-/// About the limit for all of them together, with what the hosts tell each other after each game.
-const MOST_US: f64 = 3_000_000.0;
+const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=16_777_216.0;
 /// What a pair sends in each direction: what a ring passes on in about 12 ms.
 const GAME_US: f64 = 12_000.0;
 const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=262_144.0;
@@ -74,18 +67,24 @@ pub(super) struct Pairs {
 impl Prober<'_> {
     /// The racks and the links of `hosts` (ranks by host). Racks are not looked for if they have names.
     /// Collective.
-    pub(super) fn pairs(&mut self, hosts: &[Vec<usize>], are_named: bool, times: &Times) -> Result<Pairs> {
+    pub(super) fn pairs(
+        &mut self,
+        hosts: &[Vec<usize>],
+        are_named: bool,
+        times: &Times,
+        report: &dyn Fn(&str),
+    ) -> Result<Pairs> {
         if !HOSTS.contains(&hosts.len()) {
             return Ok(Pairs::default());
         }
         let ring_us_per_byte = self.ring_of(hosts, times.ring_size * times.long_part)?;
         let bytes = short_game_bytes(ring_us_per_byte) as usize;
         let step_us = times.ring_us / (2 * (times.ring_size - 1)) as f64;
-        let (mut played, mut last, mut left_us) = (Vec::new(), None, MOST_US);
+        let (mut played, mut last) = (Vec::new(), None);
         let (mut racks, mut looks_for_racks) = (0, !are_named && hosts.len() >= RACKED);
         while played.len() < TOURNAMENTS {
-            let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { break };
-            played.push(times);
+            report(&format!("pairs of hosts, tournament {} of {TOURNAMENTS} at most", played.len() + 1));
+            played.push(self.tournament(hosts, bytes)?);
             let pairs = both_ways(&typical(&played));
             looks_for_racks &= !are_alike(&pairs);
             if !looks_for_racks {
@@ -101,7 +100,7 @@ impl Prober<'_> {
         }
         let rates = rates(&played, bytes, step_us);
         let rates = if racks == 0 && Links::of(&rates).is_some() {
-            self.sure_rates(hosts, &rates, step_us)?.unwrap_or_default()
+            self.sure_rates(hosts, &rates, step_us, report)?.unwrap_or_default()
         } else {
             Vec::new()
         };
@@ -110,12 +109,18 @@ impl Prober<'_> {
 
     /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None`
     /// if they cannot be told.
-    fn sure_rates(&mut self, hosts: &[Vec<usize>], seem: &[LinkRates], step_us: f64) -> Result<Option<Vec<LinkRates>>> {
-        let bytes = sure_bytes(seem);
-        let (mut played, mut left_us) = (Vec::new(), SURE_US);
+    fn sure_rates(
+        &mut self,
+        hosts: &[Vec<usize>],
+        seem: &[LinkRates],
+        step_us: f64,
+        report: &dyn Fn(&str),
+    ) -> Result<Option<Vec<LinkRates>>> {
+        let bytes = game_bytes(typical_rate(seem));
+        let mut played = Vec::new();
         while played.len() < *SURE.end() {
-            let Some(times) = self.tournament(hosts, bytes, &mut left_us)? else { break };
-            played.push(times);
+            report(&format!("links that seem to differ, tournament {} of {} at most", played.len() + 1, SURE.end()));
+            played.push(self.tournament(hosts, bytes)?);
             if !SURE.contains(&played.len()) {
                 continue;
             }
@@ -148,28 +153,22 @@ impl Prober<'_> {
         Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
     }
 
-    /// Every host meets every other. `None` once nothing is left of `left_us`, by the clock of the slowest.
-    fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize, left_us: &mut f64) -> Result<Option<PairTimes>> {
+    /// Every host meets every other.
+    fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize) -> Result<PairTimes> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
-        let (begun, limit_us) = (Instant::now(), *left_us);
         for round in 0..rounds(hosts.len()) {
             let other = own.and_then(|own| partner(own, round, hosts.len()));
             let took = other.map_or(Ok(0.0), |other| self.game(hosts[other][0], bytes))?;
             // No host begins the next round before all have ended this one.
-            let rows = self.gather([took, begun.elapsed().as_secs_f64() * 1e6])?;
-            *left_us = limit_us - rows.iter().map(|row| row[1]).fold(0.0, f64::max);
-            if *left_us < 0.0 {
-                tracing::debug!("looking for racks and slow links takes too long; RINGPULL_RACK can name racks");
-                return Ok(None);
-            }
+            let rows = self.gather([took])?;
             for (host, ranks) in hosts.iter().enumerate() {
                 if let Some(other) = partner(host, round, hosts.len()) {
                     pairs[other][host] = rows[ranks[0]][0];
                 }
             }
         }
-        Ok(Some(pairs))
+        Ok(pairs)
     }
 
     /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has
@@ -221,21 +220,13 @@ fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
     (0..pairs.len()).map(typical).collect()
 }
 
-/// What a pair sends in each direction at once, on links of which the typical one and the slowest have these
-/// rates: what takes long enough, unless as many games, of two exchanges each, would then take more than
-/// `all_us` in all.
-fn game_bytes((typical, slowest): (f64, f64), games: usize, all_us: f64) -> usize {
-    let most = all_us / (2 * games) as f64 * slowest;
-    most.min(LONG_GAME_US * typical).clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize
+/// What a pair sends in each direction at once in a longer game, on links that typically have this rate.
+fn game_bytes(typical: f64) -> usize {
+    (LONG_GAME_US * typical).clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize
 }
 
-/// The same of the longer games, whose rounds take as long as their slowest, however many hosts there are.
-fn sure_bytes(seem: &[LinkRates]) -> usize {
-    let slowest = seem.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
-    game_bytes((typical_rate(seem), slowest), *SURE.start() * rounds(seem.len()), SURE_PART * SURE_US)
-}
-
-fn typical_rate(rates: &[LinkRates]) -> f64 {
+/// The median of the links' rates, of the slower direction of each.
+pub(super) fn typical_rate(rates: &[LinkRates]) -> f64 {
     median(&mut rates.iter().map(|rates| rates.slower()).collect::<Vec<_>>())
 }
 
@@ -289,14 +280,6 @@ fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
 /// What a pair sends in each direction, where a byte takes so long in a ring.
 fn short_game_bytes(ring_us_per_byte: f64) -> f64 {
     (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end())
-}
-
-/// About what a tournament takes by `model`, of hosts that tell each other their times in `gather_us`.
-pub(super) fn tournament_us(model: &Model, hosts: usize, gather_us: f64) -> f64 {
-    let us_per_byte = 1.0 / model.long_bytes_per_us;
-    let bytes = short_game_bytes(us_per_byte);
-    let step_us = model.latency_us + model.message_us;
-    rounds(hosts) as f64 * (2.0 * bytes * us_per_byte + 3.0 * step_us + gather_us)
 }
 
 /// Whether the times are nearly equal, without the longest and the shortest tenth.
@@ -439,25 +422,6 @@ mod tests {
         };
         assert!(found.iter().zip(&expected).all(is_close), "{found:?}");
         assert!(fit(&found, &pairs, 1_000_000, 100.0) && !fit(&[LinkRates::both(25.0); 6], &pairs, 1_000_000, 100.0));
-    }
-
-    #[test]
-    fn longer_games_end_before_their_limit_however_many_hosts_there_are() {
-        for hosts in HOSTS {
-            for typical in [2.5, 6.25, 25.0, 125.0, 1250.0] {
-                for slower in [1.0, 2.0, 4.0] {
-                    let rate = |host: usize| LinkRates::both(if host == 2 { typical / slower } else { typical });
-                    let bytes = sure_bytes(&(0..hosts).map(rate).collect::<Vec<_>>());
-                    // With an even number of hosts a slow one plays in every round.
-                    let game_us = bytes as f64 / (typical / slower);
-                    let all_us = (*SURE.start() * rounds(hosts)) as f64 * 2.0 * game_us;
-                    assert!(all_us < SURE_US, "{hosts} hosts at {typical}: {all_us} us");
-                    // With few hosts, none of which is slow, they are as long as they may be.
-                    let longest = (LONG_GAME_US * typical).min(*LONG_GAME_BYTES.end());
-                    assert!(hosts > 8 || slower > 1.0 || bytes == longest as usize, "{hosts} hosts at {typical}");
-                }
-            }
-        }
     }
 
     #[test]

@@ -1,9 +1,8 @@
 //! Two racks: which hosts stand in which, and the plan that crosses the link between them as little as can
 //! be.
 //!
-//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if that knows the network. Names matter
-//! only if all ranks have one and there are two different ones; otherwise `rack_probe` looks for racks by
-//! timing.
+//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if that knows the network; otherwise the
+//! cluster file may name it. Names matter only if all ranks have one and there are two different ones.
 
 use ringpull_base::config;
 use ringpull_plan::Plan;
@@ -34,11 +33,6 @@ impl Racks {
         Some(Racks { hosts: [in_rack(first), in_rack(second)] })
     }
 
-    /// The racks of `hosts` hosts, where bit `h` is the rack of host `h`: `None` unless there are two racks.
-    pub(super) fn of_bits(bits: u64, hosts: usize) -> Option<Self> {
-        Racks::of(&(0..hosts).map(|host| 1 + (bits.checked_shr(host as u32).unwrap_or(0) & 1)).collect::<Vec<_>>())
-    }
-
     /// The hosts of each rack, by their number among the hosts.
     pub(super) fn hosts(&self) -> &[Vec<usize>; 2] {
         &self.hosts
@@ -55,7 +49,12 @@ impl Racks {
 
 /// The name of this process's rack, hashed; 0 if it has none.
 pub(super) fn own_name() -> u64 {
-    config::rack().map_or(0, |name| xxhash_rust::xxh3::xxh3_64(name.as_bytes()).max(1))
+    config::rack().map_or(0, |name| hashed(&name))
+}
+
+/// A name of a rack, hashed; never 0.
+pub(super) fn hashed(name: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(name.as_bytes()).max(1)
 }
 
 #[cfg(test)]
@@ -68,7 +67,5 @@ mod tests {
         for names in [&[5, 5, 5][..], &[5, 7, 0], &[5, 7, 9], &[0, 0], &[]] {
             assert_eq!(Racks::of(names), None);
         }
-        assert_eq!(Racks::of_bits(0b1010, 4), Some(Racks { hosts: [vec![0, 2], vec![1, 3]] }));
-        assert_eq!(Racks::of_bits(0, 4), None);
     }
 }

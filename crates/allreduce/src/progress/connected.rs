@@ -43,8 +43,6 @@ pub struct Connected {
     pub control: Control,
     /// How many of the ranks, the last ones, only reduce.
     pub helpers: usize,
-    /// Whether ranks are processes, whose cluster `auto` has to know. Threads of one process are not.
-    pub is_cluster: bool,
     /// What ends the library, after the transport was dropped without a fault.
     pub finalise: Box<dyn FnOnce()>,
     /// How those that are left go on when a rank is lost, if they can.

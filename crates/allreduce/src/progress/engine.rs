@@ -94,7 +94,6 @@ impl Engine {
                     transport: Box::new(transport),
                     control,
                     helpers,
-                    is_cluster: false,
                     finalise: Box::new(|| ()),
                     succession: None,
                 })

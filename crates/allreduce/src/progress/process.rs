@@ -117,7 +117,7 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
             star::join(rank, size, &invitation, limits, &mut || Ok(()))?
         };
         let finalise = mpi.finaliser();
-        Ok(Connected { transport: Box::new(mpi), control, helpers, is_cluster: true, finalise, succession: None })
+        Ok(Connected { transport: Box::new(mpi), control, helpers, finalise, succession: None })
     })
 }
 
@@ -153,7 +153,7 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
                 // Nobody ends MPI: whoever is lost meanwhile would be waited for without end.
                 let finalise = Box::new(|| ());
                 let transport = Box::new(mpi);
-                return Ok(Connected { transport, control, helpers: 0, is_cluster: true, finalise, succession });
+                return Ok(Connected { transport, control, helpers: 0, finalise, succession });
             }
             Err(cause) => {
                 let (next, left) = heritage.successor(LEARNING).unwrap_or(Err(cause))?;

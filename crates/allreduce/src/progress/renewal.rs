@@ -92,7 +92,7 @@ pub(super) fn ready(
     };
     let among = connected.succession.as_ref().map_or(ranks.len(), |succession| succession.among);
     loop {
-        let Connected { transport, control, helpers, is_cluster, finalise, succession } = connected;
+        let Connected { transport, control, helpers, finalise, succession } = connected;
         let stop = Arc::new(AtomicBool::new(false));
         if succession.is_some() {
             // MPI may tell the others of a loss, and not this rank, which would wait for them.
@@ -101,10 +101,8 @@ pub(super) fn ready(
         let made = Communicator::new(transport, helpers, config, Arc::clone(&stop)).and_then(|mut communicator| {
             let begun = if succession.is_some() {
                 begin_alike(&mut communicator, config, before, (&ranks, among))
-            } else if is_cluster {
-                communicator.learn(config).map(|()| Beginning::default())
             } else {
-                Ok(Beginning::default())
+                communicator.learn(config).map(|()| Beginning::default())
             };
             match begun {
                 Ok(beginning) => Ok((communicator, beginning)),
@@ -155,9 +153,9 @@ fn begin_alike(
     before: Option<&Before<'_>>,
     (ranks, among): (&[usize], usize),
 ) -> Result<Beginning> {
-    let known = before.map(|Before { learned, .. }| (learned.model, learned.is_measured));
+    let known = before.map(|Before { learned, .. }| (learned.model, learned.is_of_the_cluster));
     let all: Vec<Option<(Model, bool)>> = gather(communicator, &known)?;
-    let Some((model, is_measured)) = all.into_iter().flatten().next() else {
+    let Some((model, is_of_the_cluster)) = all.into_iter().flatten().next() else {
         check_start(ranks, among)?;
         communicator.learn(config)?;
         return Ok(Beginning::default());
@@ -167,7 +165,7 @@ fn begin_alike(
         communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
     } else {
         let source = "ranks that had begun".to_owned();
-        communicator.go_on_from(&Learned { model, source, is_measured, ..Learned::default() });
+        communicator.go_on_from(&Learned { model, source, is_of_the_cluster, ..Learned::default() });
     }
     bring_level(before, ranks[communicator.rank()], communicator)
 }

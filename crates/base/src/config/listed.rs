@@ -60,17 +60,18 @@ pub const VARIABLES: [Variable; 43] = [
          NCCL between ranks too, or an error; the rest as by `auto`, which measures whether it pays",
     ),
     variable(
-        "RINGPULL_MODEL",
-        "`cached`",
-        "what `auto` is based on: `cached` (the user's cache, filled by a probe at start), `probe` \
-         (measured anew), `default` (the same constants everywhere) or a file; rank 0's setting counts",
+        "RINGPULL_CLUSTER",
+        "",
+        "the [cluster file](cluster-file.md) that `auto` goes by, or `none`; rank 0's setting counts. Unset: \
+         the one that `ringpull probe` has put into the user's cache for these hosts. Without a file the same \
+         constants count everywhere: those of links of 3.2 Gbit/s, all alike. A start measures nothing",
     ),
     variable("RINGPULL_SEGMENT", "", "bytes of every message of an allreduce; unset, `auto` chooses, at most 262144"),
     variable(
         "XDG_CACHE_HOME",
         "`~/.cache`",
-        "the folder under which `ringpull/model-*.json` keeps what was measured, of the latest 32 \
-         clusters",
+        "the folder under which `ringpull/cluster-*.toml` keeps what `ringpull probe` has measured, of the \
+         latest 32 sets of hosts",
     ),
     variable(
         "RINGPULL_FUSION_BYTES",
@@ -112,7 +113,7 @@ pub const VARIABLES: [Variable; 43] = [
         "RINGPULL_RACK",
         "",
         "name of the rack of this host; used if every rank has one. Slurm's topology is used if it is \
-         known, and with 6 to 32 hosts, two racks of at least two hosts each are found by timing",
+         known, and else the racks of the [cluster file](cluster-file.md)",
     ),
     variable(
         "RINGPULL_CHECK_NAN",

@@ -9,7 +9,6 @@ pub(crate) mod predict;
 pub(crate) mod table;
 pub(crate) mod verdict;
 
-use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use serde::Serialize;
@@ -110,8 +109,6 @@ pub(crate) struct Advice {
     /// Sorted by the number of hosts, then as the modes were given.
     pub rows: Vec<PredictedRow>,
     pub assumptions: Vec<String>,
-    /// What a job of ranks needs to measure the links before its first step, by the number of hosts.
-    pub probe_s: BTreeMap<usize, f64>,
     pub verdict: Vec<String>,
     /// What was measured beside its prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -177,18 +174,6 @@ impl Advice {
         let mut hosts: Vec<usize> = self.rows.iter().map(|row| row.hosts).collect();
         hosts.dedup();
         hosts
-    }
-
-    /// What starting takes, in a sentence.
-    pub(crate) fn starting(&self) -> Option<String> {
-        let words = |(hosts, took_s): (&usize, &f64)| format!("{} on {hosts}", crate::text::format_seconds(*took_s));
-        let (fewest, most) = (self.probe_s.first_key_value()?, self.probe_s.last_key_value()?);
-        let rest = if most == fewest { String::new() } else { format!(", {}", words(most)) };
-        Some(format!(
-            "Starting is not in it: beside what mpirun takes, a job of ranks first measures links for {} hosts{rest}, \
-             and up to 16 s longer where links differ.",
-            words(fewest)
-        ))
     }
 
     /// The families of its rows, in the order of the legend.

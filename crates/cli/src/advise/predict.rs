@@ -1,7 +1,7 @@
 //! A step of training in a mode, as the simulation of `ringpull-plan` takes it: what the store would sum
 //! together, by which plan, and which server would hold what.
 
-use ringpull_allreduce::communicator::{MEASURED_HOSTS, plan_of_codes, probe_us};
+use ringpull_allreduce::communicator::{MEASURED_HOSTS, plan_of_codes};
 use ringpull_allreduce::progress::fusion::{BUCKET_BYTES, units};
 use ringpull_allreduce::progress::messages::Step as Called;
 use ringpull_allreduce::progress::{Operation, Terms, Topic, Transfer};
@@ -88,11 +88,6 @@ impl Setting {
         };
         let step = simulate::Step { layers: layers.collect(), units, servers };
         Ok(simulate::step_us(&network, &step) / 1e6)
-    }
-
-    /// What a job of ranks on so many hosts needs to measure their links.
-    pub(crate) fn probe_s(&self, hosts: usize) -> f64 {
-        probe_us(&self.model(), hosts, Config::default().segment_bytes) / 1e6
     }
 
     /// What a processor does for a message.

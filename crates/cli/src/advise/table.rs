@@ -21,7 +21,6 @@ pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
         "efficiency: computing / step. Every figure is predicted:".to_owned(),
     ]);
     lines.extend(advice.assumptions.iter().map(|line| format!("- {line}")));
-    lines.extend(advice.starting().map(|line| format!("- {line}")));
     if advice.hosts().last().is_some_and(|most| *most > COMPARED_HOSTS) {
         lines.push(format!("*: on more hosts than any of these measurements ({COMPARED_HOSTS})."));
     }
@@ -121,8 +120,7 @@ mod tests {
         let rows = rows(&setting, (&Choice::all(), false), hosts).unwrap();
         let (model, link, verdict) = ("m".to_owned(), "10gbit".to_owned(), vec!["it wins".to_owned()]);
         let assumptions = assumptions(&setting, &link, "its share of the FLOPs", &rows);
-        let probe_s = [(2, 0.6), (64, 1.25)].into();
-        Advice { model, compute_s: 0.02, link, latency_s: 50e-6, rows, assumptions, probe_s, verdict, check: None }
+        Advice { model, compute_s: 0.02, link, latency_s: 50e-6, rows, assumptions, verdict, check: None }
     }
 
     #[test]
@@ -140,7 +138,6 @@ mod tests {
         assert!(!text.contains("8*") && !text.contains("than any of these measurements"), "{text}");
         let beyond = render(&self::advice(&[64, 128]), &Choice::all());
         assert!(beyond.contains("128*\n") && beyond.contains("than any of these measurements"), "{beyond}");
-        assert!(text.contains("measures links for 600 ms on 2 hosts, 1.25 s on 64"), "{text}");
         assert!(text.contains("of which TCP carries 95.6 %; 50.0 us") && text.ends_with("\n\nit wins\n"), "{text}");
     }
 

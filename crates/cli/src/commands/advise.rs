@@ -8,12 +8,11 @@ use ringpull_base::{Error, Result};
 
 use super::{FAILURE, Format, SUCCESS, Status, print, write};
 use crate::advise::predict::Setting;
-use crate::advise::{Advice, Choice, PredictedRow, assumptions, check, rows, table, verdict};
+use crate::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
 use crate::charts::picture;
 use crate::lab::{HostRate, own_words};
 use crate::layers;
 use crate::link::LinkRate;
-use crate::mode::Mode;
 use crate::progress::Progress;
 use crate::replay::recorded_job::RecordedJob;
 use crate::size::format_size;
@@ -126,12 +125,6 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
     let rows = rows(&setting, (&choices, !args.modes.is_empty()), &hosts)?;
     drop(progress);
     let keys = several(setting.network.keys.len(), "tensor");
-    let ranks = |row: &PredictedRow| match row.variant.mode {
-        Mode::Helped { helpers } => row.hosts + helpers,
-        _ => row.hosts,
-    };
-    let have_ranks = rows.iter().filter(|row| row.hosts > 1 && row.variant.mode.kind().has_ranks());
-    let probe_s = have_ranks.map(ranks).map(|hosts| (hosts, setting.probe_s(hosts))).collect();
     let mut advice = Advice {
         model: format!("{}, {keys}, {}", step.words, format_size(setting.bytes())),
         compute_s: setting.compute_s,
@@ -139,7 +132,6 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<Status> {
         latency_s: setting.latency_s,
         assumptions: assumptions(&setting, &link, step.shares, &rows),
         rows,
-        probe_s,
         verdict: Vec::new(),
         check: None,
     };

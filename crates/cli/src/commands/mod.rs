@@ -15,6 +15,7 @@ mod manifest;
 mod measured;
 #[cfg(test)]
 mod page;
+mod probe;
 mod rehearse;
 mod replay;
 mod shell;
@@ -65,6 +66,7 @@ Compare:
   bench     Measure one job, or replay a recorded one: the ranks that `mpirun` or `launch` starts
   compare   Compare modes and peers in rotating rounds, and write a report
   advise    Predict steps of training on hosts that are not there yet, and say which mode wins
+  probe     Measure hosts and their network, and write the cluster file that jobs go by
 
 Kubernetes:
   manifest  Write Kubernetes manifests of jobs, or check MPIJobs
@@ -96,6 +98,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Predict steps of training on hosts that are not there yet, and say which mode wins.
     Advise(advise::AdviseArgs),
+    /// Measure hosts and their network, and write the cluster file that jobs go by.
+    Probe(probe::ProbeArgs),
     /// Write Kubernetes manifests of jobs, or check MPIJobs.
     Manifest(Box<manifest::ManifestArgs>),
     /// Run a command with two kinds of store, and say where their values begin to differ, and why.
@@ -246,6 +250,7 @@ impl Command {
             Command::Bench(args) => bench::run(&args),
             Command::Compare(args) => compare::run(&args),
             Command::Advise(args) => advise::run(&args),
+            Command::Probe(args) => probe::run(&args),
             Command::Manifest(args) => manifest::run(*args),
             Command::Differ(args) => differ::run(args),
             Command::Rehearse(args) => rehearse::run(&args),

@@ -8,8 +8,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use ringpull_allreduce::communicator::Cluster;
 use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result};
+use tempfile::NamedTempFile;
 
 use crate::child::{self, Childless};
 use crate::interrupt::Interrupt;
@@ -55,6 +57,8 @@ pub(crate) struct Launched {
     mpich: Option<(PathBuf, Mpirun)>,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND` of jobs with servers.
     bigarray_bound: Option<usize>,
+    /// The cluster file of emulated hosts, once a job was to go by it.
+    cluster: Option<NamedTempFile>,
     /// After Ctrl-C no further job starts, and the hosts are removed in order.
     interrupt: Interrupt,
 }
@@ -90,7 +94,7 @@ impl Launched {
         if workers == 0 {
             return Err(Error::argument("a comparison needs at least 1 worker", "give a larger number of workers"));
         }
-        Ok(Launched { workers, hosts, lab, program, mpich, bigarray_bound: None, interrupt })
+        Ok(Launched { workers, hosts, lab, program, mpich, bigarray_bound: None, cluster: None, interrupt })
     }
 
     /// The same, for models whose tensors are scaled.
@@ -124,6 +128,32 @@ impl Launched {
 
     pub(crate) fn workers(&self) -> usize {
         self.workers
+    }
+
+    /// Measures the network of all hosts by a job with a rank on each.
+    pub(crate) fn probe(&self) -> Result<Cluster> {
+        let command = vec![self.program.clone().into(), "probe".into(), "--out=-".into()];
+        let ranks = Ranks { count: self.hosts.len(), command, env: Vec::new() };
+        let (printed, fault) = self.mpi_job(&Mpirun::find()?, ranks, 0)?;
+        fault.map_or(Ok(()), Err)?;
+        Cluster::parse(&printed).map_err(|cause| failed(&cause, &printed))
+    }
+
+    /// The variable by which jobs on emulated hosts go by their links, which are measured once: emulated hosts
+    /// are new ones each time, and no file knows them. A file that the user names comes before that.
+    fn cluster_file(&mut self) -> Result<Option<(String, String)>> {
+        const CLUSTER: &str = "RINGPULL_CLUSTER";
+        if self.lab.is_none() || self.hosts.len() < 2 || config::text(CLUSTER).is_some() {
+            return Ok(None);
+        }
+        if self.cluster.is_none() {
+            let io = |cause: std::io::Error| Error::io("write", "the cluster file of emulated hosts", &cause);
+            let file = tempfile::Builder::new().prefix("ringpull-").suffix(".toml").tempfile().map_err(io)?;
+            std::fs::write(file.path(), self.probe()?.text()).map_err(io)?;
+            self.cluster = Some(file);
+        }
+        let path = |file: &NamedTempFile| (CLUSTER.to_owned(), file.path().display().to_string());
+        Ok(self.cluster.as_ref().map(path))
     }
 
     /// The arguments of `ringpull bench` that measure `variant`.
@@ -268,7 +298,9 @@ impl Runner for Launched {
         }
         let mpirun = mpich.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
         let helpers = if let Mode::Helped { helpers } = variant.mode { helpers } else { 0 };
-        let ranks = Ranks { count: job.ranks, command, env: variant.env() };
+        let cluster = if variant.peer.is_none() { self.cluster_file()? } else { None };
+        let env = variant.env().into_iter().chain(cluster).collect();
+        let ranks = Ranks { count: job.ranks, command, env };
         let (printed, fault) = self.mpi_job(&mpirun, ranks, helpers)?;
         if variant.on_mpich
             && let Ok(records) = Record::parse_list(&name, &printed)

@@ -23,14 +23,7 @@ fn held(limit: Duration) -> (Vec<Arc<Engine>>, Sender<()>) {
                 let (release, config) = (release.clone(), &config);
                 let connect = move || {
                     let finalise = Box::new(move || while release.recv().is_ok() {});
-                    Ok(Connected {
-                        transport: Box::new(transport),
-                        control,
-                        helpers: 0,
-                        is_cluster: false,
-                        finalise,
-                        succession: None,
-                    })
+                    Ok(Connected { transport: Box::new(transport), control, helpers: 0, finalise, succession: None })
                 };
                 scope.spawn(move || Engine::start(config, Box::new(connect)).unwrap())
             })

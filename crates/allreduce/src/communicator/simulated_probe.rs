@@ -1,4 +1,4 @@
-//! What the probe takes, for those who have no hosts yet: it runs what its model predicts.
+//! The probe in simulated time, for tests: each run takes what a model predicts.
 
 use std::time::Duration;
 
@@ -7,22 +7,6 @@ use ringpull_plan::{Algorithm, Model};
 
 use super::probe::{ProbeRun, ProbeRunner, ring_us, two_us};
 use super::probe_rings::ProbeRing;
-use super::rack_probe;
-
-/// About what the probe of so many hosts takes by `model`, in microseconds, if each has one rank and their
-/// links seem alike. The processes are there already.
-pub fn probe_us(model: &Model, hosts: usize, segment_bytes: usize) -> f64 {
-    if hosts < 2 {
-        return 0.0;
-    }
-    let mut clock = SimulatedProbe::new(model, hosts, segment_bytes);
-    let times = clock.measure().expect("a model has no peer to lose");
-    if rack_probe::HOSTS.contains(&hosts) {
-        let ring = model.predicted_us(Algorithm::Ring, times.ring_size * times.long_part, hosts, segment_bytes);
-        clock.now_us += 2.0 * ring + rack_probe::tournament_us(model, hosts, clock.gather_us());
-    }
-    clock.now_us
-}
 
 /// Runs the probe in simulated time: each run takes what the model predicts.
 pub(super) struct SimulatedProbe<'a> {
@@ -88,7 +72,6 @@ impl ProbeRunner for SimulatedProbe<'_> {
     }
 }
 
-#[cfg(test)]
 mod tests {
     use ringpull_plan::{Segments, choose};
 
@@ -206,14 +189,5 @@ mod tests {
             let found = fit(&Shaped { slow, ..Shaped::new(&open, 64, 2.4) }.measure().unwrap());
             assert!((0.8..1.7).contains(&(found.long_bytes_per_us / 2.4)), "{slow} slow ones: {found:?}");
         }
-    }
-
-    #[test]
-    fn a_probe_of_many_hosts_takes_hardly_longer_than_one_of_few() {
-        let hosts = Model { latency_us: 50.0, message_us: 10.0, ..Model::default() };
-        let took = [8, 33, 1000].map(|count| probe_us(&hosts, count, SEGMENT));
-        assert!(took[0] > 1e5 && took[1] < 1.5 * took[0] && took[2] < 3.0 * took[0], "{took:?}");
-        let far = Model { latency_us: 20_000.0, ..hosts };
-        assert!(probe_us(&far, 8, SEGMENT) < 2e7);
     }
 }

@@ -1,0 +1,114 @@
+//! The same job gives the same bits, whatever else the machine does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ringpull_base::config::{ClusterSource, Config};
+use ringpull_base::topology::host_name;
+use ringpull_base::{DType, Error, Key, Reduction, Result};
+
+use crate::communicator::Communicator;
+use crate::progress::engine::Engine;
+use crate::progress::job::{Job, Reply, answer};
+use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
+
+/// A sum of all ranks, which its caller gets.
+struct Summed {
+    data: Vec<f32>,
+    reply: Reply<Vec<f32>>,
+}
+
+impl Job for Summed {
+    fn transfer(&self) -> Transfer {
+        let (dtype, reduction, len_bytes) = (DType::F32, Reduction::Sum, 4 * self.data.len());
+        Transfer::Sum { dtype, reduction, len_bytes, priority: 0, is_divided: false }
+    }
+
+    fn addend(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.data)
+    }
+
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        unreachable!("it is a sum")
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.reply.send(Ok(self.data));
+        Ok(())
+    }
+
+    fn fail(self: Box<Self>, fault: &Error) {
+        self.reply.send(Err(fault.clone()));
+    }
+}
+
+/// Steps of keys of these lengths: short ones are summed together once the steps repeat themselves.
+const LENS: [usize; 6] = [1, 700, 3_000, 40_000, 9, 300_000];
+const STEPS: usize = 6;
+
+/// The bits of every sum of a job of five ranks.
+fn job(source: &ClusterSource) -> Vec<u32> {
+    let config = Config { cluster: source.clone(), timeout: Duration::from_secs(60), ..Config::default() };
+    let engines = Engine::in_process(5, &config).unwrap();
+    let rank = |engine: &Arc<Engine>| {
+        let mut bits = Vec::new();
+        for step in 0..STEPS {
+            let calls = LENS.iter().enumerate().map(|(key, len)| {
+                // Sums of thirds are rounded, by the order in which they are added.
+                let element = |at: usize| ((at * 7 + key + 1) * (engine.rank() + 2) + step) as f32 / 3.0;
+                let (reply, answer) = answer();
+                let topic = Topic::Key { store: 0, key: Key::from(key as i64) };
+                let job = Box::new(Summed { data: (0..*len).map(element).collect(), reply });
+                engine.submit(topic, Operation::Push, Terms::default(), job).unwrap();
+                answer
+            });
+            let answers: Vec<_> = calls.collect();
+            for answer in &answers {
+                bits.extend(engine.wait_for(answer).unwrap().iter().map(|element| element.to_bits()));
+            }
+        }
+        engine.leave();
+        bits
+    };
+    let all: Vec<Vec<u32>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = engines.iter().map(|engine| scope.spawn(move || rank(engine))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(all.iter().all(|one| *one == all[0]), "ranks hold different bits");
+    all.into_iter().next().unwrap_or_default()
+}
+
+/// What `work` gives while every core is busy with something else.
+fn beside_busy_processes<T>(work: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        is_over.store(true, Ordering::Relaxed);
+        outcome.unwrap_or_else(|cause| std::panic::resume_unwind(cause))
+    })
+}
+
+#[test]
+fn a_job_gives_the_same_bits_beside_a_busy_process_with_a_cluster_file_and_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cluster.toml");
+    let slow = format!("[[host]]\nname = \"{0}\"\nsends_mbit = 50\n", host_name());
+    std::fs::write(&file, format!("[network]\nlink_mbit = 200\nlatency_us = 1\nmessage_us = 1\n{slow}")).unwrap();
+    let mut by_source = Vec::new();
+    for source in [ClusterSource::None, ClusterSource::File(file)] {
+        let alone = job(&source);
+        for _ in 0..2 {
+            assert_eq!(beside_busy_processes(|| job(&source)), alone, "{source}");
+        }
+        by_source.push(alone);
+    }
+    assert_ne!(by_source[0], by_source[1], "links that differ have another plan");
+}
