@@ -150,10 +150,8 @@ pub trait Transport {
         std::thread::sleep(longest);
     }
 
-    /// From now on a connection takes about so many `bytes` that it cannot send at once. What else is sent is
-    /// not done before the connection takes it. Returns whether it is so: this transport may not know its
-    /// connections, or its messages may wait for the peer instead.
-    fn limit_unsent(&mut self, _bytes: usize) -> bool {
+    /// Whether every message waits until the peer has begun to receive it.
+    fn waits_for_peers(&self) -> bool {
         false
     }
 

@@ -395,13 +395,8 @@ impl Transport for Mpi {
         self.sockets.wait(longest);
     }
 
-    fn limit_unsent(&mut self, bytes: usize) -> bool {
-        // There every message waits until the peer has begun to receive it.
-        if self.ulfm.is_some() {
-            return false;
-        }
-        self.sockets.limit_unsent(bytes);
-        true
+    fn waits_for_peers(&self) -> bool {
+        self.ulfm.is_some()
     }
 
     fn native_allreduce(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {

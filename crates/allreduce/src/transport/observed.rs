@@ -54,8 +54,8 @@ impl Transport for Observed<'_> {
         self.whole.wait(longest);
     }
 
-    fn limit_unsent(&mut self, bytes: usize) -> bool {
-        self.whole.limit_unsent(bytes)
+    fn waits_for_peers(&self) -> bool {
+        self.whole.waits_for_peers()
     }
 
     fn narrow(&mut self, workers: usize) -> Result<()> {

@@ -19,9 +19,6 @@ const LATE: Duration = Duration::from_millis(500);
 /// A sleep for less would take longer than that to wake from: on a fast network each arrival is worth a look.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 
-/// No limit above this is set: by itself Linux lets a connection take about as much.
-const SYSTEM_UNSENT: usize = 4 << 20;
-
 /// The connections, as far as they are known.
 #[derive(Default)]
 pub(super) struct Sockets {
@@ -31,28 +28,12 @@ pub(super) struct Sockets {
     /// Whether the last wait ended by data that finished nothing: the next one sleeps, while more of it
     /// comes.
     was_fruitless: bool,
-    /// How many bytes a connection takes that it cannot send at once; 0 for as many as the system lets it.
-    most_unsent: libc::c_int,
 }
 
 impl Sockets {
     /// To be called when something has finished.
     pub(super) fn moved(&mut self) {
         self.was_fruitless = false;
-    }
-
-    /// From now on a connection takes at most `bytes` that it cannot send at once: `TCP_NOTSENT_LOWAT`. This
-    /// holds for those that are found later too.
-    ///
-    /// It is set for every connection of the process, since nobody can ask which ones are the library's, except
-    /// where somebody has set it. What is on its way is not counted, so the rate of a connection stays. But who
-    /// writes more at a time waits until most of it has left.
-    pub(super) fn limit_unsent(&mut self, bytes: usize) {
-        let most = if bytes < SYSTEM_UNSENT { bytes as libc::c_int } else { 0 };
-        let before = std::mem::replace(&mut self.most_unsent, most);
-        if most != before {
-            connections().into_iter().for_each(|fd| replace_limit(fd, before, most));
-        }
     }
 
     /// Returns when there may be data, at the latest after `longest`.
@@ -82,19 +63,10 @@ impl Sockets {
 
     fn look(&mut self) {
         let found = connections();
-        if self.most_unsent != 0 {
-            found.iter().for_each(|fd| replace_limit(*fd, 0, self.most_unsent));
-        }
         let known = self.polled.len();
         self.polled = found.into_iter().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
         self.interval = if self.polled.len() == known { (2 * self.interval).clamp(SOON, LATE) } else { SOON };
         self.looked = Some(Instant::now());
-    }
-}
-
-impl Drop for Sockets {
-    fn drop(&mut self) {
-        self.limit_unsent(usize::MAX);
     }
 }
 
@@ -119,19 +91,6 @@ fn is_connected_tcp(fd: RawFd) -> bool {
     let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
     // SAFETY: `peer` has room for the address of every family.
     unsafe { libc::getpeername(fd, peer.as_mut_ptr().cast::<libc::sockaddr>(), &raw mut len) == 0 }
-}
-
-/// Limits what a connection takes that it cannot send at once to `most` bytes, if it was limited to `before`.
-fn replace_limit(fd: RawFd, before: libc::c_int, most: libc::c_int) {
-    let mut present: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
-    // SAFETY: `present` and `len` describe one int. A descriptor that is no socket is an error, not a fault.
-    let code = unsafe { libc::getsockopt(fd, level, option, (&raw mut present).cast::<libc::c_void>(), &raw mut len) };
-    if code == 0 && present == before {
-        // SAFETY: as above. Where it cannot be set, the system's limit stays.
-        unsafe { libc::setsockopt(fd, level, option, (&raw const most).cast::<libc::c_void>(), len) };
-    }
 }
 
 /// This process's ends of its connections.
@@ -183,39 +142,29 @@ mod tests {
     }
 
     #[test]
-    fn connections_take_no_more_that_they_cannot_send_than_they_are_told() {
-        const MOST: usize = 64 << 10;
-        /// Linux looks at the limit when it begins a packet, which may be as long as this.
-        const PACKET: usize = 64 << 10;
+    fn a_look_at_connections_changes_none_of_their_settings() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let connect = || {
-            let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            out.set_nonblocking(true).unwrap();
-            (out, listener.accept().unwrap())
+        let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let options = [
+            (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF),
+        ];
+        let settings = || {
+            options.map(|(level, name)| {
+                let (mut value, mut len): (libc::c_int, _) = (0, size_of::<libc::c_int>() as libc::socklen_t);
+                let place = (&raw mut value).cast::<libc::c_void>();
+                // SAFETY: `value` and `len` describe one int.
+                assert_eq!(unsafe { libc::getsockopt(out.as_raw_fd(), level, name, place, &raw mut len) }, 0);
+                value
+            })
         };
-        // Nobody reads.
-        let unsent = |out: &mut TcpStream| {
-            while out.write(&[0; 16 << 10]).is_ok() {}
-            let mut bytes: libc::c_int = 0;
-            // SAFETY: the request is for one int.
-            assert_eq!(unsafe { libc::ioctl(out.as_raw_fd(), libc::SIOCOUTQNSD, &raw mut bytes) }, 0);
-            bytes as usize
-        };
-        let (mut known, mut own_limit) = (connect(), connect());
-        replace_limit(own_limit.0.as_raw_fd(), 0, libc::c_int::MAX);
+        let before = settings();
         let mut sockets = Sockets::default();
-        sockets.limit_unsent(MOST);
-        let mut later = connect();
-        sockets.look();
-        for limited in [&mut known.0, &mut later.0] {
-            let unsent = unsent(limited);
-            assert!(unsent <= MOST + PACKET, "{unsent} bytes wait");
-        }
-        drop(sockets);
-        for unlimited in [&mut own_limit.0, &mut known.0, &mut connect().0] {
-            let unsent = unsent(unlimited);
-            assert!(unsent > 2 * (MOST + PACKET), "{unsent} bytes wait");
-        }
+        sockets.wait(Duration::from_millis(1));
+        assert!(!sockets.polled.is_empty());
+        assert_eq!(settings(), before);
     }
 
     #[test]

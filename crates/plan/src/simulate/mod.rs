@@ -17,12 +17,14 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::{Algorithm, Model, Schedule, posted_bytes, unsent_bytes};
+use crate::{Algorithm, Model, Schedule, posted_bytes};
 use collective::{Host, Hosts};
 use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
+/// How long a link sends what its connections have taken, and not sent.
+const UNSENT_US: f64 = 5_000.0;
 /// What connections have sent, and waits in the queue of its host's link.
 const QUEUED_BYTES: usize = 384 << 10;
 /// A host has no more ahead of its link: the interpreter posts four messages, and a connection takes megabytes.
@@ -31,7 +33,8 @@ const MOST_BYTES: usize = 3 << 20;
 /// What a host has sent, as far as it knows, and its link of this rate has not. A more urgent message waits
 /// for it. (On links below 400 Mbit/s the interpreter may post a second message beyond that.)
 fn ahead_bytes(link_bytes_per_us: f64) -> usize {
-    (posted_bytes(link_bytes_per_us) + unsent_bytes(link_bytes_per_us) + QUEUED_BYTES).min(MOST_BYTES)
+    let unsent_bytes = (link_bytes_per_us * UNSENT_US) as usize;
+    (posted_bytes(link_bytes_per_us) + unsent_bytes + QUEUED_BYTES).min(MOST_BYTES)
 }
 
 /// What joins the hosts of a job, one worker on each.
