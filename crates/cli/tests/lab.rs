@@ -209,13 +209,23 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
 #[cfg(feature = "mpi")]
 fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     let words = [&["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--format", "json"], words].concat();
+    let printed = ranks_on(hosts, count, &words, Path::new("none"));
+    printed.split_whitespace().collect()
+}
+
+/// What rank 0 prints of `ringpull` with `words` over `count` ranks on the lab's hosts, dealt out in turn, that go
+/// by this cluster file.
+#[cfg(feature = "mpi")]
+fn ranks_on(hosts: &[usize], count: usize, words: &[&str], file: &Path) -> String {
     let mut processes = Processes::new();
-    let command = processes.redirected(std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words));
-    let ranks = Ranks { count, command, env: Vec::new() };
+    let command = processes.redirected(std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words.iter().copied()));
+    let variable = |name: &str, path: &Path| (name.to_owned(), path.display().to_string());
+    // The cache is nobody's.
+    let env = vec![variable("RINGPULL_CLUSTER", file), variable("XDG_CACHE_HOME", Path::new("/proc/none"))];
     let hosts: Vec<Host> = hosts.iter().copied().map(Host::Lab).collect();
-    let mut ready = Mpirun::find().unwrap().command(&hosts, ranks).unwrap();
+    let mut ready = Mpirun::find().unwrap().command(&hosts, Ranks { count, command, env }).unwrap();
     processes.succeed("mpirun", &mut ready.command);
-    processes.rank(0).out.split_whitespace().collect()
+    processes.rank(0).out
 }
 
 /// Whether ranks can be started on the lab's hosts.
@@ -263,10 +273,16 @@ fn two_racks_are_joined_by_one_link_of_its_own_rate() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn ranks_find_the_racks_that_nobody_has_named() {
+fn a_probe_finds_the_racks_that_nobody_has_named_and_jobs_go_by_them() {
     let Some(_turn) = turn().filter(|_| can_run_ranks()) else { return };
     let lab = up_in_racks(6, "400mbit", Racks { uplink: "50mbit".parse().unwrap(), alternate: true });
-    let told = bench_on(&[1, 2, 3, 4, 5, 6], 6, &["--explain"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cluster.toml");
+    let hosts = [1, 2, 3, 4, 5, 6];
+    let table = ranks_on(&hosts, 6, &["probe", "--out", file.to_str().unwrap()], Path::new("none"));
+    assert!(table.contains("\nh6") && table.contains("the links are alike"), "{table}");
+    let words = ["bench", "allreduce", "--sizes", "3MB", "--format", "json", "--explain"];
+    let told: String = ranks_on(&hosts, 6, &words, &file).split_whitespace().collect();
     assert!(told.contains("[[0,2,4],[1,3,5]]"), "{told}");
     drop(lab);
 }

@@ -5,7 +5,7 @@
 //! by the circle method (in round `r` of `m` hosts, `i` meets `r - i`, modulo `m - 1`). Two groups of hosts
 //! are racks if, without exception, the times within a group are short and those between the groups are long.
 //! Load on a machine slows some pairs down, but hardly ever so that two groups result. So tournaments are
-//! repeated, each pair's median counts, and two in a row must find the same racks.
+//! repeated, each pair's shortest time counts, and two in a row must find the same racks.
 //!
 //! Both of a pair take the time until what the other sends has come, so a link has a rate for each direction.
 //! A host sends as fast as its messages to hosts whose links receive no more slowly: about as fast as to the
@@ -29,7 +29,7 @@ pub const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
 /// With fewer hosts, times fall into two groups by chance too often.
 const RACKED: usize = 6;
 /// At most this many tournaments; two in a row must find the same racks.
-const TOURNAMENTS: usize = 6;
+const TOURNAMENTS: usize = 16;
 /// Links that seem to differ are measured in as many tournaments of longer games, until every pair but a few
 /// takes what the rates say: a shaper that saves up while a busy host does not send lets some of a short game
 /// through at once, and on busy hosts chance makes links of many rates.
@@ -41,9 +41,9 @@ const FIT: f64 = 1.15;
 /// probes, and in none of seven with this.
 const LONG_GAME_US: f64 = 150_000.0;
 const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=16_777_216.0;
-/// What a pair sends in each direction: what a ring passes on in about 12 ms.
-const GAME_US: f64 = 12_000.0;
-const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=262_144.0;
+/// What a pair sends in each direction: what a ring passes on in about 50 ms.
+const GAME_US: f64 = 50_000.0;
+const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=1_048_576.0;
 /// The shortest time between racks is more than the longest within a rack by this factor,
 const APART: f64 = 1.2;
 /// and the long times are more than the short ones by this factor. Otherwise there are no racks to look for.
@@ -85,7 +85,7 @@ impl Prober<'_> {
         while played.len() < TOURNAMENTS {
             report(&format!("pairs of hosts, tournament {} of {TOURNAMENTS} at most", played.len() + 1));
             played.push(self.tournament(hosts, bytes)?);
-            let pairs = both_ways(&typical(&played));
+            let pairs = both_ways(&shortest(&played));
             looks_for_racks &= !are_alike(&pairs);
             if !looks_for_racks {
                 break;
@@ -245,6 +245,13 @@ fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bo
         !(1.0 / FIT..FIT).contains(&ratio)
     };
     4 * all().filter(is_off).count() <= all().count()
+}
+
+/// Each pair's shortest time: other load only adds to it.
+fn shortest(played: &[PairTimes]) -> PairTimes {
+    let hosts = 0..played[0].len();
+    let of = |host: usize, other: usize| played.iter().map(|pairs| pairs[host][other]).fold(f64::INFINITY, f64::min);
+    hosts.clone().map(|host| hosts.clone().map(|other| of(host, other)).collect()).collect()
 }
 
 /// Each pair's median; of an even number the lower of the two.
