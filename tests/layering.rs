@@ -293,6 +293,7 @@ fn crates_that_need_no_unsafe_code_forbid_it() {
 #[test]
 fn pages_of_decisions_are_few_and_fit_a_screen() {
     let pages = fs::read_dir(root().join("docs/decisions")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|page| !page.ends_with("README.md"));
     let lines: BTreeMap<PathBuf, usize> =
         pages.map(|page| (page.clone(), fs::read_to_string(&page).unwrap().lines().count())).collect();
     assert!((20..=30).contains(&lines.len()), "{} pages", lines.len());

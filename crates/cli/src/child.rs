@@ -5,7 +5,6 @@
 //! it. If the kernel does not list a process's children, nothing is detected.
 
 use std::io::ErrorKind;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -58,16 +57,6 @@ pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> b
         }
         std::thread::park_timeout(Duration::from_millis(20));
     }
-}
-
-/// A process's exit code; 128 and the signal's number if a signal ended it.
-pub(crate) fn code_of(status: ExitStatus) -> i32 {
-    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
-}
-
-/// Whether a process with this exit code was ended by a signal, of which there are 64.
-pub(crate) fn is_of_signal(code: i32) -> bool {
-    (129..=192).contains(&code)
 }
 
 /// How long a process may have no children before it counts as one that will not end.
@@ -133,11 +122,6 @@ fn runs(pid: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_exit_code_beyond_the_signals_is_the_programs_own() {
-        assert_eq!([1, 128, 129, 137, 192, 193, 255].map(is_of_signal), [false, false, true, true, true, false, false]);
-    }
 
     #[test]
     fn a_process_is_stuck_if_it_had_children_and_has_none_for_five_seconds() {

@@ -22,8 +22,8 @@ use ringpull_base::{AlgorithmChoice, Error, Kind, Result};
 
 use self::judge::{FirstDifference, Judgement, judge};
 use self::read::JobRecording;
-use crate::child::code_of;
 use crate::interrupt::Interrupt;
+use crate::launch::ends::code_of;
 use crate::progress::Progress;
 use crate::rehearse::Said;
 use crate::text::{format_seconds, grid, several};

@@ -19,10 +19,10 @@ use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
 use super::control::{Control, Ending, RankHosts};
-use super::ends::{MpirunEnd, of_mpirun};
+use super::ends::{MpirunEnd, code_of, of_mpirun};
 use super::host::{quote, working_folder};
 use super::{Sink, Spec, Variables, by_mpi, wrapper};
-use crate::child::{self, code_of};
+use crate::child;
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
 

@@ -20,10 +20,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
 use super::control::{Control, Ending, OnLine, RankHosts, is_enough};
-use super::ends::{MpirunEnd, of_mpirun};
+use super::ends::{MpirunEnd, code_of, of_mpirun};
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
-use crate::child::{self, Childless, PATIENCE, code_of};
+use crate::child::{self, Childless, PATIENCE};
 use crate::interrupt::Interrupt;
 use crate::lab;
 use crate::mpirun::{MpiCommand, Mpirun, Ranks};

@@ -5,7 +5,20 @@
 //! waits for the others. [`of_mpirun`] is about a job of MPI ranks, whose processes `mpirun` ends together.
 //! The tests below hold the whole table.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+
 use ringpull_base::config::Role;
+
+/// A process's exit code; 128 and the signal's number if a signal ended it.
+pub(crate) fn code_of(status: ExitStatus) -> i32 {
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
+
+/// Whether a process with this exit code was ended by a signal, of which there are 64.
+pub(crate) fn is_of_signal(code: i32) -> bool {
+    (129..=192).contains(&code)
+}
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,6 +193,11 @@ mod tests {
             }
         }
         assert_eq!(count, 4 * 3 * 3 * 16 * 9);
+    }
+
+    #[test]
+    fn an_exit_code_beyond_the_signals_is_the_programs_own() {
+        assert_eq!([1, 128, 129, 137, 192, 193, 255].map(is_of_signal), [false, false, true, true, true, false, false]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) mod by_mpi;
 mod connection;
 mod control;
 pub(crate) mod elastic;
-mod ends;
+pub(crate) mod ends;
 pub(crate) mod environment;
 pub(crate) mod horovodrun;
 pub(crate) mod host;

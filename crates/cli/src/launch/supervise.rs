@@ -24,10 +24,9 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::control::{Addressees, Control, GRACE};
-use super::ends::{Awaited, EndEffect, EndOfProcess, Endurance, JobState, awaited, meaning};
+use super::ends::{Awaited, EndEffect, EndOfProcess, Endurance, JobState, awaited, code_of, is_of_signal, meaning};
 use super::output::{Feed, OutputStream, Pieces, Pipe, Printer, WholeLines};
 use super::{Host, Launch, Process, Sink, process_name};
-use crate::child::{code_of, is_of_signal};
 use crate::interrupt::Interrupt;
 
 /// The time between SIGTERM and SIGKILL.

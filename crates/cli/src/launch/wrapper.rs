@@ -31,9 +31,9 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_proce
 use signal_hook::consts;
 
 use super::connection::{self, Frame, LEAVE, RECEIVED, Stream};
+use super::ends::code_of;
 use super::lines::Lines;
 use super::output::{Pieces, Pipe, Sink};
-use crate::child::code_of;
 use crate::interrupt::is_ignored;
 
 /// The script of a rank's host: it starts this program if the host has one that runs, at the same path or on

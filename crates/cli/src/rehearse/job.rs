@@ -15,9 +15,9 @@ use ringpull_base::{Error, Result};
 use super::fault::{Fault, FaultKind, Member, Moment};
 use super::processes;
 use super::said::Said;
-use crate::child::code_of;
 use crate::interrupt::Interrupt;
 use crate::lab::Lab;
+use crate::launch::ends::code_of;
 use crate::status_client::step_of;
 
 /// What every job runs, and where.

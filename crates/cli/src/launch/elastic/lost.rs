@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::child::is_of_signal;
+use crate::launch::ends::is_of_signal;
 
 /// What was said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
