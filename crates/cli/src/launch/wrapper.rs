@@ -2,9 +2,10 @@
 //! a rank that `mpirun` starts, and of every process that it starts itself.
 //!
 //! The rank is its child, in the same process group, so what `mpirun` sends to the group reaches the rank
-//! alone: this program lets it pass. It ends as the rank did, when the output of the rank has ended. On a
-//! connection to the launcher it sends the output and takes orders; without one it writes the output itself,
-//! with the name before each line.
+//! alone: this program lets it pass. It ends as the rank did, when the output of the rank has ended; if the
+//! rank has failed, when what is there of the output was passed on, and then it ends what the rank has left.
+//! On a connection to the launcher it sends the output and takes orders; without one it writes the output
+//! itself, with the name before each line.
 //!
 //! An order to end goes to the rank's process, not to what that has started, such as data loaders, which it
 //! may need to save its state. A shell that waits for a program does not pass signals on: so the program gets
@@ -20,8 +21,8 @@ use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,9 +67,12 @@ pub(super) fn words_of_supervised(name: &str) -> Vec<OsString> {
 
 /// How long a rank has to end when its launcher is gone.
 const ALONE: Duration = Duration::from_secs(5);
-/// When the launcher hears that a process outlives the rank.
+/// When the launcher hears that a process outlives the rank. One that writes on and on is not waited for any
+/// longer after the rank has failed.
 const OUTLIVES: Duration = Duration::from_secs(5);
-/// How often a shell is looked at that was told to end.
+/// How long nothing comes of the output of a rank that has failed, when all that was there has come.
+const QUIET: Duration = Duration::from_secs(1);
+/// How often a shell is looked at that was told to end, and the output of a rank that has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug, clap::Args)]
@@ -142,17 +146,19 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         let rank = Arc::clone(&rank);
         std::thread::spawn(move || rank.take_orders(std::io::stdin()));
     }
-    let (relayed, ends) = channel();
+    let (until_end, ends) = channel();
+    let relayed = Arc::new(Relayed::default());
     let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Pipe>, true));
     let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Pipe>, false));
     for (from, is_out) in out.into_iter().chain(err) {
-        let (link, name, relayed) = (link.clone(), name.clone(), relayed.clone());
+        let (link, name, relayed) = (link.clone(), name.clone(), Arc::clone(&relayed));
+        let until_end = until_end.clone();
         std::thread::spawn(move || {
-            relay(from, is_out, link.as_deref(), &name);
-            drop(relayed);
+            relay(from, is_out, link.as_deref(), &name, &relayed);
+            drop(until_end);
         });
     }
-    drop(relayed);
+    drop(until_end);
     let status = child.wait().map_err(|cause| Error::io("wait for", &name, &cause))?;
     rank.change(|state| state.has_ended = true);
     if args.supervised {
@@ -160,14 +166,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         // Not by its signal, which ssh takes for an end of its own.
         return Ok(u8::try_from(code_of(status)).unwrap_or(1));
     }
-    // Its output ends when the last process that holds it does.
-    let until: Result<(), RecvTimeoutError> = ends.recv_timeout(OUTLIVES);
-    if until == Err(RecvTimeoutError::Timeout) {
-        if let Some(link) = &link {
-            link.send(&Frame::Outlived);
-        }
-        while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) && rank.lock().end < Termination::Killed {}
-    }
+    rank.await_output(&ends, &relayed, code_of(status) != 0, link.as_deref());
     let is_sent = link.is_some_and(|link| link.send(&Frame::Ended(code_of(status))));
     // The launcher knows how the rank has ended, and `mpirun` would only complain.
     Ok(if rank.await_leave(is_sent) { 0 } else { end_as(status) })
@@ -245,21 +244,39 @@ fn connect(to: &[String], name: &str) -> Option<Arc<Link>> {
     }
 }
 
+/// How far the output of the rank has come.
+#[derive(Debug, Default)]
+struct Relayed {
+    pieces: AtomicUsize,
+    /// How many pieces are on their way. They wait for a slow reader.
+    sending: AtomicUsize,
+}
+
+impl Relayed {
+    fn pass<T>(&self, send: impl FnOnce() -> T) -> T {
+        self.sending.fetch_add(1, Ordering::SeqCst);
+        let sent = send();
+        self.pieces.fetch_add(1, Ordering::SeqCst);
+        self.sending.fetch_sub(1, Ordering::SeqCst);
+        sent
+    }
+}
+
 /// Sends a stream of the rank to its end, or writes it here.
-fn relay(from: impl Pipe, is_out: bool, link: Option<&Link>, name: &str) {
+fn relay(from: impl Pipe, is_out: bool, link: Option<&Link>, name: &str, relayed: &Relayed) {
     let mut lines = Lines::default();
     lines.add(Some(name));
     let mut link = link;
     for piece in Pieces::of(from) {
         let frame = if is_out { Frame::Out(piece) } else { Frame::Err(piece) };
-        if link.is_some_and(|link| link.send(&frame)) {
+        if link.is_some_and(|link| relayed.pass(|| link.send(&frame))) {
             continue;
         }
         link = None;
         let (Frame::Out(piece) | Frame::Err(piece)) = frame else { return };
         let mut text = Vec::new();
         lines.push(0, &piece, Instant::now(), &mut text);
-        if write_here(is_out, &text).is_err() {
+        if relayed.pass(|| write_here(is_out, &text)).is_err() {
             return;
         }
     }
@@ -320,6 +337,36 @@ impl RankProcess {
     fn change(&self, change: impl FnOnce(&mut RankState)) {
         change(&mut self.lock());
         self.changed.notify_all();
+    }
+
+    /// Waits for the end of the rank's output, which is that of the last process that holds it. The job of a rank
+    /// that has failed is to end: then only for what is there, and what holds the output is killed.
+    fn await_output(&self, ends: &Receiver<()>, relayed: &Relayed, has_failed: bool, link: Option<&Link>) {
+        let (mut waited, mut quiet, mut idle) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        let (mut before, mut is_said) = (0, false);
+        while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            waited += LOOK;
+            let end = self.lock().end;
+            if has_failed && end == Termination::Own {
+                let is_sending = relayed.sending.load(Ordering::SeqCst) > 0;
+                let pieces = relayed.pieces.load(Ordering::SeqCst);
+                quiet = if is_sending || pieces != before { Duration::ZERO } else { quiet + LOOK };
+                idle += if is_sending { Duration::ZERO } else { LOOK };
+                before = pieces;
+                if quiet >= QUIET || idle >= OUTLIVES {
+                    self.kill_others();
+                    return;
+                }
+            } else if waited >= OUTLIVES {
+                if end == Termination::Killed {
+                    return;
+                }
+                if let Some(link) = link.filter(|_| !is_said) {
+                    is_said = true;
+                    link.send(&Frame::Outlived);
+                }
+            }
+        }
     }
 
     /// Waits until the launcher has received what was sent to it, and lets this program go, if the rank was told

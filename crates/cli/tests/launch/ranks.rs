@@ -227,6 +227,28 @@ fn a_process_that_outlives_its_rank_is_heard_to_its_end() {
     assert_eq!((code, &out[..]), (Some(0), &b"[rank 0] late\n"[..]), "{err}");
 }
 
+/// Neither one that is silent nor one that writes on and on.
+#[test]
+fn a_rank_that_fails_ends_its_job_while_a_process_that_it_has_started_holds_its_output() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    for writes in ["true", "while :; do echo on; sleep 0.1; done"] {
+        let mark = mark();
+        let program = format!(
+            "[ $me = 0 ] || exec sleep {mark}\n({writes}; exec sleep {mark}) & echo last; printf end >&2; exit 4"
+        );
+        let mut job = Job::start(&["-n", "2", "--"], &program);
+        // A deadline: the other rank sleeps for an hour.
+        until("the job has ended", || job.child.try_wait().unwrap().is_some());
+        let (code, out, err) = job.end();
+        assert!(code == Some(4) && err.contains("[rank 0] end"), "{code:?} {err}");
+        assert!(lines_of(&out, "rank 0").contains(&&b"last"[..]));
+        until("nothing is left", || running(&mark) == 0);
+    }
+}
+
 #[test]
 fn a_reader_that_is_slow_loses_nothing_and_ends_no_job() {
     if !has_mpi() {
