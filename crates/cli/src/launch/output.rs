@@ -3,15 +3,19 @@
 //! All output of a job goes through one [`Printer`], whichever launcher starts its processes: it is the only
 //! writer of the launcher's stdout and stderr, so it can keep the lines of processes apart (`lines`). It takes
 //! bytes faster than a slow reader of its output does, up to [`BACKLOG`]: a process is not blocked by a pager.
+//!
+//! The loss of output ends no job. That a file cannot be written is said once on the other stream, and it is
+//! tried again with the next piece.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::lines::Lines;
 
@@ -226,7 +230,7 @@ impl Shared {
 
     fn print(&self) {
         let mut texts = [Lines::default(), Lines::default()];
-        let mut is_lost = [false; 2];
+        let mut targets = [Target::default(), Target::default()];
         let mut queue = self.lock();
         loop {
             let (events, bytes) = (std::mem::take(&mut queue.events), queue.bytes);
@@ -256,8 +260,8 @@ impl Shared {
                 }
             }
             let [out, err] = to;
-            write(std::io::stdout().lock(), &out, &mut is_lost[0]);
-            write(std::io::stderr().lock(), &err, &mut is_lost[1]);
+            let both = (std::io::stdout().lock(), std::io::stderr().lock());
+            write_both((&both.0, &both.1), [&out, &err], &mut targets, self.is_one);
             queue = self.lock();
             queue.bytes -= bytes;
             self.less.notify_all();
@@ -286,31 +290,82 @@ fn are_one(one: impl AsFd, other: impl AsFd) -> bool {
     }
 }
 
-/// Writes everything, unless the reader has gone.
-fn write(mut to: impl Write + AsFd, bytes: &[u8], is_lost: &mut bool) {
-    if bytes.is_empty() || *is_lost {
-        return;
+/// One of the two files that this program writes to.
+#[derive(Debug, Default)]
+struct Target {
+    /// Whether nobody reads it any more.
+    is_gone: bool,
+    /// Whether a loss was met.
+    has_failed: bool,
+    /// Whether a line was begun and not ended.
+    is_within_line: bool,
+    /// Whether what came last is lost.
+    is_broken: bool,
+    /// What is to be said of it on the other one, or if that fails as well, here.
+    owed: Option<String>,
+}
+
+/// Writes everything to stdout and stderr, as far as it can be, and says what cannot.
+fn write_both((out, err): (&impl AsFd, &impl AsFd), texts: [&[u8]; 2], targets: &mut [Target; 2], is_one: bool) {
+    let to = [out.as_fd(), err.as_fd()];
+    for at in 0..2 {
+        targets[at].write(to[at], texts[at], ["stdout", "stderr"][at]);
     }
-    if let Err(cause) = write_all(&mut to, bytes) {
-        *is_lost = true;
-        tracing::debug!(%cause, "output is lost: its reader has gone");
+    for at in 0..2 {
+        let Some(words) = targets[at].owed.take() else { continue };
+        let others = if is_one { [at, at] } else { [1 - at, at] };
+        let is_said = others.into_iter().any(|other| targets[other].say(to[other], &words));
+        targets[at].owed = Some(words).filter(|_| !is_said);
     }
 }
 
-/// As `write_all`, also to a terminal that somebody else has told not to block.
-fn write_all(to: &mut (impl Write + AsFd), mut bytes: &[u8]) -> std::io::Result<()> {
-    while !bytes.is_empty() {
-        match to.write(bytes) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(count) => bytes = &bytes[count..],
-            Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-            Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
-                poll(&mut [PollFd::new(&to, PollFlags::OUT)], None)?;
-            }
-            Err(cause) => return Err(cause),
+impl Target {
+    fn write(&mut self, to: BorrowedFd, bytes: &[u8], name: &str) {
+        if bytes.is_empty() || self.is_gone {
+            return;
         }
+        // The line that was lost has no end there.
+        let cut: &[u8] = if self.is_broken && self.is_within_line { b"\n" } else { b"" };
+        let written = self.write_all(to, cut).and_then(|()| self.write_all(to, bytes));
+        self.is_broken = written.is_err();
+        let Err(cause) = written else { return };
+        self.is_gone = matches!(cause, Errno::PIPE | Errno::BADF);
+        if self.is_gone {
+            tracing::debug!(%cause, "output is lost: the reader of {name} has gone");
+        } else if !self.has_failed {
+            self.owed = Some(format!(
+                "warning: output is lost: {name} cannot be written: {}\n  hint: make room, or end the job and send its \
+                 output elsewhere; the job goes on, and what comes later is written if it can be",
+                std::io::Error::from(cause)
+            ));
+        }
+        self.has_failed = true;
     }
-    to.flush()
+
+    /// Writes a line of its own; whether it is there.
+    fn say(&mut self, to: BorrowedFd, words: &str) -> bool {
+        let begin = if self.is_within_line { "\n" } else { "" };
+        !self.is_gone && self.write_all(to, format!("{begin}{words}\n").as_bytes()).is_ok()
+    }
+
+    /// Also to a terminal that somebody else has told not to block.
+    fn write_all(&mut self, to: BorrowedFd, mut bytes: &[u8]) -> rustix::io::Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::write(to, bytes) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(count) => {
+                    self.is_within_line = bytes[count - 1] != b'\n';
+                    bytes = &bytes[count..];
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    poll(&mut [PollFd::new(&to, PollFlags::OUT)], None)?;
+                }
+                Err(cause) => return Err(cause),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The lines of a stream that comes in pieces. The rest of one that is longer than a piece is left out.
@@ -327,6 +382,35 @@ impl WholeLines {
                 on_line(&String::from_utf8_lossy(line));
                 line.clear();
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn what_a_full_disk_takes_is_said_once_and_what_comes_later_is_written() {
+        for is_one in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let [full, log] = ["/dev/full".into(), folder.path().join("log")]
+                .map(|path| File::options().append(true).create(true).open(path).unwrap());
+            let mut targets = [Target::default(), Target::default()];
+            write_both((&log, &log), [b"1 %", b""], &mut targets, is_one);
+            // Nobody can be told yet.
+            for _ in 0..2 {
+                write_both((&full, &full), [b" 2 %\n", b""], &mut targets, is_one);
+            }
+            for _ in 0..2 {
+                write_both((&log, &log), [b"3 %\n", b""], &mut targets, is_one);
+            }
+            let text = std::fs::read_to_string(folder.path().join("log")).unwrap();
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!((lines[0], lines[1], lines[4], lines.len()), ("1 %", "3 %", "3 %", 5), "{text}");
+            assert!(lines[2].starts_with("warning: output is lost: stdout cannot be written: No space left"), "{text}");
         }
     }
 }

@@ -263,6 +263,30 @@ fn a_reader_that_is_slow_loses_nothing_and_ends_no_job() {
     assert_eq!((code, out.len()), (Some(3), "[rank 0] \n".len() + 30_000_000), "{err}");
 }
 
+/// A file that may not grow is to a program what a full disk is.
+#[test]
+fn a_full_disk_is_a_warning_and_what_comes_when_there_is_room_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let program = "[ $DMLC_ROLE = worker ] || exit 0; echo one; until [ -e $F/go ]; do sleep 0.05; done; echo two";
+    let words = launch(&["-n", "1", "-s", "1", "--", "sh", "-c", program]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; ulimit -S -f 0; exec \"$@\"", "sh"]);
+    command.arg(words.get_program()).args(words.get_args()).env("F", folder.path()).stdin(Stdio::null());
+    let mut child = command.stdout(std::fs::File::create(at("log")).unwrap()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("output is lost: stdout cannot be written") {
+        assert!(err.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    let limit = rustix::process::Rlimit { current: None, maximum: None };
+    rustix::process::prlimit(Some(Pid::from_child(&child)), rustix::process::Resource::Fsize, limit).unwrap();
+    std::fs::write(at("go"), "x").unwrap();
+    err.read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success() && text.matches("output is lost").count() == 1, "{text}");
+    assert_eq!(std::fs::read_to_string(at("log")).unwrap(), "[worker 0] two\n");
+}
+
 #[test]
 fn a_command_in_quotes_is_one_for_the_shell_as_with_mxnets_launch_py() {
     let (output, lines) = run(&["-n", "1", "-s", "1", "--launcher", "local", "echo $DMLC_ROLE it\\'s; exit 0"]);
