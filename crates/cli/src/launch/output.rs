@@ -4,8 +4,8 @@
 //! writer of the launcher's stdout and stderr, so it can keep the lines of processes apart (`lines`). It takes
 //! bytes faster than a slow reader of its output does, up to [`BACKLOG`]: a process is not blocked by a pager.
 //!
-//! The loss of output ends no job. That a file cannot be written is said once on the other stream, and it is
-//! tried again with the next piece.
+//! The loss of output ends no job, and is said once on the other stream: that a reader has gone, after which
+//! its stream is dropped, and that a file cannot be written, which is tried again with the next piece.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -331,7 +331,9 @@ impl Target {
         let Err(cause) = written else { return };
         self.is_gone = matches!(cause, Errno::PIPE | Errno::BADF);
         if self.is_gone {
-            tracing::debug!(%cause, "output is lost: the reader of {name} has gone");
+            self.owed = Some(format!(
+                "ringpull: nobody reads {name} any more: what comes for it is dropped, and the job goes on"
+            ));
         } else if !self.has_failed {
             self.owed = Some(format!(
                 "warning: output is lost: {name} cannot be written: {}\n  hint: make room, or end the job and send its \

@@ -263,6 +263,19 @@ fn a_reader_that_is_slow_loses_nothing_and_ends_no_job() {
     assert_eq!((code, out.len()), (Some(3), "[rank 0] \n".len() + 30_000_000), "{err}");
 }
 
+#[test]
+fn a_reader_that_goes_ends_no_job_and_one_line_says_that_the_output_is_dropped() {
+    let wait = |name: &str| format!("until [ -e $F/{name} ]; do sleep 0.05; done\n");
+    let program = format!("[ $me = 0 ] || exit 0\necho up\n{}echo more\necho more\necho on >&2", wait("go"));
+    let mut job = Job::start(&["-n", "2", "-s", "1", "--"], &program);
+    job.reads("up\n");
+    job.out = std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap()).into();
+    job.make("go");
+    let (code, _, err) = job.end();
+    let said = err.matches("ringpull: nobody reads stdout any more").count();
+    assert!(code == Some(0) && said == 1 && err.contains("[worker 0] on"), "{code:?} {err}");
+}
+
 /// A file that may not grow is to a program what a full disk is.
 #[test]
 fn a_full_disk_is_a_warning_and_what_comes_when_there_is_room_is_written() {
