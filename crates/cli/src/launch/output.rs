@@ -260,8 +260,8 @@ impl Shared {
                 }
             }
             let [out, err] = to;
-            let both = (std::io::stdout().lock(), std::io::stderr().lock());
-            write_both((&both.0, &both.1), [&out, &err], &mut targets, self.is_one);
+            // The locks are held no longer: others write to stderr too.
+            write_both((&std::io::stdout().lock(), &std::io::stderr().lock()), [&out, &err], &mut targets, self.is_one);
             queue = self.lock();
             queue.bytes -= bytes;
             self.less.notify_all();
@@ -290,13 +290,21 @@ fn are_one(one: impl AsFd, other: impl AsFd) -> bool {
     }
 }
 
+/// The worst that was met at a file.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Loss {
+    #[default]
+    Nothing,
+    /// It could not be written for a while.
+    Some,
+    /// Nobody reads it any more.
+    Reader,
+}
+
 /// One of the two files that this program writes to.
 #[derive(Debug, Default)]
 struct Target {
-    /// Whether nobody reads it any more.
-    is_gone: bool,
-    /// Whether a loss was met.
-    has_failed: bool,
+    loss: Loss,
     /// Whether a line was begun and not ended.
     is_within_line: bool,
     /// Whether what came last is lost.
@@ -321,7 +329,7 @@ fn write_both((out, err): (&impl AsFd, &impl AsFd), texts: [&[u8]; 2], targets: 
 
 impl Target {
     fn write(&mut self, to: BorrowedFd, bytes: &[u8], name: &str) {
-        if bytes.is_empty() || self.is_gone {
+        if bytes.is_empty() || self.loss == Loss::Reader {
             return;
         }
         // The line that was lost has no end there.
@@ -329,25 +337,25 @@ impl Target {
         let written = self.write_all(to, cut).and_then(|()| self.write_all(to, bytes));
         self.is_broken = written.is_err();
         let Err(cause) = written else { return };
-        self.is_gone = matches!(cause, Errno::PIPE | Errno::BADF);
-        if self.is_gone {
+        if matches!(cause, Errno::PIPE | Errno::BADF) {
+            self.loss = Loss::Reader;
             self.owed = Some(format!(
                 "ringpull: nobody reads {name} any more: what comes for it is dropped, and the job goes on"
             ));
-        } else if !self.has_failed {
+        } else if self.loss == Loss::Nothing {
+            self.loss = Loss::Some;
             self.owed = Some(format!(
                 "warning: output is lost: {name} cannot be written: {}\n  hint: make room, or end the job and send its \
                  output elsewhere; the job goes on, and what comes later is written if it can be",
                 std::io::Error::from(cause)
             ));
         }
-        self.has_failed = true;
     }
 
     /// Writes a line of its own; whether it is there.
     fn say(&mut self, to: BorrowedFd, words: &str) -> bool {
         let begin = if self.is_within_line { "\n" } else { "" };
-        !self.is_gone && self.write_all(to, format!("{begin}{words}\n").as_bytes()).is_ok()
+        self.loss != Loss::Reader && self.write_all(to, format!("{begin}{words}\n").as_bytes()).is_ok()
     }
 
     /// Also to a terminal that somebody else has told not to block.
