@@ -1,21 +1,25 @@
 //! Ctrl-C, SIGTERM and SIGHUP, for code that must clean up before it ends.
 //!
 //! While an [`Interrupt`] lives, these signals are only counted. Otherwise they end the process as usual. A
-//! SIGHUP that the process was started to ignore, as by `nohup`, stays ignored.
+//! SIGHUP that the process was started to ignore, as by `nohup`, stays ignored. A launcher takes SIGUSR1 and
+//! SIGUSR2 too, for the processes of its job.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::{Handle, Signals};
 
 use ringpull_base::{Error, Result};
 
 static WATCHERS: AtomicUsize = AtomicUsize::new(0);
 static LAST: AtomicI32 = AtomicI32::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-static STARTED: OnceLock<std::io::Result<()>> = OnceLock::new();
+static STARTED: OnceLock<std::io::Result<Handle>> = OnceLock::new();
+/// The signals for the processes of a job, and whether they came.
+static FOR_JOB: [(Signal, AtomicBool); 2] =
+    [(Signal::USR1, AtomicBool::new(false)), (Signal::USR2, AtomicBool::new(false))];
 
 /// A watcher that polls for interrupts instead of being ended by them.
 #[derive(Debug)]
@@ -28,6 +32,18 @@ impl Interrupt {
         STARTED.get_or_init(start).as_ref().map_err(|cause| Error::io("watch", "signals", cause))?;
         WATCHERS.fetch_add(1, Ordering::SeqCst);
         Ok(Interrupt(()))
+    }
+
+    /// Takes SIGUSR1 and SIGUSR2 as well, which count as no interrupts.
+    pub(crate) fn watch_for_job(&self) -> Result<()> {
+        let failed = |cause: &std::io::Error| Error::io("watch", "signals", cause);
+        let handle = STARTED.get_or_init(start).as_ref().map_err(failed)?;
+        [SIGUSR1, SIGUSR2].into_iter().try_for_each(|signal| handle.add_signal(signal)).map_err(|cause| failed(&cause))
+    }
+
+    /// The signals for the processes of the job that came since the last call.
+    pub(crate) fn for_job(&self) -> impl Iterator<Item = Signal> {
+        FOR_JOB.iter().filter(|(_, came)| came.swap(false, Ordering::SeqCst)).map(|(signal, _)| *signal)
     }
 
     /// The last signal, if any.
@@ -60,13 +76,18 @@ impl Drop for Interrupt {
     }
 }
 
-fn start() -> std::io::Result<()> {
+fn start() -> std::io::Result<Handle> {
     let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
     let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
+    let handle = signals.handle();
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
-            LAST.store(signal, Ordering::SeqCst);
-            COUNT.fetch_add(1, Ordering::SeqCst);
+            if let Some((_, came)) = FOR_JOB.iter().find(|(for_job, _)| for_job.as_raw() == signal) {
+                came.store(true, Ordering::SeqCst);
+            } else {
+                LAST.store(signal, Ordering::SeqCst);
+                COUNT.fetch_add(1, Ordering::SeqCst);
+            }
             if WATCHERS.load(Ordering::SeqCst) == 0
                 && let Err(cause) = signal_hook::low_level::emulate_default_handler(signal)
             {
@@ -74,7 +95,7 @@ fn start() -> std::io::Result<()> {
             }
         }
     })?;
-    Ok(())
+    Ok(handle)
 }
 
 /// Whether this process ignores a signal, as one that `nohup` has started does.

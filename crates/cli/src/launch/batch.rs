@@ -120,6 +120,7 @@ impl BatchJob {
 
     /// Runs `srun` to its end; the exit code. After a process has failed the others may report whom they lost.
     fn run_srun(&self, words: &[OsString], control: &Control, interrupt: &Interrupt) -> Result<i32> {
+        interrupt.watch_for_job()?;
         let mut command = Command::new(&words[0]);
         let names = [vec![config::SECRET], self.by_name()].concat();
         command.env(config::SECRET, control.secret.reveal());

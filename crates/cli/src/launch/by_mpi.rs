@@ -66,6 +66,7 @@ impl MpiJob {
         hosts: Option<&[Host]>,
         mut must_end: impl FnMut(&str, Option<i32>) -> Option<Duration>,
     ) -> Result<i32> {
+        interrupt.watch_for_job()?;
         let MpiJob { parts, workers, control, _port } = self;
         // In its own process group it gets no Ctrl-C: the launcher gets it, and tells the ranks first.
         ready.command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());

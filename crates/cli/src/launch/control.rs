@@ -167,6 +167,14 @@ impl Control {
         self.order(u8::try_from(signal.as_raw()).unwrap_or(LEAVE), to);
     }
 
+    /// Passes on a signal to the workers that have connected, and to none that comes later.
+    pub(super) fn pass_on(&self, signal: Signal) {
+        let ranks = self.state.lock();
+        for rank in ranks.all.iter().filter(|rank| !rank.is_gone) {
+            rank.order(u8::try_from(signal.as_raw()).unwrap_or(LEAVE), Addressees::Workers);
+        }
+    }
+
     /// Whether a worker runs that has connected.
     fn is_worker_running(&self) -> bool {
         self.state.lock().all.iter().any(|rank| rank.is_worker && rank.code.is_none() && !rank.is_gone)
@@ -391,7 +399,7 @@ enum Stage {
     Terminated,
 }
 
-/// Ends an interrupted job, its ranks before its `mpirun`. To be polled.
+/// Ends an interrupted job, its ranks before its `mpirun`, and passes on signals that are for them. To be polled.
 pub(super) struct Ending<'a> {
     control: &'a Control,
     interrupt: &'a Interrupt,
@@ -426,6 +434,7 @@ impl<'a> Ending<'a> {
     }
 
     pub(super) fn poll(&mut self) {
+        self.interrupt.for_job().for_each(|signal| self.control.pass_on(signal));
         let now = Instant::now();
         let is_interrupted = self.interrupt.count() > self.seen;
         self.seen = self.interrupt.count();

@@ -119,6 +119,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
     let printer = Printer::start();
     let feed = control.map_or_else(|| printer.feed(), |control| control.printer.feed());
     let interrupt = Interrupt::watch()?;
+    interrupt.watch_for_job()?;
     let before = interrupt.count();
     let (sender, events) = channel();
     let endurance = match launch.elastic {
@@ -164,6 +165,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
                 Err(error) => job.feed.say(&format!("ringpull: elastic: {error}")),
             }
         }
+        interrupt.for_job().for_each(|signal| job.pass_on(signal, control));
         if interrupt.count() > seen {
             // A second interrupt does not wait for the effect of the first.
             let signal = interrupt.signal().unwrap_or(2);
@@ -439,6 +441,16 @@ impl Supervisor {
     /// What still runs is ended then, unless it is ended earlier.
     fn end_by(&mut self, due: Instant) {
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    /// Passes on a signal to the workers.
+    fn pass_on(&mut self, signal: Signal, control: Option<&Control>) {
+        if let Some(control) = control {
+            // What is started here is above ranks.
+            return control.pass_on(signal);
+        }
+        let workers = self.running.iter_mut().filter(|one| one.code.is_none() && one.role == Role::Worker);
+        workers.for_each(|one| one.order(signal));
     }
 
     fn escalate(&mut self, control: Option<&Control>) {

@@ -388,7 +388,7 @@ impl RankProcess {
                 _ if order[0] == RECEIVED => self.change(|state| state.is_received = true),
                 consts::SIGKILL => self.kill(),
                 consts::SIGTERM => self.tell_to_end(),
-                signal => self.signal(self.pid, signal),
+                signal => self.pass_on(self.pid, signal),
             }
         }
         self.tell_to_end();
@@ -408,6 +408,15 @@ impl RankProcess {
         if let Err(cause) = kill_process(pid, signal) {
             tracing::debug!(%cause, "process {} had ended", pid.as_raw_pid());
         }
+    }
+
+    /// Sends the signal to the rank; if it is a shell without a trap, which would end, to what handles it below.
+    fn pass_on(&self, pid: Pid, signal: i32) {
+        if !is_shell(pid) || catches(pid, signal) {
+            return self.signal(pid, signal);
+        }
+        let handles = |child: &Pid| is_shell(*child) || catches(*child, signal);
+        children_of(pid).into_iter().filter(handles).for_each(|child| self.pass_on(child, signal));
     }
 
     /// Sends SIGTERM to the rank; to what it runs first, if it is a shell.
@@ -450,7 +459,7 @@ impl RankProcess {
                 self.tell(*child, told);
             }
             // A shell with a trap acts on its own when what it runs has ended.
-            if !catches_term(pid) && children.iter().any(|child| group_of(*child).is_some()) {
+            if !catches(pid, consts::SIGTERM) && children.iter().any(|child| group_of(*child).is_some()) {
                 return;
             }
         }
@@ -501,12 +510,12 @@ fn is_shell(pid: Pid) -> bool {
     ["sh", "dash", "bash", "ash", "zsh", "ksh", "mksh", "busybox", "time"].contains(&name)
 }
 
-/// Whether the process has a handler of SIGTERM.
-fn catches_term(pid: Pid) -> bool {
+/// Whether the process has a handler of the signal.
+fn catches(pid: Pid, signal: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     let caught = caught.and_then(|caught| u64::from_str_radix(caught.trim(), 16).ok());
-    caught.is_some_and(|caught| caught & (1 << (consts::SIGTERM - 1)) != 0)
+    caught.is_some_and(|caught| caught & (1 << (signal - 1)) != 0)
 }
 
 /// The processes that this one has started, and that it has not waited for.

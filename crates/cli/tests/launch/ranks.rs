@@ -168,6 +168,32 @@ fn after_sigterm_a_worker_saves_its_state_with_its_children_and_all_of_its_outpu
     }
 }
 
+/// A shell without a trap passes them on, and a program beside that handles none lives.
+#[test]
+fn signals_for_the_program_reach_each_worker_and_end_no_job() {
+    let traps = "trap 'echo one' USR1; trap 'echo two; exit 0' USR2; echo up; while :; do sleep 0.05; done";
+    let program = format!(
+        "if [ $me = 0 ]; then {traps}; else cat >$F/traps <<'END'\n{traps}\nEND\nsh $F/traps | cat; echo rest; fi"
+    );
+    for (options, name) in launchers() {
+        let mut job = Job::start(&options, &program);
+        let mut said = String::new();
+        let mut reads = |job: &mut Job, word: &str| {
+            while (0..2).any(|worker| !said.contains(&format!("[{name} {worker}] {word}\n"))) {
+                said.push_str(&String::from_utf8_lossy(&job.reads("\n")));
+            }
+        };
+        reads(&mut job, "up");
+        job.signal(Signal::USR1);
+        reads(&mut job, "one");
+        job.signal(Signal::USR2);
+        reads(&mut job, "two");
+        let (code, out, err) = job.end();
+        let rest = String::from_utf8_lossy(&out).contains(&format!("[{name} 1] rest"));
+        assert!(code == Some(0) && (rest || said.contains("] rest")), "{options:?}: {code:?} {err}");
+    }
+}
+
 #[test]
 fn a_second_interrupt_kills_what_ignores_the_first_and_nothing_is_left() {
     for (options, name) in launchers() {

@@ -91,6 +91,7 @@ impl Elastic {
     /// the job is left when this returns, and no snapshot, unless the job has a name and has not ended well.
     pub(crate) fn run(self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
+        interrupt.watch_for_job()?;
         let snapshots = Snapshots::new(&self.memory, self.job.as_deref())?;
         let mut used = Vec::new();
         let code = self.generations(&interrupt, &snapshots, &mut used);
