@@ -92,6 +92,10 @@ class Reduction:
         """Gives keys to parameters that have none. These are all whose gradients travel. Every rank calls it in the same order."""
         raise NotImplementedError
 
+    def is_named(self, parameter: Any) -> bool:
+        """Whether the parameter's key is of its present type and shape."""
+        return True
+
     def begin(self, parameters: Iterable[Any]) -> None:
         """An optimizer has these parameters now, which have their keys. Collective."""
         raise NotImplementedError
@@ -224,6 +228,7 @@ def _combine(opened: list[Gradients]) -> None:
     """
     for one in opened:
         one._give_names()
+    _follow_types(opened)
     asked: list[tuple[Callable[[], set[Any] | None], list[Gradients]]] = []
     for reach in dict.fromkeys(one.reduction.reach for one in opened):
         if reach is None:
@@ -251,6 +256,14 @@ def _combine(opened: list[Gradients]) -> None:
             member.is_combined = True
 
 
+def _follow_types(some: list[Gradients]) -> None:
+    """Gives parameters of these that have another type or shape another key: all at once, so in one order on every rank."""
+    changed = {one.reduction.reach for one in some for parameter in one._watched if not one.reduction.is_named(parameter)}
+    for one in _in_order() if changed else ():
+        if one.is_named and one.reduction.reach in changed:
+            one.reduction.name(one._watched)
+
+
 def _remove(handles: dict[Any, Any]) -> None:
     for handle in handles.values():
         handle.remove()
@@ -274,10 +287,12 @@ class Gradients:
         self._in_flight: dict[Any, tuple[torch.Tensor, Any]] = {}
         #: What has arrived since gradients were cleared.
         self._combined: dict[Any, weakref.ref[torch.Tensor]] = {}
-        #: What has left in this pass, how often each has in this step, and which of them a pass has made.
+        #: What has left in this pass, and how often each has in this step.
         self._sent: set[Any] = set()
         self._calls: dict[Any, int] = {}
-        self._made: set[Any] = set()
+        #: What has left since the last step, on every rank; whether there was a step since.
+        self._left: set[Any] = set()
+        self._has_stepped = False
         #: Whether a pass is under way that combines; whether some gradients have been added to and stay here.
         self._is_open = self._is_local = False
         self._passes = 0
@@ -412,7 +427,9 @@ class Gradients:
             self._watch()
         if parameter not in self._watched:
             return
-        self._made.add(parameter)
+        if self._has_stepped:
+            self._left.clear()
+            self._has_stepped = False
         for member in members:
             member.is_combined = False
         if not (self.reduction.is_included and all(member.communicates for member in members)):
@@ -431,15 +448,13 @@ class Gradients:
             _combine([self])
 
     def combine_set_by_hand(self) -> None:
-        """Combines gradients that no pass has made in this step, and the program has set since the last."""
-
-        def is_set(parameter: Any) -> bool:
-            combined = self._combined.get(parameter)
-            return parameter.grad is not None and parameter not in self._made and (combined is None or combined() is not parameter.grad)
-
-        by_hand = {parameter for parameter in self._trained() if is_set(parameter)}
+        """Combines gradients that no pass has reached on any rank, and the program has set since."""
+        by_hand = [parameter for parameter in self._trained() if parameter.grad is not None and parameter not in self._left]
         if by_hand:
-            self._sent.update(parameter for parameter in self._watched if parameter not in by_hand)
+            # By keys of their own: a rank that sets none makes its next pass meanwhile.
+            for parameter in self._watched:
+                self._calls.setdefault(parameter, 1)
+            self._sent.update(self._left)
             self.combine()
 
     def _give_names(self) -> None:
@@ -460,9 +475,12 @@ class Gradients:
             self._finish(parameter, *self._in_flight.pop(parameter))
         if parameter.grad is None:
             parameter.grad = self.reduction.zeros(parameter)
+        if not self.reduction.is_named(parameter):
+            _follow_types([self])
         calls = self._calls.get(parameter, 0)
         self._calls[parameter] = calls + 1
         self._sent.add(parameter)
+        self._left.add(parameter)
         combined = self._combined.get(parameter)
         handle = self.reduction.send(parameter, calls > 0, combined is not None and combined() is parameter.grad)
         self._in_flight[parameter] = parameter.grad, handle
@@ -483,9 +501,9 @@ class Gradients:
     def end_step(self) -> None:
         """A member's optimizer has made its step."""
         self._calls.clear()
-        self._made.clear()
         self._combined.clear()
         self._passes = 0
+        self._has_stepped = True
 
     def clear(self) -> None:
         """Gradients are about to become zero, or None."""
@@ -494,7 +512,7 @@ class Gradients:
         self._is_open = self._is_local = False
         self._passes = 0
         self._sent.clear()
-        self._made.clear()
+        self._left.clear()
         self._combined.clear()
         for member in self.members():
             member.is_combined = False

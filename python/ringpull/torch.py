@@ -237,8 +237,9 @@ class _Keys(Reach):
         self._all: list[tuple[weakref.ref[Any], str]] = []
         #: The same by the parameter's id, which another may have later, with its type and shape.
         self._by_id: dict[int, tuple[weakref.ref[Any], str, Any]] = {}
-        #: Keys that the store has, and what messages call them.
+        #: Keys that the store has, and what messages call them; the key by which names are compared.
         self._known: set[str] = set()
+        self._comparing = _next_key(store, "names")
         self._names: dict[str, str] = {}
         #: For each number of parameters, a key and an array of which this rank has reached and which it watches.
         self._arrays: dict[int, tuple[str, torch.Tensor]] = {}
@@ -259,6 +260,11 @@ class _Keys(Reach):
             self._by_id[id(parameter)] = weakref.ref(parameter), key, present
             self._all.append((weakref.ref(parameter), key))
 
+    def is_current(self, parameter: Any) -> bool:
+        """Whether a parameter that has a key has the type and shape that it had when it got that."""
+        known = self._by_id.get(id(parameter))
+        return known is None or known[0]() is not parameter or known[2] == (parameter.dtype, parameter.shape)
+
     def of(self, parameter: Any) -> str:
         """The key of a parameter that has one."""
         return self._by_id[id(parameter)][1]
@@ -270,10 +276,10 @@ class _Keys(Reach):
         digest = float(zlib.crc32("\n".join(names).encode()) >> 12)
         # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
         own = torch.tensor([digest, digest * digest], dtype=torch.float64)
-        if self.is_new("names", None):
-            self._store.init("names", torch.zeros_like(own))
+        if self.is_new(self._comparing, None):
+            self._store.init(self._comparing, torch.zeros_like(own))
         total = own.clone()
-        self._store.pushpull("names", total, keep=False)
+        self._store.pushpull(self._comparing, total, keep=False)
         if not bool((total == own * self._store.num_workers).all()):
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise ArgumentError(
@@ -293,8 +299,9 @@ class _Keys(Reach):
     def ask(self, reached: set[Any], watched: set[Any]) -> Callable[[], set[Any]]:
         if self._store.num_workers == 1:
             return lambda: reached
-        if self._answer is not None:
-            self._answer()
+        last, self._answer = self._answer, None
+        if last is not None:
+            last()
         if self._count and self._count < len(self._all):
             # There are new ones: those that live on no rank any more are left out.
             alive = self._sum([ref() is not None for ref, _ in self._all[: self._count]], [])()[0]
@@ -365,6 +372,9 @@ class _OnStore(Reduction):
         for parameter in parameters:
             self._keys.add(parameter, self._prefix)
 
+    def is_named(self, parameter: Any) -> bool:
+        return self._keys.is_current(parameter)
+
     def begin(self, parameters: Iterable[Any]) -> None:
         parameters = list(parameters)
         for parameter in parameters:
@@ -388,8 +398,6 @@ class _OnStore(Reduction):
                 _broadcast(self._store, _next_key(self._store, f"{self._prefix}.value"), parameter)
 
     def send(self, parameter: Any, again: bool, is_combined: bool) -> tuple[Handle, torch.Tensor]:
-        # It may have another type since.
-        self._keys.add(parameter, self._prefix)
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         key = self._keys.of(parameter) + (".again" if again else "")
         if self._keys.is_new(key, self.names.get(parameter)):

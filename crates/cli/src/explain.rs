@@ -67,7 +67,7 @@ pub(crate) fn run(sizes: &[usize], asked: AlgorithmChoice) -> Result<Option<Expl
             ));
         }
     };
-    // Only `auto` measures the cluster.
+    // Only `auto` goes by the cluster file.
     let config = Config { algorithm: AlgorithmChoice::Auto, ..Config::from_env()? };
     let engine = connect(&config, Some(config.segment_bytes))?;
     let (learned, segments, hosts, racks) =

@@ -34,9 +34,10 @@ impl Interrupt {
         Ok(Interrupt(()))
     }
 
-    /// Takes SIGUSR1 and SIGUSR2 as well, which count as no interrupts.
+    /// Takes SIGUSR1 and SIGUSR2 as well, which count as no interrupts. Those of a job before are forgotten.
     pub(crate) fn watch_for_job(&self) -> Result<()> {
         let failed = |cause: &std::io::Error| Error::io("watch", "signals", cause);
+        FOR_JOB.iter().for_each(|(_, came)| came.store(false, Ordering::SeqCst));
         let handle = STARTED.get_or_init(start).as_ref().map_err(failed)?;
         [SIGUSR1, SIGUSR2].into_iter().try_for_each(|signal| handle.add_signal(signal)).map_err(|cause| failed(&cause))
     }

@@ -557,7 +557,7 @@ def gradients_set_by_hand(run):
     return weights(net)
 
 
-@program()
+@program(fronts=("ringpull",))
 def gradients_set_by_hand_after_a_pass(run):
     net = network()
     optimizer = run.wrap(sgd(net))
@@ -568,6 +568,26 @@ def gradients_set_by_hand_after_a_pass(run):
             parameter.grad = torch.full_like(parameter, 0.5 * step + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
         optimizer.step()
     return weights(net)
+
+
+@program()
+def gradients_that_are_replaced_after_a_pass_that_one_rank_made(run):
+    net, far = network(), nn.Linear(2, 2)
+    with torch.no_grad():
+        far.weight.fill_(0.5), far.bias.fill_(0.5)
+    both = nn.ModuleList([net, far])
+    optimizer, other = run.wrap(sgd(both)), run.wrap(sgd(both, lr=0.01))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = run.loss(net)
+        if run.rank == 0:
+            loss = loss + run.ranks * far(torch.ones(1, 2)).square().mean()
+        loss.backward()
+        for parameter in both.parameters():
+            parameter.grad = parameter.grad.clamp(-0.5, 0.5)
+        optimizer.step()
+        other.step()
+    return weights(both)
 
 
 @program(needs=(2, 4), plain=(False,), fused=(True,))

@@ -57,7 +57,7 @@ const OPTIONS: [(&[&str], usize, Meaning); 37] = [
     (&["--disable-cache"], 0, Nothing("no checks before the job are cached")),
     (&["--hierarchical-allreduce", "--no-hierarchical-allreduce"], 0, Nothing("`auto` decides by the hosts")),
     (&["--hierarchical-allgather", "--no-hierarchical-allgather"], 0, Nothing("`auto` decides by the hosts")),
-    (&["--autotune", "--no-autotune"], 0, Nothing("`auto` measures the network at the start of a job")),
+    (&["--autotune", "--no-autotune"], 0, Nothing("`auto` goes by what `ringpull probe` has measured")),
     (&["--timeline-mark-cycles"], 0, Nothing("operations do not run in cycles here")),
     (&["--start-timeout"], 1, Nothing("a rank that does not come is reported after RINGPULL_TIMEOUT seconds")),
     (&["--gloo-timeout-seconds"], 1, Nothing("ranks exchange messages by MPI")),

@@ -260,8 +260,8 @@ impl Shared {
                 }
             }
             let [out, err] = to;
-            // The locks are held no longer: others write to stderr too.
-            write_both((&std::io::stdout().lock(), &std::io::stderr().lock()), [&out, &err], &mut targets, self.is_one);
+            // Without their locks, since this may wait for a reader, and others write to stderr too.
+            write_both((&std::io::stdout(), &std::io::stderr()), [&out, &err], &mut targets, self.is_one);
             queue = self.lock();
             queue.bytes -= bytes;
             self.less.notify_all();
@@ -368,9 +368,10 @@ impl Target {
                     bytes = &bytes[count..];
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => {
-                    poll(&mut [PollFd::new(&to, PollFlags::OUT)], None)?;
-                }
+                Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&to, PollFlags::OUT)], None) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(cause) => return Err(cause),
+                },
                 Err(cause) => return Err(cause),
             }
         }

@@ -26,6 +26,7 @@ use ringpull_base::{Error, Result};
 use super::control::{Addressees, Control, GRACE};
 use super::ends::{Awaited, EndEffect, EndOfProcess, Endurance, JobState, awaited, code_of, is_of_signal, meaning};
 use super::output::{Feed, OutputStream, Pieces, Pipe, Printer, WholeLines};
+use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
 use crate::interrupt::Interrupt;
 
@@ -90,7 +91,14 @@ enum SupervisorEvent {
     /// A process has ended with this exit code.
     Ended(usize, i32),
     /// The scheduler has gone on without this worker, which may still run.
-    Silent(usize),
+    Silent(SilentWorker),
+}
+
+/// A worker that a job's scheduler has heard nothing of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct SilentWorker {
+    rank: usize,
+    pid: Pid,
 }
 
 struct Supervisor {
@@ -216,10 +224,10 @@ fn start(
             for piece in Pieces::of(from) {
                 if let Some(events) = &events {
                     lines.push(&piece, |line| {
-                        if let Some(rank) = silent_worker(line)
-                            && events.send(SupervisorEvent::Silent(rank)).is_err()
+                        if let Some(worker) = silent_worker(line)
+                            && events.send(SupervisorEvent::Silent(worker)).is_err()
                         {
-                            tracing::debug!("worker {rank} was silent when the job had ended");
+                            tracing::debug!(?worker, "a worker was silent when the job had ended");
                         }
                     });
                 }
@@ -376,14 +384,33 @@ impl Supervisor {
 
     /// Kills a worker that the job has gone on without. It may be stopped, and would be waited for without
     /// end.
-    fn kill_silent(&mut self, worker: usize) {
-        let name = process_name(Role::Worker, worker);
-        let silent = self.running.iter_mut().rev().find(|one| one.code.is_none() && one.name == name);
-        let Some(one) = silent.filter(|one| !one.is_silent) else { return };
-        one.is_silent = true;
-        one.order(Signal::KILL);
-        self.feed
-            .say(&format!("ringpull: elastic: {name} is silent, and the job has gone on without it: it is killed"));
+    fn kill_silent(&mut self, worker: SilentWorker) {
+        let SilentWorker { rank, pid } = worker;
+        let own = process_name(Role::Worker, rank);
+        // A worker that came in the place of another may have the rank of a third one. On another host its
+        // number is not known here.
+        let is_as_at_first =
+            self.running.iter().filter(|one| one.role == Role::Worker).all(|one| one.code.is_none() && !one.is_silent);
+        let is_it = |one: &&mut Running| {
+            let is_known = if one.is_by_ssh { is_as_at_first && one.name == own } else { is_below(pid, one.pid) };
+            is_known && one.role == Role::Worker && one.code.is_none()
+        };
+        match self.running.iter_mut().find(is_it) {
+            Some(one) if one.is_silent => {}
+            Some(one) => {
+                one.is_silent = true;
+                one.order(Signal::KILL);
+                self.feed.say(&format!(
+                    "ringpull: elastic: {} is silent, and the job has gone on without it: it is killed",
+                    one.name
+                ));
+            }
+            None => self.feed.say(&format!(
+                "ringpull: elastic: rank {rank} (pid {}) is silent, and the job has gone on without it; if the process \
+                 still runs, kill it",
+                pid.as_raw_pid()
+            )),
+        }
     }
 
     /// How long this process, which was lost, stays away.
@@ -492,9 +519,15 @@ impl Supervisor {
 
 /// The worker that a line of an elastic job's scheduler says it has heard nothing of: "ringpull: worker rank
 /// 1 (pid 7 on h2) is lost: no heartbeat for 3.0 s". One that has ended is lost for another reason.
-fn silent_worker(line: &str) -> Option<usize> {
+fn silent_worker(line: &str) -> Option<SilentWorker> {
     let (rank, rest) = line.trim_end().strip_prefix("ringpull: worker rank ")?.split_once(" (pid ")?;
-    rest.contains(") is lost: no heartbeat for ").then(|| rank.parse().ok())?
+    let pid = rest.split([' ', ')']).next()?.parse().ok().and_then(Pid::from_raw)?;
+    rest.contains(") is lost: no heartbeat for ").then_some(SilentWorker { rank: rank.parse().ok()?, pid })
+}
+
+/// Whether a process that runs is another, or below it.
+fn is_below(pid: Pid, above: Pid) -> bool {
+    std::iter::successors(Some(pid), |pid| parent_of(*pid)).any(|pid| pid == above)
 }
 
 fn comes_after(pause: Duration) -> String {
@@ -557,9 +590,20 @@ mod tests {
     #[test]
     fn a_worker_that_is_silent_is_known_by_the_schedulers_words_and_one_that_has_ended_is_not() {
         let of = |cause: &str| silent_worker(&format!("ringpull: worker rank 12 (pid 7 on h2) is lost: {cause}"));
-        assert_eq!(of("no heartbeat for 3.0 s (during heartbeat)\n"), Some(12));
+        let found = SilentWorker { rank: 12, pid: Pid::from_raw(7).unwrap() };
+        assert_eq!(of("no heartbeat for 3.0 s (during heartbeat)\n"), Some(found));
         assert_eq!(of("its process ended"), None);
         assert_eq!(silent_worker("ringpull: server 0 (pid 7 on h2) is lost: no heartbeat for 3.0 s"), None);
+    }
+
+    #[test]
+    fn a_process_is_below_itself_and_those_above_it() {
+        let own = rustix::process::getpid();
+        assert!(is_below(own, own) && is_below(own, rustix::process::getppid().unwrap()));
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        assert!(is_below(Pid::from_child(&child), own) && !is_below(own, Pid::from_child(&child)));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
