@@ -276,7 +276,7 @@ class _Keys(Reach):
         digest = float(zlib.crc32("\n".join(names).encode()) >> 12)
         # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
         own = torch.tensor([digest, digest * digest], dtype=torch.float64)
-        if self.is_new(self._comparing, None):
+        if self.is_new(self._comparing):
             self._store.init(self._comparing, torch.zeros_like(own))
         total = own.clone()
         self._store.pushpull(self._comparing, total, keep=False)
@@ -287,11 +287,13 @@ class _Keys(Reach):
                 "  hint: give the optimizer the same parameters in the same order on every rank"
             )
 
-    def is_new(self, key: str, name: str | None) -> bool:
-        """Whether the store has still to be given the key. Messages call it by the name, if there is one."""
-        if name is not None:
-            self._names[key] = name
-            _native.name_key(key, name)
+    def call(self, key: str, name: str) -> None:
+        """Has messages call the key by that name too."""
+        self._names[key] = name
+        _native.name_key(key, name)
+
+    def is_new(self, key: str) -> bool:
+        """Whether the store has still to be given the key."""
         was_new = key not in self._known
         self._known.add(key)
         return was_new
@@ -334,6 +336,7 @@ class _Keys(Reach):
         count = len(first)
         if count not in self._arrays:
             self._arrays[count] = _next_key(self._store, "reached"), torch.zeros(2, count, dtype=torch.int32)
+            self.call(self._arrays[count][0], "what a backward pass has reached")
             self._store.init(*self._arrays[count])
         key, array = self._arrays[count]
         array.copy_(torch.tensor([first, second or first]))
@@ -380,13 +383,16 @@ class _OnStore(Reduction):
         for parameter in parameters:
             if parameter.is_meta:
                 raise ArgumentError(f"{self.names.get(parameter, 'a parameter')} is on the device meta and has no values\n  hint: call to_empty() of the model, or load its weights, first")
+            if parameter in self.names:
+                # Before the ranks meet: then each can name what any of them has an error of.
+                self._keys.call(self._keys.of(parameter), self.names[parameter])
         if self._store._codec == "none":
             self._keys.compare_names([self.names.get(parameter, "") for parameter in parameters])
         for parameter in parameters:
             if not parameter.requires_grad:
                 continue
             key = self._keys.of(parameter)
-            if self._keys.is_new(key, self.names.get(parameter)):
+            if self._keys.is_new(key):
                 _broadcast(self._store, key, parameter)
             elif self._store._codec == "none":
                 # By the key that it has, as a sum.
@@ -400,7 +406,9 @@ class _OnStore(Reduction):
     def send(self, parameter: Any, again: bool, is_combined: bool) -> tuple[Handle, torch.Tensor]:
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         key = self._keys.of(parameter) + (".again" if again else "")
-        if self._keys.is_new(key, self.names.get(parameter)):
+        if self._keys.is_new(key):
+            if parameter in self.names:
+                self._keys.call(key, self.names[parameter])
             self._store.init(key, as_real(torch.zeros_like(parameter, memory_format=torch.contiguous_format)))
         if parameter.grad.is_sparse:
             name = self.names.get(parameter, key)

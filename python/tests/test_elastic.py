@@ -62,7 +62,7 @@ def test_the_newest_two_snapshots_stay_and_a_half_one_does_not_count(tmp_path):
 def test_a_folder_that_others_may_write_is_an_error(tmp_path):
     (tmp_path / "job").mkdir()
     os.chmod(tmp_path / "job", 0o777)
-    with pytest.raises(ringpull.errors.FileError, match="others may write"):
+    with pytest.raises(ringpull.errors.FileError, match="others have rights"):
         Snapshots(tmp_path / "job", 0).prepare()
     with pytest.raises(ringpull.errors.FileError, match="hint: start the job with --snapshots"):
         Snapshots("/proc/none", 0).prepare()
@@ -77,7 +77,7 @@ def test_a_snapshot_in_a_folder_that_others_may_write_is_not_read(tmp_path, monk
     planted.write((0, 9), packed({"step": 5}))
     for folder in (planted.job, planted.folder):
         os.chmod(folder, 0o777)
-        with pytest.raises(ringpull.errors.FileError, match="others may write"):
+        with pytest.raises(ringpull.errors.FileError, match="others have rights"):
             state.resume()
         os.chmod(folder, 0o700)
     assert state.resume() and state.step == 5
