@@ -62,10 +62,10 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
 class Reach:
     """Finds at the end of a pass which gradients have to travel that it has not reached here, but on other ranks."""
 
-    def ask(self, reached: set[Any], watched: set[Any]) -> Callable[[], set[Any]]:
-        """Tells the other ranks what this one has reached of all that it watches. Collective; does not wait.
+    def ask(self, made: set[Any], present: set[Any], watched: set[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
+        """Tells the other ranks which gradients this one's passes have made, and has, of all that it watches. Collective; does not wait.
 
-        What it returns waits, and returns what some rank has reached.
+        What it returns waits, and returns the same of all ranks: what some rank has made, and has.
         """
         raise NotImplementedError
 
@@ -229,22 +229,26 @@ def _combine(opened: list[Gradients]) -> None:
     for one in opened:
         one._give_names()
     _follow_types(opened)
-    asked: list[tuple[Callable[[], set[Any] | None], list[Gradients]]] = []
+    asked: list[tuple[Callable[[], tuple[set[Any], set[Any]] | None], list[Gradients]]] = []
     for reach in dict.fromkeys(one.reduction.reach for one in opened):
         if reach is None:
             # All of it travels.
             asked.append((lambda: None, [one for one in opened if one.reduction.reach is None]))
             continue
         every = [one for one in _in_order() if one.reduction.reach is reach and one.is_named]
-        reached = {parameter for one in every if one in opened for parameter in one._trained() if parameter in one._sent or parameter.grad is not None}
-        asked.append((reach.ask(reached, {parameter for one in every for parameter in one._watched}), every))
+        made = {parameter for one in every if one in opened for parameter in one._sent}
+        present = made | {parameter for one in every if one in opened for parameter in one._trained() if parameter.grad is not None}
+        asked.append((reach.ask(made, present, {parameter for one in every for parameter in one._watched}), every))
     travelling = []
     for answer, every in asked:
         unsent = [[parameter for parameter in one._trained() if parameter not in one._sent] for one in every]
-        somewhere = answer() if any(unsent) else None
+        found = answer() if any(unsent) else None
         for one, left in zip(every, unsent):
+            one._made.update(one._sent)
             for parameter in left:
-                if somewhere is None or parameter in somewhere:
+                if found is None or parameter in found[0]:
+                    one._made.add(parameter)
+                if found is None or parameter in found[1]:
                     one._leave(parameter)
             if one in opened or one._in_flight:
                 travelling.append(one)
@@ -290,8 +294,8 @@ class Gradients:
         #: What has left in this pass, and how often each has in this step.
         self._sent: set[Any] = set()
         self._calls: dict[Any, int] = {}
-        #: What has left since the last step, on every rank; whether there was a step since.
-        self._left: set[Any] = set()
+        #: What passes have made on some rank since the last step; whether there was a step since.
+        self._made: set[Any] = set()
         self._has_stepped = False
         #: Whether a pass is under way that combines; whether some gradients have been added to and stay here.
         self._is_open = self._is_local = False
@@ -428,7 +432,7 @@ class Gradients:
         if parameter not in self._watched:
             return
         if self._has_stepped:
-            self._left.clear()
+            self._made.clear()
             self._has_stepped = False
         for member in members:
             member.is_combined = False
@@ -449,12 +453,16 @@ class Gradients:
 
     def combine_set_by_hand(self) -> None:
         """Combines gradients that no pass has reached on any rank, and the program has set since."""
-        by_hand = [parameter for parameter in self._trained() if parameter.grad is not None and parameter not in self._left]
-        if by_hand:
+
+        def is_set(parameter: Any) -> bool:
+            combined = self._combined.get(parameter)
+            return parameter.grad is not None and parameter not in self._made and (combined is None or combined() is not parameter.grad)
+
+        if any(is_set(parameter) for parameter in self._trained()):
             # By keys of their own: a rank that sets none makes its next pass meanwhile.
             for parameter in self._watched:
                 self._calls.setdefault(parameter, 1)
-            self._sent.update(self._left)
+            self._sent.update(self._made)
             self.combine()
 
     def _give_names(self) -> None:
@@ -480,7 +488,6 @@ class Gradients:
         calls = self._calls.get(parameter, 0)
         self._calls[parameter] = calls + 1
         self._sent.add(parameter)
-        self._left.add(parameter)
         combined = self._combined.get(parameter)
         handle = self.reduction.send(parameter, calls > 0, combined is not None and combined() is parameter.grad)
         self._in_flight[parameter] = parameter.grad, handle
@@ -512,7 +519,7 @@ class Gradients:
         self._is_open = self._is_local = False
         self._passes = 0
         self._sent.clear()
-        self._left.clear()
+        self._made.clear()
         self._combined.clear()
         for member in self.members():
             member.is_combined = False

@@ -241,11 +241,11 @@ class _Keys(Reach):
         self._known: set[str] = set()
         self._comparing = _next_key(store, "names")
         self._names: dict[str, str] = {}
-        #: For each number of parameters, a key and an array of which this rank has reached and which it watches.
+        #: For each number of parameters, a key and an array: which gradients this rank has made, which it has, which it watches.
         self._arrays: dict[int, tuple[str, torch.Tensor]] = {}
         #: How many parameters were asked about last, and the answer, which nobody may have needed.
         self._count = 0
-        self._answer: Callable[[], set[Any]] | None = None
+        self._answer: Callable[[], tuple[set[Any], set[Any]]] | None = None
 
     @property
     def _store(self) -> KVStore:
@@ -263,7 +263,7 @@ class _Keys(Reach):
     def is_current(self, parameter: Any) -> bool:
         """Whether a parameter that has a key has the type and shape that it had when it got that."""
         known = self._by_id.get(id(parameter))
-        return known is None or known[0]() is not parameter or known[2] == (parameter.dtype, parameter.shape)
+        return known is None or known[0]() is not parameter or known[2] == (parameter.dtype, parameter.shape)  # type: ignore[union-attr]
 
     def of(self, parameter: Any) -> str:
         """The key of a parameter that has one."""
@@ -298,54 +298,56 @@ class _Keys(Reach):
         self._known.add(key)
         return was_new
 
-    def ask(self, reached: set[Any], watched: set[Any]) -> Callable[[], set[Any]]:
+    def ask(self, made: set[Any], present: set[Any], watched: set[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
         if self._store.num_workers == 1:
-            return lambda: reached
+            return lambda: (made, present)
         last, self._answer = self._answer, None
         if last is not None:
             last()
         if self._count and self._count < len(self._all):
             # There are new ones: those that live on no rank any more are left out.
-            alive = self._sum([ref() is not None for ref, _ in self._all[: self._count]], [])()[0]
+            alive = self._sum([[ref() is not None for ref, _ in self._all[: self._count]]] * 3)()[0]
             self._all = [entry for entry, ranks in zip(self._all, alive) if ranks] + self._all[self._count :]
             self._by_id = {own: entry for own, entry in self._by_id.items() if entry[0]() is not None}
         self._count = len(self._all)
         entries = list(self._all)
-        present = [ref() for ref, _ in entries]
-        total = self._sum([one in reached for one in present], [one in watched for one in present])
+        known = [ref() for ref, _ in entries]
+        total = self._sum([[one in some for one in known] for some in (made, present, watched)])
 
-        def answer() -> set[Any]:
-            somewhere = set()
-            for (ref, key), reaching, watching in zip(entries, *total()):
-                if 0 < reaching and watching < self._store.num_workers:
+        def answer() -> tuple[set[Any], set[Any]]:
+            makers, havers = set(), set()
+            for (ref, key), making, having, watching in zip(entries, *total()):
+                if 0 < having and watching < self._store.num_workers:
                     raise ArgumentError(
                         f"the gradient of {self._names.get(key, key)} is averaged on {watching} of {self._store.num_workers} ranks: the others have no "
                         "optimizer for it any more\n  hint: call close() of an optimizer on every rank before it is dropped or replaced on any"
                     )
-                if reaching:
-                    somewhere.add(ref())
-            return somewhere
+                if making:
+                    makers.add(ref())
+                if having:
+                    havers.add(ref())
+            return makers, havers
 
         self._answer = answer
-        if any(one is not None and one not in watched for one in present):
+        if any(one is not None and one not in watched for one in known):
             answer()
         return answer
 
-    def _sum(self, first: list[bool], second: list[bool]) -> Callable[[], list[list[int]]]:
-        """Begins to sum two rows of one length over the ranks, of which the second may be missing."""
-        count = len(first)
+    def _sum(self, rows: list[list[bool]]) -> Callable[[], list[list[int]]]:
+        """Begins to sum three rows of one length over the ranks."""
+        count = len(rows[0])
         if count not in self._arrays:
-            self._arrays[count] = _next_key(self._store, "reached"), torch.zeros(2, count, dtype=torch.int32)
+            self._arrays[count] = _next_key(self._store, "reached"), torch.zeros(3, count, dtype=torch.int32)
             self.call(self._arrays[count][0], "what a backward pass has reached")
             self._store.init(*self._arrays[count])
         key, array = self._arrays[count]
-        array.copy_(torch.tensor([first, second or first]))
+        array.copy_(torch.tensor(rows))
         handle = self._store.pushpull(key, array, wait=False, keep=False)
 
         def total() -> list[list[int]]:
             handle.wait()
-            rows: list[list[int]] = array.tolist()
-            return rows
+            sums: list[list[int]] = array.tolist()
+            return sums
 
         return total
 
