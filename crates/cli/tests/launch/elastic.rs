@@ -276,10 +276,12 @@ fn a_worker_that_is_killed_beside_servers_is_started_again_and_the_others_go_on(
 fn a_worker_that_is_stopped_is_killed_when_the_scheduler_has_gone_on_without_it() {
     let script = format!(
         "case $DMLC_ROLE in scheduler) until [ -e $1/stopped ]; do sleep 0.01; done
-           echo 'ringpull: worker rank 1 (pid 7 on h) is lost: no heartbeat for 3.0 s (during heartbeat)' >&2 ;;
+           echo \"ringpull: worker rank 1 (pid $(cat $1/stopped) on h) is lost: no heartbeat for 3.0 s (during heartbeat)\" >&2 ;;
         esac
         {WITH_SERVERS}
-        if [ $DMLC_WORKER_ID = 1 ] && mkdir $1/first 2>/dev/null; then : >$1/stopped; kill -STOP $$; fi
+        if [ $DMLC_WORKER_ID = 1 ] && mkdir $1/first 2>/dev/null; then
+          echo $$ >$1/pid; mv $1/pid $1/stopped; kill -STOP $$
+        fi
         until [ $(wc -l <$1/begun) = $2 ]; do sleep 0.01; done; : >$1/done"
     );
     let silent = "worker 1 is silent, and the job has gone on without it: it is killed";
