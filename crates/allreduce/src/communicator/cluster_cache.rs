@@ -15,7 +15,7 @@ use ringpull_base::{Error, Result, files};
 /// time they are made.
 const KEPT: usize = 32;
 
-/// How long ago `file` was written, if that is known.
+/// The time since `file` was written, if that is known.
 pub(super) fn age(file: &Path) -> Option<Duration> {
     // Another host's clock, in a shared folder, may be ahead.
     Some(fs::metadata(file).ok()?.modified().ok()?.elapsed().unwrap_or_default())

@@ -37,7 +37,7 @@ pub struct Learned {
     pub source: String,
     /// The age of the file, if it is of the cache, on rank 0.
     pub age: Option<Duration>,
-    /// Whether they are of this cluster, and not of any.
+    /// True if they are of this cluster, and not of any.
     pub is_of_the_cluster: bool,
 }
 
@@ -100,7 +100,7 @@ impl Learned {
     }
 }
 
-/// What each rank tells the others of its host.
+/// Facts of a rank's host, which it sends to the others.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct HostCard {
@@ -130,7 +130,7 @@ impl JobHosts {
     }
 }
 
-/// What rank 0 has found.
+/// The source that rank 0 has found.
 enum Found {
     Text { text: String, source: String, age: Option<Duration> },
     Nothing,
@@ -143,7 +143,7 @@ impl Found {
     const CACHED: u64 = 2;
     const WRONG: u64 = 3;
 
-    /// What it is, and how many bytes of text follow.
+    /// The kind of source, and the number of bytes of text that follow.
     fn head(&self) -> [u64; 2] {
         match self {
             Found::Text { text, age, .. } => [if age.is_some() { Self::CACHED } else { Self::TEXT }, text.len() as u64],

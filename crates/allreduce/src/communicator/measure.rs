@@ -10,7 +10,7 @@ use super::probe_rings::ProbeRing;
 use super::rack_probe::{Pairs, typical_rate};
 use super::{Communicator, cluster_cache};
 
-/// How often the network is measured, of which each number's median counts.
+/// The number of times that the network is measured; each number's median counts.
 const TIMES: usize = 3;
 
 impl Communicator {

@@ -41,7 +41,7 @@ const FIT: f64 = 1.15;
 /// probes, and in none of seven with this.
 const LONG_GAME_US: f64 = 150_000.0;
 const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=16_777_216.0;
-/// What a pair sends in each direction: what a ring passes on in about 50 ms.
+/// The bytes that a pair sends in each direction: a ring passes them on in about 50 ms.
 const GAME_US: f64 = 50_000.0;
 const GAME_BYTES: std::ops::RangeInclusive<f64> = 65_536.0..=1_048_576.0;
 /// The shortest time between racks is more than the longest within a rack by this factor,
@@ -220,7 +220,7 @@ fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
     (0..pairs.len()).map(typical).collect()
 }
 
-/// What a pair sends in each direction at once in a longer game, on links that typically have this rate.
+/// The bytes that a pair sends in each direction at once in a longer game, on links of this typical rate.
 fn game_bytes(typical: f64) -> usize {
     (LONG_GAME_US * typical).clamp(*LONG_GAME_BYTES.start(), *LONG_GAME_BYTES.end()) as usize
 }

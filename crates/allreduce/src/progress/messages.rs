@@ -437,7 +437,7 @@ pub struct Overdue {
 pub struct Stuck {
     /// How many orders of rank 0 it had received.
     pub orders: u64,
-    /// Whether something that it has called has begun, and may wait for data.
+    /// True if something that it has called has begun, and may wait for data.
     pub has_begun: bool,
     /// Where its program is, if that is known.
     pub site: Option<String>,

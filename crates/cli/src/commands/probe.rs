@@ -63,7 +63,7 @@ fn of_hosts(file: &Path) -> Result<Cluster> {
     launched.probe()
 }
 
-/// What the job of this rank measures, on rank 0.
+/// Measures the network with the other ranks; returns the measurement on rank 0.
 fn as_a_rank() -> Result<Option<Cluster>> {
     let environment = Config::from_env()?;
     let config = Config { algorithm: AlgorithmChoice::Auto, cluster: ClusterSource::None, ..environment };

@@ -20,7 +20,7 @@ pub(crate) fn is_of_signal(code: i32) -> bool {
     (129..=192).contains(&code)
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndOfProcess {
     /// With exit code 0.
@@ -42,7 +42,7 @@ pub(super) enum Endurance {
     Servers,
 }
 
-/// What the launcher knows of the other processes when one has ended.
+/// The state of the other processes when one has ended, as far as the launcher knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
 pub(super) struct JobState {
@@ -60,7 +60,7 @@ pub(super) struct JobState {
     pub(super) may_restart: bool,
 }
 
-/// What follows from the end of a process.
+/// The effect of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndEffect {
     /// Nothing.
@@ -75,7 +75,7 @@ pub(super) enum EndEffect {
     Failure,
 }
 
-/// What the end of a process means for its job.
+/// Decides what the end of a process means for its job.
 pub(super) fn meaning(endurance: Endurance, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
     use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
     use Endurance::{Nobody, Servers, Workers};
@@ -129,7 +129,7 @@ pub(super) fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool)
     }
 }
 
-/// How an `mpirun` ended, and what its ranks have said of themselves.
+/// The end of an `mpirun`, and what its ranks have said of themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MpirunEnd {
     /// Its exit code; `None` if it did not end, and was killed.

@@ -79,7 +79,7 @@ fn job(source: &ClusterSource) -> Vec<u32> {
     all.into_iter().next().unwrap_or_default()
 }
 
-/// What `work` gives while every core is busy with something else.
+/// Runs `work` while every core is busy with something else.
 fn beside_busy_processes<T>(work: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -41,7 +41,7 @@ use crate::mpirun::Mpirun;
 const LOOK: Duration = Duration::from_secs(1);
 /// How often it says that it waits.
 const WORD: Duration = Duration::from_secs(10);
-/// How often a generation that cannot do without a host is begun there in vain.
+/// The number of vain attempts to begin a generation on a host that it cannot do without.
 const REFUSALS: u32 = 3;
 /// How long a job that may run waits for the hosts that it is to start with.
 const GATHER: Duration = Duration::from_secs(30);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::launch::wrapper::parent_of;
 
-/// How often processes of earlier generations are killed, and the time between.
+/// The number of times that processes of earlier generations are killed, and the time between.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(200);
 /// The programs by which MPI starts ranks on a host. They notice late or never that their launcher is gone.

@@ -147,7 +147,7 @@ impl Snapshots {
         }
     }
 
-    /// What each of the hosts that has files of its own says, or why it does not answer.
+    /// Asks each of the hosts that has files of its own; gives each answer, or why there is none.
     fn ask(&self, hosts: &[Host], request: &Request, limit: Duration) -> Vec<(Host, Result<HostAnswer, String>)> {
         let own = with_files(hosts);
         let far = own.iter().filter_map(|host| if let Host::Ssh(host) = host { Some(host) } else { None });
