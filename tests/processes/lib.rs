@@ -28,6 +28,9 @@ use tempfile::TempDir;
 
 /// How long a job may take whose test does not say how long.
 pub const LIMIT: Duration = Duration::from_secs(600);
+/// How long `mpirun` may outlive its ranks. That of Open MPI 4.1 with PMIx 4.2 does so for ever, once in hundreds of jobs
+/// that fail: two of its threads wait for each other in `PMIx_server_finalize`.
+const OUTLIVES: Duration = Duration::from_secs(30);
 /// How long a killed process may take to be gone.
 const CLEARING: Duration = Duration::from_secs(3);
 /// The variable, inherited by every process of a job, whose value is the job's folder: how those are found
@@ -171,15 +174,31 @@ impl Processes {
 
     /// Whether all started processes ended in time; if not, all of the job is killed.
     pub fn ends_by(&mut self, deadline: Instant) -> bool {
+        let mut look = Instant::now() + OUTLIVES;
+        let mut is_left = false;
         while !self.running().is_empty() {
             if Instant::now() > deadline {
                 self.kill();
                 return false;
             }
+            if Instant::now() > look {
+                look = Instant::now() + OUTLIVES;
+                let was_left = std::mem::replace(&mut is_left, self.is_mpirun_left());
+                if was_left && is_left {
+                    eprintln!("mpirun has outlived its ranks, and is killed");
+                    self.kill();
+                }
+            }
             // A process's end is the event; the standard library has no wait with a deadline.
             std::thread::park_timeout(Duration::from_millis(5));
         }
         true
+    }
+
+    /// Whether `mpirun` is all that lives of a job whose ranks have run.
+    fn is_mpirun_left(&mut self) -> bool {
+        let mpirun = self.started.iter().find(|(name, _)| name == "mpirun").map(|(_, child)| child.id() as i32);
+        self.names().iter().any(|name| name.starts_with("rank ")) && mpirun.is_some_and(|pid| self.living() == [pid])
     }
 
     /// Whether all started processes, which have ended or will, ended with success.
