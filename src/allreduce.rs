@@ -36,7 +36,7 @@ impl Allreduce {
     }
 
     /// Makes a fault of the ranks one of the servers, and the other way round.
-    #[cfg(all(feature = "mpi", feature = "ps"))]
+    #[cfg(feature = "ps")]
     pub(crate) fn share_faults(&self, servers: &crate::servers::Servers) {
         let engine = Arc::clone(&self.engine);
         servers.on_fault(Box::new(move |fault| engine.fail(fault)));

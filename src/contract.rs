@@ -22,19 +22,7 @@ use ringpull_base::{Key, Result, Tensor};
 /// ```
 pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
 
-#[cfg(feature = "allreduce")]
 pub use ringpull_allreduce::progress::Change;
-
-/// What has changed with a loss.
-#[cfg(not(feature = "allreduce"))]
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Change {
-    pub generation: u64,
-    pub rank: usize,
-    pub num_workers: usize,
-    pub lost: Vec<usize>,
-}
 
 /// What a program does after a loss; see [`on_change`](crate::KvStore::on_change).
 pub type OnChange = Box<dyn FnMut(&Change) -> Result<()> + Send>;

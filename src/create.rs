@@ -1,6 +1,5 @@
 //! From a kind's name to a store.
 
-#[cfg(any(feature = "mpi", feature = "ps"))]
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
@@ -16,13 +15,13 @@ use ringpull_device::Devices;
 
 #[cfg(all(feature = "devices", feature = "ps"))]
 use self::with_devices::before_servers;
-#[cfg(all(feature = "devices", feature = "mpi"))]
+#[cfg(feature = "devices")]
 use self::with_devices::over_ranks;
 #[cfg(feature = "devices")]
 use self::with_devices::{has_driver, open, over_devices};
 #[cfg(all(not(feature = "devices"), feature = "ps"))]
 use self::without_devices::before_servers;
-#[cfg(all(not(feature = "devices"), feature = "mpi"))]
+#[cfg(not(feature = "devices"))]
 use self::without_devices::over_ranks;
 #[cfg(not(feature = "devices"))]
 use self::without_devices::{Devices, has_driver, open, over_devices};
@@ -284,7 +283,6 @@ fn warn_of_variables(job: Option<&Dmlc>) {
 }
 
 /// Reports once in a job on which hosts its processes are.
-#[cfg(any(feature = "mpi", feature = "ps"))]
 pub(crate) fn introduce(job: &str) {
     static ONCE: Once = Once::new();
     if !config::is_quiet() {
@@ -370,7 +368,7 @@ const CHILD_OF_A_WORKER: &str = "create the store in the worker alone, in a scri
                                  `if __name__ == \"__main__\":`; a child that needs one of its own creates the kind local";
 
 /// Ranks of MPI that are workers of servers too, by the same numbers.
-#[cfg(all(feature = "mpi", feature = "ps"))]
+#[cfg(feature = "ps")]
 fn over_both(config: &Config, job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
     let kind = Kind::DistHybrid;
     let dmlc = worker_of(kind, job)?;
@@ -395,12 +393,12 @@ fn over_both(config: &Config, job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
     Ok(Box::new(crate::hybrid::Hybrid::new(crate::allreduce::Allreduce::new(engine), servers)?))
 }
 
-#[cfg(not(all(feature = "mpi", feature = "ps")))]
+#[cfg(not(feature = "ps"))]
 fn over_both(_config: &Config, _job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
     Err(Error::KindUnavailable {
         kind: Kind::DistHybrid.to_string(),
         reason: "this build lacks MPI or parameter servers".to_owned(),
-        remedy: "build it with the features `mpi` and `ps`, which are on by default".to_owned(),
+        remedy: "build it with the feature `ps`, which is on by default".to_owned(),
     })
 }
 
@@ -424,7 +422,6 @@ fn no_servers(asked: &str) -> Error {
 }
 
 /// The engine over this job's ranks.
-#[cfg(feature = "mpi")]
 fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::progress::Engine>> {
     /// Whether the first store was to go on without lost ranks.
     static IS_ELASTIC: OnceLock<bool> = OnceLock::new();
@@ -442,7 +439,6 @@ fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::p
 
 /// What the first store or communicator of a process says of its job: to people, to `ringpull top`, and to
 /// the launcher.
-#[cfg(feature = "mpi")]
 pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Result<()> {
     static ONCE: Once = Once::new();
     if engine.rank() == 0 {
@@ -456,7 +452,6 @@ pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Re
     crate::status::serve(engine)
 }
 
-#[cfg(feature = "mpi")]
 fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
     let engine = engine(config, devices.is_some())?;
     Ok(match devices {
@@ -475,7 +470,6 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
 }
 
 /// An error if what is asked for cannot go on without a lost rank.
-#[cfg(feature = "mpi")]
 fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
     let (what, variable) = match config.elastic {
         true if on_devices => ("values on devices", "RINGPULL_DEVICES"),
@@ -495,24 +489,9 @@ fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
 }
 
 /// Reduces for the workers of this helper's job until they are done. Blocks.
-#[cfg(feature = "mpi")]
 fn serve(config: &Config) -> Result<()> {
     timeline::start(config::timeline_file());
     ringpull_allreduce::progress::process::serve(config, Some(config.segment_bytes))
-}
-
-#[cfg(not(feature = "mpi"))]
-fn serve(config: &Config) -> Result<()> {
-    over_mpi(config, None).map(drop)
-}
-
-#[cfg(not(feature = "mpi"))]
-fn over_mpi(_config: &Config, _devices: Option<Arc<Devices>>) -> Result<Box<dyn Backend>> {
-    Err(Error::KindUnavailable {
-        kind: Kind::DistSyncMpi.to_string(),
-        reason: "this build has no MPI".to_owned(),
-        remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
-    })
 }
 
 /// What a build with devices makes of them.
@@ -521,7 +500,6 @@ mod with_devices {
     use std::sync::Arc;
     use std::time::Duration;
 
-    #[cfg(feature = "mpi")]
     use ringpull_allreduce::progress::Engine;
     pub(super) use ringpull_device::open;
 
@@ -537,7 +515,6 @@ mod with_devices {
         Box::new(OnDevices::alone(devices, limit))
     }
 
-    #[cfg(feature = "mpi")]
     pub(super) fn over_ranks(devices: Arc<Devices>, engine: Arc<Engine>, limit: Duration) -> Box<dyn Backend> {
         Box::new(OnDevices::over_ranks(devices, engine, limit))
     }
@@ -578,7 +555,6 @@ mod without_devices {
         match *devices {}
     }
 
-    #[cfg(feature = "mpi")]
     pub(super) fn over_ranks<E>(devices: Arc<Devices>, _engine: E, _limit: Duration) -> Box<dyn Backend> {
         match *devices {}
     }

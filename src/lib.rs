@@ -16,57 +16,43 @@ mod book {
     struct Rust;
 }
 
-#[cfg(feature = "allreduce")]
 mod allreduce;
 mod backend;
-#[cfg(any(feature = "allreduce", feature = "ps"))]
 mod backlog;
-#[cfg(feature = "allreduce")]
 mod check;
-#[cfg(feature = "allreduce")]
 mod communicator;
-#[cfg(any(feature = "allreduce", feature = "ps"))]
 mod compressed;
 mod contract;
 mod contribution;
 mod create;
 #[cfg(all(feature = "devices", feature = "ps"))]
 mod device_sums;
-#[cfg(all(feature = "mpi", feature = "ps"))]
+#[cfg(feature = "ps")]
 mod hybrid;
-#[cfg(feature = "allreduce")]
 mod jobs;
-#[cfg(feature = "allreduce")]
 mod kept_push;
 mod kvstore;
 mod local;
 #[cfg(feature = "devices")]
 mod on_devices;
 mod recorded;
-#[cfg(feature = "allreduce")]
 mod replica;
 #[cfg(feature = "ps")]
 mod servers;
-#[cfg(feature = "allreduce")]
 mod shares;
-#[cfg(feature = "allreduce")]
 mod slot;
 mod states;
-#[cfg(any(feature = "mpi", feature = "ps"))]
 mod status;
-#[cfg(feature = "allreduce")]
 mod sum_rows;
 mod table;
 mod update;
 
-#[cfg(feature = "allreduce")]
 pub use communicator::{CallOptions, Communicator, Handle, communicator, communicator_with};
 pub use contract::{Change, OnChange, Updater};
 #[cfg(feature = "devices")]
 pub use create::create_on;
 pub use create::{create, create_elastic, create_with, run_node};
 pub use kvstore::{Capability, KvStore, Stats};
-#[cfg(feature = "allreduce")]
 pub use shares::suggest_shares;
 
 #[doc(inline)]
@@ -98,7 +84,6 @@ pub mod internal {
 
     #[cfg(feature = "ps")]
     use crate::Result;
-    #[cfg(feature = "allreduce")]
     pub use crate::allreduce::Allreduce;
     pub use crate::backend::Backend;
     #[cfg(all(feature = "devices", feature = "ps"))]
@@ -109,7 +94,6 @@ pub mod internal {
     pub use crate::servers::Servers;
     pub use crate::states::{SavedStates, replace_file};
     use crate::{Config, Kind, KvStore};
-    #[cfg(feature = "mpi")]
     pub use ringpull_allreduce::transport::share_mpi;
 
     /// Serves the job if this process is a server, a scheduler or a helper, and the store that its program is

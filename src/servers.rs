@@ -106,13 +106,11 @@ impl Servers {
     }
 
     /// Ends this worker's part of the job with a fault from elsewhere.
-    #[cfg(feature = "mpi")]
     pub(crate) fn fail_with(&self) -> ringpull_base::OnFault {
         self.worker.fail_with()
     }
 
     /// Lets `hook` know of the first fault.
-    #[cfg(feature = "mpi")]
     pub(crate) fn on_fault(&self, hook: ringpull_base::OnFault) {
         self.worker.on_fault(hook);
     }

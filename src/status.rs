@@ -37,7 +37,6 @@ pub(crate) trait WatchedJob: Send + Sync {
     fn when_first(&self, work: Box<dyn FnOnce() + Send>);
 }
 
-#[cfg(feature = "mpi")]
 impl WatchedJob for ringpull_allreduce::progress::Engine {
     fn status(&self) -> JobStatus {
         self.status()

@@ -1,6 +1,5 @@
 //! What a sum takes of memory beyond the caller's buffer: a few segments, however long the buffer, in shared
 //! memory and by messages, also between ranks that lag behind one another.
-#![cfg(feature = "mpi")]
 
 use std::thread;
 use std::time::{Duration, Instant};

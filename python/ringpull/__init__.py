@@ -14,7 +14,6 @@ job go on when ranks are lost.
 """
 
 try:
-    from . import _load  # noqa: F401, I001
     from ._native import __version__
 except ModuleNotFoundError as missing:
     raise ImportError(

@@ -127,6 +127,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     if found.map_or(true, |found| !found.is_none()) {
         ringpull::internal::share_mpi();
     }
+    ringpull_mpi::run_in(module.py().import("sys")?.getattr("prefix")?.extract()?);
     interpreter::close_at_exit(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull_base::Kind::ALL.map(ringpull_base::Kind::name).to_vec())?;

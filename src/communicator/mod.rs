@@ -15,7 +15,6 @@ use std::time::Duration;
 use ringpull_allreduce::progress::{Engine, Envelope, Job, Operation, Peering, Reply, StandIn, Terms, Topic, answer};
 use ringpull_base::config::Config;
 use ringpull_base::forked::OfProcess;
-#[cfg(feature = "mpi")]
 use ringpull_base::last_words;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result, Tensor, TensorMut, TensorRef, waits};
@@ -83,19 +82,10 @@ pub fn communicator() -> Result<Communicator> {
 /// As [`communicator`], with the caller's settings, which are the same on every rank.
 pub fn communicator_with(config: &Config) -> Result<Communicator> {
     config.check()?;
-    #[cfg(feature = "mpi")]
-    {
-        let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
-        last_words::introduce(engine.rank(), engine.size());
-        crate::create::announce(&engine)?;
-        Communicator::over(engine, config)
-    }
-    #[cfg(not(feature = "mpi"))]
-    Err(Error::KindUnavailable {
-        kind: "a communicator".to_owned(),
-        reason: "this build has no MPI".to_owned(),
-        remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
-    })
+    let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
+    last_words::introduce(engine.rank(), engine.size());
+    crate::create::announce(&engine)?;
+    Communicator::over(engine, config)
 }
 
 /// What adds zeros to the sums of others.

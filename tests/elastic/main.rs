@@ -4,7 +4,6 @@
 //!
 //! `rank`: what a rank does; `job`: how a job is started and checked; `uses`: what else a job has ranks for;
 //! `trials`: many losses, and how long they take.
-#![cfg(feature = "mpi")]
 
 mod job;
 mod rank;

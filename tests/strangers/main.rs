@@ -13,7 +13,7 @@
 //! | `vitals` | sockets, descriptors, threads and memory of a process |
 //!
 //! `scripts/adversary` runs it and prints what each attack did.
-#![cfg(all(feature = "mpi", feature = "ps"))]
+#![cfg(feature = "ps")]
 
 mod attacks;
 mod greetings;

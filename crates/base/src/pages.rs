@@ -115,8 +115,8 @@ fn examples() -> Vec<Error> {
         "dist_snyc".parse::<Kind>().expect_err("a slip"),
         Error::KindUnavailable {
             kind: text("dist_sync_mpi"),
-            reason: text("this build has no MPI"),
-            remedy: text("build with the feature mpi, or choose dist_sync"),
+            reason: text("no library of MPI was found"),
+            remedy: text("install Open MPI or MPICH, or choose dist_sync"),
         },
         Error::Unsupported {
             kind: text("local"),

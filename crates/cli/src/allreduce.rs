@@ -93,18 +93,8 @@ fn eager_bytes(asked: Option<AlgorithmChoice>, config: &Config) -> Option<usize>
     (asked != Some(AlgorithmChoice::Native)).then_some(config.segment_bytes)
 }
 
-#[cfg(feature = "mpi")]
 pub(super) fn connect(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
     ringpull_allreduce::progress::process::mpi_engine(config, eager_bytes)
-}
-
-#[cfg(not(feature = "mpi"))]
-pub(super) fn connect(_config: &Config, _eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
-    Err(Error::KindUnavailable {
-        kind: "bench allreduce".to_owned(),
-        reason: "this build has no MPI".to_owned(),
-        remedy: "build it with the feature `mpi`, which is on by default".to_owned(),
-    })
 }
 
 /// The tensors that the transport uses.

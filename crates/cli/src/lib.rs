@@ -64,7 +64,7 @@ mod train;
 mod usage;
 mod variant;
 
-/// The command, for a program that loads a library with this crate at run time (`crates/loader`).
+/// The command, for a program that loads a library with this crate at run time (`python/command`).
 #[allow(unsafe_code)]
 // SAFETY: no other library has a function of this name.
 #[unsafe(no_mangle)]

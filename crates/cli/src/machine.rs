@@ -200,21 +200,12 @@ pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-#[cfg(feature = "mpi")]
 fn mpi_library() -> Option<String> {
     ringpull_allreduce::transport::mpi_library().ok()
 }
 
-#[cfg(not(feature = "mpi"))]
-fn mpi_library() -> Option<String> {
-    None
-}
-
 fn has_fault_tolerance() -> bool {
-    #[cfg(feature = "mpi")]
-    return ringpull_allreduce::transport::has_ulfm();
-    #[cfg(not(feature = "mpi"))]
-    false
+    ringpull_allreduce::transport::has_ulfm()
 }
 
 #[cfg(test)]

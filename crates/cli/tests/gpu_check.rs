@@ -1,5 +1,4 @@
 //! `doctor --gpu`, `info` and `doctor` over simulated devices, and on GPUs that compute without one.
-#![cfg(feature = "mpi")]
 
 use std::process::Command;
 

@@ -206,7 +206,6 @@ fn mpirun_puts_ranks_on_the_hosts_in_turn() {
 
 /// What rank 0 prints of `ringpull bench allreduce` with `words` over `count` ranks on the lab's hosts, dealt
 /// out in turn.
-#[cfg(feature = "mpi")]
 fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     let words = [&["bench", "allreduce", "--sizes", "4,64KiB,3MB", "--format", "json"], words].concat();
     let printed = ranks_on(hosts, count, &words, Path::new("none"));
@@ -215,7 +214,6 @@ fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
 
 /// What rank 0 prints of `ringpull` with `words` over `count` ranks on the lab's hosts, dealt out in turn, that go
 /// by this cluster file.
-#[cfg(feature = "mpi")]
 fn ranks_on(hosts: &[usize], count: usize, words: &[&str], file: &Path) -> String {
     let mut processes = Processes::new();
     let command = processes.redirected(std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words.iter().copied()));
@@ -229,7 +227,6 @@ fn ranks_on(hosts: &[usize], count: usize, words: &[&str], file: &Path) -> Strin
 }
 
 /// Whether ranks can be started on the lab's hosts.
-#[cfg(feature = "mpi")]
 fn can_run_ranks() -> bool {
     match Mpirun::find() {
         Err(_) => eprintln!("skipped: mpirun is not installed"),
@@ -243,7 +240,6 @@ fn can_run_ranks() -> bool {
     false
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn ranks_that_share_a_host_share_memory_and_hosts_exchange_messages() {
     let Some(_turn) = turn().filter(|_| can_run_ranks()) else { return };
@@ -271,7 +267,6 @@ fn two_racks_are_joined_by_one_link_of_its_own_rate() {
     assert!(!Path::new("/sys/class/net/ringpull1").exists() && !Path::new("/sys/class/net/rp-up0").exists());
 }
 
-#[cfg(feature = "mpi")]
 #[test]
 fn a_probe_finds_the_racks_that_nobody_has_named_and_jobs_go_by_them() {
     let Some(_turn) = turn().filter(|_| can_run_ranks()) else { return };

@@ -1,5 +1,4 @@
 //! The cluster file, and the comparison of everybody's allreduce over sizes, with real MPI ranks.
-#![cfg(feature = "mpi")]
 
 use std::path::Path;
 use std::process::Command;

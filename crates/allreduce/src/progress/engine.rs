@@ -265,7 +265,6 @@ impl Engine {
     }
 
     /// Prints what the ranks are doing: on rank 0 at once, on another when rank 0 has answered.
-    #[cfg(feature = "mpi")]
     pub(super) fn describe(&self) {
         let shared = self.current.get();
         if shared.rank == 0 {

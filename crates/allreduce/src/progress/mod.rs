@@ -39,14 +39,12 @@ mod layout;
 pub mod messages;
 mod period;
 mod phases;
-#[cfg(feature = "mpi")]
 pub mod process;
 mod renewal;
 mod rest;
 mod shared;
 mod standstill;
 mod status;
-#[cfg(feature = "mpi")]
 mod termination;
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,20 @@
 //! The MPI library behind the wire: its name, its words and its errors.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mpi::ffi;
-
 use ringpull_base::{Error, Result, config};
+use ringpull_mpi::Api;
+
+/// The functions of this process's MPI library, which the first call loads. An error says why it has none.
+pub(super) fn api() -> Result<&'static Api> {
+    ringpull_mpi::load().map_err(|missing| Error::KindUnavailable {
+        kind: "dist_sync_mpi".to_owned(),
+        reason: missing.reason,
+        remedy: missing.remedy,
+    })
+}
 
 pub(super) fn check(call: &str, rank: usize, code: c_int) -> Result<()> {
     if code == 0 { Ok(()) } else { Err(library_error(call, rank, code)) }
@@ -25,14 +33,16 @@ pub(super) fn library_error(call: &str, rank: usize, code: c_int) -> Error {
 pub(super) fn error_text(code: c_int) -> String {
     let mut text = vec![0u8; 1024];
     let mut len: c_int = 0;
-    // SAFETY: `text` is longer than MPI_MAX_ERROR_STRING of any MPI (at most 512).
-    unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
+    if let Ok(api) = api() {
+        // SAFETY: `text` is longer than MPI_MAX_ERROR_STRING of any MPI (at most 512).
+        unsafe { (api.error_string)(code, text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
+    }
     String::from_utf8_lossy(&text[..len as usize]).into_owned()
 }
 
 /// `Open MPI 4.1.4` or `MPICH 4.0.2`: name and version from the library's own text.
 pub(super) fn library_name() -> String {
-    first_words(&library_text())
+    mpi_library().unwrap_or_else(|_| "MPI".to_owned())
 }
 
 fn first_words(text: &str) -> String {
@@ -41,32 +51,21 @@ fn first_words(text: &str) -> String {
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn library_text() -> String {
+fn library_text(api: &Api) -> String {
     let mut text = vec![0u8; 16384];
     let mut len: c_int = 0;
     // SAFETY: may be called at any time; `text` is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI (at
     // most 8192).
-    unsafe { ffi::MPI_Get_library_version(text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
+    unsafe { (api.get_library_version)(text.as_mut_ptr().cast::<c_char>(), &raw mut len) };
     text.truncate(text.iter().position(|byte| *byte == 0).unwrap_or(0));
     String::from_utf8_lossy(&text).replace('\t', " ")
 }
 
 /// The name and the version of this process's MPI library, such as `Open MPI 4.1.4`.
 ///
-/// An error if it has none: a wheel's code finds its library when it is loaded, and without one the functions
-/// of MPI are `crates/loader`'s, whose version is the reason.
+/// Loads it, if that is not done. An error says why it has none.
 pub fn mpi_library() -> Result<String> {
-    named(&library_text())
-}
-
-fn named(text: &str) -> Result<String> {
-    let Some(why) = text.strip_prefix("no MPI\n") else { return Ok(first_words(text)) };
-    let (reason, remedy) = why.split_once('\n').unwrap_or((why, "install Open MPI or MPICH"));
-    Err(Error::KindUnavailable {
-        kind: "dist_sync_mpi".to_owned(),
-        reason: reason.to_owned(),
-        remedy: remedy.to_owned(),
-    })
+    Ok(first_words(&library_text(api()?)))
 }
 
 /// With another MPI's `mpirun` every process is rank 0 of a world of its own.
@@ -91,6 +90,27 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
     }
 }
 
+/// Initialises MPI with the highest level of threads and finalises it: the number of ranks, and the level that the
+/// library gives (`single`, `funneled`, `serialized` or `multiple`). For a process that does nothing else. Collective.
+pub fn initialise_once() -> Result<(usize, &'static str)> {
+    let api = api()?;
+    let (mut provided, mut size): (c_int, c_int) = (0, 0);
+    // SAFETY: nobody else calls MPI in this process; the out-pointers are valid.
+    unsafe {
+        check("MPI_Init_thread", 0, (api.init_thread)(api.thread_multiple, &raw mut provided))?;
+        check("MPI_Comm_size", 0, (api.comm_size)((api.world)(), &raw mut size))?;
+        check("MPI_Finalize", 0, (api.finalize)())?;
+    }
+    let levels = [
+        (api.thread_multiple, "multiple"),
+        (api.thread_serialized, "serialized"),
+        (api.thread_funneled, "funneled"),
+        (api.thread_single, "single"),
+    ];
+    let level = levels.iter().find(|(level, _)| provided >= *level).map_or("unknown", |(_, name)| name);
+    Ok((size as usize, level))
+}
+
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
 /// The program may call MPI too, from other threads, once it is initialised here, as one in Python does that
@@ -104,31 +124,21 @@ pub fn share_mpi() {
 /// segment or looks after many; so it costs nothing that matters beside a message, but a library may leave out
 /// a faster path. So it is asked for only where calls of others are to be expected, and not in a job that goes
 /// on without lost ranks, for which Open MPI does not promise it.
-pub(super) fn level_wanted(is_elastic: bool) -> c_int {
-    // SAFETY: constants of the library.
-    unsafe {
-        if IS_SHARED.load(Ordering::Relaxed) && !is_elastic {
-            ffi::RSMPI_THREAD_MULTIPLE
-        } else {
-            ffi::RSMPI_THREAD_FUNNELED
-        }
-    }
+pub(super) fn level_wanted(api: &Api, is_elastic: bool) -> c_int {
+    if IS_SHARED.load(Ordering::Relaxed) && !is_elastic { api.thread_multiple } else { api.thread_funneled }
 }
 
 /// An error unless the library, initialised by the comm thread or by the program before, has the level that
 /// this design needs. A comm thread that initialises MPI makes all calls itself: FUNNELED. If the program has
 /// initialised it, calls of its own may come at the same time as those of the comm thread, and nothing keeps
 /// them apart: MULTIPLE.
-pub(super) fn check_threads(is_initialised_here: bool, provided: c_int) -> Result<()> {
-    // SAFETY: constants of the library.
-    let levels = unsafe {
-        [
-            ("MPI_THREAD_SINGLE", ffi::RSMPI_THREAD_SINGLE),
-            ("MPI_THREAD_FUNNELED", ffi::RSMPI_THREAD_FUNNELED),
-            ("MPI_THREAD_SERIALIZED", ffi::RSMPI_THREAD_SERIALIZED),
-            ("MPI_THREAD_MULTIPLE", ffi::RSMPI_THREAD_MULTIPLE),
-        ]
-    };
+pub(super) fn check_threads(api: &Api, is_initialised_here: bool, provided: c_int) -> Result<()> {
+    let levels = [
+        ("MPI_THREAD_SINGLE", api.thread_single),
+        ("MPI_THREAD_FUNNELED", api.thread_funneled),
+        ("MPI_THREAD_SERIALIZED", api.thread_serialized),
+        ("MPI_THREAD_MULTIPLE", api.thread_multiple),
+    ];
     let (needed, remedy) = if is_initialised_here {
         (levels[1], format!("use an MPI that is built with support for threads; this is {}", library_name()))
     } else {
@@ -158,17 +168,6 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
     library.starts_with("Open MPI") && asked.unwrap_or(false)
 }
 
-/// What the library named so calls `MPI_IN_PLACE`, a macro of C that rsmpi does not hand on: what Open MPI's
-/// header says, and what the common ABI of MPICH 3 to 5 and of Intel MPI says.
-pub(super) fn in_place(library: &str) -> Option<*const c_void> {
-    const FIRST: *const c_void = std::ptr::without_provenance(1);
-    const LAST: *const c_void = std::ptr::without_provenance(usize::MAX);
-    if library.starts_with("Open MPI") {
-        return Some(FIRST);
-    }
-    ["MPICH 3.", "MPICH 4.", "MPICH 5.", "Intel(R) MPI"].iter().any(|name| library.starts_with(name)).then_some(LAST)
-}
-
 /// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments
 /// measured 1.07 of the bandwidth bound where Open MPI's 64 KiB took up to 4.8, and 1.05 where UCX's took
 /// 1.37 under MPICH. What the user has set is left as it is.
@@ -193,20 +192,14 @@ mod tests {
 
     #[test]
     fn a_thread_level_below_what_the_comm_thread_needs_is_an_error() {
-        // SAFETY: constants of the library.
-        let (single, funneled, serialized, multiple) = unsafe {
-            (
-                ffi::RSMPI_THREAD_SINGLE,
-                ffi::RSMPI_THREAD_FUNNELED,
-                ffi::RSMPI_THREAD_SERIALIZED,
-                ffi::RSMPI_THREAD_MULTIPLE,
-            )
-        };
+        let Ok(api) = api() else { return eprintln!("skipped: no MPI") };
+        let (single, funneled, serialized, multiple) =
+            (api.thread_single, api.thread_funneled, api.thread_serialized, api.thread_multiple);
         for level in [funneled, serialized, multiple] {
-            assert_eq!(check_threads(true, level), Ok(()));
+            assert_eq!(check_threads(api, true, level), Ok(()));
         }
-        assert_eq!(check_threads(false, multiple), Ok(()));
-        let said = |is_initialised_here, level| check_threads(is_initialised_here, level).unwrap_err().to_string();
+        assert_eq!(check_threads(api, false, multiple), Ok(()));
+        let said = |is_initialised_here, level| check_threads(api, is_initialised_here, level).unwrap_err().to_string();
         let text = said(true, single);
         assert!(text.contains("MPI_THREAD_SINGLE") && text.contains("needs MPI_THREAD_FUNNELED"), "{text}");
         for (level, name) in [(funneled, "MPI_THREAD_FUNNELED"), (serialized, "MPI_THREAD_SERIALIZED")] {
@@ -217,24 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_library_says_why_and_what_helps() {
-        assert_eq!(named("Open MPI v4.1.4, package: Debian"), Ok("Open MPI 4.1.4".to_owned()));
-        assert_eq!(named("MPICH Version:      4.0.2\nMPICH Release date:"), Ok("MPICH 4.0.2".to_owned()));
-        let text = named("no MPI\nno library of MPI was found\ninstall one").unwrap_err().to_string();
-        assert!(text.contains("no library of MPI was found") && text.contains("hint: install one"), "{text}");
-    }
-
-    #[test]
-    fn only_libraries_whose_word_for_it_is_known_sum_in_place() {
-        for (library, word) in [
-            ("Open MPI 4.1.4", Some(1)),
-            ("MPICH 4.0.2", Some(usize::MAX)),
-            ("Intel(R) MPI Library 2021.12 for Linux* OS", Some(usize::MAX)),
-            ("MPICH 5.0.0", Some(usize::MAX)),
-            ("MPICH 6.0.0", None),
-            ("MPI of somebody", None),
-        ] {
-            assert_eq!(in_place(library).map(|word| word as usize), word, "{library}");
-        }
+    fn a_library_is_called_by_its_name_and_version() {
+        assert_eq!(first_words("Open MPI v4.1.4, package: Debian"), "Open MPI 4.1.4");
+        assert_eq!(first_words("MPICH Version:      4.0.2\nMPICH Release date:"), "MPICH 4.0.2");
     }
 }

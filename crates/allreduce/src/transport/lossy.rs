@@ -3,15 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-use mpi::ffi;
-
 use ringpull_base::{Error, Result};
+use ringpull_mpi::{Api, Comm};
 
 use crate::transport::library::check;
-use crate::transport::mpi::{InFlight, Mpi, check_arrival, probe};
+use crate::transport::mpi::{InFlight, Mpi, check_arrival, own, probe};
 use crate::transport::remaining::Remaining;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{SendMode, Stamp, Transport};
@@ -39,8 +37,9 @@ impl Mpi {
     /// What `successor` needs to go on without the lost ranks of this communicator.
     pub fn heritage(&self) -> Option<Heritage> {
         let ulfm = self.ulfm.filter(|_| self.initialised_here)?;
-        let Mpi { comm, remaining, rank, name, yields, .. } = self;
+        let Mpi { api, comm, remaining, rank, name, yields, .. } = self;
         Some(Heritage {
+            api,
             ulfm,
             comm: *comm,
             remaining: remaining.clone(),
@@ -91,30 +90,27 @@ impl Mpi {
         let mut at = 0;
         while at < self.requests.len() {
             let InFlight { token, way, due } = self.inflight[at];
-            let mut flag: c_int = 0;
-            let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
+            let mut is_done = false;
             if !waiting.contains(&way) {
-                // SAFETY: the request is an active one of this communicator, the out-pointers are valid.
-                let code = unsafe {
-                    ffi::MPI_Request_get_status(self.requests[at], &raw mut flag, status.as_mut_ptr().cast())
-                };
+                // SAFETY: the request is an active one of this communicator.
+                let (code, flag) = unsafe { self.requests.is_done(at) };
                 self.checked_failures()?;
                 check("MPI_Request_get_status", self.rank, code)?;
+                is_done = flag;
             }
-            if flag == 0 {
+            if !is_done {
                 waiting.push(way);
                 at += 1;
                 continue;
             }
             // SAFETY: the request is done, so this returns at once and frees it.
-            let code = unsafe { ffi::MPI_Wait(&raw mut self.requests[at], status.as_mut_ptr().cast()) };
+            let (code, end) = unsafe { self.requests.wait(at) };
             check("MPI_Wait", self.rank, code)?;
             self.requests.remove(at);
             self.inflight.remove(at);
             finished += 1;
             if let Some((from, stamp, len)) = due {
-                // SAFETY: MPI_Wait wrote it.
-                check_arrival(self.rank, from, stamp, len, unsafe { status.assume_init() })?;
+                check_arrival(self.rank, from, stamp, len, end)?;
             }
             done.push(token);
         }
@@ -128,8 +124,9 @@ impl Mpi {
 
 /// What is left of ranks of which some were lost, for those that go on.
 pub struct Heritage {
+    api: &'static Api,
     ulfm: Ulfm,
-    comm: ffi::MPI_Comm,
+    comm: Comm,
     remaining: Remaining,
     rank: usize,
     name: String,
@@ -146,8 +143,7 @@ impl Heritage {
         while self.ulfm.failures(self.comm) <= self.remaining.lost() && begun.elapsed() < patience {
             // A look at what came from any rank is refused from a loss on until that is acknowledged; no process
             // is lost to itself.
-            // SAFETY: a constant of the MPI library.
-            probe(unsafe { ffi::RSMPI_COMM_SELF });
+            probe(self.api, own(self.api));
             std::thread::sleep(Duration::from_micros(200));
         }
         let next = self.without_failed();
@@ -160,7 +156,8 @@ impl Heritage {
         let (remaining, ranks) = self.remaining.without(&failed);
         let rank = ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0);
         super::forget_open();
-        let mpi = Mpi::over(self.comm, remaining, rank, self.name.clone(), self.yields, (true, Some(self.ulfm)));
+        let mpi =
+            Mpi::over(self.api, self.comm, remaining, rank, self.name.clone(), self.yields, (true, Some(self.ulfm)));
         Ok((mpi, ranks))
     }
 }

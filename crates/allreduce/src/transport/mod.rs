@@ -1,7 +1,6 @@
 //! Bytes between two ranks.
 //!
-//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests and builds
-//! without MPI) and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on
+//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on
 //! what is launched, carry errors, and notice at once when a process is gone. It carries no gradient.
 //!
 //! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); who has to know
@@ -12,33 +11,24 @@ pub mod control;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod greeting;
-#[cfg(feature = "mpi")]
 pub(crate) mod identity;
 pub mod inproc;
-#[cfg(feature = "mpi")]
 mod library;
-#[cfg(feature = "mpi")]
 mod lossy;
 pub(crate) mod meeting;
-#[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod observed;
 #[cfg(test)]
 pub(crate) mod over_links;
 pub mod peer_memory;
-#[cfg(feature = "mpi")]
 mod remaining;
-#[cfg(feature = "mpi")]
 mod sockets;
 pub mod star;
-#[cfg(feature = "mpi")]
 mod ulfm;
 pub mod window;
 mod wire;
 
-#[cfg(feature = "mpi")]
-pub use library::{mpi_library, share_mpi};
-#[cfg(feature = "mpi")]
+pub use library::{initialise_once, mpi_library, share_mpi};
 pub use ulfm::{Connections, has_ulfm};
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -62,18 +52,15 @@ pub fn open_messages() -> usize {
     OPEN.load(Ordering::Relaxed)
 }
 
-#[cfg(feature = "mpi")]
 fn opened() {
     OPEN.fetch_add(1, Ordering::Relaxed);
 }
 
 /// What is under way is given up: it will never be done.
-#[cfg(feature = "mpi")]
 fn forget_open() {
     OPEN.store(0, Ordering::Relaxed);
 }
 
-#[cfg(feature = "mpi")]
 fn moved(messages: usize) {
     MESSAGES.fetch_add(messages as u64, Ordering::Relaxed);
     OPEN.fetch_sub(messages, Ordering::Relaxed);

@@ -1,23 +1,20 @@
-//! The MPI wire: point-to-point messages on a communicator of our own, through rsmpi's raw bindings.
+//! The MPI wire: point-to-point messages on a communicator of our own, through the table of `ringpull_mpi`.
 //!
-//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one
-//! (rsmpi's safe calls drop them), so the communicator returns its errors instead of ending the job without
-//! our words.
+//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one, so
+//! the communicator returns its errors instead of ending the job without our words.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::time::Duration;
-
-use mpi::ffi;
 
 use ringpull_base::config::{self, ELASTIC_SETTING, STARTED};
 use ringpull_base::own_folder::OwnFolder;
 use ringpull_base::{DType, Error, Result, file_limit};
+use ringpull_mpi::{Api, Comm, End, Requests, element};
 
 use crate::transport::library::{
-    check, check_launcher, check_threads, error_text, in_place, level_wanted, library_error, mpi_library,
-    set_parameter, set_parameters, yields_when_idle,
+    api, check, check_launcher, check_threads, error_text, level_wanted, library_error, mpi_library, set_parameter,
+    set_parameters, yields_when_idle,
 };
 use crate::transport::remaining::Remaining;
 use crate::transport::sockets::Sockets;
@@ -45,34 +42,20 @@ pub fn network_id() -> u64 {
     xxhash_rust::xxh3::xxh3_64((read("/proc/sys/kernel/random/boot_id") + &namespace).as_bytes())
 }
 
-/// `MPI_Isend`, or another that is called like it.
-type SendCall = unsafe extern "C" fn(
-    *const c_void,
-    c_int,
-    ffi::MPI_Datatype,
-    c_int,
-    c_int,
-    ffi::MPI_Comm,
-    *mut ffi::MPI_Request,
-) -> c_int;
-
 /// MPI, from initialisation to finalisation, and this process's place in it.
 pub struct Mpi {
-    pub(super) comm: ffi::MPI_Comm,
+    pub(super) api: &'static Api,
+    pub(super) comm: Comm,
     /// The ranks' numbers there.
     pub(super) remaining: Remaining,
     /// Of the ranks that call the library's collectives, and how many these are.
-    collective: (ffi::MPI_Comm, usize),
+    collective: (Comm, usize),
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) name: String,
-    pub(super) requests: Vec<ffi::MPI_Request>,
+    pub(super) requests: Requests,
     pub(super) inflight: Vec<InFlight>,
-    finished: Vec<c_int>,
-    statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
     pub(super) sockets: Sockets,
-    /// A copy of the input, for a library that is not known to sum in place.
-    copy: Vec<u8>,
     /// Whether a look at requests that are not done yields the processor.
     pub(super) yields: bool,
     /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not
@@ -95,25 +78,28 @@ pub(super) struct InFlight {
 /// Finalises MPI unless that is done. To be called on the thread that initialised it, when nothing of MPI is used
 /// any more; peers that never come are waited for.
 pub(crate) fn finalise() {
+    let Ok(api) = api() else { return };
     let mut flag: c_int = 0;
     // SAFETY: the first may be called at any time; the second follows on the thread that initialised, once.
     unsafe {
-        ffi::MPI_Finalized(&raw mut flag);
+        (api.finalized)(&raw mut flag);
         if flag == 0 {
-            ffi::MPI_Finalize();
+            (api.finalize)();
         }
     }
 }
 
 /// Lets the library take what has arrived, also of losses. Nothing is received; what is wrong will be found by
 /// the next operation.
-pub(super) fn probe(comm: ffi::MPI_Comm) {
-    let mut flag: c_int = 0;
-    // SAFETY: the communicator lives, the out-pointer is valid, and no status is asked for.
-    unsafe {
-        let (source, tag, ignored) = (ffi::RSMPI_ANY_SOURCE, ffi::RSMPI_ANY_TAG, ffi::RSMPI_STATUS_IGNORE);
-        ffi::MPI_Iprobe(source, tag, comm, &raw mut flag, ignored);
-    }
+pub(super) fn probe(api: &Api, comm: Comm) {
+    // SAFETY: the communicator lives.
+    unsafe { (api.probe)(comm) };
+}
+
+/// The communicator of this process alone.
+pub(super) fn own(api: &Api) -> Comm {
+    // SAFETY: it gives a constant of the library.
+    unsafe { (api.comm_self)() }
 }
 
 /// Lets a launcher that may start the job again know that all ranks have started MPI: from now on the others
@@ -133,53 +119,49 @@ impl Mpi {
     /// same on every rank; `None` leaves the library its own limit. `elastic`: the job is to go on without
     /// lost ranks, if the library and the launcher can. Collective.
     pub fn initialise(eager_bytes: Option<usize>, elastic: bool, is_helper: bool) -> Result<Self> {
-        let name = mpi_library()?;
+        let (api, name) = (api()?, mpi_library()?);
         // The library makes files of its own, to share memory with ranks of this host, and does without where
         // it cannot.
         file_limit::without_signal_in_this_thread();
         set_parameters(eager_bytes);
-        let ulfm = if elastic { Ulfm::usable() } else { None };
+        let ulfm = if elastic { Ulfm::usable(api) } else { None };
         if ulfm.is_some() {
             set_parameter(ELASTIC_SETTING.0, ELASTIC_SETTING.1);
         }
         let mut flag: c_int = 0;
         // SAFETY: may be called at any time.
-        check("MPI_Initialized", 0, unsafe { ffi::MPI_Initialized(&raw mut flag) })?;
+        check("MPI_Initialized", 0, unsafe { (api.initialized)(&raw mut flag) })?;
         let initialised_here = flag == 0;
         if initialised_here {
             let mut provided: c_int = 0;
-            let (argc, argv) = (std::ptr::null_mut(), std::ptr::null_mut());
-            // SAFETY: MPI is not initialised, null arguments are allowed, and this thread makes all later
-            // calls of ours.
-            let code = unsafe { ffi::MPI_Init_thread(argc, argv, level_wanted(ulfm.is_some()), &raw mut provided) };
+            // SAFETY: MPI is not initialised, and this thread makes all later calls of ours.
+            let code = unsafe { (api.init_thread)(level_wanted(api, ulfm.is_some()), &raw mut provided) };
             check("MPI_Init_thread", 0, code)?;
             if ulfm.is_some() {
                 // By default a loss in the next call ends this process.
                 // SAFETY: MPI is initialised.
-                let set = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
+                let set = unsafe { (api.set_errors_return)((api.world)()) };
                 check("MPI_Comm_set_errhandler", 0, set)?;
             }
-            check_threads(true, provided)?;
+            check_threads(api, true, provided)?;
         } else {
             let mut provided: c_int = 0;
             // SAFETY: MPI is initialised; the out-pointer is valid.
-            check("MPI_Query_thread", 0, unsafe { ffi::MPI_Query_thread(&raw mut provided) })?;
-            check_threads(false, provided)?;
+            check("MPI_Query_thread", 0, unsafe { (api.query_thread)(&raw mut provided) })?;
+            check_threads(api, false, provided)?;
         }
-        let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let mut comm = Comm::UNSET;
         let (mut rank, mut size, mut world): (c_int, c_int, c_int) = (0, 0, 0);
         // SAFETY: MPI is initialised; the out-pointers are valid; `comm` is written by a successful
         // MPI_Comm_split. Ranks with the same key keep their order.
-        let comm = unsafe {
+        unsafe {
             let (color, key) = (c_int::from(ulfm.is_some()), c_int::from(is_helper));
-            check("MPI_Comm_size", 0, ffi::MPI_Comm_size(ffi::RSMPI_COMM_WORLD, &raw mut world))?;
-            check("MPI_Comm_split", 0, ffi::MPI_Comm_split(ffi::RSMPI_COMM_WORLD, color, key, comm.as_mut_ptr()))?;
-            let comm = comm.assume_init();
-            check("MPI_Comm_set_errhandler", 0, ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
-            check("MPI_Comm_rank", 0, ffi::MPI_Comm_rank(comm, &raw mut rank))?;
-            check("MPI_Comm_size", rank as usize, ffi::MPI_Comm_size(comm, &raw mut size))?;
-            comm
-        };
+            check("MPI_Comm_size", 0, (api.comm_size)((api.world)(), &raw mut world))?;
+            check("MPI_Comm_split", 0, (api.comm_split)((api.world)(), color, key, &raw mut comm))?;
+            check("MPI_Comm_set_errhandler", 0, (api.set_errors_return)(comm))?;
+            check("MPI_Comm_rank", 0, (api.comm_rank)(comm, &raw mut rank))?;
+            check("MPI_Comm_size", rank as usize, (api.comm_size)(comm, &raw mut size))?;
+        }
         if size < world {
             // They would wait for each other in different ways.
             return Err(Error::job_mismatch(
@@ -196,12 +178,13 @@ impl Mpi {
             mark_start();
         }
         let yields = yields_when_idle(&name);
-        Ok(Mpi::over(comm, Remaining::all(size), rank, name, yields, (initialised_here, ulfm)))
+        Ok(Mpi::over(api, comm, Remaining::all(size), rank, name, yields, (initialised_here, ulfm)))
     }
 
     /// MPI over these remaining of a communicator of its own. No message has the tags of another over as many.
     pub(super) fn over(
-        comm: ffi::MPI_Comm,
+        api: &'static Api,
+        comm: Comm,
         remaining: Remaining,
         rank: usize,
         name: String,
@@ -210,18 +193,16 @@ impl Mpi {
     ) -> Self {
         let size = remaining.size();
         Mpi {
+            api,
             comm,
             remaining,
             collective: (comm, size),
             rank,
             size,
             name,
-            requests: Vec::new(),
+            requests: Requests::of(api),
             inflight: Vec::new(),
-            finished: Vec::new(),
-            statuses: Vec::new(),
             sockets: Sockets::default(),
-            copy: Vec::new(),
             yields,
             initialised_here,
             ulfm,
@@ -242,12 +223,12 @@ impl Mpi {
     pub fn broadcast_text(&mut self, text: &str) -> Result<String> {
         let mut len = text.len() as c_int;
         // SAFETY: one int is broadcast from and to a valid int.
-        let code = unsafe { ffi::MPI_Bcast((&raw mut len).cast(), 1, ffi::RSMPI_INT32_T, 0, self.comm) };
+        let code = unsafe { (self.api.bcast)((&raw mut len).cast(), size_of::<c_int>() as c_int, 0, self.comm) };
         check("MPI_Bcast", self.rank, code)?;
         let mut bytes = text.as_bytes().to_vec();
         bytes.resize(len as usize, 0);
         // SAFETY: `bytes` holds `len` bytes on every rank.
-        let code = unsafe { ffi::MPI_Bcast(bytes.as_mut_ptr().cast(), len, ffi::RSMPI_UINT8_T, 0, self.comm) };
+        let code = unsafe { (self.api.bcast)(bytes.as_mut_ptr().cast(), len, 0, self.comm) };
         check("MPI_Bcast", self.rank, code)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -258,10 +239,12 @@ impl Mpi {
         if self.initialised_here { Box::new(finalise) } else { Box::new(|| ()) }
     }
 
-    fn post(&mut self, flight: InFlight, request: ffi::MPI_Request) {
+    /// Posts the request that `call` makes.
+    fn post(&mut self, name: &str, flight: InFlight, call: impl FnOnce(*mut c_void) -> c_int) -> Result<()> {
+        check(name, self.rank, self.requests.post(call))?;
         super::opened();
-        self.requests.push(request);
         self.inflight.push(flight);
+        Ok(())
     }
 }
 
@@ -275,56 +258,31 @@ impl Transport for Mpi {
     }
 
     unsafe fn send(&mut self, to: usize, stamp: Stamp, data: *const [u8], mode: SendMode, token: u32) -> Result<()> {
-        let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
-        let (name, send): (_, SendCall) = match mode {
+        let api = self.api;
+        let (name, send) = match mode {
             // A send that is done has arrived, in a job that goes on without lost ranks: none is under way
             // that the library has freed.
-            _ if self.ulfm.is_some() => ("MPI_Issend", ffi::MPI_Issend),
-            SendMode::Synchronous if self.initialised_here => ("MPI_Issend", ffi::MPI_Issend),
-            _ => ("MPI_Isend", ffi::MPI_Isend),
+            _ if self.ulfm.is_some() => ("MPI_Issend", api.issend),
+            SendMode::Synchronous if self.initialised_here => ("MPI_Issend", api.issend),
+            _ => ("MPI_Isend", api.isend),
         };
-        let tag = tag(stamp, self.remaining.lost());
+        let (tag, number, comm) = (tag(stamp, self.remaining.lost()), self.remaining.number(to), self.comm);
         // SAFETY: the caller keeps `data` valid and unchanged until the token is returned; a segment fits an
         // int.
-        let code = unsafe {
-            send(
-                data.cast::<c_void>(),
-                data.len() as c_int,
-                ffi::RSMPI_UINT8_T,
-                self.remaining.number(to),
-                tag,
-                self.comm,
-                request.as_mut_ptr(),
-            )
-        };
-        check(name, self.rank, code)?;
-        // SAFETY: a successful call wrote the request.
-        self.post(InFlight { token, way: (false, to, tag), due: None }, unsafe { request.assume_init() });
-        Ok(())
+        self.post(name, InFlight { token, way: (false, to, tag), due: None }, |request| unsafe {
+            send(data.cast::<c_void>(), data.len() as c_int, number, tag, comm, request)
+        })
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
-        let mut request = MaybeUninit::<ffi::MPI_Request>::uninit();
-        let tag = tag(stamp, self.remaining.lost());
+        let irecv = self.api.irecv;
+        let (tag, number, comm) = (tag(stamp, self.remaining.lost()), self.remaining.number(from), self.comm);
+        let flight = InFlight { token, way: (true, from, tag), due: Some((from, stamp, into.len())) };
         // SAFETY: the caller keeps `into` valid and untouched until the token is returned; a segment fits an
         // int.
-        let code = unsafe {
-            ffi::MPI_Irecv(
-                into.cast::<c_void>(),
-                into.len() as c_int,
-                ffi::RSMPI_UINT8_T,
-                self.remaining.number(from),
-                tag,
-                self.comm,
-                request.as_mut_ptr(),
-            )
-        };
-        check("MPI_Irecv", self.rank, code)?;
-        // SAFETY: a successful MPI_Irecv wrote the request.
-        let flight = InFlight { token, way: (true, from, tag), due: Some((from, stamp, into.len())) };
-        // SAFETY: as above.
-        self.post(flight, unsafe { request.assume_init() });
-        Ok(())
+        self.post("MPI_Irecv", flight, |request| unsafe {
+            irecv(into.cast::<c_void>(), into.len() as c_int, number, tag, comm, request)
+        })
     }
 
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()> {
@@ -334,45 +292,31 @@ impl Transport for Mpi {
         if self.ulfm.is_some() {
             return self.poll_elastic(done);
         }
-        let count = self.requests.len();
-        self.finished.resize(count, 0);
-        self.statuses.resize_with(count, MaybeUninit::uninit);
-        let mut finished: c_int = 0;
-        // SAFETY: `finished` and `statuses` hold `count` elements; the requests are active ones of this
-        // communicator.
-        let code = unsafe {
-            ffi::MPI_Testsome(
-                count as c_int,
-                self.requests.as_mut_ptr(),
-                &raw mut finished,
-                self.finished.as_mut_ptr(),
-                self.statuses.as_mut_ptr().cast(),
-            )
-        };
-        // MPI_UNDEFINED, for no active request, is negative.
-        let finished = usize::try_from(finished).unwrap_or(0);
+        // SAFETY: the requests are active ones of this communicator, and this is the thread that calls MPI.
+        let (code, finished) = unsafe { self.requests.test_some() };
         if code != 0 {
             return Err(self.first_failure(code, finished));
         }
-        if finished > 0 {
-            self.sockets.moved();
-            super::moved(finished);
+        if finished == 0 {
+            return Ok(());
         }
+        self.sockets.moved();
+        super::moved(finished);
+        let mut indices = Vec::with_capacity(finished);
         for at in 0..finished {
-            let index = self.finished[at] as usize;
+            let end = self.requests.end(at);
+            let index = end.index as usize;
             let flight = self.inflight[index];
             if let Some((from, stamp, len)) = flight.due {
-                // SAFETY: MPI_Testsome wrote the status of each request that it reports.
-                let status = unsafe { self.statuses[at].assume_init() };
-                check_arrival(self.rank, from, stamp, len, status)?;
+                check_arrival(self.rank, from, stamp, len, end)?;
             }
             done.push(flight.token);
+            indices.push(index);
         }
-        let mut indices = self.finished[..finished].to_vec();
         indices.sort_unstable();
         for index in indices.into_iter().rev() {
-            self.requests.swap_remove(index as usize);
-            self.inflight.swap_remove(index as usize);
+            self.requests.swap_remove(index);
+            self.inflight.swap_remove(index);
         }
         Ok(())
     }
@@ -381,8 +325,8 @@ impl Transport for Mpi {
         if !self.initialised_here {
             return;
         }
-        // SAFETY: a constant of the MPI library. In a job that goes on without lost ranks as `Heritage` does.
-        probe(if self.ulfm.is_some() { unsafe { ffi::RSMPI_COMM_SELF } } else { self.comm });
+        // In a job that goes on without lost ranks as `Heritage` does.
+        probe(self.api, if self.ulfm.is_some() { own(self.api) } else { self.comm });
     }
 
     fn relax(&mut self) {
@@ -403,14 +347,8 @@ impl Transport for Mpi {
         self.check_whole()?;
         let (datatype, (comm, _)) = (self.datatype(dtype)?, self.collective);
         let count = self.count(data.len() / dtype.size_bytes())?;
-        let from = in_place(&self.name).unwrap_or_else(|| {
-            self.copy.clear();
-            self.copy.extend_from_slice(data);
-            self.copy.as_ptr().cast()
-        });
-        // SAFETY: `data` holds `count` elements, and so does `from` or is the library's own word for `data`;
-        // the call blocks until they are no longer needed.
-        let code = unsafe { ffi::MPI_Allreduce(from, data.as_mut_ptr().cast(), count, datatype, ffi::RSMPI_SUM, comm) };
+        // SAFETY: `data` holds `count` elements; the call blocks until they are no longer needed.
+        let code = unsafe { (self.api.allreduce)(data.as_mut_ptr().cast(), count, datatype, comm) };
         check("MPI_Allreduce", self.rank, code)
     }
 
@@ -422,36 +360,25 @@ impl Transport for Mpi {
             BlockCollective::Allgather => {
                 let count = self.count(input.len())?;
                 // SAFETY: `input` holds `count` bytes, `out` as many of each rank; the call blocks.
-                let code =
-                    unsafe { ffi::MPI_Allgather(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, comm) };
-                ("MPI_Allgather", code)
+                ("MPI_Allgather", unsafe { (self.api.allgather)(from, count, to, comm) })
             }
             BlockCollective::Alltoall => {
                 let count = self.count(input.len() / size)?;
                 // SAFETY: both hold `count` bytes for each rank; the call blocks.
-                let code =
-                    unsafe { ffi::MPI_Alltoall(from, count, ffi::RSMPI_UINT8_T, to, count, ffi::RSMPI_UINT8_T, comm) };
-                ("MPI_Alltoall", code)
+                ("MPI_Alltoall", unsafe { (self.api.alltoall)(from, count, to, comm) })
             }
             BlockCollective::ReduceScatter(dtype) => {
                 let (datatype, count) = (self.datatype(dtype)?, self.count(out.len() / dtype.size_bytes())?);
                 // SAFETY: `out` holds `count` elements, `input` as many for each rank; the call blocks.
-                let code = unsafe { ffi::MPI_Reduce_scatter_block(from, to, count, datatype, ffi::RSMPI_SUM, comm) };
-                ("MPI_Reduce_scatter_block", code)
+                ("MPI_Reduce_scatter_block", unsafe { (self.api.reduce_scatter)(from, to, count, datatype, comm) })
             }
         };
         check(name, self.rank, code)
     }
 
     fn takes_device_memory(&self) -> bool {
-        // Open MPI and MPICH have it, other libraries need not: one program must run on all of them. SAFETY:
-        // the name ends with a zero; any library of this process may have it.
-        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"MPIX_Query_cuda_support".as_ptr()) };
-        if found.is_null() {
-            return false;
-        }
-        // SAFETY: this is its type in both libraries; it may be called at any time.
-        unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(found)() != 0 }
+        // SAFETY: it may be called at any time.
+        unsafe { (self.api.takes_device_memory)() != 0 }
     }
 
     fn hosts(&mut self) -> Result<Vec<usize>> {
@@ -459,38 +386,35 @@ impl Transport for Mpi {
             let all = self.exchange(&network_id().to_ne_bytes(), 0)?;
             return Ok(all.iter().map(|own| all.iter().position(|other| other == own).unwrap_or(0)).collect());
         }
-        let mut local = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let mut local = Comm::UNSET;
         let mut lowest = self.rank as c_int;
         let (comm, size) = self.collective;
         let mut hosts = vec![0 as c_int; size];
+        const INT: c_int = size_of::<c_int>() as c_int;
         // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call
         // reads or writes.
         unsafe {
-            let (kind, key) = (ffi::RSMPI_COMM_TYPE_SHARED, self.rank as c_int);
-            let code = ffi::MPI_Comm_split_type(comm, kind, key, ffi::RSMPI_INFO_NULL, local.as_mut_ptr());
+            let code = (self.api.comm_split_hosts)(comm, self.rank as c_int, &raw mut local);
             check("MPI_Comm_split_type", self.rank, code)?;
             // Ordered by their ranks here: the first is the lowest.
-            let code = ffi::MPI_Bcast((&raw mut lowest).cast(), 1, ffi::RSMPI_INT32_T, 0, local.assume_init());
+            let code = (self.api.bcast)((&raw mut lowest).cast(), INT, 0, local);
             check("MPI_Bcast", self.rank, code)?;
-            check("MPI_Comm_free", self.rank, ffi::MPI_Comm_free(local.as_mut_ptr()))?;
+            check("MPI_Comm_free", self.rank, (self.api.comm_free)(local))?;
             let (from, to) = ((&raw const lowest).cast(), hosts.as_mut_ptr().cast());
-            let code = ffi::MPI_Allgather(from, 1, ffi::RSMPI_INT32_T, to, 1, ffi::RSMPI_INT32_T, comm);
-            check("MPI_Allgather", self.rank, code)?;
+            check("MPI_Allgather", self.rank, (self.api.allgather)(from, INT, to, comm))?;
         }
         Ok(hosts.into_iter().map(|rank| rank as usize).collect())
     }
 
     fn narrow(&mut self, workers: usize) -> Result<()> {
-        let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
+        let mut comm = Comm::UNSET;
         let (color, key) = (c_int::from(self.rank >= workers), self.rank as c_int);
         // SAFETY: `comm` is written by a successful MPI_Comm_split.
-        let comm = unsafe {
-            check("MPI_Comm_split", self.rank, ffi::MPI_Comm_split(self.comm, color, key, comm.as_mut_ptr()))?;
-            comm.assume_init()
-        };
-        // SAFETY: the communicator was just made.
-        let code = unsafe { ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN) };
-        check("MPI_Comm_set_errhandler", self.rank, code)?;
+        unsafe {
+            let code = (self.api.comm_split)(self.comm, color, key, &raw mut comm);
+            check("MPI_Comm_split", self.rank, code)?;
+            check("MPI_Comm_set_errhandler", self.rank, (self.api.set_errors_return)(comm))?;
+        }
         self.collective = (comm, if self.rank < workers { workers } else { self.size - workers });
         Ok(())
     }
@@ -501,20 +425,17 @@ impl Transport for Mpi {
 }
 
 impl Mpi {
-    /// MPI's name of an element type.
-    fn datatype(&self, dtype: DType) -> Result<ffi::MPI_Datatype> {
-        // SAFETY: constants of the MPI library.
-        Ok(unsafe {
-            match dtype {
-                DType::F32 => ffi::RSMPI_FLOAT,
-                DType::F64 => ffi::RSMPI_DOUBLE,
-                DType::I8 => ffi::RSMPI_INT8_T,
-                DType::U8 => ffi::RSMPI_UINT8_T,
-                DType::I32 => ffi::RSMPI_INT32_T,
-                DType::I64 => ffi::RSMPI_INT64_T,
-                DType::F16 | DType::BF16 => {
-                    return Err(self.unsupported(format!("MPI has no {dtype}; choose another algorithm")));
-                }
+    /// The number of an element type in the table of MPI's functions.
+    fn datatype(&self, dtype: DType) -> Result<c_int> {
+        Ok(match dtype {
+            DType::F32 => element::F32,
+            DType::F64 => element::F64,
+            DType::I8 => element::I8,
+            DType::U8 => element::U8,
+            DType::I32 => element::I32,
+            DType::I64 => element::I64,
+            DType::F16 | DType::BF16 => {
+                return Err(self.unsupported(format!("MPI has no {dtype}; choose another algorithm")));
             }
         })
     }
@@ -543,13 +464,9 @@ impl Mpi {
     /// The error of a failed `MPI_Testsome`: that of the first request which failed, by the peer it came
     /// from.
     fn first_failure(&self, code: c_int, finished: usize) -> Error {
-        for at in 0..finished {
-            // SAFETY: MPI_Testsome wrote the status of each request that it reports.
-            let status = unsafe { self.statuses[at].assume_init() };
-            if let (true, Some((from, stamp, len))) =
-                (status.MPI_ERROR != 0, self.inflight[self.finished[at] as usize].due)
-            {
-                let text = error_text(status.MPI_ERROR);
+        for end in (0..finished).map(|at| self.requests.end(at)).filter(|end| end.error != 0) {
+            if let Some((from, stamp, len)) = self.inflight[end.index as usize].due {
+                let text = error_text(end.error);
                 let what = format!("{text} for a message of operation {stamp} with {len} bytes");
                 return Error::protocol(self.rank, format!("rank {from}"), what);
             }
@@ -559,14 +476,10 @@ impl Mpi {
 }
 
 /// A message that is not as long as the one due is an error: its bytes have been received but are never used.
-pub(super) fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, status: ffi::MPI_Status) -> Result<()> {
-    let mut count: c_int = 0;
-    // SAFETY: the status is that of a completed receive of bytes.
-    let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
-    check("MPI_Get_count", rank, code)?;
-    if usize::try_from(count) == Ok(len) {
+pub(super) fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, end: End) -> Result<()> {
+    if usize::try_from(end.bytes) == Ok(len) {
         return Ok(());
     }
-    let what = format!("{count} bytes of operation {stamp} instead of {len} bytes");
+    let what = format!("{} bytes of operation {stamp} instead of {len} bytes", end.bytes);
     Err(Error::protocol(rank, format!("rank {from}"), what))
 }

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
         println!("{}", to_json_line(&facts)?);
         return Ok(SUCCESS);
     }
-    let in_job = cfg!(feature = "mpi") && config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
+    let in_job = config::launcher_world_size().is_some_and(|(_, ranks)| ranks > 1);
     if let Some(devices) = &args.gpu {
         return if in_job { check_gpus_of_rank(devices) } else { check_gpus(devices, args) };
     }

@@ -53,8 +53,8 @@ fn mpi(facts: &Facts) -> Vec<Found> {
         return failure(facts.probe_failure.as_deref().unwrap_or("no mpirun on the PATH"), fix);
     };
     let Some(library) = &facts.machine.mpi_library else {
-        let fix = "build with the mpi feature for dist_sync_mpi; local and the kinds with servers work";
-        return warning("this program was built without MPI", fix);
+        let fix = "`ringpull bench allreduce` says what was looked for; local and the kinds with servers work";
+        return warning(format!("this program finds no library of MPI that fits {mpirun}"), fix);
     };
     if let Some(cause) = &facts.probe_failure {
         let fix = if cause.contains("root") {

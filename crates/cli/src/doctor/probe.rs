@@ -30,28 +30,10 @@ pub(super) fn run() -> Result<Vec<ProbedRank>> {
 }
 
 /// One of the ranks: initialises MPI and prints what it got, as one line.
-#[cfg(feature = "mpi")]
 pub(crate) fn rank() -> Result<()> {
-    use mpi::Threading;
-    use mpi::traits::Communicator as _;
-
-    let (universe, level) = mpi::initialize_with_threading(Threading::Multiple)
-        .ok_or_else(|| Error::argument("MPI is initialised already", "start the probe by itself"))?;
-    let level = match level {
-        Threading::Single => "single",
-        Threading::Funneled => "funneled",
-        Threading::Serialized => "serialized",
-        Threading::Multiple => "multiple",
-    };
+    let (size, level) = ringpull_allreduce::transport::initialise_once()?;
     let library = crate::machine::Machine::survey().mpi_library.unwrap_or_default();
-    let size = universe.world().size() as usize;
     let rank = ProbedRank { size, level: level.to_owned(), library };
     println!("{}", crate::text::to_json_line(&rank)?);
     Ok(())
-}
-
-/// Without MPI there are no ranks.
-#[cfg(not(feature = "mpi"))]
-pub(crate) fn rank() -> Result<()> {
-    Err(Error::argument("this program was built without MPI", "build it with the mpi feature"))
 }

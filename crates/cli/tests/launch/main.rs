@@ -283,7 +283,6 @@ fn mpirun_starts_the_same_roles() {
 }
 
 #[test]
-#[cfg(feature = "mpi")]
 fn the_librarys_own_allreduce_is_checked_as_ours_is() {
     let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--algorithm", "native", "--sizes", "8,4KB,1MB"];
     for dtype in ["f32", "i64"] {
@@ -295,7 +294,6 @@ fn the_librarys_own_allreduce_is_checked_as_ours_is() {
 }
 
 #[test]
-#[cfg(feature = "mpi")]
 fn settings_that_differ_between_ranks_are_an_error_on_each_before_anything_is_sent() {
     for (variable, said) in [
         ("RINGPULL_SEGMENT=$((65536 << $rank))", "disagree on RINGPULL_SEGMENT: rank 0 has 65536; rank 1 has 131072"),
@@ -318,7 +316,6 @@ fn settings_that_differ_between_ranks_are_an_error_on_each_before_anything_is_se
 }
 
 #[test]
-#[cfg(feature = "mpi")]
 fn helpers_of_a_job_that_goes_on_without_lost_ranks_are_one_error() {
     let options = ["-n", "2", "-s", "0", "--helpers", "1", "--env", "RINGPULL_ELASTIC=1"];
     let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--sizes", "4MB"];

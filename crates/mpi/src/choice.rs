@@ -15,9 +15,11 @@ pub(crate) struct Candidate {
 
 /// Why no MPI is used, and what would help.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Missing {
-    pub(crate) reason: String,
-    pub(crate) remedy: String,
+pub struct Missing {
+    /// What was looked for, and not found.
+    pub reason: String,
+    /// What the user can do.
+    pub remedy: String,
 }
 
 /// The libraries that `process` may use, the best first; at least one, which need not exist.
@@ -228,7 +230,7 @@ mod tests {
         assert!(first(&process).ends_with("lib/libmpi.so.40"), "{:?}", first(&process));
         process.mpirun = None;
         let names: Vec<PathBuf> = candidates(&process).unwrap().into_iter().map(|candidate| candidate.path).collect();
-        assert_eq!(names, ["libmpi.so.40", "libmpi.so.12", "libmpich.so.12"].map(PathBuf::from));
+        assert_eq!(names, ["libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.0"].map(PathBuf::from));
     }
 
     #[test]

@@ -3,24 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::load::NO_PYTHON;
+/// The name of the package, in a folder of packages.
+const PACKAGE: &str = "ringpull";
 
-/// The code for each family, in a folder of packages.
-const VARIANTS: &str = "ringpull/_variants";
+/// The file that stands in for Python in the command, which runs without an interpreter.
+pub(crate) const NO_PYTHON: &str = "_no_python.so";
 
-/// The folder with the code for each family, of the package in the environment `prefix`, whose `bin` has the
-/// command. None if the package is not there.
+/// The folder of the package in the environment `prefix`, whose `bin` has the command. None if the package is not there.
 ///
 /// If several Pythons have the package in one prefix, a package of the same version as the command is taken, and
 /// of these the one that was installed last.
-pub fn variants(prefix: &Path) -> Option<PathBuf> {
+pub(crate) fn package(prefix: &Path) -> Option<PathBuf> {
     const OWN: &str = concat!("ringpull-", env!("CARGO_PKG_VERSION"), ".dist-info");
-    let has_stand_in = |folder: &PathBuf| folder.join(VARIANTS).join(NO_PYTHON).is_file();
+    let has_stand_in = |folder: &PathBuf| folder.join(PACKAGE).join(NO_PYTHON).is_file();
     let installed = |folder: &PathBuf| {
         let is_own = folder.join(OWN).is_dir();
         (is_own, fs::metadata(folder.join(OWN).join("RECORD")).and_then(|record| record.modified()).ok())
     };
-    Some(packages(prefix).into_iter().filter(has_stand_in).max_by_key(installed)?.join(VARIANTS))
+    Some(packages(prefix).into_iter().filter(has_stand_in).max_by_key(installed)?.join(PACKAGE))
 }
 
 /// Folders in which pip puts packages: `pythonX/site-packages` and the like under `lib`, and the prefix itself,
@@ -46,7 +46,7 @@ mod tests {
 
     fn install(packages: &Path, version: &str, age: Duration) {
         let (code, info) =
-            (packages.join(VARIANTS).join(NO_PYTHON), packages.join(format!("ringpull-{version}.dist-info")));
+            (packages.join(PACKAGE).join(NO_PYTHON), packages.join(format!("ringpull-{version}.dist-info")));
         for file in [code, info.join("RECORD")] {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             let file = fs::File::create(file).unwrap();
@@ -59,11 +59,11 @@ mod tests {
         for place in ["lib/python3.11/site-packages", "lib/python3/dist-packages", "lib64/python3.13/site-packages", ""]
         {
             let prefix = tempfile::tempdir().unwrap();
-            assert_eq!(variants(prefix.path()), None);
+            assert_eq!(package(prefix.path()), None);
             fs::create_dir_all(prefix.path().join("lib/python3.9/site-packages/numpy")).unwrap();
-            fs::create_dir_all(prefix.path().join("lib/python3.10/site-packages").join(VARIANTS)).unwrap();
+            fs::create_dir_all(prefix.path().join("lib/python3.10/site-packages").join(PACKAGE)).unwrap();
             install(&prefix.path().join(place), env!("CARGO_PKG_VERSION"), Duration::ZERO);
-            assert_eq!(variants(prefix.path()), Some(prefix.path().join(place).join(VARIANTS)), "{place}");
+            assert_eq!(package(prefix.path()), Some(prefix.path().join(place).join(PACKAGE)), "{place}");
         }
     }
 
@@ -75,7 +75,7 @@ mod tests {
             let packages = prefix.path().join(format!("lib/python{python}/site-packages"));
             install(&packages, version, Duration::from_secs(3600 * hours));
         }
-        let expected = prefix.path().join("lib/python3.10/site-packages").join(VARIANTS);
-        assert_eq!(variants(prefix.path()), Some(expected));
+        let expected = prefix.path().join("lib/python3.10/site-packages").join(PACKAGE);
+        assert_eq!(package(prefix.path()), Some(expected));
     }
 }

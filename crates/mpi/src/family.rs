@@ -1,31 +1,34 @@
-//! The two binary interfaces of MPI, and the names of their libraries.
+//! The binary interfaces of MPI, and the names of their libraries.
 
 use std::fmt;
 
 /// MPIs whose libraries can take each other's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub(crate) enum Family {
     /// Open MPI 4 and 5.
     OpenMpi,
     /// MPICH 3, 4 and 5, Intel MPI, and others of that interface.
     Mpich,
+    /// Libraries with the standard interface of MPI 5, beside their own.
+    Standard,
 }
 
 impl Family {
-    /// Both of them.
-    pub const ALL: [Family; 2] = [Family::OpenMpi, Family::Mpich];
+    /// All of them, the one that is tried first at the front.
+    pub(crate) const ALL: [Family; 3] = [Family::OpenMpi, Family::Mpich, Family::Standard];
 
     /// The names under which the system's loader knows its library.
-    pub fn libraries(self) -> &'static [&'static str] {
+    pub(crate) fn libraries(self) -> &'static [&'static str] {
         match self {
             Family::OpenMpi => &["libmpi.so.40"],
             // Debian's MPICH has the second one.
             Family::Mpich => &["libmpi.so.12", "libmpich.so.12"],
+            Family::Standard => &["libmpi_abi.so.0"],
         }
     }
 
     /// The family of a library's file, by its name.
-    pub fn of_file(name: &str) -> Option<Self> {
+    pub(crate) fn of_file(name: &str) -> Option<Self> {
         Family::ALL.into_iter().find(|family| {
             family
                 .libraries()
@@ -35,7 +38,7 @@ impl Family {
     }
 
     /// The family of a launcher's program, by its name, if the name says so: `mpirun` does not.
-    pub fn of_launcher(program: &str) -> Option<Self> {
+    pub(crate) fn of_launcher(program: &str) -> Option<Self> {
         match program {
             "orterun" | "orted" | "prterun" | "prted" | "prte" | "mpirun.openmpi" | "mpiexec.openmpi" => {
                 Some(Family::OpenMpi)
@@ -47,11 +50,12 @@ impl Family {
         }
     }
 
-    /// The folder of the code that is built against it.
-    pub fn folder(self) -> &'static str {
+    /// The name of the plugin that is built against it.
+    pub(crate) fn interface(self) -> &'static str {
         match self {
             Family::OpenMpi => "openmpi",
             Family::Mpich => "mpich",
+            Family::Standard => "standard",
         }
     }
 }
@@ -61,6 +65,7 @@ impl fmt::Display for Family {
         f.write_str(match self {
             Family::OpenMpi => "Open MPI",
             Family::Mpich => "MPICH or Intel MPI",
+            Family::Standard => "an MPI with the standard interface",
         })
     }
 }
@@ -79,6 +84,7 @@ mod tests {
             ("libmpich.so.12.2.2", Some(Family::Mpich)),
             ("libmpi.so.120", None),
             ("libmpi.so", None),
+            ("libmpi_abi.so.0", Some(Family::Standard)),
             ("libmpi_cxx.so.40", None),
             ("libmpichfort.so.12", None),
         ] {
