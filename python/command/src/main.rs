@@ -29,15 +29,15 @@ fn run() -> Result<c_int, String> {
     let package = installed::package(prefix)
         .ok_or_else(|| format!("the Python package ringpull is not in {}", prefix.display()))?;
     // The code names what Python has, and the command uses none of it.
-    load(&package.join(installed::NO_PYTHON), RTLD_GLOBAL)?;
+    let names = load(&package.join(installed::NO_PYTHON), RTLD_GLOBAL)?;
     let code = load(&package.join("_native.abi3.so"), RTLD_LOCAL)?;
     // SAFETY: the package is of the command's own version, whose `ringpull_main` has this type.
     let main = unsafe { code.get::<unsafe extern "C" fn() -> c_int>(b"ringpull_main\0") };
     let main = main.map_err(|cause| cause.to_string())?;
     // SAFETY: as above.
     let status = unsafe { main() };
-    // It has threads and functions that run at exit.
-    std::mem::forget(code);
+    // There are threads, and functions that run at exit.
+    std::mem::forget((names, code));
     Ok(status)
 }
 
