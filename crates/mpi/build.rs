@@ -31,6 +31,7 @@ fn main() {
             .iter()
             .any(|compiler| interface_of(compiler).as_deref() == Some(interface) && build(compiler, &file));
         if built {
+            let file = file.to_str().expect("OUT_DIR is text");
             writeln!(table, "    ({interface:?}, include_bytes!({file:?})),").expect("a String grows");
         }
     }

@@ -9,9 +9,7 @@ use crate::table::{Api, End};
 #[derive(Debug)]
 pub struct Requests {
     api: &'static Api,
-    /// Their memory, aligned for every library.
-    memory: Vec<u64>,
-    len: usize,
+    slots: Slots,
     indices: Vec<c_int>,
     statuses: Vec<u64>,
     ends: Vec<End>,
@@ -20,54 +18,35 @@ pub struct Requests {
 impl Requests {
     /// None, for calls of this library.
     pub fn of(api: &'static Api) -> Self {
-        Requests { api, memory: Vec::new(), len: 0, indices: Vec::new(), statuses: Vec::new(), ends: Vec::new() }
+        let slots = Slots { memory: Vec::new(), len: 0, bytes: api.request_bytes as usize };
+        Requests { api, slots, indices: Vec::new(), statuses: Vec::new(), ends: Vec::new() }
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.len
+        self.slots.len
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    fn bytes(&self) -> usize {
-        self.api.request_bytes as usize
-    }
-
-    /// The place of the request with this index, or of the one that comes after the last.
-    fn place(&mut self, at: usize) -> *mut c_void {
-        debug_assert!(at <= self.len, "request {at} of {}", self.len);
-        // SAFETY: `post` has made room for as many requests and one more.
-        unsafe { self.memory.as_mut_ptr().cast::<u8>().add(at * self.bytes()).cast() }
+        self.slots.len == 0
     }
 
     /// Adds the request that `call` writes to the place it is given. Returns its code; nothing is added unless that is 0.
     pub fn post(&mut self, call: impl FnOnce(*mut c_void) -> c_int) -> c_int {
-        self.memory.resize(((self.len + 1) * self.bytes()).div_ceil(size_of::<u64>()), 0);
-        let code = call(self.place(self.len));
-        self.len += usize::from(code == 0);
+        let code = call(self.slots.next());
+        self.slots.len += usize::from(code == 0);
         code
     }
 
     /// Removes one, and puts the last in its place.
     pub fn swap_remove(&mut self, at: usize) {
-        assert!(at < self.len, "request {at} of {}", self.len);
-        self.len -= 1;
-        let (to, from, bytes) = (self.place(at), self.place(self.len), self.bytes());
-        // SAFETY: both are requests of this memory, whole ones, and may be the same.
-        unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes) };
+        self.slots.swap_remove(at);
     }
 
     /// Removes one, and keeps the order of the others.
     pub fn remove(&mut self, at: usize) {
-        assert!(at < self.len, "request {at} of {}", self.len);
-        self.len -= 1;
-        let (to, from, bytes) = (self.place(at), self.place(at + 1), (self.len - at) * self.bytes());
-        // SAFETY: both are within this memory, and so are the requests behind them.
-        unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes) };
+        self.slots.remove(at);
     }
 
     /// `MPI_Testsome`: its code, and how many are done, whose [`end`](Requests::end)s are known until the next call. They
@@ -76,12 +55,12 @@ impl Requests {
     /// # Safety
     /// All are active requests of this library, on a thread that may call it.
     pub unsafe fn test_some(&mut self) -> (c_int, usize) {
-        let count = self.len;
+        let count = self.slots.len;
         self.indices.resize(count, 0);
         self.ends.resize(count, End::default());
         self.statuses.resize((count * self.api.status_bytes as usize).div_ceil(size_of::<u64>()), 0);
         let mut finished: c_int = 0;
-        let requests = self.place(0);
+        let requests = self.slots.memory.as_mut_ptr().cast();
         let (indices, statuses) = (self.indices.as_mut_ptr(), self.statuses.as_mut_ptr().cast());
         let ends = self.ends.as_mut_ptr();
         // SAFETY: all lists have room for `count` elements; the caller vouches for the requests.
@@ -99,10 +78,9 @@ impl Requests {
     /// # Safety
     /// As of [`Requests::test_some`].
     pub unsafe fn is_done(&mut self, at: usize) -> (c_int, bool) {
-        assert!(at < self.len, "request {at} of {}", self.len);
         let mut flag: c_int = 0;
-        // SAFETY: the place holds a request; the caller vouches for it.
-        let code = unsafe { (self.api.is_done)(self.place(at), &raw mut flag) };
+        // SAFETY: the slot holds a request; the caller vouches for it.
+        let code = unsafe { (self.api.is_done)(self.slots.slot(at).cast(), &raw mut flag) };
         (code, flag != 0)
     }
 
@@ -111,10 +89,106 @@ impl Requests {
     /// # Safety
     /// As of [`Requests::test_some`].
     pub unsafe fn wait(&mut self, at: usize) -> (c_int, End) {
-        assert!(at < self.len, "request {at} of {}", self.len);
         let mut end = End::default();
-        // SAFETY: the place holds a request; the caller vouches for it.
-        let code = unsafe { (self.api.wait)(self.place(at), &raw mut end) };
+        // SAFETY: the slot holds a request; the caller vouches for it.
+        let code = unsafe { (self.api.wait)(self.slots.slot(at).cast(), &raw mut end) };
         (code, end)
+    }
+}
+
+/// Memory for values of one size, which only the library knows. Aligned for every library.
+#[derive(Debug)]
+struct Slots {
+    memory: Vec<u64>,
+    len: usize,
+    /// The size of a value.
+    bytes: usize,
+}
+
+impl Slots {
+    /// The place behind the last value, where another may be written.
+    fn next(&mut self) -> *mut c_void {
+        self.memory.resize(((self.len + 1) * self.bytes).div_ceil(size_of::<u64>()), 0);
+        let from = self.len * self.bytes;
+        self.values()[from..].as_mut_ptr().cast()
+    }
+
+    /// The memory as bytes.
+    fn values(&mut self) -> &mut [u8] {
+        // SAFETY: every byte of the numbers is one, and they are borrowed as long.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), self.memory.len() * size_of::<u64>()) }
+    }
+
+    /// The place of a value that is there.
+    fn slot(&mut self, at: usize) -> *mut u8 {
+        assert!(at < self.len, "request {at} of {}", self.len);
+        let (from, bytes) = (at * self.bytes, self.bytes);
+        self.values()[from..from + bytes].as_mut_ptr()
+    }
+
+    fn swap_remove(&mut self, at: usize) {
+        assert!(at < self.len, "request {at} of {}", self.len);
+        let (last, bytes) = ((self.len - 1) * self.bytes, self.bytes);
+        self.values().copy_within(last..last + bytes, at * bytes);
+        self.len -= 1;
+    }
+
+    fn remove(&mut self, at: usize) {
+        assert!(at < self.len, "request {at} of {}", self.len);
+        let (end, bytes) = (self.len * self.bytes, self.bytes);
+        self.values().copy_within((at + 1) * bytes..end, at * bytes);
+        self.len -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Handles as numbers (MPICH) and as pointers (Open MPI).
+    const SIZES: [usize; 2] = [4, 8];
+
+    fn with(values: &[u8], bytes: usize) -> Slots {
+        let mut slots = Slots { memory: Vec::new(), len: 0, bytes };
+        for value in values {
+            let place = slots.next().cast::<u8>();
+            // SAFETY: the place has room for a value of this size.
+            unsafe { place.write_bytes(*value, bytes) };
+            slots.len += 1;
+        }
+        slots
+    }
+
+    fn values(slots: &mut Slots) -> Vec<u8> {
+        let (len, bytes) = (slots.len, slots.bytes);
+        slots.values()[..len * bytes]
+            .chunks(bytes)
+            .map(|value| {
+                assert!(value.iter().all(|byte| *byte == value[0]), "{value:?} is no whole value");
+                value[0]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_value_that_is_removed_leaves_the_others_whole() {
+        for bytes in SIZES {
+            for at in 0..5 {
+                let (mut slots, mut expected) = (with(&[1, 2, 3, 4, 5], bytes), vec![1, 2, 3, 4, 5]);
+                slots.remove(at);
+                expected.remove(at);
+                assert_eq!(values(&mut slots), expected, "{bytes} bytes, {at}");
+                let (mut slots, mut expected) = (with(&[1, 2, 3, 4, 5], bytes), vec![1, 2, 3, 4, 5]);
+                slots.swap_remove(at);
+                expected.swap_remove(at);
+                assert_eq!(values(&mut slots), expected, "{bytes} bytes, {at}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "request 2 of 2")]
+    fn a_value_that_is_not_there_is_no_place_of_memory() {
+        with(&[1, 2], 4).slot(2);
     }
 }

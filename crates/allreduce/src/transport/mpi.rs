@@ -390,18 +390,18 @@ impl Transport for Mpi {
         let mut lowest = self.rank as c_int;
         let (comm, size) = self.collective;
         let mut hosts = vec![0 as c_int; size];
-        const INT: c_int = size_of::<c_int>() as c_int;
+        let int = size_of::<c_int>() as c_int;
         // SAFETY: `local` is written by a successful split and freed here; each buffer holds what the call
         // reads or writes.
         unsafe {
             let code = (self.api.comm_split_hosts)(comm, self.rank as c_int, &raw mut local);
             check("MPI_Comm_split_type", self.rank, code)?;
             // Ordered by their ranks here: the first is the lowest.
-            let code = (self.api.bcast)((&raw mut lowest).cast(), INT, 0, local);
+            let code = (self.api.bcast)((&raw mut lowest).cast(), int, 0, local);
             check("MPI_Bcast", self.rank, code)?;
             check("MPI_Comm_free", self.rank, (self.api.comm_free)(local))?;
             let (from, to) = ((&raw const lowest).cast(), hosts.as_mut_ptr().cast());
-            check("MPI_Allgather", self.rank, (self.api.allgather)(from, INT, to, comm))?;
+            check("MPI_Allgather", self.rank, (self.api.allgather)(from, int, to, comm))?;
         }
         Ok(hosts.into_iter().map(|rank| rank as usize).collect())
     }
