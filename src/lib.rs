@@ -3,11 +3,9 @@
 //! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
 //! job, and pulled by each. [`communicator`] has collectives without keys. This page has all public names.
 
-/// The examples of the README and of the book are compiled with the tests, and run if they can.
+/// The examples of the book are compiled with the tests, and run if they can.
 #[cfg(doctest)]
 mod book {
-    #[doc = include_str!("../README.md")]
-    struct Readme;
     #[doc = include_str!("../docs/compression.md")]
     struct Compression;
     #[doc = include_str!("../docs/how-to/gpus.md")]
