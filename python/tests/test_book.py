@@ -86,7 +86,7 @@ def without_code(page):
 
 
 def anchors(page):
-    """What a link to a heading of the page says behind its #."""
+    """The anchors of the page's headings: the part of a link behind its #."""
     headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
