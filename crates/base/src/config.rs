@@ -22,7 +22,7 @@ use crate::recording::RecordingOptions;
 use crate::{AlgorithmChoice, Error, Result};
 
 named! {
-    /// What one process of a job is: of one with parameter servers, or a helper of `dist_sync_mpi`.
+    /// The role of a process in its job: in one with parameter servers, or as a helper of `dist_sync_mpi`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
     #[serde(rename_all = "lowercase")]
     #[allow(missing_docs)]
@@ -35,7 +35,7 @@ named! {
 }
 
 impl Role {
-    /// What its processes are called, before their numbers: a worker is a rank.
+    /// Returns the name of its processes, before their numbers: a worker is a rank.
     pub fn label(self) -> &'static str {
         if self == Role::Worker { "rank" } else { self.name() }
     }
@@ -59,7 +59,7 @@ pub struct Dmlc {
     pub preferred_rank: Option<usize>,
 }
 
-/// Where `auto` learns about the cluster.
+/// The source of `auto`'s knowledge of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClusterSource {
     /// Unset: the file that `ringpull probe` has put into the user's cache for just these hosts, or else
@@ -71,7 +71,7 @@ pub enum ClusterSource {
     File(PathBuf),
 }
 
-/// What the environment asks of a process.
+/// The settings of a process.
 ///
 /// ```
 /// # use ringpull_base::config as ringpull;
@@ -99,7 +99,7 @@ pub struct Config {
     /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other
     /// in every step; 0 sums each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
     pub fusion_bytes: Option<usize>,
-    /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose
+    /// True if `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose
     /// shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
@@ -160,13 +160,13 @@ pub const NEVER: Duration = Duration::from_secs(1_000_000_000);
 /// come.
 pub const DEADLOCK: Duration = Duration::from_secs(5);
 
-/// What sets `Config::replicas`.
+/// The variable of `Config::replicas`.
 pub const REPLICAS: &str = "RINGPULL_REPLICAS";
 
-/// What it is.
+/// The values of `RINGPULL_REPLICAS`, in words.
 const SERVERS: &str = "a number of servers; 1: each value is on one";
 
-/// What `segment_bytes` may be.
+/// The valid values of `segment_bytes`.
 const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
 
 impl Config {
@@ -175,7 +175,8 @@ impl Config {
         Config::from_env_or(Config { cluster: ClusterSource::Cached, ..Config::default() })
     }
 
-    /// How long a peer may be silent: a rank that says nothing is waited for no longer than one that does.
+    /// Returns the time for which a peer may be silent: a silent rank is waited for no longer than a late
+    /// one.
     pub fn silence(&self) -> Duration {
         self.silence.min(self.timeout)
     }
@@ -320,7 +321,7 @@ pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String
     settings
 }
 
-/// Whether the `mpirun` that started this process lets its job go on when a rank is lost.
+/// Returns true if the `mpirun` that started this process lets its job go on when a rank is lost.
 pub fn launcher_survives_losses() -> bool {
     text("OMPI_MCA_mpi_ft_enable").is_some_and(|value| !matches!(value.as_str(), "0" | "f" | "false" | "no"))
 }
@@ -330,8 +331,8 @@ pub fn launcher_survives_losses() -> bool {
 /// shared memory of our own.
 pub const ELASTIC_SETTING: (&str, &str) = ("OMPI_MCA_btl", "^sm");
 
-/// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`, and a launcher that
-/// starts no ranks of MPI, as `torchrun` does, whose variable is the last.
+/// Returns the launcher's variable of the number of ranks, and its value. It detects another MPI's `mpirun`,
+/// and a launcher that starts no ranks of MPI, as `torchrun` does, whose variable is the last.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"]
         .into_iter()
@@ -344,19 +345,19 @@ pub fn launcher_rank() -> Option<usize> {
     told_rank()?.parse().ok()
 }
 
-/// Whether a launcher calls this process its first rank, or nobody calls it any.
+/// Returns true if a launcher calls this process its first rank, or nobody calls it any.
 pub fn is_first_rank() -> bool {
     told_rank().is_none_or(|rank| rank == "0")
 }
 
-/// What a launcher calls this process.
+/// Returns the rank that a launcher gives this process.
 fn told_rank() -> Option<String> {
     ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"].into_iter().find_map(text)
 }
 
-/// Whether this process speaks for those of its job where one is enough: in a job with servers the first
-/// worker, or every worker if no variable numbers them, whatever rank a launcher gives; else the launcher's
-/// first rank.
+/// Returns true if this process speaks for those of its job where one is enough: in a job with servers the
+/// first worker, or every worker if no variable numbers them, whatever rank a launcher gives; else the
+/// launcher's first rank.
 pub fn speaks_for_the_job(job: Option<&Dmlc>) -> bool {
     job.map_or_else(is_first_rank, |job| job.role == Role::Worker && job.preferred_rank.unwrap_or(0) == 0)
 }
@@ -368,12 +369,12 @@ pub fn first_of_several(job: Option<&Dmlc>) -> Option<(&'static str, usize)> {
     told.filter(|(_, workers)| *workers > 1 && speaks_for_the_job(job))
 }
 
-/// Whether Open MPI's `mpirun` runs for root.
+/// Returns true if Open MPI's `mpirun` runs for root.
 pub fn root_may_run_mpi() -> bool {
     text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()
 }
 
-/// How many ranks a launcher has put on this host, as far as it says.
+/// Returns the number of ranks that a launcher has put on this host, if it says so.
 pub fn launcher_local_size() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
@@ -475,13 +476,13 @@ pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
 }
 
-/// Whether the log on stderr has colours: in a terminal, unless `NO_COLOR` is set.
+/// Returns true if the log on stderr has colours: in a terminal, unless `NO_COLOR` is set.
 pub fn log_is_colored() -> bool {
     use std::io::IsTerminal;
     std::io::stderr().is_terminal() && text("NO_COLOR").is_none()
 }
 
-/// Where Debian's package `dataset-fashion-mnist` puts its files.
+/// The folder of Debian's package `dataset-fashion-mnist`.
 pub const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
 /// The folder with Fashion-MNIST: the package's, or the one of this checkout that `scripts/setup` fills where

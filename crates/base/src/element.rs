@@ -184,7 +184,7 @@ impl ElementType {
         (self.arithmetic == Arithmetic::Numbers).then_some(self.dtype)
     }
 
-    /// Whether a store can hold values of it.
+    /// Returns true if a store can hold values of it.
     pub fn is_of_stores(&self) -> bool {
         matches!(self.arithmetic, Arithmetic::Numbers | Arithmetic::Parts)
     }

@@ -2,8 +2,8 @@
 //! and does not end the process.
 //!
 //! The kernel sends SIGXFSZ to the thread that goes beyond it, which by default ends the process. A thread
-//! that blocks the signal gets the error `EFBIG` alone. What other threads, and handlers of the program, do
-//! with it stays as it is.
+//! that blocks the signal gets the error `EFBIG` alone. Other threads, and handlers of the program, are not
+//! affected.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -21,10 +21,10 @@ pub fn without_signal_in_this_thread() {
     std::mem::forget(Blocked::new());
 }
 
-/// SIGXFSZ is blocked in this thread. When this is dropped, it is as it was before.
+/// SIGXFSZ is blocked in this thread. Its end restores the earlier state.
 struct Blocked {
     before: libc::sigset_t,
-    /// Whether one was pending before: that one is not taken away.
+    /// True if one was pending before: that one is not taken away.
     was_pending: bool,
 }
 

@@ -25,37 +25,37 @@ pub enum RecordedLine {
         kind: Kind,
         /// This worker's.
         rank: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
     /// A key got its first value.
     Init {
-        /// Which one.
+        /// The key.
         key: Key,
         /// The type of its elements.
         dtype: DType,
         /// Its shape.
         shape: Vec<usize>,
-        /// When.
+        /// The time of the call.
         when: When,
     },
     /// A gradient was pushed, with or without an output.
     Push {
         /// Of which key.
         key: Key,
-        /// Which one of the key.
+        /// The number of the key's update.
         update: u64,
-        /// Whether the new value goes into an output.
+        /// True if the new value goes into an output.
         pulls: bool,
         /// As it was given.
         priority: i32,
-        /// How many rows, if it was row-sparse.
+        /// The number of rows of a row-sparse gradient.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rows: Option<usize>,
         /// Of this worker's gradient, and its ids.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hash: Option<u64>,
-        /// When.
+        /// The time of the call.
         when: When,
     },
     /// A value was pulled.
@@ -64,7 +64,7 @@ pub enum RecordedLine {
         key: Key,
         /// As it was given.
         priority: i32,
-        /// When the call was made.
+        /// The time of the call.
         when: When,
     },
     /// From now on the store updates its values by gradients: it was given an optimizer or an updater.
@@ -80,7 +80,7 @@ pub enum RecordedLine {
         ids: Option<u64>,
         /// Of the value, or of those rows.
         hash: u64,
-        /// Where it begins in the file of values, if it is there.
+        /// The position of its values in the file of values, if they are there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         offset: Option<u64>,
         /// Its length in bytes.
@@ -88,7 +88,7 @@ pub enum RecordedLine {
     },
 }
 
-/// When a call was made.
+/// The time of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct When {
     /// Seconds since the store was created.
@@ -97,7 +97,7 @@ pub struct When {
     pub waited_s: f64,
 }
 
-/// What is recorded, and where.
+/// The folder of a recording, and the bytes of values that it keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordingOptions {
     /// `RINGPULL_RECORD`: the folder.

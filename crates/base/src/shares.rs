@@ -52,7 +52,7 @@ pub fn split(len: usize, work_load_list: &[f64]) -> Result<Vec<Range<usize>>> {
     Ok(parts)
 }
 
-/// What worker `rank` multiplies a mean over its part by: its share of the whole, times the number of
+/// Returns the factor of worker `rank` for a mean over its part: its share of the whole, times the number of
 /// workers.
 pub fn factor(rank: usize, work_load_list: &[f64]) -> Result<f64> {
     let total = total(work_load_list)?;

@@ -1,4 +1,4 @@
-//! Which threads of this process wait in a call of ours, and where its program is.
+//! The waits of this process's threads in calls of ours, and the place of its program.
 //!
 //! Two questions need this: whether every rank of a job waits for another, so that nothing can come any more,
 //! and what to say of a rank that others wait for. Both are answered with the help of code that knows the
@@ -74,12 +74,12 @@ struct Seen {
     is_looking: bool,
 }
 
-/// Where a program is.
+/// The place of a program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
     /// Its own line, such as `train.py:41 in evaluate`.
     pub site: Option<String>,
-    /// Whether it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls
+    /// True if it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls
     /// nothing meanwhile.
     pub is_wait: bool,
     /// Linux's numbers of the threads that are in code of the program's language and do not wait so, 0 for
@@ -98,7 +98,7 @@ impl Place {
 /// thread that calls stores.
 #[derive(Debug)]
 pub struct Wait {
-    /// When it began, if it counts.
+    /// The begin of the wait, if it counts.
     since: Option<Instant>,
 }
 
@@ -116,7 +116,7 @@ pub fn waited() -> Duration {
     Duration::from_nanos(MOST_NS.fetch_max(total_ns, Ordering::Relaxed).max(total_ns))
 }
 
-/// How long the thread has waited that has waited longest of those that wait now, if any does.
+/// Returns the time of the longest present wait, if any thread waits.
 pub fn longest() -> Option<Duration> {
     let now_ns = since_start_ns(Instant::now());
     open_waits().min().map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)))
@@ -134,7 +134,7 @@ fn since_start_ns(now: Instant) -> u64 {
     now.saturating_duration_since(*START.get_or_init(|| now)).as_nanos() as u64 + 1
 }
 
-/// How long a wait that may be interrupted lasts before it looks.
+/// The time between two looks of a wait that may be interrupted.
 const PIECE: Duration = Duration::from_millis(100);
 
 /// Does `work`, whose waits end with [`Error::Interrupted`] once `check` says so, which is asked now and
@@ -220,8 +220,8 @@ impl Drop for Wait {
     }
 }
 
-/// Whether no thread that calls stores can call any now: each waits in a call of ours or, as `place` says of
-/// the program, for what its framework is owed, or is the framework's own and has nothing to do.
+/// Returns true if no thread that calls stores can call any now: each waits in a call of ours or, as `place`
+/// says of the program, for what its framework is owed, or is the framework's own and has nothing to do.
 pub fn is_only_waiting(place: Option<&Place>) -> bool {
     let callers = || CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
     let somebody_waits = place.is_some_and(|place| place.is_wait) || callers().any(Caller::is_waiting);
@@ -237,7 +237,7 @@ pub fn look_with(looker: fn() -> Place) {
     LOOKER.get_or_init(|| looker);
 }
 
-/// Whether anybody can say where the program is.
+/// Returns true if anybody can say where the program is.
 pub fn has_looker() -> bool {
     LOOKER.get().is_some()
 }
@@ -261,18 +261,18 @@ pub fn look() {
     }
 }
 
-/// Where the program was when somebody last looked, if that was after `since`.
+/// Returns the place of the program when somebody last looked, if that was after `since`.
 pub fn seen(since: Instant) -> Option<Place> {
     SEEN.lock().last.as_ref().filter(|(when, _)| *when >= since).map(|(_, place)| place.clone())
 }
 
-/// How long a process may compute, of one processor's time, and still be taken for one that only waits.
+/// The processor time, of one processor, up to which a process counts as one that only waits.
 pub const IDLE: f64 = 0.2;
 
 /// Threads whose computing is not the program's.
 static LIBRARY: List<u32> = List::new();
 
-/// What the calling thread computes is no work of the program's: a library that waits may turn in a loop.
+/// Excludes the calling thread's computing from the program's work: a library that waits may turn in a loop.
 pub fn leave_out_this_thread() {
     LIBRARY.push(this_thread());
 }

@@ -6,11 +6,11 @@
 //! pages, which every neighbour has mapped by then, serve the next step of a training loop. The rest goes
 //! back to the system at once.
 //!
-//! A forked child has no part in it. What a program may read in a child (`Arena::keep_for_children`: arrays
-//! of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has all other
-//! memory; a private mapping would show it what the parent writes later, or puts into a range that it has
-//! freed. What only a store uses is not copied, as a model's values would be for every worker of a data
-//! loader: the child has such a mapping of that, whose writes are its own.
+//! A forked child has no part in it. Memory that a program may read in a child (`Arena::keep_for_children`:
+//! arrays of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has
+//! all other memory; a private mapping would show it later writes of the parent. Memory that only a store
+//! uses is not copied, as a model's values would be for every worker of a data loader: the child has a
+//! private mapping of it, whose writes are its own.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -39,11 +39,11 @@ pub struct Arena {
     ranges: Mutex<Ranges>,
     /// A forked child has its own copy, and nothing of it to give out or to take back.
     process: Process,
-    /// Whether it is mapped with the peers: not any more in a child.
+    /// True if it is mapped with the peers: not any more in a child.
     is_shared: AtomicBool,
 }
 
-/// What is where in the region.
+/// The used and the free ranges of the region.
 #[derive(Default)]
 struct Ranges {
     /// Untouched ranges, which are zeros, by their start; neighbours are merged.
@@ -58,9 +58,9 @@ struct Ranges {
 
 /// A range given out.
 pub(super) struct Room {
-    /// Where it begins.
+    /// The begin of the region.
     pub(super) start: NonNull<u8>,
-    /// Whether it is zeros.
+    /// True if it is zeros.
     pub(super) is_zero: bool,
 }
 
@@ -104,12 +104,12 @@ impl Arena {
         Arena { region, ranges: Mutex::new(ranges), process: Process::this(), is_shared: AtomicBool::new(true) }
     }
 
-    /// Where peers find it.
+    /// Returns the address by which peers find it.
     pub fn address(&self) -> Address {
         self.region.address()
     }
 
-    /// Where these bytes lie in the region, if they do.
+    /// Returns the offset of these bytes in the region, if they lie there.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let offset = (bytes.as_ptr() as usize).checked_sub(self.region.start().as_ptr() as usize)?;
         (offset + bytes.len() <= self.region.len_bytes()).then_some(offset)

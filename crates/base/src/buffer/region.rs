@@ -54,7 +54,7 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Where a peer on the same host finds a region.
+/// The address by which a peer on the same host finds a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// The process that has it open.
@@ -185,7 +185,7 @@ impl Region {
         }
     }
 
-    /// Where it is mapped.
+    /// Returns the begin of the mapping.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }

@@ -1,5 +1,5 @@
-//! Where a process finds the secret of its job. `ringpull launch` makes one for each job; a file with one can
-//! be named where something else starts the processes.
+//! The sources of the secret of a job. `ringpull launch` makes one for each job; a file with one can be named
+//! where something else starts the processes.
 //!
 //! It is passed in the environment or in a file, never in arguments, which every user of a host can read. No
 //! error shows it.
@@ -16,7 +16,7 @@ pub const SECRET: &str = "RINGPULL_SECRET";
 /// The variable with the name of a file that holds it.
 pub const SECRET_FILE: &str = "RINGPULL_SECRET_FILE";
 
-/// How to make one.
+/// The hint that says how to make a secret.
 const MAKE: &str = "`openssl rand -hex 32` makes one; `ringpull launch` makes one by itself if neither variable is set";
 const NO_TEXT: &str = "it is not text";
 

@@ -70,7 +70,8 @@ pub struct TensorMut {
     pub(super) then: Option<Then>,
 }
 
-/// What follows the end of a write: given the bytes, or what kept them from being written.
+/// The function that follows the end of a write: it gets the bytes, or the error that kept them from being
+/// written.
 type Then = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
 
 impl TensorMut {
@@ -97,8 +98,8 @@ impl TensorMut {
         self
     }
 
-    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library gets
-    /// its memory back by it.
+    /// Returns true if dropping it only unlocks: nothing follows the write, and no other library gets its
+    /// memory back by it.
     pub fn is_simply_dropped(&self) -> bool {
         let is_own = self.remote.is_none() && !self.content.data.is_foreign();
         let is_last = || Arc::strong_count(ArcRwLockWriteGuard::rwlock(&self.content)) == 1;
@@ -147,12 +148,12 @@ impl TensorMut {
         snapshot(&self.content.data)
     }
 
-    /// Whether the memory is somebody else's, so that a snapshot is a copy.
+    /// Returns true if the memory is somebody else's, so that a snapshot is a copy.
     pub fn is_foreign(&self) -> bool {
         self.content.data.is_foreign()
     }
 
-    /// Whether a sum that is written here need be nowhere else.
+    /// Returns true if a sum that is written here need be nowhere else.
     pub fn is_unkept(&self) -> bool {
         self.content.is_unkept
     }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::Key;
 use crate::forked::Process;
 
-/// What a store is notified of about the tensors that it holds.
+/// The notifications of a store about the tensors that it holds.
 pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
     fn wait(&self);

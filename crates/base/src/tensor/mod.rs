@@ -45,7 +45,7 @@ struct Content {
     /// The key that was written last, kept for the timeline only.
     written: Option<Key>,
     released: Option<Released>,
-    /// Whether a store that writes it may leave its key without a value.
+    /// True if a store that writes it may leave its key without a value.
     is_unkept: bool,
 }
 
@@ -84,7 +84,7 @@ pub struct Tensor {
     shape: Arc<[usize]>,
     content: Arc<RwLock<Content>>,
     remote: Option<Remote>,
-    /// Where the memory is, if it is another library's.
+    /// The range of the memory, if it is another library's.
     range: Option<Range>,
     lent: Arc<Lent>,
 }
@@ -149,8 +149,8 @@ impl Tensor {
     }
 
     /// Lets a store that writes a sum here leave the key without a value until the next push: keeping one
-    /// costs a copy, at once if the memory is foreign, and else when the tensor is next written. Whoever
-    /// needs the sum reads it here; pulling the key is an error meanwhile.
+    /// costs a copy, at once if the memory is foreign, and else when the tensor is next written. A program
+    /// that needs the sum reads it here; pulling the key is an error meanwhile.
     #[must_use = "it is the tensor"]
     pub fn unkept(self) -> Self {
         self.content.write().is_unkept = true;
@@ -199,7 +199,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -209,12 +209,12 @@ impl Tensor {
         self.len() * self.dtype.size_bytes()
     }
 
-    /// Whether both handles name the same elements.
+    /// Returns true if both handles name the same elements.
     pub fn is_same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.content, &other.content)
     }
 
-    /// Whether both lie in another library's memory, and some of it is of both.
+    /// Returns true if both lie in another library's memory, and some of it is of both.
     pub fn overlaps(&self, other: &Tensor) -> bool {
         self.range.zip(other.range).is_some_and(|(own, other)| own.overlaps(other))
     }
@@ -289,15 +289,15 @@ impl Tensor {
         RwLock::try_read_arc_for(&self.content, limit)
     }
 
-    /// Whether no store has to write the elements any more after `limit`; raises what kept one from doing so.
-    /// Who has the same memory by another tensor does not matter, so they need not be what was written.
+    /// Returns true if no store has to write the elements any more after `limit`; raises what kept one from
+    /// doing so. Other tensors over the same memory do not matter, so the elements may since have changed.
     pub fn is_settled_within(&self, limit: Duration) -> Result<bool> {
         let Some(content) = self.read_locked_within(limit) else { return Ok(false) };
         content.fault.clone().map_or(Ok(true), Err)
     }
 
-    /// Whether nobody has the memory by another tensor after `limit` so that an access to it would have to
-    /// wait.
+    /// Returns true if nobody has the memory by another tensor after `limit` so that an access to it would
+    /// have to wait.
     pub fn is_free_within(&self, is_written: bool, limit: Duration) -> bool {
         self.range.is_none_or(|range| ranges::is_free(range, is_written, Instant::now() + limit))
     }

@@ -1,4 +1,4 @@
-//! Who has memory of other libraries locked, by address.
+//! The locks on memory of other libraries, by address.
 //!
 //! Tensors over memory of our own share it by clones of one handle, and so they share its lock. Memory of
 //! another library may come again with every call: two tensors may lie over one array, or over views of it.
@@ -76,8 +76,8 @@ pub(super) fn hold(
     Ok(Held { range, is_written, number })
 }
 
-/// Waits until the range could be held, until `deadline` at most. Whether it could; another thread may hold
-/// it since.
+/// Waits until the range could be held, until `deadline` at most. Returns true if it could; another thread
+/// may hold it since.
 pub(super) fn is_free(range: Range, is_written: bool, deadline: Instant) -> bool {
     // Mostly nothing is held at all.
     HELD.load(Relaxed) == 0 || wait(&mut TABLE.lock(), range, is_written, Some(deadline)).is_ok()
@@ -114,7 +114,7 @@ fn wait(
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table::new());
-/// How many ranges are held.
+/// The number of ranges that are held.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static FREED: Condvar = Condvar::new();
 
@@ -124,20 +124,20 @@ struct Holder {
     lent: Arc<Lent>,
 }
 
-/// What is held.
+/// The ranges that are held.
 struct Table {
     /// Ranges that are written, by where they begin. They are disjoint.
     written: BTreeMap<usize, Holder>,
     /// Ranges that are read, by the power of two that their length has reached, and where they begin. With
     /// one power those that overlap a range begin close to it, however long others are.
     read: BTreeMap<(u32, usize, u64), Holder>,
-    /// How many of them have each power.
+    /// The number of ranges of each power of two.
     powers: [u32; usize::BITS as usize],
-    /// How many were ever held.
+    /// The number of ranges that were ever held.
     last: u64,
     /// The process that held the first.
     process: u32,
-    /// How many threads wait for a range.
+    /// The number of threads that wait for a range.
     waiting: usize,
 }
 
@@ -153,8 +153,8 @@ impl Table {
         }
     }
 
-    /// Whether this is a copy of the table of the process that forked this one: the threads that held ranges
-    /// are not here, and so it is emptied.
+    /// Returns true if this is a copy of the table of the process that forked this one: the threads that held
+    /// ranges are not here, and so it is emptied.
     fn is_of_another_process(&mut self) -> bool {
         let (process, last) = (std::process::id(), self.last);
         let is_copy = self.process != process;

@@ -104,7 +104,7 @@ fn recorder() -> Option<&'static Recorder> {
     RECORDER.get().filter(|recorder| recorder.process.is_here())
 }
 
-/// Whether spans are recorded.
+/// Returns true if spans are recorded.
 #[inline]
 pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
