@@ -1,8 +1,8 @@
 //! Alltoall: every rank has something else for each other.
 //!
 //! Each of `n` ranks has `2 n` blocks of its own: block `d` is for rank `d`, block `n + s` is where what rank
-//! `s` has for it arrives. What a rank has for itself is copied without a message. Three ranks; `ab` is what
-//! rank `a` has for rank `b`, `.` has no meaning yet:
+//! `s` has for it arrives. The block that a rank has for itself is copied without a message. Three ranks;
+//! `ab` is what rank `a` has for rank `b`, `.` has no meaning yet:
 //!
 //! ```text
 //! block      0   1   2     3   4   5           0   1   2     3   4   5
@@ -67,7 +67,7 @@ pub(super) fn alltoall(rank: usize, size: usize, blocks: &Parts, segment: usize)
     plan
 }
 
-/// How many segments a rank may be ahead of what it has from a peer.
+/// Returns the number of segments by which a rank may be ahead of its peer's.
 fn turns_ahead(size: usize) -> usize {
     UNDER_WAY.div_ceil(size.saturating_sub(1).max(1))
 }

@@ -19,7 +19,7 @@ struct Drawn {
     then: Then,
 }
 
-/// When each message goes if all take one round, and a rank sends one and receives one at a time.
+/// Returns the round of each message, if all take one round, and a rank sends one and receives one at a time.
 fn rounds(plans: &[Plan]) -> Vec<Drawn> {
     let mut left: Vec<Vec<Move>> = plans.iter().map(|plan| plan.moves.clone()).collect();
     let (mut drawn, mut round) = (Vec::new(), 0);

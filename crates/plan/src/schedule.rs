@@ -10,7 +10,7 @@ use ringpull_base::{DType, Reduction};
 
 use crate::plan::{Move, Plan, Then};
 
-/// What a message does.
+/// The action of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Send bytes of the buffer.
@@ -25,9 +25,9 @@ pub enum Action {
 pub struct Message {
     /// Its lane among those of its direction.
     pub lane: u32,
-    /// What is done with it here.
+    /// The action of the message here.
     pub action: Action,
-    /// Where its bytes begin in the buffer.
+    /// The position of its bytes in the buffer.
     pub start: usize,
     pub(super) end: usize,
     /// The first of its dependents; the next message's first is its end.
@@ -51,11 +51,11 @@ pub struct Lane {
     pub bytes: usize,
 }
 
-/// What one rank sends and receives for one plan on elements of one type.
+/// The sends and receives of one rank for one plan on elements of one type.
 pub struct Schedule {
     /// The element type.
     pub dtype: DType,
-    /// What becomes of two elements.
+    /// The reduction operator.
     pub reduction: Reduction,
     /// Of the buffer that it runs on.
     pub len_bytes: usize,
@@ -158,7 +158,7 @@ impl Schedule {
         self.into.iter().map(|lane| lane.queue.len()).sum()
     }
 
-    /// Whether it sends and never receives.
+    /// Returns true if it sends and never receives.
     pub fn only_sends(&self) -> bool {
         self.into.is_empty()
     }

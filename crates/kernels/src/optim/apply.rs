@@ -106,7 +106,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// How many slots the state of a key of `dtype` has.
+    /// Returns the number of slots in the state of a key of `dtype`.
     pub fn slots(&self, dtype: DType) -> usize {
         self.rule.slots() + usize::from(self.has_master(dtype))
     }

@@ -26,13 +26,13 @@ use ringpull_base::{DType, Element, Reduction, with_element};
 /// Reduces `inputs` from left to right and stores the result to each of `outputs`, `len_bytes` bytes each.
 type Reduce = unsafe fn(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize);
 
-/// What becomes of two elements, and of which type they are.
+/// The reduction operator of two elements, and their type.
 pub type Arithmetic = (Reduction, DType);
 
 /// One set of machine code for every sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// What the compiler makes for any processor of the target.
+    /// The instructions that every processor of the target has.
     Portable,
     /// AVX2 and F16C.
     Avx2,

@@ -9,7 +9,7 @@ use super::Reduce;
 /// Elements reduced at a time.
 const RUN: usize = 32;
 
-/// What becomes of two elements.
+/// The reduction operator of two elements.
 pub(super) trait Combine {
     fn combine<T: Element>(one: T, other: T) -> T;
 }

@@ -13,7 +13,7 @@ pub(super) type Ns = u64;
 /// A task, by its number.
 pub(super) type Task = u32;
 
-/// What a task does once all that it waits for is done.
+/// The action of a task once all that it waits for is done.
 pub(super) enum Act {
     Nothing,
     /// Takes so long, beside all else.
@@ -32,19 +32,19 @@ pub(super) enum Act {
 }
 
 pub(super) struct Transit {
-    /// Where it waits until the earlier ones have made room.
+    /// The window in which it waits until earlier tasks have made room.
     pub window: Option<usize>,
     /// Among those that wait a higher one goes first, then an earlier task.
     pub priority: i32,
-    /// What it counts in its window.
+    /// The bytes that it counts in its window.
     pub bytes: usize,
-    /// Whether it makes room once it has left its first station; otherwise something answers it.
+    /// True if it makes room once it has left its first station; otherwise something answers it.
     pub frees: bool,
-    /// Whether it stands for messages some of which find the first station free, and are at the second one at
+    /// True if it stands for messages some of which find the first station free, and are at the second one at
     /// once.
     pub is_spread: bool,
     pub hops: Vec<Hop>,
-    /// What waits for it to have left.
+    /// The tasks that wait until it has left.
     pub left: Vec<Task>,
 }
 
@@ -150,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// When each task is done.
+    /// Returns the time at which each task is done.
     ///
     /// # Panics
     /// If tasks wait for one another.

@@ -1,10 +1,10 @@
 //! A key on parameter servers as tasks.
 //!
-//! All workers push the same segments, and none can be more than a window ahead of another, so one worker stands
-//! for all. A push of its occupies each worker's link for its bytes, and the server's for those of all workers;
-//! an answer does the same the other way round. Each worker begins with a server of its own, so a server's link
-//! does not wait until the one worker's link has come to it. A worker's host may have a server: what the two
-//! exchange crosses no link.
+//! All workers push the same segments, and none can be more than a window ahead of another, so one worker
+//! stands for all. A push of its occupies each worker's link for its bytes, and the server's for those of all
+//! workers; an answer does the same the other way round. Each worker begins with a server of its own, so a
+//! server's link does not wait until the one worker's link has come to it. A worker's host may have a server:
+//! what the two exchange crosses no link.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use crate::simulate::engine::{Act, Engine, Hop, Task, Transit, ns};
 pub struct Segment {
     /// Its server.
     pub server: usize,
-    /// What every worker sends.
+    /// The bytes that every worker sends.
     pub pushed_bytes: usize,
-    /// What it gets back.
+    /// The bytes that it gets back.
     pub answered_bytes: usize,
 }
 

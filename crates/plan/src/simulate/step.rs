@@ -10,11 +10,11 @@ use crate::simulate::engine::{Act, Engine, Task, ns};
 use crate::simulate::servers::{self, Segment, Server, Stations};
 use crate::simulate::{Codes, Network};
 
-/// Steps that are simulated; the last one counts. What is left of one when the next begins is the same from
-/// the second on.
+/// Steps that are simulated; the last one counts. From the second step on, the same work of a step is left
+/// when the next begins.
 const STEPS: usize = 3;
 
-/// What is computed for a layer.
+/// The computing of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the words say it")]
 pub struct Layer {
@@ -22,7 +22,7 @@ pub struct Layer {
     pub forward_us: f64,
 }
 
-/// What is exchanged of a unit.
+/// The exchange of a unit.
 pub enum Exchange {
     /// A sum over all ranks: the schedules of all, or of the one that stands for all, and how they are coded.
     Sum(Vec<Schedule>, Option<Codes>),
@@ -30,26 +30,26 @@ pub enum Exchange {
     Servers(Vec<Segment>),
 }
 
-/// What is pushed together.
+/// The layers that are pushed together.
 pub struct Unit {
     /// The layers whose gradients these are.
     pub layers: Vec<usize>,
     /// The highest goes first.
     pub priority: i32,
-    /// Whether nothing else is under way meanwhile.
+    /// True if nothing else is under way meanwhile.
     pub is_alone: bool,
-    /// How it travels.
+    /// The way in which it travels.
     pub exchange: Exchange,
 }
 
-/// Where the servers of a job are.
+/// The servers of a job, and their hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Servers {
-    /// How many.
+    /// The number of servers.
     pub count: usize,
-    /// Whether they are on the workers' hosts, in order from the first, rather than each on its own.
+    /// True if they are on the workers' hosts, in order from the first, rather than each on its own.
     pub is_shared: bool,
-    /// What a worker sends a server before it is answered: so many messages, or so many bytes.
+    /// The limit of a worker's unanswered messages at a server: a number of messages, or of bytes.
     pub window: (usize, usize),
 }
 
