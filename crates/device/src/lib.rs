@@ -1,20 +1,20 @@
 //! The devices of this process, behind one small seam: [`Platform`].
 //!
-//! What happens on which stream and in which order is written once, over this trait, by [`Devices`] and by
-//! the stores that work on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads
-//! and which runs everywhere, and `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
+//! The order of work on streams is written once, over this trait, by [`Devices`] and by the stores that work
+//! on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads and which runs
+//! everywhere, and `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
 //!
 //! The words are CUDA's. A [`Stream`] is a queue of one device; what is put on it runs later, in order. An
 //! [`Event`] marks a place in a stream, and another stream or the host can wait for it. Nothing else orders
 //! two streams: work that reads what another stream writes must wait for that stream's event. The simulated
 //! platform proves of every piece of work that it does (`races`), and fails the work that does not.
 //!
-//! Where things stand, each file after those that it imports: `loan` says where memory of another library is;
-//! `handle` owns memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put
-//! on a stream; `reference` is its meaning, on bytes; `races` and `simulated` are the simulated platform;
-//! `layout` divides a tensor over devices; `devices` makes tensors and moves them; `spread` sums tensors over
-//! the devices of a process and back; `lent` makes tensors of memory that another library has; `survey` is
-//! what a machine has, as data; `open` finds devices by name; `check` compares devices with `reference`.
+//! The files, each after those that it imports: `loan` says where memory of another library is; `handle` owns
+//! memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put on a stream;
+//! `reference` is its meaning, on bytes; `races` and `simulated` are the simulated platform; `layout` divides
+//! a tensor over devices; `devices` makes tensors and moves them; `spread` sums tensors over the devices of a
+//! process and back; `lent` makes tensors of memory that another library has; `survey` is what a machine has,
+//! as data; `open` finds devices by name; `check` compares devices with `reference`.
 
 mod check;
 #[cfg(feature = "cuda")]
@@ -63,7 +63,7 @@ pub type UniqueId = [u8; 128];
 /// ends in.
 pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
 
-/// Where the devices of several ranks meet, those of one number in each.
+/// The meeting of the devices of several ranks, of those of one number in each.
 pub struct Meeting {
     /// A name for each device of a rank, made by one of them all.
     pub ids: Vec<UniqueId>,
@@ -78,19 +78,19 @@ pub struct Meeting {
 /// Calls queue and return, unless they say that they wait. A device that failed stays failed: every later
 /// call says so.
 pub trait Platform: Send + Sync {
-    /// What the devices are called, before a colon and their number: `cuda`, `sim`.
+    /// The name of the devices, before a colon and their number: `cuda`, `sim`.
     fn name(&self) -> &'static str;
     /// The number of devices.
     fn count(&self) -> usize;
     /// A device's name.
     fn describe(&self, device: usize) -> String;
-    /// Whether [`collective`](Self::collective) can be called.
+    /// Returns true if [`collective`](Self::collective) can be called.
     fn has_collectives(&self) -> bool;
     /// Memory of a device, whose content is not defined. May wait for the device.
     fn allocate(&self, device: usize, len_bytes: usize) -> Result<u64>;
     /// Gives memory back. May wait for the device.
     fn free(&self, device: usize, address: u64);
-    /// What DLPack calls a device: the code of its type, and its number.
+    /// DLPack's name of a device: the code of its type, and its number.
     fn dlpack_name(&self, device: usize) -> (i32, i32);
     /// The device that memory of another library is on, by an address in it.
     fn device_of(&self, address: u64) -> Result<usize>;
@@ -110,9 +110,9 @@ pub trait Platform: Send + Sync {
     fn record(&self, stream: &Stream) -> Result<u64>;
     /// Gives an event back.
     fn destroy_event(&self, device: usize, event: u64);
-    /// What is put on `stream` from now on runs after `event`.
+    /// Lets later work of `stream` run after `event`.
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()>;
-    /// Whether the work before `event` is done. Never waits.
+    /// Returns true if the work before `event` is done. Never waits.
     fn is_done(&self, event: &Event) -> Result<bool>;
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
@@ -126,12 +126,12 @@ pub trait Platform: Send + Sync {
     /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by
     /// whose turn it is.
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;
-    /// Whether [`join`](Self::join) can be called.
+    /// Returns true if [`join`](Self::join) can be called.
     fn can_join(&self) -> bool;
-    /// A name that devices meet under once. Who makes it must be one of the ranks that meet.
+    /// A name that devices meet under once. The rank that makes it must be one of those that meet.
     fn unique_id(&self) -> Result<UniqueId>;
     /// Joins each device with those of its number in other processes. Waits for all of them while `go_on`
-    /// allows it; after an error nothing is joined. What it is called from then on.
+    /// allows it; after an error nothing is joined. Returns the number of the meeting from then on.
     fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64>;
     /// Ends what was joined, when nothing of it is under way.
     /// May wait some seconds for ranks that still take what these devices send, and aborts then.
@@ -147,7 +147,7 @@ pub trait Platform: Send + Sync {
         parts: &[Slice],
         go_on: GoOn<'_>,
     ) -> Result<()>;
-    /// What collectives that are under way have met, as far as is known. Never waits.
+    /// Returns the error that collectives under way have met, as far as is known. Never waits.
     fn check(&self) -> Result<()>;
     /// Ends collectives that will never be complete, those with other processes too, so that their streams go
     /// on; the platform is failed from then on.
@@ -156,8 +156,8 @@ pub trait Platform: Send + Sync {
     fn host_access(&self, slice: &Slice, writes: bool) -> Result<()>;
 }
 
-/// What is known of a meeting that another rank has left, or that does not reach it: why it has is for that
-/// rank to say.
+/// Makes the error of a meeting that another rank has left, or that does not reach it; that rank reports the
+/// reason.
 pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
     let (peer, operation) = ("another rank".to_owned(), call.to_owned());
     Error::PeerLost { peer, ranks: Vec::new(), cause: text.into(), operation, rank: None }
@@ -166,8 +166,8 @@ pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
 /// The right to run collectives on some devices, until it is dropped.
 pub type Turn<'a> = Vec<MutexGuard<'a, ()>>;
 
-/// Whether a library's error may come of another process's end: to NCCL a connection that broke is an error
-/// of the system or of itself (`ncclSystemError` 2, `ncclInternalError` 3).
+/// Returns true if a library's error may come of another process's end: to NCCL a connection that broke is an
+/// error of the system or of itself (`ncclSystemError` 2, `ncclInternalError` 3).
 pub fn may_be_of_a_peer(error: &Error) -> bool {
     matches!(error, Error::Library { library, code: 2 | 3, .. } if library == "NCCL")
 }

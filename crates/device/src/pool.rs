@@ -14,7 +14,7 @@ use ringpull_base::Result;
 use super::Platform;
 use super::handle::Memory;
 
-/// Where memory lies, a device or pinned on the host, and its length.
+/// The place of memory, a device or pinned on the host, and its length.
 type Class = (Option<usize>, usize);
 
 /// Memory of one platform between two uses.

@@ -1,10 +1,10 @@
-//! What Kubernetes' Pod Security Standards allow: the rules of `baseline` and `restricted`, as a table.
+//! The rules of Kubernetes' Pod Security Standards, `baseline` and `restricted`, as a table.
 
 use serde_json::Value;
 
 use crate::options::PodSecurity;
 
-/// What a value has to be.
+/// A requirement for a value.
 enum Must {
     /// Absent, or one of these.
     BeAbsentOr(&'static [&'static str]),
@@ -153,7 +153,7 @@ fn judge(rules: &[(PodSecurity, &str, Must)], prefix: &str, own: &Value, fallbac
 }
 
 impl Must {
-    /// What the value does not meet.
+    /// Returns the requirement that the value does not meet.
     fn unmet(&self, value: &Value) -> Option<String> {
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let is_one = |words: &[&str]| words.contains(&text(value).as_str());

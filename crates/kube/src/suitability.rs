@@ -45,7 +45,7 @@ pub(super) enum Need {
 pub(super) struct Shown {
     pub(super) need: Need,
     pub(super) words: String,
-    /// Whether the words can mean nothing else.
+    /// True if the words can mean nothing else.
     pub(super) is_certain: bool,
 }
 
@@ -244,7 +244,7 @@ impl Request {
         }
     }
 
-    /// Whether the command is our example `train` and saves no checkpoint.
+    /// Returns true if the command is our example `train` and saves no checkpoint.
     pub(super) fn loses_its_work(&self) -> bool {
         let ours = example(&self.command).is_some_and(|word| word.rsplit('/').next() == Some("train"));
         ours && !self.command.iter().any(|word| word.starts_with("--checkpoint"))

@@ -1,4 +1,4 @@
-//! What a store must hold after each iteration of the pattern's inputs, to the last bit, with and without
+//! The content of a store after each iteration of the pattern's inputs, to the last bit, with and without
 //! compression.
 //!
 //! A codec that treats each element by itself sees, for a periodic input, one period again and again: the
@@ -23,7 +23,7 @@ pub struct Expected {
     residuals: Vec<Vec<f32>>,
     /// One period of the store's value.
     values: Vec<f64>,
-    /// What the store applies sums by, and one period of its state.
+    /// The optimizer of the store, and one period of its state.
     optimizer: Option<(Optimizer, State)>,
 }
 

@@ -39,7 +39,7 @@ impl LateRank {
 pub struct Iterations {
     keys: Vec<Key>,
     expected: Expected,
-    /// Whether the store adds what is pushed to what it holds.
+    /// True if the store adds what is pushed to what it holds.
     accumulates: bool,
     late: Option<LateRank>,
 }
@@ -49,7 +49,7 @@ struct Key {
     name: String,
     /// Inputs are made and outputs verified here.
     host: Tensor,
-    /// What is pushed and pulled: one on each device of the store, or the one in host memory.
+    /// The tensors that are pushed and pulled: one on each device of the store, or the one in host memory.
     given: Vec<Tensor>,
 }
 

@@ -1,6 +1,6 @@
 //! Steps of a model with an embedding, of which each touches a few rows: drawn, pushed, pulled and verified.
 //!
-//! Which rows a rank touches in an iteration follows from its number and the iteration's: the most frequent
+//! The rows that a rank touches in an iteration follow from its number and the iteration's: the most frequent
 //! `touched` rows of a draw by Zipf's law, without replacement. The row of frequency rank `k` has the weight
 //! `1/k^s`; a draw gives each row an exponential time of that rate, and takes the earliest rows (Efraimidis
 //! and Spirakis 2006), which is the same as drawing words until so many different ones have come. Frequent
@@ -27,8 +27,8 @@ pub struct SparseSetup {
 }
 
 impl SparseSetup {
-    /// A table of about `bytes` with rows of 64 elements, of which a step touches the part `touched`, frequent
-    /// rows by Zipf's law.
+    /// A table of about `bytes` with rows of 64 elements, of which a step touches the part `touched`,
+    /// frequent rows by Zipf's law.
     pub fn new(bytes: usize, touched: f64) -> Result<Self> {
         const WIDTH: usize = 64;
         let wrong = |what: String, remedy: &str| Err(Error::argument(what, remedy));
@@ -90,7 +90,8 @@ impl Draws {
     }
 }
 
-/// How far the rows of two neighbours in frequency are apart, so that steps of it come to all rows once.
+/// Returns the distance of the rows of two neighbours in frequency, so that steps of it come to all rows
+/// once.
 fn step(rows: usize) -> usize {
     let gcd = |mut a: usize, mut b: usize| {
         while b > 0 {
@@ -115,7 +116,7 @@ pub fn adding() -> Optimizer {
     Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) }
 }
 
-/// What a rank pushes for a row, in its first column. The others have up to [`COLUMNS`] more.
+/// Returns the gradient of a rank for a row, in its first column. The others have up to [`COLUMNS`] more.
 fn pushed(rank: usize, iteration: usize, row: i64) -> f64 {
     (1 + (rank + iteration + row as usize) % 5) as f64
 }

@@ -14,7 +14,7 @@ use super::super::failed;
 use super::super::kernels::{ARCHITECTURES, OPTIONS, Unit};
 use super::Version;
 
-/// Whether NVRTC is here. Nothing else of this file may be called before this was asked.
+/// Returns true if NVRTC is here. Nothing else of this file may be called before this was asked.
 pub(super) fn is_present() -> bool {
     super::is_present(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"])
 }
@@ -39,8 +39,8 @@ fn missing() -> Error {
     )
 }
 
-/// What NVRTC is to compile for on a GPU of compute capability `major`.`minor`: `compute_80`, which is PTX,
-/// or `sm_80`, which is that GPU's own code.
+/// Returns the architecture for which NVRTC is to compile on a GPU of compute capability `major`.`minor`:
+/// `compute_80`, which is PTX, or `sm_80`, which is that GPU's own code.
 pub(super) fn architecture((major, minor): (c_int, c_int), driver: Version) -> Result<String> {
     let nvrtc = version_numbers().ok_or_else(missing)?;
     Ok(format!("{}_{major}{minor}", form(nvrtc, driver)?))
@@ -65,7 +65,7 @@ fn form(nvrtc: Version, driver: Version) -> Result<&'static str> {
     ))
 }
 
-/// What the driver loads for `architecture`: PTX, or a cubin for one that begins with `sm_`.
+/// Compiles code that the driver loads for `architecture`: PTX, or a cubin for one that begins with `sm_`.
 pub(super) fn compile(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
     if !is_present() {
         return Err(missing());

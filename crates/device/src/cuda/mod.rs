@@ -61,8 +61,8 @@ fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Resul
 /// The names of the driver's library.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
-/// Whether a library can be loaded under one of these names, which cudarc tries too before it panics; asked
-/// here since it cannot be asked itself in a build where candle has it linked.
+/// Returns true if a library can be loaded under one of these names, which cudarc tries too before it panics;
+/// asked here since it cannot be asked itself in a build where candle has it linked.
 fn is_present(names: &[&str]) -> bool {
     // SAFETY: the initialisers of CUDA's libraries have no conditions. They stay loaded.
     names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
@@ -122,7 +122,7 @@ impl Cuda {
         Ok(gpu)
     }
 
-    /// Whether any stream answers so when it is asked whether it is done.
+    /// Returns true if any stream answers so when it is asked whether it is done.
     fn any_stream(&self, mut answers: impl FnMut(sys::CUresult) -> bool) -> bool {
         self.streams.lock().iter().any(|(stream, device)| {
             // SAFETY: the stream is not destroyed before the lock is given back.
@@ -173,7 +173,7 @@ impl Cuda {
         marks.into_iter().for_each(|event| self.destroy_event(device, event as u64));
     }
 
-    /// Whether nothing is under way on any stream, at the latest at `until`.
+    /// Returns true if nothing is under way on any stream, at the latest at `until`.
     fn is_idle_by(&self, until: Instant) -> bool {
         while self.any_stream(|outcome| outcome == sys::CUresult::CUDA_ERROR_NOT_READY) {
             if Instant::now() >= until {

@@ -29,10 +29,10 @@ const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 const SUM: c_int = 0;
 
-/// How often a call that goes on by itself is asked whether it is done.
+/// The time between two looks at a call that goes on by itself.
 pub(super) const LOOK: Duration = Duration::from_micros(50);
 
-/// How long parting may take, and aborting what was joined.
+/// The time limit of parting, and of aborting what was joined.
 pub(super) const LONG: Duration = Duration::from_secs(3);
 
 type Comm = *mut c_void;
@@ -140,8 +140,8 @@ pub(super) fn version() -> Option<String> {
     })
 }
 
-/// Whether ranks can meet: NCCL is here, in a version whose calls can be aborted, and is not set so that they
-/// cannot.
+/// Returns true if ranks can meet: NCCL is here, in a version whose calls can be aborted, and is not set so
+/// that they cannot.
 pub(super) fn can_join() -> bool {
     !config::nccl_blocks() && api().is_some_and(|api| api.init_rank.is_some())
 }
@@ -273,7 +273,7 @@ impl Group {
         Ok(codes.iter().all(|code| *code == SUCCESS))
     }
 
-    /// What a communicator's calls have come to, if not to an error.
+    /// Returns the state of a communicator's calls, or their error.
     fn state(&self, comm: Comm) -> Result<c_int> {
         let mut code = SUCCESS;
         // SAFETY: writes one int; NCCL refuses a communicator that is none.
@@ -326,7 +326,7 @@ impl Group {
         }
     }
 
-    /// What collectives under way have met.
+    /// Returns the error that collectives under way have met, if any.
     pub(super) fn poll(&self) -> Result<()> {
         // The streams went on, with whatever was in memory.
         self.unaborted()?;
@@ -339,12 +339,12 @@ impl Group {
         if self.aborted.load(Ordering::Acquire) { Err(aborted()) } else { Ok(()) }
     }
 
-    /// Whether there are communicators that may have to be aborted.
+    /// Returns true if there are communicators that may have to be aborted.
     pub(super) fn is_alive(&self) -> bool {
         !self.comms.lock().is_empty()
     }
 
-    /// Whether what has ended counts as aborted.
+    /// Returns true if what has ended counts as aborted.
     pub(super) fn is_condemned(&self) -> bool {
         self.unaborted().is_err()
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-/// Where the values of a document are. A field is where its name is, an element where it begins.
+/// The lines of the values of a document. A field is where its name is, an element where it begins.
 #[derive(Debug, Clone, Default)]
 enum Place {
     Fields(Vec<(Spanned<String>, Place)>),

@@ -35,21 +35,21 @@ use crate::schema;
 /// Something that will go wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// The level of the finding.
     pub level: Level,
     /// The rule's name.
     pub rule: &'static str,
-    /// Where: the number of the document, counted from 1, and the path in it.
+    /// The place: the number of the document, counted from 1, and the path in it.
     pub at: String,
     /// The line of that in the text, counted from 1.
     pub line: u64,
-    /// What will go wrong.
+    /// The fault.
     pub what: String,
-    /// What to change, in a line.
+    /// The change that mends it, in a line.
     pub fix: String,
 }
 
-/// What the rules found so far.
+/// The findings of the rules so far.
 #[derive(Debug, Default)]
 struct Findings {
     document: usize,
@@ -80,10 +80,10 @@ impl Findings {
     }
 }
 
-/// What was read and what was found.
+/// The jobs that were read, and the findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// How many jobs and runtimes there were.
+    /// The number of jobs and runtimes.
     pub jobs: usize,
     /// The findings, errors first within each document.
     pub findings: Vec<Finding>,

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// The level of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -24,7 +24,7 @@ pub struct Rule {
     pub name: &'static str,
     /// Its level.
     pub level: Level,
-    /// What it finds.
+    /// The fault that the rule finds.
     pub finds: &'static str,
 }
 

@@ -117,7 +117,7 @@ fn servers(words: &[String]) -> Option<u64> {
     told?.trim_start_matches('=').parse().ok()
 }
 
-/// Whether `mpirun` starts a single program whose processes get no role.
+/// Returns true if `mpirun` starts a single program whose processes get no role.
 fn starts_workers_alone(job: &Mpi, words: &[String]) -> bool {
     let told = |word: &String| word == ":" || word.contains("DMLC_") || word.ends_with("launch.py");
     words.iter().any(|word| is_mpirun(word)) && !words.iter().any(told) && !job.launcher.has_env("DMLC_ROLE")
