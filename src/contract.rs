@@ -1,4 +1,4 @@
-//! What programs give a store, and what a store tells them: below the store and below its backends.
+//! The interface between programs and a store, below the store and below its backends.
 
 use ringpull_base::{Key, Result, Tensor};
 
@@ -25,7 +25,7 @@ pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
 #[cfg(feature = "allreduce")]
 pub use ringpull_allreduce::progress::Change;
 
-/// What has changed with a loss.
+/// The change of the job by a loss.
 #[cfg(not(feature = "allreduce"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -36,5 +36,5 @@ pub struct Change {
     pub lost: Vec<usize>,
 }
 
-/// What a program does after a loss; see [`on_change`](crate::KvStore::on_change).
+/// The function that a program has called after a loss; see [`on_change`](crate::KvStore::on_change).
 pub type OnChange = Box<dyn FnMut(&Change) -> Result<()> + Send>;

@@ -1,4 +1,4 @@
-//! What one process adds to a key in one push: the sum over the values it was given.
+//! The contribution of one process to a key in one push: the sum over the values it was given.
 
 #[cfg(feature = "devices")]
 use ringpull_base::Remote;
@@ -22,7 +22,7 @@ pub(super) fn only(mut gradient: Vec<Contribution>) -> Contribution {
     gradient.pop().expect("a store without devices is given the sum of the values, of which there is one at least")
 }
 
-/// Where those values are that are not in host memory; `outs` came with them.
+/// Returns the places of the values that are not in host memory; `outs` came with them.
 #[cfg(feature = "devices")]
 pub(super) fn remotes<'a>(values: &'a [Contribution], outs: &'a [TensorMut]) -> impl Iterator<Item = &'a Remote> {
     values.iter().filter_map(|value| value.remote(outs))
@@ -136,7 +136,7 @@ impl MergedRows {
     }
 }
 
-/// Where `id` stands in `all`, which ascend and have it: mostly soon behind `near`.
+/// Returns the position of `id` in `all`, which ascend and have it: mostly soon behind `near`.
 fn find(all: &[i64], near: usize, id: i64) -> usize {
     if all[near] > id {
         return all[..near].partition_point(|other| *other < id);

@@ -174,7 +174,7 @@ pub fn run_node() -> Result<bool> {
     Err(no_servers(&job.role.to_string()))
 }
 
-/// Whether this process has made a store.
+/// True if this process has made a store.
 static HAS_STORES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn has_stores() -> bool {
@@ -426,7 +426,7 @@ fn no_servers(asked: &str) -> Error {
 /// The engine over this job's ranks.
 #[cfg(feature = "mpi")]
 fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::progress::Engine>> {
-    /// Whether the first store was to go on without lost ranks.
+    /// True if the first store was to go on without lost ranks.
     static IS_ELASTIC: OnceLock<bool> = OnceLock::new();
     check_elastic(config, on_devices)?;
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
@@ -440,7 +440,7 @@ fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::p
     Ok(engine)
 }
 
-/// What the first store or communicator of a process says of its job: to people, to `ringpull top`, and to
+/// Announces the job of the first store or communicator of a process: to people, to `ringpull top`, and to
 /// the launcher.
 #[cfg(feature = "mpi")]
 pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Result<()> {
@@ -449,8 +449,8 @@ pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Re
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
     }
     if let Some((folder, number)) = config::elastic()?.filter(|_| engine.is_elastic()) {
-        // `mpirun` reports success also when every rank was killed. So the launcher looks whether one has come to
-        // its end.
+        // `mpirun` reports success also when every rank was killed. So the launcher looks whether one has
+        // come to its end.
         ONCE.call_once(|| engine.write_at_end(folder.join(format!("done-{number}"))));
     }
     crate::status::serve(engine)
@@ -515,7 +515,7 @@ fn over_mpi(_config: &Config, _devices: Option<Arc<Devices>>) -> Result<Box<dyn 
     })
 }
 
-/// What a build with devices makes of them.
+/// The stores on devices, in a build that has them.
 #[cfg(feature = "devices")]
 mod with_devices {
     use std::sync::Arc;
@@ -528,7 +528,7 @@ mod with_devices {
     use super::{Backend, Devices};
     use crate::on_devices::OnDevices;
 
-    /// Whether this host has a driver of GPUs.
+    /// Returns true if this host has a driver of GPUs.
     pub(super) fn has_driver() -> bool {
         !matches!(ringpull_device::survey().driver, ringpull_device::Library::Missing(_))
     }

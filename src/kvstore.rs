@@ -44,7 +44,7 @@ pub enum Capability {
     Optimizer,
 }
 
-/// What a store has done since it was created; see [`KvStore::stats`].
+/// Counts of a store's work since it was created; see [`KvStore::stats`].
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -65,8 +65,7 @@ pub struct Stats {
     pub received_bytes: u64,
     /// Messages that carried no payload.
     pub control_messages: u64,
-    /// What this process holds of the optimizer's states in host memory, in bytes; of kinds with servers
-    /// nothing.
+    /// The optimizer's states of this process in host memory, in bytes; 0 for kinds with servers.
     pub state_bytes: u64,
 }
 
@@ -103,13 +102,14 @@ pub struct KvStore {
     backend: OfProcess<Box<dyn Backend>>,
     table: Table,
     check_nan: bool,
-    /// What this worker's values are multiplied by, as the bits of an f64.
+    /// The factor of this worker's values, as the bits of an f64.
     factor: AtomicU64,
-    /// How long an output tensor may stay locked by the caller before that is an error.
+    /// The time for which an output tensor may stay locked by the caller before that is an error.
     output_limit: Duration,
-    /// How many failures it has reported: a call withdraws none that was reported after the call was made.
+    /// The number of failures that it has reported: a call withdraws none that was reported after the call
+    /// was made.
     reports: Mutex<u64>,
-    /// How many losses the program has been told of, and what it does about them.
+    /// The number of losses of which the program knows, and its function for them.
     seen: AtomicUsize,
     on_change: Mutex<Option<OnChange>>,
 }
@@ -151,9 +151,9 @@ impl KvStore {
         self.backend.num_workers()
     }
 
-    /// How many losses of workers the job has gone on after: 0 but with
-    /// [`create_elastic`](crate::create_elastic). With servers also how often workers have come. The ranks and
-    /// the number of workers are those of this generation.
+    /// Returns the number of losses of workers after which the job has gone on: 0 but with
+    /// [`create_elastic`](crate::create_elastic). With servers also how often workers have come. The ranks
+    /// and the number of workers are those of this generation.
     pub fn generation(&self) -> u64 {
         self.backend.generation()
     }
@@ -197,7 +197,7 @@ impl KvStore {
         outcome
     }
 
-    /// Whether the store has that feature.
+    /// Returns true if the store has that feature.
     pub fn is_capable(&self, capability: Capability) -> bool {
         match capability {
             Capability::Optimizer => true,
@@ -389,7 +389,7 @@ impl KvStore {
         })
     }
 
-    /// What values of `entry` are multiplied by.
+    /// Returns the factor of values of `entry`.
     fn factor_of(&self, entry: &Entry) -> Option<f64> {
         let factor = f64::from_bits(self.factor.load(Ordering::Relaxed));
         (factor != 1.0 && entry.dtype.is_float()).then_some(factor)
@@ -401,8 +401,9 @@ impl KvStore {
         self.call(|| self.backend.set_updater(updater))
     }
 
-    /// Compresses every dense gradient pushed from now on; every rank must call it alike. What the codes of a
-    /// push cannot express, the residual, is kept and added to this worker's next gradient of the key.
+    /// Compresses every dense gradient pushed from now on; every rank must call it alike. The part that the
+    /// codes of a push cannot express, the residual, is kept and added to this worker's next gradient of the
+    /// key.
     ///
     /// From then on only `f32` gradients can be pushed, and row-sparse ones of any dtype, which are not
     /// compressed. Residuals are not saved with the optimizer's states: a run that starts from saved states
@@ -604,7 +605,7 @@ impl KvStore {
         self.backend.failing(why.lines().next());
     }
 
-    /// How many failures it has reported.
+    /// Returns the number of failures that it has reported.
     #[doc(hidden)]
     pub fn reports(&self) -> u64 {
         *self.reports.lock()

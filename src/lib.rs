@@ -88,7 +88,7 @@ pub(crate) use states::SavedStates;
 pub(crate) use table::Entry;
 pub(crate) use update::Updates;
 
-/// What this workspace's own tests, examples and command need from inside. It may change in any version.
+/// Internals for this workspace's own tests, examples and command. It may change in any version.
 #[doc(hidden)]
 pub mod internal {
     #[cfg(feature = "ps")]
@@ -134,7 +134,7 @@ pub mod internal {
         })
     }
 
-    /// Whether this process has made a store, of any kind.
+    /// Returns true if this process has made a store, of any kind.
     pub fn has_stores() -> bool {
         crate::create::has_stores()
     }

@@ -17,7 +17,7 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 pub(super) struct RecordedBackend {
     inner: Box<dyn Backend>,
     recording: Arc<Recording>,
-    /// How often this worker has pushed each key.
+    /// The number of this worker's pushes of each key.
     updates: Mutex<BTreeMap<Key, u64>>,
 }
 

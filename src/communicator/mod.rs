@@ -34,13 +34,13 @@ use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Output, Reduce,
 /// whichever order each rank makes them; calls without one go together in the order of the calls. They return
 /// at once, with a [`Handle`] to wait at.
 ///
-/// Inputs stay locked for writers and results for all until an operation is done. Where calls do not fit
+/// Inputs stay locked for writers and results for all until an operation is done. If the calls do not fit
 /// together, that operation is an [`Error::Disagreement`] on every rank of the communicator once all have
 /// called it, and the job goes on. A lost rank, or one that is late for too long, is an error of the whole
 /// job.
 pub struct Communicator {
     engine: OfProcess<Arc<Engine>>,
-    /// Which communicator, of those of the same ranks.
+    /// The number of the communicator, among those of the same ranks.
     number: u32,
     /// Its ranks, where they are not all of the job.
     set: Option<Arc<[usize]>>,
@@ -49,7 +49,7 @@ pub struct Communicator {
     place: usize,
     /// A number of each rank's host, by the rank of the job.
     hosts: Arc<[u64]>,
-    /// How long an output may stay locked by the caller before that is an error.
+    /// The time for which an output may stay locked by the caller before that is an error.
     output_limit: Duration,
     /// Adds zeros to sums when this rank has joined.
     zeros: Arc<Zeros>,
@@ -98,7 +98,7 @@ pub fn communicator_with(config: &Config) -> Result<Communicator> {
     })
 }
 
-/// What adds zeros to the sums of others.
+/// The job that adds zeros to the sums of others.
 struct Zeros;
 
 impl StandIn for Zeros {
@@ -157,13 +157,13 @@ impl Communicator {
         })
     }
 
-    /// Whether its job goes on, in the processes that are left, when it loses a rank
+    /// Returns true if its job goes on, in the processes that are left, when it loses a rank
     /// ([`create_elastic`](crate::create_elastic)).
     pub fn is_elastic(&self) -> bool {
         self.engine.is_elastic()
     }
 
-    /// How many losses of ranks its job had gone on after when it was made.
+    /// Returns the number of losses of ranks that its job had gone on after when it was made.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -180,7 +180,7 @@ impl Communicator {
         self.place
     }
 
-    /// How many ranks it has.
+    /// Returns the number of its ranks.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
@@ -252,8 +252,8 @@ impl Communicator {
         inputs.iter().zip(options).map(|(input, options)| self.allreduce(input, reduction, options)).collect()
     }
 
-    /// The inputs of calls that are one: an input whose memory another call of them writes is copied. An error if
-    /// two outputs share memory, which cannot hold both results.
+    /// The inputs of calls that are one: an input whose memory another call of them writes is copied. An
+    /// error if two outputs share memory, which cannot hold both results.
     fn apart_from_outputs(&self, what: &str, inputs: &[Tensor], options: &[CallOptions]) -> Result<Vec<Tensor>> {
         let outs: Vec<(usize, &Tensor)> =
             options.iter().enumerate().filter_map(|(at, options)| Some((at, options.out.as_ref()?))).collect();
@@ -436,8 +436,8 @@ impl Communicator {
         self.call(None, Operation::Barrier, job)
     }
 
-    /// Sends `input` to rank `to`, which [receives](Self::recv) it. What one rank sends to another with one tag
-    /// is received in the order of the calls.
+    /// Sends `input` to rank `to`, which [receives](Self::recv) it. Messages of one rank to another with one
+    /// tag are received in the order of the calls.
     pub fn send(&self, input: &Tensor, to: usize, tag: u32) -> Result<Handle<()>> {
         self.message(Peering::To(to), tag, input, |site, reply| {
             let travels = Travels::Input(input.read()?);
@@ -448,9 +448,9 @@ impl Communicator {
     /// Receives into `out` what rank `from` [sends](Self::send), or, without one, what any rank sends to this
     /// one with the tag: as many elements of its dtype. Gives `out` and the rank that sent.
     ///
-    /// Receives take messages in the order of the calls, those of any rank too, and of several ranks that have
-    /// sent, the message that rank 0 of the job heard of first. If it has another length or dtype, both ends
-    /// get an [`Error::Disagreement`], and the job goes on.
+    /// Receives take messages in the order of the calls, those of any rank too, and of several ranks that
+    /// have sent, the message that rank 0 of the job heard of first. If it has another length or dtype, both
+    /// ends get an [`Error::Disagreement`], and the job goes on.
     ///
     /// ```no_run
     /// # fn main() -> ringpull::Result<()> {
@@ -632,7 +632,7 @@ impl Drop for Communicator {
     }
 }
 
-/// What a job gives: a tensor that is only read, or memory of its own.
+/// The input of a job: a tensor that is only read, or memory of its own.
 enum Given {
     Held(TensorRef),
     Own(Buffer),

@@ -4,7 +4,7 @@
 //! * `direct`: the transport is given the devices' memory. If every rank's transport takes it, and all have
 //!   as many devices.
 //! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL.
-//!   Where all could join, and all have as many devices.
+//!   If all could join, and all have as many devices.
 //!
 //! The ranks agree on what is there with a store's first sum. An algorithm that names a plan sums by that
 //! plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class (a
@@ -30,11 +30,11 @@ use super::joined::NotJoined;
 use super::sum::Sum;
 use super::{direct, joined, staged};
 
-/// How often each route is tried; the first time is not counted.
+/// The number of trials of each route; the first one is not counted.
 const ROUNDS: usize = 3;
 
-/// Which ways the sums of a store go, and the memory that they pass through: kept from sum to sum, so that
-/// from the second of its kind and route on nothing is allocated.
+/// The routes of a store's sums, and the memory that they pass through: kept from sum to sum, so that from
+/// the second of its kind and route on nothing is allocated.
 #[derive(Default)]
 pub(crate) struct Route {
     ways: Mutex<Option<Ways>>,
@@ -78,7 +78,7 @@ struct Ways {
     classes: BTreeMap<u32, Class>,
 }
 
-/// What is known of sums of one size.
+/// The state of sums of one size.
 enum Class {
     /// Nanoseconds of the sums so far, by each route in turn.
     Tried(Vec<u64>),

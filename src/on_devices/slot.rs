@@ -70,7 +70,7 @@ impl DeviceSlot {
         self.progress.lock().called += 1;
     }
 
-    /// What was called last could not be, and will not be done.
+    /// Undoes the last `call`, which cannot be done.
     pub(super) fn cancel(&self) {
         self.progress.lock().called -= 1;
     }
@@ -154,7 +154,7 @@ impl DeviceSlot {
         self.content().kept = None;
     }
 
-    /// What is kept of compressed gradients is gone. The devices are idle.
+    /// Drops the residuals of compressed gradients. The devices are idle.
     pub(super) fn forget_residual(&self) {
         self.content().residual = None;
     }
