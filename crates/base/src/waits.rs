@@ -36,24 +36,26 @@ const FREE: u32 = 0;
 const UNKNOWN: u32 = u32::MAX;
 
 thread_local! {
-    static CALLER: OnceCell<Known> = const { OnceCell::new() };
+    static CALLER: OnceCell<CallerPlace> = const { OnceCell::new() };
     static CHECK: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
 /// The calling thread's place among the callers, which it leaves at its end.
-struct Known(&'static Caller);
+struct CallerPlace(&'static Caller);
 
-impl Known {
+impl CallerPlace {
     fn new() -> Self {
         let id = this_thread();
         let takes =
             |caller: &&Caller| caller.id.compare_exchange(FREE, id, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let place = CALLERS.iter().find(takes);
-        Known(place.unwrap_or_else(|| CALLERS.push(Caller { id: AtomicU32::new(id), since_ns: AtomicU64::new(0) })))
+        CallerPlace(
+            place.unwrap_or_else(|| CALLERS.push(Caller { id: AtomicU32::new(id), since_ns: AtomicU64::new(0) })),
+        )
     }
 }
 
-impl Drop for Known {
+impl Drop for CallerPlace {
     fn drop(&mut self) {
         self.0.since_ns.store(0, Ordering::Relaxed);
         self.0.id.store(FREE, Ordering::Release);
@@ -67,9 +69,9 @@ fn this_thread() -> u32 {
 }
 
 static LOOKER: OnceLock<fn() -> Place> = OnceLock::new();
-static SEEN: Mutex<Seen> = Mutex::new(Seen { last: None, is_looking: false });
+static SEEN: Mutex<LastLook> = Mutex::new(LastLook { last: None, is_looking: false });
 
-struct Seen {
+struct LastLook {
     last: Option<(Instant, Place)>,
     is_looking: bool,
 }
@@ -140,13 +142,13 @@ const PIECE: Duration = Duration::from_millis(100);
 /// Does `work`, whose waits end with [`Error::Interrupted`] once `check` says so, which is asked now and
 /// then: a program's handler of signals has run, say.
 pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
-    struct Before(Option<fn() -> bool>);
-    impl Drop for Before {
+    struct PreviousCheck(Option<fn() -> bool>);
+    impl Drop for PreviousCheck {
         fn drop(&mut self) {
             CHECK.set(self.0);
         }
     }
-    let _before = Before(CHECK.replace(Some(check)));
+    let _before = PreviousCheck(CHECK.replace(Some(check)));
     work()
 }
 
@@ -191,13 +193,13 @@ pub fn until<T>(mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>) -> 
 /// This thread calls a store, and may do so again as long as it lives.
 pub fn call() {
     // Not where the thread is about to end.
-    CALLER.try_with(|caller| caller.get_or_init(Known::new).0).ok();
+    CALLER.try_with(|caller| caller.get_or_init(CallerPlace::new).0).ok();
 }
 
 /// This thread begins to wait for what other threads or other ranks have to do.
 #[must_use = "the wait ends when it is dropped"]
 pub fn wait() -> Wait {
-    let begins = |caller: &OnceCell<Known>| {
+    let begins = |caller: &OnceCell<CallerPlace>| {
         let known = caller.get().filter(|known| !known.0.is_waiting())?;
         let now = Instant::now();
         known.0.since_ns.store(since_start_ns(now), Ordering::Relaxed);
@@ -209,7 +211,7 @@ pub fn wait() -> Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(since) = self.since {
-            let ends = |caller: &OnceCell<Known>| {
+            let ends = |caller: &OnceCell<CallerPlace>| {
                 if let Some(known) = caller.get() {
                     known.0.since_ns.store(0, Ordering::Release);
                 }

@@ -21,13 +21,13 @@ use super::work::Work;
 
 /// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if
 /// that cannot be had.
-struct Kept {
+struct HeldLoan {
     stream: Arc<Stream>,
     limit: Duration,
     lender: ManuallyDrop<Box<dyn Any + Send + Sync>>,
 }
 
-impl Drop for Kept {
+impl Drop for HeldLoan {
     fn drop(&mut self) {
         match self.stream.record().and_then(|event| event.synchronize(self.limit)) {
             // SAFETY: dropped once, here.
@@ -71,7 +71,7 @@ impl Devices {
             (Stream::foreign(self.platform(), device, id), lender)
         } else {
             let own = Arc::clone(self.user(device)?);
-            let kept = Kept { stream: Arc::clone(&own), limit: self.limit(), lender: ManuallyDrop::new(lender) };
+            let kept = HeldLoan { stream: Arc::clone(&own), limit: self.limit(), lender: ManuallyDrop::new(lender) };
             (own, Box::new(kept))
         };
         let memory = Memory::lent(self.platform(), device, loan, lender)?;

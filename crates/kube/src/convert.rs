@@ -21,7 +21,7 @@ pub enum Target {
 
 /// The converted job.
 #[derive(Debug)]
-pub struct Converted {
+pub struct Conversion {
     /// The objects, in the order to apply them in.
     pub objects: Vec<Value>,
     /// The parts that could not be carried over, each with a remedy.
@@ -29,7 +29,7 @@ pub struct Converted {
 }
 
 /// Converts the first MPIJob or MXJob of a YAML stream.
-pub fn convert(text: &str, target: Target) -> Result<Converted> {
+pub fn convert(text: &str, target: Target) -> Result<Conversion> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|cause| {
         let cause = cause.to_string();
         Error::argument(format!("invalid YAML: {}", cause.lines().next().unwrap_or("")), "correct that line")
@@ -60,7 +60,7 @@ pub fn convert(text: &str, target: Target) -> Result<Converted> {
         (Target::Trainjob, _) => trainjob_of_mpijob(&mpijob, &mut lost)?,
     };
     objects.iter_mut().for_each(prune);
-    Ok(Converted { objects, lost })
+    Ok(Conversion { objects, lost })
 }
 
 /// Moves a field out of an object.

@@ -74,7 +74,7 @@ pub fn auto(
 
 /// In how many turns a sum of weighted parts goes, and the time predicted for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weighted {
+pub struct WeightedChoice {
     /// The turns.
     pub turns: usize,
     /// The time by the model, in microseconds.
@@ -82,14 +82,14 @@ pub struct Weighted {
 }
 
 /// The best that parts which suit the `links` can do.
-pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> Weighted {
+pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> WeightedChoice {
     /// The least gain of longer segments: a contribution is some turns ahead of its sum, and the model does
     /// not know the cost of that.
     const WORTH: f64 = 1.1;
     let longest = links.shape().longest_share * len_bytes as f64;
     let with = |segment_bytes: usize| {
         let turns = (longest / segment_bytes.max(1) as f64).ceil().max(1.0) as usize;
-        Weighted { turns, time_us: model.predicted_weighted_us(links, len_bytes, turns) }
+        WeightedChoice { turns, time_us: model.predicted_weighted_us(links, len_bytes, turns) }
     };
     let shorter = SEGMENTS.into_iter().rev().filter(|bytes| !segments.is_fixed && *bytes < segments.most_bytes);
     let all = shorter.chain([segments.most_bytes]).map(with);

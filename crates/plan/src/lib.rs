@@ -76,7 +76,7 @@ mod weighted;
 
 pub use alltoall::SEGMENT_BYTES as ALLTOALL_SEGMENT_BYTES;
 pub use check::{Contribution, Fault, Goal, Traffic, check};
-pub use choose::{Prediction, Segments, Weighted, auto, choose, choose_reduce_scatter, choose_weighted, predict};
+pub use choose::{Prediction, Segments, WeightedChoice, auto, choose, choose_reduce_scatter, choose_weighted, predict};
 pub use model::Model;
 pub use parts::Parts;
 pub use plan::{Move, Plan, Then};

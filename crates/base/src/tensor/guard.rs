@@ -6,7 +6,7 @@ use parking_lot::RawRwLock;
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
 use super::Content;
-use super::ranges::Held;
+use super::ranges::RangeLock;
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
 
 /// A tensor locked for reading. May move to another thread.
@@ -15,7 +15,7 @@ pub struct TensorRef {
     pub(super) shape: Arc<[usize]>,
     /// Released before the content, with which the memory may be given back and lent again.
     #[allow(dead_code)]
-    pub(super) range: Option<Held>,
+    pub(super) range: Option<RangeLock>,
     pub(super) content: ArcRwLockReadGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
 }
@@ -63,7 +63,7 @@ pub struct TensorMut {
     pub(super) shape: Arc<[usize]>,
     /// As that of a `TensorRef`.
     #[allow(dead_code)]
-    pub(super) range: Option<Held>,
+    pub(super) range: Option<RangeLock>,
     pub(super) content: ArcRwLockWriteGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
     pub(super) touched: bool,

@@ -27,7 +27,7 @@ pub(super) const READ: u8 = 1;
 pub(super) const WRITTEN: u8 = 2;
 
 #[derive(Default)]
-pub(super) struct Lent {
+pub(super) struct StoreLoan {
     /// 0, `READ` or `WRITTEN`; changed while `to` is locked.
     how: AtomicU8,
     to: Mutex<Option<(Weak<dyn Waiter>, Process)>>,
@@ -36,9 +36,9 @@ pub(super) struct Lent {
     given: Mutex<Option<(Key, usize)>>,
 }
 
-impl Lent {
+impl StoreLoan {
     pub(super) fn watched() -> Self {
-        Lent { is_watched: true, ..Lent::default() }
+        StoreLoan { is_watched: true, ..StoreLoan::default() }
     }
 
     pub(super) fn give(&self, key: &Key, rank: usize) {

@@ -29,8 +29,8 @@ use parking_lot::{RawRwLock, RwLock};
 pub use guard::unshare;
 pub use guard::{TensorMut, TensorRef};
 pub use lent::Waiter;
-use lent::{Lent, READ, WRITTEN};
-use ranges::{Held, Range};
+use lent::{READ, StoreLoan, WRITTEN};
+use ranges::{Range, RangeLock};
 
 use crate::timeline::{self, Phase};
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result, waits};
@@ -86,7 +86,7 @@ pub struct Tensor {
     remote: Option<Remote>,
     /// The range of the memory, if it is another library's.
     range: Option<Range>,
-    lent: Arc<Lent>,
+    lent: Arc<StoreLoan>,
 }
 
 fn len_bytes(dtype: DType, shape: &[usize]) -> usize {
@@ -139,7 +139,7 @@ impl Tensor {
     /// Give the tensor to stores of one kind at a time: only the first that holds it is notified of its
     /// return.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
-        let lent = Arc::new(Lent::watched());
+        let lent = Arc::new(StoreLoan::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
         tensor.content.write().released = Some(Box::new(move |fault| {
             lent.take_back();
@@ -235,7 +235,7 @@ impl Tensor {
     }
 
     /// The range of memory, if it is another library's. Blocks while others have it.
-    fn hold(&self, is_written: bool) -> Option<Held> {
+    fn hold(&self, is_written: bool) -> Option<RangeLock> {
         let held = |range| match ranges::hold(range, is_written, &self.lent, None) {
             Ok(held) => held,
             Err(_) => unreachable!("without a deadline it waits"),
@@ -302,7 +302,7 @@ impl Tensor {
         self.range.is_none_or(|range| ranges::is_free(range, is_written, Instant::now() + limit))
     }
 
-    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>, range: Option<Held>) -> Result<TensorRef> {
+    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>, range: Option<RangeLock>) -> Result<TensorRef> {
         if let Some(fault) = &content.fault {
             return Err(fault.clone());
         }
@@ -365,8 +365,8 @@ impl Tensor {
     }
 
     /// Why the memory of an output could not be locked within `limit`: `other` holds it.
-    fn in_use(&self, other: &Lent, limit: Duration) -> Error {
-        let name = |lent: &Lent| {
+    fn in_use(&self, other: &StoreLoan, limit: Duration) -> Error {
+        let name = |lent: &StoreLoan| {
             lent.given().map_or(("another tensor".to_owned(), String::new()), |(key, rank)| {
                 (format!("key {key}"), format!(" on rank {rank}"))
             })
@@ -398,7 +398,7 @@ impl Tensor {
         self.lent.come_for(blocks_from);
     }
 
-    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>, range: Option<Held>) -> TensorMut {
+    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>, range: Option<RangeLock>) -> TensorMut {
         content.fault = None;
         let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
         TensorMut { dtype: self.dtype, shape, range, content, remote, touched: false, then: None }
@@ -540,15 +540,15 @@ mod tests {
     #[test]
     fn a_store_is_notified_when_another_tensor_needs_memory_that_it_holds() {
         #[derive(Default)]
-        struct Told(std::sync::Mutex<Option<TensorMut>>);
-        impl Waiter for Told {
+        struct TestWaiter(std::sync::Mutex<Option<TensorMut>>);
+        impl Waiter for TestWaiter {
             fn wait(&self) {
                 // As a store that is done at once; it lets go of the range itself.
                 self.0.lock().unwrap().take();
             }
         }
         let [first, second] = over_one_array([0..8, 7..8]);
-        let store = Arc::new(Told::default());
+        let store = Arc::new(TestWaiter::default());
         *store.0.lock().unwrap() = Some(first.write());
         let waiter: Arc<dyn Waiter> = store.clone();
         first.lend(&Arc::downgrade(&waiter), true);

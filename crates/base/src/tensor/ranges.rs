@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::lent::{Lent, READ};
+use super::lent::{READ, StoreLoan};
 
 /// Addresses of memory, at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,13 +42,13 @@ impl Range {
 }
 
 /// A range that is held until this is dropped.
-pub(super) struct Held {
+pub(super) struct RangeLock {
     range: Range,
     is_written: bool,
     number: u64,
 }
 
-impl Drop for Held {
+impl Drop for RangeLock {
     fn drop(&mut self) {
         let mut table = TABLE.lock();
         table.remove(self.range, self.is_written, self.number);
@@ -66,14 +66,14 @@ impl Drop for Held {
 pub(super) fn hold(
     range: Range,
     is_written: bool,
-    lent: &Arc<Lent>,
+    lent: &Arc<StoreLoan>,
     deadline: Option<Instant>,
-) -> Result<Held, Arc<Lent>> {
+) -> Result<RangeLock, Arc<StoreLoan>> {
     let mut table = TABLE.lock();
     wait(&mut table, range, is_written, deadline)?;
     let number = table.insert(range, is_written, lent);
     HELD.fetch_add(1, Relaxed);
-    Ok(Held { range, is_written, number })
+    Ok(RangeLock { range, is_written, number })
 }
 
 /// Waits until the range could be held, until `deadline` at most. Returns true if it could; another thread
@@ -88,7 +88,7 @@ fn wait(
     range: Range,
     is_written: bool,
     deadline: Option<Instant>,
-) -> Result<(), Arc<Lent>> {
+) -> Result<(), Arc<StoreLoan>> {
     /// A tensor is locked before it is lent: its store is notified again after this time.
     const AGAIN: Duration = Duration::from_millis(50);
     while let Some((number, holder)) = table.conflict(range, is_written) {
@@ -121,7 +121,7 @@ static FREED: Condvar = Condvar::new();
 struct Holder {
     number: u64,
     end: usize,
-    lent: Arc<Lent>,
+    lent: Arc<StoreLoan>,
 }
 
 /// The ranges that are held.
@@ -165,7 +165,7 @@ impl Table {
     }
 
     /// The number and the tensor of one that keeps `range` from being held.
-    fn conflict(&self, range: Range, is_written: bool) -> Option<(u64, Arc<Lent>)> {
+    fn conflict(&self, range: Range, is_written: bool) -> Option<(u64, Arc<StoreLoan>)> {
         let written = self.written.range(..range.end).next_back().map(|(_, holder)| holder);
         let written = written.filter(|holder| holder.end > range.start);
         let reading = || {
@@ -184,7 +184,7 @@ impl Table {
         written.or_else(reading).map(|holder| (holder.number, Arc::clone(&holder.lent)))
     }
 
-    fn insert(&mut self, range: Range, is_written: bool, lent: &Arc<Lent>) -> u64 {
+    fn insert(&mut self, range: Range, is_written: bool, lent: &Arc<StoreLoan>) -> u64 {
         if self.last == 0 {
             self.process = std::process::id();
         }
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_range_conflicts_with_what_is_held_as_in_a_plain_list() {
         let (mut table, mut held) = (Table::new(), Vec::<(Range, bool, u64)>::new());
-        let lent = Arc::<Lent>::default();
+        let lent = Arc::<StoreLoan>::default();
         let mut state = 1;
         for _ in 0..20_000 {
             let length = 1 + random(&mut state) % (1 << (random(&mut state) % 9));

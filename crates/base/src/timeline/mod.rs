@@ -102,10 +102,10 @@ impl From<&'static str> for Name {
 /// A span that ends when this is dropped.
 #[must_use = "the span ends when this is dropped"]
 #[derive(Debug)]
-pub struct Span(Option<Open>);
+pub struct Span(Option<OpenSpan>);
 
 #[derive(Debug)]
-struct Open {
+struct OpenSpan {
     phase: Phase,
     name: Name,
     since_ns: u64,
@@ -124,7 +124,7 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        if let Some(Open { phase, name, since_ns, bytes }) = self.0.take() {
+        if let Some(OpenSpan { phase, name, since_ns, bytes }) = self.0.take() {
             record(phase, || name, since_ns, bytes);
         }
     }

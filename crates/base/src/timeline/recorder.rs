@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use super::trace::{self, About, Thread};
-use super::{Name, Open, Phase, Span};
+use super::{Name, OpenSpan, Phase, Span};
 use crate::config::Role;
 use crate::forked::Process;
 use crate::topology::host_name;
@@ -153,7 +153,7 @@ pub fn span<N: Into<Name>>(phase: Phase, name: impl FnOnce() -> N) -> Span {
     if !is_on() {
         return Span(None);
     }
-    Span(Some(Open { phase, name: name().into(), since_ns: now_ns(), bytes: 0 }))
+    Span(Some(OpenSpan { phase, name: name().into(), since_ns: now_ns(), bytes: 0 }))
 }
 
 /// Records a span that began at `since_ns`, by [`now_ns`], and ends now.

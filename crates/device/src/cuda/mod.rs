@@ -195,17 +195,17 @@ fn ordinal_of(address: u64) -> Result<c_int> {
 }
 
 /// Pinned memory, given back when its buffer is, unless a device may use it until the process ends.
-struct Locked {
+struct PinnedMemory {
     start: *mut c_void,
     is_stuck: Arc<AtomicBool>,
 }
 
 // SAFETY: the memory belongs to no thread.
-unsafe impl Send for Locked {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: as above; the pointer is only given back.
-unsafe impl Sync for Locked {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Drop for Locked {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.is_stuck.load(Ordering::Acquire) {
             return;
@@ -219,12 +219,12 @@ impl Drop for Locked {
 }
 
 /// Memory that ranks of this host share, and the driver has pinned.
-struct Registered {
+struct PinnedShare {
     buffer: Option<Buffer>,
     is_stuck: Arc<AtomicBool>,
 }
 
-impl Drop for Registered {
+impl Drop for PinnedShare {
     fn drop(&mut self) {
         let Some(mut buffer) = self.buffer.take() else { return };
         if !self.is_stuck.load(Ordering::Acquire) {
@@ -253,7 +253,7 @@ impl Cuda {
             tracing::debug!(%cause, len_bytes, "memory that ranks share is not pinned");
             return None;
         }
-        let owner = Box::new(Registered { buffer: Some(buffer), is_stuck: Arc::clone(&self.is_stuck) });
+        let owner = Box::new(PinnedShare { buffer: Some(buffer), is_stuck: Arc::clone(&self.is_stuck) });
         // SAFETY: the memory is as long as that, page-aligned, ours alone, and lives as long as its owner.
         // What the devices and the other ranks do with it is ordered against what the host does.
         let buffer = unsafe { Buffer::foreign(NonNull::new(start)?, len_bytes, owner) };
@@ -346,7 +346,7 @@ impl Platform for Cuda {
         let Some(bytes) = NonNull::new(start.cast::<u8>()) else {
             return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
         };
-        let owner: Box<dyn Any + Send + Sync> = Box::new(Locked { start, is_stuck: Arc::clone(&self.is_stuck) });
+        let owner: Box<dyn Any + Send + Sync> = Box::new(PinnedMemory { start, is_stuck: Arc::clone(&self.is_stuck) });
         // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer.
         // What the devices do with it is ordered by events against what the host does.
         let mut buffer = unsafe { Buffer::foreign(bytes, len_bytes, owner) };
@@ -513,7 +513,7 @@ impl Platform for Cuda {
         let joined = self.joined.lock().values().cloned().collect::<Vec<_>>();
         let groups = || self.group.iter().chain(joined.iter().map(|group| &**group));
         groups().for_each(nccl::Group::condemn);
-        let endings: Vec<nccl::Ending> = groups().map(nccl::Group::begin_abort).collect();
+        let endings: Vec<nccl::AbortWait> = groups().map(nccl::Group::begin_abort).collect();
         let until = Instant::now() + nccl::LONG;
         let running = endings.into_iter().map(|ending| ending.wait(until)).filter(|has_ended| !has_ended).count();
         if running > 0 || !self.is_idle_by(until) {

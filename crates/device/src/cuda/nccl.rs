@@ -192,10 +192,10 @@ pub(super) struct Call {
 }
 
 /// Communicators that nobody uses any more, on their way to the thread that ends them.
-struct Orphans(Vec<Comm>);
+struct UnusedComms(Vec<Comm>);
 
 // SAFETY: NCCL's communicators may be used by any thread, one at a time.
-unsafe impl Send for Orphans {}
+unsafe impl Send for UnusedComms {}
 
 /// A communicator of each device of this process: with each other, or each with those of its number in the
 /// other ranks.
@@ -391,8 +391,8 @@ impl Group {
     }
 
     /// Begins to end what is under way, on a thread of its own, for an abort waits for kernels.
-    pub(super) fn begin_abort(&self) -> Ending {
-        let comms = Orphans(std::mem::take(&mut *self.comms.lock()));
+    pub(super) fn begin_abort(&self) -> AbortWait {
+        let comms = UnusedComms(std::mem::take(&mut *self.comms.lock()));
         let (abort, (done, ended)) = (self.api.abort, mpsc::channel());
         let work = move || {
             for comm in { comms }.0.into_iter().filter(|comm| !comm.is_null()) {
@@ -408,14 +408,14 @@ impl Group {
         if let Err(cause) = begun {
             tracing::warn!(%cause, "NCCL's communicators are not aborted: no thread could be had");
         }
-        Ending(ended)
+        AbortWait(ended)
     }
 }
 
 /// Communicators that are being aborted.
-pub(super) struct Ending(Receiver<()>);
+pub(super) struct AbortWait(Receiver<()>);
 
-impl Ending {
+impl AbortWait {
     /// Returns when they are, at the latest at `until`; whether they are.
     pub(super) fn wait(self, until: Instant) -> bool {
         let outcome = self.0.recv_timeout(until.saturating_duration_since(Instant::now()));

@@ -62,8 +62,8 @@ fn line_of(location: Location) -> u64 {
 
 impl<'de> Deserialize<'de> for Place {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
+        struct AnyValue;
+        impl<'de> Visitor<'de> for AnyValue {
             type Value = Place;
 
             fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
@@ -118,7 +118,7 @@ impl<'de> Deserialize<'de> for Place {
                 Ok(Place::Scalar)
             }
         }
-        deserializer.deserialize_any(Any)
+        deserializer.deserialize_any(AnyValue)
     }
 }
 

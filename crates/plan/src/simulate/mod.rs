@@ -137,7 +137,7 @@ impl Network {
 pub fn collective_us(network: &Network, schedules: &[Schedule]) -> f64 {
     let mut engine = Engine::new(network.latency_us);
     let hosts = network.hosts(&mut engine, schedules.len());
-    let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::Act::Nothing, &[])).collect();
+    let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::TaskKind::Nothing, &[])).collect();
     let ends = collective::add(&mut engine, (&hosts, &network.costs), (schedules, None), &begin, 0);
     let done = engine.run();
     ends.iter().map(|end| done[*end as usize]).max().unwrap_or(0) as f64 / 1e3

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::simulate::Costs;
-use crate::simulate::engine::{Act, Engine, Hop, Task, Transit, ns};
+use crate::simulate::engine::{Engine, Hop, Task, TaskKind, Transit, ns};
 
 /// A segment of a key, as `ringpull-ps` cuts it.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,15 +63,15 @@ pub(super) fn add(
         let counted = segment.pushed_bytes.max(segment.answered_bytes);
         let message = |window: Option<usize>, hops| {
             let (bytes, is_spread, left) = (counted, window.is_some(), Vec::new());
-            Act::Send(Transit { window, priority, bytes, frees: false, is_spread, hops, left })
+            TaskKind::Send(Transit { window, priority, bytes, frees: false, is_spread, hops, left })
         };
         let hops = vec![of_workers(senders, out, pushed), Hop::at(into, remote * pushed)];
         let push = engine.task(message(Some(window), hops), &[begin]);
         let time = ns(count * (costs.message_us + answered / costs.sum_bytes_per_us));
-        let merged = engine.task(Act::Work { station: processor, time }, &[push]);
+        let merged = engine.task(TaskKind::Work { station: processor, time }, &[push]);
         let hops = vec![Hop::at(out, remote * answered), of_workers(receivers, into, answered)];
         let answer = engine.task(message(None, hops), &[merged]);
-        ends.push(engine.task(Act::Answered { window, bytes: counted }, &[answer]));
+        ends.push(engine.task(TaskKind::Answered { window, bytes: counted }, &[answer]));
     }
-    engine.task(Act::Nothing, &ends)
+    engine.task(TaskKind::Nothing, &ends)
 }

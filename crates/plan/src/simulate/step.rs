@@ -6,7 +6,7 @@
 
 use crate::Schedule;
 use crate::simulate::collective::{self, Hosts};
-use crate::simulate::engine::{Act, Engine, Task, ns};
+use crate::simulate::engine::{Engine, Task, TaskKind, ns};
 use crate::simulate::servers::{self, Segment, Server, Stations};
 use crate::simulate::{Codes, Network};
 
@@ -95,7 +95,7 @@ fn one(
 ) {
     let mut compute = |engine: &mut Engine, rank: usize, us: f64, after: &[Task]| {
         let after: Vec<Task> = device[rank].iter().chain(after).copied().collect();
-        let task = engine.task(Act::Delay(ns(us)), &after);
+        let task = engine.task(TaskKind::Delay(ns(us)), &after);
         device[rank] = Some(task);
         task
     };
@@ -116,7 +116,7 @@ fn one(
                 let called = unit.layers.iter().map(|layer| backward[rank][*layer]);
                 let busy = ends.iter().map(|end| end[rank]).filter(|_| unit.is_alone || was_alone);
                 let after: Vec<Task> = called.chain(begun[rank].iter().copied()).chain(busy).collect();
-                engine.task(Act::Nothing, &after)
+                engine.task(TaskKind::Nothing, &after)
             })
             .collect();
         ends.push(match &unit.exchange {
