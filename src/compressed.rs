@@ -1,4 +1,4 @@
-//! Gradient compression in a store: the setting, and what is kept of each key.
+//! Gradient compression in a store: the setting, and the residual of each key.
 //!
 //! Dense `f32` gradients are compressed, after the values of one process have been summed; the first value of
 //! a key, row-sparse gradients and, with servers, pulled values travel as they are, as in MXNet. A dense push
@@ -69,7 +69,7 @@ impl Compressor {
         Coding { compression, feedback }
     }
 
-    /// Drops what is kept of every key: it belongs to a run that is not gone on with.
+    /// Drops the residuals of all keys: they belong to a run that does not go on.
     pub(super) fn forget(&self) {
         self.kept.lock().clear();
     }

@@ -474,7 +474,7 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
     })
 }
 
-/// An error if what is asked for cannot go on without a lost rank.
+/// Returns an error if the store cannot go on without a lost rank.
 #[cfg(feature = "mpi")]
 fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
     let (what, variable) = match config.elastic {

@@ -432,7 +432,7 @@ pub(super) struct CompressedPush {
     gradient: Option<Contribution>,
     /// The memory of the sum, if it is not an output.
     own: Option<Buffer>,
-    /// The sum, or what a sharded optimizer has made of it.
+    /// The sum, or the value that a sharded optimizer has made of it.
     sum: Option<Arc<Buffer>>,
     outs: Vec<TensorMut>,
     update: Update,

@@ -120,7 +120,7 @@ thread_local! {
 }
 
 impl KvStore {
-    /// A store of `kind` over `backend`: what `create` does once it has found out how to reach the peers.
+    /// Makes a store of `kind` over `backend`, for `create`, which has found the way to the peers.
     pub(crate) fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
         last_words::introduce(backend.rank(), backend.num_workers());
         KvStore {
@@ -212,8 +212,8 @@ impl KvStore {
     }
 
     /// As [`init`](Self::init), of a key whose gradients touch few rows of it, such as an embedding.
-    /// `dist_hybrid` keeps it on the servers, other kinds do with it what they do with all keys; every worker
-    /// must call it alike. It takes row-sparse and dense gradients, as every key does.
+    /// `dist_hybrid` keeps it on the servers, other kinds treat it as any key; every worker must call it
+    /// alike. It takes row-sparse and dense gradients, as every key does.
     ///
     /// ```
     /// use ringpull::{DType, RowSparse, Tensor};
@@ -356,9 +356,9 @@ impl KvStore {
     }
 
     /// Says how much of a batch each worker has: its number of rows, say. The same list on every worker. From
-    /// now on floating-point values that this worker pushes are multiplied by its weight over
-    /// the mean of all. So if each worker pushes the mean gradient of its part of the batch, sums are what
-    /// equal parts of the same batch would give. Integers are left alone. Not for kinds with devices.
+    /// now on floating-point values that this worker pushes are multiplied by its weight over the mean of
+    /// all. So sums are those of equal parts of the same batch, if each worker pushes the mean gradient of
+    /// its part. Integers are left alone. Not for kinds with devices.
     ///
     /// ```
     /// let store = ringpull::create("local")?;
@@ -436,7 +436,7 @@ impl KvStore {
         })
     }
 
-    /// Reads what `save_optimizer_states` wrote. Every rank must load the same file.
+    /// Reads a file of `save_optimizer_states`. Every rank must load the same file.
     pub fn load_optimizer_states(&self, path: &Path) -> Result<()> {
         self.call(|| self.backend.set_states(SavedStates::read(path)?))
     }
@@ -611,7 +611,7 @@ impl KvStore {
         *self.reports.lock()
     }
 
-    /// Does on this thread what the program has called before, when there were so many
+    /// Runs on this thread an operation that the program has called before, when there were so many
     /// [`reports`](Self::reports).
     #[doc(hidden)]
     pub fn made_at<T>(&self, reports: u64, work: impl FnOnce(&Self) -> T) -> T {
@@ -635,7 +635,7 @@ impl KvStore {
     }
 
     /// Runs a call. If it fails, reports the error to the other workers, in case this worker ends because of
-    /// it. If it succeeds, withdraws what was reported before the call was made.
+    /// it. If it succeeds, withdraws the failures that were reported before the call was made.
     fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         waits::call();
         self.healthy()?;

@@ -1,7 +1,8 @@
 //! MXNet's push/pull KVStore for Rust: MPI ring allreduce without servers, parameter servers, GPUs.
 //!
-//! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
-//! job, and pulled by each. [`communicator`] has collectives without keys. This page has all public names.
+//! [`create`] makes a [`KvStore`] of a [`Kind`]; pushed values of a key are summed over all workers of the
+//! job, and each pulls the sum. [`communicator`] has collectives without keys. This page has all public
+//! names.
 
 /// The examples of the book are compiled with the tests, and run if they can.
 #[cfg(doctest)]

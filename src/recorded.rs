@@ -1,4 +1,4 @@
-//! A backend that writes down what the program calls of it, and the values that come back: `RINGPULL_RECORD`.
+//! A backend that records the program's calls of it, and the values that come back: `RINGPULL_RECORD`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

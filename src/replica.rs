@@ -29,7 +29,7 @@ pub(super) struct Replica {
     pub(super) slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     pub(super) updates: Arc<Updates>,
     pub(super) compressor: Compressor,
-    /// The bytes of what was called and is not done, and the waits for that.
+    /// The bytes of calls that are not done, and the waits for these.
     pub(super) unfinished_bytes: Arc<AtomicU64>,
     pub(super) backlog: Backlog,
 }

@@ -167,8 +167,8 @@ impl Servers {
         Ok((Arc::clone(&found.layout), found.pushes))
     }
 
-    /// Returns true if there is room for one more push of the key after `limit`. Asks the servers what is
-    /// done, where no answer has reported it.
+    /// Returns true if there is room for one more push of the key after `limit`. Asks the servers for the
+    /// state of calls that no answer has reported.
     fn has_room_within(&self, entry: &Entry, priority: i32, limit: Duration) -> Result<bool> {
         let deadline = Instant::now() + limit;
         loop {

@@ -42,7 +42,7 @@ struct State {
     /// Updates called, and those of them that are done.
     updates_called: u64,
     updates_done: u64,
-    /// The hash of what the last update that is checked has left.
+    /// The hash of the value after the last update that is checked.
     hash: Option<u64>,
     /// True if the last called operation leaves a value here; `is_left_out` if the last completed one has
     /// left none.
@@ -90,7 +90,7 @@ impl Slot {
         self.is_checked(update).then_some(update)
     }
 
-    /// The hash of what that update has left, when it is done.
+    /// Returns the hash of the value after that update, when it is done.
     pub(super) fn hash_after(&self, update: u64) -> Result<u64> {
         let mut state = self.state.lock();
         loop {
@@ -106,7 +106,7 @@ impl Slot {
         }
     }
 
-    /// The hash of what an update leaves, if that has to be compared.
+    /// Returns the hash of the value after an update, if it has to be compared.
     fn hash(&self, bytes: &[u8]) -> Option<u64> {
         if self.check_every == 0 {
             return None;

@@ -1,6 +1,6 @@
-//! Answers what the processes of a job are doing: at a socket in a folder of the user's, for `ringpull top`,
-//! and at a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are
-//! read-only, and belong to rank 0.
+//! Serves the status of a job's processes: at a socket in a folder of the user's, for `ringpull top`, and at
+//! a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are read-only, and
+//! belong to rank 0.
 
 use std::fs;
 use std::io::{self, Read, Write};

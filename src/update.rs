@@ -31,7 +31,7 @@ pub(crate) enum Update {
 }
 
 impl Update {
-    /// Returns true if what stands in the place of the sum, when it has travelled, is the key's new value.
+    /// Returns true if the memory of a finished sum has the key's new value.
     pub(crate) fn overwrites(&self) -> bool {
         matches!(self, Update::Overwrite | Update::Shard(_))
     }
@@ -136,8 +136,8 @@ impl Updates {
         Ok(())
     }
 
-    /// As [`apply`](Self::apply) for what one process pushed, copying nothing that can be handed on; `outs`
-    /// came with it.
+    /// As [`apply`](Self::apply) for the push of one process, without copies of memory that can be handed on;
+    /// `outs` came with it.
     pub(crate) fn apply_contribution(
         &self,
         update: &Update,
@@ -243,7 +243,7 @@ impl Updates {
         Ok(())
     }
 
-    /// The optimizer of all keys; `operation` is what needs one.
+    /// Returns the optimizer of all keys, which `operation` needs.
     pub(crate) fn optimizer(&self, operation: &str) -> Result<Arc<Optimizer>> {
         match &*self.present.lock() {
             Update::Optimize(optimizer) | Update::Shard(optimizer) => Ok(Arc::clone(optimizer)),
@@ -276,7 +276,7 @@ impl Updates {
     }
 }
 
-/// `value` becomes `bytes`; what a snapshot shares is replaced and not copied first.
+/// Sets `value` to `bytes`; memory that a snapshot shares is replaced and not copied first.
 fn overwrite(value: &mut Arc<Buffer>, bytes: &[u8]) {
     match Arc::get_mut(value) {
         Some(value) if !value.is_foreign() => value.bytes_mut().copy_from_slice(bytes),

@@ -9,7 +9,7 @@ use ringpull_base::{Key, Reduction, Result, Tensor, waits};
 
 use super::jobs::Arrival;
 
-/// The options of a collective. Names, factors and what is in them are the same on every rank.
+/// The options of a collective. Names and factors, and the fields in them, are the same on every rank.
 ///
 /// ```
 /// use ringpull::CallOptions;
@@ -68,7 +68,7 @@ impl<T> Handle<T> {
         Handle { engine: OfProcess::new(engine), answer: OfProcess::new(answer) }
     }
 
-    /// The result, when it is there, or what kept it from coming. Blocks.
+    /// Waits for the result. Returns it, or the error that kept it from coming. Blocks.
     pub fn wait(self) -> Result<T> {
         self.wait_here()
     }

@@ -1,5 +1,5 @@
 //! The jobs that a communicator gives its engine. A job owns the locks of its tensors, and memory of its own,
-//! from the call to the end; after a fault it keeps for ever what the transport may still use.
+//! from the call to the end; after a fault it keeps for ever the memory that the transport may still use.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! allgather, alltoall, broadcast, barrier, send and receive.
 //!
 //! They go the way of a store's sums: a call is a job (`jobs`) of the same engine, agreed on by name or by
-//! the order of calls, and done by the same interpreter. `called` has what their callers wait at; `sets`
+//! the order of calls, and done by the same interpreter. `called` has the waits of their callers; `sets`
 //! makes process sets.
 
 mod called;
@@ -26,7 +26,7 @@ use crate::Change;
 pub use called::{CallOptions, Handle};
 use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Output, Reduce, Scatter, Site, Travels};
 
-/// The ranks of a job, or some of them, seen from one: what they can do together.
+/// The ranks of a job, or some of them, seen from one, with their common operations.
 ///
 /// Made by [`communicator`] for all ranks of the job; [`split`](Self::split) makes one of some of its ranks,
 /// a process set, whose collectives go on beside those of the others. Every operation is collective: all
@@ -217,9 +217,9 @@ impl Communicator {
         (own.expect("this rank has its own local rank"), hosts.len())
     }
 
-    /// The sum of all ranks' `input`, or what else the reduction makes of them, on every rank: in
-    /// `options.out`, which may be the input itself, or in a new tensor. All have one shape and dtype, and
-    /// the result has the same bits on every rank.
+    /// Reduces all ranks' `input`, for example to their sum. The result is on every rank, in `options.out`,
+    /// which may be the input itself, or in a new tensor. All have one shape and dtype, and the result has
+    /// the same bits on every rank.
     pub fn allreduce(&self, input: &Tensor, reduction: Reduction, options: &CallOptions) -> Result<Handle<Tensor>> {
         let arrival = options.arrival(reduction, self.size());
         self.call(options.name.clone(), Operation::Collective("allreduce".to_owned()), |site, reply| {
@@ -279,9 +279,9 @@ impl Communicator {
         inputs.iter().enumerate().map(apart).collect()
     }
 
-    /// This rank's rows of the sum of all ranks' `input`, or of what else the reduction makes of them. The
-    /// first dimension is divided: `lens[r]` rows for rank `r`, the same on every rank; by default as evenly
-    /// as it can be, where the first ranks have a row more.
+    /// Returns this rank's rows of the reduction of all ranks' `input`. The first dimension
+    /// is divided: `lens[r]` rows for rank `r`, the same on every rank; by default as evenly as it can be,
+    /// where the first ranks have a row more.
     pub fn reduce_scatter(
         &self,
         input: &Tensor,
@@ -349,10 +349,10 @@ impl Communicator {
         })
     }
 
-    /// Gives `splits[r]` rows of `input` to rank `r`, and takes what the others have for this one: these rows
-    /// in the order of the ranks, and how many came from each. Without `splits` all are equal, and no rank
-    /// asks another how many there are; nor where `taken` says what comes from each, which every rank says or
-    /// none. Only where it is known what comes there may be an output.
+    /// Sends `splits[r]` rows of `input` to rank `r`. Returns the rows of the others for this one, in the
+    /// order of the ranks, and the number from each. Without `splits` all are equal, and no rank asks another
+    /// for the number. Nor does it with `taken`, the numbers that come from each, which every rank gives or
+    /// none. There may be an output only if these numbers are known.
     pub fn alltoall(
         &self,
         input: &Tensor,
@@ -445,8 +445,8 @@ impl Communicator {
         })
     }
 
-    /// Receives into `out` what rank `from` [sends](Self::send), or, without one, what any rank sends to this
-    /// one with the tag: as many elements of its dtype. Gives `out` and the rank that sent.
+    /// Receives a message that rank `from` [sends](Self::send), or without `from` any rank, to this one with
+    /// the tag, into `out`: as many elements as `out` has, of its dtype. Gives `out` and the rank that sent.
     ///
     /// Receives take messages in the order of the calls, those of any rank too, and of several ranks that
     /// have sent, the message that rank 0 of the job heard of first. If it has another length or dtype, both
@@ -614,7 +614,7 @@ impl Communicator {
         })
     }
 
-    /// Does what a caller asks for, and lets the other ranks know if it fails, should this rank end by that.
+    /// Runs a caller's operation, and lets the other ranks know if it fails, should this rank end by that.
     fn reporting<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check()?;
         let outcome = work();

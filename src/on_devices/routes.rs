@@ -6,9 +6,9 @@
 //! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL.
 //!   If all could join, and all have as many devices.
 //!
-//! The ranks agree on what is there with a store's first sum. An algorithm that names a plan sums by that
-//! plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class (a
-//! power of two of bytes) the first sums go by each route in turn. Then every rank sends all others its
+//! The ranks agree on the possible routes with a store's first sum. An algorithm that names a plan sums by
+//! that plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class
+//! (a power of two of bytes) the first sums go by each route in turn. Then every rank sends all others its
 //! times, and from the same times every rank makes the same choice, which the class keeps. A time is the
 //! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum,
 //! which allocates, does not count.
@@ -70,7 +70,7 @@ pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -
     ways.sum(comm, sum)
 }
 
-/// The routes that are there, by what all ranks have agreed on.
+/// The possible routes, on which all ranks have agreed.
 struct Ways {
     open: Vec<Way>,
     joined: Option<Joined>,
@@ -160,7 +160,7 @@ impl Ways {
         Ok(())
     }
 
-    /// The quickest route by what all ranks have measured. Collective.
+    /// The quickest route by the measurements of all ranks. Collective.
     fn choose(&self, class: u32, took: &[u64], comm: &mut Communicator, stamp: Stamp) -> Result<Way> {
         let own = size_of_val(took);
         let parts = Parts::of((0..=comm.size()).map(|rank| rank * own).collect());

@@ -76,7 +76,7 @@ impl AlgorithmChoice {
         }
     }
 
-    /// Returns true if memory of the host is summed by what suits the cluster.
+    /// Returns true if sums of host memory take the algorithm that suits the cluster.
     pub fn is_auto(self) -> bool {
         matches!(self, AlgorithmChoice::Auto | AlgorithmChoice::Nccl)
     }

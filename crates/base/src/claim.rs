@@ -1,5 +1,5 @@
-//! Names that one process of this host has at a time: by them a process finds out that another is already
-//! what it was about to be.
+//! Names that one process of this host holds at a time: a process that wants a role finds out from them that
+//! another has it.
 //!
 //! A name is an abstract socket. The kernel gives it to one process and takes it back when that process ends,
 //! however it ends; there is no file that could be left behind or planted. Any user may take any such name,

@@ -181,7 +181,7 @@ impl Config {
         self.silence.min(self.timeout)
     }
 
-    /// As [`from_env`](Self::from_env), with `default` for what the environment does not set.
+    /// As [`from_env`](Self::from_env), with `default` for settings that the environment lacks.
     pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
             warn: seconds("RINGPULL_WARN", default.warn)?,
@@ -223,8 +223,8 @@ impl Config {
         config.check().map(|()| config)
     }
 
-    /// An error if a program has set what cannot be, as MPI counts a message's bytes in an int, or if a
-    /// variable has an impossible value that is read where no error can be returned.
+    /// Returns an error if a setting of the program is impossible (MPI counts a message's bytes in an int),
+    /// or if a variable that is read later, where no error can be returned, has an impossible value.
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
         wants_quiet()?;
@@ -435,8 +435,7 @@ pub fn metrics() -> Result<Option<SocketAddr>> {
     address.map(Some).ok_or_else(|| bad(NAME, "a port, or an address such as 0.0.0.0:9400 or [::]:9400"))
 }
 
-/// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above
-/// it.
+/// `RINGPULL_RACK`: the name of this host's rack; if unset, Slurm's name of the switches above it.
 pub fn rack() -> Option<String> {
     let switches = || Some(text("SLURM_TOPOLOGY_ADDR")?.rsplit_once('.')?.0.to_owned());
     text("RINGPULL_RACK").or_else(switches)
@@ -502,7 +501,7 @@ pub fn devices() -> Option<String> {
     text("RINGPULL_DEVICES")
 }
 
-/// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
+/// `RINGPULL_TIMELINE` (unset): the file to which each process writes its timeline, a Chrome trace.
 pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
@@ -522,7 +521,7 @@ pub fn recording() -> Result<Option<RecordingOptions>> {
     }))
 }
 
-/// The variables that [`recording`] reads, for what sets them.
+/// The variables that [`recording`] reads, for code that sets them.
 pub const RECORD: &str = "RINGPULL_RECORD";
 #[allow(missing_docs)]
 pub const RECORD_VALUES: &str = "RINGPULL_RECORD_VALUES";

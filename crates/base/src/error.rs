@@ -1,7 +1,7 @@
 //! The one error type. A variant for each thing a caller can do something about, fields instead of formatted
 //! strings.
 //!
-//! Errors travel: what one rank detects is sent to the others and raised there with the same words, so every
+//! Errors travel: an error of one rank is sent to the others and raised there with the same words, so every
 //! variant can be cloned and serialised.
 
 use std::io::ErrorKind;
@@ -41,7 +41,7 @@ pub enum Error {
         kind: String,
         /// The operation, in the API's word.
         operation: String,
-        /// Why not, and what can be done instead.
+        /// The reason, and the alternative.
         reason: String,
     },
     /// One store holds integer keys or string keys, as its first call decided.
@@ -155,8 +155,8 @@ pub enum Error {
         waits.iter().map(say_wait).collect::<Vec<_>>().join("; ")
     )]
     Deadlock {
-        /// For each rank what follows `rank 1 waits`: where its program is, if that is known, for what, and
-        /// which ranks have not called that.
+        /// For each rank the text behind `rank 1 waits`: the place of its program, if known, the operation,
+        /// and the ranks that have not called it.
         waits: Vec<(usize, String)>,
     },
     /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
@@ -226,7 +226,7 @@ pub enum Error {
         /// The remedy.
         remedy: String,
     },
-    /// The system gave no memory for what a call needs. Nothing was changed.
+    /// The system has no memory for a call. Nothing was changed.
     #[error(
         "there is no memory for {what}, {len_bytes} bytes\n  hint: use smaller values, fewer ranks on this host, or raise the limit of memory, which `ulimit -v` and a container's settings show"
     )]
@@ -355,7 +355,7 @@ pub enum Error {
         /// The prefixes of the variables that make a process a rank.
         variables: String,
     },
-    /// A forked child called what only its parent can use.
+    /// A forked child called an object that only its parent can use.
     #[error(
         "{what} belongs to process {pid}; a forked child cannot use it\n  hint: call it in that process alone, and give the child data; a child that needs a store of its own creates the kind local"
     )]
@@ -368,7 +368,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An I/O error with what was being done to which path.
+    /// Makes an I/O error with the operation and its path.
     pub fn io(action: &str, path: impl std::fmt::Display, cause: &std::io::Error) -> Self {
         let remedy = match cause.kind() {
             ErrorKind::NotFound if action == "run" => "install it, or put its folder into PATH",
@@ -383,17 +383,17 @@ impl Error {
         Error::Io { action, path, text, remedy: remedy.to_owned() }
     }
 
-    /// A wrong argument and what to do about it.
+    /// Makes the error of a wrong argument, with its remedy.
     pub fn argument(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), remedy: remedy.into() }
     }
 
-    /// Processes that do not make one job, and what to do about it.
+    /// Makes the error of processes that do not form one job, with its remedy.
     pub fn job_mismatch(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::JobMismatch { what: what.into(), remedy: remedy.into() }
     }
 
-    /// More than the job can carry, and what to do about it.
+    /// Makes the error of a limit that was exceeded, with its remedy.
     pub fn limit(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::LimitExceeded { what: what.into(), remedy: remedy.into() }
     }

@@ -7,8 +7,8 @@
 //! code that shares memory or handles signals.
 //!
 //! A child's handler may only do what a signal's handler may: it takes no lock, and no memory from the heap.
-//! A child of `vfork` or `posix_spawn` runs no handlers, as it is about to become another program; what is
-//! ours closes by itself there.
+//! A child of `vfork` or `posix_spawn` runs no handlers, as it is about to become another program; our
+//! descriptors close by themselves there.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -44,7 +44,7 @@ impl Process {
         GENERATION.load(Ordering::Relaxed) == self.generation
     }
 
-    /// An error in a forked child: that it cannot use `what`, such as "this store".
+    /// Returns an error in a forked child, which cannot use `what`, such as "this store".
     #[inline]
     pub fn check(self, what: &str) -> Result<()> {
         if self.is_here() { Ok(()) } else { Err(Error::Forked { what: what.to_owned(), pid: self.pid }) }

@@ -1,7 +1,7 @@
 //! The output of a process about the error that ends it: one line with the rank, the error and its cause, and
 //! then at most one hint.
 //!
-//! An error reaches every rank, with the same text. The rank that met it prints what failed, and the hint. A
+//! An error reaches every rank, with the same text. The rank that met it prints the error and the hint. A
 //! rank that only learns of it prints one line: that it stops, and why. A lost process prints nothing itself,
 //! so the lowest rank that is left prints the hint.
 

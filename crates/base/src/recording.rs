@@ -1,7 +1,7 @@
-//! `RINGPULL_RECORD`: what a program calls of its store, and what it gets, in a file for each worker.
+//! `RINGPULL_RECORD`: a program's calls of its store, and their results, in a file for each worker.
 //!
 //! A file has a line of JSON for each [`RecordedLine`]. A line is written at once, so a job that is killed
-//! leaves what it has done. `ringpull differ` compares the files of two jobs.
+//! leaves its calls up to then. `ringpull differ` compares the files of two jobs.
 
 use std::fs::File;
 use std::io::Write as _;

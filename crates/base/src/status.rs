@@ -122,8 +122,8 @@ impl JobStatus {
         self
     }
 
-    /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
-    /// cycle ranks do not announce their calls.
+    /// Finds the late ranks from the answers, if rank 0's agreement does not know them: in a frozen cycle
+    /// ranks do not announce their calls.
     pub fn find_late(&mut self) {
         /// Ranks end the same sum at slightly different times, so a shorter wait says nothing.
         const SHORTEST_S: f64 = 0.1;

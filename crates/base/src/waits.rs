@@ -1,8 +1,8 @@
 //! The waits of this process's threads in calls of ours, and the place of its program.
 //!
-//! Two questions need this: whether every rank of a job waits for another, so that nothing can come any more,
-//! and what to say of a rank that others wait for. Both are answered with the help of code that knows the
-//! program's language: the Python package looks at the frames of Python's threads.
+//! Two things need this: the detection of a job in which every rank waits for another, and the description of
+//! a rank that others wait for. Both are answered with the help of code that knows the program's language:
+//! the Python package looks at the frames of Python's threads.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::OnceLock;
@@ -196,7 +196,7 @@ pub fn call() {
     CALLER.try_with(|caller| caller.get_or_init(CallerPlace::new).0).ok();
 }
 
-/// This thread begins to wait for what other threads or other ranks have to do.
+/// Marks the begin of this thread's wait for other threads or other ranks.
 #[must_use = "the wait ends when it is dropped"]
 pub fn wait() -> Wait {
     let begins = |caller: &OnceCell<CallerPlace>| {
@@ -222,8 +222,8 @@ impl Drop for Wait {
     }
 }
 
-/// Returns true if no thread that calls stores can call any now: each waits in a call of ours or, as `place`
-/// says of the program, for what its framework is owed, or is the framework's own and has nothing to do.
+/// Returns true if no thread that calls stores can call one now: each waits in a call of ours, or (by
+/// `place`) in its framework for our results, or belongs to the framework and has nothing to do.
 pub fn is_only_waiting(place: Option<&Place>) -> bool {
     let callers = || CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
     let somebody_waits = place.is_some_and(|place| place.is_wait) || callers().any(Caller::is_waiting);

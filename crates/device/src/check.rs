@@ -1,4 +1,4 @@
-//! Every operation on a device, compared byte by byte with `reference`: what `ringpull doctor --gpu` runs on
+//! Compares every operation on a device, byte by byte, with `reference`; `ringpull doctor --gpu` runs this on
 //! a GPU.
 
 use std::sync::Arc;

@@ -214,7 +214,7 @@ impl Stream {
         self.id
     }
 
-    /// Returns true if it is somebody else's, who queues on it what is to come after what is on it now.
+    /// Returns true if another library owns it, and queues its later work on it.
     pub fn is_foreign(&self) -> bool {
         !self.owned
     }
@@ -269,7 +269,7 @@ impl Event {
         self.synchronize_while(limit, &|| Ok(()))
     }
 
-    /// As [`synchronize`](Self::synchronize); what `go_on` says instead of well ends the wait too.
+    /// As [`synchronize`](Self::synchronize); an error of `go_on` ends the wait too.
     pub fn synchronize_while(&self, limit: Duration, go_on: GoOn<'_>) -> Result<()> {
         let (deadline, spins) = (Instant::now() + limit, AtomicU32::new(0));
         loop {

@@ -7,7 +7,8 @@ use ringpull_base::DType;
 /// give the host's bits.
 pub const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 
-/// Compute capabilities, ascending: what the tests compile for, and what a GPU gets that NVRTC does not know.
+/// Compute capabilities, ascending: those that the tests compile for, and those for a GPU that NVRTC does not
+/// know.
 pub const ARCHITECTURES: [u32; 3] = [75, 80, 90];
 
 /// The text before each source.

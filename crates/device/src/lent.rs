@@ -19,8 +19,8 @@ use super::handle::{Memory, Slice, Stream};
 use super::loan::{CUDA, CUDA_MANAGED, Loan};
 use super::work::Work;
 
-/// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if
-/// that cannot be had.
+/// A lender that does not know our streams: kept until the work of the tensor's stream is done, for ever if
+/// that cannot be found out.
 struct HeldLoan {
     stream: Arc<Stream>,
     limit: Duration,
@@ -93,8 +93,8 @@ impl Devices {
         Ok(self.tensor(tensor.dtype(), tensor.shape(), copy, Arc::clone(array.shared_stream())))
     }
 
-    /// Returns when what is queued on the tensor's stream is done, unless its owner queues there too and need
-    /// not wait. Blocks.
+    /// Waits until the work of the tensor's stream is done, unless its owner queues there too and need not
+    /// wait. Blocks.
     pub fn settle(&self, tensor: &Tensor) -> Result<()> {
         match array_of(tensor.remote()) {
             Some(array) if !array.stream().is_foreign() => array.stream().record()?.synchronize(self.limit()),

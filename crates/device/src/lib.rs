@@ -4,9 +4,9 @@
 //! on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads and which runs
 //! everywhere, and `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
 //!
-//! The words are CUDA's. A [`Stream`] is a queue of one device; what is put on it runs later, in order. An
-//! [`Event`] marks a place in a stream, and another stream or the host can wait for it. Nothing else orders
-//! two streams: work that reads what another stream writes must wait for that stream's event. The simulated
+//! The words are CUDA's. A [`Stream`] is a queue of one device; its work runs later, in order. An [`Event`]
+//! marks a place in a stream, and another stream or the host can wait for it. Nothing else orders two
+//! streams: work that reads what another stream writes must wait for that stream's event. The simulated
 //! platform proves of every piece of work that it does (`races`), and fails the work that does not.
 //!
 //! The files, each after those that it imports: `loan` says where memory of another library is; `handle` owns
@@ -59,8 +59,8 @@ pub type Pinned = Arc<RwLock<Buffer>>;
 /// A name that devices of several processes meet under, as long as NCCL's.
 pub type UniqueId = [u8; 128];
 
-/// Called again and again while waiting for other processes: an error ends the wait, and is what the wait
-/// ends in.
+/// A function that is called again and again during a wait for other processes: an error ends the wait, and
+/// becomes its result.
 pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The meeting of the devices of several ranks, of those of one number in each.
@@ -104,7 +104,7 @@ pub trait Platform: Send + Sync {
     fn free_pinned(&self, address: u64);
     /// A new stream of a device.
     fn create_stream(&self, device: usize) -> Result<u64>;
-    /// Ends a stream, after what is on it.
+    /// Ends a stream, after its work.
     fn destroy_stream(&self, device: usize, stream: u64);
     /// Marks the present end of a stream.
     fn record(&self, stream: &Stream) -> Result<u64>;
@@ -133,8 +133,8 @@ pub trait Platform: Send + Sync {
     /// Joins each device with those of its number in other processes. Waits for all of them while `go_on`
     /// allows it; after an error nothing is joined. Returns the number of the meeting from then on.
     fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64>;
-    /// Ends what was joined, when nothing of it is under way.
-    /// May wait some seconds for ranks that still take what these devices send, and aborts then.
+    /// Ends the communicators, when none of their collectives is under way. May wait some seconds for ranks
+    /// that still receive from these devices, and aborts then.
     fn leave(&self, joined: u64);
     /// Puts on one stream of every device, in their order, the sum of its part over the devices that it has
     /// joined, in place; by whose turn it is. The same bits on every rank. May wait for the other ranks while

@@ -1,4 +1,4 @@
-//! From a name to devices, and what this machine has.
+//! Opens devices by name, and describes those of this machine.
 
 use std::sync::Arc;
 
@@ -56,8 +56,8 @@ pub fn cuda_aware_mpi() -> String {
     "not asked: this build has no CUDA support".to_owned()
 }
 
-/// Returns a description of this machine's devices. Never fails and never panics: what is missing is said in
-/// words.
+/// Returns a description of this machine's devices. Never fails and never panics: missing parts are described
+/// in words.
 pub fn survey() -> Survey {
     #[cfg(feature = "cuda")]
     return super::cuda::survey();

@@ -36,8 +36,7 @@ impl Pool {
         }
     }
 
-    /// Takes back what [`take`](Self::take) has given, when everything that uses it is done and the host
-    /// knows it.
+    /// Takes back memory of [`take`](Self::take), when everything that uses it is done and the host knows it.
     pub fn give(&self, memory: Arc<Memory>) {
         self.0.lock().entry((memory.device(), memory.len_bytes())).or_default().push(memory);
     }

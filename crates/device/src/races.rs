@@ -1,5 +1,5 @@
-//! Proves that every piece of work is ordered behind what it depends on. Pure; it receives what is queued,
-//! not when it runs.
+//! Proves that every piece of work is ordered behind its dependencies. Pure; it receives the work that is
+//! queued, not the time at which it runs.
 //!
 //! Streams and the host are agents. Each agent's work is numbered, and each agent has a clock: for every
 //! agent the number up to which its work is known to come first. An event is a copy of its stream's clock; an
@@ -38,7 +38,7 @@ pub(super) struct Races {
 }
 
 impl Races {
-    /// Records work that the host queues on `agent`, or does itself. Returns what is wrong with it, as text.
+    /// Records work that the host queues on `agent`, or does itself. Returns the fault, as text.
     pub(super) fn step(&mut self, agent: Agent, reads: &[Span], writes: &[Span]) -> Result<(), String> {
         if agent != HOST {
             let host = self.clocks.entry(HOST).or_default().clone();
@@ -81,7 +81,7 @@ impl Races {
         self.clocks.get(&HOST).and_then(|clock| clock.get(&agent)).copied().unwrap_or(0) >= number
     }
 
-    /// `agent` comes after what `clock` stands for.
+    /// Orders `agent` after the work of `clock`.
     pub(super) fn learn(&mut self, agent: Agent, clock: &Clock) {
         let own = self.clocks.entry(agent).or_default();
         for (other, number) in clock {
@@ -126,8 +126,7 @@ impl Races {
         Ok(())
     }
 
-    /// A write stands for everything before it on the same bytes: what comes after the write comes after that
-    /// too.
+    /// A write stands for all earlier accesses to the same bytes: work after the write is after those too.
     fn note(&mut self, clock: &Clock, address: u64, access: Access) {
         let history = self.memory.entry(address).or_default();
         history.retain(|earlier| {

@@ -1,5 +1,5 @@
-//! The meaning of every operation, on bytes: what the simulated platform runs, and what kernels are compared
-//! with.
+//! The meaning of every operation, on bytes: the simulated platform runs it, and kernels are compared with
+//! it.
 
 use ringpull_base::half::{bf16, f16};
 use ringpull_base::{Buffer, DType, Element, Error, Result};

@@ -54,7 +54,7 @@ fn launcher_args(request: &Request) -> Vec<String> {
 }
 
 /// Returns the words that start an elastic job. It counts ranks, and the slots of a worker are the operator's
-/// variable. The name lets a launcher that takes the place of a lost one find what is in the workers' memory.
+/// variable. The name lets the launcher that replaces a lost one find the commits in the workers' memory.
 fn elastic_words(request: &Request) -> String {
     let ranks = |workers: u32| u64::from(workers) * u64::from(request.slots());
     let least = ranks(request.min_workers.unwrap_or(request.workers));

@@ -5,7 +5,7 @@ use ringpull_base::{Error, Result};
 /// The largest length of a host's name.
 pub(super) const LONGEST_LABEL: usize = 63;
 
-/// Returns true if `name` is an RFC 1035 label: what the names of services and pods may be.
+/// Returns true if `name` is an RFC 1035 label, as the names of services and pods must be.
 pub(super) fn is_label(name: &str) -> bool {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(legal) && !name.ends_with('-')

@@ -1,7 +1,7 @@
 //! The fields of Kubernetes' and Kubeflow's objects: their names, types and merge keys.
 //!
-//! `schemas.json` holds what [`check`] needs of the operators' CustomResourceDefinitions: no text, and each
-//! structure once. `tests/schemas.rs` makes it and names its sources.
+//! `schemas.json` holds the part of the operators' CustomResourceDefinitions that [`check`] needs: no text,
+//! and each structure once. `tests/schemas.rs` makes it and names its sources.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

@@ -97,7 +97,7 @@ const SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// A rule that a pod breaks: its level, the path in the pod's specification, and what it demands.
+/// A rule that a pod breaks: its level, the path in the pod's specification, and the demand.
 pub type Breach = (PodSecurity, String, String);
 
 /// The rules of `level` and below that a pod's specification breaks.

@@ -56,7 +56,7 @@ const TRAIN: &str = "write ringpull manifest train, in a pipeline distribution_t
 const PS: &str = "write ringpull manifest ps, in a pipeline distribution_type PS: it starts a scheduler and servers";
 const HYBRID: &str = "give the command dist_sync_mpi or dist_sync: only ringpull launch --hybrid starts dist_hybrid";
 
-/// Decides every pair of what a job gives and what a program needs: nothing if they suit each other.
+/// Decides every pair of a job's setup and a program's need: nothing if they suit each other.
 pub(super) fn misfit(given: PeerSetup, need: Need) -> Option<Misfit> {
     use PeerSetup::{Apart, Launched, One, Ranks, Roles};
     Some(match (given, need) {

@@ -28,8 +28,8 @@
 use super::parts::Parts;
 use super::plan::{Plan, Then};
 
-/// Segments from all other ranks together that may be on their way to one. Of [`SEGMENT_BYTES`] that is 1.25
-/// MiB, about what waits in a switch or a shaper without loss.
+/// Segments from all other ranks together that may be on their way to one. With [`SEGMENT_BYTES`] that is
+/// 1.25 MiB, about the size of a queue of a switch or a shaper.
 const UNDER_WAY: usize = 20;
 
 /// The bytes of a segment: so few that the order of turns can be kept, so many that a message's own cost does

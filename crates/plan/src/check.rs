@@ -1,4 +1,4 @@
-//! The proof that the plans of all ranks fit together and do what they promise.
+//! The proof that the plans of all ranks fit together and reach their goal.
 //!
 //! [`check`] takes the plans of all ranks and a [`Goal`] and shows three things, or says which one fails and
 //! where.

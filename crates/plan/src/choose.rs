@@ -1,4 +1,4 @@
-//! `auto`: which algorithm, in segments of which size, for which length and number of ranks.
+//! `auto`: the algorithm and the segment size for a length and a number of ranks.
 //!
 //! A pure function of the cluster's [`Model`], the bytes and the number of ranks: each algorithm's time is
 //! predicted with each size of segment, and the least wins; of equal times the one named first. Ranks that

@@ -1,6 +1,6 @@
 //! Plans: the moves of one rank, as data.
 //!
-//! A plan says who sends which parts to whom and what the receiver does with them. It holds no buffer and
+//! A plan says which rank sends which parts to which, and how the receiver uses them. It holds no buffer and
 //! touches no wire, so that the same plan can be checked with symbols (`check`), executed on a transport
 //! (`run`) and counted (the tests' bounds on traffic). Every rank computes its own plan from
 //! `(rank, size, len)` alone; that the plans of all ranks fit together is what the checker proves.

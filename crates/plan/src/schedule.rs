@@ -1,5 +1,5 @@
 //! A plan as the messages of one rank: parts cut into segments, moves into messages of whole segments, and
-//! what each message has to wait for.
+//! the dependencies of each message.
 //!
 //! A message depends on the earlier messages of the plan that touch the same segments, and on nothing else. A
 //! schedule is made once and run any number of times.
@@ -15,7 +15,7 @@ use crate::plan::{Move, Plan, Then};
 pub enum Action {
     /// Send bytes of the buffer.
     Send,
-    /// Receive bytes, and add them to those of the buffer, or what else the reduction is.
+    /// Receive bytes, and reduce them into those of the buffer.
     Reduce,
     /// Receive bytes into the buffer.
     Copy,
@@ -65,7 +65,7 @@ pub struct Schedule {
     pub all: Vec<Message>,
     /// Lanes stand in the order in which the plan first names their peers.
     pub out: Vec<Lane>,
-    /// As `out`, of what is received.
+    /// As `out`, for received messages.
     pub into: Vec<Lane>,
     /// For each message, how many earlier ones must finish before it may: itself counts as one.
     pub pending: Vec<u32>,

@@ -65,7 +65,7 @@ impl Expected {
         self.pattern.fill(tensor, rank, iteration);
     }
 
-    /// Goes on to what the store holds after `iteration`; to be called for each in turn, from 0.
+    /// Advances to the store's content after `iteration`; to be called for each in turn, from 0.
     pub fn advance(&mut self, iteration: usize) -> Result<()> {
         let accumulates = self.kind == Kind::DistAsync;
         let sums: Vec<f64> = match self.codec {
@@ -85,7 +85,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Checks that `tensor` holds what it must after the iterations `begun`.
+    /// Checks that `tensor` has the right content after the iterations `begun`.
     pub fn check(&self, tensor: &Tensor, key: &str, rank: usize, begun: RangeInclusive<usize>) -> Result<()> {
         self.pattern.check_values(tensor, key, rank, begun.count(), &self.values)
     }

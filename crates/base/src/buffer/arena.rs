@@ -2,9 +2,9 @@
 //! so that ranks can read and write each other's tensors without a copy between.
 //!
 //! One region per process, as long as the machine's memory is large and almost all of it untouched. A buffer
-//! is a range of it. Of what is freed, as much is kept as is in use, for buffers of the same length: its
-//! pages, which every neighbour has mapped by then, serve the next step of a training loop. The rest goes
-//! back to the system at once.
+//! is a range of it. Freed ranges are kept for buffers of the same length, at most as many bytes as are in
+//! use: every neighbour has mapped their pages by then, so they serve the next step of a training loop. The
+//! rest goes back to the system at once.
 //!
 //! A forked child has no part in it. Memory that a program may read in a child (`Arena::keep_for_children`:
 //! arrays of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has
@@ -140,7 +140,7 @@ impl Arena {
         Some(Room { start: unsafe { self.region.start().add(start) }, is_zero })
     }
 
-    /// Takes back what `allocate` gave for this length.
+    /// Takes back a range that `allocate` returned for this length.
     pub(super) fn free(&self, start: NonNull<u8>, len_bytes: usize) {
         if !self.process.is_here() {
             return;
@@ -159,7 +159,7 @@ impl Arena {
         }
     }
 
-    /// Lets a forked child have a copy of what `allocate` gave for this length, made when it is forked.
+    /// Gives a forked child a copy of a range that `allocate` returned for this length, made at the fork.
     pub(super) fn keep_for_children(&self, start: NonNull<u8>, len_bytes: usize) {
         if !self.process.is_here() {
             return;
@@ -190,8 +190,8 @@ thread_local! {
     static COPIES: Cell<*mut Copies> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// In the parent, before: copies what a child may read. Other threads go on meanwhile, as they do while a
-/// system forks.
+/// In the parent, before the fork: copies the memory that a child may read. Other threads go on meanwhile, as
+/// they do while a system forks.
 fn copy_for_child() {
     let Some(Some(arena)) = ARENA.get() else { return };
     if !arena.process.is_here() {

@@ -1,5 +1,5 @@
-//! The variables of the environment with what each is for: what the book lists, and what a misspelt name is
-//! compared with. They are read in [`config`](super).
+//! The variables of the environment with their meaning: for the book, and for the check of misspelt names.
+//! They are read in [`config`](super).
 
 /// A variable that processes of a job read, or that `ringpull launch` sets for them.
 #[derive(Debug, Clone, Copy)]

@@ -1,5 +1,5 @@
-//! Reading one variable of the environment: its value, or an error that names it and says what to do; and
-//! telling names that are nearly ours.
+//! Reads one variable of the environment: its value, or an error that names it and the remedy. Also detects
+//! misspelt names of ours.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;

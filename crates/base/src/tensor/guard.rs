@@ -126,7 +126,7 @@ impl TensorMut {
         bytemuck::cast_slice_mut(self.bytes_mut())
     }
 
-    /// Overwrites all elements, without first copying what a snapshot shares.
+    /// Overwrites all elements, without first copying memory that a snapshot shares.
     pub fn copy_from(&mut self, bytes: &[u8]) {
         self.touched = true;
         if let Some(data) = Arc::get_mut(&mut self.content.data) {

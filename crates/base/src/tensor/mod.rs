@@ -35,7 +35,8 @@ use ranges::{Range, RangeLock};
 use crate::timeline::{self, Phase};
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result, waits};
 
-/// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
+/// A function that is called once, when nobody holds a tensor any more, with the error of its last write, if
+/// any.
 pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
 
 struct Content {
@@ -219,8 +220,8 @@ impl Tensor {
         self.range.zip(other.range).is_some_and(|(own, other)| own.overlaps(other))
     }
 
-    /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from
-    /// doing so.
+    /// The elements, for reading. Blocks while a store still has to write them; returns the error of that
+    /// write, if any.
     pub fn read(&self) -> Result<TensorRef> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.read_anywhere()
@@ -251,7 +252,7 @@ impl Tensor {
         })
     }
 
-    /// A moment for a store to write what is short: to sleep until then would take longer.
+    /// Looks for a moment whether a store has written a short tensor: to sleep until then would take longer.
     fn look_out(&self) {
         const SHORT_BYTES: usize = 64 << 10;
         const MOMENT: Duration = Duration::from_micros(50);
@@ -289,8 +290,8 @@ impl Tensor {
         RwLock::try_read_arc_for(&self.content, limit)
     }
 
-    /// Returns true if no store has to write the elements any more after `limit`; raises what kept one from
-    /// doing so. Other tensors over the same memory do not matter, so the elements may since have changed.
+    /// Returns true if no store has to write the elements any more after `limit`, or the error of such a
+    /// write. Other tensors over the same memory do not matter, so the elements may since have changed.
     pub fn is_settled_within(&self, limit: Duration) -> Result<bool> {
         let Some(content) = self.read_locked_within(limit) else { return Ok(false) };
         content.fault.clone().map_or(Ok(true), Err)

@@ -6,7 +6,7 @@
 //! written overlaps no other that is held; ranges that are read may overlap each other. A thread that needs a
 //! range that is held waits for it, as for the lock of one tensor.
 //!
-//! An access costs a lookup in a sorted set of what is held at present.
+//! An access costs a lookup in a sorted set of the ranges that are held.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ impl Drop for RangeLock {
     }
 }
 
-/// Waits until the range can be held, until `deadline` if there is one. Otherwise what holds a part of it
-/// then.
+/// Waits until the range can be held, until `deadline` if there is one. Otherwise returns the holder of a
+/// part of it.
 pub(super) fn hold(
     range: Range,
     is_written: bool,

@@ -15,7 +15,7 @@ use crate::config::Role;
 use crate::forked::Process;
 use crate::topology::host_name;
 
-/// Spans that one thread keeps; what comes later is counted and left out.
+/// The largest number of spans of one thread; later ones are counted and left out.
 const MOST_A_THREAD: usize = 1 << 20;
 
 static ON: AtomicBool = AtomicBool::new(false);
@@ -93,7 +93,7 @@ pub fn resume(file: &str) -> bool {
     is_this
 }
 
-/// Writes what is recorded, and records nothing more.
+/// Writes the recorded spans, and records nothing more.
 pub fn stop() {
     ON.store(false, Ordering::Relaxed);
     flush();
@@ -110,7 +110,7 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Says what this process is in its job. The first call counts.
+/// Sets the role of this process in its job. The first call counts.
 pub fn introduce(role: Role, rank: usize, size: usize) {
     if let Some(recorder) = recorder() {
         let mut about = recorder.about.lock();

@@ -1,4 +1,4 @@
-//! Kernels from source to what the driver loads, by NVRTC, and the cache of what was compiled.
+//! Compiles kernels by NVRTC for the driver, and caches the results.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_int};
@@ -113,8 +113,8 @@ unsafe fn cubin(program: sys::nvrtcProgram) -> std::result::Result<Vec<u8>, resu
     }
 }
 
-/// As [`compile`], from the cache if it has it, and ended by a zero, as the driver wants PTX. A device newer
-/// than NVRTC knows runs what was made for an older one.
+/// As [`compile`], from the cache if it has it, and ended by a zero, as the driver wants PTX. A device that
+/// is newer than NVRTC runs the code for an older one.
 pub(super) fn cached(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
     let place = cache_file(unit, architecture);
     let kept = place.as_ref().and_then(|place| fs::read(place).ok());

@@ -68,7 +68,7 @@ fn is_present(names: &[&str]) -> bool {
     names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
 }
 
-/// The driver, ready for calls; an error that says what was looked for if it is not there.
+/// Starts the driver for calls. The error names the libraries that were looked for.
 fn start_driver() -> Result<()> {
     if !is_present(&DRIVER) {
         return Err(Error::argument(
@@ -145,7 +145,7 @@ impl Cuda {
         Err(of_device.unwrap_or(of_nccl))
     }
 
-    /// Waits for what is on the device's streams now, as the driver does when memory is given back. A
+    /// Waits for the present work of the device's streams, as the driver does when memory is given back. A
     /// collective waits for ever for the part of a device that has failed, so that it is ended here.
     fn drain(&self, device: usize) {
         let Some(group) = self.group.as_ref().filter(|group| group.is_alive()) else { return };

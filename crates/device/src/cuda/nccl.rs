@@ -32,7 +32,7 @@ const SUM: c_int = 0;
 /// The time between two looks at a call that goes on by itself.
 pub(super) const LOOK: Duration = Duration::from_micros(50);
 
-/// The time limit of parting, and of aborting what was joined.
+/// The time limit of parting, and of aborting communicators.
 pub(super) const LONG: Duration = Duration::from_secs(3);
 
 type Comm = *mut c_void;
@@ -42,8 +42,7 @@ type RawStream = *mut c_void;
 #[repr(C)]
 struct Id(UniqueId);
 
-/// The first fields of `ncclConfig_t`, as NCCL 2.14 had it: a later NCCL takes what such a one lacks as not
-/// set.
+/// The first fields of `ncclConfig_t`, as NCCL 2.14 had it: a later NCCL takes missing fields as not set.
 #[repr(C)]
 struct Settings {
     size: usize,
@@ -344,13 +343,13 @@ impl Group {
         !self.comms.lock().is_empty()
     }
 
-    /// Returns true if what has ended counts as aborted.
+    /// Returns true if communicators that have ended count as aborted.
     pub(super) fn is_condemned(&self) -> bool {
         self.unaborted().is_err()
     }
 
-    /// From now on what has ended counts as aborted. To be called before any communicator that shares devices
-    /// with these is aborted.
+    /// Lets communicators that have ended count as aborted from now on. To be called before any communicator
+    /// that shares devices with these is aborted.
     pub(super) fn condemn(&self) {
         self.aborted.store(true, Ordering::Release);
     }
@@ -384,13 +383,13 @@ impl Group {
         }
     }
 
-    /// Ends what is under way, and waits for that a while.
+    /// Ends collectives under way, and waits a while for their end.
     pub(super) fn abort(&self) {
         self.condemn();
         self.begin_abort().wait(Instant::now() + LONG);
     }
 
-    /// Begins to end what is under way, on a thread of its own, for an abort waits for kernels.
+    /// Begins to end collectives under way, on a thread of its own, since an abort waits for kernels.
     pub(super) fn begin_abort(&self) -> AbortWait {
         let comms = UnusedComms(std::mem::take(&mut *self.comms.lock()));
         let (abort, (done, ended)) = (self.api.abort, mpsc::channel());

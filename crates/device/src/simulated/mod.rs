@@ -1,5 +1,5 @@
-//! Devices that are threads: every stream is a queue with a thread of its own, so what is not ordered happens
-//! in any order.
+//! Devices that are threads: every stream is a queue with a thread of its own, so work that is not ordered
+//! runs in any order.
 //!
 //! Work is checked when it is queued (`races`), run by the reference, and can be made to fail: at a step of
 //! one's choice, a step being a call of the platform that could fail on a real one. Devices of several ranks

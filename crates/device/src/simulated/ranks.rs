@@ -1,5 +1,4 @@
-//! Simulated devices of several ranks, be these threads or processes of this host: what stands for NCCL
-//! between ranks.
+//! Simulated devices of several ranks, threads or processes of this host, in place of NCCL between ranks.
 //!
 //! A name is an address. The maker of a name listens there until all members have come. After that it adds
 //! up, round after round, the values of all members in the order of the ranks, and sends all of them the sum.
@@ -141,7 +140,7 @@ impl Link {
         Ok(Arc::new(Link(stream)))
     }
 
-    /// The sum over all members of what each gives. Waits for them.
+    /// Returns the sum of the members' values. Waits for them.
     pub(super) fn sum(&self, dtype: DType, part: &Buffer) -> Result<Buffer> {
         let place = DType::ALL.iter().position(|one| *one == dtype).unwrap_or(DType::ALL.len());
         let exchange = || -> io::Result<Buffer> {

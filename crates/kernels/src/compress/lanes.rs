@@ -1,4 +1,4 @@
-//! Halves, and blocks of sums of codes: what scalar loops and those for AVX agree on.
+//! The common ground of the scalar loops and those for AVX: halves, and blocks of sums of codes.
 
 use ringpull_base::half::{bf16, f16};
 

@@ -1,8 +1,8 @@
 //! Gradient compression: codecs as data and pure functions, layered beside the optimizers. The state of a
 //! codec for a key between pushes belongs to the caller.
 //!
-//! Every codec feeds its error back: what a push could not express is kept in the key's [`Feedback`] and
-//! added to the next gradient, so nothing is lost for good. The map:
+//! Every codec feeds its error back: the rest of a push is kept in the key's [`Feedback`] and added to the
+//! next gradient, so nothing is lost for good. The map:
 //!
 //! - `codec`: the element-wise codecs, [`Codec`]: what they encode, how codes are added up, and how sums are
 //!   decoded;
@@ -112,8 +112,8 @@ impl Compression {
         }
     }
 
-    /// Encodes `gradient` and what `feedback` kept of earlier ones into `code`, of
-    /// [`code_bytes`](Self::code_bytes) bytes.
+    /// Encodes `gradient` and the residual of `feedback` into `code`, of [`code_bytes`](Self::code_bytes)
+    /// bytes.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -162,7 +162,7 @@ impl Compression {
         }
     }
 
-    /// Adds what `code`, which has been checked, says to `sum`.
+    /// Adds the values of `code`, which has been checked, to `sum`.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -175,7 +175,7 @@ impl Compression {
 }
 
 /// The state of a codec for one key on one worker between pushes. Empty until the first push; any codec can
-/// go on with what another left.
+/// go on with the state of another.
 #[derive(Default)]
 pub struct Feedback {
     residual: Option<Buffer>,

@@ -35,8 +35,8 @@ impl Optimizer {
         self.prepare(state, dtype, weight)
     }
 
-    /// Changes what begins at byte `at` of `weight`, and is as long as `gradient`, in a step that was begun
-    /// with this state and a weight of this length.
+    /// Updates the part of `weight` that begins at byte `at` and is as long as `gradient`, in a step that was
+    /// begun with this state and a weight of this length.
     pub fn apply_at(&self, state: &mut State, dtype: DType, weight: &mut [u8], at: usize, gradient: &[u8]) {
         self.dispatch(state, dtype, weight, &[(at, gradient)]);
     }
@@ -144,7 +144,7 @@ impl Optimizer {
         state.slots.push(master);
     }
 
-    /// `W` is what the weight is stored as, `G` what the gradient is.
+    /// `W` is the stored type of the weight, `G` that of the gradient.
     fn run<W: StoredFloat, G: StoredFloat<Real = W::Real>>(
         &self,
         state: &mut State,

@@ -80,7 +80,7 @@ pub struct State {
 }
 
 impl State {
-    /// Keeps what belongs to a part of the weight alone: a range of its bytes, of so many.
+    /// Keeps the state of a part of the weight alone: a range of its bytes, and their number.
     pub fn keep(&mut self, part: Range<usize>, of_bytes: usize) {
         for slot in &mut self.slots {
             let at = |byte: usize| (slot.len() as u64 * byte as u64).checked_div(of_bytes as u64).unwrap_or(0) as usize;

@@ -24,7 +24,7 @@ pub(super) struct RoleView<'a> {
     pub(super) container: Node<'a>,
 }
 
-/// An MPIJob, or a runtime with the MPI policy and what a TrainJob makes of it.
+/// An MPIJob, or a runtime with the MPI policy, with the changes of a TrainJob.
 #[derive(Debug)]
 pub(super) struct Mpi<'a> {
     pub(super) spec: Node<'a>,
@@ -55,7 +55,7 @@ pub(super) fn is_of(trainjob: &Node, runtime: &Node) -> bool {
 /// The label of the jobs of a runtime that get the trainer of a TrainJob.
 const STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
 
-/// Returns true if a job of a runtime gets what the trainer of a TrainJob says.
+/// Returns true if a job of a runtime gets the settings of a TrainJob's trainer.
 pub(super) fn is_trainer(job: &Value) -> bool {
     job["template"]["metadata"]["labels"][STEP] == "trainer"
 }
@@ -89,7 +89,7 @@ pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
     whole
 }
 
-/// The path in the TrainJob of what its trainer has put at this path of the joined runtime.
+/// Returns the TrainJob's path of the value that its trainer has put at this path of the joined runtime.
 pub(super) fn in_trainer(path: &str, runtime: &Node, trainjob: &Node) -> Option<String> {
     let (pod, rest) = path.split_once(".template.spec.template.spec.containers[")?;
     let (container, rest) = rest.split_once("].")?;
@@ -233,7 +233,7 @@ impl<'a> Mpi<'a> {
         self.key.text().unwrap_or("/root/.ssh").trim_end_matches('/')
     }
 
-    /// The user of a role: what the pod says, or root if the key is in root's folder. Else the image decides.
+    /// Returns the user of a role: the pod's, or root if the key is in root's folder. Else the image decides.
     pub(super) fn user(&self, role: &RoleView) -> Option<i64> {
         role.user().or_else(|| (self.key_folder() == "/root/.ssh").then_some(0))
     }

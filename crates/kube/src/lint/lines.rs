@@ -25,8 +25,8 @@ impl Lines {
         Lines(serde_saphyr::from_multiple(text).unwrap_or_default())
     }
 
-    /// The line of a path in a document, both as a finding has them; where nothing is, that of what should
-    /// hold it.
+    /// Returns the line of a path in a document, both as a finding has them; for a missing value the line of
+    /// its parent.
     pub(super) fn line(&self, document: usize, path: &str) -> u64 {
         let Some(document) = document.checked_sub(1).and_then(|at| self.0.get(at)) else { return 1 };
         let (mut line, mut place, mut rest) = (line_of(document.referenced), &document.value, path);

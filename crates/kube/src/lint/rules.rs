@@ -1,5 +1,5 @@
-//! The rules: for each its name, its level, and what it finds. The book's page of rules is made from this
-//! table.
+//! The rules: for each its name, its level, and the fault that it finds. The book's page of rules is made
+//! from this table.
 
 use serde::Serialize;
 
@@ -7,9 +7,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// The job would fail, or not do what it says.
+    /// The job would fail, or not do as it says.
     Error,
-    /// It works, and costs something or is probably not what is meant.
+    /// It works, and costs something or is probably not meant so.
     Warning,
     /// It depends on the image or on the cluster, which the linter does not know.
     Note,

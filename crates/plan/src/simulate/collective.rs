@@ -1,7 +1,7 @@
-//! The schedules of a collective as tasks: what the interpreter of `ringpull-allreduce` does with them.
+//! The schedules of a collective as tasks, in the way of the interpreter of `ringpull-allreduce`.
 //!
-//! A message is sent once what it depends on is done, and the processor takes a message that has arrived once
-//! what it depends on is done. A rank takes one message after the other, to add or to copy.
+//! A message is sent once its dependencies are done, and the processor takes an arrived message once its
+//! dependencies are done. A rank takes one message after the other, to add or to copy.
 
 use crate::Schedule;
 use crate::schedule::{Action, Lane};

@@ -1,4 +1,4 @@
-//! Tasks, what they wait for, and the stations that they occupy: the clock of the simulation.
+//! The clock of the simulation: tasks, their dependencies, and the stations that they occupy.
 //!
 //! A station is one direction of a link, or a processor. It serves what comes in order. A message passes
 //! several stations one behind the other: its head goes on while its tail still arrives, so a message that

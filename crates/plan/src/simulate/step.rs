@@ -85,7 +85,7 @@ pub fn step_us(network: &Network, step: &Step) -> f64 {
     (end(STEPS - 1) - end(STEPS - 2)) as f64 / 1e3
 }
 
-/// Adds one step behind what each rank's device has done.
+/// Adds one step behind the earlier work of each rank's device.
 fn one(
     engine: &mut Engine,
     network: &Network,
