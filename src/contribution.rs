@@ -17,7 +17,7 @@ pub enum Contribution {
     InPlace(usize),
 }
 
-/// The only one.
+/// Returns the single contribution.
 pub(super) fn only(mut gradient: Vec<Contribution>) -> Contribution {
     gradient.pop().expect("a store without devices is given the sum of the values, of which there is one at least")
 }
@@ -54,7 +54,7 @@ impl Contribution {
         Ok(Contribution::Summed(sum))
     }
 
-    /// The same times `factor`: where it stands, if that is an output or a sum, or as a copy of a value.
+    /// Scales by `factor`, in place for an output or a sum, and as a copy for a value.
     pub(super) fn scaled(self, entry: &Entry, factor: f64, outs: &mut [TensorMut]) -> Self {
         // Memory of other libraries may lie anywhere.
         let lies_well = |bytes: &[u8]| bytes.as_ptr().addr().is_multiple_of(entry.dtype.size_bytes());

@@ -64,9 +64,9 @@ pub fn create(kind: &str) -> Result<KvStore> {
 }
 
 /// As [`create`], of a job that goes on without workers that it loses: as `RINGPULL_ELASTIC=1`, which the
-/// servers and the scheduler need where there are some. Without servers it takes
-/// `dist_sync_mpi` on an MPI with fault tolerance, as Open MPI 5 under `mpirun --with-ft ulfm`; elsewhere a
-/// notice says that nothing comes of it. Every rank calls it alike. See [`KvStore::on_change`].
+/// servers and the scheduler need where there are some. Without servers it takes `dist_sync_mpi` on an MPI
+/// with fault tolerance, as Open MPI 5 under `mpirun --with-ft ulfm`; otherwise it has no effect, and a
+/// notice says so. Every rank calls it alike. See [`KvStore::on_change`].
 ///
 /// ```
 /// let store = ringpull::create_elastic("local")?;

@@ -189,7 +189,7 @@ impl KvStore {
         let Some(mut callback) = self.on_change.lock().take() else { return Ok(()) };
         let changes = self.backend.changes(self.seen.load(Ordering::Acquire));
         let outcome = changes.iter().try_for_each(|change| {
-            // Whatever comes of it: those after it are told at the next call.
+            // Counted even if it fails, so later changes are delivered at the next call.
             self.seen.fetch_add(1, Ordering::AcqRel);
             callback(change)
         });

@@ -25,8 +25,8 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, cont
 
 /// A worker's end of a job with parameter servers.
 ///
-/// Dropping it says goodbye: the servers and the scheduler end after the last worker has. A worker that exits
-/// without dropping its store is taken for lost by the others.
+/// Dropping it reports the worker's end: the servers and the scheduler end after the last worker. A worker
+/// that exits without dropping its store is taken for lost by the others.
 pub struct Servers {
     kind: Kind,
     worker: Arc<Worker>,
