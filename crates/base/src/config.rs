@@ -88,40 +88,39 @@ pub struct Config {
     /// `RINGPULL_WARN`, seconds (30): a rank that others wait for is named in a warning after this time, and
     /// again each time it has doubled.
     pub warn: Duration,
-    /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): how long others wait for a live rank before that
-    /// is an error.
+    /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): the time after which a wait for a live rank is an
+    /// error.
     pub timeout: Duration,
-    /// `RINGPULL_SILENCE` or ps-lite's `PS_HEARTBEAT_TIMEOUT`, seconds (30): how long a peer's process gives
-    /// no sign of life before it counts as lost. No longer than `timeout`, see [`silence`](Config::silence).
+    /// `RINGPULL_SILENCE` or ps-lite's `PS_HEARTBEAT_TIMEOUT`, seconds (30): the time without heartbeats
+    /// after which a peer's process is lost. At most `timeout`, see [`silence`](Config::silence).
     pub silence: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
-    /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other
-    /// in every step; 0 sums each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
+    /// `RINGPULL_FUSION_BYTES`, bytes: the largest bucket of short gradients that follow each other in every
+    /// step. 0 sums each by itself; `None` chooses by the cluster. Rank 0's value counts.
     pub fusion_bytes: Option<usize>,
     /// True if `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose
     /// shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
     pub algorithm: AlgorithmChoice,
-    /// `RINGPULL_CLUSTER`: where `auto` learns about the cluster.
+    /// `RINGPULL_CLUSTER`: the source of `auto`'s knowledge of the cluster.
     pub cluster: ClusterSource,
-    /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI
-    /// library says.
+    /// `RINGPULL_MPI_DEVICE_MEMORY`: gives MPI the memory of devices; `None` if the MPI library takes it.
     pub mpi_device_memory: Option<bool>,
-    /// `RINGPULL_READ_MEMORY`: whether ranks of one host read and write the memory of each other's processes,
-    /// if the system lets them. `None`: two ranks do, and ranks that outnumber the cores.
+    /// `RINGPULL_READ_MEMORY`: lets ranks of one host read and write the memory of each other's processes, if
+    /// the system allows it. `None`: two ranks do, and ranks that outnumber the cores.
     pub read_memory: Option<bool>,
-    /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
+    /// `RINGPULL_CHECK_NAN` (0): makes a pushed NaN or Inf an error.
     pub check_nan: bool,
-    /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): how many updates of a key lie between two comparisons
+    /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): the number of a key's updates between two comparisons
     /// of its value over the ranks of `dist_sync_mpi`.
     pub check_replicas: u64,
-    /// `RINGPULL_ELASTIC` (0): whether the ranks of `dist_sync_mpi` go on without one that is lost, where MPI
-    /// can (Open MPI 5 under `mpirun --with-ft ulfm`), and jobs with servers without lost workers.
+    /// `RINGPULL_ELASTIC` (0): lets a job of `dist_sync_mpi` go on without lost ranks, if MPI can (Open MPI 5
+    /// under `mpirun --with-ft ulfm`), and a job with servers without lost workers.
     pub elastic: bool,
-    /// `RINGPULL_REPLICAS` (1): how many servers of `dist_sync` hold each value; with 2 the loss of one costs
-    /// none.
+    /// `RINGPULL_REPLICAS` (1): the number of servers of `dist_sync` that hold each value; with 2 the loss of
+    /// one server loses no value.
     pub replicas: usize,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
     /// servers.
@@ -362,8 +361,8 @@ pub fn speaks_for_the_job(job: Option<&Dmlc>) -> bool {
     job.map_or_else(is_first_rank, |job| job.role == Role::Worker && job.preferred_rank.unwrap_or(0) == 0)
 }
 
-/// If this process speaks for several workers: the variable by which a launcher says so, and how many they
-/// are.
+/// Returns the number of workers that this process speaks for, with the launcher's variable that says so, if
+/// there are several.
 pub fn first_of_several(job: Option<&Dmlc>) -> Option<(&'static str, usize)> {
     let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
     told.filter(|(_, workers)| *workers > 1 && speaks_for_the_job(job))
@@ -403,7 +402,7 @@ fn wants_shared_memory() -> Result<bool> {
 /// The variable that makes a process of an MPI job a helper.
 pub const ROLE: &str = "RINGPULL_ROLE";
 
-/// `RINGPULL_ROLE` (worker): whether this process is a helper of a job of `dist_sync_mpi`, a rank that only
+/// `RINGPULL_ROLE` (worker): makes this process a helper of a job of `dist_sync_mpi`, a rank that only
 /// reduces. Another word is an error of [`Config::from_env`] and of whatever creates a store.
 pub fn is_helper() -> bool {
     role() == Ok(true)
@@ -417,7 +416,7 @@ fn role() -> Result<bool> {
     }
 }
 
-/// `RINGPULL_QUIET` (0): whether a job begins without the line that says where its ranks are.
+/// `RINGPULL_QUIET` (0): leaves out the first line of a job, with the places of its ranks.
 pub fn is_quiet() -> bool {
     wants_quiet() == Ok(true)
 }
@@ -426,7 +425,7 @@ fn wants_quiet() -> Result<bool> {
     text(QUIET).map_or(Ok(false), |given| switch(QUIET, &given))
 }
 
-/// `RINGPULL_METRICS`: where rank 0 serves metrics; a port alone is loopback's.
+/// `RINGPULL_METRICS`: the address of rank 0's metrics; a port alone is loopback's.
 pub fn metrics() -> Result<Option<SocketAddr>> {
     const NAME: &str = "RINGPULL_METRICS";
     let Some(given) = text(NAME) else { return Ok(None) };
@@ -441,7 +440,7 @@ pub fn rack() -> Option<String> {
     text("RINGPULL_RACK").or_else(switches)
 }
 
-/// `NCCL_COMM_BLOCKING`: whether NCCL lets its calls wait for other processes, so that none can be given up.
+/// `NCCL_COMM_BLOCKING`: lets NCCL's calls wait for other processes, so that none can be given up.
 pub fn nccl_blocks() -> bool {
     text("NCCL_COMM_BLOCKING").is_some_and(|given| given.trim() == "1")
 }

@@ -14,16 +14,16 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DType, Error, Key, Kind, Result, notice, waits};
 
-/// A line of a recording. An `update` is how many pushes of the key this worker had made, with this one.
-/// Hashes are there if `RINGPULL_RECORD_VALUES` is set.
+/// A line of a recording. An `update` is the number of this worker's pushes of the key, with this one. Hashes
+/// are there if `RINGPULL_RECORD_VALUES` is set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordedLine {
-    /// The first line: whose file it is.
+    /// The first line: the worker of the file.
     Store {
-        /// The store's.
+        /// The kind of the store.
         kind: Kind,
-        /// This worker's.
+        /// The rank of the worker.
         rank: usize,
         /// The number of workers.
         workers: usize,
@@ -41,18 +41,18 @@ pub enum RecordedLine {
     },
     /// A gradient was pushed, with or without an output.
     Push {
-        /// Of which key.
+        /// The key.
         key: Key,
         /// The number of the key's update.
         update: u64,
         /// True if the new value goes into an output.
         pulls: bool,
-        /// As it was given.
+        /// The priority of the call.
         priority: i32,
         /// The number of rows of a row-sparse gradient.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rows: Option<usize>,
-        /// Of this worker's gradient, and its ids.
+        /// The hash of this worker's gradient, and of its ids.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hash: Option<u64>,
         /// The time of the call.
@@ -60,9 +60,9 @@ pub enum RecordedLine {
     },
     /// A value was pulled.
     Pull {
-        /// Of which key.
+        /// The key.
         key: Key,
-        /// As it was given.
+        /// The priority of the call.
         priority: i32,
         /// The time of the call.
         when: When,
@@ -71,14 +71,14 @@ pub enum RecordedLine {
     Updates,
     /// A value has come, by either call.
     Value {
-        /// Of which key.
+        /// The key.
         key: Key,
-        /// After which update.
+        /// The number of the key's update that it follows.
         update: u64,
-        /// Of the row ids, if rows were pulled.
+        /// The hash of the row ids, if rows were pulled.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ids: Option<u64>,
-        /// Of the value, or of those rows.
+        /// The hash of the value, or of those rows.
         hash: u64,
         /// The position of its values in the file of values, if they are there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,7 +93,7 @@ pub enum RecordedLine {
 pub struct When {
     /// Seconds since the store was created.
     pub at_s: f64,
-    /// For how many seconds this process's threads have waited in calls before.
+    /// The seconds for which this process's threads have waited in calls before.
     pub waited_s: f64,
 }
 
@@ -102,7 +102,7 @@ pub struct When {
 pub struct RecordingOptions {
     /// `RINGPULL_RECORD`: the folder.
     pub folder: PathBuf,
-    /// `RINGPULL_RECORD_VALUES`: how many bytes of values a worker writes; `None` does not hash them either.
+    /// `RINGPULL_RECORD_VALUES`: the bytes of values that a worker writes; `None` does not hash them either.
     pub value_bytes: Option<u64>,
 }
 
