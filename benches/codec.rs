@@ -40,7 +40,7 @@ impl Buffers {
     }
 }
 
-/// What is measured; the residual takes part as the sum that is added to.
+/// The measured steps; the residual takes part as the sum that is added to.
 const STEPS: [&str; 4] = ["encode", "decode-add", "sum of 8", "decode sum"];
 
 fn run(step: &str, codec: Codec, level: Level, buffers: &mut Buffers) {

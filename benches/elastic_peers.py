@@ -148,13 +148,14 @@ def words_of(pid):
 
 
 def steps(folder):
-    """When each step ended, its number and the number of workers, in order; number -1 is one that was dropped."""
+    """The end of each step, its number and the number of workers, in order. The number of a dropped step is
+    -1."""
     lines = [line.split() for path in folder.glob("steps-*") for line in path.read_text().splitlines()]
     return sorted((float(line[0]), int(line[1]), int(line[2])) for line in lines if len(line) == 3)
 
 
 def dropped(folder, since, until):
-    """How many steps the worker that dropped most has dropped."""
+    """The largest number of steps that one worker dropped."""
     lines = [[float(line.split()[0]) for line in path.read_text().splitlines() if " -1 " in line] for path in folder.glob("steps-*")]
     return max(sum(since < at < until for at in times) for times in lines)
 

@@ -23,7 +23,7 @@ from torch import nn
 
 
 class Trial:
-    """What a worker was given, and where it writes."""
+    """The settings of a worker, and the files that it writes."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What pushpull costs from Python beside Rust: iteration by iteration in turn, in the same processes and on the same store.
+"""Compares the time of pushpull from Python and from Rust: iterations in turn, in the same processes, on the
+same store.
 
     .venv/bin/python benches/from_python.py [--ranks 2] [--rounds 5] [--model resnet50 | --bytes 25000000]
 

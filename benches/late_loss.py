@@ -138,7 +138,7 @@ def job(program, options):
 
 
 def settings(options):
-    """What jobs of one table have in common."""
+    """The settings that the jobs of one table share."""
     return {name: getattr(options, name) for name in ("workers", "target", *PASSED_ON)}
 
 

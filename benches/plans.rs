@@ -1,4 +1,4 @@
-//! What is computed before a collective: its plan, its messages, and `auto`'s choice.
+//! The computing before a collective: its plan, its messages, and `auto`'s choice.
 
 use std::hint::black_box;
 

@@ -1,9 +1,10 @@
-"""How long an elastic job takes from the loss of a rank to its next step, beside how long it takes to start.
+"""Measures the time of an elastic job from the loss of a rank to its next step, and the time of its start.
 
     python benches/restarts.py [--ranks 4] [--megabytes 10] [--times 5] [--binary ringpull] [--torch]
 
-Each time a job of these ranks is started by `ringpull launch --elastic`. It commits its state after every step. When it has run for
-some steps, its last rank is killed. A line has the medians of `--times` jobs, and the least and the most:
+Each time a job of these ranks is started by `ringpull launch --elastic`. It commits its state after every
+step. Its last rank is killed after some steps. A line has the medians of `--times` jobs, and the least and
+the most:
 
 - start: from the launcher's start to the end of the first step;
 - loss: from the kill to the end of the first step of the generation that follows, whose samples are checked to be once in the state;
@@ -23,7 +24,7 @@ import time
 
 
 def rank(folder, megabytes):
-    """What every rank runs."""
+    """Runs one rank of the job."""
     import numpy
 
     import ringpull

@@ -77,7 +77,7 @@ impl Allreduce {
         Ok(update)
     }
 
-    /// What is wrong with the job, in preference to what was wrong with one key.
+    /// Returns the fault of the job, in preference to that of one key.
     fn blame(&self, fault: Error) -> Error {
         self.engine.fault().unwrap_or(fault)
     }

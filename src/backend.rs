@@ -1,4 +1,4 @@
-//! What stands behind a store: one way for each way to reach the peers.
+//! The backend of a store: one for each way to reach the peers.
 
 use std::sync::{Arc, Weak};
 
@@ -9,8 +9,9 @@ use ringpull_kernels::optim::Optimizer;
 use crate::contract::Change;
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// What happens between processes. Arguments have been checked; keys are known and values fit them. The
-/// defaults are those of a store of one process, in host memory, whose pushes are done when they return.
+/// The part of a store that works between processes. Arguments have been checked; keys are known and values
+/// fit them. The defaults are those of a store of one process, in host memory, whose pushes are done when
+/// they return.
 pub trait Backend: Send + Sync {
     /// This worker's rank.
     fn rank(&self) -> usize {
@@ -24,7 +25,7 @@ pub trait Backend: Send + Sync {
     fn fault(&self) -> Option<Error> {
         None
     }
-    /// How many losses of workers the job has gone on after.
+    /// Returns the number of losses of workers after which the job has gone on.
     fn generation(&self) -> u64 {
         0
     }
@@ -49,8 +50,8 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
     /// Adds this worker's gradient: several values if there are devices to sum them, otherwise one. Returns
-    /// before it has travelled. When the round of pushes is complete, writes the key's value into each of
-    /// `outs` and drops it; on failure calls [`TensorMut::fail`] on each.
+    /// before it has travelled. As soon as the round of pushes is complete, it writes the key's value into
+    /// each of `outs` and drops it; on failure it calls [`TensorMut::fail`] on each.
     fn push(&self, entry: &Entry, gradient: Vec<Contribution>, outs: Vec<TensorMut>, priority: i32) -> Result<()>;
     /// As [`push`](Self::push) for a row-sparse gradient.
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, priority: i32) -> Result<()>;
@@ -107,8 +108,8 @@ pub trait Backend: Send + Sync {
     fn traffic(&self) -> (u64, u64, u64) {
         (0, 0, 0)
     }
-    /// Who is notified when the caller asks for a tensor that it has pushed, or that a push is going to
-    /// write.
+    /// Returns the waiter to notify when the caller asks for a tensor that it has pushed, or that a push is
+    /// going to write.
     fn waiter(&self) -> Option<Weak<dyn Waiter>> {
         None
     }

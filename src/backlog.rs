@@ -1,7 +1,6 @@
-//! How far a worker's pushes may be ahead of what is done: at most [`PUSHES`] unfinished ones of each key,
-//! and [`BYTES`] of a store, not counting the first of each key. Then a push waits, for otherwise the copies
-//! of pushed values, and with servers the rounds that wait for a slow worker, would fill the memory of this
-//! process or of the servers.
+//! The limit of a worker's unfinished pushes: at most [`PUSHES`] of each key, and [`BYTES`] of a store, not
+//! counting the first of each key. Then a push waits, for otherwise the copies of pushed values, and with
+//! servers the rounds that wait for a slow worker, would fill the memory of this process or of the servers.
 //!
 //! Unfinished is a push whose sum or round is not complete, as far as this worker knows. `PUSHES` lets a
 //! worker be that many steps ahead of the slowest; a loop that pulls what it pushes, or reads its outputs,
@@ -33,19 +32,19 @@ pub(super) const PUSHES: u64 = 4;
 /// Bytes of unfinished pushes of a store, beyond which a push waits whose key has one.
 pub(super) const BYTES: u64 = 1 << 30;
 
-/// How long a push waits at most, at first and later.
+/// The longest wait of a push, at first and later.
 const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What a store knows of its waits.
+/// The state of a store's waits.
 #[derive(Default)]
 pub(super) struct Backlog {
-    /// How many in a row have ended without room.
+    /// The number of waits in a row that have ended without room.
     vain: AtomicU32,
 }
 
-/// Whether a push of `len_bytes` has to wait: `unfinished` ones of its key, and the bytes of all of the
-/// store's.
+/// Returns true if a push of `len_bytes` has to wait: `unfinished` ones of its key, and the bytes of all of
+/// the store's.
 pub(super) fn is_full(unfinished: u64, unfinished_bytes: impl FnOnce() -> u64, len_bytes: usize) -> bool {
     unfinished >= PUSHES || (unfinished > 0 && unfinished_bytes() + len_bytes as u64 > BYTES)
 }

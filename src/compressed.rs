@@ -1,4 +1,4 @@
-//! Gradient compression in a store: the setting, and what is kept of each key.
+//! Gradient compression in a store: the setting, and the residual of each key.
 //!
 //! Dense `f32` gradients are compressed, after the values of one process have been summed; the first value of
 //! a key, row-sparse gradients and, with servers, pulled values travel as they are, as in MXNet. A dense push
@@ -21,7 +21,7 @@ pub(super) struct Compressor {
     kept: Mutex<BTreeMap<Key, Arc<Mutex<Feedback>>>>,
 }
 
-/// How one push is compressed; fixed when it is made. Pushes of one key use its feedback in the order in
+/// The compression of one push; fixed when it is made. Pushes of one key use its feedback in the order in
 /// which they were made.
 pub(super) struct Coding {
     pub(super) compression: Compression,
@@ -29,8 +29,8 @@ pub(super) struct Coding {
 }
 
 impl Compressor {
-    /// Gradients pushed from now on are compressed so. What earlier codecs kept is sent by this one, and
-    /// dropped if there is none.
+    /// Gradients pushed from now on are compressed so. It sends the residuals of earlier codecs; without a
+    /// codec they are dropped.
     pub(super) fn set(&self, compression: Option<&Compression>) {
         *self.present.lock() = compression.copied();
         if compression.is_none() {
@@ -38,7 +38,7 @@ impl Compressor {
         }
     }
 
-    /// How a dense gradient pushed now is compressed, if it is.
+    /// Returns the compression of a dense gradient that is pushed now, if any.
     pub(super) fn coding(&self, entry: &Entry, rank: usize) -> Result<Option<Coding>> {
         let Some(compression) = *self.present.lock() else { return Ok(None) };
         if entry.dtype != DType::F32 {
@@ -63,13 +63,13 @@ impl Compressor {
         Ok(Some(self.coding_by(&entry.key, compression)))
     }
 
-    /// How a gradient of that key is compressed by a codec that is given.
+    /// Returns the compression of a gradient of that key by a given codec.
     pub(super) fn coding_by(&self, key: &Key, compression: Compression) -> Coding {
         let feedback = Arc::clone(self.kept.lock().entry(key.clone()).or_default());
         Coding { compression, feedback }
     }
 
-    /// Drops what is kept of every key: it belongs to a run that is not gone on with.
+    /// Drops the residuals of all keys: they belong to a run that does not go on.
     pub(super) fn forget(&self) {
         self.kept.lock().clear();
     }

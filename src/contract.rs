@@ -1,4 +1,4 @@
-//! What programs give a store, and what a store tells them: below the store and below its backends.
+//! The interface between programs and a store, below the store and below its backends.
 
 use ringpull_base::{Key, Result, Tensor};
 
@@ -24,5 +24,5 @@ pub type Updater = Box<dyn FnMut(&Key, &Tensor, &Tensor) -> Result<()> + Send>;
 
 pub use ringpull_allreduce::progress::Change;
 
-/// What a program does after a loss; see [`on_change`](crate::KvStore::on_change).
+/// The function that a program has called after a loss; see [`on_change`](crate::KvStore::on_change).
 pub type OnChange = Box<dyn FnMut(&Change) -> Result<()> + Send>;

@@ -1,4 +1,4 @@
-//! What one process adds to a key in one push: the sum over the values it was given.
+//! The contribution of one process to a key in one push: the sum over the values it was given.
 
 #[cfg(feature = "devices")]
 use ringpull_base::Remote;
@@ -17,12 +17,12 @@ pub enum Contribution {
     InPlace(usize),
 }
 
-/// The only one.
+/// Returns the single contribution.
 pub(super) fn only(mut gradient: Vec<Contribution>) -> Contribution {
     gradient.pop().expect("a store without devices is given the sum of the values, of which there is one at least")
 }
 
-/// Where those values are that are not in host memory; `outs` came with them.
+/// Returns the places of the values that are not in host memory; `outs` came with them.
 #[cfg(feature = "devices")]
 pub(super) fn remotes<'a>(values: &'a [Contribution], outs: &'a [TensorMut]) -> impl Iterator<Item = &'a Remote> {
     values.iter().filter_map(|value| value.remote(outs))
@@ -54,7 +54,7 @@ impl Contribution {
         Ok(Contribution::Summed(sum))
     }
 
-    /// The same times `factor`: where it stands, if that is an output or a sum, or as a copy of a value.
+    /// Scales by `factor`, in place for an output or a sum, and as a copy for a value.
     pub(super) fn scaled(self, entry: &Entry, factor: f64, outs: &mut [TensorMut]) -> Self {
         // Memory of other libraries may lie anywhere.
         let lies_well = |bytes: &[u8]| bytes.as_ptr().addr().is_multiple_of(entry.dtype.size_bytes());
@@ -136,7 +136,7 @@ impl MergedRows {
     }
 }
 
-/// Where `id` stands in `all`, which ascend and have it: mostly soon behind `near`.
+/// Returns the position of `id` in `all`, which ascend and have it: mostly soon behind `near`.
 fn find(all: &[i64], near: usize, id: i64) -> usize {
     if all[near] > id {
         return all[..near].partition_point(|other| *other < id);

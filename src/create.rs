@@ -63,9 +63,9 @@ pub fn create(kind: &str) -> Result<KvStore> {
 }
 
 /// As [`create`], of a job that goes on without workers that it loses: as `RINGPULL_ELASTIC=1`, which the
-/// servers and the scheduler need where there are some. Without servers it takes
-/// `dist_sync_mpi` on an MPI with fault tolerance, as Open MPI 5 under `mpirun --with-ft ulfm`; elsewhere a
-/// notice says that nothing comes of it. Every rank calls it alike. See [`KvStore::on_change`].
+/// servers and the scheduler need where there are some. Without servers it takes `dist_sync_mpi` on an MPI
+/// with fault tolerance, as Open MPI 5 under `mpirun --with-ft ulfm`; otherwise it has no effect, and a
+/// notice says so. Every rank calls it alike. See [`KvStore::on_change`].
 ///
 /// ```
 /// let store = ringpull::create_elastic("local")?;
@@ -173,7 +173,7 @@ pub fn run_node() -> Result<bool> {
     Err(no_servers(&job.role.to_string()))
 }
 
-/// Whether this process has made a store.
+/// True if this process has made a store.
 static HAS_STORES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn has_stores() -> bool {
@@ -423,7 +423,7 @@ fn no_servers(asked: &str) -> Error {
 
 /// The engine over this job's ranks.
 fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::progress::Engine>> {
-    /// Whether the first store was to go on without lost ranks.
+    /// True if the first store was to go on without lost ranks.
     static IS_ELASTIC: OnceLock<bool> = OnceLock::new();
     check_elastic(config, on_devices)?;
     let engine = ringpull_allreduce::progress::process::mpi_engine(config, Some(config.segment_bytes))?;
@@ -437,7 +437,7 @@ fn engine(config: &Config, on_devices: bool) -> Result<Arc<ringpull_allreduce::p
     Ok(engine)
 }
 
-/// What the first store or communicator of a process says of its job: to people, to `ringpull top`, and to
+/// Announces the job of the first store or communicator of a process: to people, to `ringpull top`, and to
 /// the launcher.
 pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Result<()> {
     static ONCE: Once = Once::new();
@@ -445,8 +445,8 @@ pub(crate) fn announce(engine: &Arc<ringpull_allreduce::progress::Engine>) -> Re
         introduce(&format!("{}, {}", engine.placement(), engine.library()));
     }
     if let Some((folder, number)) = config::elastic()?.filter(|_| engine.is_elastic()) {
-        // `mpirun` reports success also when every rank was killed. So the launcher looks whether one has come to
-        // its end.
+        // `mpirun` reports success also when every rank was killed. So the launcher looks whether one has
+        // come to its end.
         ONCE.call_once(|| engine.write_at_end(folder.join(format!("done-{number}"))));
     }
     crate::status::serve(engine)
@@ -469,7 +469,7 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
     })
 }
 
-/// An error if what is asked for cannot go on without a lost rank.
+/// Returns an error if the store cannot go on without a lost rank.
 fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
     let (what, variable) = match config.elastic {
         true if on_devices => ("values on devices", "RINGPULL_DEVICES"),
@@ -494,7 +494,7 @@ fn serve(config: &Config) -> Result<()> {
     ringpull_allreduce::progress::process::serve(config, Some(config.segment_bytes))
 }
 
-/// What a build with devices makes of them.
+/// The stores on devices, in a build that has them.
 #[cfg(feature = "devices")]
 mod with_devices {
     use std::sync::Arc;
@@ -506,7 +506,7 @@ mod with_devices {
     use super::{Backend, Devices};
     use crate::on_devices::OnDevices;
 
-    /// Whether this host has a driver of GPUs.
+    /// Returns true if this host has a driver of GPUs.
     pub(super) fn has_driver() -> bool {
         !matches!(ringpull_device::survey().driver, ringpull_device::Library::Missing(_))
     }

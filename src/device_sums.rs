@@ -51,7 +51,7 @@ impl DeviceSums {
         Ok(Arc::clone(slots.entry(entry.key.clone()).or_insert(Arc::new(Mutex::new(slot)))))
     }
 
-    /// The sum in host memory. The values' streams wait for what reads them.
+    /// The sum in host memory. The values' streams wait for the work that reads them.
     fn sum(&self, entry: &Entry, gradient: &[Contribution], outs: &[TensorMut]) -> Result<Buffer> {
         let (devices, slot) = (&self.devices, self.slot(entry)?);
         let mut slot = slot.lock();

@@ -1,4 +1,5 @@
-//! What `dist_sync_mpi` asks of its engine: init, dense pushes as they are and compressed, row-sparse pushes.
+//! The jobs that `dist_sync_mpi` gives its engine: init, dense pushes as they are and compressed, row-sparse
+//! pushes.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -86,7 +87,7 @@ pub(super) struct Push {
     keeps: bool,
 }
 
-/// Where the sum stands.
+/// The place of the sum.
 enum Place {
     /// Nowhere yet.
     Open,
@@ -115,7 +116,7 @@ impl Push {
         Push { slot, gradient, old: None, place: Place::Open, outs, update, updates, priority, keeps }
     }
 
-    /// Whether the key has a value afterwards.
+    /// Returns true if the key has a value afterwards.
     pub(super) fn keeps(&self) -> bool {
         self.keeps
     }
@@ -269,7 +270,7 @@ impl Job for Push {
 pub(super) struct PushRows {
     slot: Arc<Slot>,
     gradient: MergedRows,
-    /// What a sharded optimizer has made of the value.
+    /// The value that a sharded optimizer has made.
     value: Option<Arc<Buffer>>,
     update: Update,
     updates: Arc<Updates>,
@@ -330,7 +331,7 @@ fn shard_rows(
     Ok(())
 }
 
-/// What each rank of a sharded optimizer owns of a key, in bytes.
+/// Returns the parts of a key that the ranks of a sharded optimizer own, in bytes.
 pub(super) fn parts_of(entry: &Entry, ranks: usize) -> Parts {
     let (parts, element) = (Parts::even(entry.len(), ranks), entry.dtype.size_bytes());
     Parts::of((0..=ranks).map(|rank| parts.range(0..rank).end * element).collect())
@@ -429,9 +430,9 @@ fn rows_of_bytes(bytes: &[u8]) -> Result<MergedRows> {
 pub(super) struct CompressedPush {
     slot: Arc<Slot>,
     gradient: Option<Contribution>,
-    /// Where the sum is made, if not in an output.
+    /// The memory of the sum, if it is not an output.
     own: Option<Buffer>,
-    /// The sum, or what a sharded optimizer has made of it.
+    /// The sum, or the value that a sharded optimizer has made of it.
     sum: Option<Arc<Buffer>>,
     outs: Vec<TensorMut>,
     update: Update,

@@ -44,7 +44,7 @@ pub enum Capability {
     Optimizer,
 }
 
-/// What a store has done since it was created; see [`KvStore::stats`].
+/// Counts of a store's work since it was created; see [`KvStore::stats`].
 ///
 /// ```
 /// let store = ringpull::create("local")?;
@@ -65,8 +65,7 @@ pub struct Stats {
     pub received_bytes: u64,
     /// Messages that carried no payload.
     pub control_messages: u64,
-    /// What this process holds of the optimizer's states in host memory, in bytes; of kinds with servers
-    /// nothing.
+    /// The optimizer's states of this process in host memory, in bytes; 0 for kinds with servers.
     pub state_bytes: u64,
 }
 
@@ -103,13 +102,14 @@ pub struct KvStore {
     backend: OfProcess<Box<dyn Backend>>,
     table: Table,
     check_nan: bool,
-    /// What this worker's values are multiplied by, as the bits of an f64.
+    /// The factor of this worker's values, as the bits of an f64.
     factor: AtomicU64,
-    /// How long an output tensor may stay locked by the caller before that is an error.
+    /// The time for which an output tensor may stay locked by the caller before that is an error.
     output_limit: Duration,
-    /// How many failures it has reported: a call withdraws none that was reported after the call was made.
+    /// The number of failures that it has reported: a call withdraws none that was reported after the call
+    /// was made.
     reports: Mutex<u64>,
-    /// How many losses the program has been told of, and what it does about them.
+    /// The number of losses of which the program knows, and its function for them.
     seen: AtomicUsize,
     on_change: Mutex<Option<OnChange>>,
 }
@@ -120,7 +120,7 @@ thread_local! {
 }
 
 impl KvStore {
-    /// A store of `kind` over `backend`: what `create` does once it has found out how to reach the peers.
+    /// Makes a store of `kind` over `backend`, for `create`, which has found the way to the peers.
     pub(crate) fn over(kind: Kind, backend: Box<dyn Backend>, config: &ringpull_base::config::Config) -> Self {
         last_words::introduce(backend.rank(), backend.num_workers());
         KvStore {
@@ -151,9 +151,9 @@ impl KvStore {
         self.backend.num_workers()
     }
 
-    /// How many losses of workers the job has gone on after: 0 but with
-    /// [`create_elastic`](crate::create_elastic). With servers also how often workers have come. The ranks and
-    /// the number of workers are those of this generation.
+    /// Returns the number of losses of workers after which the job has gone on: 0 but with
+    /// [`create_elastic`](crate::create_elastic). With servers also how often workers have come. The ranks
+    /// and the number of workers are those of this generation.
     pub fn generation(&self) -> u64 {
         self.backend.generation()
     }
@@ -189,7 +189,7 @@ impl KvStore {
         let Some(mut callback) = self.on_change.lock().take() else { return Ok(()) };
         let changes = self.backend.changes(self.seen.load(Ordering::Acquire));
         let outcome = changes.iter().try_for_each(|change| {
-            // Whatever comes of it: those after it are told at the next call.
+            // Counted even if it fails, so later changes are delivered at the next call.
             self.seen.fetch_add(1, Ordering::AcqRel);
             callback(change)
         });
@@ -197,7 +197,7 @@ impl KvStore {
         outcome
     }
 
-    /// Whether the store has that feature.
+    /// Returns true if the store has that feature.
     pub fn is_capable(&self, capability: Capability) -> bool {
         match capability {
             Capability::Optimizer => true,
@@ -212,8 +212,8 @@ impl KvStore {
     }
 
     /// As [`init`](Self::init), of a key whose gradients touch few rows of it, such as an embedding.
-    /// `dist_hybrid` keeps it on the servers, other kinds do with it what they do with all keys; every worker
-    /// must call it alike. It takes row-sparse and dense gradients, as every key does.
+    /// `dist_hybrid` keeps it on the servers, other kinds treat it as any key; every worker must call it
+    /// alike. It takes row-sparse and dense gradients, as every key does.
     ///
     /// ```
     /// use ringpull::{DType, RowSparse, Tensor};
@@ -356,9 +356,9 @@ impl KvStore {
     }
 
     /// Says how much of a batch each worker has: its number of rows, say. The same list on every worker. From
-    /// now on floating-point values that this worker pushes are multiplied by its weight over
-    /// the mean of all. So if each worker pushes the mean gradient of its part of the batch, sums are what
-    /// equal parts of the same batch would give. Integers are left alone. Not for kinds with devices.
+    /// now on floating-point values that this worker pushes are multiplied by its weight over the mean of
+    /// all. So sums are those of equal parts of the same batch, if each worker pushes the mean gradient of
+    /// its part. Integers are left alone. Not for kinds with devices.
     ///
     /// ```
     /// let store = ringpull::create("local")?;
@@ -389,7 +389,7 @@ impl KvStore {
         })
     }
 
-    /// What values of `entry` are multiplied by.
+    /// Returns the factor of values of `entry`.
     fn factor_of(&self, entry: &Entry) -> Option<f64> {
         let factor = f64::from_bits(self.factor.load(Ordering::Relaxed));
         (factor != 1.0 && entry.dtype.is_float()).then_some(factor)
@@ -401,8 +401,9 @@ impl KvStore {
         self.call(|| self.backend.set_updater(updater))
     }
 
-    /// Compresses every dense gradient pushed from now on; every rank must call it alike. What the codes of a
-    /// push cannot express, the residual, is kept and added to this worker's next gradient of the key.
+    /// Compresses every dense gradient pushed from now on; every rank must call it alike. The part that the
+    /// codes of a push cannot express, the residual, is kept and added to this worker's next gradient of the
+    /// key.
     ///
     /// From then on only `f32` gradients can be pushed, and row-sparse ones of any dtype, which are not
     /// compressed. Residuals are not saved with the optimizer's states: a run that starts from saved states
@@ -435,7 +436,7 @@ impl KvStore {
         })
     }
 
-    /// Reads what `save_optimizer_states` wrote. Every rank must load the same file.
+    /// Reads a file of `save_optimizer_states`. Every rank must load the same file.
     pub fn load_optimizer_states(&self, path: &Path) -> Result<()> {
         self.call(|| self.backend.set_states(SavedStates::read(path)?))
     }
@@ -604,13 +605,13 @@ impl KvStore {
         self.backend.failing(why.lines().next());
     }
 
-    /// How many failures it has reported.
+    /// Returns the number of failures that it has reported.
     #[doc(hidden)]
     pub fn reports(&self) -> u64 {
         *self.reports.lock()
     }
 
-    /// Does on this thread what the program has called before, when there were so many
+    /// Runs on this thread an operation that the program has called before, when there were so many
     /// [`reports`](Self::reports).
     #[doc(hidden)]
     pub fn made_at<T>(&self, reports: u64, work: impl FnOnce(&Self) -> T) -> T {
@@ -634,7 +635,7 @@ impl KvStore {
     }
 
     /// Runs a call. If it fails, reports the error to the other workers, in case this worker ends because of
-    /// it. If it succeeds, withdraws what was reported before the call was made.
+    /// it. If it succeeds, withdraws the failures that were reported before the call was made.
     fn call<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         waits::call();
         self.healthy()?;

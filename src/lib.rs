@@ -1,13 +1,12 @@
 //! MXNet's push/pull KVStore for Rust: MPI ring allreduce without servers, parameter servers, GPUs.
 //!
-//! [`create`] makes a [`KvStore`] of a [`Kind`]; what is pushed to a key is summed over all workers of the
-//! job, and pulled by each. [`communicator`] has collectives without keys. This page has all public names.
+//! [`create`] makes a [`KvStore`] of a [`Kind`]; pushed values of a key are summed over all workers of the
+//! job, and each pulls the sum. [`communicator`] has collectives without keys. This page has all public
+//! names.
 
-/// The examples of the README and of the book are compiled with the tests, and run if they can.
+/// The examples of the book are compiled with the tests, and run if they can.
 #[cfg(doctest)]
 mod book {
-    #[doc = include_str!("../README.md")]
-    struct Readme;
     #[doc = include_str!("../docs/compression.md")]
     struct Compression;
     #[doc = include_str!("../docs/how-to/gpus.md")]
@@ -76,7 +75,7 @@ pub(crate) use states::SavedStates;
 pub(crate) use table::Entry;
 pub(crate) use update::Updates;
 
-/// What this workspace's own tests, examples and command need from inside. It may change in any version.
+/// Internals for this workspace's own tests, examples and command. It may change in any version.
 #[doc(hidden)]
 pub mod internal {
     #[cfg(feature = "ps")]
@@ -120,7 +119,7 @@ pub mod internal {
         })
     }
 
-    /// Whether this process has made a store, of any kind.
+    /// Returns true if this process has made a store, of any kind.
     pub fn has_stores() -> bool {
         crate::create::has_stores()
     }

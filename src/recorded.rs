@@ -1,4 +1,4 @@
-//! A backend that writes down what the program calls of it, and the values that come back: `RINGPULL_RECORD`.
+//! A backend that records the program's calls of it, and the values that come back: `RINGPULL_RECORD`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 pub(super) struct RecordedBackend {
     inner: Box<dyn Backend>,
     recording: Arc<Recording>,
-    /// How often this worker has pushed each key.
+    /// The number of this worker's pushes of each key.
     updates: Mutex<BTreeMap<Key, u64>>,
 }
 

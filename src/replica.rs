@@ -1,5 +1,5 @@
-//! What each rank of `dist_sync_mpi` keeps of a store: the values, how they are updated, and what codecs have
-//! kept.
+//! The replica of a store on each rank of `dist_sync_mpi`: the values, their updates, and the residuals of
+//! codecs.
 //!
 //! A rank that has joined keeps all of that like the others: for each of their pushes it makes one of zeros,
 //! with their settings, which travel with the call. Only an updater cannot travel; it has to be the same on
@@ -29,7 +29,7 @@ pub(super) struct Replica {
     pub(super) slots: RwLock<BTreeMap<Key, Arc<Slot>>>,
     pub(super) updates: Arc<Updates>,
     pub(super) compressor: Compressor,
-    /// The bytes of what was called and is not done, and the waits for that.
+    /// The bytes of calls that are not done, and the waits for these.
     pub(super) unfinished_bytes: Arc<AtomicU64>,
     pub(super) backlog: Backlog,
 }
@@ -47,7 +47,7 @@ impl Replica {
     }
 }
 
-/// What must be the same on every rank for a push.
+/// Returns the terms of a push, which must be the same on every rank.
 pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compression>) -> Terms {
     let optimizer = match update {
         Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Arc::clone(optimizer)),

@@ -25,8 +25,8 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, cont
 
 /// A worker's end of a job with parameter servers.
 ///
-/// Dropping it says goodbye: the servers and the scheduler end after the last worker has. A worker that exits
-/// without dropping its store is taken for lost by the others.
+/// Dropping it reports the worker's end: the servers and the scheduler end after the last worker. A worker
+/// that exits without dropping its store is taken for lost by the others.
 pub struct Servers {
     kind: Kind,
     worker: Arc<Worker>,
@@ -37,13 +37,13 @@ pub struct Servers {
     entered: Mutex<bool>,
 }
 
-/// What this worker has called, from which rounds and versions follow.
+/// The calls of this worker, from which rounds and versions follow.
 #[derive(Default)]
 struct Calls {
     keys: BTreeMap<Key, KeyCalls>,
     optimizer: Option<Optimizer>,
     version: u64,
-    /// What the others had called when this worker began to take part, of keys that it has not initialised.
+    /// The calls of the others when this worker began to take part, of keys that it has not initialised.
     pushes: BTreeMap<Key, u64>,
 }
 
@@ -65,7 +65,7 @@ impl KeyCalls {
     }
 }
 
-/// What a push counts as.
+/// The round of a push.
 struct Round {
     number: u64,
     optimizer: u64,
@@ -115,7 +115,7 @@ impl Servers {
         self.worker.on_fault(hook);
     }
 
-    /// What talks to the servers.
+    /// Returns the connection to the servers.
     pub(crate) fn worker(&self) -> &Arc<Worker> {
         &self.worker
     }
@@ -165,8 +165,8 @@ impl Servers {
         Ok((Arc::clone(&found.layout), found.pushes))
     }
 
-    /// Whether there is room for one more push of the key after `limit`. Asks the servers what is done, where
-    /// no answer has reported it.
+    /// Returns true if there is room for one more push of the key after `limit`. Asks the servers for the
+    /// state of calls that no answer has reported.
     fn has_room_within(&self, entry: &Entry, priority: i32, limit: Duration) -> Result<bool> {
         let deadline = Instant::now() + limit;
         loop {

@@ -1,14 +1,15 @@
-//! Which shares of a batch let all ranks of a job end together: see [`ringpull_base::shares`].
+//! The shares of a batch that let all ranks of a job end together: see [`ringpull_base::shares`].
 
 use ringpull_base::{DType, Result, Tensor, shares};
 
 use crate::{CallOptions, communicator};
 
-/// Shares of a batch, as weights for [`split`](crate::split) and [`KvStore::set_shares`](crate::KvStore::set_shares),
-/// with which all ranks would compute for the same time: by how long each has computed since its first push,
-/// or since it last set shares or asked. They add up to the number of ranks, and are the same on each.
+/// Shares of a batch, as weights for [`split`](crate::split) and
+/// [`KvStore::set_shares`](crate::KvStore::set_shares), with which all ranks would compute for the same time:
+/// by how long each has computed since its first push, or since it last set shares or asked. They add up to
+/// the number of ranks, and are the same on each.
 ///
-/// What a rank has not waited for in a call of a store counts as computed. Call it after some steps, which
+/// All time of a rank outside waits in calls of a store counts as computing. Call it after some steps, which
 /// all ranks have made. Collective over the ranks of an MPI job; blocks.
 ///
 /// ```no_run

@@ -42,23 +42,24 @@ struct State {
     /// Updates called, and those of them that are done.
     updates_called: u64,
     updates_done: u64,
-    /// The hash of what the last update that is checked has left.
+    /// The hash of the value after the last update that is checked.
     hash: Option<u64>,
-    /// Whether the last operation called leaves a value here, and whether the last one done has left none.
+    /// True if the last called operation leaves a value here; `is_left_out` if the last completed one has
+    /// left none.
     keeps: bool,
     is_left_out: bool,
     fault: Option<Error>,
-    /// What the last operation that is done has summed, for ranks that lack it after a loss.
+    /// The sum of the last completed operation, for ranks that lack it after a loss.
     last: Option<LastSum>,
 }
 
-/// What an operation has summed.
+/// The sum of an operation.
 pub(super) enum LastSum {
     Dense(Arc<Buffer>),
     Rows(Vec<u8>),
 }
 
-/// What there is when operations are done: the value, if one is kept.
+/// The settled value, if one is kept.
 struct Settled(Option<Arc<Buffer>>);
 
 impl Slot {
@@ -75,7 +76,7 @@ impl Slot {
         (self.check_every > 0).then(|| self.calling.lock())
     }
 
-    /// Whether replicas are compared after that many updates.
+    /// Returns true if replicas are compared after that many updates.
     fn is_checked(&self, update: u64) -> bool {
         update > 0 && update.checked_rem(self.check_every) == Some(0)
     }
@@ -89,7 +90,7 @@ impl Slot {
         self.is_checked(update).then_some(update)
     }
 
-    /// The hash of what that update has left, when it is done.
+    /// Returns the hash of the value after that update, when it is done.
     pub(super) fn hash_after(&self, update: u64) -> Result<u64> {
         let mut state = self.state.lock();
         loop {
@@ -105,7 +106,7 @@ impl Slot {
         }
     }
 
-    /// The hash of what an update leaves, if that has to be compared.
+    /// Returns the hash of the value after an update, if it has to be compared.
     fn hash(&self, bytes: &[u8]) -> Option<u64> {
         if self.check_every == 0 {
             return None;
@@ -117,9 +118,9 @@ impl Slot {
         self.is_checked(update).then(|| xxh3_64(bytes))
     }
 
-    /// Whether there is room for one more push after `limit`, or there was a fault.
+    /// Returns true if there is room for one more push after `limit`, or there was a fault.
     pub(super) fn has_room_within(&self, limit: Duration) -> bool {
-        /// How often it is looked whether other keys have made room.
+        /// The time between two looks for room that other keys have made.
         const LOOK: Duration = Duration::from_millis(10);
         let mut deadline = None;
         let mut state = self.state.lock();
@@ -141,7 +142,8 @@ impl Slot {
         }
     }
 
-    /// An operation has been called, which leaves a value here or does not. Whether the one before did.
+    /// Records the call of an operation, which leaves a value here if it `keeps` one. Returns the `keeps` of
+    /// the call before.
     pub(super) fn call(&self, keeps: bool) -> bool {
         let mut state = self.state.lock();
         // The first call is that of init.
@@ -151,7 +153,7 @@ impl Slot {
         std::mem::replace(&mut state.keeps, keeps)
     }
 
-    /// What was called last could not be, and will not be done; what `call` answered to it holds again.
+    /// Undoes the last `call`; `kept` is the value that it returned.
     pub(super) fn cancel(&self, kept: bool) {
         let mut state = self.state.lock();
         state.called -= 1;
@@ -258,7 +260,8 @@ impl Slot {
         Ok(value)
     }
 
-    /// What a dense push with this sum leaves: the sum itself, or the value that is updated by it.
+    /// Returns the value after a dense push with this sum: the sum itself, or the value that is updated by
+    /// it.
     pub(super) fn value_after(&self, updates: &Updates, update: &Update, sum: Arc<Buffer>) -> Result<Arc<Buffer>> {
         if update.overwrites() { Ok(sum) } else { self.updated(updates, update, sum.bytes()) }
     }
@@ -291,7 +294,7 @@ impl Slot {
         self.state.lock().last = Some(sum);
     }
 
-    /// What the last operation that is done has summed.
+    /// Returns the sum of the last completed operation.
     pub(super) fn last_sum(&self) -> Option<Vec<u8>> {
         Some(match self.state.lock().last.as_ref()? {
             LastSum::Dense(sum) => sum.bytes().to_vec(),

@@ -27,7 +27,7 @@ impl SavedStates {
         replace_file("write optimizer states to", path, &[&self.to_bytes()?])
     }
 
-    /// What such a file holds.
+    /// Returns the content of such a file.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         postcard::to_extend(self, [NAME.as_slice(), VERSION].concat())
             .map_err(|cause| Error::bug(format!("the optimizer states cannot be encoded: {cause}")))
@@ -43,7 +43,7 @@ impl SavedStates {
         Self::from_bytes(&bytes).map_err(wrong)
     }
 
-    /// What a file that holds `bytes` says, or what is wrong with it.
+    /// Reads the content of a file, or returns its fault.
     pub fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, &'static str> {
         let body = bytes.strip_prefix(NAME).ok_or("is not a file of optimizer states")?;
         let body = body.strip_prefix(VERSION).ok_or("is of another version of ringpull, which has another format")?;

@@ -1,6 +1,6 @@
-//! Answers what the processes of a job are doing: at a socket in a folder of the user's, for `ringpull top`, and
-//! at a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are read-only,
-//! and belong to rank 0.
+//! Serves the status of a job's processes: at a socket in a folder of the user's, for `ringpull top`, and at
+//! a port for Prometheus and for probes, if `RINGPULL_METRICS` names one. Both speak HTTP, are read-only, and
+//! belong to rank 0.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ringpull_base::status::JobStatus;
 use ringpull_base::{Error, Result, config, forked, notice, status};
 
-/// How long a client may take for its request, and for each piece of the answer.
+/// The time limit of a client for its request, and for each piece of the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// At most this many requests are answered at once; others are turned away.
 const MOST: usize = 8;
@@ -25,11 +25,11 @@ const LONGEST: usize = 8192;
 
 /// A job, as its rank 0 knows it.
 pub(crate) trait WatchedJob: Send + Sync {
-    /// What its processes are doing. Blocks for a moment.
+    /// Returns the status of its processes. Blocks for a moment.
     fn status(&self) -> JobStatus;
     /// The fault by which it has failed.
     fn fault(&self) -> Option<Error>;
-    /// Whether this process leaves it.
+    /// Returns true if this process leaves it.
     fn is_leaving(&self) -> bool;
     /// Has the file removed when this process leaves it.
     fn remove_at_end(&self, file: PathBuf);

@@ -1,6 +1,6 @@
 //! The sum of row-sparse gradients over all ranks, which every rank gets.
 //!
-//! First all ids travel, in few bytes ([`row_ids`]), so that every rank knows what each has. From that all
+//! First all ids travel, in few bytes ([`row_ids`]), so that every rank knows the rows of each. From that all
 //! ranks choose the same way to sum the rows ([`RowWay`]). Gathered or summed by their owners, rows are added
 //! in the order of the ranks; as a dense tensor they are in the order of its plan.
 #![allow(unsafe_code)]

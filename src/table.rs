@@ -17,7 +17,7 @@ pub struct Entry {
     pub dtype: DType,
     /// Its shape.
     pub shape: Arc<[usize]>,
-    /// Whether its gradients are mostly row-sparse: then its servers keep it in few long segments, and
+    /// True if its gradients are mostly row-sparse: then its servers keep it in few long segments, and
     /// `dist_hybrid` keeps it on servers.
     pub is_row_sparse: bool,
 }
@@ -28,7 +28,7 @@ impl Entry {
         self.shape.iter().product()
     }
 
-    /// Whether the key's value has no elements.
+    /// Returns true if the key's value has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,4 +1,4 @@
-//! How a merged gradient changes a key's value: overwrite, optimizer or updater.
+//! The change of a key's value by a merged gradient: overwrite, optimizer or updater.
 //!
 //! Every rank of `dist_sync_mpi`, and the one process of `local`, keeps the values and applies updates
 //! itself, through here.
@@ -16,8 +16,8 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::{Contribution, Entry, MergedRows, SavedStates, Updater};
 
-/// What happens to a gradient; fixed when it is pushed, so that a change applies to the pushes after it and
-/// to no other.
+/// The update by a gradient; fixed when it is pushed, so that a change applies to the pushes after it and to
+/// no other.
 #[derive(Clone)]
 pub(crate) enum Update {
     /// The value becomes the gradient.
@@ -31,7 +31,7 @@ pub(crate) enum Update {
 }
 
 impl Update {
-    /// Whether what stands in the place of the sum, when it has travelled, is the key's new value.
+    /// Returns true if the memory of a finished sum has the key's new value.
     pub(crate) fn overwrites(&self) -> bool {
         matches!(self, Update::Overwrite | Update::Shard(_))
     }
@@ -47,7 +47,7 @@ pub(crate) fn check(optimizer: &Optimizer, entry: &Entry) -> Result<()> {
 struct KeyState {
     optimizer: Arc<Optimizer>,
     state: State,
-    /// Whether it is of this rank's part alone.
+    /// True if it is of this rank's part alone.
     is_shard: bool,
 }
 
@@ -73,7 +73,7 @@ impl ShardStep {
 pub(crate) struct Updates {
     /// Its optimizer is that of all keys, with their factors.
     present: Mutex<Update>,
-    /// Whether an optimizer was sharded, so that states may be.
+    /// True if an optimizer was sharded, so that states may be.
     are_shards: AtomicBool,
     states: Mutex<BTreeMap<Key, Arc<Mutex<KeyState>>>>,
 }
@@ -108,7 +108,7 @@ impl Updates {
         *self.present.lock() = Update::Shard(Arc::new(optimizer.clone()));
     }
 
-    /// Whether an optimizer was sharded.
+    /// Returns true if an optimizer was sharded.
     pub(crate) fn are_shards(&self) -> bool {
         self.are_shards.load(Ordering::Relaxed)
     }
@@ -136,8 +136,8 @@ impl Updates {
         Ok(())
     }
 
-    /// As [`apply`](Self::apply) for what one process pushed, copying nothing that can be handed on; `outs`
-    /// came with it.
+    /// As [`apply`](Self::apply) for the push of one process, without copies of memory that can be handed on;
+    /// `outs` came with it.
     pub(crate) fn apply_contribution(
         &self,
         update: &Update,
@@ -243,7 +243,7 @@ impl Updates {
         Ok(())
     }
 
-    /// The optimizer of all keys; `operation` is what needs one.
+    /// Returns the optimizer of all keys, which `operation` needs.
     pub(crate) fn optimizer(&self, operation: &str) -> Result<Arc<Optimizer>> {
         match &*self.present.lock() {
             Update::Optimize(optimizer) | Update::Shard(optimizer) => Ok(Arc::clone(optimizer)),
@@ -276,7 +276,7 @@ impl Updates {
     }
 }
 
-/// `value` becomes `bytes`; what a snapshot shares is replaced and not copied first.
+/// Sets `value` to `bytes`; memory that a snapshot shares is replaced and not copied first.
 fn overwrite(value: &mut Arc<Buffer>, bytes: &[u8]) {
     match Arc::get_mut(value) {
         Some(value) if !value.is_foreign() => value.bytes_mut().copy_from_slice(bytes),
@@ -288,7 +288,7 @@ thread_local! {
     static IN_UPDATER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread runs an updater: a call that waits would wait for what this thread does next.
+/// Returns true if this thread runs an updater: a call that waits would wait for what this thread does next.
 pub(crate) fn is_in_updater() -> bool {
     IN_UPDATER.get()
 }

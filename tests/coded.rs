@@ -108,7 +108,7 @@ fn only_codes_leave_the_devices_and_only_sums_of_codes_come_back() {
     }
 }
 
-/// What one rank of a job met, and what its store says to calls after that.
+/// The error that one rank of a job met, and its store's answer to later calls.
 struct Outcome {
     met: Result<Vec<f32>>,
     after: Vec<Result<()>>,
@@ -178,8 +178,8 @@ fn one_of_two(engine: &Arc<Engine>, platform: &Arc<Simulated>, codec: Codec, con
     Outcome { met, after, took }
 }
 
-/// Where the gradient is encoded on the devices (`2bit`, `1bit`), and where it passes through the host
-/// (`fp16`).
+/// The codecs whose gradient is encoded on the devices (`2bit`, `1bit`), and the one whose gradient passes
+/// through the host (`fp16`).
 const ENCODED: [Codec; 3] = [Codec::TwoBit { threshold: 0.5 }, Codec::OneBit { threshold: 0.5 }, Codec::Fp16];
 
 #[test]

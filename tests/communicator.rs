@@ -32,7 +32,7 @@ fn ints(shape: &[usize], values: impl IntoIterator<Item = i64>) -> Tensor {
     Tensor::from_slice(shape, &values.into_iter().collect::<Vec<i64>>())
 }
 
-/// What rank `rank` has at `i`.
+/// Returns the value of rank `rank` at `i`.
 fn given(rank: usize, i: usize) -> f64 {
     ((rank * 3 + i * 5) % 7 + 1) as f64
 }

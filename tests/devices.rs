@@ -56,7 +56,8 @@ fn train(store: &KvStore, devices: &Devices, len: usize) -> Result<Vec<f32>> {
     Ok(seen)
 }
 
-/// What `train` must see: two steps of momentum with `ranks` ranks of these numbers of devices.
+/// Returns the value that `train` must see: two steps of momentum with `ranks` ranks of these numbers of
+/// devices.
 fn expected(counts: &[usize]) -> f32 {
     let sum = |each: &dyn Fn(usize) -> usize| -> f32 {
         counts.iter().enumerate().map(|(rank, count)| (each(*count) * (rank + 1)) as f32).sum()
@@ -320,7 +321,7 @@ fn devices_that_cannot_join_leave_auto_the_other_routes() {
     }
 }
 
-/// Where the `number`-th job's scheduler listens: on an address of this process, and on a port that the
+/// Returns the address of the `number`-th job's scheduler: an address of this process, and a port that the
 /// system gives to nobody by itself.
 fn address(number: usize) -> SocketAddr {
     let [.., upper, lower] = std::process::id().to_be_bytes();

@@ -1,5 +1,5 @@
-//! What a loop of steps costs once its calls have repeated themselves, and what becomes of it when they do
-//! not: over ranks that are threads, without MPI.
+//! The cost of a loop of steps once its calls have repeated themselves, and the behaviour when they do not:
+//! over ranks that are threads, without MPI.
 
 mod ranks;
 
@@ -241,7 +241,8 @@ fn a_sum_of_high_priority_overtakes_a_long_one_under_way_in_frozen_steps() {
     }
 }
 
-/// How long a call may stay alone in tests of that. Longer than a crowded machine keeps a rank from running.
+/// The time for which a call may stay alone in tests of that. Longer than a crowded machine keeps a rank from
+/// running.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// The error of each of 3 ranks when rank 1 goes its own way in step 100. The others may get it while they

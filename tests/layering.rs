@@ -1,6 +1,6 @@
-//! What Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, files that import each other
-//! in a circle, crates without `unsafe`, and plain ASCII. It also holds the table of crates in ARCHITECTURE.md
-//! true.
+//! The rules that Cargo cannot hold the crates to: the layers inside `ringpull-allreduce`, files that import
+//! each other in a circle, crates without `unsafe`, and plain ASCII. It also holds the table of crates in
+//! ARCHITECTURE.md true.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -123,7 +123,8 @@ fn module_name(file: &Path) -> Option<String> {
 struct Module {
     /// Every path of an import or an expression, as it is written.
     paths: Vec<String>,
-    /// The paths of its imports, by the names that they have here: others may find these names by this module.
+    /// The paths of its imports, by the names that they have here: others may find these names by this
+    /// module.
     names: BTreeMap<String, String>,
 }
 
@@ -154,7 +155,7 @@ impl Module {
     }
 }
 
-/// Whether a line up to `use` has nothing but a visibility.
+/// Returns true if a line up to `use` has nothing but a visibility.
 fn is_visibility(line: &str) -> bool {
     let line = line.trim();
     line.is_empty() || line == "pub" || line.starts_with("pub(") && !line.contains(' ')
@@ -193,8 +194,8 @@ fn paths_in(code: &str) -> Vec<String> {
     paths.filter(|path| !path.starts_with(':')).map(str::to_owned).collect()
 }
 
-/// The modules that `module` imports: by `crate::`, `super::` or `self::`, by the name of one that lies in it, and
-/// through the imports of others, such as the re-exports of the root.
+/// The modules that `module` imports: by `crate::`, `super::` or `self::`, by the name of one that lies in
+/// it, and through the imports of others, such as the re-exports of the root.
 fn imports(module: &str, modules: &BTreeMap<String, Module>) -> BTreeSet<String> {
     let paths = modules[module].paths.iter();
     let found = paths.filter_map(|path| Some(resolve(&absolute(module, path, modules)?, modules, 0)));
@@ -269,7 +270,7 @@ fn types_of_a_crate_have_a_name_each() {
     assert!(twice.is_empty(), "two types of a crate share a name: {twice:#?}");
 }
 
-/// Whether the file has nothing but tests.
+/// Returns true if the file has nothing but tests.
 fn is_of_tests(file: &Path) -> bool {
     file.ends_with("tests.rs") || file.components().any(|part| part.as_os_str() == "tests")
 }

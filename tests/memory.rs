@@ -1,5 +1,5 @@
-//! What a sum takes of memory beyond the caller's buffer: a few segments, however long the buffer, in shared
-//! memory and by messages, also between ranks that lag behind one another.
+//! The memory of a sum beyond the caller's buffer: a few segments, however long the buffer, in shared memory
+//! and by messages, also between ranks that lag behind one another.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ const BUSY: &str = "RINGPULL_MEMORY_BUSY";
 const LEN_BYTES: usize = 64 << 20;
 /// A tenth of the buffer, and a multiple of all segments in flight.
 const FEW_BYTES: u64 = 6 << 20;
-/// What a neighbour may send before it is wanted, 10 MiB, and rooms and the library's own lists; without a
-/// bound some rank took 21 to 57 MB.
+/// The bytes that a neighbour may send before they are wanted, 10 MiB, and rooms and the library's own lists;
+/// without a bound some rank took 21 to 57 MB.
 const LAGGING_BYTES: u64 = 16 << 20;
 
 #[test]

@@ -43,7 +43,7 @@ fn bytes_of(tensor: &Tensor) -> Vec<u8> {
     tensor.read().unwrap().bytes().to_vec()
 }
 
-/// How a step gives gradients and takes weights.
+/// The form in which a step gives gradients and takes weights.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     PushThenPull,

@@ -26,12 +26,12 @@ const WEIGHTS: [(&str, &[usize]); 6] = [
 pub(crate) struct Net {
     weights: Vec<Var>,
     device: Device,
-    /// Where the store takes tensors, if it works where candle computes; otherwise they pass through host
-    /// memory.
+    /// The devices on which the store takes tensors, if it works on candle's; otherwise they pass through
+    /// host memory.
     lent_to: Option<Arc<Devices>>,
 }
 
-/// Where candle computes.
+/// Returns the device on which candle computes.
 pub(crate) fn device(name: &str) -> std::result::Result<Device, String> {
     match name {
         "cpu" => Ok(Device::Cpu),

@@ -16,7 +16,7 @@ use ringpull::{DType, Error, Key, KvStore, Result, Tensor};
 /// The tensor with the file of optimizer states. No weight may have this name.
 const STATES: &str = "ringpull.optimizer_states";
 
-/// Where a run was.
+/// The state of a run.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     /// The number of steps done.
@@ -27,7 +27,7 @@ pub struct Checkpoint {
     pub workers: Option<usize>,
     /// The weights by name.
     pub weights: BTreeMap<String, Tensor>,
-    /// What [`KvStore::save_optimizer_states`] wrote.
+    /// The content of a file of [`KvStore::save_optimizer_states`].
     pub states: Vec<u8>,
     /// A hash of the file that it was read from, or 0.
     pub contents: u64,

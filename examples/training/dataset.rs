@@ -42,7 +42,7 @@ impl Dataset {
         self.labels.len()
     }
 
-    /// Whether there is no image.
+    /// Returns true if there is no image.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }

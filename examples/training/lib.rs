@@ -1,4 +1,4 @@
-//! What a training program needs beside a store, for the examples of this folder.
+//! The parts of a training program beside a store, for the examples of this folder.
 //!
 //! - [`training`]: its options, and the store that they ask for;
 //! - [`dataset`]: Fashion-MNIST; [`shard`]: which of it is whose;

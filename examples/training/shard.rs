@@ -1,4 +1,4 @@
-//! Which samples each worker trains on: N workers together see the same batches, in the same order, as one
+//! Divides the samples over the workers: N workers together see the same batches, in the same order, as one
 //! worker alone.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub struct Batches {
     pub samples: usize,
     /// The number of samples in a batch, over all workers.
     pub batch: usize,
-    /// What the order of samples follows from.
+    /// The seed of the order of samples.
     pub seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What every training program needs: its options, the first weights, and a hash that shows equal weights.
+//! The parts of every training program: its options, the first weights, and a hash that shows equal weights.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ pub struct Options {
     /// Resume from the checkpoint if it exists, otherwise start
     #[arg(long, requires = "checkpoint", conflicts_with = "resume")]
     pub resume_if_any: bool,
-    /// Where the model is computed: cpu, or cuda if the program was built for it
+    /// The device that computes the model: cpu, or cuda if the program was built for it
     #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
     pub device: String,
     /// Train on the first N images only
@@ -72,12 +72,12 @@ pub struct Options {
     pub late: Option<Late>,
 }
 
-/// When a worker sleeps, and how long.
+/// The sleep of a late worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Late {
     /// The step, from 1.
     pub step: u64,
-    /// How long.
+    /// The time of the sleep.
     pub sleeps: Duration,
 }
 
@@ -96,7 +96,7 @@ impl FromStr for Late {
 /// The number of steps in which a learning rate falls. Few, because each invalidates the frozen cycle.
 const STAIRS: u64 = 32;
 
-/// Where a run begins.
+/// The begin of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
     /// The steps that were done before.
@@ -231,7 +231,7 @@ impl Options {
     }
 }
 
-/// Where a run resumes, as text.
+/// Describes the place at which a run resumes.
 fn goes_on_from(saved: &Checkpoint, per_epoch: u64, workers: usize) -> String {
     let (step, seed) = (saved.step, saved.seed);
     let count = |workers: usize| format!("{workers} worker{}", if workers == 1 { "" } else { "s" });

@@ -120,7 +120,7 @@ struct Ranks {
     more_ranks: u8,
     sums_block: bool,
     bucket: u8,
-    /// How many names of collectives are remembered.
+    /// The number of names of collectives that are remembered.
     names: u8,
     leaves: bool,
     /// Steps of every rank, and how often each comes.
@@ -171,7 +171,7 @@ fuzz_target!(|input: Input| match input {
     Input::Table { more_ranks, messages } => table(usize::from(more_ranks % 4) + 1, messages),
 });
 
-/// What comes to the table ends with its first error, as a job does.
+/// Gives the messages to the table, which ends with its first error, as a job does.
 fn table(size: usize, messages: Vec<(u8, Message)>) {
     let mut agreement = Agreement::new(size, 10.0, 1000);
     agreement.remember(2);

@@ -59,7 +59,7 @@ impl Code {
 struct Input {
     which: Which,
     len: u16,
-    /// Whether bytes are cut or extended to the length that is right for `len`.
+    /// True if bytes are cut or extended to the length that is right for `len`.
     fits: bool,
     workers: u8,
     code: Code,

@@ -1,6 +1,6 @@
 //! YAML from people: the linter of manifests and the reader of the pipeline's dictionary take any text
-//! without a panic. What the linter finds is the same each time, and a dictionary that is accepted asks for a
-//! job that can be checked.
+//! without a panic. The linter's findings are the same each time, and a dictionary that is accepted asks for
+//! a job that can be checked.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -104,7 +104,7 @@ fn lane(lanes: &[Lane], peer: usize) -> Option<&Lane> {
     lanes.iter().find(|lane| lane.peer == peer)
 }
 
-/// What each rank sends to each other is what that one receives: the same bytes in the same messages.
+/// Asserts that each rank sends to each other the bytes and messages that the other receives.
 fn assert_lanes_fit(schedules: &[Schedule], most_bytes: usize) {
     for (rank, schedule) in schedules.iter().enumerate() {
         let received: usize = schedule.into.iter().map(|lane| lane.bytes).sum();
@@ -133,10 +133,10 @@ struct Rank<'a> {
     /// A number for each element.
     values: Vec<u64>,
     pending: Vec<u32>,
-    /// How many messages of each lane are done, by direction and peer.
+    /// The number of messages of each lane that are done, by direction and peer.
     sent: BTreeMap<usize, usize>,
     received: BTreeMap<usize, usize>,
-    /// What has arrived and waits to be added, by peer.
+    /// The values that have arrived and wait to be added, by peer.
     arrived: BTreeMap<usize, Vec<u64>>,
     finished: usize,
 }

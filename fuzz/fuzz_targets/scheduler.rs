@@ -17,7 +17,7 @@ use ringpull_ps::scheduler::{JobPhase, Scheduler, Settings};
 struct Input {
     workers: u8,
     servers: u8,
-    /// Whether every node registers before anything else.
+    /// True if every node registers before anything else.
     is_complete: bool,
     steps: Vec<Step>,
 }

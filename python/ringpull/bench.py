@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def record(mode: str, ranks: int, payload: int, seconds: list[float]) -> dict[str, Any]:
-    """What ``ringpull bench`` prints of as many iterations."""
+    """The record that ``ringpull bench`` prints for the same number of iterations."""
     median = statistics.median(seconds)
     return {
         "op": "pushpull",

@@ -52,12 +52,12 @@ class Operation(Generic[T]):
             return self._result[0]
 
     def done(self) -> bool:
-        """Whether :meth:`wait` would return or raise at once."""
+        """Returns True if :meth:`wait` would return or raise at once."""
         return bool(self._result) or self._raised is not None or self._called.done()
 
     def _take(self) -> bool:
-        """Whether the result is there; then :meth:`wait` has it. Who asks does not wait, which would end what
-        goes on without messages."""
+        """Returns True if the result is there; then :meth:`wait` returns it. Does not count as a wait, which would
+        end a sequence that goes on without messages."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -182,9 +182,10 @@ class Communicator:
     has ``max``, which is or, and ``min`` and ``product``, which are and. ``int16``, ``uint16`` and the kinds of ``float8`` only travel: cast
     them to be reduced.
 
-    Where calls do not fit together, ``wait`` raises :class:`ringpull.DisagreementError` for that operation on every rank of the communicator, once
-    all have called it, and the job goes on. Only in a sequence that has repeated itself, and goes on without messages, it is an error of the
-    whole job. So is a rank that is lost, or late for too long.
+    ``wait`` raises :class:`ringpull.DisagreementError` on every rank of the communicator if the ranks' calls
+    of an operation differ, once all have called it; the job goes on. It is an error of the whole job in a
+    sequence that has repeated itself and goes on without messages. So is a rank that is lost, or late for too
+    long.
     """
 
     def __init__(self, native: _native.Communicator) -> None:
@@ -197,7 +198,7 @@ class Communicator:
 
     @property
     def size(self) -> int:
-        """How many ranks it has."""
+        """The number of its ranks."""
         return self._native.size
 
     @property
@@ -212,7 +213,7 @@ class Communicator:
 
     @property
     def local_size(self) -> int:
-        """How many ranks of the communicator are on this host."""
+        """The number of ranks of the communicator on this host."""
         return self._native.local[1]
 
     @property
@@ -222,7 +223,7 @@ class Communicator:
 
     @property
     def cross_size(self) -> int:
-        """How many hosts have a rank with this local rank."""
+        """The number of hosts that have a rank with this local rank."""
         return self._native.cross[1]
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
@@ -351,7 +352,8 @@ class Communicator:
         return Operation(self._native.begin_barrier(), lambda _made, _taken: None)
 
     def send(self, array: Array, to: int, tag: int = 0) -> Operation[None]:
-        """Sends the array to rank ``to``, which receives it. What one rank sends to another with one tag is received in the order of the calls."""
+        """Sends the array to rank ``to``, which receives it. Messages of one rank to another with one tag are
+        received in the order of the calls."""
         return Operation(self._native.send(_travels(array), to, tag), lambda _made, _taken: None)
 
     def recv(self, out: Array, source: int | None = None, tag: int = 0) -> Receive:

@@ -1,4 +1,5 @@
-"""What a store raises. Every class is a :class:`KVStoreError`; the message names rank, key and operation, and a remedy.
+"""The errors of a store. Every class is a :class:`KVStoreError`; the message names rank, key and operation,
+and a remedy.
 
 Attributes hold the same as data, where an error has them: ``rank`` (the rank that reports), ``key``, ``operation``,
 ``missing`` (ranks that did not call), ``expected`` and ``got``, ``peer`` and its ``ranks``.

@@ -213,7 +213,7 @@ class Cluster:
         self.namespace = (account / "namespace").read_text().strip()
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What the server answers; its own words if it refuses."""
+        """Returns the server's answer. A refusal is an error with the server's own words."""
         # The token is renewed while the pod runs.
         headers = {"Authorization": f"Bearer {(self.account / 'token').read_text().strip()}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -226,7 +226,7 @@ class Cluster:
             raise SystemExit(f"error: {method} {path}: {refusal.code} {words}\n  hint: see the role of this pod's service account") from None
 
     def path(self, thing: dict[str, Any]) -> str:
-        """Where objects of this kind are."""
+        """The path of objects of this kind."""
         version, plural = thing["apiVersion"], thing["kind"].lower() + "s"
         root = f"/apis/{version}" if "/" in version else f"/api/{version}"
         return f"{root}/namespaces/{thing['metadata'].get('namespace', self.namespace)}/{plural}"

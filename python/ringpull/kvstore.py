@@ -49,7 +49,7 @@ class Handle:
         return self._native.wait(timeout)
 
     def done(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
+        """Returns True if :meth:`wait` would return at once."""
         return self._native.done()
 
 
@@ -192,8 +192,8 @@ class KVStore(Worker):
 
     @property
     def generation(self) -> int:
-        """How many losses of workers the job has gone on after, and with servers also how often workers have come; always 0
-        without ``RINGPULL_ELASTIC=1``. ``rank`` and ``num_workers`` are those of this generation."""
+        """The number of losses of workers after which the job went on, and with servers of workers that came;
+        always 0 without ``RINGPULL_ELASTIC=1``. ``rank`` and ``num_workers`` are those of this generation."""
         return self._native.generation
 
     def on_change(self, callback: Callable[[int, int, int, list[int]], object]) -> None:
@@ -265,7 +265,7 @@ class KVStore(Worker):
         self._native.wait_all()
 
     def finish(self) -> None:
-        """What must be done before the program ends: waits for pushes that an updater has yet to apply."""
+        """Waits for pushes that an updater has yet to apply, before the program ends."""
         if self._updater is not None:
             self.wait_all()
 
@@ -305,8 +305,9 @@ def kinds() -> list[str]:
 def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     """A NumPy array of zeros in memory that the ranks of one host share, for gradients.
 
-    Where several ranks run on a host, ``pushpull`` sums such arrays where they are; others are read and written through a window
-    in pieces. This is faster for arrays of 128 KiB and more; :func:`torch.from_numpy` and :func:`numpy.ndarray.view` keep the memory.
+    With several ranks on a host, ``pushpull`` sums such arrays in place; others are read and written through
+    a window in pieces. This is faster for arrays of 128 KiB and more; :func:`torch.from_numpy` and
+    :func:`numpy.ndarray.view` keep the memory.
 
     A forked child gets a copy, made when it is forked: what it writes is its own, as with any other array. That copy is made at once and takes
     as much memory in each child, so with gigabytes of such arrays start a data loader's workers with ``spawn`` or ``forkserver``.

@@ -10,7 +10,8 @@ __all__ = ["SGD", "NAG", "AdaGrad", "Adam", "Optimizer", "RMSProp", "Test"]
 
 @dataclass
 class Optimizer:
-    """What every optimizer has. Give it to ``KVStore.set_optimizer``; give it again, changed, to change a running one."""
+    """The settings of every optimizer. Give it to ``KVStore.set_optimizer``; give it again, changed, to
+    change a running one."""
 
     #: Learning rate.
     learning_rate: float = 0.01

@@ -1,4 +1,5 @@
-"""Where the program is: what a warning or an error says of a rank that others wait for, and whether it only waits."""
+"""The place of the program, for warnings and errors about a rank that others wait for; it also tells a rank
+that only waits from one that computes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What is printed of an error that nobody catches: the program's own lines, and then one line of who, what and why.
+"""Prints an error that nobody catches: the program's own lines, and then one line with the rank, the error
+and its cause.
 
-An exception of a store is raised and caught as ever. Only where it ends the program its traceback is without the lines of libraries,
-its message stands behind the rank, and the hint comes last. A rank that only hears of a fault says so in one line. After any other
-exception one line says which rank ended by it. With ``RINGPULL_LOG=ringpull=debug`` Python prints everything as it does by itself.
+An exception of a store is raised and caught as ever. If it ends the program, its traceback is printed without
+the lines of libraries, its message stands behind the rank, and the hint comes last. A rank that only hears of
+a fault says so in one line. After any other exception one line says which rank ended by it. With
+``RINGPULL_LOG=ringpull=debug`` Python prints everything as it does by itself.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def ours(error: BaseException) -> KVStoreError | None:
 
 
 def is_said(error: BaseException) -> bool:
-    """Whether this process has printed it, whoever raised it."""
+    """Returns True if this process has printed it."""
     known = ours(error)
     return known is not None and first_line(known) in _said
 
@@ -86,7 +88,7 @@ def _without_libraries(trace: TracebackType | None) -> list[traceback.FrameSumma
 
 
 def report(error: BaseException, trace: TracebackType | None) -> str | None:
-    """What is printed of an error that ends the program; None if it is none of ours."""
+    """The text that is printed for an error that ends the program; None if it is not one of ours."""
     known = ours(error)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""What every store is, whoever calls it: one worker's part in a job, which it leaves when the program ends."""
+"""The base of every store: one worker's part in a job, which it leaves when the program ends."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ class Worker:
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do that; the only capability known is ``"optimizer"``, and every kind has it."""
+        """Returns True if the store has the capability. The only one known is ``"optimizer"``, and every kind has
+        it."""
         if capability.lower() == "optimizer":
             return True
         raise ValueError(f"Unknown capability: {capability}")
 
     def stats(self) -> dict[str, int]:
-        """What the store has done: ``pushes``, ``pulls``, ``sent_bytes``, ``received_bytes``, ``control_messages``."""
+        """Counts of the store's work: ``pushes``, ``pulls``, ``sent_bytes``, ``received_bytes``,
+        ``control_messages``."""
         return self._native.stats()
 
     def set_shares(self, work_load_list: Sequence[float]) -> None:
@@ -95,7 +97,7 @@ class Worker:
 
 
 class Leaving(Protocol):
-    """What ends in order."""
+    """An object that must finish before the program ends."""
 
     def finish(self) -> None:
         """Waits for what must be done before the program ends."""

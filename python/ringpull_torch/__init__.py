@@ -37,8 +37,8 @@ def _launched() -> tuple[str, str] | None:
 
 
 def _is_for_ours() -> bool:
-    """Whether ``init_process_group``, which this is called by, was given the backend ``ringpull``. A
-    rendezvous is not told."""
+    """Returns True if ``init_process_group``, which calls this, was given the backend ``ringpull``. PyTorch does not
+    tell a rendezvous."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "init_process_group":
         frame = frame.f_back

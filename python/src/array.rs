@@ -55,7 +55,7 @@ impl Array {
     }
 }
 
-/// What a view of the buffer protocol points to.
+/// The memory that a view of the buffer protocol points to.
 struct Layout {
     format: CString,
     shape: Vec<ffi::Py_ssize_t>,

@@ -1,5 +1,4 @@
-//! What `ringpull bench pushpull` measures, in the process and on the store that Python's calls are measured
-//! in.
+//! The measurement of `ringpull bench pushpull`, in the process and on the store of Python's calls.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

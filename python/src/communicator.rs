@@ -19,7 +19,7 @@ use crate::store::{interruptible, key_of, serve_if_it_is_one};
 #[pyclass(frozen, module = "ringpull._native")]
 pub(crate) struct Communicator(Arc<ringpull::Communicator>);
 
-/// What a call gives.
+/// The handle under a call.
 enum Under {
     Tensor(Handle<Tensor>),
     Blocks(Handle<(Tensor, Vec<usize>)>),
@@ -43,7 +43,7 @@ type Given = (Option<Array>, Option<Vec<usize>>);
 /// The same before Python has it.
 type Found = (Option<Tensor>, Option<Vec<usize>>);
 
-/// Whether whoever asks for a result waits for it, and for how long.
+/// The wait of a caller for a result: none, or its time limit.
 #[derive(Clone, Copy)]
 enum Patience {
     Endless,
@@ -110,14 +110,14 @@ impl Called {
         interruptible(py, || self.outcome(patience)).map(|found| self.settled(found))
     }
 
-    /// As `wait`, if the result is there; else None. Who asks does not wait: what was called before goes on as
-    /// it would.
+    /// As `wait`, if the result is there; else None. Does not count as a wait: earlier calls go on as they
+    /// would.
     fn take(&self, py: Python<'_>) -> PyResult<Option<Given>> {
         let found = py.detach(|| self.outcome(Patience::None));
         found.map(|found| self.settled(found)).map_err(|error| raise(py, &error))
     }
 
-    /// Whether `wait` would return or raise at once.
+    /// Returns true if `wait` would return or raise at once.
     fn done(&self, py: Python<'_>) -> bool {
         py.detach(|| match self.under.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             Some(Under::Tensor(handle)) => handle.is_done(),
@@ -186,7 +186,7 @@ impl Options<'_> {
         name.map_or_else(|| operation.to_owned(), |name| format!("{operation} of {name}"))
     }
 
-    /// What is checked of a reduction.
+    /// Returns the checked form of a reduction.
     #[allow(clippy::float_cmp)] // Exactly 1 is no factor.
     fn reduced(&self, operation: &str, reduction: Reduction) -> Reduced {
         (self.in_words(operation), reduction, self.prescale != 1.0 || self.postscale != 1.0)
@@ -240,20 +240,20 @@ impl Communicator {
         Ok(Communicator(Arc::new(made)))
     }
 
-    /// Whether its job goes on without lost ranks.
+    /// Returns true if its job goes on without lost ranks.
     #[getter]
     fn is_elastic(&self) -> bool {
         self.0.is_elastic()
     }
 
-    /// How many losses its job had gone on after when it was made.
+    /// Returns the number of losses that its job had gone on after when it was made.
     #[getter]
     fn generation(&self) -> u64 {
         self.0.generation()
     }
 
-    /// The losses since it was made, each as its number, this rank and the number of ranks since then, and the
-    /// numbers that the lost ranks had. Waits while a loss is being handled.
+    /// The losses since it was made, each as its number, this rank and the number of ranks since then, and
+    /// the numbers that the lost ranks had. Waits while a loss is being handled.
     fn changes(&self, py: Python<'_>) -> Vec<(u64, usize, usize, Vec<usize>)> {
         let changes = py.detach(|| self.0.changes()).into_iter();
         changes.map(|change| (change.generation, change.rank, change.num_workers, change.lost)).collect()
@@ -443,8 +443,8 @@ impl Communicator {
 }
 
 impl Array {
-    /// The elements of a tensor of ours that nobody else has, for Python to keep. What the buffer protocol
-    /// has no name for is seen as bytes, in one more dimension.
+    /// The elements of a tensor of ours that nobody else has, for Python to keep. An element type that the
+    /// buffer protocol has no name for is seen as bytes, in one more dimension.
     fn given(tensor: Tensor) -> Result<Self> {
         let (dtype, mut shape) = (tensor.dtype(), tensor.shape().to_vec());
         let data = tensor.read()?.snapshot();

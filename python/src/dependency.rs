@@ -105,7 +105,7 @@ impl OnComplete {
     }
 }
 
-/// What is to be done with the array when it is ready.
+/// The work to do with the array when it is ready.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     Push,

@@ -26,7 +26,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// Whether the host can read its memory.
+    /// Returns true if the host can read its memory.
     pub(crate) fn is_host(self) -> bool {
         HOST_DEVICES.contains(&self.kind)
     }

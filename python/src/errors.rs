@@ -9,7 +9,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     build(py, error).unwrap_or_else(|failure| failure)
 }
 
-/// What is wrong with an argument and what to do, as an exception.
+/// Makes the exception of a wrong argument, with its remedy.
 pub(crate) fn argument(py: Python<'_>, what: impl Into<String>, remedy: impl Into<String>) -> PyErr {
     raise(py, &Error::argument(what, remedy))
 }

@@ -1,9 +1,9 @@
-//! What `push_pull` and `pull` take from Python: keys with their values and outputs as tensors.
+//! The arguments of `push_pull` and `pull` from Python: keys with their values and outputs as tensors.
 //!
 //! Before the first key is pushed the memory of all of them is compared, by address. An output that is a
 //! value of its own key is summed in place. A value that otherwise shares memory with an output, of any key,
-//! is copied first; two outputs that share some are an error, as it would hold neither result. What earlier
-//! calls still have is waited for (`Foreign::into_tensor`).
+//! is copied first; two outputs that share some are an error, as it would hold neither result. Memory that
+//! earlier calls still use is waited for (`Foreign::into_tensor`).
 
 use std::sync::Arc;
 
@@ -79,7 +79,8 @@ impl Borrowed {
     }
 }
 
-/// Where the outputs of all keys are, in the order of their addresses. An error if two of them share memory.
+/// Returns the places of the outputs of all keys, in the order of their addresses. An error if two of them
+/// share memory.
 fn places_of_outputs(py: Python<'_>, what: &str, all: &[Borrowed], rank: usize) -> PyResult<Vec<(usize, usize)>> {
     let outs = all.iter().enumerate().flat_map(|(index, one)| one.outs.iter().map(move |out| (out.range(), index)));
     let mut outs: Vec<_> = outs.filter(|(range, _)| !range.is_empty()).collect();

@@ -2,7 +2,7 @@
 //! methods, or by `__cuda_array_interface__` (`interface`).
 //!
 //! The object is kept alive until the last tensor over its memory is gone, which may be on a store's thread.
-//! Where it is, and on which stream it is ready, is found out in `ready`.
+//! `ready` finds its place, and the stream on which it is ready.
 #![allow(unsafe_code)]
 
 mod interface;
@@ -26,14 +26,14 @@ use crate::errors::{argument, raise};
 use crate::handle::SIGNALS;
 use crate::interpreter;
 
-/// What a store is going to do with the memory.
+/// A store's use of the memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
     Write,
 }
 
-/// What keeps the memory alive.
+/// The owner that keeps the memory alive.
 enum Owner {
     Buffer(Box<ffi::Py_buffer>),
     Managed(NonNull<Managed>),
@@ -73,7 +73,7 @@ impl Drop for Owner {
     }
 }
 
-/// Where memory is.
+/// The place of memory.
 enum Place {
     Host,
     Device {
@@ -249,7 +249,7 @@ impl Foreign {
         start..start.saturating_add(self.len_bytes())
     }
 
-    /// Whether both are the same elements.
+    /// Returns true if both are the same elements.
     pub(crate) fn is_same(&self, other: &Foreign) -> bool {
         self.len_bytes() > 0 && (self.start, self.element, &self.shape) == (other.start, other.element, &other.shape)
     }

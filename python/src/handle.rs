@@ -13,7 +13,7 @@ use ringpull_device::Devices;
 use crate::errors::raise;
 use crate::numbers::seconds;
 
-/// How often a wait asks whether the user has interrupted it.
+/// The time between two checks of a wait for the user's interrupt.
 pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
 
 /// Pushpulls that have been called: `wait` returns when their outputs hold the results.
@@ -24,7 +24,7 @@ pub(crate) struct Handle {
     /// that it cannot use.
     tensors: OfProcess<Mutex<Vec<Tensor>>>,
     outs: usize,
-    /// What the tensors may be on.
+    /// The devices that the tensors may be on.
     devices: OfProcess<Option<Arc<Devices>>>,
 }
 
@@ -102,7 +102,7 @@ impl Handle {
         Ok(true)
     }
 
-    /// Whether `wait` would return at once.
+    /// Returns true if `wait` would return at once.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         self.check(py)?;
         let outs: Vec<Tensor> = self.tensors().iter().take(self.outs).cloned().collect();

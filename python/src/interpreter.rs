@@ -52,7 +52,7 @@ pub(crate) fn attached<T>(work: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     Python::try_attach(work)
 }
 
-/// Whether this thread is one of Python's own, or inside already.
+/// Returns true if this thread is one of Python's own, or inside already.
 #[allow(unsafe_code)]
 fn is_known() -> bool {
     // SAFETY: may be called on any thread at any time since the module was imported.

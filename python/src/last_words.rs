@@ -1,4 +1,4 @@
-//! What Python says of an error that nobody catches (`ringpull/uncaught.py`), in the library's words.
+//! Python's output for an error that nobody catches (`ringpull/uncaught.py`), in the library's words.
 
 use pyo3::prelude::*;
 
@@ -13,7 +13,8 @@ fn own_rank() -> Option<usize> {
     last_words::own_rank()
 }
 
-/// What the launcher of MPI says of this process: its rank, how many there are, and both on this host.
+/// Returns the launcher of MPI's numbers for this process: its rank, the number of ranks, and both on this
+/// host.
 #[pyfunction]
 fn launched() -> Option<(usize, usize, usize, usize)> {
     let ((_, size), rank) = (config::launcher_world_size()?, config::launcher_rank().unwrap_or(0));
@@ -30,7 +31,7 @@ fn words_of(py: Python<'_>, fields: &str) -> PyResult<(String, Option<String>, b
     Ok((words.line, words.hint, words.is_heard))
 }
 
-/// Whether the log is to have everything: then tracebacks are whole.
+/// Returns true if the log is to have everything: then tracebacks are whole.
 #[pyfunction]
 fn is_debugged() -> bool {
     last_words::is_debugged()

@@ -1,7 +1,7 @@
 //! The native part of the Python package `ringpull`: stores, tensors over other people's memory, errors.
 //!
-//! What users call is in `ringpull/*.py`; this crate knows one key at a time. A call that may wait lets go of
-//! the interpreter first, so that an updater, or another thread, can run Python meanwhile.
+//! The calls of users are in `ringpull/*.py`; this crate knows one key at a time. A call that may wait lets
+//! go of the interpreter first, so that an updater, or another thread, can run Python meanwhile.
 
 mod array;
 mod bench;
@@ -81,7 +81,7 @@ fn split(
     Ok(parts.into_iter().map(|part| (part.start, part.end)).collect())
 }
 
-/// Whether this process has made a store.
+/// Returns true if this process has made a store.
 #[pyfunction]
 fn has_stores() -> bool {
     ringpull::internal::has_stores()

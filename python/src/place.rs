@@ -1,4 +1,4 @@
-//! Where the program is, as the interpreter knows it.
+//! The place of the program, as the interpreter knows it.
 
 use pyo3::prelude::*;
 

@@ -55,7 +55,8 @@ impl Store {
         inner.clone().ok_or_else(|| argument(py, "the store has been closed", "create another one"))
     }
 
-    /// What a store that is open says of itself, and in a forked child what that of its parent said at its start.
+    /// Returns the `present` value of an open store, and in a forked child the parent store's value at its
+    /// start.
     fn known<T>(&self, py: Python<'_>, present: impl Fn(&KvStore) -> T, first: T) -> PyResult<T> {
         if self.process.is_here() { self.open(py).map(|store| present(&store)) } else { Ok(first) }
     }
@@ -84,7 +85,8 @@ fn detached<T: Send>(py: Python<'_>, store: &KvStore, work: impl FnOnce(&KvStore
 
 /// The same without a store.
 pub(crate) fn interruptible<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    // A panic would be `PanicException`, which is no `Exception`: programs do not expect it, and cannot say why.
+    // A panic would be `PanicException`, which is no `Exception`: programs do not expect it, and cannot say
+    // why.
     let guarded = || {
         let found = catch_unwind(AssertUnwindSafe(|| waits::interruptible(is_interrupted, work)));
         found.unwrap_or_else(|panic| Err(Error::bug(format!("a call has failed: {}", words_of(&*panic)))))
@@ -100,7 +102,7 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
 }
 
 thread_local! {
-    /// What a handler of signals has raised on this thread while it waited.
+    /// The exception that a handler of signals raised on this thread while it waited.
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
 }
 
@@ -175,8 +177,8 @@ fn pull_rows(store: &KvStore, key: &Key, ids: &[i64], out: &Tensor, priority: i3
     Ok(())
 }
 
-/// In a process that is a server, a scheduler or a helper: serves a store of `kind`, and exits, as importing MXNet
-/// does there. What the program has printed is written, and its functions of `atexit` run.
+/// In a process that is a server, a scheduler or a helper: serves a store of `kind`, and exits, as importing
+/// MXNet does there. The program's output is written before that, and its functions of `atexit` run.
 pub(crate) fn serve_if_it_is_one(py: Python<'_>, kind: &str) -> PyResult<()> {
     let Some(status) = py.detach(|| serve(kind)).map_err(|error| raise(py, &error))? else { return Ok(()) };
     // Not `SystemExit`: a program may catch it, and in a thread it ends that thread only.
@@ -214,14 +216,14 @@ impl Store {
         self.known(py, KvStore::num_workers, self.num_workers)
     }
 
-    /// How many losses of workers the job has gone on after.
+    /// Returns the number of losses of workers after which the job has gone on.
     #[getter]
     fn generation(&self, py: Python<'_>) -> PyResult<u64> {
         self.known(py, KvStore::generation, 0)
     }
 
-    /// `callback(generation, rank, num_workers, lost)` is called at the next call after a loss, on its thread; what it
-    /// raises is raised by that call.
+    /// `callback(generation, rank, num_workers, lost)` is called at the next call after a loss, on its
+    /// thread; what it raises is raised by that call.
     fn on_change(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         if !callback.bind(py).is_callable() {
             return Err(PyTypeError::new_err("it is called as callback(generation, rank, num_workers, lost)"));

@@ -35,7 +35,7 @@ def listed():
 
 
 def complaints(skipped, allowed, ran, collected):
-    """What is wrong with the skips of a run on CI. `collected` is None unless the whole suite was collected."""
+    """Complaints about the skips of a run on CI. `collected` is None unless the whole suite was collected."""
     found = [f"{name} must not be skipped on CI: {why}" for name, why in skipped.items() if name not in allowed]
     found += [f"{LISTED.name} gives no reason for {name}" for name, reason in allowed.items() if not reason.strip()]
     gone = set() if collected is None else allowed.keys() - collected - skipped.keys()

@@ -1,8 +1,8 @@
 """Jobs of several ranks for the tests: a Python program under `mpirun` or `ringpull launch`, with a deadline.
 
-Each rank writes to two files of its own, and a test reads these. What a launcher passes on is joined from all
-ranks, also in the middle of a line, so no test searches it: `Job.launcher` holds only what the launcher itself
-wrote.
+Each rank writes to two files of its own, and a test reads these. The output that a launcher passes on is
+mixed from all ranks, also in the middle of a line, so no test searches it: `Job.launcher` holds only what the
+launcher itself wrote.
 """
 
 import functools
@@ -50,7 +50,7 @@ exec "$@" >"$0/$name.out" 2>"$0/$name.err"
 
 @dataclass(frozen=True)
 class Printed:
-    """What one process wrote."""
+    """The output of one process."""
 
     out: str = ""
     err: str = ""

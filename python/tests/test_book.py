@@ -51,6 +51,23 @@ def test_what_a_page_shows_runs(code, printed, tmp_path):
         assert sorted(lines) == sorted(printed.splitlines())
 
 
+def test_a_resumed_training_ends_like_one_that_was_not_stopped(tmp_path):
+    pytest.importorskip("torch")
+    code = BLOCK.search((ROOT / "docs/how-to/checkpoints.md").read_text())[1]
+
+    def train(folder, epochs):
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(code)
+        done = mpi(2, folder / "train.py", epochs)
+        assert done.status == 0, f"{done}"
+        return done.ranks[0].out.split()
+
+    (_, _, _, half, *_), (_, begun, *resumed) = train(tmp_path / "stopped", 2), train(tmp_path / "stopped", 4)
+    _, fresh, *whole = train(tmp_path / "whole", 4)
+    assert (half, begun, fresh) == ("2:", "2", "0")
+    assert resumed == whole
+
+
 def test_the_book_has_blocks_to_run():
     assert len(BLOCKS) >= 8 and sum(bool(block.values[1]) for block in BLOCKS) >= 3
 
@@ -69,7 +86,7 @@ def without_code(page):
 
 
 def anchors(page):
-    """What a link to a heading of the page says behind its #."""
+    """The anchors of the page's headings: the part of a link behind its #."""
     headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

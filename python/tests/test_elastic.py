@@ -371,7 +371,7 @@ def test_servers_keep_the_values_while_a_worker_is_lost_and_another_comes(tmp_pa
 
 
 def open_mpi_5():
-    """What lets commands use an MPI with fault tolerance."""
+    """The environment in which commands use an MPI with fault tolerance."""
     folder = ROOT / ".deps/openmpi5"
     if not (folder / "bin/mpirun").is_file():
         pytest.skip("no Open MPI with fault tolerance; scripts/setup --openmpi5 fetches it")

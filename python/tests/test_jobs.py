@@ -97,7 +97,8 @@ FAULTS = [
 
 
 def outcomes(done):
-    """What each rank said that it got, after checking that it came within the deadline; None of a rank that said nothing."""
+    """The result that each rank printed, after a check that it came within the deadline; None of a rank that
+    printed nothing."""
     found = [re.search(rf"^rank {rank} got (\w+).* after ([\d.]+) s$", printed.out, re.MULTILINE) for rank, printed in enumerate(done.ranks)]
     assert all(float(got[2]) < 2 + 5 for got in found if got), f"{done}"
     return [got and got[1] for got in found]

@@ -1,4 +1,5 @@
-"""What people read of a job that failed: one line of who, what and why, a hint behind it, and nothing twice."""
+"""The output of a job that failed: one line with the rank, the error and its cause, a hint behind it, and
+nothing twice."""
 
 import os
 import re

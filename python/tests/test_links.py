@@ -1,4 +1,5 @@
-"""What MPI carries, when a link or a connection breaks in the middle of a long sum: `scripts/partition` on emulated hosts."""
+"""MPI's messages when a link or a connection breaks in the middle of a long sum: `scripts/partition` on
+emulated hosts."""
 
 import os
 import subprocess

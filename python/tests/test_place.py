@@ -1,4 +1,4 @@
-"""Which line of a program warnings name."""
+"""The line of a program that warnings name."""
 
 import os
 import runpy
@@ -33,7 +33,7 @@ def inside(frame):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where a program, a framework and a script are installed, and a program beside them."""
+    """The folders in which a program, a framework and a script are installed, and a program beside them."""
     for name, source in SOURCES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

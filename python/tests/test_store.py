@@ -346,7 +346,8 @@ def test_other_threads_run_while_one_waits():
 
 
 def undocumented(owner, names):
-    """What is public among `names` and has no documentation, of classes their own methods and properties too."""
+    """The public names among `names` without documentation, of classes their own methods and properties
+    too."""
     for name in names:
         member = inspect.getattr_static(owner, name)
         member = getattr(owner, name) if isinstance(member, (staticmethod, classmethod)) else member

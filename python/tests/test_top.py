@@ -1,4 +1,4 @@
-"""What `ringpull top`, metrics and SIGUSR1 say of a running job."""
+"""The output of `ringpull top`, metrics and SIGUSR1 for a running job."""
 
 import json
 import os

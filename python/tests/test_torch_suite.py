@@ -1,9 +1,9 @@
 """PyTorch's own tests of process groups, with our backend's name:
 `torch.testing._internal.distributed.distributed_test`.
 
-They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. What
-PyTorch keeps for other backends for CPUs is run under their names, with our process groups. All jobs together
-have a limit.
+They are run in jobs of many tests each; a test that fails ends its job, and the next goes on behind it. Tests
+that PyTorch keeps for other backends for CPUs run under their names, with our process groups. All jobs
+together have a limit.
 """
 
 import importlib.util
@@ -50,8 +50,8 @@ KEPT_FOR = {"gloo": r"be one of \{.*'gloo'|get_future is only|GLOO|Only [Gg]loo 
 
 
 def outcomes(ranks, tests, folder, backend, end):
-    """How each test ends on rank 0, or on the rank where it fails, and the jobs that had a failure, before
-    ``end``."""
+    """The outcome of each test on rank 0, or on the rank where it fails, and the jobs that had a failure,
+    before ``end``."""
     found, failed = {}, []
     while tests:
         words = {"RINGPULL_TIMEOUT": 60, "RINGPULL_TESTS_AS": backend}

@@ -55,7 +55,7 @@ ringpull.creat("local")
 
 
 def said(folder, command, **more):
-    """What a command prints that is run in `folder`."""
+    """The output of a command that is run in `folder`."""
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=os.environ | more
     )
@@ -63,7 +63,8 @@ def said(folder, command, **more):
 
 
 def found(folder, *arguments, strict=True, **more):
-    """What mypy says of what the arguments name; its cache and its own settings are of `folder`."""
+    """The output of mypy for the files that the arguments name; its cache and its own settings are of
+    `folder`."""
     pytest.importorskip("mypy")
     settings = [*(["--strict"] if strict else []), "--ignore-missing-imports", "--config-file=", "--cache-dir", folder / "cache"]
     return said(folder, [sys.executable, "-m", "mypy", *settings, *arguments], **more)

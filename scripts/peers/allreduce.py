@@ -27,7 +27,7 @@ options = arguments.parse_args()
 
 
 def from_launcher(*names):
-    """What mpirun says, by the first of these variables that is set."""
+    """The number that mpirun gives, in the first of these variables that is set."""
     found = [os.environ[name] for name in names if name in os.environ]
     if not found:
         sys.exit(f"{options.peer}: none of {', '.join(names)} is set; start this under mpirun")

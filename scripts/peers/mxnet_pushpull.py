@@ -120,7 +120,7 @@ class Table:
         return numpy.sort(numpy.argpartition(times, self.touched - 1)[: self.touched])
 
     def pushed(self, of, iteration, ids):
-        """What is pushed for the first column; column c has c % 3 more."""
+        """The gradient of the first column; column c has c % 3 more."""
         return 1.0 + (of + iteration + ids) % 5
 
     def advance(self, iteration):

@@ -1,4 +1,4 @@
-"""What the programs of this folder have in common: it stands before each of them, in one text.
+"""The common part of this folder's programs: it stands before each of them, in one text.
 
 Inputs and checks are those of `ringpull bench`: element e of rank r in iteration i is (e + i + r) mod m, so the sum over the ranks has
 a closed form. A replayed step of training is that of `ringpull bench train`, which see.
@@ -83,7 +83,7 @@ def lateness(late, rank, step, compute):
 
 
 def add_train_arguments(arguments):
-    """What describes a replayed step."""
+    """The description of a replayed step."""
     arguments.add_argument("--layers", help="replay training: FIRST:END:PART of each layer's keys and part of the computing")
     arguments.add_argument("--compute", type=float, help="seconds that a step computes for")
     arguments.add_argument("--late", help="who begins steps late: RANK=SECONDS or random:P")

@@ -1,4 +1,4 @@
-//! How collectives are called, and what their callers wait at.
+//! Called collectives: their options, and the waits of their callers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use ringpull_base::{Key, Reduction, Result, Tensor, waits};
 
 use super::jobs::Arrival;
 
-/// How a collective is called. Names, factors and what is in them are the same on every rank.
+/// The options of a collective. Names and factors, and the fields in them, are the same on every rank.
 ///
 /// ```
 /// use ringpull::CallOptions;
@@ -23,7 +23,7 @@ pub struct CallOptions {
     pub name: Option<Key>,
     /// A higher one leaves earlier.
     pub priority: i32,
-    /// Where the result goes; without one it is a new tensor.
+    /// The output tensor; without one the result is a new tensor.
     pub out: Option<Tensor>,
     /// A factor on every input of a reduction.
     pub prescale: f64,
@@ -38,7 +38,7 @@ impl Default for CallOptions {
 }
 
 impl CallOptions {
-    /// Whether the result takes the place of the input.
+    /// Returns true if the result takes the place of the input.
     pub(super) fn is_in_place(&self, input: &Tensor) -> bool {
         self.out.as_ref().is_some_and(|out| out.is_same(input))
     }
@@ -68,7 +68,7 @@ impl<T> Handle<T> {
         Handle { engine: OfProcess::new(engine), answer: OfProcess::new(answer) }
     }
 
-    /// The result, when it is there, or what kept it from coming. Blocks.
+    /// Waits for the result. Returns it, or the error that kept it from coming. Blocks.
     pub fn wait(self) -> Result<T> {
         self.wait_here()
     }
@@ -88,14 +88,14 @@ impl<T> Handle<T> {
         self.engine.wait_within(&self.answer, limit)
     }
 
-    /// The result, once, if it is there. Who asks does not wait: what was called before goes on as it would.
+    /// The result, once, if it is there. Does not count as a wait: earlier calls go on as they would.
     #[doc(hidden)]
     pub fn take(&self) -> Result<Option<T>> {
         self.engine.process().check("this handle")?;
         self.engine.take(&self.answer)
     }
 
-    /// Whether [`wait`](Self::wait) would return at once.
+    /// Returns true if [`wait`](Self::wait) would return at once.
     pub fn is_done(&self) -> bool {
         if !self.answer.is_there() && self.answer.process().is_here() {
             self.engine.wait();

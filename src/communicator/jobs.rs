@@ -1,5 +1,5 @@
-//! What a communicator asks of its engine. A job owns the locks of its tensors, and memory of its own, from
-//! the call to the end; after a fault it keeps for ever what the transport may still use.
+//! The jobs that a communicator gives its engine. A job owns the locks of its tensors, and memory of its own,
+//! from the call to the end; after a fault it keeps for ever the memory that the transport may still use.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ringpull_kernels::reduce;
 
 use super::Given;
 
-/// Where an operation takes place.
+/// The ranks of an operation.
 #[derive(Clone, Default)]
 pub(super) struct Site {
     /// Its ranks, where they are not all of the job.
@@ -33,7 +33,7 @@ impl Site {
     }
 }
 
-/// What becomes of the ranks' elements, and of the result when it is there.
+/// The arithmetic of the ranks' elements, and the work on the result when it is there.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
     pub(super) reduction: Reduction,
@@ -63,7 +63,7 @@ impl Arrival {
     }
 }
 
-/// Where a result comes to be.
+/// The output of an operation.
 pub(super) struct Output {
     tensor: Tensor,
     guard: TensorMut,
@@ -77,8 +77,8 @@ impl Output {
         Output { tensor, guard, caller: None }
     }
 
-    /// In memory of its own, with the content of the caller's, which gets the result at the end. For a job that
-    /// goes on without lost ranks: a message that was given up may still arrive where it was to go.
+    /// In memory of its own, with the content of the caller's, which gets the result at the end. For a job
+    /// that goes on without lost ranks: a message that was given up may still arrive where it was to go.
     pub(super) fn apart(tensor: Tensor, guard: TensorMut) -> Self {
         let own = Tensor::zeros(tensor.dtype(), tensor.shape());
         let mut own_guard = own.write();
@@ -94,7 +94,7 @@ impl Output {
         self.guard.copy_from(bytes);
     }
 
-    /// What is short is finished by the comm thread, sooner than another would wake up.
+    /// A short job is finished by the comm thread, sooner than another would wake up.
     fn is_soon_let_go(&self) -> bool {
         const SHORT_BYTES: usize = 64 << 10;
         self.guard.bytes().len() <= SHORT_BYTES && self.guard.is_simply_dropped()
@@ -465,7 +465,7 @@ impl Job for Alltoall {
     }
 }
 
-/// What a broadcast is of.
+/// The content of a broadcast.
 pub(super) enum Travels {
     /// On the root of a send: its input, which is only read.
     Input(TensorRef),
@@ -473,7 +473,7 @@ pub(super) enum Travels {
     Out(Output),
 }
 
-/// What a broadcast gives to who waits for it.
+/// The result of a broadcast for its caller.
 pub(super) trait Outcome: Send + Sized {
     fn of(tensor: Option<Tensor>, from: usize) -> Option<Self>;
 }
@@ -499,7 +499,7 @@ impl Outcome for (Tensor, usize) {
 /// A broadcast. A message is one between two ranks of its site, which its launch names.
 pub(super) struct Bcast<T> {
     site: Site,
-    /// Whose data it is; of a message, when it has begun.
+    /// The rank of the data; of a message, when it has begun.
     root: usize,
     travels: Travels,
     reply: Reply<T>,
@@ -566,7 +566,7 @@ impl<T: Outcome> Job for Bcast<T> {
     }
 }
 
-/// What every rank has called is all that is to be done: a barrier, a split.
+/// A job without work: it is done when every rank has called it, such as a barrier or a split.
 pub(super) struct Nothing {
     site: Site,
     reply: Reply<()>,

@@ -2,7 +2,7 @@
 //! allgather, alltoall, broadcast, barrier, send and receive.
 //!
 //! They go the way of a store's sums: a call is a job (`jobs`) of the same engine, agreed on by name or by
-//! the order of calls, and done by the same interpreter. `called` has what their callers wait at; `sets`
+//! the order of calls, and done by the same interpreter. `called` has the waits of their callers; `sets`
 //! makes process sets.
 
 mod called;
@@ -25,7 +25,7 @@ use crate::Change;
 pub use called::{CallOptions, Handle};
 use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Output, Reduce, Scatter, Site, Travels};
 
-/// The ranks of a job, or some of them, seen from one: what they can do together.
+/// The ranks of a job, or some of them, seen from one, with their common operations.
 ///
 /// Made by [`communicator`] for all ranks of the job; [`split`](Self::split) makes one of some of its ranks,
 /// a process set, whose collectives go on beside those of the others. Every operation is collective: all
@@ -33,13 +33,13 @@ use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Output, Reduce,
 /// whichever order each rank makes them; calls without one go together in the order of the calls. They return
 /// at once, with a [`Handle`] to wait at.
 ///
-/// Inputs stay locked for writers and results for all until an operation is done. Where calls do not fit
+/// Inputs stay locked for writers and results for all until an operation is done. If the calls do not fit
 /// together, that operation is an [`Error::Disagreement`] on every rank of the communicator once all have
 /// called it, and the job goes on. A lost rank, or one that is late for too long, is an error of the whole
 /// job.
 pub struct Communicator {
     engine: OfProcess<Arc<Engine>>,
-    /// Which communicator, of those of the same ranks.
+    /// The number of the communicator, among those of the same ranks.
     number: u32,
     /// Its ranks, where they are not all of the job.
     set: Option<Arc<[usize]>>,
@@ -48,7 +48,7 @@ pub struct Communicator {
     place: usize,
     /// A number of each rank's host, by the rank of the job.
     hosts: Arc<[u64]>,
-    /// How long an output may stay locked by the caller before that is an error.
+    /// The time for which an output may stay locked by the caller before that is an error.
     output_limit: Duration,
     /// Adds zeros to sums when this rank has joined.
     zeros: Arc<Zeros>,
@@ -88,7 +88,7 @@ pub fn communicator_with(config: &Config) -> Result<Communicator> {
     Communicator::over(engine, config)
 }
 
-/// What adds zeros to the sums of others.
+/// The job that adds zeros to the sums of others.
 struct Zeros;
 
 impl StandIn for Zeros {
@@ -147,13 +147,13 @@ impl Communicator {
         })
     }
 
-    /// Whether its job goes on, in the processes that are left, when it loses a rank
+    /// Returns true if its job goes on, in the processes that are left, when it loses a rank
     /// ([`create_elastic`](crate::create_elastic)).
     pub fn is_elastic(&self) -> bool {
         self.engine.is_elastic()
     }
 
-    /// How many losses of ranks its job had gone on after when it was made.
+    /// Returns the number of losses of ranks that its job had gone on after when it was made.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -170,7 +170,7 @@ impl Communicator {
         self.place
     }
 
-    /// How many ranks it has.
+    /// Returns the number of its ranks.
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
@@ -207,9 +207,9 @@ impl Communicator {
         (own.expect("this rank has its own local rank"), hosts.len())
     }
 
-    /// The sum of all ranks' `input`, or what else the reduction makes of them, on every rank: in
-    /// `options.out`, which may be the input itself, or in a new tensor. All have one shape and dtype, and
-    /// the result has the same bits on every rank.
+    /// Reduces all ranks' `input`, for example to their sum. The result is on every rank, in `options.out`,
+    /// which may be the input itself, or in a new tensor. All have one shape and dtype, and the result has
+    /// the same bits on every rank.
     pub fn allreduce(&self, input: &Tensor, reduction: Reduction, options: &CallOptions) -> Result<Handle<Tensor>> {
         let arrival = options.arrival(reduction, self.size());
         self.call(options.name.clone(), Operation::Collective("allreduce".to_owned()), |site, reply| {
@@ -242,8 +242,8 @@ impl Communicator {
         inputs.iter().zip(options).map(|(input, options)| self.allreduce(input, reduction, options)).collect()
     }
 
-    /// The inputs of calls that are one: an input whose memory another call of them writes is copied. An error if
-    /// two outputs share memory, which cannot hold both results.
+    /// The inputs of calls that are one: an input whose memory another call of them writes is copied. An
+    /// error if two outputs share memory, which cannot hold both results.
     fn apart_from_outputs(&self, what: &str, inputs: &[Tensor], options: &[CallOptions]) -> Result<Vec<Tensor>> {
         let outs: Vec<(usize, &Tensor)> =
             options.iter().enumerate().filter_map(|(at, options)| Some((at, options.out.as_ref()?))).collect();
@@ -269,9 +269,9 @@ impl Communicator {
         inputs.iter().enumerate().map(apart).collect()
     }
 
-    /// This rank's rows of the sum of all ranks' `input`, or of what else the reduction makes of them. The
-    /// first dimension is divided: `lens[r]` rows for rank `r`, the same on every rank; by default as evenly
-    /// as it can be, where the first ranks have a row more.
+    /// Returns this rank's rows of the reduction of all ranks' `input`. The first dimension
+    /// is divided: `lens[r]` rows for rank `r`, the same on every rank; by default as evenly as it can be,
+    /// where the first ranks have a row more.
     pub fn reduce_scatter(
         &self,
         input: &Tensor,
@@ -339,10 +339,10 @@ impl Communicator {
         })
     }
 
-    /// Gives `splits[r]` rows of `input` to rank `r`, and takes what the others have for this one: these rows
-    /// in the order of the ranks, and how many came from each. Without `splits` all are equal, and no rank
-    /// asks another how many there are; nor where `taken` says what comes from each, which every rank says or
-    /// none. Only where it is known what comes there may be an output.
+    /// Sends `splits[r]` rows of `input` to rank `r`. Returns the rows of the others for this one, in the
+    /// order of the ranks, and the number from each. Without `splits` all are equal, and no rank asks another
+    /// for the number. Nor does it with `taken`, the numbers that come from each, which every rank gives or
+    /// none. There may be an output only if these numbers are known.
     pub fn alltoall(
         &self,
         input: &Tensor,
@@ -426,8 +426,8 @@ impl Communicator {
         self.call(None, Operation::Barrier, job)
     }
 
-    /// Sends `input` to rank `to`, which [receives](Self::recv) it. What one rank sends to another with one tag
-    /// is received in the order of the calls.
+    /// Sends `input` to rank `to`, which [receives](Self::recv) it. Messages of one rank to another with one
+    /// tag are received in the order of the calls.
     pub fn send(&self, input: &Tensor, to: usize, tag: u32) -> Result<Handle<()>> {
         self.message(Peering::To(to), tag, input, |site, reply| {
             let travels = Travels::Input(input.read()?);
@@ -435,12 +435,12 @@ impl Communicator {
         })
     }
 
-    /// Receives into `out` what rank `from` [sends](Self::send), or, without one, what any rank sends to this
-    /// one with the tag: as many elements of its dtype. Gives `out` and the rank that sent.
+    /// Receives a message that rank `from` [sends](Self::send), or without `from` any rank, to this one with
+    /// the tag, into `out`: as many elements as `out` has, of its dtype. Gives `out` and the rank that sent.
     ///
-    /// Receives take messages in the order of the calls, those of any rank too, and of several ranks that have
-    /// sent, the message that rank 0 of the job heard of first. If it has another length or dtype, both ends
-    /// get an [`Error::Disagreement`], and the job goes on.
+    /// Receives take messages in the order of the calls, those of any rank too, and of several ranks that
+    /// have sent, the message that rank 0 of the job heard of first. If it has another length or dtype, both
+    /// ends get an [`Error::Disagreement`], and the job goes on.
     ///
     /// ```no_run
     /// # fn main() -> ringpull::Result<()> {
@@ -604,7 +604,7 @@ impl Communicator {
         })
     }
 
-    /// Does what a caller asks for, and lets the other ranks know if it fails, should this rank end by that.
+    /// Runs a caller's operation, and lets the other ranks know if it fails, should this rank end by that.
     fn reporting<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check()?;
         let outcome = work();
@@ -622,7 +622,7 @@ impl Drop for Communicator {
     }
 }
 
-/// What a job gives: a tensor that is only read, or memory of its own.
+/// The input of a job: a tensor that is only read, or memory of its own.
 enum Given {
     Held(TensorRef),
     Own(Buffer),

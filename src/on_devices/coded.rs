@@ -23,11 +23,11 @@ use ringpull_kernels::compress::{Codec, Compression, Feedback};
 
 use super::sum::Sum;
 
-/// How a key's gradients are encoded, and what is kept of them.
+/// The encoding of a key's gradients, and its state.
 pub(crate) struct DeviceCoding<'a> {
     /// The codec.
     pub compression: &'a Compression,
-    /// What is kept on the host.
+    /// The state on the host.
     pub feedback: &'a mut Feedback,
     /// The residual, a part on each device, if it is kept there and not on the host.
     pub residual: &'a mut Option<Vec<Slice>>,

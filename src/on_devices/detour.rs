@@ -1,4 +1,4 @@
-//! What is done on the host although the value is on devices: updaters, and row-sparse gradients.
+//! Work on the host although the value is on devices: updaters, and row-sparse gradients.
 
 use std::sync::Arc;
 use std::time::Duration;

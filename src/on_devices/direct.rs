@@ -119,8 +119,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// What every rank has in its tensors after two sums, how often its transport was given memory of
-    /// devices, and what the second allocated.
+    /// Returns the tensors of every rank after two sums, the number of times that its transport was given
+    /// memory of devices, and the allocations of the second sum.
     fn sum(config: &Config, counts: &[usize], dtype: DType, len: usize) -> Vec<(Vec<Tensor>, u64, u64)> {
         let ranks = inproc::world(counts.len()).into_iter().zip(counts).map(|(transport, &count)| {
             let config = config.clone();

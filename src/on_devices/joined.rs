@@ -16,7 +16,7 @@ use ringpull_device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
 
 use super::sum::Sum;
 
-/// How long the cause of another rank's error may take to arrive.
+/// The time limit for the cause of another rank's error to arrive.
 const CAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A rank's outcome of joining: it failed; it failed, perhaps because another did; it waited without success;

@@ -8,7 +8,7 @@
 //! Compressed gradients are encoded on the devices if those have the codec, and otherwise pass through host
 //! memory whole (`coded`); either way the bits are those of `dist_sync_mpi` without devices.
 //!
-//! What waits for what: a push queues its work and returns. Outputs on devices are ready in the order of
+//! The dependencies of a push: it queues its work and returns. Outputs on devices are ready in the order of
 //! their streams, after their guards are free; outputs in host memory are copied before the guard is free,
 //! and so before a push of kind `device` returns. Updaters and row-sparse gradients are for the host: the
 //! value is brought there and back, and the thread that applies them waits for that.
@@ -121,7 +121,7 @@ impl OnDevices {
         Error::Unsupported { kind: kind.to_string(), operation: operation.to_owned(), reason: reason.to_owned() }
     }
 
-    /// What is wrong with the job, in preference to what was wrong with one key.
+    /// Returns the fault of the job, in preference to that of one key.
     fn blame(&self, fault: Error) -> Error {
         self.fault().unwrap_or(fault)
     }

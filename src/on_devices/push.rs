@@ -32,7 +32,7 @@ pub(super) struct DevicePush {
     coding: Option<Coding>,
     values: Vec<Contribution>,
     outs: Vec<TensorMut>,
-    /// Where the streams of the values were when they were pushed.
+    /// The events of the values' streams at the push.
     ready: Vec<Event>,
     queued: Option<Outputs>,
     limit: Duration,

@@ -4,11 +4,11 @@
 //! * `direct`: the transport is given the devices' memory. If every rank's transport takes it, and all have
 //!   as many devices.
 //! * `joined`: the devices sum by themselves with those of their number in the other ranks; on GPUs by NCCL.
-//!   Where all could join, and all have as many devices.
+//!   If all could join, and all have as many devices.
 //!
-//! The ranks agree on what is there with a store's first sum. An algorithm that names a plan sums by that
-//! plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class (a
-//! power of two of bytes) the first sums go by each route in turn. Then every rank sends all others its
+//! The ranks agree on the possible routes with a store's first sum. An algorithm that names a plan sums by
+//! that plan, staged or directly, and `nccl` by `joined`, or not at all. `auto` measures: of each size class
+//! (a power of two of bytes) the first sums go by each route in turn. Then every rank sends all others its
 //! times, and from the same times every rank makes the same choice, which the class keeps. A time is the
 //! shortest that any rank took, as the rank that comes last waits for nobody; and each route's first sum,
 //! which allocates, does not count.
@@ -30,11 +30,11 @@ use super::joined::NotJoined;
 use super::sum::Sum;
 use super::{direct, joined, staged};
 
-/// How often each route is tried; the first time is not counted.
+/// The number of trials of each route; the first one is not counted.
 const ROUNDS: usize = 3;
 
-/// Which ways the sums of a store go, and the memory that they pass through: kept from sum to sum, so that
-/// from the second of its kind and route on nothing is allocated.
+/// The routes of a store's sums, and the memory that they pass through: kept from sum to sum, so that from
+/// the second of its kind and route on nothing is allocated.
 #[derive(Default)]
 pub(crate) struct Route {
     ways: Mutex<Option<Ways>>,
@@ -70,7 +70,7 @@ pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -
     ways.sum(comm, sum)
 }
 
-/// The routes that are there, by what all ranks have agreed on.
+/// The possible routes, on which all ranks have agreed.
 struct Ways {
     open: Vec<Way>,
     joined: Option<Joined>,
@@ -78,7 +78,7 @@ struct Ways {
     classes: BTreeMap<u32, Class>,
 }
 
-/// What is known of sums of one size.
+/// The state of sums of one size.
 enum Class {
     /// Nanoseconds of the sums so far, by each route in turn.
     Tried(Vec<u64>),
@@ -160,7 +160,7 @@ impl Ways {
         Ok(())
     }
 
-    /// The quickest route by what all ranks have measured. Collective.
+    /// The quickest route by the measurements of all ranks. Collective.
     fn choose(&self, class: u32, took: &[u64], comm: &mut Communicator, stamp: Stamp) -> Result<Way> {
         let own = size_of_val(took);
         let parts = Parts::of((0..=comm.size()).map(|rank| rank * own).collect());

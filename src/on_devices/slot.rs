@@ -70,7 +70,7 @@ impl DeviceSlot {
         self.progress.lock().called += 1;
     }
 
-    /// What was called last could not be, and will not be done.
+    /// Undoes the last `call`, which cannot be done.
     pub(super) fn cancel(&self) {
         self.progress.lock().called -= 1;
     }
@@ -147,14 +147,14 @@ impl DeviceSlot {
         }
     }
 
-    /// The optimizer's state starts from zero, or with what was loaded; what is kept of compressed gradients
-    /// is gone. The devices are idle.
+    /// Starts the optimizer's state from zero, or from loaded states, and drops the residuals. The devices
+    /// are idle.
     pub(super) fn forget_state(&self) {
         self.forget_residual();
         self.content().kept = None;
     }
 
-    /// What is kept of compressed gradients is gone. The devices are idle.
+    /// Drops the residuals of compressed gradients. The devices are idle.
     pub(super) fn forget_residual(&self) {
         self.content().residual = None;
     }
@@ -273,7 +273,7 @@ impl Outputs {
         })
     }
 
-    /// Copies what is for the host, and gives the outputs free.
+    /// Copies the outputs of the host, and releases all outputs.
     pub(super) fn finish(self, devices: &Devices, limit: Duration) -> Result<()> {
         let copied = if self.guards.iter().all(|out| out.remote().is_some()) { Ok(()) } else { devices.drain(limit) };
         let outcome = copied.and_then(|()| {

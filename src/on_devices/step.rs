@@ -15,11 +15,11 @@ use super::slot::DeviceSlot;
 pub(super) trait Step: Send {
     /// Queues it on the devices; the ranks' part of it blocks.
     fn queue(&mut self, ranks: Option<(&mut Communicator, &Launch)>) -> Result<()>;
-    /// Whether it goes by way of the ranks even if there is only one.
+    /// Returns true if it goes by way of the ranks even if there is only one.
     fn is_coded(&self) -> bool {
         false
     }
-    /// What is left when it is queued.
+    /// Does the rest of the step when it is queued.
     fn finish(self) -> Result<()>;
     /// Called instead of `finish` when it will never be done.
     fn fail(self, fault: &Error);

@@ -7,11 +7,11 @@ use ringpull_allreduce::transport::Stamp;
 use ringpull_base::DType;
 use ringpull_device::{Devices, Layout, Pool, Slice};
 
-/// What is summed over the ranks.
+/// A sum over the ranks.
 pub(crate) struct Sum<'a> {
     /// The devices of this rank.
     pub devices: &'a Devices,
-    /// How it is spread over them.
+    /// The division of the tensor over the devices.
     pub layout: &'a Layout,
     /// The element type.
     pub dtype: DType,
@@ -19,7 +19,7 @@ pub(crate) struct Sum<'a> {
     pub parts: &'a [Slice],
     /// The operation's stamp.
     pub stamp: Stamp,
-    /// How long work on a device may take.
+    /// The time limit of work on a device.
     pub limit: Duration,
     /// Memory to pass through, kept from sum to sum.
     pub pool: &'a Arc<Pool>,

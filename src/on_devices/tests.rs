@@ -121,7 +121,7 @@ fn every_rank_has_the_same_bits_of_every_dtype() {
     }
 }
 
-/// How often each rank has summed by its devices' own collectives, and been asked for their memory, after so
+/// Returns for each rank the sums by its devices' own collectives and the requests for their memory, after so
 /// many sums.
 fn ways<W: Transport + Send + 'static>(
     config: &Config,

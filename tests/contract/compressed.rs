@@ -12,8 +12,7 @@ use ringpull_kernels::optim::Optimizer;
 use crate::rows::sparse;
 use crate::world::{Promise, World, promises};
 
-/// For kinds whose workers push in rounds. What workers of allreduce and of servers see in these is the same
-/// to the bit.
+/// For kinds whose workers push in rounds. Workers of allreduce and of servers see the same bits in these.
 pub(crate) const SYNC: &[Promise] = promises![
     two_bits_give_mxnets_own_numbers,
     integer_codecs_give_the_models_bits_over_several_pushes,
@@ -36,7 +35,7 @@ fn compress(world: &World, text: &str) -> Compression {
     compression
 }
 
-/// What `rank` pushes in `round`.
+/// Returns the gradient of `rank` in `round`.
 fn gradient(rank: usize, round: usize, len: usize) -> Vec<f32> {
     (0..len).map(|element| ((element * 31 + rank * 17 + round * 7) % 23) as f32 / 8.0 - 1.3).collect()
 }
@@ -47,7 +46,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// What `say` makes of each element and what is kept of it: the sum less what was said.
+    /// Returns the code that `say` makes of each element, and keeps the rest: the sum less the code.
     fn say(&mut self, gradient: &[f32], say: impl Fn(f32) -> f32) -> Vec<f32> {
         let pairs = self.kept.iter_mut().zip(gradient);
         pairs

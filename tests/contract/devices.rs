@@ -88,7 +88,7 @@ fn tensors_may_be_anywhere(world: &World) {
     assert_eq!(see_own(world, &values[0]), [world.mine() as f32; 7]);
 }
 
-/// What only this worker has is not hashed.
+/// Values that only this worker has are not hashed.
 fn see_own(world: &World, tensor: &Tensor) -> Vec<f32> {
     devices(world).download(tensor).unwrap().to_vec().unwrap()
 }

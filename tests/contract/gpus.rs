@@ -1,5 +1,5 @@
-//! The same promises over the CUDA code, on GPUs that compute without one: [`FakeGpus`]. What is the same as
-//! over simulated devices must have the same bits, and the double must find nothing wrong.
+//! The same promises over the CUDA code, on GPUs that compute without one: [`FakeGpus`]. Results that are the
+//! same over simulated devices must have the same bits, and the double must find nothing wrong.
 
 use ringpull_processes::FakeGpus;
 

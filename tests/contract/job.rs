@@ -17,12 +17,12 @@ use crate::world::{Promise, World};
 const CHILD: &str = "RINGPULL_CONTRACT_CHILD";
 /// The variable that says how many GPUs each worker has of its own.
 const OWN_GPUS: &str = "RINGPULL_CONTRACT_GPUS";
-/// How long a job may take. It takes a second or two on an idle machine.
+/// The time limit of a job. It takes a second or two on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The arguments by which this binary is one process of a job.
 const ONE_PROCESS: [&str; 5] = ["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"];
-/// How many helpers a job has.
+/// The number of helpers of a job.
 const HELPERS: &str = "CONTRACT_HELPERS";
 
 /// Promises of `group` on `workers` workers of `kind`.
@@ -227,7 +227,7 @@ fn create_store(kind: &str) -> ringpull_base::Result<KvStore> {
     create_on(kind, &ringpull_device::open(&format!("cuda:{}", gpus.join(",")))?)
 }
 
-/// What a process of a job does: all promises of its group in one store, then its hash.
+/// Runs a process of a job: all promises of its group in one store, then its hash.
 pub(crate) fn be_one_process(promises_of: fn(&str) -> Vec<Promise>) {
     let Some(task) = config::text(CHILD) else {
         println!("skipped: the other tests start this one as a process of a job");

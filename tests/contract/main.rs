@@ -1,9 +1,9 @@
 //! The meaning of `KvStore`: each promise once, run for every kind.
 //!
 //! A promise is a function of a [`world::World`] that every worker of a job runs. It knows its rank and the
-//! number of workers, and no more: sums have closed forms, inputs are small integers, so `==` is right. What
-//! a worker pulls goes into a hash that must be the same on all workers. The promises of one job share one
-//! store; each uses keys of its own.
+//! number of workers, and no more: sums have closed forms, inputs are small integers, so `==` is right. The
+//! values that a worker pulls go into a hash that must be the same on all workers. The promises of one job
+//! share one store; each uses keys of its own.
 
 mod compressed;
 mod devices;

@@ -1,4 +1,4 @@
-//! What a promise may know, and the hash of what it has pulled.
+//! The world of a promise, and the hash of the values that it has pulled.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub(crate) struct World {
     pub(crate) store: KvStore,
     /// A folder that all workers of the job see.
     pub(crate) folder: PathBuf,
-    /// Whether optimizers' states are divided over the workers.
+    /// True if optimizers' states are divided over the workers.
     is_sharded: bool,
     seen: RefCell<Xxh3>,
 }

@@ -12,7 +12,7 @@ use ringpull_processes::{Processes, own_path};
 
 use crate::rank::{CHILD, STEP};
 
-/// What stands in for ssh on emulated hosts.
+/// A program in place of ssh on emulated hosts.
 const AGENT: &str = r#"#!/bin/sh
 while :; do case $1 in -*) shift ;; *) break ;; esac; done
 host=$1
@@ -31,7 +31,7 @@ pub(crate) fn open_mpi() -> Option<PathBuf> {
     found
 }
 
-/// Where the ranks of a job are: rank `r` on the host `r` modulo their number.
+/// The hosts of the ranks of a job: rank `r` is on the host `r` modulo their number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Hosts {
     /// All on this one.
@@ -79,7 +79,7 @@ impl Hosts {
     }
 }
 
-/// What a job of so many ranks has written, which ended by itself.
+/// The output of a job of so many ranks that ended by itself.
 pub(crate) struct Ended {
     pub(crate) processes: Processes,
     pub(crate) ranks: usize,
@@ -133,8 +133,8 @@ impl Ended {
         lines.map(|(_, rest)| rest.split_whitespace().map(str::to_owned).collect()).collect()
     }
 
-    /// Whether of ranks that are left some have created their store with all others, and some without a lost
-    /// one.
+    /// Returns true if of ranks that are left some have created their store with all others, and some without
+    /// a lost one.
     pub(crate) fn began_apart(&self) -> bool {
         let left = (0..self.ranks).filter(|rank| self.lines(*rank, "lost").is_empty());
         let began = left.flat_map(|rank| self.lines(rank, "began"));
@@ -169,9 +169,9 @@ impl Ended {
         lost.iter().filter_map(time).collect()
     }
 
-    /// Checks that every sum has the contributions of all ranks that were there, the same on all ranks. What
-    /// a lost rank has finished last may be gone with it, if others were lost at the same time: then the
-    /// ranks that are left have summed it again, and only theirs is compared. For each rank when all that are
+    /// Checks that every sum has the contributions of all ranks that were there, the same on all ranks. The
+    /// last sum that a lost rank has completed may be gone with it, if others were lost at the same time:
+    /// then the survivors have made it again, and only theirs is compared. For each rank when all that are
     /// left had their first sum of `long` without it.
     pub(crate) fn check_sums(&self, lost: &[usize]) -> Vec<f64> {
         let survivors = self.survivors(lost);
@@ -267,7 +267,7 @@ impl Ended {
     }
 }
 
-/// What the optimizer may have made of the sums, whenever the ranks were lost, and in whichever order.
+/// Returns the weights that the optimizer may have, whenever the ranks were lost, and in any order.
 fn possible_weights(ranks: usize, lost: &[usize], steps: usize) -> Vec<f64> {
     // The weights and their momentum after some steps, with who is there.
     let mut all = vec![(0.0, 0.0, (1u32 << ranks) - 1)];
@@ -296,7 +296,7 @@ pub(crate) fn mend_links(hosts: Hosts) {
     }
 }
 
-/// Where the variable `RINGPULL_ELASTIC_HOSTS` wants the ranks: on this host if it is not set.
+/// Returns the hosts that the variable `RINGPULL_ELASTIC_HOSTS` names: this host if it is not set.
 pub(crate) fn hosts_from_env() -> Hosts {
     config::text("RINGPULL_ELASTIC_HOSTS").map_or(Hosts::Here, |hosts| Hosts::Lab(hosts.parse().unwrap()))
 }

@@ -1,5 +1,5 @@
-//! What a rank of a job does. In step `s` each rank adds to every element `2^own + 1024 s`, `own` being its
-//! number at the start. So a sum tells whose contributions it has.
+//! The program of a rank of a job. In step `s` each rank adds to every element `2^own + 1024 s`, `own` being
+//! its number at the start. So a sum tells whose contributions it has.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -41,12 +41,12 @@ impl Plan {
         self.0.get(name).map_or(default, |word| word.parse().unwrap())
     }
 
-    /// Whether rank `own` meets that in this step.
+    /// Returns true if rank `own` meets that in this step.
     fn is(&self, name: &str, own: usize, step: usize) -> bool {
         self.0.get(name).is_some_and(|when| *when == format!("{own}@{step}"))
     }
 
-    /// When rank `own` meets that: the step, and the microseconds after its beginning.
+    /// Returns the time of that fault for rank `own`: the step, and the microseconds after its beginning.
     pub(crate) fn when(&self, name: &str, own: usize) -> Option<(String, Option<u64>)> {
         let all = self.0.get(name)?.split(',').filter_map(|word| word.split_once('@'));
         let (_, when) = all.into_iter().find(|(who, _)| *who == own.to_string())?;
@@ -54,8 +54,8 @@ impl Plan {
         Some((step.to_owned(), after.map(|after| after.parse().unwrap())))
     }
 
-    /// Loses rank `own`, if it is to be lost in this step. One that is to be lost a moment later makes one more
-    /// step at most.
+    /// Loses rank `own`, if it is to be lost in this step. One that is to be lost a moment later makes one
+    /// more step at most.
     pub(crate) fn lose(&self, own: usize, step: &str) {
         let mut pending = PENDING.lock().unwrap();
         match pending.take() {
@@ -120,7 +120,7 @@ fn cut(plan: &Plan) {
     assert!(done.is_ok_and(|status| status.success()), "{link} is not cut");
 }
 
-/// Whose contributions a sum of that step has.
+/// Returns the ranks whose contributions a sum of that step has.
 fn mask(sum: f64, step: usize) -> Option<u32> {
     (1..=16u32).find_map(|count| {
         let rest = sum - f64::from(count) * STEP * step as f64;

@@ -24,7 +24,7 @@ struct Trial {
     phase: &'static str,
     plan: String,
     lost: Vec<usize>,
-    /// How many ranks share a host of the lab.
+    /// The number of ranks that share a host of the lab.
     share: usize,
     /// `RINGPULL_SILENCE`, after which a rank is lost whose link is cut.
     silence_s: Option<u64>,

@@ -1,5 +1,5 @@
-//! What else a job does with its ranks when one is lost: row-sparse keys, updaters, communicators and process
-//! sets, sharded optimizers, metrics; and what such a job refuses.
+//! Other uses of a job's ranks when one is lost: row-sparse keys, updaters, communicators and process sets,
+//! sharded optimizers, metrics; and the uses that such a job refuses.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use ringpull_processes::free_port;
 use crate::job::{Ended, Hosts, open_mpi, run};
 use crate::rank::{Plan, STEP, element, give, say_sum};
 
-/// What a rank does in a job of that kind.
+/// Runs a rank in a job of that kind.
 pub(crate) fn of_kind(kind: &str, plan: &Plan) -> Result<()> {
     match kind {
         "rows" => rows(plan),
@@ -34,7 +34,7 @@ fn end(store: &KvStore) -> Result<()> {
     Ok(())
 }
 
-/// What rank `own` gives in a step.
+/// Returns the value of rank `own` in a step.
 fn value(own: usize, step: usize) -> f64 {
     f64::from(1u32 << own) + STEP * step as f64
 }

@@ -1,4 +1,4 @@
-//! What the ranks of the tests do.
+//! The programs of the tests' ranks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -267,7 +267,7 @@ fn beside_a_programs_own_mpi(case: &str, begun: &dyn Fn(usize)) -> Result<()> {
     Ok(())
 }
 
-/// What files of this process may hold from now on, as by `ulimit -f`.
+/// The limit of this process's files from now on, as by `ulimit -f`.
 const SHORT_BYTES: u64 = 64 << 10;
 
 fn limit_files() {

@@ -10,9 +10,9 @@ use ringpull_processes::{FakeGpus, Processes, Written, own_path};
 
 /// The variable with the case that a process is part of.
 const CHILD: &str = "RINGPULL_FAULTS_CHILD";
-/// How long a job may take to end once its fate is sealed.
+/// The time in which a job must end after its fault.
 const DEADLINE: Duration = Duration::from_secs(25);
-/// How long the launcher may take to clear away what it started.
+/// The time in which the launcher must clear away the processes that it started.
 const CLEARING: Duration = Duration::from_secs(3);
 
 /// Ranks that run a case.
@@ -165,7 +165,7 @@ fn errors_of(written: &Written, rank: usize) -> Vec<String> {
     written.lines().filter(|line| marks.iter().any(|mark| line.contains(mark))).map(str::to_owned).collect()
 }
 
-/// What a process of a job does: its case, then its error, if any, on one line.
+/// Runs a process of a job: its case, then its error, if any, on one line.
 pub(crate) fn be_one_process(run: fn(&str, &dyn Fn(usize)) -> Result<()>) {
     let Some(case) = config::text(CHILD) else {
         println!("skipped: the other tests start this one as a process of a job");

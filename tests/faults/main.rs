@@ -1,6 +1,6 @@
-//! What goes wrong in a job of `dist_sync_mpi`, under the real `mpirun`: one clear error on every surviving
-//! rank, in time, and no process left. Wrong arguments that one rank alone can notice are promises of the
-//! contract suite.
+//! Faults in a job of `dist_sync_mpi`, under the real `mpirun`: one clear error on every surviving rank, in
+//! time, and no process left. Wrong arguments that one rank alone can notice are promises of the contract
+//! suite.
 
 mod cases;
 mod gpus;

@@ -1,8 +1,8 @@
 //! The kernels, compiled for the host by its C++ compiler and run thread by thread, give the reference's
 //! bits.
 //!
-//! It shows that their arithmetic and indexing are right without a GPU. What a GPU's compiler makes of them
-//! is for `scripts/gpu-check`.
+//! It shows that their arithmetic and indexing are right without a GPU. `scripts/gpu-check` tests the code
+//! that a GPU's compiler makes of them.
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)]
 

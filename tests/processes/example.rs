@@ -30,7 +30,7 @@ pub fn example() -> PathBuf {
     path
 }
 
-/// When the youngest file below `path` was written.
+/// Returns the time of the youngest file below `path`.
 fn newest(path: &Path) -> Option<SystemTime> {
     match std::fs::read_dir(path) {
         Ok(entries) => entries.flatten().filter_map(|entry| newest(&entry.path())).max(),

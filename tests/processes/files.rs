@@ -14,7 +14,7 @@ const REDIRECT: &str = concat!(
     r#"exec "$@" >"$0/$name.out" 2>"$0/$name.err""#
 );
 
-/// What one process has written. While it runs, the last line of each stream may be unfinished.
+/// The output of one process. While it runs, the last line of each stream may be unfinished.
 #[derive(Debug, Clone, Default)]
 pub struct Written {
     /// To stdout.
@@ -29,17 +29,17 @@ impl Written {
         self.out.lines().chain(self.err.lines())
     }
 
-    /// Whether `words` stand in it.
+    /// Returns true if `words` stand in it.
     pub fn contains(&self, words: &str) -> bool {
         self.out.contains(words) || self.err.contains(words)
     }
 
-    /// How often `words` stand in it.
+    /// Counts the places of `words` in it.
     pub fn count(&self, words: &str) -> usize {
         self.out.matches(words).count() + self.err.matches(words).count()
     }
 
-    /// What follows `mark` on the first line that has it.
+    /// Returns the text after `mark` on the first line that has it.
     pub fn after(&self, mark: &str) -> Option<&str> {
         self.lines().find_map(|line| Some(line.split_once(mark)?.1))
     }
@@ -58,12 +58,12 @@ pub fn redirected<W: Into<OsString>>(folder: &Path, command: impl IntoIterator<I
     shell.into_iter().chain(command.into_iter().map(Into::into)).collect()
 }
 
-/// Where a process writes.
+/// Returns the files of a process's output.
 pub(crate) fn of(folder: &Path, name: &str) -> [PathBuf; 2] {
     ["out", "err"].map(|stream| folder.join(format!("{name}.{stream}")))
 }
 
-/// What the process of this name has written so far. One that never was has written nothing.
+/// Reads the output of the process of this name so far. One that never was has written nothing.
 pub fn written(folder: &Path, name: &str) -> Written {
     let [out, err] = of(folder, name).map(|path| match std::fs::read(&path) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),

@@ -77,13 +77,13 @@ impl FakeGpus {
         envs
     }
 
-    /// What the double has found wrong so far, a line each.
+    /// Returns the double's findings so far, a line each.
     pub fn findings(&self) -> String {
         fs::read_to_string(self.log.path()).unwrap_or_default()
     }
 }
 
-/// Where `scripts/setup --nvrtc` puts it.
+/// Returns the folder of `scripts/setup --nvrtc`.
 fn nvrtc_folder() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.deps/nvrtc/nvidia").canonicalize().ok()?;
     let found = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path().join("lib"));

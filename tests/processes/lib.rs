@@ -3,8 +3,8 @@
 //!
 //! A launcher such as `mpirun` joins what its ranks write, also in the middle of a line, so a test that
 //! searches its output may find two halves of two lines. Here a launcher starts every rank behind a shell
-//! that sends stdout and stderr to two files of that rank's own and then becomes the rank ([`files`]). What
-//! the launcher itself writes has its files too.
+//! that sends stdout and stderr to two files of that rank's own and then becomes the rank ([`files`]). The
+//! launcher's own output has its files too.
 
 mod example;
 pub mod files;
@@ -26,12 +26,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long a job may take whose test does not say how long.
+/// The time limit of a job whose test sets none.
 pub const LIMIT: Duration = Duration::from_secs(600);
-/// How long `mpirun` may outlive its ranks. That of Open MPI 4.1 with PMIx 4.2 does so for ever, once in hundreds of jobs
-/// that fail: two of its threads wait for each other in `PMIx_server_finalize`.
+/// The time for which `mpirun` may outlive its ranks. That of Open MPI 4.1 with PMIx 4.2 does so for ever,
+/// once in hundreds of jobs that fail: two of its threads wait for each other in `PMIx_server_finalize`.
 const OUTLIVES: Duration = Duration::from_secs(30);
-/// How long a killed process may take to be gone.
+/// The time in which a killed process must be gone.
 const CLEARING: Duration = Duration::from_secs(3);
 /// The variable, inherited by every process of a job, whose value is the job's folder: how those are found
 /// that outlive their launcher.
@@ -126,19 +126,19 @@ impl Processes {
         &mut found.unwrap_or_else(|| panic!("{name} was not started")).1
     }
 
-    /// What the process of this name has written so far: `mpirun` or what else it was started as; one that a
-    /// launcher started is `rank 0`, or `worker 0`, `server 0` or `scheduler` by its role. One that never was
-    /// has written nothing.
+    /// Returns the output of the process of this name so far: `mpirun` or what else it was started as; one
+    /// that a launcher started is `rank 0`, or `worker 0`, `server 0` or `scheduler` by its role. One that
+    /// never was has written nothing.
     pub fn written(&self, name: &str) -> Written {
         files::written(self.folder.path(), name)
     }
 
-    /// What an MPI rank has written so far.
+    /// Returns the output of an MPI rank so far.
     pub fn rank(&self, rank: usize) -> Written {
         self.written(&format!("rank {rank}"))
     }
 
-    /// What a worker of a job with servers has written so far.
+    /// Returns the output of a worker of a job with servers so far.
     pub fn worker(&self, worker: usize) -> Written {
         self.written(&format!("worker {worker}"))
     }
@@ -172,7 +172,7 @@ impl Processes {
         running.collect()
     }
 
-    /// Whether all started processes ended in time; if not, all of the job is killed.
+    /// Returns true if all started processes ended in time; if not, all of the job is killed.
     pub fn ends_by(&mut self, deadline: Instant) -> bool {
         let mut look = Instant::now() + OUTLIVES;
         let mut is_left = false;
@@ -195,13 +195,13 @@ impl Processes {
         true
     }
 
-    /// Whether `mpirun` is all that lives of a job whose ranks have run.
+    /// Returns true if `mpirun` is all that lives of a job whose ranks have run.
     fn is_mpirun_left(&mut self) -> bool {
         let mpirun = self.started.iter().find(|(name, _)| name == "mpirun").map(|(_, child)| child.id() as i32);
         self.names().iter().any(|name| name.starts_with("rank ")) && mpirun.is_some_and(|pid| self.living() == [pid])
     }
 
-    /// Whether all started processes, which have ended or will, ended with success.
+    /// Returns true if all started processes, which have ended or will, ended with success.
     pub fn succeeded(&mut self) -> bool {
         self.started.iter_mut().all(|(_, child)| child.wait().unwrap().success())
     }
@@ -261,7 +261,7 @@ impl Drop for Processes {
     }
 }
 
-/// Whether ranks can be started here at all.
+/// Returns true if ranks can be started here at all.
 pub fn has_mpi() -> bool {
     Command::new(ringpull_base::config::mpirun_program())
         .arg("--version")

@@ -1,4 +1,4 @@
-//! What the workers of the tests do.
+//! The programs of the tests' workers.
 #![allow(clippy::float_cmp)] // Inputs are small integers, so sums are exact.
 
 use std::time::{Duration, Instant};
@@ -344,7 +344,7 @@ fn barrier(store: &KvStore) -> Result<()> {
     store.barrier()
 }
 
-/// What is wrong on one rank alone is an error there, and the job goes on.
+/// Checks that a mistake on one rank alone is an error there, and that the job goes on.
 fn local_errors(store: &KvStore) -> Result<()> {
     let ones = full(DType::F32, 4, 1);
     store.init("k", &ones)?;

@@ -20,7 +20,7 @@ const KEYS: [(&str, usize); 2] = [("long", 300_000), ("short", 100)];
 const TABLE: [usize; 2] = [4000, 64];
 const ROWS: std::ops::Range<i64> = 1000..3000;
 
-/// What this worker adds: a bit of its own.
+/// Returns this worker's gradient: a bit of its own.
 fn bit() -> usize {
     1 << std::env::var("DMLC_RANK").unwrap().parse::<usize>().unwrap()
 }

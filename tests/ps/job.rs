@@ -18,7 +18,7 @@ pub(crate) struct Job {
     pub(crate) replicas: Option<&'static str>,
 }
 
-/// How a node ended.
+/// The end of a node.
 pub(crate) struct End {
     pub(crate) name: String,
     pub(crate) code: Option<i32>,

@@ -1,4 +1,4 @@
-//! What workers do if one of them does something else.
+//! Tests of workers when one of them does something else.
 
 use std::time::{Duration, Instant};
 

@@ -195,7 +195,7 @@ pub(crate) fn waiting(store: &KvStore, what: &str) -> Result<()> {
     store.wait_all()
 }
 
-/// What worker 0 printed after each step, which is the same on every worker that lives.
+/// Returns the output of worker 0 after each step, which is the same on every worker that lives.
 fn values_of(ends: &[End]) -> BTreeMap<usize, String> {
     let mut values = BTreeMap::new();
     for End { name, written, .. } in ends.iter().filter(|end| end.name.starts_with("worker")) {
@@ -371,8 +371,8 @@ fn a_hundred_servers_are_killed_at_random_moments() {
     }
 }
 
-/// `cargo test --test ps -- --ignored hundred_schedulers`: in every second trial a server is killed too, before
-/// or after the scheduler.
+/// `cargo test --test ps -- --ignored hundred_schedulers`: in every second trial a server is killed too,
+/// before or after the scheduler.
 #[test]
 #[ignore = "takes minutes; tests below do the like four times"]
 fn a_hundred_schedulers_are_killed_at_random_moments() {
@@ -447,7 +447,8 @@ fn the_longest_step_after_a_server_is_killed() {
 #[test]
 fn a_scheduler_that_is_killed_and_started_again_learns_from_its_nodes_where_they_are() {
     let undisturbed = values_of(&Job::start("replicas", 3, 2).succeeds());
-    // The training meets in a barrier after step 30. Towards the end workers leave while there is no scheduler.
+    // The training meets in a barrier after step 30. Towards the end workers leave while there is no
+    // scheduler.
     for (step, lost) in [(3, "server 1"), (20, ""), (STEPS - 20, "")] {
         println!("after step {step}, and then {lost:?}");
         let mut job = Job::start_replicas("replicas", 3, 2);

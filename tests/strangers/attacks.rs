@@ -1,7 +1,7 @@
-//! What strangers do at a port: a function each, and the table of all of them.
+//! The attacks of strangers at a port: a function each, and the table of all of them.
 //!
 //! An attack says what went wrong at the port itself: a connection that was not closed, or bytes that no
-//! stranger should get. What it did to the job is looked at after each (`siege`).
+//! stranger should get. Its effect on the job is checked after each (`siege`).
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::greetings::{CHALLENGE, CLIENT_MAGIC, Name, PROOF, SERVER_CHALLENGE, S
 use crate::overheard::reset_connections;
 use crate::port::{Outcome, Port, finish, reset};
 
-/// What is done at every port at once.
+/// An attack at one port.
 pub(crate) type Attack = fn(&Port) -> Outcome;
 
 /// A step takes a few milliseconds. It may take this long while strangers keep every processor: less than the
@@ -23,8 +23,8 @@ const STEP: Duration = Duration::from_secs(2);
 /// A connection that breaks among strangers who connect without a pause finds room only now and then.
 const WHILE_CROWDED: Duration = Duration::from_secs(4);
 
-/// All of them, in this order, and how long a step may take meanwhile. What fills the queue of a port at
-/// which nothing is accepted comes last.
+/// All of them, in this order, and how long a step may take meanwhile. The attack that fills the queue of a
+/// port at which nothing is accepted comes last.
 pub(crate) const ATTACKS: &[(&str, Attack, Duration)] = &[
     ("garbage of each message's length", garbage, STEP),
     ("the right first bytes, and garbage", opening_and_garbage, STEP),
@@ -46,12 +46,12 @@ pub(crate) const ATTACKS: &[(&str, Attack, Duration)] = &[
 /// Those that take all that a port has for those who have proved nothing.
 pub(crate) const CROWDED: &[Attack] = &[silent, drip, endless, flood];
 
-/// How often what is done once is done.
+/// The number of repetitions of a single act.
 const TIMES: usize = 16;
-/// How many silent connections there are, of which a port keeps fewer.
+/// The number of silent connections, of which a port keeps fewer.
 pub(crate) const SILENT: usize = 200;
 const FLOOD: usize = 2000;
-/// How long those go on who write without an end, and those who crowd.
+/// The time for which endless writers, and crowds, go on.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The same bytes in every run, and no others alike.
@@ -214,7 +214,7 @@ fn mirror(port: &Port) -> Outcome {
     port.sees_off_at_once(strangers)
 }
 
-/// What a node says that has been admitted, and that would change values or end the job.
+/// Returns messages of an admitted node that would change values or end the job.
 fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
     match speaks {
         // The first byte says which message it is.

@@ -1,5 +1,5 @@
-//! How connections begin, by hand and apart from the library's own code: what whoever reads the sources knows
-//! of the protocols.
+//! The begin of connections, by hand and apart from the library's own code, as a reader of the sources knows
+//! the protocols.
 //!
 //! | port | first | then | then | at last |
 //! | --- | --- | --- | --- | --- |
@@ -12,7 +12,7 @@ use std::net::TcpStream;
 
 use hmac_sha256::HMAC;
 
-/// What is said at a port.
+/// The protocol of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Speaks {
     /// Rank 0's.
@@ -43,7 +43,7 @@ pub(crate) const WRONG_SECRET: [u8; VERDICT] = {
     verdict
 };
 
-/// Who a stranger says he is.
+/// The name that a stranger gives.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Name {
     /// At the control star.
@@ -51,7 +51,7 @@ pub(crate) struct Name {
     /// At a scheduler or a server: what the node calls itself, and its session.
     pub(crate) identity: Vec<u8>,
     pub(crate) session: [u8; 16],
-    /// Whether he goes on with a connection that there was.
+    /// True if he goes on with a connection that there was.
     pub(crate) goes_on: bool,
     /// The secret that he has; `None` if he says that he has none.
     pub(crate) secret: Option<Vec<u8>>,
@@ -106,8 +106,8 @@ impl Speaks {
         }
     }
 
-    /// What a stranger says first, without having heard anything, and in the right form: all that he ever
-    /// says at the control star.
+    /// Returns the first bytes of a stranger, without having heard anything, in the right form: all that he
+    /// ever sends at the control star.
     pub(crate) fn opening(self, name: &Name) -> Vec<u8> {
         match self {
             Speaks::Servers => client_hello(name).to_vec(),
@@ -115,8 +115,8 @@ impl Speaks {
         }
     }
 
-    /// Whether `said`, all that an end has said to a stranger, or what it said after its challenge, is no
-    /// more than every stranger may hear: nothing that depends on the secret.
+    /// Returns true if `said`, all that an end has said to a stranger, or what it said after its challenge,
+    /// is no more than every stranger may hear: nothing that depends on the secret.
     pub(crate) fn tells_nothing(self, said: &[u8]) -> bool {
         match self {
             Speaks::ControlStar => said.len() <= CHALLENGE,
@@ -148,7 +148,8 @@ pub(crate) fn hello(name: &Name, challenge: &[u8; CHALLENGE]) -> [u8; HELLO] {
     hello
 }
 
-/// Whether there is a secret, random bytes, the session, the node's identity and its length.
+/// Returns the first message: a flag of the secret, random bytes, the session, the node's identity and its
+/// length.
 pub(crate) fn client_hello(name: &Name) -> [u8; CLIENT_HELLO] {
     let mut hello = [0; CLIENT_HELLO];
     hello[..7].copy_from_slice(CLIENT_MAGIC);
@@ -160,7 +161,8 @@ pub(crate) fn client_hello(name: &Name) -> [u8; CLIENT_HELLO] {
     hello
 }
 
-/// Whether the session goes on, the last frame received, and a code over all that was said.
+/// Returns the proof: a flag of a session that goes on, the last frame received, and a code over all that was
+/// said.
 pub(crate) fn proof(name: &Name, hello: &[u8], challenge: &[u8]) -> [u8; PROOF] {
     let mut proof = [0; PROOF];
     proof[0] = u8::from(name.goes_on);

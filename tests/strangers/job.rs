@@ -15,23 +15,23 @@ use crate::greetings::Speaks;
 use crate::port::Port;
 use crate::vitals::{CLOSED, ESTABLISHED, LISTENS, tcp, udp};
 
-/// What a process of a job is, and the file whose presence ends the job.
+/// The case of a process of a job, and the file whose presence ends the job.
 const CASE: &str = "RINGPULL_TEST_CASE";
 const FILE: &str = "RINGPULL_TEST_FILE";
-/// What the nodes of a job with servers know.
+/// The secret of the nodes of a job with servers.
 const SECRET: &str = "what only the nodes of this job know";
 /// A rank is lost after this many seconds of silence: a control thread that a stranger keeps busy is found
 /// soon.
 const SILENCE_S: &str = "10";
-/// How long a job may take to start, and to end.
+/// The time limit of a job's start, and of its end.
 const START: Duration = Duration::from_secs(30);
 const END: Duration = Duration::from_secs(20);
 
 /// The lengths of the keys.
 const LENS: [usize; 4] = [1, 7, 1000, 5000];
-/// What rank 0 adds to its gradient to say that this step is the last.
+/// The addition of rank 0 to its gradient that marks the last step.
 const LAST: usize = 1 << 20;
-/// How often a worker says how it goes on.
+/// The time between two reports of a worker.
 const WINDOW: Duration = Duration::from_millis(50);
 
 /// A process of a job.
@@ -39,9 +39,9 @@ const WINDOW: Duration = Duration::from_millis(50);
 pub(crate) struct Member {
     pub(crate) name: String,
     pub(crate) pid: u32,
-    /// What is said at the one port on which it listens, if it does.
+    /// The protocol of the one port on which it listens, if it does.
     speaks: Option<Speaks>,
-    /// Whether it makes steps.
+    /// True if it makes steps.
     pub(crate) steps: bool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Job {
     secret: Option<&'static str>,
 }
 
-/// How a worker went on for a while.
+/// The progress of a worker in one period.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) longest: Duration,
@@ -161,7 +161,7 @@ impl Job {
         stepping.for_each(|member| self.processes.wait_for(&member.name, "window: ", 1, limit));
     }
 
-    /// How every worker has gone on since it began, in order.
+    /// Returns the progress of every worker since it began, in order.
     pub(crate) fn windows(&self, name: &str) -> Vec<Window> {
         let written = self.processes.written(name);
         // The last line may be unfinished.
@@ -222,7 +222,7 @@ impl std::fmt::Display for Job {
     }
 }
 
-/// What a process of a job does.
+/// Runs a process of a job.
 pub(crate) fn be_one_process() {
     let Some(kind) = config::text(CASE) else {
         println!("skipped: the other tests start this one as a process of a job");

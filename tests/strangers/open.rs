@@ -12,10 +12,10 @@ use crate::job::Job;
 use crate::port::{Port, is_closed};
 use crate::vitals::Vitals;
 
-/// What a node may keep of all of it: as many bytes wait for a scheduler from each who is admitted as it says
-/// at once.
+/// The memory that a node may keep of all of it: for a scheduler the bytes that each admitted node sends at
+/// once wait.
 const GROWTH: usize = 8 << 20;
-/// How long one goes on who sends frames without an end.
+/// The time for which a sender of endless frames goes on.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Says at `port` that he is a node of this name: the connection, and the verdict.

@@ -1,9 +1,9 @@
 //! The greeting of a real node, recorded on its way, and resets of real connections.
 //!
 //! Addresses of control ports travel inside MPI, so no stranger can put itself between two ranks by giving
-//! one another address. Whoever starts a process may share its sockets, though (`pidfd_getfd`): a node's
-//! connection is reset, as anything on the way could do; while the process that listens is stopped, what the
-//! node dials next is accepted here and passed on, both ways.
+//! one another address. A process's parent may share its sockets, though (`pidfd_getfd`): a node's connection
+//! is reset, as anything on the way could do; while the process that listens is stopped, the node's next
+//! connection is accepted here and passed on, both ways.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,10 +17,10 @@ use crate::greetings::{CHALLENGE, CLIENT_HELLO, HELLO, Name, PROOF, SERVER_CHALL
 use crate::port::{Port, reset};
 use crate::vitals::{ESTABLISHED, LISTENS, Socket, is_stopped, tcp};
 
-/// How long each step of it may take.
+/// The time limit of each step.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// What one node has said until it was admitted.
+/// The bytes that one node sent until it was admitted.
 #[derive(Debug, Clone)]
 pub(crate) struct Overheard {
     said: Vec<u8>,
@@ -73,7 +73,7 @@ impl Overheard {
         &self.said
     }
 
-    /// Who said it, and nothing of his secret.
+    /// Returns the sender's name, and nothing of its secret.
     pub(crate) fn name(&self, speaks: Speaks) -> Name {
         match speaks {
             Speaks::Servers => Name {
@@ -87,7 +87,7 @@ impl Overheard {
     }
 }
 
-/// Resets every connection of process `pid` to `to`. How many there were.
+/// Resets every connection of process `pid` to `to`. Returns their number.
 pub(crate) fn reset_connections(pid: u32, to: SocketAddr) -> io::Result<usize> {
     let is_to = |socket: &Socket| socket.state == ESTABLISHED && socket.remote == to;
     let connections: Vec<Socket> = tcp(pid).into_iter().filter(is_to).collect();

@@ -9,13 +9,13 @@ use rustix::net::sockopt::set_socket_linger;
 use crate::greetings::Speaks;
 use crate::overheard::Overheard;
 
-/// How long a connection may go on that has not proved that it is of the job, by both protocols, ...
+/// The time limit of a connection that has not proved that it is of the job, by both protocols, ...
 const GREETING: Duration = Duration::from_secs(5);
 /// ... and how much later its end may be seen on a busy machine.
 const MARGIN: Duration = Duration::from_secs(2);
-/// How long a port may take to make a connection. The kernel tries again after a second.
+/// The time in which a port must make a connection. The kernel tries again after a second.
 const CONNECT: Duration = Duration::from_secs(4);
-/// How long one may take that is never accepted: once the queue is full the kernel does not answer.
+/// The time limit of a connection that is never accepted: once the queue is full the kernel does not answer.
 const CONNECT_TO_QUEUE: Duration = Duration::from_millis(50);
 
 /// A port on which a process of a job listens.
@@ -27,11 +27,11 @@ pub(crate) struct Port {
     pub(crate) speaks: Speaks,
     /// The processes of the job that are connected to it.
     pub(crate) clients: Vec<u32>,
-    /// What one of them said when it connected, if that could be recorded.
+    /// The first bytes of one of them, if they could be recorded.
     pub(crate) overheard: Option<Overheard>,
 }
 
-/// What went wrong, in words.
+/// The result of an attack; its error is the fault, in words.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
 impl Port {

@@ -13,19 +13,19 @@ use crate::overheard::Overheard;
 use crate::port::{Outcome, Port};
 use crate::vitals::Vitals;
 
-/// How long a worker may take to say how it goes on.
+/// The time in which a worker must report.
 const WINDOW: Duration = Duration::from_secs(4);
-/// What a process may keep of all attacks together, and what it may need while one goes on.
+/// The memory that a process may keep of all attacks together, and that it may need while one goes on.
 const GROWTH: usize = 4 << 20;
 const PEAK: usize = 8 << 20;
-/// How many connections or threads more than before a process may have while strangers come: 64 of those who
-/// have not proved anything, as many that are being ended, and some of nodes.
+/// The number of connections or threads that a process may have beyond the earlier number while strangers
+/// come: 64 of those who have not proved anything, as many that are being ended, and some of nodes.
 const GUESTS: usize = 160;
-/// How long a process may take to have as many descriptors and threads as before, and how long it has to have
-/// so many for these to be all it needs.
+/// The time in which a process must have as many descriptors and threads as before, and the time for which it
+/// must keep that number.
 const REST: Duration = Duration::from_secs(8);
 const QUIET: Duration = Duration::from_secs(1);
-/// How often a process may write about strangers.
+/// The least time between two lines of a process about strangers.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// A job whose ports are known.
@@ -60,7 +60,7 @@ impl Siege {
         siege
     }
 
-    /// What every process has once the connections that were recorded are made again.
+    /// Returns the use of every process once the connections that were recorded are made again.
     fn at_rest(&self) -> BTreeMap<String, Vitals> {
         let counts = |all: &BTreeMap<String, Vitals>| -> Vec<_> {
             all.values().map(|vitals| (vitals.descriptors, vitals.threads)).collect()
@@ -81,7 +81,7 @@ impl Siege {
         last
     }
 
-    /// What every process has now; an error that names one that has ended.
+    /// Returns the present use of every process; an error that names one that has ended.
     fn vitals(&self) -> Outcome<BTreeMap<String, Vitals>> {
         let of = |member: &Member| {
             let vitals = Vitals::of(member.pid).ok_or_else(|| format!("{} has ended", member.name))?;
@@ -202,7 +202,7 @@ impl Siege {
         all
     }
 
-    /// What processes have once each has the descriptors and threads that it had before.
+    /// Returns the use of the processes once each has the descriptors and threads that it had before.
     fn vitals_at_rest(&self, wrong: &mut Vec<String>) -> Outcome<BTreeMap<String, Vitals>> {
         let end = Instant::now() + REST;
         loop {

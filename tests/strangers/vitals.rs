@@ -1,4 +1,4 @@
-//! What a process has open and in use, by `/proc`: sockets, descriptors, threads, memory.
+//! The open resources of a process, by `/proc`: sockets, descriptors, threads, memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ pub(crate) struct Socket {
     pub(crate) state: u8,
 }
 
-/// How much a process has of what strangers could use up.
+/// The resources of a process that strangers could use up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Vitals {
     pub(crate) descriptors: usize,
@@ -60,7 +60,7 @@ pub(crate) fn udp(pid: u32) -> Vec<Socket> {
     sockets(pid, ["udp", "udp6"])
 }
 
-/// Whether every thread of the process is stopped.
+/// Returns true if every thread of the process is stopped.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     threads.flatten().all(|thread| {

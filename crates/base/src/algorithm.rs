@@ -28,7 +28,7 @@ named! {
     }
 }
 
-/// How an allreduce is to be done.
+/// The algorithm of an allreduce.
 ///
 /// ```
 /// # use ringpull_base as ringpull;
@@ -64,7 +64,7 @@ impl AlgorithmChoice {
         (name == Algorithm::Circulant.name()).then_some("halving")
     }
 
-    /// What has this name.
+    /// Returns the choice of this name.
     pub fn of_name(name: &str) -> Option<Self> {
         match name {
             "auto" => Some(AlgorithmChoice::Auto),
@@ -76,7 +76,7 @@ impl AlgorithmChoice {
         }
     }
 
-    /// Whether memory of the host is summed by what suits the cluster.
+    /// Returns true if sums of host memory take the algorithm that suits the cluster.
     pub fn is_auto(self) -> bool {
         matches!(self, AlgorithmChoice::Auto | AlgorithmChoice::Nccl)
     }

@@ -1,9 +1,9 @@
-//! Names that one process of this host has at a time: by them a process finds out that another is already what
-//! it was about to be.
+//! Names that one process of this host holds at a time: a process that wants a role finds out from them that
+//! another has it.
 //!
 //! A name is an abstract socket. The kernel gives it to one process and takes it back when that process ends,
-//! however it ends; there is no file that could be left behind or planted. Any user may take any such name, so
-//! only a holder of this user counts.
+//! however it ends; there is no file that could be left behind or planted. Any user may take any such name,
+//! so only a holder of this user counts.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -94,7 +94,7 @@ pub fn in_words(pid: u32) -> String {
     format!("pid {pid} ({text})")
 }
 
-/// Whether this process was started by `pid`, or by one that `pid` has started, and so on.
+/// Returns true if this process was started by `pid`, or by one that `pid` has started, and so on.
 pub fn is_ancestor(pid: u32) -> bool {
     let parent_of = |process: u32| -> Option<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;

@@ -22,7 +22,7 @@ use crate::recording::RecordingOptions;
 use crate::{AlgorithmChoice, Error, Result};
 
 named! {
-    /// What one process of a job is: of one with parameter servers, or a helper of `dist_sync_mpi`.
+    /// The role of a process in its job: in one with parameter servers, or as a helper of `dist_sync_mpi`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
     #[serde(rename_all = "lowercase")]
     #[allow(missing_docs)]
@@ -35,7 +35,7 @@ named! {
 }
 
 impl Role {
-    /// What its processes are called, before their numbers: a worker is a rank.
+    /// Returns the name of its processes, before their numbers: a worker is a rank.
     pub fn label(self) -> &'static str {
         if self == Role::Worker { "rank" } else { self.name() }
     }
@@ -59,7 +59,7 @@ pub struct Dmlc {
     pub preferred_rank: Option<usize>,
 }
 
-/// Where `auto` learns about the cluster.
+/// The source of `auto`'s knowledge of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClusterSource {
     /// Unset: the file that `ringpull probe` has put into the user's cache for just these hosts, or else
@@ -71,7 +71,7 @@ pub enum ClusterSource {
     File(PathBuf),
 }
 
-/// What the environment asks of a process.
+/// The settings of a process.
 ///
 /// ```
 /// # use ringpull_base::config as ringpull;
@@ -88,40 +88,39 @@ pub struct Config {
     /// `RINGPULL_WARN`, seconds (30): a rank that others wait for is named in a warning after this time, and
     /// again each time it has doubled.
     pub warn: Duration,
-    /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): how long others wait for a live rank before that
-    /// is an error.
+    /// `RINGPULL_TIMEOUT`, seconds (1800; 0 is [`NEVER`]): the time after which a wait for a live rank is an
+    /// error.
     pub timeout: Duration,
-    /// `RINGPULL_SILENCE` or ps-lite's `PS_HEARTBEAT_TIMEOUT`, seconds (30): how long a peer's process gives
-    /// no sign of life before it counts as lost. No longer than `timeout`, see [`silence`](Config::silence).
+    /// `RINGPULL_SILENCE` or ps-lite's `PS_HEARTBEAT_TIMEOUT`, seconds (30): the time without heartbeats
+    /// after which a peer's process is lost. At most `timeout`, see [`silence`](Config::silence).
     pub silence: Duration,
     /// `RINGPULL_SEGMENT`, bytes (262144): the size of one message of a part.
     pub segment_bytes: usize,
-    /// `RINGPULL_FUSION_BYTES`, bytes: how much is summed as one, of short gradients that follow each other
-    /// in every step; 0 sums each by itself, `None` goes by what is known of the cluster. Rank 0's counts.
+    /// `RINGPULL_FUSION_BYTES`, bytes: the largest bucket of short gradients that follow each other in every
+    /// step. 0 sums each by itself; `None` chooses by the cluster. Rank 0's value counts.
     pub fusion_bytes: Option<usize>,
-    /// Whether `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose
+    /// True if `RINGPULL_SEGMENT` was given: then every message has that size, and else `auto` may choose
     /// shorter ones.
     pub segment_is_fixed: bool,
     /// `RINGPULL_ALGORITHM` (auto): the allreduce plan.
     pub algorithm: AlgorithmChoice,
-    /// `RINGPULL_CLUSTER`: where `auto` learns about the cluster.
+    /// `RINGPULL_CLUSTER`: the source of `auto`'s knowledge of the cluster.
     pub cluster: ClusterSource,
-    /// `RINGPULL_MPI_DEVICE_MEMORY`: whether MPI is given the memory of devices; `None` does as the MPI
-    /// library says.
+    /// `RINGPULL_MPI_DEVICE_MEMORY`: gives MPI the memory of devices; `None` if the MPI library takes it.
     pub mpi_device_memory: Option<bool>,
-    /// `RINGPULL_READ_MEMORY`: whether ranks of one host read and write the memory of each other's processes,
-    /// if the system lets them. `None`: two ranks do, and ranks that outnumber the cores.
+    /// `RINGPULL_READ_MEMORY`: lets ranks of one host read and write the memory of each other's processes, if
+    /// the system allows it. `None`: two ranks do, and ranks that outnumber the cores.
     pub read_memory: Option<bool>,
-    /// `RINGPULL_CHECK_NAN` (0): whether a pushed NaN or Inf is an error.
+    /// `RINGPULL_CHECK_NAN` (0): makes a pushed NaN or Inf an error.
     pub check_nan: bool,
-    /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): how many updates of a key lie between two comparisons
+    /// `RINGPULL_CHECK_REPLICAS`, updates (0: never): the number of a key's updates between two comparisons
     /// of its value over the ranks of `dist_sync_mpi`.
     pub check_replicas: u64,
-    /// `RINGPULL_ELASTIC` (0): whether the ranks of `dist_sync_mpi` go on without one that is lost, where MPI
-    /// can (Open MPI 5 under `mpirun --with-ft ulfm`), and jobs with servers without lost workers.
+    /// `RINGPULL_ELASTIC` (0): lets a job of `dist_sync_mpi` go on without lost ranks, if MPI can (Open MPI 5
+    /// under `mpirun --with-ft ulfm`), and a job with servers without lost workers.
     pub elastic: bool,
-    /// `RINGPULL_REPLICAS` (1): how many servers of `dist_sync` hold each value; with 2 the loss of one costs
-    /// none.
+    /// `RINGPULL_REPLICAS` (1): the number of servers of `dist_sync` that hold each value; with 2 the loss of
+    /// one server loses no value.
     pub replicas: usize,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
     /// servers.
@@ -160,13 +159,13 @@ pub const NEVER: Duration = Duration::from_secs(1_000_000_000);
 /// come.
 pub const DEADLOCK: Duration = Duration::from_secs(5);
 
-/// What sets `Config::replicas`.
+/// The variable of `Config::replicas`.
 pub const REPLICAS: &str = "RINGPULL_REPLICAS";
 
-/// What it is.
+/// The values of `RINGPULL_REPLICAS`, in words.
 const SERVERS: &str = "a number of servers; 1: each value is on one";
 
-/// What `segment_bytes` may be.
+/// The valid values of `segment_bytes`.
 const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
 
 impl Config {
@@ -175,12 +174,13 @@ impl Config {
         Config::from_env_or(Config { cluster: ClusterSource::Cached, ..Config::default() })
     }
 
-    /// How long a peer may be silent: a rank that says nothing is waited for no longer than one that does.
+    /// Returns the time for which a peer may be silent: a silent rank is waited for no longer than a late
+    /// one.
     pub fn silence(&self) -> Duration {
         self.silence.min(self.timeout)
     }
 
-    /// As [`from_env`](Self::from_env), with `default` for what the environment does not set.
+    /// As [`from_env`](Self::from_env), with `default` for settings that the environment lacks.
     pub fn from_env_or(default: Config) -> Result<Self> {
         let config = Config {
             warn: seconds("RINGPULL_WARN", default.warn)?,
@@ -222,8 +222,8 @@ impl Config {
         config.check().map(|()| config)
     }
 
-    /// An error if a program has set what cannot be, as MPI counts a message's bytes in an int, or if a
-    /// variable has an impossible value that is read where no error can be returned.
+    /// Returns an error if a setting of the program is impossible (MPI counts a message's bytes in an int),
+    /// or if a variable that is read later, where no error can be returned, has an impossible value.
     pub fn check(&self) -> Result<()> {
         wants_shared_memory()?;
         wants_quiet()?;
@@ -320,7 +320,7 @@ pub fn library_settings(eager_bytes: Option<usize>) -> Vec<(&'static str, String
     settings
 }
 
-/// Whether the `mpirun` that started this process lets its job go on when a rank is lost.
+/// Returns true if the `mpirun` that started this process lets its job go on when a rank is lost.
 pub fn launcher_survives_losses() -> bool {
     text("OMPI_MCA_mpi_ft_enable").is_some_and(|value| !matches!(value.as_str(), "0" | "f" | "false" | "no"))
 }
@@ -330,8 +330,8 @@ pub fn launcher_survives_losses() -> bool {
 /// shared memory of our own.
 pub const ELASTIC_SETTING: (&str, &str) = ("OMPI_MCA_btl", "^sm");
 
-/// What a launcher says the number of ranks is: used to notice another MPI's `mpirun`, and a launcher that
-/// starts no ranks of MPI, as `torchrun` does, whose variable is the last.
+/// Returns the launcher's variable of the number of ranks, and its value. It detects another MPI's `mpirun`,
+/// and a launcher that starts no ranks of MPI, as `torchrun` does, whose variable is the last.
 pub fn launcher_world_size() -> Option<(&'static str, usize)> {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"]
         .into_iter()
@@ -344,36 +344,36 @@ pub fn launcher_rank() -> Option<usize> {
     told_rank()?.parse().ok()
 }
 
-/// Whether a launcher calls this process its first rank, or nobody calls it any.
+/// Returns true if a launcher calls this process its first rank, or nobody calls it any.
 pub fn is_first_rank() -> bool {
     told_rank().is_none_or(|rank| rank == "0")
 }
 
-/// What a launcher calls this process.
+/// Returns the rank that a launcher gives this process.
 fn told_rank() -> Option<String> {
     ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"].into_iter().find_map(text)
 }
 
-/// Whether this process speaks for those of its job where one is enough: in a job with servers the first
-/// worker, or every worker if no variable numbers them, whatever rank a launcher gives; else the launcher's
-/// first rank.
+/// Returns true if this process speaks for those of its job where one is enough: in a job with servers the
+/// first worker, or every worker if no variable numbers them, whatever rank a launcher gives; else the
+/// launcher's first rank.
 pub fn speaks_for_the_job(job: Option<&Dmlc>) -> bool {
     job.map_or_else(is_first_rank, |job| job.role == Role::Worker && job.preferred_rank.unwrap_or(0) == 0)
 }
 
-/// If this process speaks for several workers: the variable by which a launcher says so, and how many they
-/// are.
+/// Returns the number of workers that this process speaks for, with the launcher's variable that says so, if
+/// there are several.
 pub fn first_of_several(job: Option<&Dmlc>) -> Option<(&'static str, usize)> {
     let told = job.map(|job| ("DMLC_NUM_WORKER", job.num_workers)).or_else(launcher_world_size);
     told.filter(|(_, workers)| *workers > 1 && speaks_for_the_job(job))
 }
 
-/// Whether Open MPI's `mpirun` runs for root.
+/// Returns true if Open MPI's `mpirun` runs for root.
 pub fn root_may_run_mpi() -> bool {
     text("OMPI_ALLOW_RUN_AS_ROOT").is_some() && text("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM").is_some()
 }
 
-/// How many ranks a launcher has put on this host, as far as it says.
+/// Returns the number of ranks that a launcher has put on this host, if it says so.
 pub fn launcher_local_size() -> Option<usize> {
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"].into_iter().find_map(|name| text(name)?.parse().ok())
 }
@@ -402,7 +402,7 @@ fn wants_shared_memory() -> Result<bool> {
 /// The variable that makes a process of an MPI job a helper.
 pub const ROLE: &str = "RINGPULL_ROLE";
 
-/// `RINGPULL_ROLE` (worker): whether this process is a helper of a job of `dist_sync_mpi`, a rank that only
+/// `RINGPULL_ROLE` (worker): makes this process a helper of a job of `dist_sync_mpi`, a rank that only
 /// reduces. Another word is an error of [`Config::from_env`] and of whatever creates a store.
 pub fn is_helper() -> bool {
     role() == Ok(true)
@@ -416,7 +416,7 @@ fn role() -> Result<bool> {
     }
 }
 
-/// `RINGPULL_QUIET` (0): whether a job begins without the line that says where its ranks are.
+/// `RINGPULL_QUIET` (0): leaves out the first line of a job, with the places of its ranks.
 pub fn is_quiet() -> bool {
     wants_quiet() == Ok(true)
 }
@@ -425,7 +425,7 @@ fn wants_quiet() -> Result<bool> {
     text(QUIET).map_or(Ok(false), |given| switch(QUIET, &given))
 }
 
-/// `RINGPULL_METRICS`: where rank 0 serves metrics; a port alone is loopback's.
+/// `RINGPULL_METRICS`: the address of rank 0's metrics; a port alone is loopback's.
 pub fn metrics() -> Result<Option<SocketAddr>> {
     const NAME: &str = "RINGPULL_METRICS";
     let Some(given) = text(NAME) else { return Ok(None) };
@@ -434,14 +434,13 @@ pub fn metrics() -> Result<Option<SocketAddr>> {
     address.map(Some).ok_or_else(|| bad(NAME, "a port, or an address such as 0.0.0.0:9400 or [::]:9400"))
 }
 
-/// `RINGPULL_RACK`: the name of the rack this host stands in; unset, what Slurm says of the switches above
-/// it.
+/// `RINGPULL_RACK`: the name of this host's rack; if unset, Slurm's name of the switches above it.
 pub fn rack() -> Option<String> {
     let switches = || Some(text("SLURM_TOPOLOGY_ADDR")?.rsplit_once('.')?.0.to_owned());
     text("RINGPULL_RACK").or_else(switches)
 }
 
-/// `NCCL_COMM_BLOCKING`: whether NCCL lets its calls wait for other processes, so that none can be given up.
+/// `NCCL_COMM_BLOCKING`: lets NCCL's calls wait for other processes, so that none can be given up.
 pub fn nccl_blocks() -> bool {
     text("NCCL_COMM_BLOCKING").is_some_and(|given| given.trim() == "1")
 }
@@ -475,13 +474,13 @@ pub fn log_filter() -> String {
     text("RINGPULL_LOG").unwrap_or_else(|| "ringpull=warn".to_owned())
 }
 
-/// Whether the log on stderr has colours: in a terminal, unless `NO_COLOR` is set.
+/// Returns true if the log on stderr has colours: in a terminal, unless `NO_COLOR` is set.
 pub fn log_is_colored() -> bool {
     use std::io::IsTerminal;
     std::io::stderr().is_terminal() && text("NO_COLOR").is_none()
 }
 
-/// Where Debian's package `dataset-fashion-mnist` puts its files.
+/// The folder of Debian's package `dataset-fashion-mnist`.
 pub const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 
 /// The folder with Fashion-MNIST: the package's, or the one of this checkout that `scripts/setup` fills where
@@ -501,7 +500,7 @@ pub fn devices() -> Option<String> {
     text("RINGPULL_DEVICES")
 }
 
-/// `RINGPULL_TIMELINE` (unset): the file that each process writes what it did to, as a Chrome trace.
+/// `RINGPULL_TIMELINE` (unset): the file to which each process writes its timeline, a Chrome trace.
 pub fn timeline_file() -> Option<String> {
     text("RINGPULL_TIMELINE")
 }
@@ -521,7 +520,7 @@ pub fn recording() -> Result<Option<RecordingOptions>> {
     }))
 }
 
-/// The variables that [`recording`] reads, for what sets them.
+/// The variables that [`recording`] reads, for code that sets them.
 pub const RECORD: &str = "RINGPULL_RECORD";
 #[allow(missing_docs)]
 pub const RECORD_VALUES: &str = "RINGPULL_RECORD_VALUES";

@@ -59,12 +59,12 @@ impl DType {
         format!("{self} of shape {shape:?}")
     }
 
-    /// Whether sums of the type are made in a longer one and rounded.
+    /// Returns true if sums of the type are made in a longer one and rounded.
     pub fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// Whether the type has NaN and Inf, and can be optimised over.
+    /// Returns true if the type has NaN and Inf, and can be optimised over.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }

@@ -1,8 +1,7 @@
-//! The table of element types: of which types tensors may be that programs give, what each travels as, and
-//! how it is reduced.
+//! The table of element types of programs' tensors: the type in which each travels, and its reductions.
 //!
 //! A store computes with the types of [`DType`]. A tensor of another type travels as elements of one of them:
-//! a complex number as its two parts, a truth value as a byte, and what has no arithmetic here as bytes.
+//! a complex number as its two parts, a truth value as a byte, and a type without arithmetic here as bytes.
 //! Names are those of NumPy, PyTorch and JAX.
 
 use std::str::FromStr;
@@ -35,7 +34,7 @@ pub enum Arithmetic {
 pub struct ElementType {
     /// Its name in NumPy and the frameworks.
     pub name: &'static str,
-    /// The type of what travels.
+    /// The type in which its elements travel.
     pub dtype: DType,
     /// The number of these in one element.
     pub width: usize,
@@ -130,7 +129,7 @@ impl ElementType {
         self.width * self.dtype.size_bytes()
     }
 
-    /// The shape of what travels for a tensor of `shape`. A scalar is one row.
+    /// Returns the shape in which a tensor of `shape` travels. A scalar is one row.
     pub fn travelling(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         if self.width > 1 {
@@ -142,7 +141,7 @@ impl ElementType {
         shape
     }
 
-    /// The reductions that there are of it.
+    /// Returns its reductions.
     pub fn reductions(&self) -> &'static [Reduction] {
         match self.arithmetic {
             Arithmetic::Numbers => &Reduction::ALL,
@@ -153,8 +152,8 @@ impl ElementType {
         }
     }
 
-    /// An error unless elements of the type can be reduced so, and multiplied by factors if `is_scaled`;
-    /// `what` is to be reduced, such as `allreduce of w`.
+    /// Returns an error unless elements of the type can be reduced so, and multiplied by factors if
+    /// `is_scaled`. `what` is the operation, such as `allreduce of w`.
     pub fn check(&self, what: &str, reduction: Reduction, is_scaled: bool) -> Result<()> {
         let (name, known) = (self.name, self.reductions());
         if !known.contains(&reduction) {
@@ -184,7 +183,7 @@ impl ElementType {
         (self.arithmetic == Arithmetic::Numbers).then_some(self.dtype)
     }
 
-    /// Whether a store can hold values of it.
+    /// Returns true if a store can hold values of it.
     pub fn is_of_stores(&self) -> bool {
         matches!(self.arithmetic, Arithmetic::Numbers | Arithmetic::Parts)
     }

@@ -1,7 +1,7 @@
 //! The one error type. A variant for each thing a caller can do something about, fields instead of formatted
 //! strings.
 //!
-//! Errors travel: what one rank detects is sent to the others and raised there with the same words, so every
+//! Errors travel: an error of one rank is sent to the others and raised there with the same words, so every
 //! variant can be cloned and serialised.
 
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Key;
 
-/// What went wrong, where, and what to do about it.
+/// An error: the fault, its place, and the remedy.
 ///
 /// The text is lower case without a full stop; a remedy stands on its own line, after `hint:`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -29,9 +29,9 @@ pub enum Error {
     KindUnavailable {
         /// The kind asked for.
         kind: String,
-        /// What is missing.
+        /// The missing part.
         reason: String,
-        /// What to install, set or choose instead.
+        /// A part to install, set or choose instead.
         remedy: String,
     },
     /// The operation exists, but not for this kind of store or this kind of value.
@@ -41,7 +41,7 @@ pub enum Error {
         kind: String,
         /// The operation, in the API's word.
         operation: String,
-        /// Why not, and what can be done instead.
+        /// The reason, and the alternative.
         reason: String,
     },
     /// One store holds integer keys or string keys, as its first call decided.
@@ -119,15 +119,15 @@ pub enum Error {
         operation: String,
         /// Each rank's view, in words.
         views: Vec<(usize, String)>,
-        /// What to change.
+        /// The change that avoids it.
         remedy: String,
     },
     /// An argument is wrong in itself. Nothing was changed.
     #[error("{what}\n  hint: {remedy}")]
     InvalidArgument {
-        /// What is wrong.
+        /// The fault.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// Some ranks wait for others that live but have not called.
@@ -144,9 +144,9 @@ pub enum Error {
         rank: usize,
         /// The ranks that did not come.
         missing: Vec<usize>,
-        /// How long it waited, in seconds.
+        /// The time that it waited, in seconds.
         waited_s: u64,
-        /// What those wait for themselves, or nothing.
+        /// The reason for which those wait themselves, or nothing.
         why: String,
     },
     /// Every rank that has not ended waits for a call that another has not made: nothing can come any more.
@@ -155,18 +155,18 @@ pub enum Error {
         waits.iter().map(say_wait).collect::<Vec<_>>().join("; ")
     )]
     Deadlock {
-        /// For each rank what follows `rank 1 waits`: where its program is, if that is known, for what, and
-        /// which ranks have not called that.
+        /// For each rank the text behind `rank 1 waits`: the place of its program, if known, the operation,
+        /// and the ranks that have not called it.
         waits: Vec<(usize, String)>,
     },
     /// A rank has ended its run in order, and another waits for it: their numbers of steps differ.
     #[error("{peer} ended its run without calling {operation}, for which rank {rank} waits{}", say_why_ended(why))]
     Finished {
-        /// Who, such as `rank 3 (pid 71 on h4)`.
+        /// The other process, such as `rank 3 (pid 71 on h4)`.
         peer: String,
         /// Its rank.
         ranks: Vec<usize>,
-        /// What the other waits for, with the key.
+        /// The operation that the other waits for, with the key.
         operation: String,
         /// The rank that waits.
         rank: usize,
@@ -180,13 +180,13 @@ pub enum Error {
         on_rank(*rank)
     )]
     PeerLost {
-        /// Who, such as `rank 3 (pid 71 on h4)` or `server 1 (10.55.0.3:4711)`.
+        /// The lost process, such as `rank 3 (pid 71 on h4)` or `server 1 (10.55.0.3:4711)`.
         peer: String,
         /// The ranks that it is one of, or those that are lost; none of a server.
         ranks: Vec<usize>,
-        /// How it was noticed.
+        /// The observation that showed it.
         cause: String,
-        /// What was being done, with the key.
+        /// The operation under way, with the key.
         operation: String,
         /// The rank that reports; none of a scheduler or a server.
         rank: Option<usize>,
@@ -197,7 +197,7 @@ pub enum Error {
     /// A thread of the store has ended although it was not asked to.
     #[error("{thread} has ended{}\n  hint: see what it printed before, and restart the job", on_rank(*rank))]
     ThreadEnded {
-        /// Which.
+        /// The name of the thread.
         thread: String,
         /// The rank whose thread it was, if it had one yet.
         rank: Option<usize>,
@@ -205,49 +205,49 @@ pub enum Error {
     /// Not all processes of the job have started in time.
     #[error("{what}\n  hint: {remedy}")]
     Incomplete {
-        /// How many have, after how long.
+        /// The number of those that have come, and the time.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// The processes that have started do not make one job: their settings or their numbers differ.
     #[error("{what}\n  hint: {remedy}")]
     JobMismatch {
-        /// What differs.
+        /// The difference.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// More than the job can carry, though no call is wrong by itself.
     #[error("{what}\n  hint: {remedy}")]
     LimitExceeded {
-        /// What there is too much of, and the limit.
+        /// The quantity that is too large, and its limit.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// The system gave no memory for what a call needs. Nothing was changed.
+    /// The system has no memory for a call. Nothing was changed.
     #[error(
         "there is no memory for {what}, {len_bytes} bytes\n  hint: use smaller values, fewer ranks on this host, or raise the limit of memory, which `ulimit -v` and a container's settings show"
     )]
     OutOfMemory {
-        /// What it was for, such as `an array`.
+        /// The purpose of the memory, such as `an array`.
         what: String,
-        /// How much was asked for.
+        /// The size that was requested.
         len_bytes: usize,
     },
     /// Another process met the error, and knows more of it.
     #[error("{what}\n  hint: see {peer}'s own message")]
     Elsewhere {
-        /// What is known of it here.
+        /// The part of the error that is known here.
         what: String,
-        /// Who met it, such as `rank 0`.
+        /// The process that met it, such as `rank 0`.
         peer: String,
     },
-    /// What cannot happen has happened.
+    /// A state that cannot occur has occurred.
     #[error("{what}\n  hint: report this as a bug of ringpull, with what the program printed before")]
     Bug {
-        /// What it is.
+        /// The state.
         what: String,
     },
     /// Bytes arrived that do not fit the protocol; they were not applied.
@@ -255,11 +255,11 @@ pub enum Error {
     Protocol {
         /// The rank that reports, if it has one yet.
         rank: Option<usize>,
-        /// Who sent it.
+        /// The sender.
         peer: String,
-        /// What arrived.
+        /// The content.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// A library call failed; its own code and words are kept.
@@ -285,7 +285,7 @@ pub enum Error {
         path: String,
         /// The system's words.
         text: String,
-        /// What to do, if those do not say it.
+        /// The remedy, if those do not have it.
         remedy: String,
     },
     /// `RINGPULL_CHECK_NAN=1` found a value that is not finite.
@@ -310,7 +310,7 @@ pub enum Error {
     ReplicasDiffer {
         /// The key.
         key: Key,
-        /// How many updates the key had had.
+        /// The number of earlier updates of the key.
         update: u64,
         /// The ranks whose value is not that of most.
         ranks: Vec<usize>,
@@ -326,7 +326,7 @@ pub enum Error {
         key: Key,
         /// The rank that called it.
         rank: usize,
-        /// What it raised.
+        /// The error that it raised.
         cause: String,
     },
     /// An environment variable has a value that cannot be used.
@@ -336,13 +336,13 @@ pub enum Error {
         variable: String,
         /// Its value, empty if unset.
         value: String,
-        /// What it may be.
+        /// The valid values.
         expected: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// A handler of signals, such as Ctrl-C's, ended a wait. What was called goes on, but for a push that
-    /// waited to be made.
+    /// A handler of signals, such as Ctrl-C's, ended a wait. The call itself goes on, unless it was a push
+    /// that waited to be made.
     #[error("a signal interrupted the wait")]
     Interrupted {},
     /// This process was started by a rank of MPI, and has the variables of the rank without being it.
@@ -350,17 +350,17 @@ pub enum Error {
         "{what}, whose place in the job it has only inherited\n  hint: create the store in the rank alone, in a script of multiprocessing under `if __name__ == \"__main__\":`; a child that needs one of its own creates the kind local, or is started without the variables that begin with {variables}"
     )]
     Inherited {
-        /// Whose child this is.
+        /// The process that the child inherits from.
         what: String,
-        /// How the variables begin that make a process a rank.
+        /// The prefixes of the variables that make a process a rank.
         variables: String,
     },
-    /// A forked child called what only its parent can use.
+    /// A forked child called an object that only its parent can use.
     #[error(
         "{what} belongs to process {pid}; a forked child cannot use it\n  hint: call it in that process alone, and give the child data; a child that needs a store of its own creates the kind local"
     )]
     Forked {
-        /// What was to be used, such as `this store`.
+        /// The object that was used, such as `this store`.
         what: String,
         /// The process that made it.
         pid: u32,
@@ -368,7 +368,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An I/O error with what was being done to which path.
+    /// Makes an I/O error with the operation and its path.
     pub fn io(action: &str, path: impl std::fmt::Display, cause: &std::io::Error) -> Self {
         let remedy = match cause.kind() {
             ErrorKind::NotFound if action == "run" => "install it, or put its folder into PATH",
@@ -383,27 +383,27 @@ impl Error {
         Error::Io { action, path, text, remedy: remedy.to_owned() }
     }
 
-    /// A wrong argument and what to do about it.
+    /// Makes the error of a wrong argument, with its remedy.
     pub fn argument(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::InvalidArgument { what: what.into(), remedy: remedy.into() }
     }
 
-    /// Processes that do not make one job, and what to do about it.
+    /// Makes the error of processes that do not form one job, with its remedy.
     pub fn job_mismatch(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::JobMismatch { what: what.into(), remedy: remedy.into() }
     }
 
-    /// More than the job can carry, and what to do about it.
+    /// Makes the error of a limit that was exceeded, with its remedy.
     pub fn limit(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Error::LimitExceeded { what: what.into(), remedy: remedy.into() }
     }
 
-    /// What is known here of an error that `rank` met.
+    /// Makes the error for one that `rank` met, with the part of it that is known here.
     pub fn on_rank(rank: usize, what: impl Into<String>) -> Self {
         Error::Elsewhere { what: what.into(), peer: format!("rank {rank}") }
     }
 
-    /// What cannot happen.
+    /// Makes the error of a state that cannot occur.
     pub fn bug(what: impl Into<String>) -> Self {
         Error::Bug { what: what.into() }
     }
@@ -468,5 +468,5 @@ fn say_why_ended(why: &str) -> String {
 /// Shorthand for this crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Who is told of a fault, once. It does not block.
+/// A function that is called with a fault, once. It does not block.
 pub type OnFault = Box<dyn Fn(&Error) + Send + Sync>;

@@ -2,8 +2,8 @@
 //! and does not end the process.
 //!
 //! The kernel sends SIGXFSZ to the thread that goes beyond it, which by default ends the process. A thread
-//! that blocks the signal gets the error `EFBIG` alone. What other threads, and handlers of the program, do
-//! with it stays as it is.
+//! that blocks the signal gets the error `EFBIG` alone. Other threads, and handlers of the program, are not
+//! affected.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -11,24 +11,24 @@ use std::ptr;
 
 /// Runs `work`. If a file would become too long in it, this thread gets an error, and no signal.
 pub fn without_signal<T>(work: impl FnOnce() -> T) -> T {
-    let _blocked = Blocked::new();
+    let _blocked = SignalBlock::new();
     work()
 }
 
 /// As [`without_signal`], for the rest of this thread, which is to be one of ours, and for threads that it
 /// starts.
 pub fn without_signal_in_this_thread() {
-    std::mem::forget(Blocked::new());
+    std::mem::forget(SignalBlock::new());
 }
 
-/// SIGXFSZ is blocked in this thread. When this is dropped, it is as it was before.
-struct Blocked {
+/// SIGXFSZ is blocked in this thread. Its end restores the earlier state.
+struct SignalBlock {
     before: libc::sigset_t,
-    /// Whether one was pending before: that one is not taken away.
+    /// True if one was pending before: that one is not taken away.
     was_pending: bool,
 }
 
-impl Blocked {
+impl SignalBlock {
     fn new() -> Self {
         let signal = signal();
         let mut before = MaybeUninit::uninit();
@@ -39,12 +39,12 @@ impl Blocked {
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signal, before.as_mut_ptr());
             libc::sigpending(pending.as_mut_ptr());
             let was_pending = libc::sigismember(pending.as_ptr(), libc::SIGXFSZ) == 1;
-            Blocked { before: before.assume_init(), was_pending }
+            SignalBlock { before: before.assume_init(), was_pending }
         }
     }
 }
 
-impl Drop for Blocked {
+impl Drop for SignalBlock {
     fn drop(&mut self) {
         let (signal, at_once) = (signal(), libc::timespec { tv_sec: 0, tv_nsec: 0 });
         // SAFETY: the sets and the time are valid. Taking the signal fails if none came, which is as good.

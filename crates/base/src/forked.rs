@@ -1,4 +1,4 @@
-//! What a forked child must leave alone, and how it is kept from it.
+//! Protects a process's peers and memory from its forked children.
 //!
 //! A child of `fork` has a copy of this process's memory, its descriptors and the mappings that it shares
 //! with peers, but only the thread that forked. So a store belongs to the [`Process`] that made it: in a
@@ -6,9 +6,9 @@
 //! there what would keep a connection of the parent's open ([`close_in_child`]), and runs the [`Hooks`] of
 //! code that shares memory or handles signals.
 //!
-//! What runs in a child's handler is safe in a signal's handler: no lock, no memory from the heap. A child of
-//! `vfork` or `posix_spawn` runs no handlers, as it is about to become another program; what is ours closes
-//! by itself there.
+//! A child's handler may only do what a signal's handler may: it takes no lock, and no memory from the heap.
+//! A child of `vfork` or `posix_spawn` runs no handlers, as it is about to become another program; our
+//! descriptors close by themselves there.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use crate::{Error, Result};
 
-/// How many forks lie between this process and the first that loaded the library.
+/// The number of forks between this process and the first that loaded the library.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// This process's number, so that nobody has to ask the system.
 static PID: AtomicU32 = AtomicU32::new(0);
@@ -38,13 +38,13 @@ impl Process {
         Process { generation: GENERATION.load(Ordering::Relaxed), pid: PID.load(Ordering::Relaxed) }
     }
 
-    /// Whether the caller runs in it, and not in a child that it has forked. One load.
+    /// Returns true if the caller runs in it, and not in a child that it has forked. One load.
     #[inline]
     pub fn is_here(self) -> bool {
         GENERATION.load(Ordering::Relaxed) == self.generation
     }
 
-    /// An error in a forked child: that it cannot use `what`, such as "this store".
+    /// Returns an error in a forked child, which cannot use `what`, such as "this store".
     #[inline]
     pub fn check(self, what: &str) -> Result<()> {
         if self.is_here() { Ok(()) } else { Err(Error::Forked { what: what.to_owned(), pid: self.pid }) }
@@ -64,7 +64,7 @@ impl<T> OfProcess<T> {
         OfProcess { value: Some(value), process: Process::this() }
     }
 
-    /// Whose it is.
+    /// Returns the owning process.
     pub fn process(&self) -> Process {
         self.process
     }
@@ -86,7 +86,7 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-/// What is done around a fork. `child` may only do what a signal's handler may.
+/// The functions that are called around a fork. `child` may only do what a signal's handler may.
 #[derive(Clone, Copy)]
 pub struct Hooks {
     /// In the parent, before.
@@ -181,7 +181,7 @@ extern "C" fn after_in_child() {
     }
 }
 
-/// A list that only grows, for readers that may take no lock. What is in it lives for ever.
+/// A list that only grows, for readers that may take no lock. Its elements live for ever.
 pub(crate) struct List<T: 'static> {
     first: AtomicPtr<Node<T>>,
 }

@@ -21,7 +21,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// Whether both keys are integers or both are strings.
+    /// Returns true if both keys are integers or both are strings.
     pub fn same_type(&self, other: &Key) -> bool {
         matches!((self, other), (Key::Int(_), Key::Int(_)) | (Key::Str(_), Key::Str(_)))
     }

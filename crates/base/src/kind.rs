@@ -51,7 +51,7 @@ impl Kind {
         did_you_mean(given, Kind::ALL.map(Kind::name))
     }
 
-    /// Whether the store has parameter servers.
+    /// Returns true if the store has parameter servers.
     pub fn has_servers(self) -> bool {
         match self {
             Kind::DistSync | Kind::DistAsync | Kind::DistSyncDevice | Kind::DistAsyncDevice | Kind::DistHybrid => true,
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Whether servers apply every push as it comes.
+    /// Returns true if servers apply every push as it comes.
     pub fn is_async(self) -> bool {
         match self {
             Kind::DistAsync | Kind::DistAsyncDevice => true,
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// Whether the workers are ranks of an MPI job.
+    /// Returns true if the workers are ranks of an MPI job.
     pub fn has_ranks(self) -> bool {
         match self {
             Kind::DistSyncMpi | Kind::DistHybrid => true,

@@ -1,6 +1,7 @@
-//! What a process prints of the error that ends it: one line of who, what and why, and then at most one hint.
+//! The output of a process about the error that ends it: one line with the rank, the error and its cause, and
+//! then at most one hint.
 //!
-//! An error reaches every rank, with the same text. The rank that met it prints what failed, and the hint. A
+//! An error reaches every rank, with the same text. The rank that met it prints the error and the hint. A
 //! rank that only learns of it prints one line: that it stops, and why. A lost process prints nothing itself,
 //! so the lowest rank that is left prints the hint.
 
@@ -13,15 +14,15 @@ use crate::{Error, config};
 /// This process's rank among several, once it has a store.
 static RANK: OnceLock<usize> = OnceLock::new();
 
-/// Whether words about an error were asked for, which are then printed.
+/// True if words about an error were asked for, which are then printed.
 static HAS_SPOKEN: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process has said by which error it ends, or is about to.
+/// Returns true if this process has said by which error it ends, or is about to.
 pub fn has_spoken() -> bool {
     HAS_SPOKEN.load(Ordering::Relaxed)
 }
 
-/// Whether it has a store that it shares with nobody.
+/// True if it has a store that it shares with nobody.
 static IS_ALONE: AtomicBool = AtomicBool::new(false);
 
 /// This process is worker `rank` of `num_workers`. Only the first call for several workers counts.
@@ -44,7 +45,7 @@ pub fn own_rank() -> Option<usize> {
     RANK.get().copied().or_else(config::launcher_rank)
 }
 
-/// Whether the log is to have everything (`RINGPULL_LOG=ringpull=debug`).
+/// Returns true if the log is to have everything (`RINGPULL_LOG=ringpull=debug`).
 pub fn is_debugged() -> bool {
     tracing::enabled!(target: "ringpull", tracing::Level::DEBUG)
 }
@@ -52,17 +53,17 @@ pub fn is_debugged() -> bool {
 /// The last words of a process about an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastWords {
-    /// What failed here or elsewhere, in one line, without the process's name.
+    /// The fault, here or elsewhere, in one line, without the process's name.
     pub line: String,
-    /// What to do.
+    /// The remedy.
     pub hint: Option<String>,
-    /// Whether the error was met elsewhere.
+    /// True if the error was met elsewhere.
     pub is_heard: bool,
 }
 
 impl Error {
-    /// What this process prints when this ends it: its last words behind its rank, or all of it where it is
-    /// alone.
+    /// Returns the output of this process when this ends it: its last words behind its rank, or the whole
+    /// error if the process is alone.
     pub fn report(&self) -> String {
         let Some(rank) = own_rank() else { return format!("error: {self}") };
         let LastWords { line, hint, .. } = self.last_words(store_rank());
@@ -74,8 +75,8 @@ impl Error {
         split(&self.to_string()).0
     }
 
-    /// What the worker `rank` prints when this ends it; without a rank a server, the scheduler, or a process
-    /// that is alone.
+    /// Returns the output of the worker `rank` when this ends it; without a rank that of a server, the
+    /// scheduler, or a process that is alone.
     pub fn last_words(&self, rank: Option<usize>) -> LastWords {
         HAS_SPOKEN.store(true, Ordering::Relaxed);
         let (cause, hint) = split(&self.to_string());
@@ -98,7 +99,7 @@ impl Error {
         LastWords { line: format!("stopped: {line}"), hint: hint.filter(|_| has_hint), is_heard: true }
     }
 
-    /// Whether another rank met it, and says so in full.
+    /// Returns true if another rank met it, and says so in full.
     fn is_heard_by(&self, rank: Option<usize>) -> bool {
         match self {
             Error::PeerLost { .. } | Error::Finished { .. } | Error::Elsewhere { .. } => true,

@@ -1,5 +1,4 @@
-//! The ground that every crate of ringpull stands on: what a key, a kind, an element type, a tensor and an
-//! error are.
+//! The base of every crate of ringpull: keys, kinds, element types, tensors and errors.
 //!
 //! - [`Key`], [`Kind`], [`DType`], [`Reduction`], [`AlgorithmChoice`], [`Error`]: the words of the KVStore's
 //!   contract; [`ElementType`]: of which other types tensors may be that travel;

@@ -1,5 +1,5 @@
-//! What people should read although nothing failed: a misspelt variable, a rank that ends the others' job, a
-//! lost timeline.
+//! Notices for people when nothing has failed: a misspelt variable, a rank that ends the others' job, a lost
+//! timeline.
 //!
 //! A library does not print. A notice is a warning of the log, until the program that owns stderr takes them
 //! with [`send_to`]: the command and the Python package write them out as they are.

@@ -59,7 +59,7 @@ impl OwnFolder {
         Ok(OwnFolder { folder, path: path.to_path_buf() })
     }
 
-    /// The names of what is there, each with whether it is a folder.
+    /// Returns the names of the entries; the flag is true for a folder.
     pub fn names(&self) -> io::Result<Vec<(String, bool)>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.folder)? {

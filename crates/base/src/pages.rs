@@ -12,7 +12,7 @@ use crate::config::alike::alike_variables;
 use crate::config::{VARIABLES, Variable};
 use crate::{Error, Key, Kind};
 
-/// What to do about an error, beyond the hint in its text.
+/// Returns advice about an error, beyond the hint in its text.
 fn advice(error: &Error) -> &'static str {
     match error {
         Error::UnknownKind { .. } => {
@@ -98,7 +98,7 @@ fn advice(error: &Error) -> &'static str {
             "Nothing, if the signal was meant. The operation goes on, and can be waited for again."
         }
         Error::Inherited { .. } => {
-            "Let the rank itself create the store, and start children for what needs none. What a child may do, and how it is started to be alone, is in [Processes](../how-to/python.md#processes)."
+            "Let the rank itself create the store, and start children for what needs none. [Processes](../how-to/python.md#processes) says what a child may do, and how it is started to be alone."
         }
         Error::Forked { .. } => {
             "Create the store in the process that uses it. Start children that need none, such as data loaders, as you like: by `fork` too. A child that is started by `spawn` or as another program has no place in the job either: see [Processes](../how-to/python.md#processes)."
@@ -294,8 +294,8 @@ fn the_page_of_errors_has_each_with_its_text_and_what_to_do() {
 fn the_page_of_variables_has_each_with_its_default_and_meaning() {
     let mut page = String::from(
         "# Variables\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-base pages`. -->\n\n\
-         What processes read from their environment. An unset or empty variable has its default. A misspelt name\n\
-         of ours is warned about. The Kubernetes image has [three more](../../mpijob/README.md#the-images).\n",
+         Variables that processes read from their environment. An unset or empty variable has its default. A\n\
+         misspelt name of ours is warned about. The Kubernetes image has [three more](../../mpijob/README.md#the-images).\n",
     );
     for Variable { name, default, meaning } in VARIABLES {
         let default = if default.is_empty() { String::new() } else { format!("Default: {default}. ") };

@@ -1,7 +1,7 @@
-//! `RINGPULL_RECORD`: what a program calls of its store, and what it gets, in a file for each worker.
+//! `RINGPULL_RECORD`: a program's calls of its store, and their results, in a file for each worker.
 //!
 //! A file has a line of JSON for each [`RecordedLine`]. A line is written at once, so a job that is killed
-//! leaves what it has done. `ringpull differ` compares the files of two jobs.
+//! leaves its calls up to then. `ringpull differ` compares the files of two jobs.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -14,73 +14,73 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DType, Error, Key, Kind, Result, notice, waits};
 
-/// A line of a recording. An `update` is how many pushes of the key this worker had made, with this one.
-/// Hashes are there if `RINGPULL_RECORD_VALUES` is set.
+/// A line of a recording. An `update` is the number of this worker's pushes of the key, with this one. Hashes
+/// are there if `RINGPULL_RECORD_VALUES` is set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordedLine {
-    /// The first line: whose file it is.
+    /// The first line: the worker of the file.
     Store {
-        /// The store's.
+        /// The kind of the store.
         kind: Kind,
-        /// This worker's.
+        /// The rank of the worker.
         rank: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
     /// A key got its first value.
     Init {
-        /// Which one.
+        /// The key.
         key: Key,
         /// The type of its elements.
         dtype: DType,
         /// Its shape.
         shape: Vec<usize>,
-        /// When.
+        /// The time of the call.
         when: When,
     },
     /// A gradient was pushed, with or without an output.
     Push {
-        /// Of which key.
+        /// The key.
         key: Key,
-        /// Which one of the key.
+        /// The number of the key's update.
         update: u64,
-        /// Whether the new value goes into an output.
+        /// True if the new value goes into an output.
         pulls: bool,
-        /// As it was given.
+        /// The priority of the call.
         priority: i32,
-        /// How many rows, if it was row-sparse.
+        /// The number of rows of a row-sparse gradient.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rows: Option<usize>,
-        /// Of this worker's gradient, and its ids.
+        /// The hash of this worker's gradient, and of its ids.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hash: Option<u64>,
-        /// When.
+        /// The time of the call.
         when: When,
     },
     /// A value was pulled.
     Pull {
-        /// Of which key.
+        /// The key.
         key: Key,
-        /// As it was given.
+        /// The priority of the call.
         priority: i32,
-        /// When the call was made.
+        /// The time of the call.
         when: When,
     },
     /// From now on the store updates its values by gradients: it was given an optimizer or an updater.
     Updates,
     /// A value has come, by either call.
     Value {
-        /// Of which key.
+        /// The key.
         key: Key,
-        /// After which update.
+        /// The number of the key's update that it follows.
         update: u64,
-        /// Of the row ids, if rows were pulled.
+        /// The hash of the row ids, if rows were pulled.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ids: Option<u64>,
-        /// Of the value, or of those rows.
+        /// The hash of the value, or of those rows.
         hash: u64,
-        /// Where it begins in the file of values, if it is there.
+        /// The position of its values in the file of values, if they are there.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         offset: Option<u64>,
         /// Its length in bytes.
@@ -88,21 +88,21 @@ pub enum RecordedLine {
     },
 }
 
-/// When a call was made.
+/// The time of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct When {
     /// Seconds since the store was created.
     pub at_s: f64,
-    /// For how many seconds this process's threads have waited in calls before.
+    /// The seconds for which this process's threads have waited in calls before.
     pub waited_s: f64,
 }
 
-/// What is recorded, and where.
+/// The folder of a recording, and the bytes of values that it keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordingOptions {
     /// `RINGPULL_RECORD`: the folder.
     pub folder: PathBuf,
-    /// `RINGPULL_RECORD_VALUES`: how many bytes of values a worker writes; `None` does not hash them either.
+    /// `RINGPULL_RECORD_VALUES`: the bytes of values that a worker writes; `None` does not hash them either.
     pub value_bytes: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What a collective makes of the ranks' elements.
+//! The reduction operators of collectives.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use crate::named::named;
 use crate::{Error, did_you_mean};
 
 named! {
-    /// What becomes of the ranks' elements in a collective.
+    /// The reduction operator of a collective.
     ///
     /// ```
     /// # use ringpull_base as ringpull;

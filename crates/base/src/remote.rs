@@ -23,7 +23,7 @@ impl Remote {
         self.owner.downcast_ref()
     }
 
-    /// Where it is, as text.
+    /// Returns the place as text.
     pub fn place(&self) -> &str {
         &self.place
     }

@@ -1,13 +1,13 @@
-//! What only the processes of one job know, and how they prove it to each other.
+//! The secret of a job, and the proof of its knowledge between processes.
 
 use hmac_sha256::HMAC;
 
 use crate::{Error, Result};
 
-/// How many bytes a code has.
+/// The bytes of a code.
 pub const CODE_BYTES: usize = 32;
 
-/// What only the processes of one job know. No `Debug` output shows it.
+/// The secret that only the processes of one job know. No `Debug` output shows it.
 #[derive(Clone)]
 pub struct Secret(String);
 
@@ -23,7 +23,7 @@ pub fn random<const N: usize>() -> Result<[u8; N]> {
 }
 
 impl Secret {
-    /// How many characters a secret has.
+    /// The valid lengths of a secret, in characters.
     pub const LENGTHS: std::ops::RangeInclusive<usize> = 16..=4096;
 
     /// A new one: 32 random bytes, in hex.
@@ -51,7 +51,7 @@ impl Secret {
         self.hash(purpose, parts).finalize()
     }
 
-    /// Whether `code` is [`Secret::code`] of the same. It takes as long wherever the two differ.
+    /// Returns true if `code` is [`Secret::code`] of the same. It takes as long wherever the two differ.
     pub fn is_code(&self, code: &[u8], purpose: &str, parts: &[&[u8]]) -> bool {
         code.try_into().is_ok_and(|code| self.hash(purpose, parts).finalize_verify(code))
     }

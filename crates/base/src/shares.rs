@@ -1,9 +1,9 @@
 //! Workers that are not equally fast: each one's share of a batch, and which shares end together.
 //!
 //! A share is a weight, as in MXNet's `work_load_list`: with 3, 3, 3, 1 the last worker has a tenth of the
-//! batch. [`split`] cuts a batch, [`factor`] is what a mean over one's own part is multiplied by, so that the
-//! sum over the workers is what equal parts would give, and [`suggest`] finds shares by how long each worker
-//! has computed, which [`computed_s`] measures.
+//! batch. [`split`] cuts a batch. [`factor`] weights the mean over a worker's own part, so that the sum over
+//! the workers is that of equal parts. [`suggest`] finds shares from the computing time of each worker, which
+//! [`computed_s`] measures.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,7 +52,7 @@ pub fn split(len: usize, work_load_list: &[f64]) -> Result<Vec<Range<usize>>> {
     Ok(parts)
 }
 
-/// What worker `rank` multiplies a mean over its part by: its share of the whole, times the number of
+/// Returns the factor of worker `rank` for a mean over its part: its share of the whole, times the number of
 /// workers.
 pub fn factor(rank: usize, work_load_list: &[f64]) -> Result<f64> {
     let total = total(work_load_list)?;

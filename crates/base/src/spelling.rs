@@ -1,4 +1,4 @@
-//! Which of the names that exist somebody may have meant.
+//! Suggests the existing name that a misspelt one may mean.
 
 /// The closest of `names` to `given`, if it is close enough to be a slip: a third of its letters, at most.
 pub fn closest<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -12,8 +12,7 @@ pub fn did_you_mean<'a>(given: &str, names: impl IntoIterator<Item = &'a str>) -
     closest(given, names).map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// How many letters have to be inserted, removed, replaced or swapped with the next one to make `to` of
-/// `from`.
+/// Returns the number of letters to insert, remove, replace or swap with the next one to make `to` of `from`.
 fn edits(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     // table[i][j]: from the first i letters to the first j.

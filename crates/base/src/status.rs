@@ -1,4 +1,4 @@
-//! What the ranks of a job are doing: what `ringpull top` shows, a scrape of metrics gets and SIGUSR1 prints.
+//! The activity of the ranks of a job: the output of `ringpull top`, of a scrape of metrics and of SIGUSR1.
 //!
 //! Rank 0 asks every process when somebody wants to know, so a job that nobody watches does nothing for this.
 //! Counters only grow; a watcher that wants rates takes two statuses.
@@ -16,7 +16,7 @@ use crate::waits;
 /// A job, as its rank 0 sees it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
-    /// How many ranks there are, and where: `4 ranks on 1 host, shared memory`.
+    /// The number of ranks and their hosts: `4 ranks on 1 host, shared memory`.
     pub placement: String,
     /// The MPI library, or `parameter servers`.
     pub library: String,
@@ -30,18 +30,18 @@ pub struct JobStatus {
     /// Likewise each server.
     #[serde(default)]
     pub servers: Vec<Option<RankStatus>>,
-    /// Whom others wait for, if they do.
+    /// The ranks that others wait for, if any.
     pub late: Option<LateRanks>,
 }
 
-/// What a rank, a helper or a server has done since it started, and what it does now.
+/// The work of a rank, a helper or a server since its start, and its present activity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {
     /// Its rank, host and process.
     pub peer: Peer,
     /// Seconds since it created its first store.
     pub seconds: f64,
-    /// How often it has pushed the key that it has pushed most often. Of a server, the rounds of the segment
+    /// The number of pushes of the key that it has pushed most often. Of a server, the rounds of the segment
     /// that has most.
     pub steps: u64,
     /// Operations called, but for those of process sets. Of a server, requests that it has taken.
@@ -60,7 +60,7 @@ pub struct RankStatus {
     pub memory_bytes: u64,
     /// The operation that is under way, or that it has called and others have not.
     pub doing: Option<String>,
-    /// Whether that is an operation of a process set.
+    /// True if that is an operation of a process set.
     pub is_of_set: bool,
     /// For how many seconds its program has been waiting in a call, if it does.
     pub waits_s: Option<f64>,
@@ -71,9 +71,9 @@ pub struct RankStatus {
 /// Ranks that others wait for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LateRanks {
-    /// Which.
+    /// The late ranks.
     pub ranks: Vec<usize>,
-    /// What they have not called, with its key.
+    /// The operation that they have not called, with its key.
     pub operation: String,
     /// A rank that waits.
     pub waiting: usize,
@@ -89,11 +89,11 @@ impl JobStatus {
             .flat_map(|(role, all)| all.iter().enumerate().map(move |(rank, status)| (role, rank, status.as_ref())))
     }
 
-    /// What `ask` answers. A process that has not looked lately where its program is does so when it is asked,
-    /// and says it the next time: so if all have answered and a rank has not said where it is, this asks once
-    /// more. Blocks.
+    /// Returns the answer of `ask`. A process that has not looked lately where its program is does so when it
+    /// is asked, and says it the next time: so if all have answered and a rank has not said where it is, this
+    /// asks once more. Blocks.
     pub fn ask(mut ask: impl FnMut() -> JobStatus) -> JobStatus {
-        /// How long a look, which another thread takes, is waited for.
+        /// The time to wait for a look, which another thread takes.
         const LOOK: Duration = Duration::from_millis(50);
         let first = ask();
         let is_whole = first.processes().all(|(_, _, answer)| answer.is_some());
@@ -122,8 +122,8 @@ impl JobStatus {
         self
     }
 
-    /// Finds out from the answers whom others wait for, if rank 0's agreement does not know: in a frozen
-    /// cycle ranks do not announce their calls.
+    /// Finds the late ranks from the answers, if rank 0's agreement does not know them: in a frozen cycle
+    /// ranks do not announce their calls.
     pub fn find_late(&mut self) {
         /// Ranks end the same sum at slightly different times, so a shorter wait says nothing.
         const SHORTEST_S: f64 = 0.1;
@@ -226,7 +226,7 @@ impl RankStatus {
     /// That of this process, which has been `peer` since then: all that does not depend on the way to the
     /// peers. Has somebody look where the program is, for the next question.
     pub fn of_this(peer: Peer, since: Instant) -> Self {
-        /// How old a look at the program may be.
+        /// The largest age of a look at the program.
         const RECENT: Duration = Duration::from_millis(1500);
         let site = Instant::now().checked_sub(RECENT).and_then(waits::seen).and_then(|place| place.site);
         if waits::has_looker() {
@@ -250,7 +250,7 @@ impl RankStatus {
         }
     }
 
-    /// What it does now, in a few words.
+    /// Describes its present activity in a few words.
     pub fn now(&self) -> String {
         let doing = self.doing.as_deref();
         match self.peer.role {
@@ -276,8 +276,8 @@ impl RankStatus {
     }
 }
 
-/// The folder of the sockets by which jobs of this host's user can be asked: one for each rank 0, named by its
-/// process. `XDG_RUNTIME_DIR` has it if that is set.
+/// The folder of the sockets by which jobs of this host's user can be asked: one for each rank 0, named by
+/// its process. `XDG_RUNTIME_DIR` has it if that is set.
 pub fn folder() -> PathBuf {
     crate::config::text("XDG_RUNTIME_DIR").filter(|folder| std::path::Path::new(folder).is_dir()).map_or_else(
         || std::env::temp_dir().join(format!("ringpull-{}", rustix::process::getuid().as_raw())),
@@ -293,7 +293,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Whether anything is under way from now on.
+    /// Starts the watch if anything is under way from now on, and else stops it.
     pub fn run(&mut self, is_under_way: bool) {
         match self.since {
             None if is_under_way => self.since = Some(Instant::now()),
@@ -373,8 +373,8 @@ mod tests {
         assert!(
             job_of_three.lines().contains("rank 0 (pid 10 on h\"1): step 4, 8 calls, waits 0.4 s for push of key w7")
         );
-        // All compute; all wait for what moves; a wait is short; the other has an operation under way too; it is
-        // not in the process set.
+        // All compute; all wait for what moves; a wait is short; the other has an operation under way too; it
+        // is not in the process set.
         let busy = RankStatus { doing: Some("push of key w6".to_owned()), ..rank(1, 7, None) };
         let of_set = RankStatus { is_of_set: true, ..rank(0, 8, Some(3.0)) };
         for ranks in [

@@ -1,15 +1,15 @@
-//! What a listening port grants connections that have not proved the job's secret.
+//! The limits of a listening port for connections that have not proved the job's secret.
 
 use std::time::{Duration, Instant};
 
-/// How long a greeting may take.
+/// The time limit of a greeting.
 pub const GREETING: Duration = Duration::from_secs(5);
 
 /// The time that every greeting has at least, however many strangers connect. A process of the job needs
 /// less, even on a busy host.
 pub const SPARED: Duration = Duration::from_millis(100);
 
-/// How many connections the system keeps until they are accepted. It lets others wait for a second.
+/// The number of connections that the system keeps until they are accepted. It lets others wait for a second.
 pub const QUEUE: i32 = 1024;
 
 /// Refusals are logged at most so often.

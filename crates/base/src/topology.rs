@@ -1,4 +1,4 @@
-//! Which ranks there are, and which host each runs on.
+//! The ranks of a job, and their hosts.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::config::Role;
 pub struct Peer {
     /// Its rank among the processes of its role.
     pub rank: usize,
-    /// What it is.
+    /// The role of the process.
     pub role: Role,
     /// Its host's name.
     pub host: String,

@@ -1,8 +1,8 @@
-//! Which threads of this process wait in a call of ours, and where its program is.
+//! The waits of this process's threads in calls of ours, and the place of its program.
 //!
-//! Two questions need this: whether every rank of a job waits for another, so that nothing can come any more,
-//! and what to say of a rank that others wait for. Both are answered with the help of code that knows the
-//! program's language: the Python package looks at the frames of Python's threads.
+//! Two things need this: the detection of a job in which every rank waits for another, and the description of
+//! a rank that others wait for. Both are answered with the help of code that knows the program's language:
+//! the Python package looks at the frames of Python's threads.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::OnceLock;
@@ -36,24 +36,26 @@ const FREE: u32 = 0;
 const UNKNOWN: u32 = u32::MAX;
 
 thread_local! {
-    static CALLER: OnceCell<Known> = const { OnceCell::new() };
+    static CALLER: OnceCell<CallerPlace> = const { OnceCell::new() };
     static CHECK: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
 /// The calling thread's place among the callers, which it leaves at its end.
-struct Known(&'static Caller);
+struct CallerPlace(&'static Caller);
 
-impl Known {
+impl CallerPlace {
     fn new() -> Self {
         let id = this_thread();
         let takes =
             |caller: &&Caller| caller.id.compare_exchange(FREE, id, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let place = CALLERS.iter().find(takes);
-        Known(place.unwrap_or_else(|| CALLERS.push(Caller { id: AtomicU32::new(id), since_ns: AtomicU64::new(0) })))
+        CallerPlace(
+            place.unwrap_or_else(|| CALLERS.push(Caller { id: AtomicU32::new(id), since_ns: AtomicU64::new(0) })),
+        )
     }
 }
 
-impl Drop for Known {
+impl Drop for CallerPlace {
     fn drop(&mut self) {
         self.0.since_ns.store(0, Ordering::Relaxed);
         self.0.id.store(FREE, Ordering::Release);
@@ -67,19 +69,19 @@ fn this_thread() -> u32 {
 }
 
 static LOOKER: OnceLock<fn() -> Place> = OnceLock::new();
-static SEEN: Mutex<Seen> = Mutex::new(Seen { last: None, is_looking: false });
+static SEEN: Mutex<LastLook> = Mutex::new(LastLook { last: None, is_looking: false });
 
-struct Seen {
+struct LastLook {
     last: Option<(Instant, Place)>,
     is_looking: bool,
 }
 
-/// Where a program is.
+/// The place of a program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
     /// Its own line, such as `train.py:41 in evaluate`.
     pub site: Option<String>,
-    /// Whether it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls
+    /// True if it waits there for the results of other threads, as MXNet's `asnumpy` does, so that it calls
     /// nothing meanwhile.
     pub is_wait: bool,
     /// Linux's numbers of the threads that are in code of the program's language and do not wait so, 0 for
@@ -98,7 +100,7 @@ impl Place {
 /// thread that calls stores.
 #[derive(Debug)]
 pub struct Wait {
-    /// When it began, if it counts.
+    /// The begin of the wait, if it counts.
     since: Option<Instant>,
 }
 
@@ -116,7 +118,7 @@ pub fn waited() -> Duration {
     Duration::from_nanos(MOST_NS.fetch_max(total_ns, Ordering::Relaxed).max(total_ns))
 }
 
-/// How long the thread has waited that has waited longest of those that wait now, if any does.
+/// Returns the time of the longest present wait, if any thread waits.
 pub fn longest() -> Option<Duration> {
     let now_ns = since_start_ns(Instant::now());
     open_waits().min().map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)))
@@ -134,19 +136,19 @@ fn since_start_ns(now: Instant) -> u64 {
     now.saturating_duration_since(*START.get_or_init(|| now)).as_nanos() as u64 + 1
 }
 
-/// How long a wait that may be interrupted lasts before it looks.
+/// The time between two looks of a wait that may be interrupted.
 const PIECE: Duration = Duration::from_millis(100);
 
 /// Does `work`, whose waits end with [`Error::Interrupted`] once `check` says so, which is asked now and
 /// then: a program's handler of signals has run, say.
 pub fn interruptible<T>(check: fn() -> bool, work: impl FnOnce() -> T) -> T {
-    struct Before(Option<fn() -> bool>);
-    impl Drop for Before {
+    struct PreviousCheck(Option<fn() -> bool>);
+    impl Drop for PreviousCheck {
         fn drop(&mut self) {
             CHECK.set(self.0);
         }
     }
-    let _before = Before(CHECK.replace(Some(check)));
+    let _before = PreviousCheck(CHECK.replace(Some(check)));
     work()
 }
 
@@ -191,13 +193,13 @@ pub fn until<T>(mut wait: impl FnMut(Option<Duration>) -> Result<Option<T>>) -> 
 /// This thread calls a store, and may do so again as long as it lives.
 pub fn call() {
     // Not where the thread is about to end.
-    CALLER.try_with(|caller| caller.get_or_init(Known::new).0).ok();
+    CALLER.try_with(|caller| caller.get_or_init(CallerPlace::new).0).ok();
 }
 
-/// This thread begins to wait for what other threads or other ranks have to do.
+/// Marks the begin of this thread's wait for other threads or other ranks.
 #[must_use = "the wait ends when it is dropped"]
 pub fn wait() -> Wait {
-    let begins = |caller: &OnceCell<Known>| {
+    let begins = |caller: &OnceCell<CallerPlace>| {
         let known = caller.get().filter(|known| !known.0.is_waiting())?;
         let now = Instant::now();
         known.0.since_ns.store(since_start_ns(now), Ordering::Relaxed);
@@ -209,7 +211,7 @@ pub fn wait() -> Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(since) = self.since {
-            let ends = |caller: &OnceCell<Known>| {
+            let ends = |caller: &OnceCell<CallerPlace>| {
                 if let Some(known) = caller.get() {
                     known.0.since_ns.store(0, Ordering::Release);
                 }
@@ -220,8 +222,8 @@ impl Drop for Wait {
     }
 }
 
-/// Whether no thread that calls stores can call any now: each waits in a call of ours or, as `place` says of
-/// the program, for what its framework is owed, or is the framework's own and has nothing to do.
+/// Returns true if no thread that calls stores can call one now: each waits in a call of ours, or (by
+/// `place`) in its framework for our results, or belongs to the framework and has nothing to do.
 pub fn is_only_waiting(place: Option<&Place>) -> bool {
     let callers = || CALLERS.iter().filter(|caller| caller.id.load(Ordering::Acquire) != FREE);
     let somebody_waits = place.is_some_and(|place| place.is_wait) || callers().any(Caller::is_waiting);
@@ -237,7 +239,7 @@ pub fn look_with(looker: fn() -> Place) {
     LOOKER.get_or_init(|| looker);
 }
 
-/// Whether anybody can say where the program is.
+/// Returns true if anybody can say where the program is.
 pub fn has_looker() -> bool {
     LOOKER.get().is_some()
 }
@@ -261,18 +263,18 @@ pub fn look() {
     }
 }
 
-/// Where the program was when somebody last looked, if that was after `since`.
+/// Returns the place of the program when somebody last looked, if that was after `since`.
 pub fn seen(since: Instant) -> Option<Place> {
     SEEN.lock().last.as_ref().filter(|(when, _)| *when >= since).map(|(_, place)| place.clone())
 }
 
-/// How long a process may compute, of one processor's time, and still be taken for one that only waits.
+/// The processor time, of one processor, up to which a process counts as one that only waits.
 pub const IDLE: f64 = 0.2;
 
 /// Threads whose computing is not the program's.
 static LIBRARY: List<u32> = List::new();
 
-/// What the calling thread computes is no work of the program's: a library that waits may turn in a loop.
+/// Excludes the calling thread's computing from the program's work: a library that waits may turn in a loop.
 pub fn leave_out_this_thread() {
     LIBRARY.push(this_thread());
 }

@@ -1,5 +1,5 @@
-//! Every operation on a device, compared byte by byte with `reference`: what `ringpull doctor --gpu` runs on a
-//! GPU.
+//! Compares every operation on a device, byte by byte, with `reference`; `ringpull doctor --gpu` runs this on
+//! a GPU.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::work::{Operation, Work};
 
 /// The device that works.
 const FIRST: usize = 0;
-/// How long it may take for an operation.
+/// The time limit of an operation.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Numbers of elements: one, and some that are not a multiple of a block.
 const LENGTHS: [usize; 3] = [1, 37, 1000];
@@ -99,8 +99,8 @@ fn update(devices: &Arc<Devices>, rule: &str, dtype: DType, mastered: bool, len:
         let mut reads = vec![values(dtype, len, 4, |value| value / 8.0), values(dtype, len, 5, |value| value / 8.0)];
         let mut lengths = vec![weight_bytes];
         for slot in 0..optimizer.slots(dtype) {
-            // Before the first update the slots are zero. A variance is not negative: the first slot may be the
-            // mean of squares, which is more than the square of the mean in the others.
+            // Before the first update the slots are zero. A variance is not negative: the first slot may be
+            // the mean of squares, which is more than the square of the mean in the others.
             let of = if slot == 0 { |value: f64| value.abs() + 1.0 } else { |value: f64| value.abs() / 1024.0 };
             let filled = if updates == 0 { Buffer::zeroed(slot_bytes) } else { values(real, len, slot, of) };
             reads.push(filled);
@@ -178,7 +178,7 @@ fn value(index: usize, seed: usize) -> f64 {
     (noise as f64 / 65_521.0 - 0.5) * [0.01, 1.0, 3.0, 100.0][(index + seed) % 4]
 }
 
-/// What `of` makes of such values.
+/// Returns the results of `of` for such values.
 fn values(dtype: DType, len: usize, seed: usize, of: fn(f64) -> f64) -> Buffer {
     with_element!(dtype, T => {
         let values: Vec<T> = (0..len).map(|index| <T as Element>::from_f64(of(value(index, seed)))).collect();

@@ -16,7 +16,7 @@ use super::layout::Layout;
 use super::work::{Collective, Work};
 use super::{GoOn, Platform, Simulated};
 
-/// How long work on a device may take, unless somebody says otherwise.
+/// The time limit of work on a device, unless somebody sets another.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The elements of a tensor on a device, and the stream that they are ready on.
@@ -84,7 +84,7 @@ impl Devices {
         self.lanes.len()
     }
 
-    /// What is behind them.
+    /// Returns the platform of the devices.
     pub fn platform(&self) -> &Arc<dyn Platform> {
         &self.platform
     }

@@ -14,7 +14,7 @@ use ringpull_base::{Error, Result};
 use super::loan::Loan;
 use super::{GoOn, Meeting, Pinned, Platform, failed};
 
-/// Where memory lies.
+/// The place of memory.
 #[derive(Clone)]
 pub enum Home {
     /// On a device.
@@ -29,7 +29,7 @@ pub struct Memory {
     home: Home,
     address: u64,
     len_bytes: usize,
-    /// Whose it is, if it is not ours to give back.
+    /// The owner of memory that is not ours to give back.
     lender: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -61,7 +61,7 @@ impl Memory {
         Ok(Arc::new(Memory { platform, home, address, len_bytes, lender: None }))
     }
 
-    /// Where it lies.
+    /// Returns the place of the memory.
     pub fn home(&self) -> &Home {
         &self.home
     }
@@ -74,7 +74,7 @@ impl Memory {
         }
     }
 
-    /// Which platform it is of.
+    /// Returns the address of its platform.
     pub(super) fn platform_address(&self) -> *const dyn Platform {
         &raw const *self.platform
     }
@@ -214,7 +214,7 @@ impl Stream {
         self.id
     }
 
-    /// Whether it is somebody else's, who queues on it what is to come after what is on it now.
+    /// Returns true if another library owns it, and queues its later work on it.
     pub fn is_foreign(&self) -> bool {
         !self.owned
     }
@@ -225,12 +225,12 @@ impl Stream {
         Ok(Event { platform: Arc::clone(&self.platform), device: self.device, id })
     }
 
-    /// What is put on it from now on runs after `event`.
+    /// Lets later work of this stream run after `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.platform.wait(self, event)
     }
 
-    /// What is put on it from now on runs after what is on `other` now.
+    /// Lets later work of this stream run after the present work of `other`.
     pub fn follow(&self, other: &Stream) -> Result<()> {
         if self.id == other.id && self.device == other.device { Ok(()) } else { self.wait(&other.record()?) }
     }
@@ -269,7 +269,7 @@ impl Event {
         self.synchronize_while(limit, &|| Ok(()))
     }
 
-    /// As [`synchronize`](Self::synchronize); what `go_on` says instead of well ends the wait too.
+    /// As [`synchronize`](Self::synchronize); an error of `go_on` ends the wait too.
     pub fn synchronize_while(&self, limit: Duration, go_on: GoOn<'_>) -> Result<()> {
         let (deadline, spins) = (Instant::now() + limit, AtomicU32::new(0));
         loop {

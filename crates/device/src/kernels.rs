@@ -1,16 +1,17 @@
-//! The kernels in CUDA C, their names, and how they are compiled. What each computes is `reference`'s meaning
-//! of its operation.
+//! The kernels in CUDA C, their names, and how they are compiled. Each computes `reference`'s meaning of its
+//! operation.
 
 use ringpull_base::DType;
 
-/// How every kernel is compiled, beside the architecture: no fused multiply-add, so that updates give the
-/// host's bits.
+/// The options of NVRTC for every kernel, beside the architecture: no fused multiply-add, so that updates
+/// give the host's bits.
 pub const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 
-/// Compute capabilities, ascending: what the tests compile for, and what a GPU gets that NVRTC does not know.
+/// Compute capabilities, ascending: those that the tests compile for, and those for a GPU that NVRTC does not
+/// know.
 pub const ARCHITECTURES: [u32; 3] = [75, 80, 90];
 
-/// What is put before each source.
+/// The text before each source.
 const ELEMENTS: &str = include_str!("kernels/elements.cu");
 
 /// A translation unit: a name, the source, and the kernels in it.

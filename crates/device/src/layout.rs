@@ -1,10 +1,10 @@
-//! How a tensor is divided over the devices of a process: which of its elements are whose part.
+//! The division of a tensor over the devices of a process.
 
 use std::ops::Range;
 
 use ringpull_kernels::compress::Codec;
 
-/// How the elements of a tensor are divided: equal parts, the remainder with the last. Parts of a block
+/// The division of a tensor's elements: equal parts, the remainder with the last. Parts of a block
 /// ([`Codec::BLOCK`]) or more are whole blocks, so that the codes of all parts make up the codes of the
 /// whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Layout {
         device * self.equal_len()..end
     }
 
-    /// Whether every part begins with a whole block.
+    /// Returns true if every part begins with a whole block.
     pub fn is_blocked(&self) -> bool {
         self.count == 1 || self.equal_len().is_multiple_of(Codec::BLOCK)
     }

@@ -19,15 +19,15 @@ use super::handle::{Memory, Slice, Stream};
 use super::loan::{CUDA, CUDA_MANAGED, Loan};
 use super::work::Work;
 
-/// A lender who does not know our streams: kept until what is queued on the tensor's is done, for ever if
-/// that cannot be had.
-struct Kept {
+/// A lender that does not know our streams: kept until the work of the tensor's stream is done, for ever if
+/// that cannot be found out.
+struct HeldLoan {
     stream: Arc<Stream>,
     limit: Duration,
     lender: ManuallyDrop<Box<dyn Any + Send + Sync>>,
 }
 
-impl Drop for Kept {
+impl Drop for HeldLoan {
     fn drop(&mut self) {
         match self.stream.record().and_then(|event| event.synchronize(self.limit)) {
             // SAFETY: dropped once, here.
@@ -71,7 +71,7 @@ impl Devices {
             (Stream::foreign(self.platform(), device, id), lender)
         } else {
             let own = Arc::clone(self.user(device)?);
-            let kept = Kept { stream: Arc::clone(&own), limit: self.limit(), lender: ManuallyDrop::new(lender) };
+            let kept = HeldLoan { stream: Arc::clone(&own), limit: self.limit(), lender: ManuallyDrop::new(lender) };
             (own, Box::new(kept))
         };
         let memory = Memory::lent(self.platform(), device, loan, lender)?;
@@ -93,8 +93,8 @@ impl Devices {
         Ok(self.tensor(tensor.dtype(), tensor.shape(), copy, Arc::clone(array.shared_stream())))
     }
 
-    /// Returns when what is queued on the tensor's stream is done, unless its owner queues there too and need
-    /// not wait. Blocks.
+    /// Waits until the work of the tensor's stream is done, unless its owner queues there too and need not
+    /// wait. Blocks.
     pub fn settle(&self, tensor: &Tensor) -> Result<()> {
         match array_of(tensor.remote()) {
             Some(array) if !array.stream().is_foreign() => array.stream().record()?.synchronize(self.limit()),

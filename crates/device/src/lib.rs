@@ -1,20 +1,20 @@
 //! The devices of this process, behind one small seam: [`Platform`].
 //!
-//! What happens on which stream and in which order is written once, over this trait, by [`Devices`] and by
-//! the stores that work on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads
-//! and which runs everywhere, and `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
+//! The order of work on streams is written once, over this trait, by [`Devices`] and by the stores that work
+//! on devices. Two platforms stand behind it: [`Simulated`], whose streams are threads and which runs
+//! everywhere, and `cuda`, which loads the CUDA driver, NVRTC and NCCL at run time.
 //!
-//! The words are CUDA's. A [`Stream`] is a queue of one device; what is put on it runs later, in order. An
-//! [`Event`] marks a place in a stream, and another stream or the host can wait for it. Nothing else orders
-//! two streams: work that reads what another stream writes must wait for that stream's event. The simulated
+//! The words are CUDA's. A [`Stream`] is a queue of one device; its work runs later, in order. An [`Event`]
+//! marks a place in a stream, and another stream or the host can wait for it. Nothing else orders two
+//! streams: work that reads what another stream writes must wait for that stream's event. The simulated
 //! platform proves of every piece of work that it does (`races`), and fails the work that does not.
 //!
-//! Where things stand, each file after those that it imports: `loan` says where memory of another library is;
-//! `handle` owns memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put
-//! on a stream; `reference` is its meaning, on bytes; `races` and `simulated` are the simulated platform;
-//! `layout` divides a tensor over devices; `devices` makes tensors and moves them; `spread` sums tensors over
-//! the devices of a process and back; `lent` makes tensors of memory that another library has; `survey` is
-//! what a machine has, as data; `open` finds devices by name; `check` compares devices with `reference`.
+//! The files, each after those that it imports: `loan` says where memory of another library is; `handle` owns
+//! memory, streams and events; `pool` keeps memory from use to use; `work` says what can be put on a stream;
+//! `reference` is its meaning, on bytes; `races` and `simulated` are the simulated platform; `layout` divides
+//! a tensor over devices; `devices` makes tensors and moves them; `spread` sums tensors over the devices of a
+//! process and back; `lent` makes tensors of memory that another library has; `survey` is what a machine has,
+//! as data; `open` finds devices by name; `check` compares devices with `reference`.
 
 mod check;
 #[cfg(feature = "cuda")]
@@ -59,11 +59,11 @@ pub type Pinned = Arc<RwLock<Buffer>>;
 /// A name that devices of several processes meet under, as long as NCCL's.
 pub type UniqueId = [u8; 128];
 
-/// Called again and again while waiting for other processes: an error ends the wait, and is what the wait
-/// ends in.
+/// A function that is called again and again during a wait for other processes: an error ends the wait, and
+/// becomes its result.
 pub type GoOn<'a> = &'a dyn Fn() -> Result<()>;
 
-/// Where the devices of several ranks meet, those of one number in each.
+/// The meeting of the devices of several ranks, of those of one number in each.
 pub struct Meeting {
     /// A name for each device of a rank, made by one of them all.
     pub ids: Vec<UniqueId>,
@@ -78,19 +78,19 @@ pub struct Meeting {
 /// Calls queue and return, unless they say that they wait. A device that failed stays failed: every later
 /// call says so.
 pub trait Platform: Send + Sync {
-    /// What the devices are called, before a colon and their number: `cuda`, `sim`.
+    /// The name of the devices, before a colon and their number: `cuda`, `sim`.
     fn name(&self) -> &'static str;
     /// The number of devices.
     fn count(&self) -> usize;
     /// A device's name.
     fn describe(&self, device: usize) -> String;
-    /// Whether [`collective`](Self::collective) can be called.
+    /// Returns true if [`collective`](Self::collective) can be called.
     fn has_collectives(&self) -> bool;
     /// Memory of a device, whose content is not defined. May wait for the device.
     fn allocate(&self, device: usize, len_bytes: usize) -> Result<u64>;
     /// Gives memory back. May wait for the device.
     fn free(&self, device: usize, address: u64);
-    /// What DLPack calls a device: the code of its type, and its number.
+    /// DLPack's name of a device: the code of its type, and its number.
     fn dlpack_name(&self, device: usize) -> (i32, i32);
     /// The device that memory of another library is on, by an address in it.
     fn device_of(&self, address: u64) -> Result<usize>;
@@ -104,15 +104,15 @@ pub trait Platform: Send + Sync {
     fn free_pinned(&self, address: u64);
     /// A new stream of a device.
     fn create_stream(&self, device: usize) -> Result<u64>;
-    /// Ends a stream, after what is on it.
+    /// Ends a stream, after its work.
     fn destroy_stream(&self, device: usize, stream: u64);
     /// Marks the present end of a stream.
     fn record(&self, stream: &Stream) -> Result<u64>;
     /// Gives an event back.
     fn destroy_event(&self, device: usize, event: u64);
-    /// What is put on `stream` from now on runs after `event`.
+    /// Lets later work of `stream` run after `event`.
     fn wait(&self, stream: &Stream, event: &Event) -> Result<()>;
-    /// Whether the work before `event` is done. Never waits.
+    /// Returns true if the work before `event` is done. Never waits.
     fn is_done(&self, event: &Event) -> Result<bool>;
     /// Puts work on a stream.
     fn enqueue(&self, stream: &Stream, work: &Work) -> Result<()>;
@@ -126,15 +126,15 @@ pub trait Platform: Send + Sync {
     /// Puts collectives on one stream of every device, in the order of the devices, all or none of them; by
     /// whose turn it is.
     fn collective(&self, streams: &[Arc<Stream>], calls: &[Collective]) -> Result<()>;
-    /// Whether [`join`](Self::join) can be called.
+    /// Returns true if [`join`](Self::join) can be called.
     fn can_join(&self) -> bool;
-    /// A name that devices meet under once. Who makes it must be one of the ranks that meet.
+    /// A name that devices meet under once. The rank that makes it must be one of those that meet.
     fn unique_id(&self) -> Result<UniqueId>;
     /// Joins each device with those of its number in other processes. Waits for all of them while `go_on`
-    /// allows it; after an error nothing is joined. What it is called from then on.
+    /// allows it; after an error nothing is joined. Returns the number of the meeting from then on.
     fn join(&self, meeting: &Meeting, go_on: GoOn<'_>) -> Result<u64>;
-    /// Ends what was joined, when nothing of it is under way.
-    /// May wait some seconds for ranks that still take what these devices send, and aborts then.
+    /// Ends the communicators, when none of their collectives is under way. May wait some seconds for ranks
+    /// that still receive from these devices, and aborts then.
     fn leave(&self, joined: u64);
     /// Puts on one stream of every device, in their order, the sum of its part over the devices that it has
     /// joined, in place; by whose turn it is. The same bits on every rank. May wait for the other ranks while
@@ -147,7 +147,7 @@ pub trait Platform: Send + Sync {
         parts: &[Slice],
         go_on: GoOn<'_>,
     ) -> Result<()>;
-    /// What collectives that are under way have met, as far as is known. Never waits.
+    /// Returns the error that collectives under way have met, as far as is known. Never waits.
     fn check(&self) -> Result<()>;
     /// Ends collectives that will never be complete, those with other processes too, so that their streams go
     /// on; the platform is failed from then on.
@@ -156,8 +156,8 @@ pub trait Platform: Send + Sync {
     fn host_access(&self, slice: &Slice, writes: bool) -> Result<()>;
 }
 
-/// What is known of a meeting that another rank has left, or that does not reach it: why it has is for that
-/// rank to say.
+/// Makes the error of a meeting that another rank has left, or that does not reach it; that rank reports the
+/// reason.
 pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
     let (peer, operation) = ("another rank".to_owned(), call.to_owned());
     Error::PeerLost { peer, ranks: Vec::new(), cause: text.into(), operation, rank: None }
@@ -166,8 +166,8 @@ pub(crate) fn parted(call: &str, text: impl Into<String>) -> Error {
 /// The right to run collectives on some devices, until it is dropped.
 pub type Turn<'a> = Vec<MutexGuard<'a, ()>>;
 
-/// Whether a library's error may come of another process's end: to NCCL a connection that broke is an error
-/// of the system or of itself (`ncclSystemError` 2, `ncclInternalError` 3).
+/// Returns true if a library's error may come of another process's end: to NCCL a connection that broke is an
+/// error of the system or of itself (`ncclSystemError` 2, `ncclInternalError` 3).
 pub fn may_be_of_a_peer(error: &Error) -> bool {
     matches!(error, Error::Library { library, code: 2 | 3, .. } if library == "NCCL")
 }

@@ -1,5 +1,4 @@
-//! What another library says of memory that it lends: where the bytes are, and what `DLPack` calls the kind
-//! of device.
+//! The description of memory that another library lends: its bytes, and `DLPack`'s kind of device.
 //!
 //! `handle` keeps such memory, platforms take it in, and `lent` makes tensors of it.
 #![allow(unsafe_code)]

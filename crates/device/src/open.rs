@@ -1,4 +1,4 @@
-//! From a name to devices, and what this machine has.
+//! Opens devices by name, and describes those of this machine.
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ fn open_cuda(_which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
     ))
 }
 
-/// Whether an MPI library can be loaded that says it takes device memory, in words. The library is asked, not
-/// initialised.
+/// Describes whether an MPI library that takes device memory can be loaded. The library is
+/// asked, not initialised.
 pub fn cuda_aware_mpi() -> String {
     #[cfg(feature = "cuda")]
     return super::cuda::cuda_aware_mpi();
@@ -56,7 +56,8 @@ pub fn cuda_aware_mpi() -> String {
     "not asked: this build has no CUDA support".to_owned()
 }
 
-/// What this machine has. Never fails and never panics: what is missing is said in words.
+/// Returns a description of this machine's devices. Never fails and never panics: missing parts are described
+/// in words.
 pub fn survey() -> Survey {
     #[cfg(feature = "cuda")]
     return super::cuda::survey();

@@ -14,7 +14,7 @@ use ringpull_base::Result;
 use super::Platform;
 use super::handle::Memory;
 
-/// Where memory lies, a device or pinned on the host, and its length.
+/// The place of memory, a device or pinned on the host, and its length.
 type Class = (Option<usize>, usize);
 
 /// Memory of one platform between two uses.
@@ -36,8 +36,7 @@ impl Pool {
         }
     }
 
-    /// Takes back what [`take`](Self::take) has given, when everything that uses it is done and the host
-    /// knows it.
+    /// Takes back memory of [`take`](Self::take), when everything that uses it is done and the host knows it.
     pub fn give(&self, memory: Arc<Memory>) {
         self.0.lock().entry((memory.device(), memory.len_bytes())).or_default().push(memory);
     }

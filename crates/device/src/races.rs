@@ -1,5 +1,5 @@
-//! Whether every piece of work is ordered behind what it depends on. Pure; it receives what is queued, not
-//! when it runs.
+//! Proves that every piece of work is ordered behind its dependencies. Pure; it receives the work that is
+//! queued, not the time at which it runs.
 //!
 //! Streams and the host are agents. Each agent's work is numbered, and each agent has a clock: for every
 //! agent the number up to which its work is known to come first. An event is a copy of its stream's clock; an
@@ -30,7 +30,7 @@ struct Access {
     writes: bool,
 }
 
-/// What was done with which memory, and what every agent knows.
+/// The accesses to memory, and the knowledge of every agent.
 #[derive(Default)]
 pub(super) struct Races {
     clocks: BTreeMap<Agent, Clock>,
@@ -38,7 +38,7 @@ pub(super) struct Races {
 }
 
 impl Races {
-    /// Records work that the host queues on `agent`, or does itself. Returns what is wrong with it, as text.
+    /// Records work that the host queues on `agent`, or does itself. Returns the fault, as text.
     pub(super) fn step(&mut self, agent: Agent, reads: &[Span], writes: &[Span]) -> Result<(), String> {
         if agent != HOST {
             let host = self.clocks.entry(HOST).or_default().clone();
@@ -61,7 +61,7 @@ impl Races {
         Ok(())
     }
 
-    /// What an event recorded on `agent` now stands for.
+    /// Returns the clock of an event recorded on `agent` now.
     pub(super) fn clock(&self, agent: Agent) -> Clock {
         let mut clock = self.clocks.get(&agent).cloned().unwrap_or_default();
         for (other, number) in self.clocks.get(&HOST).into_iter().flatten() {
@@ -76,12 +76,12 @@ impl Races {
         self.clocks.get(&agent).and_then(|clock| clock.get(&agent)).copied().unwrap_or(0)
     }
 
-    /// Whether the host comes after the work of `agent` with that number.
+    /// Returns true if the host comes after the work of `agent` with that number.
     pub(super) fn host_knows(&self, agent: Agent, number: u64) -> bool {
         self.clocks.get(&HOST).and_then(|clock| clock.get(&agent)).copied().unwrap_or(0) >= number
     }
 
-    /// `agent` comes after what `clock` stands for.
+    /// Orders `agent` after the work of `clock`.
     pub(super) fn learn(&mut self, agent: Agent, clock: &Clock) {
         let own = self.clocks.entry(agent).or_default();
         for (other, number) in clock {
@@ -126,8 +126,7 @@ impl Races {
         Ok(())
     }
 
-    /// A write stands for everything before it on the same bytes: what comes after the write comes after that
-    /// too.
+    /// A write stands for all earlier accesses to the same bytes: work after the write is after those too.
     fn note(&mut self, clock: &Clock, address: u64, access: Access) {
         let history = self.memory.entry(address).or_default();
         history.retain(|earlier| {
@@ -150,7 +149,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Whether every byte of `range` was written.
+/// Returns true if every byte of `range` was written.
 fn covered(history: &[Access], range: &Range<usize>) -> bool {
     let mut written: Vec<&Range<usize>> =
         history.iter().filter(|access| access.writes).map(|access| &access.range).collect();

@@ -1,5 +1,5 @@
-//! The meaning of every operation, on bytes: what the simulated platform runs, and what kernels are compared
-//! with.
+//! The meaning of every operation, on bytes: the simulated platform runs it, and kernels are compared with
+//! it.
 
 use ringpull_base::half::{bf16, f16};
 use ringpull_base::{Buffer, DType, Element, Error, Result};
@@ -10,7 +10,7 @@ use ringpull_kernels::reduce;
 use super::kernels::ADDENDS;
 use super::work::{CollectiveKind as Kind, Operation};
 
-/// What `operation` writes, given what it reads and how long what it writes is.
+/// Returns the output of `operation` for these inputs and lengths of outputs.
 pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> Result<Vec<Buffer>> {
     Ok(match operation {
         Operation::Copy => reads,
@@ -41,7 +41,7 @@ pub fn compute(operation: &Operation, reads: Vec<Buffer>, lengths: &[usize]) -> 
     })
 }
 
-/// What each device gets from a collective, given what each gives; `lengths` are those of the results.
+/// Returns the result of a collective on each device; `lengths` are those of the results.
 pub(super) fn collect(kind: Kind, dtype: DType, sends: &[Buffer], lengths: &[usize]) -> Vec<Buffer> {
     match kind {
         Kind::AllReduce | Kind::Reduce(_) => {
@@ -75,7 +75,7 @@ pub(super) fn sum(dtype: DType, addends: &[Buffer]) -> Buffer {
     }
 }
 
-/// What a launch after the first adds to is the sum that the one before has rounded.
+/// Each launch after the first adds to the sum that the one before has rounded.
 fn in_launches<T: Element>(addends: &[Buffer], widen: fn(T) -> f32, narrow: fn(f32) -> T) -> Buffer {
     let (first, rest) = addends.split_at(addends.len().min(ADDENDS));
     let sum = widened(first, widen, narrow);

@@ -98,7 +98,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Whether collectives can be used: a tensor on each device, in order, with something for each.
+    /// Returns true if collectives can be used: a tensor on each device, in order, with something for each.
     fn one_on_each(&self, layout: &Layout, tensors: &[Slice]) -> bool {
         self.count() > 1
             && self.platform().has_collectives()

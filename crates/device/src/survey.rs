@@ -1,4 +1,4 @@
-//! What can be found out about a machine's devices, as plain data: `cuda` fills it, and `open` hands it out.
+//! A machine's devices as plain data: `cuda` fills it, and `open` hands it out.
 
 use std::fmt;
 
@@ -37,10 +37,10 @@ impl fmt::Display for Library {
     }
 }
 
-/// What could be found out about this machine's devices without using them.
+/// The facts about this machine's devices that can be found without using them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survey {
-    /// Whether this build can use CUDA.
+    /// True if this build can use CUDA.
     pub built: bool,
     /// The CUDA driver; its version is that of CUDA.
     pub driver: Library,

@@ -1,4 +1,4 @@
-//! What can be put on a stream: an operation with the memory it reads and writes, and the collectives of a
+//! Work for a stream: an operation with the memory that it reads and writes, and the collectives of a
 //! process's devices.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub enum Operation {
     /// Reads a gradient and a residual, both f32; writes the codes of MXNet's 2-bit compression and the
     /// residual.
     Quantise2 {
-        /// What is sent at once, more than 0.
+        /// The threshold, more than 0: a code sends it at once.
         threshold: f32,
     },
     /// Reads codes and an f32 sum; writes the sum with the decoded values added.
@@ -51,18 +51,18 @@ pub enum Operation {
         optimizer: Arc<Optimizer>,
         /// The element type of gradient and weight.
         dtype: DType,
-        /// How many updates there have been before.
+        /// The number of earlier updates.
         updates: u64,
     },
 }
 
 /// One operation on memory. Memory that is changed is among both.
 pub struct Work {
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
-    /// What is read.
+    /// The memory that it reads.
     pub reads: Vec<Slice>,
-    /// What is written.
+    /// The memory that it writes.
     pub writes: Vec<Slice>,
 }
 
@@ -103,13 +103,13 @@ impl Work {
         Err(Error::bug(format!("{:?} of {reads:?} bytes into {writes:?} bytes", self.operation)))
     }
 
-    /// Whether there is nothing to do.
+    /// Returns true if there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.writes.iter().all(|slice| slice.len_bytes() == 0)
     }
 }
 
-/// What a collective does, in NCCL's words. Every device gives as many elements as the others.
+/// The kind of a collective, in NCCL's words. Every device gives as many elements as the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CollectiveKind {
     /// Device `d` gets part `d` of the sum.
@@ -126,12 +126,12 @@ pub enum CollectiveKind {
 
 /// One collective of all devices of a process.
 pub struct Collective {
-    /// What it does.
+    /// The kind of the collective.
     pub kind: CollectiveKind,
     /// The element type.
     pub dtype: DType,
-    /// What each device gives. Of a broadcast only the root's is read.
+    /// The value of each device. Of a broadcast only the root's is read.
     pub send: Vec<Slice>,
-    /// Where each device gets the result. Of a reduce only the root's is written.
+    /// The place of the result on each device. Of a reduce only the root's is written.
     pub receive: Vec<Slice>,
 }

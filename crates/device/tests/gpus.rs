@@ -17,11 +17,11 @@ use ringpull_processes::{FakeGpus, Processes, own_path};
 /// The variable that says what a process of a test does.
 const PART: &str = "RINGPULL_DEVICE_TEST_PART";
 const LEN: usize = 1003;
-/// How long a device may take, and a process.
+/// The time limit of a device, and of a process.
 const LIMIT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What one process does on these GPUs with this fault; what it prints, and the double's findings.
+/// Runs one process on these GPUs with this fault; returns its output, and the double's findings.
 fn process(gpus: &FakeGpus, part: &str, fault: &str) -> (String, String) {
     let mut processes = Processes::new();
     let mut command = Command::new(own_path());
@@ -416,7 +416,7 @@ fn every_kernel_gives_the_bits_of_the_reference() {
     assert!(out.contains("outcome: all is right") && findings.is_empty(), "{out}{findings}");
 }
 
-/// What cannot be done is an error in words, also where the layers above never ask for it.
+/// Checks that an impossible request is an error in words, also if the layers above never make it.
 #[allow(unsafe_code)]
 fn refused() -> Result<()> {
     let says = |outcome: Result<()>, named: &str| {

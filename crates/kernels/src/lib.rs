@@ -1,4 +1,4 @@
-//! Arithmetic on host memory, as pure functions: what a key keeps between two calls belongs to the caller.
+//! Arithmetic on host memory, as pure functions: the state of a key between two calls belongs to the caller.
 //!
 //! - [`reduce`]: adding one buffer to another, for every element type;
 //! - [`compress`]: gradient codecs; [`optim`]: optimizers;

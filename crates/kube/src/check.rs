@@ -1,4 +1,4 @@
-//! Whether the options of a job fit together, and each fits the kind of job.
+//! Checks that the options of a job fit together, and that each fits the kind of job.
 
 use ringpull_base::Result;
 

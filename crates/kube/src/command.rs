@@ -1,5 +1,5 @@
-//! What the words of a job's command say: what they start, which store they ask for, and whether they are one
-//! of our examples.
+//! Reads the words of a job's command: the program that they start, the store that they ask for, and the
+//! examples among them.
 
 /// The word of a command that is one of our training examples, whose store is `local` by default. A bare
 /// `train` is ours if it is a program: the first word, or after `--`, `mpirun` or options with at most one
@@ -19,7 +19,7 @@ pub(super) fn example(command: &[String]) -> Option<&str> {
     command.iter().enumerate().find(|found| is_ours(*found)).map(|(_, word)| word.as_str())
 }
 
-/// Whether a word starts MPI ranks.
+/// Returns true if a word starts MPI ranks.
 pub(super) fn is_mpirun(word: &str) -> bool {
     ["mpirun", "mpiexec", "orterun", "prterun", "horovodrun"].contains(&word.rsplit('/').next().unwrap_or(word))
 }

@@ -1,7 +1,7 @@
 //! A job of another kind: an MPIJob as a TrainJob with its runtime, and an MXJob as either.
 //!
-//! Pods are carried over whole. What the other kind cannot have is listed. An MXJob's three roles become one
-//! MPI job that starts them by `ringpull launch`, so its image must hold that command and sshd.
+//! Pods are carried over whole. Parts that the other kind cannot have are listed. An MXJob's three roles
+//! become one MPI job that starts them by `ringpull launch`, so its image must hold that command and sshd.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use ringpull_base::{Error, Result};
 use crate::jobs::{DISCOVERY, HOSTFILE, TRAINER, prune};
 use crate::schema;
 
-/// What to write.
+/// The kind of job to write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Target {
     /// A TrainingRuntime and a TrainJob of Kubeflow Trainer 2.
@@ -19,17 +19,17 @@ pub enum Target {
     Mpijob,
 }
 
-/// What came out.
+/// The converted job.
 #[derive(Debug)]
-pub struct Converted {
+pub struct Conversion {
     /// The objects, in the order to apply them in.
     pub objects: Vec<Value>,
-    /// What could not be carried over, and what to do about it.
+    /// The parts that could not be carried over, each with a remedy.
     pub lost: Vec<String>,
 }
 
 /// Converts the first MPIJob or MXJob of a YAML stream.
-pub fn convert(text: &str, target: Target) -> Result<Converted> {
+pub fn convert(text: &str, target: Target) -> Result<Conversion> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|cause| {
         let cause = cause.to_string();
         Error::argument(format!("invalid YAML: {}", cause.lines().next().unwrap_or("")), "correct that line")
@@ -60,7 +60,7 @@ pub fn convert(text: &str, target: Target) -> Result<Converted> {
         (Target::Trainjob, _) => trainjob_of_mpijob(&mpijob, &mut lost)?,
     };
     objects.iter_mut().for_each(prune);
-    Ok(Converted { objects, lost })
+    Ok(Conversion { objects, lost })
 }
 
 /// Moves a field out of an object.

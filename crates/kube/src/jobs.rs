@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use crate::options::{Gang, JobKind, Request};
 use crate::pod::{Role, SNAPSHOTS, metadata, pod, selector, ssh_folder, variable};
 
-/// Where the operators put the list of hosts.
+/// The path of the operators' list of hosts.
 pub(super) const HOSTFILE: &str = "/etc/mpi/hostfile";
-/// Where mpi-operator puts the script that prints the workers that run.
+/// The path of mpi-operator's script that prints the workers that run.
 pub(super) const DISCOVERY: &str = "/etc/mpi/discover_hosts.sh";
 /// The version of Kubeflow Trainer's objects.
 pub(super) const TRAINER: &str = "trainer.kubeflow.org/v1alpha1";
@@ -53,8 +53,8 @@ fn launcher_args(request: &Request) -> Vec<String> {
     words
 }
 
-/// What starts an elastic job. It counts ranks, and the slots of a worker are the operator's variable. The
-/// name lets a launcher that takes the place of a lost one find what is in the workers' memory.
+/// Returns the words that start an elastic job. It counts ranks, and the slots of a worker are the operator's
+/// variable. The name lets the launcher that replaces a lost one find the commits in the workers' memory.
 fn elastic_words(request: &Request) -> String {
     let ranks = |workers: u32| u64::from(workers) * u64::from(request.slots());
     let least = ranks(request.min_workers.unwrap_or(request.workers));

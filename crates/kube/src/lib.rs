@@ -34,7 +34,7 @@ use ringpull_base::{Error, Result};
 
 use self::options::{Request, wrong};
 
-/// The objects that run what `request` asks for, in the order to apply them in.
+/// Returns the objects of the job of `request`, in the order in which to apply them.
 pub fn documents(request: &Request) -> Result<Vec<Value>> {
     request.check()?;
     let mut objects = jobs::objects(request);

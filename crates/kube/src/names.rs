@@ -1,18 +1,18 @@
-//! What Kubernetes accepts as the name of an object, of a label, of an image.
+//! Kubernetes' rules for the names of objects, labels and images.
 
 use ringpull_base::{Error, Result};
 
-/// How long a host's name may be.
+/// The largest length of a host's name.
 pub(super) const LONGEST_LABEL: usize = 63;
 
-/// Whether `name` is an RFC 1035 label: what the names of services and pods may be.
+/// Returns true if `name` is an RFC 1035 label, as the names of services and pods must be.
 pub(super) fn is_label(name: &str) -> bool {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     name.starts_with(|c: char| c.is_ascii_lowercase()) && name.chars().all(legal) && !name.ends_with('-')
 }
 
-/// Whether `name` is a name of an object: labels with dots between them, each of which may begin with a
-/// digit.
+/// Returns true if `name` is a name of an object: labels with dots between them, each of which may begin with
+/// a digit.
 pub(super) fn is_domain(name: &str) -> bool {
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let label =
@@ -20,7 +20,7 @@ pub(super) fn is_domain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(label)
 }
 
-/// Whether `value` may be the value of a label.
+/// Returns true if `value` may be the value of a label.
 pub(super) fn is_label_value(value: &str) -> bool {
     let legal = |c: char| c.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&c);
     let outer = |c: char| c.is_ascii_alphanumeric();
@@ -29,7 +29,7 @@ pub(super) fn is_label_value(value: &str) -> bool {
         && (value.is_empty() || value.starts_with(outer) && value.ends_with(outer))
 }
 
-/// Whether `name` may be the name of a label, an annotation, a taint or a resource.
+/// Returns true if `name` may be the name of a label, an annotation, a taint or a resource.
 pub(super) fn is_qualified(name: &str) -> bool {
     let (domain, name) = name.split_once('/').map_or((None, name), |(domain, name)| (Some(domain), name));
     domain.is_none_or(is_domain) && !name.is_empty() && is_label_value(name)
@@ -75,7 +75,7 @@ pub(super) fn check_image(image: &str) -> Result<()> {
     Err(Error::argument(format!("invalid --image {image:?}"), remedy))
 }
 
-/// Whether the text is a digest as registries and the kubelet take it.
+/// Returns true if the text is a digest as registries and the kubelet take it.
 fn is_digest(text: &str) -> bool {
     let legal = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
     text.strip_prefix("sha256:").is_some_and(|digest| digest.len() == 64 && digest.chars().all(legal))

@@ -104,7 +104,7 @@ pub enum Gang {
     SchedulerPlugins,
 }
 
-/// When a node pulls the image.
+/// The policy by which a node pulls the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum PullPolicy {
     /// If the node does not have it.
@@ -115,7 +115,7 @@ pub enum PullPolicy {
     Never,
 }
 
-/// How much of Pod Security a job passes.
+/// The level of Pod Security that a job passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum PodSecurity {
     /// Any namespace without restrictions.
@@ -152,7 +152,7 @@ pub struct Request {
     /// The image built from mpijob/Dockerfile, or one that is built like it.
     #[arg(long, default_value = "ringpull:latest")]
     pub image: String,
-    /// When a node pulls the image.
+    /// The policy by which a node pulls the image.
     #[arg(long, value_enum, default_value = "if-not-present")]
     pub pull_policy: PullPolicy,
     /// A Secret with which nodes pull the image.
@@ -228,7 +228,7 @@ pub struct Request {
     /// A PersistentVolumeClaim to mount in every pod, or the one to write.
     #[arg(long, value_name = "CLAIM")]
     pub claim: Option<String>,
-    /// Where the claim is mounted.
+    /// The path at which the claim is mounted.
     #[arg(long, default_value = "/train", requires = "claim")]
     pub mount: String,
     /// The size of the claim, which is ReadWriteMany.
@@ -267,7 +267,7 @@ pub struct Request {
     /// All keys of a ConfigMap or a Secret as variables of every rank.
     #[arg(long, value_name = "configmap/NAME|secret/NAME", value_parser = env_from)]
     pub env_from: Vec<(&'static str, String)>,
-    /// How often a failed job is restarted. With a checkpoint it resumes from there.
+    /// The largest number of restarts of a failed job. With a checkpoint it resumes from there.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=MOST))]
     pub backoff_limit: u32,
     /// End the job after this many seconds.
@@ -283,7 +283,7 @@ pub struct Request {
     /// is an error.
     #[arg(long, value_name = "FILE", value_parser = documents_of)]
     pub patch: Vec<Documents>,
-    /// What every rank runs.
+    /// The command that every rank runs.
     #[arg(last = true)]
     pub command: Vec<String>,
 }
@@ -428,7 +428,8 @@ impl Request {
         if self.servers == 0 { self.workers } else { self.servers }
     }
 
-    /// Whether registered memory needs the right to lock it. AWS's plugin of EFA sets the limit itself.
+    /// Returns true if registered memory needs the right to lock it. AWS's plugin of EFA sets the limit
+    /// itself.
     pub(crate) fn locks_memory(&self) -> bool {
         self.rdma.as_ref().is_some_and(|(name, _)| !name.ends_with("/efa"))
     }

@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 use crate::options::{JobKind, PullPolicy, Request, SSH_PORT, USER};
 use crate::quantity::Quantity;
 
-/// Where the workers of an elastic job have a volume in memory for commits. It outlives their containers.
+/// The folder of a volume in memory, for the commits of the workers of an elastic job. It outlives their
+/// containers.
 pub(super) const SNAPSHOTS: &str = "/run/snapshots";
 
-/// What a pod does.
+/// The role of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Runs ranks or workers, and has the devices for them.
@@ -24,7 +25,7 @@ pub(super) enum Role {
     Launcher,
 }
 
-/// Where the image's user keeps the keys of ssh.
+/// Returns the folder in which the image's user keeps the keys of ssh.
 pub(super) fn ssh_folder(request: &Request) -> &'static str {
     if request.non_root { "/home/mpiuser/.ssh" } else { "/root/.ssh" }
 }
@@ -137,8 +138,8 @@ pub(super) fn pod(request: &Request, container: &str, role: Role) -> Value {
     pod
 }
 
-/// The port at which rank 0 serves metrics, if others than its own host may ask there. Which pod has rank 0 is
-/// not known before they run.
+/// The port at which rank 0 serves metrics, if others than its own host may ask there. The pod of rank 0 is
+/// not known before the pods run.
 fn metrics_port(request: &Request) -> Option<u16> {
     let (_, value) = request.env.iter().rfind(|(name, _)| name == "RINGPULL_METRICS")?;
     let address: SocketAddr = value.parse().ok()?;

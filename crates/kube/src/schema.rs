@@ -1,7 +1,7 @@
 //! The fields of Kubernetes' and Kubeflow's objects: their names, types and merge keys.
 //!
-//! `schemas.json` holds what [`check`] needs of the operators' CustomResourceDefinitions: no text, and each
-//! structure once. `tests/schemas.rs` makes it and names its sources.
+//! `schemas.json` holds the part of the operators' CustomResourceDefinitions that [`check`] needs: no text,
+//! and each structure once. `tests/schemas.rs` makes it and names its sources.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -56,11 +56,11 @@ static SCHEMAS: LazyLock<Schemas> =
 /// A value that does not have its shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Where, as names divided by dots.
+    /// The path of the fault, as names divided by dots.
     pub path: String,
-    /// What is wrong.
+    /// The fault.
     pub what: String,
-    /// What to write instead.
+    /// The text to write instead.
     pub fix: String,
 }
 
@@ -90,7 +90,7 @@ impl Shape {
     }
 }
 
-/// What in an object does not have its shape; nothing if its kind is not known.
+/// Returns the parts of an object that do not have its shape; nothing if its kind is not known.
 pub fn check(object: &Value) -> Vec<Fault> {
     let mut faults = Vec::new();
     if let Some(shape) = shape_of(object) {

@@ -1,11 +1,11 @@
-//! What Kubernetes' Pod Security Standards allow: the rules of `baseline` and `restricted`, as a table.
+//! The rules of Kubernetes' Pod Security Standards, `baseline` and `restricted`, as a table.
 
 use serde_json::Value;
 
 use crate::options::PodSecurity;
 
-/// What a value has to be.
-enum Must {
+/// A requirement for a value.
+enum Requirement {
     /// Absent, or one of these.
     BeAbsentOr(&'static [&'static str]),
     /// Anything but this.
@@ -18,18 +18,18 @@ enum Must {
     Have(&'static str),
 }
 
-use Must::{Be, BeAbsentOr, BeOtherThan, Have, HaveOnly};
 use PodSecurity::{Baseline, Restricted};
+use Requirement::{Be, BeAbsentOr, BeOtherThan, Have, HaveOnly};
 
 /// Rules of a pod's specification.
-const POD: [(PodSecurity, &str, Must); 3] = [
+const POD: [(PodSecurity, &str, Requirement); 3] = [
     (Baseline, "hostNetwork", BeAbsentOr(&["false"])),
     (Baseline, "hostPID", BeAbsentOr(&["false"])),
     (Baseline, "hostIPC", BeAbsentOr(&["false"])),
 ];
 
 /// Rules of a pod's specification and of each container, whatever the other says.
-const BOTH: [(PodSecurity, &str, Must); 7] = [
+const BOTH: [(PodSecurity, &str, Requirement); 7] = [
     (Baseline, "securityContext.seccompProfile.type", BeAbsentOr(&["RuntimeDefault", "Localhost"])),
     (Baseline, "securityContext.appArmorProfile.type", BeAbsentOr(&["RuntimeDefault", "Localhost"])),
     (
@@ -44,7 +44,7 @@ const BOTH: [(PodSecurity, &str, Must); 7] = [
 ];
 
 /// Rules of each container. A value that the container does not have is the pod's.
-const CONTAINER: [(PodSecurity, &str, Must); 8] = [
+const CONTAINER: [(PodSecurity, &str, Requirement); 8] = [
     (Baseline, "securityContext.privileged", BeAbsentOr(&["false"])),
     (Baseline, "securityContext.procMount", BeAbsentOr(&["Default"])),
     (
@@ -97,7 +97,7 @@ const SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// A rule that a pod breaks: its level, the path in the pod's specification, and what it demands.
+/// A rule that a pod breaks: its level, the path in the pod's specification, and the demand.
 pub type Breach = (PodSecurity, String, String);
 
 /// The rules of `level` and below that a pod's specification breaks.
@@ -143,8 +143,8 @@ pub fn breaches(pod: &Value, level: PodSecurity) -> Vec<Breach> {
     found
 }
 
-fn judge(rules: &[(PodSecurity, &str, Must)], prefix: &str, own: &Value, fallback: &Value) -> Vec<Breach> {
-    let breach = |(of, path, must): &(PodSecurity, &str, Must)| {
+fn judge(rules: &[(PodSecurity, &str, Requirement)], prefix: &str, own: &Value, fallback: &Value) -> Vec<Breach> {
+    let breach = |(of, path, must): &(PodSecurity, &str, Requirement)| {
         let at = |value: &Value| value.pointer(&format!("/{}", path.replace('.', "/"))).cloned();
         let value = at(own).or_else(|| at(fallback)).unwrap_or_default();
         must.unmet(&value).map(|demand| (*of, format!("{prefix}{path}"), demand))
@@ -152,8 +152,8 @@ fn judge(rules: &[(PodSecurity, &str, Must)], prefix: &str, own: &Value, fallbac
     rules.iter().filter_map(breach).collect()
 }
 
-impl Must {
-    /// What the value does not meet.
+impl Requirement {
+    /// Returns the requirement that the value does not meet.
     fn unmet(&self, value: &Value) -> Option<String> {
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let is_one = |words: &[&str]| words.contains(&text(value).as_str());

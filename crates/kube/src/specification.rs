@@ -4,7 +4,7 @@
 //! `distribution_type` is `Job` (also if the dictionary is empty), `MPI`, `TF`, or our `PS`. The component
 //! multiplies strings and ignores unknown keys; here counts may be numbers or digits, and an unknown key is
 //! an error, as is one that the distribution does not use. Only `number_of_workers` of at most 1 may stand in
-//! a `Job`, as pipelines write it. Options of the command line set what the dictionary leaves open.
+//! a `Job`, as pipelines write it. Options of the command line are for settings that the dictionary lacks.
 
 use serde_json::{Map, Value};
 
@@ -34,7 +34,7 @@ const KEYS: [(&str, &str, Set); 6] = [
     }),
 ];
 
-/// Sets in `request` what the dictionary, as JSON or YAML, says.
+/// Sets `request` by the dictionary, which is JSON or YAML.
 pub fn apply(text: &str, request: &mut Request) -> Result<()> {
     let bad = |cause: &str| {
         let keys = KEYS.map(|(key, ..)| key).join(", ");

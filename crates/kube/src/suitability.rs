@@ -8,7 +8,7 @@ use crate::options::{JobKind, Request, wrong};
 
 /// The connection that a job gives the processes of its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Given {
+pub(super) enum PeerSetup {
     /// Nothing: there is one process.
     One,
     /// Nothing that a store reads: each process of a TFJob is alone.
@@ -42,10 +42,10 @@ pub(super) enum Need {
 
 /// A need, and the words that show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(super) struct Evidence {
     pub(super) need: Need,
     pub(super) words: String,
-    /// Whether the words can mean nothing else.
+    /// True if the words can mean nothing else.
     pub(super) is_certain: bool,
 }
 
@@ -56,9 +56,9 @@ const TRAIN: &str = "write ringpull manifest train, in a pipeline distribution_t
 const PS: &str = "write ringpull manifest ps, in a pipeline distribution_type PS: it starts a scheduler and servers";
 const HYBRID: &str = "give the command dist_sync_mpi or dist_sync: only ringpull launch --hybrid starts dist_hybrid";
 
-/// Decides every pair of what a job gives and what a program needs: nothing if they suit each other.
-pub(super) fn misfit(given: Given, need: Need) -> Option<Misfit> {
-    use Given::{Apart, Launched, One, Ranks, Roles};
+/// Decides every pair of a job's setup and a program's need: nothing if they suit each other.
+pub(super) fn misfit(given: PeerSetup, need: Need) -> Option<Misfit> {
+    use PeerSetup::{Apart, Launched, One, Ranks, Roles};
     Some(match (given, need) {
         (One, Need::Itself | Need::Horovod | Need::Store | Need::Starts)
         | (Ranks, Need::Ranks | Need::Horovod | Need::Store)
@@ -99,9 +99,9 @@ pub(super) fn misfit(given: Given, need: Need) -> Option<Misfit> {
 }
 
 /// Returns the needs that the words of a command and these variables show.
-pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> {
+pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Evidence> {
     let (words, programs) = words_and_programs(command);
-    let shown = |need, words: &str| Shown { need, words: words.to_owned(), is_certain: true };
+    let shown = |need, words: &str| Evidence { need, words: words.to_owned(), is_certain: true };
     let mut found = Vec::new();
     found.extend(starter(&words));
     let variables = env.iter().filter(|(name, _)| is_store(name)).map(|(name, value)| format!("{name}={value}"));
@@ -117,7 +117,7 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> 
         let kind = value.map_or(*kind, |(_, value)| value);
         // Other programs have variables of such names, too.
         let certain = |need| need != Need::Itself || as_given.starts_with('-');
-        found.extend(need_of(kind).map(|need| Shown { is_certain: certain(need), ..shown(need, as_given) }));
+        found.extend(need_of(kind).map(|need| Evidence { is_certain: certain(need), ..shown(need, as_given) }));
     } else {
         // A distributed kind by itself, or as the value of an option with any name.
         let texts = programs.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_'));
@@ -128,7 +128,7 @@ pub(super) fn needs(command: &[String], env: &[(String, String)]) -> Vec<Shown> 
         };
         found.extend(kind.and_then(|kind| {
             let is_certain = ['"', '\''].into_iter().any(|quote| creates(kind, quote));
-            Some(Shown { is_certain, ..shown(need_of(kind)?, kind) })
+            Some(Evidence { is_certain, ..shown(need_of(kind)?, kind) })
         }));
     }
     let module = |name: &str| {
@@ -174,7 +174,7 @@ fn need_of(kind: &str) -> Option<Need> {
 }
 
 /// Returns the first word that starts processes.
-fn starter(words: &[String]) -> Option<Shown> {
+fn starter(words: &[String]) -> Option<Evidence> {
     let last = |word: &str| word.rsplit('/').next().unwrap_or("").to_owned();
     let is_program = |at: usize| {
         let before = at.checked_sub(1).map_or(";", |at| words[at].as_str());
@@ -196,16 +196,16 @@ fn starter(words: &[String]) -> Option<Shown> {
     let name = words.iter().enumerate().find_map(single).or_else(|| words.windows(2).find_map(starts))?;
     // PyTorch's launchers can join those of other pods.
     let joins = |word: &String| ["rdzv", "nnodes", "master_addr", "master-addr"].iter().any(|it| word.contains(it));
-    Some(Shown { need: Need::Starts, words: name, is_certain: !words.iter().any(joins) })
+    Some(Evidence { need: Need::Starts, words: name, is_certain: !words.iter().any(joins) })
 }
 
 /// Returns the needs that a job does not meet.
-pub(super) fn misfits(given: Given, needs: &[Shown]) -> Vec<(&Shown, Misfit)> {
+pub(super) fn misfits(given: PeerSetup, needs: &[Evidence]) -> Vec<(&Evidence, Misfit)> {
     let starts = needs.iter().find(|one| one.need == Need::Starts);
-    let (given, needs): (_, Vec<&Shown>) = match starts.filter(|_| given == Given::One) {
+    let (given, needs): (_, Vec<&Evidence>) = match starts.filter(|_| given == PeerSetup::One) {
         // Its own words say whether it starts servers.
         Some(one) if one.words.contains("launch") => return Vec::new(),
-        Some(_) => (Given::Ranks, needs.iter().filter(|one| one.need != Need::Starts).collect()),
+        Some(_) => (PeerSetup::Ranks, needs.iter().filter(|one| one.need != Need::Starts).collect()),
         None => (given, needs.iter().collect()),
     };
     needs.into_iter().filter_map(|one| Some((one, misfit(given, one.need)?))).collect()
@@ -213,13 +213,13 @@ pub(super) fn misfits(given: Given, needs: &[Shown]) -> Vec<(&Shown, Misfit)> {
 
 impl Request {
     /// The connection that the kind gives the processes of the command; nothing if it runs none, or its own.
-    fn given(&self) -> Option<Given> {
+    fn given(&self) -> Option<PeerSetup> {
         match self.kind {
-            JobKind::Train | JobKind::Trainjob => Some(Given::Ranks),
-            JobKind::Ps => Some(Given::Launched),
-            JobKind::Mxjob => Some(Given::Roles),
-            JobKind::Tfjob if u64::from(self.workers) + u64::from(self.servers) > 1 => Some(Given::Apart),
-            JobKind::Job | JobKind::Tfjob => Some(Given::One),
+            JobKind::Train | JobKind::Trainjob => Some(PeerSetup::Ranks),
+            JobKind::Ps => Some(PeerSetup::Launched),
+            JobKind::Mxjob => Some(PeerSetup::Roles),
+            JobKind::Tfjob if u64::from(self.workers) + u64::from(self.servers) > 1 => Some(PeerSetup::Apart),
+            JobKind::Job | JobKind::Tfjob => Some(PeerSetup::One),
             JobKind::Compare | JobKind::Claim | JobKind::NetworkPolicy => None,
         }
     }
@@ -244,7 +244,7 @@ impl Request {
         }
     }
 
-    /// Whether the command is our example `train` and saves no checkpoint.
+    /// Returns true if the command is our example `train` and saves no checkpoint.
     pub(super) fn loses_its_work(&self) -> bool {
         let ours = example(&self.command).is_some_and(|word| word.rsplit('/').next() == Some("train"));
         ours && !self.command.iter().any(|word| word.starts_with("--checkpoint"))
@@ -271,10 +271,10 @@ impl Request {
             ));
         }
         let wanted = match given {
-            Given::Ranks => "add --kv-store dist_sync_mpi to the command",
-            Given::Launched | Given::Roles => "add --kv-store dist_sync to the command",
-            Given::Apart => "write ringpull manifest train, and add --kv-store dist_sync_mpi to the command",
-            Given::One => return None,
+            PeerSetup::Ranks => "add --kv-store dist_sync_mpi to the command",
+            PeerSetup::Launched | PeerSetup::Roles => "add --kv-store dist_sync to the command",
+            PeerSetup::Apart => "write ringpull manifest train, and add --kv-store dist_sync_mpi to the command",
+            PeerSetup::One => return None,
         };
         let example = example(&self.command)?;
         let (words, _) = words_and_programs(&self.command);

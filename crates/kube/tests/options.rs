@@ -1,5 +1,5 @@
-//! What the options write: each has an effect on a kind of job or is an error, and every output is valid by
-//! its schema, free of findings, and allowed by the level of Pod Security that the help states.
+//! Tests the output of each option: it has an effect on a kind of job or is an error, and every output is
+//! valid by its schema, free of findings, and allowed by the level of Pod Security that the help states.
 
 use std::collections::BTreeSet;
 

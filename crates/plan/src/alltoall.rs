@@ -1,8 +1,8 @@
 //! Alltoall: every rank has something else for each other.
 //!
 //! Each of `n` ranks has `2 n` blocks of its own: block `d` is for rank `d`, block `n + s` is where what rank
-//! `s` has for it arrives. What a rank has for itself is copied without a message. Three ranks; `ab` is what
-//! rank `a` has for rank `b`, `.` has no meaning yet:
+//! `s` has for it arrives. The block that a rank has for itself is copied without a message. Three ranks;
+//! `ab` is what rank `a` has for rank `b`, `.` has no meaning yet:
 //!
 //! ```text
 //! block      0   1   2     3   4   5           0   1   2     3   4   5
@@ -28,8 +28,8 @@
 use super::parts::Parts;
 use super::plan::{Plan, Then};
 
-/// Segments from all other ranks together that may be on their way to one. Of [`SEGMENT_BYTES`] that is 1.25
-/// MiB, about what waits in a switch or a shaper without loss.
+/// Segments from all other ranks together that may be on their way to one. With [`SEGMENT_BYTES`] that is
+/// 1.25 MiB, about the size of a queue of a switch or a shaper.
 const UNDER_WAY: usize = 20;
 
 /// The bytes of a segment: so few that the order of turns can be kept, so many that a message's own cost does
@@ -67,7 +67,7 @@ pub(super) fn alltoall(rank: usize, size: usize, blocks: &Parts, segment: usize)
     plan
 }
 
-/// How many segments a rank may be ahead of what it has from a peer.
+/// Returns the number of segments by which a rank may be ahead of its peer's.
 fn turns_ahead(size: usize) -> usize {
     UNDER_WAY.div_ceil(size.saturating_sub(1).max(1))
 }

@@ -1,4 +1,4 @@
-//! The proof that the plans of all ranks fit together and do what they promise.
+//! The proof that the plans of all ranks fit together and reach their goal.
 //!
 //! [`check`] takes the plans of all ranks and a [`Goal`] and shows three things, or says which one fails and
 //! where.
@@ -24,7 +24,7 @@ use std::ops::Range;
 
 use super::plan::{Move, Plan, Then};
 
-/// What the plans are for: which contributions each part of each rank ends with.
+/// The goal of the plans: the contributions that each part of each rank ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
     /// Every rank ends with the sum of all ranks' buffers.
@@ -32,7 +32,7 @@ pub enum Goal {
     /// Every one of the first ranks ends with the sum of their buffers. The others bring nothing, and what
     /// they end with has no meaning.
     HelpedAllreduce {
-        /// How many the first ranks are.
+        /// The number of workers, the first of the ranks.
         workers: usize,
     },
     /// Every rank ends with the buffer of one.
@@ -42,23 +42,23 @@ pub enum Goal {
     },
     /// Every rank ends with part `r` of rank `r`, for each `r`.
     Allgather,
-    /// Rank `r` ends with the sum of all ranks' parts `r`. What its other parts hold has no meaning.
+    /// Rank `r` ends with the sum of all ranks' parts `r`. The content of its other parts has no meaning.
     ReduceScatter,
     /// Of `n` ranks each has `2 n` blocks of equally many parts: rank `r` ends with block `r` of rank `s` in
     /// its block `n + s`, for each other `s`. Its first `n` blocks stay as they were.
     Alltoall,
 }
 
-/// What a rank had in a part at first: the rank, and the part.
+/// The initial content of a part: the rank, and the part.
 pub type Contribution = (usize, usize);
 
 impl Goal {
-    /// Whether all ranks divide one buffer, alike.
+    /// Returns true if all ranks divide one buffer, alike.
     fn has_one_buffer(self) -> bool {
         self != Goal::Alltoall
     }
 
-    /// How many ranks, the first ones of `size`, end with the same.
+    /// Returns the number of ranks, the first ones of `size`, that end with the same.
     fn alike(self, size: usize) -> usize {
         match self {
             Goal::Allreduce | Goal::Broadcast { .. } | Goal::Allgather => size,
@@ -67,7 +67,7 @@ impl Goal {
         }
     }
 
-    /// What `part` of `rank` has to end with; `None` if that has no meaning.
+    /// Returns the contributions that `part` of `rank` has to end with; `None` if its content has no meaning.
     fn expected(self, rank: usize, part: usize, plans: &[Plan]) -> Option<Vec<Contribution>> {
         let size = plans.len();
         let of_all = || Some((0..size).map(|other| (other, part)).collect());
@@ -93,7 +93,7 @@ impl Goal {
     }
 }
 
-/// What correct plans cost.
+/// The cost of correct plans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traffic {
     /// Elements sent, by rank.
@@ -134,7 +134,7 @@ pub enum Fault {
         from: usize,
         /// The receiver.
         to: usize,
-        /// Which message between the two, from 0.
+        /// The number of the message between the two, from 0.
         index: usize,
         /// The parts sent, if it is sent.
         sent: Option<Range<usize>>,
@@ -264,8 +264,8 @@ fn match_messages(plans: &[Plan], goal: Goal) -> Result<Vec<MatchedMessage>, Fau
     Ok(messages)
 }
 
-/// What waits for what, over all ranks. An event has a number; its round is that of the last message it waits
-/// for.
+/// The dependencies of the events of all ranks. An event has a number; its round is that of the last message
+/// it waits for.
 struct Waits {
     /// Per event, the events that wait for it, and whether they are a round later.
     then: Vec<Vec<(usize, bool)>>,
@@ -341,13 +341,13 @@ fn longest_chain(plans: &[Plan], messages: &[MatchedMessage]) -> Result<usize, F
     Ok(rounds.into_iter().max().map_or(0, |last| last + usize::from(events > 0)))
 }
 
-/// Whether two moves are in the same direction with the same peer.
+/// Returns true if two moves are in the same direction with the same peer.
 fn follow_on_one_wire(before: &Move, after: &Move) -> bool {
     let is_send = |step: &Move| matches!(step, Move::Send { .. });
     is_send(before) == is_send(after) && before.peer() == after.peer()
 }
 
-/// Whether two moves touch the same part and one of them writes it.
+/// Returns true if two moves touch the same part and one of them writes it.
 fn conflict(before: &Move, after: &Move) -> bool {
     let (one, other) = (before.parts(), after.parts());
     let is_write = [before, after].into_iter().any(|step| matches!(step, Move::Recv { .. }));

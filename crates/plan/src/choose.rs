@@ -1,4 +1,4 @@
-//! `auto`: which algorithm, in segments of which size, for which length and number of ranks.
+//! `auto`: the algorithm and the segment size for a length and a number of ranks.
 //!
 //! A pure function of the cluster's [`Model`], the bytes and the number of ranks: each algorithm's time is
 //! predicted with each size of segment, and the least wins; of equal times the one named first. Ranks that
@@ -24,9 +24,9 @@ const SEGMENTS: [usize; 5] = [256 << 10, 128 << 10, 64 << 10, 32 << 10, 16 << 10
 /// The most bytes a message may carry, and whether shorter messages may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segments {
-    /// What the transport is set up for.
+    /// The largest message for which the transport is set up.
     pub most_bytes: usize,
-    /// Whether `most_bytes` was asked for and is to be used as it is.
+    /// True if `most_bytes` was asked for and is to be used as it is.
     pub is_fixed: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct Prediction {
     pub time_us: f64,
 }
 
-/// What `auto` stands for: the prediction of least time.
+/// Returns the choice of `auto`: the prediction of least time.
 pub fn choose(model: &Model, len_bytes: usize, size: usize, segments: Segments) -> Prediction {
     let [first, rest @ ..] = Algorithm::ALL.map(|algorithm| predict(model, algorithm, len_bytes, size, segments));
     rest.into_iter().fold(first, |best, other| if other.time_us < best.time_us { other } else { best })
@@ -74,7 +74,7 @@ pub fn auto(
 
 /// In how many turns a sum of weighted parts goes, and the time predicted for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weighted {
+pub struct WeightedChoice {
     /// The turns.
     pub turns: usize,
     /// The time by the model, in microseconds.
@@ -82,14 +82,14 @@ pub struct Weighted {
 }
 
 /// The best that parts which suit the `links` can do.
-pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> Weighted {
-    /// What longer segments have to gain: a contribution is some turns ahead of its sum, and the model does
-    /// not know what that costs.
+pub fn choose_weighted(model: &Model, links: &Links, len_bytes: usize, segments: Segments) -> WeightedChoice {
+    /// The least gain of longer segments: a contribution is some turns ahead of its sum, and the model does
+    /// not know the cost of that.
     const WORTH: f64 = 1.1;
     let longest = links.shape().longest_share * len_bytes as f64;
     let with = |segment_bytes: usize| {
         let turns = (longest / segment_bytes.max(1) as f64).ceil().max(1.0) as usize;
-        Weighted { turns, time_us: model.predicted_weighted_us(links, len_bytes, turns) }
+        WeightedChoice { turns, time_us: model.predicted_weighted_us(links, len_bytes, turns) }
     };
     let shorter = SEGMENTS.into_iter().rev().filter(|bytes| !segments.is_fixed && *bytes < segments.most_bytes);
     let all = shorter.chain([segments.most_bytes]).map(with);
@@ -110,8 +110,8 @@ pub fn predict(model: &Model, algorithm: Algorithm, len_bytes: usize, size: usiz
         .fold(with(segments.most_bytes), |best, other| if other.time_us < best.time_us { other } else { best })
 }
 
-/// How a reduce-scatter is best done, in messages of so many bytes at most: as the allreduce of which it is
-/// the first half, and which takes twice its time.
+/// Returns the fastest way of a reduce-scatter, in messages of at most so many bytes: that of the allreduce
+/// of which it is the first half, and which takes twice its time.
 pub fn choose_reduce_scatter(
     model: &Model,
     len_bytes: usize,
@@ -127,9 +127,9 @@ pub fn choose_reduce_scatter(
     }
 }
 
-/// How many times the shortest sum's time a bucket's bytes may take. A bucket saves about as much for each
-/// sum in it but one; its last sum waits for all of its bytes, and the step for that sum if it is the last
-/// one.
+/// The time that a bucket's bytes may take, in times of the shortest sum. A bucket saves about as much for
+/// each sum in it but one; its last sum waits for all of its bytes, and the step for that sum if it is the
+/// last one.
 const WORTH: f64 = 8.0;
 
 impl Model {

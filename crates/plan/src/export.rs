@@ -17,9 +17,9 @@ pub struct ExportedMessage {
     pub peer: usize,
     /// Its place among the messages to, or from, that peer: both ends have the same.
     pub tag: usize,
-    /// Where its bytes begin in the buffer.
+    /// The position of its bytes in the buffer.
     pub start: usize,
-    /// How many they are.
+    /// The number of its bytes.
     pub bytes: usize,
     /// The messages of this rank, by their places in its list, that must be done first.
     pub after: Vec<usize>,
@@ -68,8 +68,8 @@ pub fn goal(rank: usize, schedule: &Schedule) -> String {
 
 /// The actions of one rank in a trace that `smpirun -replay` reads: a file has the actions of all ranks. A
 /// trace has one order for each rank and no dependencies, so a message is posted, in program order, once
-/// those that it needs have been waited for; what is still under way at the end is waited for then. What
-/// adding costs is not in it.
+/// those that it needs have been waited for; what is still under way at the end is waited for then. The cost
+/// of adding is not in it.
 pub fn smpi(rank: usize, schedule: &Schedule) -> String {
     let all = messages(schedule);
     let is_send = |message: &ExportedMessage| message.action == "send";

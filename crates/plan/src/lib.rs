@@ -76,7 +76,7 @@ mod weighted;
 
 pub use alltoall::SEGMENT_BYTES as ALLTOALL_SEGMENT_BYTES;
 pub use check::{Contribution, Fault, Goal, Traffic, check};
-pub use choose::{Prediction, Segments, Weighted, auto, choose, choose_reduce_scatter, choose_weighted, predict};
+pub use choose::{Prediction, Segments, WeightedChoice, auto, choose, choose_reduce_scatter, choose_weighted, predict};
 pub use model::Model;
 pub use parts::Parts;
 pub use plan::{Move, Plan, Then};
@@ -227,7 +227,7 @@ pub fn allgather(rank: usize, size: usize, parts: Parts) -> Plan {
     plan
 }
 
-/// How a reduce-scatter goes: the first half of an allreduce.
+/// The way of a reduce-scatter: the first half of an allreduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceScatter {
     /// Along a ring.
@@ -253,8 +253,8 @@ pub fn reduce_scatter(way: ReduceScatter, rank: usize, size: usize, parts: Parts
     plan
 }
 
-/// The plan of `rank` for the sum of all ranks' buffers in two halves. After the first, rank `r` holds the sum
-/// of part `r`, for each `r`, and may change it: it receives nothing more for that part. The second gives
+/// The plan of `rank` for the sum of all ranks' buffers in two halves. After the first, rank `r` holds the
+/// sum of part `r`, for each `r`, and may change it: it receives nothing more for that part. The second gives
 /// every rank all parts. Parts may differ in length.
 ///
 /// # Panics

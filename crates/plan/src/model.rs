@@ -1,4 +1,4 @@
-//! What an allreduce costs on a cluster: nine numbers, and the time that each algorithm needs by them.
+//! The cost of an allreduce on a cluster: nine numbers, and the time that each algorithm needs by them.
 //!
 //! - `A` is the time from a message's leaving to its arriving, `latency_us`;
 //! - `O` is the time that a rank needs to send and take a message, `message_us`;
@@ -86,7 +86,7 @@ impl Default for Model {
 /// cost less than that.
 const SHAPED: f64 = 0.5;
 
-/// What an algorithm does, in the units of the table above.
+/// The work of an algorithm, in the units of the table above.
 struct Work {
     rounds: f64,
     messages: f64,
@@ -100,7 +100,7 @@ struct Work {
 }
 
 impl Model {
-    /// Whether every number is one that a cluster can have.
+    /// Returns true if every number is one that a cluster can have.
     pub fn is_sound(&self) -> bool {
         let rates = [self.short_bytes_per_us, self.long_bytes_per_us, self.fan_factor, self.sum_bytes_per_us];
         let costs =

@@ -31,8 +31,7 @@ use super::{star, tree};
 /// Buffers of at most this many elements (16 KiB of f32) take the star: fewer messages in a row.
 const STAR_LEN: usize = 4 << 10;
 
-/// How many pieces there should be for each message that lies in a row, so that the line is full most of the
-/// time.
+/// The number of pieces for each message that lies in a row, so that the line is full most of the time.
 const PIECES_PER_HOP: usize = 4;
 
 /// The plan of `rank` for the sum of `len` elements.

@@ -1,4 +1,4 @@
-//! How a buffer is divided among ranks.
+//! The division of a buffer among ranks.
 //!
 //! A buffer of `len` elements is cut into consecutive *parts*. Plans speak of parts by number only, so that
 //! one plan serves every length, and the interpreter asks [`Parts`] which elements a range of parts holds.
@@ -61,7 +61,7 @@ impl Parts {
         self.bounds[self.count()]
     }
 
-    /// Whether there is no element at all.
+    /// Returns true if there is no element at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

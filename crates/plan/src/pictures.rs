@@ -11,7 +11,7 @@ const RANKS: usize = 4;
 const LEN: usize = 1200;
 
 /// A message in the picture: it leaves at the beginning of its round.
-struct Drawn {
+struct Arrow {
     round: usize,
     from: usize,
     to: usize,
@@ -19,8 +19,8 @@ struct Drawn {
     then: Then,
 }
 
-/// When each message goes if all take one round, and a rank sends one and receives one at a time.
-fn rounds(plans: &[Plan]) -> Vec<Drawn> {
+/// Returns the round of each message, if all take one round, and a rank sends one and receives one at a time.
+fn rounds(plans: &[Plan]) -> Vec<Arrow> {
     let mut left: Vec<Vec<Move>> = plans.iter().map(|plan| plan.moves.clone()).collect();
     let (mut drawn, mut round) = (Vec::new(), 0);
     while left.iter().any(|moves| !moves.is_empty()) {
@@ -38,7 +38,7 @@ fn rounds(plans: &[Plan]) -> Vec<Drawn> {
             left[to].remove(receive);
             let send = left[from].iter().position(|step| matches!(step, Move::Send { .. })).expect("the same send");
             left[from].remove(send);
-            drawn.push(Drawn { round, from, to, elements: plans[from].parts.range(parts).len(), then });
+            drawn.push(Arrow { round, from, to, elements: plans[from].parts.range(parts).len(), then });
         }
         assert!(drawn.len() > count, "a plan makes progress in every round");
         round += 1;
@@ -75,7 +75,7 @@ fn panel(algorithm: Algorithm, x: usize, y: usize, svg: &mut String) {
         writeln!(svg, "<line class=\"lane\" x1=\"{left}\" x2=\"{right}\" y1=\"{y}\" y2=\"{y}\"/>").unwrap();
     }
     let column = |round: usize| left + (right - left) * round / count;
-    for Drawn { round, from, to, elements, then } in messages {
+    for Arrow { round, from, to, elements, then } in messages {
         let class = if then == Then::Reduce { "reduce" } else { "copy" };
         let width = 1.2 + 2.8 * elements as f64 / LEN as f64;
         let at = format!(

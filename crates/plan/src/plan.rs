@@ -1,6 +1,6 @@
-//! What a plan is: the moves of one rank, as data.
+//! Plans: the moves of one rank, as data.
 //!
-//! A plan says who sends which parts to whom and what the receiver does with them. It holds no buffer and
+//! A plan says which rank sends which parts to which, and how the receiver uses them. It holds no buffer and
 //! touches no wire, so that the same plan can be checked with symbols (`check`), executed on a transport
 //! (`run`) and counted (the tests' bounds on traffic). Every rank computes its own plan from
 //! `(rank, size, len)` alone; that the plans of all ranks fit together is what the checker proves.
@@ -9,7 +9,7 @@ use std::ops::Range;
 
 pub(crate) use super::parts::Parts;
 
-/// What a receiver does with the elements that arrive.
+/// The use that a receiver makes of the elements that arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
     /// Adds them to its own: `own = own + arrived`; or what else the operation makes of two elements.
@@ -34,7 +34,7 @@ pub enum Move {
         from: usize,
         /// The parts, consecutive, with at least one element among them.
         parts: Range<usize>,
-        /// What becomes of them.
+        /// The use of the elements.
         then: Then,
     },
 }
@@ -56,7 +56,7 @@ impl Move {
     }
 }
 
-/// What one rank does, in program order.
+/// The moves of one rank, in program order.
 ///
 /// The meaning of a plan is its moves executed one after the other, with sends that copy their elements out
 /// at once and never wait. An interpreter may do better, as long as the result is the same: moves that touch
@@ -72,7 +72,7 @@ impl Move {
 /// that follows these rules may bound what is in flight per peer as tightly as it likes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// How the buffer is divided; the same on every rank, but in an alltoall.
+    /// The division of the buffer; the same on every rank, but in an alltoall.
     pub parts: Parts,
     /// This rank's moves. No move is without elements, and none is to this rank itself.
     pub moves: Vec<Move>,

@@ -25,10 +25,10 @@
 //! ```
 //!
 //! Cost, for `S` bytes: `2(n-1)` messages one after the other, and each rank sends and receives `2(n-1)/n S`
-//! bytes, which no allreduce of point-to-point messages can beat. What leaves is always what arrived last, so
-//! an interpreter that forwards each segment as soon as it is summed keeps the link full from the first step
-//! to the last. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
-//! JPDC 69 (2009).
+//! bytes, which no allreduce of point-to-point messages can beat. A rank always sends the part that arrived
+//! last, so an interpreter that forwards each segment as soon as it is summed keeps the link full from the
+//! first step to the last. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+//! workstations", JPDC 69 (2009).
 
 use super::plan::{Plan, Then};
 

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use crate::Model;
 
-/// How the rows of all ranks become their sum on every rank.
+/// The way in which the rows of all ranks become their sum on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowWay {
     /// Every rank adds every rank's rows.
@@ -32,7 +32,7 @@ pub enum RowWay {
     Dense,
 }
 
-/// Which rank adds which rows: consecutive ones, in the order of the ranks.
+/// The rows that each rank adds: consecutive ones, in the order of the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owners {
     /// The first row of each rank but rank 0.
@@ -53,7 +53,7 @@ impl Owners {
         starts.windows(2).map(|ends| ends[0]..ends[1]).collect()
     }
 
-    /// How many rows of `ids`, which ascend, each owner has.
+    /// Returns the number of rows of `ids`, which ascend, that each owner has.
     fn counts(&self, ids: &[i64]) -> Vec<usize> {
         self.places(ids).iter().map(Range::len).collect()
     }

@@ -1,5 +1,5 @@
 //! A plan as the messages of one rank: parts cut into segments, moves into messages of whole segments, and
-//! what each message has to wait for.
+//! the dependencies of each message.
 //!
 //! A message depends on the earlier messages of the plan that touch the same segments, and on nothing else. A
 //! schedule is made once and run any number of times.
@@ -10,12 +10,12 @@ use ringpull_base::{DType, Reduction};
 
 use crate::plan::{Move, Plan, Then};
 
-/// What a message does.
+/// The action of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Send bytes of the buffer.
     Send,
-    /// Receive bytes, and add them to those of the buffer, or what else the reduction is.
+    /// Receive bytes, and reduce them into those of the buffer.
     Reduce,
     /// Receive bytes into the buffer.
     Copy,
@@ -25,9 +25,9 @@ pub enum Action {
 pub struct Message {
     /// Its lane among those of its direction.
     pub lane: u32,
-    /// What is done with it here.
+    /// The action of the message here.
     pub action: Action,
-    /// Where its bytes begin in the buffer.
+    /// The position of its bytes in the buffer.
     pub start: usize,
     pub(super) end: usize,
     /// The first of its dependents; the next message's first is its end.
@@ -51,11 +51,11 @@ pub struct Lane {
     pub bytes: usize,
 }
 
-/// What one rank sends and receives for one plan on elements of one type.
+/// The sends and receives of one rank for one plan on elements of one type.
 pub struct Schedule {
     /// The element type.
     pub dtype: DType,
-    /// What becomes of two elements.
+    /// The reduction operator.
     pub reduction: Reduction,
     /// Of the buffer that it runs on.
     pub len_bytes: usize,
@@ -65,7 +65,7 @@ pub struct Schedule {
     pub all: Vec<Message>,
     /// Lanes stand in the order in which the plan first names their peers.
     pub out: Vec<Lane>,
-    /// As `out`, of what is received.
+    /// As `out`, for received messages.
     pub into: Vec<Lane>,
     /// For each message, how many earlier ones must finish before it may: itself counts as one.
     pub pending: Vec<u32>,
@@ -158,7 +158,7 @@ impl Schedule {
         self.into.iter().map(|lane| lane.queue.len()).sum()
     }
 
-    /// Whether it sends and never receives.
+    /// Returns true if it sends and never receives.
     pub fn only_sends(&self) -> bool {
         self.into.is_empty()
     }

@@ -32,7 +32,7 @@ use super::plan::{Plan, Then};
 /// The length, in elements, of the pieces of a chain: 256 KiB of f32, one segment.
 pub(super) const PIECE_LEN: usize = 64 << 10;
 
-/// Whether a broadcast is a chain.
+/// Returns true if a broadcast is a chain.
 ///
 /// Beside what both pay, the tree's root sends `ceil(log2 n) - 1` copies of the buffer and the chain's last
 /// rank waits for `n - 2` pieces to be passed on; the chain is for buffers where the former takes longer.

@@ -2,11 +2,11 @@
 //!
 //! A buffer of `S` bytes that goes up a tree of the ranks and down again passes each edge once in each
 //! direction: contributions are added on their way to the root, and the sum returns. It may return on another
-//! tree, of the same root. A rank that is not the root sends its contribution once, and the sum to each of its
-//! children in the second tree; it receives the sum once, and a contribution from each of its children in the
-//! first. A tree of `n` ranks has `n - 1` edges, so what all ranks send adds up to `2 (n-1) S`, and so does
-//! what they receive; and any whole numbers of at least 1 that do so are those of two such trees. A link that
-//! is faster in one direction than in the other can use both.
+//! tree, of the same root. A rank that is not the root sends its contribution once, and the sum to each of
+//! its children in the second tree; it receives the sum once, and a contribution from each of its children in
+//! the first. A tree of `n` ranks has `n - 1` edges, so what all ranks send adds up to `2 (n-1) S`, and so
+//! does what they receive; and any whole numbers of at least 1 that do so are those of two such trees. A link
+//! that is faster in one direction than in the other can use both.
 //!
 //! *The least time.* With `b_i` for the rate of rank `i`'s link in one direction, `d_i` for what it carries
 //! that way over `S`, and `t` for the time over `S`, `1 <= d_i <= t b_i`: every rank must send its
@@ -18,12 +18,13 @@
 //! ```
 //!
 //! *Parts.* One tree has whole numbers of neighbours. So the buffer is cut into parts, each with trees of its
-//! own, such that what each rank sends and receives is `d_i` on average. What a rank sends beyond one
-//! message, `d_i - 1`, is laid end to end on a line of length `n - 2`, and what it receives on another. In
-//! the trees of the point `u` of 0 to 1, a rank has one more child for each of `u, u + 1, u + 2, ...` that
-//! lies on its piece. Between two ends of pieces, modulo 1, all `u` have the same trees: there are at most
-//! `n`, and `2 n` if a link has two rates. Each rank has its `d_i` rounded up or down, the fewest neighbours
-//! that meet in its link at a time: two or three if no rate is more than twice another.
+//! own, such that what each rank sends and receives is `d_i` on average. The messages that a rank sends
+//! beyond one, `d_i - 1`, are laid end to end on a line of length `n - 2`, and those that it receives on
+//! another. In the trees of the point `u` of 0 to 1, a rank has one more child for each of
+//! `u, u + 1, u + 2, ...` that lies on its piece. Between two ends of pieces, modulo 1, all `u` have the same
+//! trees: there are at most `n`, and `2 n` if a link has two rates. Each rank has its `d_i` rounded up or
+//! down, the fewest neighbours that meet in its link at a time: two or three if no rate is more than twice
+//! another.
 //!
 //! *What is left over.* Where `1 / min(b)` is longer, links other than the slowest carry less than they
 //! could: all that carry more than `S` take equally long for what they carry.
@@ -93,9 +94,9 @@ const SLACK: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Pod, Zeroable)]
 #[repr(C)]
 pub struct LinkRates {
-    /// When its rank sends.
+    /// The time at which its rank sends.
     pub sends: f64,
-    /// When its rank receives.
+    /// The time at which its rank receives.
     pub receives: f64,
 }
 
@@ -120,20 +121,20 @@ impl LinkRates {
     }
 }
 
-/// What each rank's link carries, and the trees that suit it.
+/// The rates of the ranks' links, and the trees that suit them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Links {
     /// Of each rank, relative to the slowest of all.
     rates: Vec<LinkRates>,
-    /// How many of the ranks, the last ones, only reduce.
+    /// The number of ranks, the last ones, that only reduce.
     helpers: usize,
     trees: Vec<Tree>,
 }
 
-/// What the trees for some links are like.
+/// The shape of the trees for some links.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// How many there are.
+    /// The number of trees.
     pub trees: usize,
     /// The longest part of the buffer, of 1.
     pub longest_share: f64,
@@ -141,9 +142,9 @@ pub struct Shape {
     pub levels: usize,
     /// A rank's in one tree.
     pub most_neighbours: usize,
-    /// What a rank sends, and receives, in a turn.
+    /// The messages that a rank sends, and receives, in a turn.
     pub most_messages: usize,
-    /// What all ranks send in a turn,
+    /// The messages that all ranks send in a turn,
     pub all_messages: usize,
     /// and of a buffer as long as 1.
     pub all_sent: f64,
@@ -162,7 +163,7 @@ struct Tree {
     down: Edges,
 }
 
-/// Who is next to whom in a tree.
+/// The neighbours of each rank in a tree.
 #[derive(Debug, Clone, PartialEq)]
 struct Edges {
     /// Of each rank; the root has none, nor has a helper of another tree.
@@ -229,7 +230,7 @@ impl Links {
         Links::of(&self.rates[..self.len() - self.helpers])
     }
 
-    /// How many of the ranks, the last ones, only reduce.
+    /// Returns the number of ranks, the last ones, that only reduce.
     pub fn helpers(&self) -> usize {
         self.helpers
     }
@@ -245,7 +246,7 @@ impl Links {
         &self.rates
     }
 
-    /// What each rank sends, and receives, of a buffer as long as 1.
+    /// Returns the bytes that each rank sends, and receives, of a buffer of length 1.
     pub fn carried(&self) -> Vec<LinkRates> {
         let sum = |of: &dyn Fn(&Tree) -> usize| self.trees.iter().map(|tree| tree.share * of(tree) as f64).sum();
         let of = |rank: usize| LinkRates {
@@ -255,7 +256,7 @@ impl Links {
         (0..self.len()).map(of).collect()
     }
 
-    /// What the trees are like.
+    /// Returns the shape of the trees.
     pub fn shape(&self) -> Shape {
         let sends = |rank: usize| self.trees.iter().map(move |tree| tree.sends(rank));
         let receives = |rank: usize| self.trees.iter().map(move |tree| tree.receives(rank));
@@ -289,7 +290,7 @@ fn are_sound(rates: &[LinkRates]) -> bool {
 
 /// The part of the buffer that helpers reduce in this time, of 1.
 fn helped_share(time: f64, workers: &[f64], helpers: &[f64]) -> f64 {
-    /// What is left over is not worth a tree.
+    /// The remainder is not worth a tree.
     const WHOLE: f64 = 1.0 - LEAST;
     let share = time * helpers.iter().sum::<f64>() / workers.len() as f64;
     if share > WHOLE { 1.0 } else { share }
@@ -330,7 +331,7 @@ fn least_time(rates: &[LinkRates]) -> f64 {
 
 /// The rates, relative to the slowest, where those that a probe may have found for equal links are equal.
 fn classes(rates: &[LinkRates]) -> Vec<LinkRates> {
-    /// What the fastest link of a class may have more than the slowest.
+    /// The largest ratio of the fastest link of a class to the slowest.
     const NOISE: f64 = ALIKE;
     let all: Vec<f64> = rates.iter().flat_map(|rates| rates.each()).collect();
     let mut order: Vec<usize> = (0..all.len()).collect();
@@ -348,7 +349,7 @@ fn classes(rates: &[LinkRates]) -> Vec<LinkRates> {
     pairs.iter().map(|[sends, receives]| LinkRates { sends: sends / slowest, receives: receives / slowest }).collect()
 }
 
-/// How much more than the buffer each rank sends and receives, in buffers: `n - 2` together.
+/// Returns the excess of each rank's sends and receives over the buffer, in buffers: `n - 2` together.
 fn beyond(rates: &[LinkRates]) -> Vec<LinkRates> {
     let [sends, receives] = [|rates: &LinkRates| rates.sends, |rates: &LinkRates| rates.receives]
         .map(|of| beyond_one_way(&rates.iter().map(of).collect::<Vec<_>>()));
@@ -388,7 +389,7 @@ fn trees(beyond: &[LinkRates]) -> Vec<Tree> {
     cuts.windows(2).enumerate().map(of).collect()
 }
 
-/// What all ranks have beyond one neighbour, end to end.
+/// The messages of all ranks beyond one neighbour, end to end.
 struct Line {
     ends: Vec<f64>,
 }
@@ -406,7 +407,7 @@ impl Line {
         Line { ends }
     }
 
-    /// How many of `point`, `point + 1`, ... lie on each rank's piece.
+    /// Returns the number of the points `point`, `point + 1`, ... on each rank's piece.
     fn at(&self, point: f64) -> Vec<usize> {
         let mut before = 0;
         let here = |end: &f64| {
@@ -455,7 +456,7 @@ impl Tree {
         self.up.height() + self.down.height()
     }
 
-    /// How many messages a rank sends in a turn.
+    /// Returns the number of messages that a rank sends in a turn.
     fn sends(&self, rank: usize) -> usize {
         self.down.children[rank].len() + usize::from(self.up.parents[rank].is_some())
     }
@@ -604,7 +605,7 @@ mod tests {
         assert!(found.len() == expected.len() && is_close, "{found:?} instead of {expected:?}");
     }
 
-    /// What each rank sends, which is what it receives.
+    /// Returns the bytes that each rank sends, which are those that it receives.
     fn sent(links: &Links) -> Vec<f64> {
         let carried = links.carried();
         assert!(carried.iter().all(|carried| (carried.sends - carried.receives).abs() < 1e-9), "{carried:?}");
@@ -702,8 +703,8 @@ mod tests {
         assert!((links.least_time() - 1.0).abs() < 1e-12);
         let carried = links.carried();
         assert!((carried[2].sends - 1.0).abs() < 1e-9 && (carried[2].receives - 1.75).abs() < 1e-9, "{carried:?}");
-        // Half of the ranks send at half the rate, and the others receive at half the rate: with one number for
-        // a link, all would be slow.
+        // Half of the ranks send at half the rate, and the others receive at half the rate: with one number
+        // for a link, all would be slow.
         let rates: Vec<LinkRates> = (0..8)
             .map(|rank| if rank < 4 { (0.5, 1.0) } else { (1.0, 0.5) })
             .map(|(sends, receives)| LinkRates { sends, receives })

@@ -1,4 +1,4 @@
-//! What a store must hold after each iteration of the pattern's inputs, to the last bit, with and without
+//! The content of a store after each iteration of the pattern's inputs, to the last bit, with and without
 //! compression.
 //!
 //! A codec that treats each element by itself sees, for a periodic input, one period again and again: the
@@ -23,7 +23,7 @@ pub struct Expected {
     residuals: Vec<Vec<f32>>,
     /// One period of the store's value.
     values: Vec<f64>,
-    /// What the store applies sums by, and one period of its state.
+    /// The optimizer of the store, and one period of its state.
     optimizer: Option<(Optimizer, State)>,
 }
 
@@ -65,7 +65,7 @@ impl Expected {
         self.pattern.fill(tensor, rank, iteration);
     }
 
-    /// Goes on to what the store holds after `iteration`; to be called for each in turn, from 0.
+    /// Advances to the store's content after `iteration`; to be called for each in turn, from 0.
     pub fn advance(&mut self, iteration: usize) -> Result<()> {
         let accumulates = self.kind == Kind::DistAsync;
         let sums: Vec<f64> = match self.codec {
@@ -85,7 +85,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Checks that `tensor` holds what it must after the iterations `begun`.
+    /// Checks that `tensor` has the right content after the iterations `begun`.
     pub fn check(&self, tensor: &Tensor, key: &str, rank: usize, begun: RangeInclusive<usize>) -> Result<()> {
         self.pattern.check_values(tensor, key, rank, begun.count(), &self.values)
     }

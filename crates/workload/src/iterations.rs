@@ -39,7 +39,7 @@ impl LateRank {
 pub struct Iterations {
     keys: Vec<Key>,
     expected: Expected,
-    /// Whether the store adds what is pushed to what it holds.
+    /// True if the store adds pushed values to its own.
     accumulates: bool,
     late: Option<LateRank>,
 }
@@ -49,7 +49,7 @@ struct Key {
     name: String,
     /// Inputs are made and outputs verified here.
     host: Tensor,
-    /// What is pushed and pulled: one on each device of the store, or the one in host memory.
+    /// The tensors that are pushed and pulled: one on each device of the store, or the one in host memory.
     given: Vec<Tensor>,
 }
 
@@ -104,7 +104,7 @@ impl Iterations {
         Self::expecting(store, keys, prefix, dtype, expected)
     }
 
-    /// For `keys`, named after `prefix`, of which is `expected` what it is. Collective.
+    /// Makes iterations over `keys`, named after `prefix`, each with its `expected` value. Collective.
     pub fn expecting(
         store: &KvStore,
         keys: &[ModelKey],
@@ -142,7 +142,7 @@ impl Iterations {
         self.take(store, iteration, || ()).map(|(seconds, (), ())| seconds)
     }
 
-    /// As [`seconds`](Self::seconds), with what `meter` says right before and right after.
+    /// As [`seconds`](Self::seconds), with the readings of `meter` right before and right after.
     pub fn take<M>(&mut self, store: &KvStore, iteration: usize, meter: impl Fn() -> M) -> Result<(f64, M, M)> {
         let Iterations { keys, expected, accumulates, late } = self;
         for key in keys.iter() {

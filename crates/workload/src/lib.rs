@@ -1,4 +1,4 @@
-//! What the measurements of the command and of the Python package push and pull, and how they check it.
+//! The pushes, pulls and checks of the measurements of the command and of the Python package.
 //!
 //! - [`models`]: the key lists of models;
 //! - [`pattern`]: inputs whose sums are known; [`expected`]: what a store must then hold;

@@ -30,7 +30,7 @@ impl ModelKey {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -146,7 +146,7 @@ fn largest_exact(dtype: DType) -> f64 {
 mod tests {
     use super::*;
 
-    /// What a correct store gives: the ranks' inputs of these iterations, added up.
+    /// Returns the sum of the ranks' inputs of these iterations, which a correct store has.
     fn summed(pattern: &Pattern, ranks: usize, len: usize, iterations: std::ops::RangeInclusive<usize>) -> Tensor {
         let sum = Tensor::zeros(pattern.dtype, &[len]);
         for iteration in iterations {

@@ -1,9 +1,9 @@
 //! Steps of a model with an embedding, of which each touches a few rows: drawn, pushed, pulled and verified.
 //!
-//! Which rows a rank touches in an iteration follows from its number and the iteration's: the most frequent
+//! The rows that a rank touches in an iteration follow from its number and the iteration's: the most frequent
 //! `touched` rows of a draw by Zipf's law, without replacement. The row of frequency rank `k` has the weight
 //! `1/k^s`; a draw gives each row an exponential time of that rate, and takes the earliest rows (Efraimidis
-//! and Spirakis 2006), which is the same as drawing words until so many different ones have come. Frequent
+//! and Spirakis 2006), which is the same as drawing words until `touched` different ones have come. Frequent
 //! rows lie anywhere in the table, as hashed ids do.
 
 use std::time::Instant;
@@ -13,7 +13,7 @@ use ringpull_base::{DType, Error, Kind, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::{Optimizer, Rule};
 use serde::{Deserialize, Serialize};
 
-/// An embedding and what a step touches of it.
+/// An embedding, and the rows that a step touches.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SparseSetup {
     /// The rows of the table.
@@ -27,8 +27,8 @@ pub struct SparseSetup {
 }
 
 impl SparseSetup {
-    /// A table of about `bytes` with rows of 64 elements, of which a step touches the part `touched`, frequent
-    /// rows by Zipf's law.
+    /// A table of about `bytes` with rows of 64 elements, of which a step touches the part `touched`,
+    /// frequent rows by Zipf's law.
     pub fn new(bytes: usize, touched: f64) -> Result<Self> {
         const WIDTH: usize = 64;
         let wrong = |what: String, remedy: &str| Err(Error::argument(what, remedy));
@@ -90,7 +90,8 @@ impl Draws {
     }
 }
 
-/// How far the rows of two neighbours in frequency are apart, so that steps of it come to all rows once.
+/// Returns the distance of the rows of two neighbours in frequency, so that steps of it come to all rows
+/// once.
 fn step(rows: usize) -> usize {
     let gcd = |mut a: usize, mut b: usize| {
         while b > 0 {
@@ -110,12 +111,12 @@ pub fn mixed(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Adds what is pushed to the value.
+/// Adds the pushed rows to the value.
 pub fn adding() -> Optimizer {
     Optimizer { rule: Rule::Test, ..Optimizer::sgd(1.0) }
 }
 
-/// What a rank pushes for a row, in its first column. The others have up to [`COLUMNS`] more.
+/// Returns the gradient of a rank for a row, in its first column. The others have up to [`COLUMNS`] more.
 fn pushed(rank: usize, iteration: usize, row: i64) -> f64 {
     (1 + (rank + iteration + row as usize) % 5) as f64
 }
@@ -128,7 +129,7 @@ pub struct SparseIterations {
     key: String,
     draws: Draws,
     ranks: usize,
-    /// Of each row: the sum of what was pushed for its first column, and how many pushes it was in.
+    /// For each row the sum of the gradients of its first column, and the number of its pushes.
     sums: Vec<(f64, f64)>,
     /// Different rows of all ranks, added up over the iterations.
     union: usize,
@@ -152,8 +153,8 @@ impl SparseIterations {
         Ok(SparseIterations { key, draws, ranks, sums, union: 0, taken: 0 })
     }
 
-    /// The seconds of one iteration, whose rows have been verified, with what `meter` says right before and
-    /// right after. Iterations count from 0. Collective.
+    /// The seconds of one iteration, whose rows have been verified, with the readings of `meter` right before
+    /// and right after. Iterations count from 0. Collective.
     pub fn take<M>(&mut self, store: &KvStore, iteration: usize, meter: impl Fn() -> M) -> Result<(f64, M, M)> {
         let (setup, rank) = (self.draws.setup, store.rank());
         let (ids, next) = (self.draws.ids(rank, iteration), self.draws.ids(rank, iteration + 1));

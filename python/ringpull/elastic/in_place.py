@@ -1,4 +1,5 @@
-"""How the ranks that are left of a job go on in their processes, from their last commit: ``ringpull launch --elastic --in-place``.
+"""The survivors of a job go on in their processes, from their last commit: ``ringpull launch --elastic
+--in-place``.
 
 A loss of ranks ends every communicator: the calls that are not done fail, and so does the next call of each rank. :func:`ringpull.elastic.run`
 has all of them come here, where the communicators of all ranks get those that are left.
@@ -21,7 +22,7 @@ __all__ = ["Follower", "Survivors", "followers"]
 
 
 class Follower(Protocol):
-    """What depends on which ranks there are."""
+    """An object that depends on the ranks of the job."""
 
     #: Followers of a lower number come first.
     order: int

@@ -75,7 +75,7 @@ def _pieces(content: bytes | memoryview) -> list[memoryview] | None:
 
 
 def is_whole(content: bytes | memoryview) -> bool:
-    """Whether the bytes are all that :func:`packed` made, and unchanged."""
+    """Returns True if the bytes are all that :func:`packed` made, and unchanged."""
     pieces = _pieces(content)
     return pieces is not None and bytes(memoryview(content)[: len(_head([])) + 24 * len(pieces)]) == _head(pieces)
 

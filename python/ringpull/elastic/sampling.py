@@ -1,4 +1,4 @@
-"""Which samples a rank takes in each step, whatever the number of ranks was before."""
+"""Divides the samples of each step over the ranks, also after a change of their number."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ class Sampler:
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
     def __len__(self) -> int:
-        """How many samples of the epoch are left."""
+        """The number of samples of the epoch that are left."""
         return self.length - self.position

@@ -26,7 +26,8 @@ Key = tuple[int, int]
 
 
 def _check(folder: pathlib.Path) -> bool:
-    """Whether the folder is there; an error unless it is this user's alone. What pickle reads there, it may run."""
+    """Returns True if the folder exists; an error unless it is this user's alone, since pickle may run the content
+    that it reads there."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -86,7 +87,7 @@ class Snapshots:
             ) from cause
 
     def read(self, key: Key) -> bytes | None:
-        """What one holds; None if it is gone, or not what was written."""
+        """The content of a snapshot; None if it is gone or damaged."""
         try:
             content = self._path(key).read_bytes()
         except FileNotFoundError:
@@ -101,7 +102,7 @@ class Snapshots:
         return self.folder / f"snapshot-{key[0]}-{key[1]}"
 
     def has_changed(self) -> bool:
-        """Whether the launcher has written on this host that other hosts are present."""
+        """Returns True if the launcher has written on this host that other hosts are present."""
         return (self.job / f"changed-{self.generation}").exists()
 
     def ask_for_restart(self) -> None:

@@ -35,7 +35,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def generation() -> int:
-    """How often an elastic job was started before; 0 in another job."""
+    """The number of earlier starts of an elastic job; 0 in another job."""
     found = _native.elastic()
     return 0 if found is None else found[1]
 
@@ -60,12 +60,13 @@ _owner: list[State] = []
 
 
 class State:
-    """What a program needs to go on: objects by name, which become attributes.
+    """The state that a program needs to go on: objects by name, which become attributes.
 
-    What is the same on every rank belongs here: weights, states of optimizers, counts of steps, a :class:`Sampler`. An object with
-    ``state_dict`` and ``load_state_dict`` is saved by these, Gluon's blocks and trainers by their own files. Of a :class:`ringpull.KVStore`
-    the optimizer's states are saved; its values are to be given to ``init`` again. Arrays of NumPy, MXNet and PyTorch are restored in place. Everything
-    else is pickled, and restored by setting the attribute.
+    It has the objects that are the same on every rank: weights, states of optimizers, counts of steps, a
+    :class:`Sampler`. An object with ``state_dict`` and ``load_state_dict`` is saved by these, Gluon's blocks
+    and trainers by their own files. Of a :class:`ringpull.KVStore` the optimizer's states are saved; its
+    values are to be given to ``init`` again. Arrays of NumPy, MXNet and PyTorch are restored in place.
+    Everything else is pickled, and restored by setting the attribute.
     """
 
     #: What :meth:`restore` goes back to without a snapshot.
@@ -255,9 +256,10 @@ def _broadcast(whole: Communicator, content: bytes | memoryview | None, root: in
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """A function of a state, and of more, that goes on from the newest commit when the job is started again.
 
-    First it loads the newest commit, or if there is none makes every rank's state that of rank 0; after a restart it calls what
-    :meth:`State.register_reset_callbacks` has been given. When hosts have changed it ends the process, after a commit, to be started again. An error is
-    raised as ever: ranks that cannot go on end, and the launcher starts the job again.
+    First it loads the newest commit, or if there is none makes every rank's state that of rank 0; after a
+    restart it calls what :meth:`State.register_reset_callbacks` has been given. After a change of hosts it
+    ends the process at a commit, to be started again. An error is raised as ever: ranks that cannot go on
+    end, and the launcher starts the job again.
 
     In a job that goes on without lost ranks in place (``ringpull launch --elastic --in-place``) it does all of that again after a loss, in the same
     process: communicators of all ranks have those that are left then. A rank whose function raises leaves the job. With a store in the process there is no

@@ -39,7 +39,8 @@ class StoredOptimizer:
         return mapped(optimizer, self._kind, **self._factors)
 
     def takes_rows(self) -> bool:
-        """Whether rows that a row-sparse gradient does not name stay as they are; if not, it is a dense one with zeros there."""
+        """Returns True if rows that a row-sparse gradient does not name stay as they are. Otherwise the gradient
+        counts as a dense one with zeros there."""
         optimizer = self.optimizer
         if isinstance(optimizer, (optimizers.Optimizer, mxnet.optimizer.AdaGrad)):
             return True

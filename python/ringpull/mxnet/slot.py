@@ -24,7 +24,7 @@ def dtype_name(array: Any) -> str:
 
 
 class Slot:
-    """What one key has: the array that travels, and the value it updates once there is an updater."""
+    """The state of one key: the array that travels, and the value that it updates if there is an updater."""
 
     def __init__(self, store: _native.Store, key: int | str, like: Any) -> None:
         self.store = store

@@ -276,7 +276,8 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
             self._updater.set_states(file.read())
 
     def name_keys(self, names: Mapping[Any, str]) -> None:
-        """What errors and warnings are to call keys beside their numbers; ``gluon.Trainer`` gives its parameters' names."""
+        """Sets the names of keys in errors and warnings, beside their numbers; ``gluon.Trainer`` gives its
+        parameters' names."""
         for key, name in names.items():
             _native.name_key(key, name)
 

@@ -5,8 +5,8 @@ are copied there.
     torch.distributed.init_process_group("ringpull")
     model = torch.nn.parallel.DistributedDataParallel(model)
 
-Where the package is installed, PyTorch 2.5 and later know the backend by themselves;
-``import ringpull.torch_distributed`` registers it, too.
+PyTorch 2.5 and later know the backend by themselves if the package is installed; ``import
+ringpull.torch_distributed`` registers it, too.
 
 - ``group``: the process group, a communicator of ours: that of the job, or a process set. Calls go together
   in their order in each group; groups work beside each other.

@@ -97,11 +97,11 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """What the group is for."""
+        """Sets the purpose of the group."""
         self._desc = description
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group is for."""
+        """The purpose of the group."""
         return self._desc
 
     def _get_backend(self, device: torch.device) -> ProcessGroup:
@@ -117,7 +117,7 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     set_timeout = _set_default_timeout
 
     def shutdown(self) -> None:
-        """Later calls are errors. What is under way goes on; the process leaves its job when it ends."""
+        """Makes later calls errors. Operations under way go on; the process leaves its job when it ends."""
         self._is_down = True
         self.begun.clear()
 

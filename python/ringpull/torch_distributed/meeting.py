@@ -1,4 +1,4 @@
-"""How PyTorch makes a process group of ours, and where ranks meet that MPI's launcher has started."""
+"""Makes a process group of ours for PyTorch, and lets ranks meet that MPI's launcher has started."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ __all__ = ["Order"]
 
 
 class Order:
-    """The streams that are current when an operation is called. Entered, they are current again, so that copies to the
-    GPUs are queued on them. Whoever waits for the operation lets the streams that are current there follow."""
+    """The streams that are current when an operation is called. Entered, they are current again, so that
+    copies to the GPUs are queued on them. A wait for the operation lets the streams that are current there
+    follow."""
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
         #: The GPUs that have results.
@@ -35,7 +36,7 @@ class Order:
             self._events = [stream.record_event() for stream in self._streams]
 
     def follow(self) -> None:
-        """What the current streams do next comes behind the results."""
+        """Lets the next work of the current streams follow the results."""
         for device, event in zip(self.devices, self._events):
             # PyTorch has no annotation for it.
             current: Any = torch.cuda.current_stream(device)

@@ -1,4 +1,4 @@
-"""How tensors are reduced: by the names that PyTorch has for reductions, in types that communicators sum."""
+"""Reductions of tensors: PyTorch's names for them, in types that communicators sum."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def refused(name: str, dtype: torch.dtype, known: str) -> KVStoreError:
 
 
 class Sum:
-    """How a tensor is reduced: its elements in a type that can be, by which reduction."""
+    """The reduction of a tensor: its elements in a type that can be reduced, and the reduction's name."""
 
     def __init__(self, tensor: torch.Tensor, options: Any) -> None:
         name, factor = op_of(options)

@@ -54,7 +54,7 @@ def _on_host(tensor: torch.Tensor, is_read: bool) -> torch.Tensor:
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the tensors are parts of one memory."""
+    """Returns True if the tensors are parts of one memory."""
 
     def memory(tensor: torch.Tensor) -> int:
         return int(getattr(tensor, "untyped_storage", tensor.storage)().data_ptr())
@@ -120,7 +120,7 @@ def outputs_of(outputs: list[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], 
 
 
 def lengths_of(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How many elements each has."""
+    """The number of elements of each."""
     return [tensor.numel() for tensor in tensors]
 
 

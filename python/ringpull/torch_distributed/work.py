@@ -43,8 +43,8 @@ def nothing() -> None:
 
 
 class Work(_c10d.Work):  # type: ignore[misc]
-    """Operations under way, and what is left to be done when they are there. What
-    :func:`torch.distributed.all_reduce` returns with ``async_op``."""
+    """Operations under way, and the copies that follow them. :func:`torch.distributed.all_reduce` returns it
+    with ``async_op``."""
 
     def __init__(
         self,
@@ -128,11 +128,12 @@ class Work(_c10d.Work):  # type: ignore[misc]
         self._group.begun.discard(self)
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would return or raise at once."""
+        """Returns True if :meth:`wait` would return or raise at once."""
         return all(operation.done() for operation in self._operations or ())
 
     def settle_if_done(self) -> bool:
-        """Whether it is settled. Who asks does not wait: what repeats itself goes on without messages."""
+        """Settles it if it is done; True if it is settled. Does not count as a wait, which would end a
+        sequence that goes on without messages."""
         if self._operations is not None and self._lock.acquire(blocking=False):
             try:
                 if all([operation._take() for operation in self._operations or ()]):
@@ -142,7 +143,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
         return self.is_settled()
 
     def is_settled(self) -> bool:
-        """Whether somebody has waited for it to the end."""
+        """Returns True if somebody has waited for it to the end."""
         return self._operations is None
 
     def forget(self) -> None:
@@ -150,11 +151,11 @@ class Work(_c10d.Work):  # type: ignore[misc]
         self._results, self._future = [], None
 
     def is_success(self) -> bool:
-        """Whether it was done without an error."""
+        """Returns True if it was done without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """What kept it from being done."""
+        """The error that ended it, if any."""
         if self.is_completed():
             self._settle(None)
             self._order.follow()

@@ -1,4 +1,4 @@
-//! Where a DLPack tensor is, and the stream that it is ready on.
+//! The place of a DLPack tensor, and the stream that it is ready on.
 //!
 //! A consumer passes to `__dlpack__` the stream that it will use the tensor on, and the producer makes that
 //! stream wait for its work. Here that is the producer's own present stream, where `ringpull/streams.py` can
@@ -17,19 +17,19 @@ use super::Place;
 use crate::dlpack::Device;
 use crate::errors::{argument, raise};
 
-/// Whether `object` says that its memory is not the host's.
+/// Returns true if `object` says that its memory is not the host's.
 pub(super) fn is_elsewhere(object: &Bound<'_, PyAny>) -> bool {
     named_by(object).is_ok_and(|named| named.is_some_and(|named| !named.is_host()))
 }
 
-/// Whether `object` is JAX's, whose arrays never change: its capsules do not say so.
+/// Returns true if `object` is JAX's, whose arrays never change: its capsules do not say so.
 pub(super) fn is_immutable(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     let module = object.get_type().module()?;
     let name = module.to_str()?;
     Ok(matches!(name.split('.').next(), Some("jax" | "jaxlib")))
 }
 
-/// What `object` says that its memory is on, if it says so.
+/// Returns the device that `object` names for its memory, if it names one.
 fn named_by(object: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     if !object.hasattr("__dlpack_device__")? {
         return Ok(None);
@@ -38,7 +38,7 @@ fn named_by(object: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
     Ok(Some(Device { kind, id }))
 }
 
-/// Where `object` says that its memory is; in host memory if it does not say.
+/// Returns the place that `object` names for its memory; host memory if it names none.
 pub(super) fn place_of(object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>) -> PyResult<Place> {
     let Some(named) = named_by(object)?.filter(|named| !named.is_host()) else { return Ok(Place::Host) };
     let py = object.py();
@@ -46,7 +46,7 @@ pub(super) fn place_of(object: &Bound<'_, PyAny>, devices: Option<&Arc<Devices>>
     found(py, named, stream, devices)
 }
 
-/// Where the memory of a capsule is, which says that it is on `named`, and whose producer may have said so
+/// Returns the place of the memory of a capsule that names `named`, and whose producer may have named one
 /// before.
 pub(super) fn agreed(
     py: Python<'_>,
@@ -85,7 +85,7 @@ fn found(py: Python<'_>, named: Device, stream: Option<u64>, devices: Option<&Ar
     Ok(Place::Device { devices: Arc::clone(devices), device, stream })
 }
 
-/// What to do for a store on devices, and what there is to make one of.
+/// Returns the remedy: a store on devices, and the devices that there are.
 fn remedy() -> String {
     let survey = device::survey();
     let found = format!("here: CUDA driver {}; NCCL {}; NVRTC {}", survey.driver, survey.nccl, survey.nvrtc);

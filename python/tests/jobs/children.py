@@ -28,7 +28,8 @@ for name, call in calls.items():
 
 
 def child(*arguments, without=()):
-    """What a child prints that tries each kind of store, in an environment without variables that begin so."""
+    """The output of a child that tries each kind of store, in an environment without variables that begin
+    so."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without))}
     words = [sys.executable, "-c", CREATE, *arguments]
     done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
@@ -44,7 +45,7 @@ def of_pool(kind):
 
 
 def is_inherited(text, rank):
-    """Whether an error says whose child this is; how the variables begin that are to be unset."""
+    """Checks that an error names the child's rank. Returns the prefixes of the variables to unset."""
     assert f"rank {rank}" in text and "only inherited" in text and '__name__ == "__main__"' in text, text
     return re.findall(r"[A-Z]+_", text.rpartition("that begin with ")[2])
 

@@ -1,4 +1,4 @@
-"""What a communicator promises on any number of ranks; every rank checks it."""
+"""The contract of a communicator on any number of ranks; every rank checks it."""
 
 import sys
 

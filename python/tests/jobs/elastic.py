@@ -1,4 +1,4 @@
-"""An elastic job of `test_elastic.py`: each step counts its samples. What it needs of the test it reads in FOLDER.
+"""An elastic job of `test_elastic.py`: each step counts its samples. It reads the test's settings in FOLDER.
 
     elastic.py FOLDER EPOCHS LENGTH BATCH
 """

@@ -29,7 +29,7 @@ def array(length):
 
 
 def fail():
-    """What becomes of the faulty rank."""
+    """Lets the faulty rank fail."""
     if fault == "dead":
         os._exit(3)
     # It comes no more, but lives on until the others have their errors.

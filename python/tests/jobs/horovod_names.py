@@ -9,7 +9,8 @@ import horovod
 
 
 def touch(call, is_it):
-    """Whether the call gives the name; if not, it must end with an error of ours about a name of which `is_it` is true."""
+    """Returns True if the call gives the name. If not, it must end with an error of ours about a name of which
+    `is_it` is true."""
     try:
         call()
     except (AttributeError, ImportError) as error:

@@ -1,4 +1,5 @@
-"""A script of Horovod's users, which knows nothing of us. What follows its name is what becomes of the last rank in the second step."""
+"""A script of Horovod's users, which knows nothing of us. Its argument is the fault of the last rank in the
+second step."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What MXNet's dist_sync promises, checked by every rank through the plug-in."""
+"""The contract of MXNet's dist_sync, checked by every rank through the plug-in."""
 
 import sys
 import tempfile

@@ -1,8 +1,9 @@
 """A small network that trains on Fashion-MNIST until it is told to end, for `scripts/soak`: ``soak.py KIND WORK CHECKPOINTS``.
 
-The store applies the optimizer. In each step every sum of the key "control" is compared with what its rule gives, every rank's weights are
-hashed now and then for `scripts/soak` to compare, and rank 0 writes checkpoints. On SIGUSR1 a rank forks children that touch
-arrays and end in three ways. What happens is said on stdout, each line behind the time.
+The store applies the optimizer. In each step every sum of the key "control" is compared with what its rule
+gives, every rank's weights are hashed now and then for `scripts/soak` to compare, and rank 0 writes
+checkpoints. On SIGUSR1 a rank forks children that touch arrays and end in three ways. Events are printed to
+stdout, each line behind the time.
 """
 
 import gzip
@@ -61,7 +62,7 @@ def gradients(weights, some, labels, out):
 
 
 def added(rank, step):
-    """What a rank adds to the control key in a step: whole numbers, which come and go."""
+    """The gradient of a rank for the control key in a step: whole numbers, which come and go."""
     return (-1.0) ** step * (rank + 1) * (np.arange(64, dtype=np.float32) % 5 + step % 7)
 
 

@@ -1,4 +1,4 @@
-"""What the backend `ringpull` of torch.distributed promises, on any number of ranks."""
+"""The contract of the backend `ringpull` of torch.distributed, on any number of ranks."""
 
 import gc
 import os
@@ -387,7 +387,7 @@ def data_parallel_training_is_that_of_the_whole_batch():
 
 
 def is_shared(tensor):
-    """Whether it lies in memory that the ranks of a host share."""
+    """Returns True if it lies in memory that the ranks of a host share."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             start, end = (int(bound, 16) for bound in line.split()[0].split("-"))

@@ -10,7 +10,7 @@ rank, ranks = store.rank, store.num_workers
 
 
 class Bucket:
-    """What the hook uses of a bucket of DistributedDataParallel."""
+    """The part of a bucket of DistributedDataParallel that the hook uses."""
 
     def __init__(self, values):
         self.values = values

@@ -39,7 +39,8 @@ def program(needs=(1, 13), fronts=("ringpull", "horovod"), **cases):
 
 
 class Run:
-    """How a program gets its optimizer, and a loss whose gradients are those of the bare one when they are averaged."""
+    """The way in which a program gets its optimizer, and a loss whose averaged gradients are those of the
+    bare one."""
 
     def __init__(self, wrap=None, rank=0, ranks=1):
         self.made, self.is_bare, self.rank, self.ranks = wrap, wrap is None, rank, ranks
@@ -53,7 +54,7 @@ class Run:
         return made + self.off(net.parameters())
 
     def off(self, parameters):
-        """What is zero on average over the ranks."""
+        """A value whose average over the ranks is zero."""
         if self.is_bare or self.ranks == 1:
             return 0.0
         share = 0.25 * (2 * self.rank - self.ranks + 1)
@@ -969,7 +970,7 @@ def equal(got, expected, is_exact):
 
 
 def wrappers(front):
-    """How that front wraps an optimizer, this rank and the number of ranks."""
+    """The function of that front which wraps an optimizer, this rank and the number of ranks."""
     if front == "horovod":
         import ringpull.horovod.torch as hvd
 

@@ -1,4 +1,5 @@
-"""What reads gradients between the backward pass and the step, and passes that add up: as one process with all data."""
+"""Code that reads gradients between the backward pass and the step, and passes that add up: as one process
+with all data."""
 
 import time
 

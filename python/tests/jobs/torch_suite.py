@@ -62,7 +62,7 @@ class Suite(TestCase, DistributedTest._DistTestBase):
 
 
 def run(name):
-    """How one test ends, and why."""
+    """The outcome of one test, and its reason."""
     if getattr(getattr(Suite, name), "__unittest_skip__", False):
         return f"skipped {getattr(Suite, name).__unittest_skip_why__}"
     dist.init_process_group("ringpull", timeout=timedelta(seconds=CUSTOM_PG_TIMEOUT.get(name, 60)))

@@ -13,7 +13,7 @@ use crate::settings::{Effect, SETTINGS};
 static COUNTS: LazyLock<Mutex<HashMap<&'static str, u64>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    /// What becomes of the work that the present call of this thread queues.
+    /// The fault of the work that the present call of this thread queues.
     static LATER: Cell<Option<Effect>> = const { Cell::new(None) };
     /// The first call of NCCL that this thread was made to fail in its group.
     static FAILED: Cell<Option<c_int>> = const { Cell::new(None) };
@@ -38,12 +38,12 @@ pub(crate) fn count(entry: &'static str) -> Outcome<()> {
     }
 }
 
-/// What becomes of work that is queued now; asked once for each call.
+/// Returns the fault of work that is queued now; asked once for each call.
 pub(crate) fn later() -> Option<Effect> {
     LATER.take()
 }
 
-/// What a group of NCCL's calls was made to fail with; asked at its end.
+/// Returns the error with which a group of NCCL's calls was made to fail; asked at its end.
 pub(crate) fn failed_in_group() -> Option<c_int> {
     FAILED.take()
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_int};
 
-/// What a call comes to: a code of the library that it belongs to is its error.
+/// The result of a call: a code of the library that it belongs to is its error.
 pub(crate) type Outcome<T> = Result<T, c_int>;
 
 pub const INVALID_VALUE: c_int = 1;

@@ -1,5 +1,5 @@
-//! What the double reports: mistakes of the program that a real driver would let pass, or answer by an error
-//! that says less.
+//! The reports of the double: mistakes of the program that a real driver would let pass, or answer by an
+//! error that says less.
 
 use std::fs::OpenOptions;
 use std::io::Write;

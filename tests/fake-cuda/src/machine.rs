@@ -18,11 +18,11 @@ use crate::streams;
 const CONTEXT: usize = 0xc0de_0000;
 
 pub(crate) struct Device {
-    /// Which of the machine's it is, whatever this process sees.
+    /// The number of the machine's device, whatever this process sees.
     pub(crate) physical: usize,
     /// The error that it has failed with.
     failed: OnceLock<c_int>,
-    /// How often its context was retained.
+    /// The number of times that its context was retained.
     pub(crate) retained: AtomicU32,
     /// The devices whose memory its context reaches.
     pub(crate) peers: Mutex<BTreeSet<usize>>,

@@ -1,8 +1,8 @@
 //! Memory of devices and pinned memory of the host.
 //!
 //! A device's memory is one file without a name that is mapped twice. Programs get addresses of the first
-//! mapping, which nobody may touch; the double works on the second. What is given back is not given out again
-//! before the addresses have gone round, and fresh memory is all ones: a NaN of every float type.
+//! mapping, which nobody may touch; the double works on the second. Memory that is given back is not given
+//! out again before the addresses have gone round, and fresh memory is all ones: a NaN of every float type.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use crate::codes::{ALREADY_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Outcome};
 use crate::order::{self, Done, Stamp};
 use crate::settings::SETTINGS;
 
-/// What addresses are multiples of, and the least distance between two regions.
+/// The divisor of all addresses, and the least distance between two regions.
 const ALIGNMENT: u64 = 256;
-/// How much longer the addresses of a device are than its memory.
+/// The ratio of a device's addresses to its memory.
 const TURNS: usize = 4;
 const FRESH: u8 = 0xff;
 
-/// Where a region lies.
+/// The place of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
     Device(usize),
@@ -41,7 +41,7 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Where an address within lies for the double.
+    /// Returns the double's own address for an address within the region.
     pub(crate) fn inner(&self, address: u64) -> *mut u8 {
         (self.inner + (address - self.start) as usize) as *mut u8
     }
@@ -50,7 +50,7 @@ impl Region {
 struct Entry {
     region: Region,
     is_free: bool,
-    /// Whether it is the program's own, and was only registered.
+    /// True if it is the program's own, and was only registered.
     is_registered: bool,
     history: Vec<Done>,
 }
@@ -74,7 +74,7 @@ static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), device
 
 /// The addresses that programs get, for the handler of the fault: start and length of each device's.
 static OUTER: [[AtomicU64; 2]; 8] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; 8];
-/// Whether the host may touch them, for the same handler.
+/// True if the host may touch them, for the same handler.
 static HOST_REACHES: AtomicBool = AtomicBool::new(false);
 /// Collectives with other processes that are under way on each device.
 static UNDER_WAY: Mutex<[u32; 8]> = Mutex::new([0; 8]);
@@ -133,7 +133,7 @@ fn protect(device: usize, protection: i32) {
     }
 }
 
-/// What was to be done when memory cannot be accessed, before us.
+/// The handler of faults of memory access before ours.
 static BEFORE: AtomicU64 = AtomicU64::new(0);
 
 fn catch_faults() {
@@ -290,7 +290,7 @@ pub(crate) fn register(device: usize, start: u64, len: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// What was registered is the program's own again.
+/// Gives registered memory back to the program.
 pub(crate) fn unregister(address: u64) -> Result<(), String> {
     let mut table = TABLE.lock();
     if !table.entries.get(&address).is_some_and(|entry| entry.is_registered) {
@@ -363,7 +363,7 @@ pub(crate) fn room(device: usize) -> (usize, usize) {
     (capacity - TABLE.lock().devices[device].used, capacity)
 }
 
-/// What was not given back, in words.
+/// Describes the memory that was not given back.
 pub(crate) fn left() -> Vec<String> {
     let table = TABLE.lock();
     let live = table.entries.values().filter(|entry| !entry.is_free);

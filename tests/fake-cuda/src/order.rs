@@ -1,6 +1,6 @@
-//! Which work is ordered after which: vector clocks of streams and of the host, and what has been done to a
-//! region of memory. Two accesses of which one writes, and neither of which is ordered after the other, are a
-//! finding, whatever order they happened to run in.
+//! The order of work: vector clocks of streams and of the host, and the accesses to a region of memory. Two
+//! accesses of which one writes, and neither of which is ordered after the other, are a finding, whatever
+//! order they happened to run in.
 //!
 //! All threads of the host count as one: how they wait for each other cannot be seen here.
 
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use parking_lot::Mutex;
 
-/// How much of each stream is known to be done, by the streams' names.
+/// The part of each stream that is known to be done, by the streams' names.
 pub(crate) type Clock = HashMap<usize, u64>;
 
 /// A piece of work, and what it comes after.
@@ -46,22 +46,22 @@ pub(crate) fn stamp(stream: usize, what: &'static str) -> Stamp {
     Stamp { what, stream, number, after: own.clone() }
 }
 
-/// What is done when the stream has come to its present end.
+/// Returns the clock of the stream's present end.
 pub(crate) fn known_to(stream: usize) -> Clock {
     CLOCKS.lock().streams.get(&stream).cloned().unwrap_or_default()
 }
 
-/// What is queued on the stream from now on comes after this.
+/// Lets later work of the stream come after this.
 pub(crate) fn learn(stream: usize, other: &Clock) {
     merge(CLOCKS.lock().streams.entry(stream).or_default(), other);
 }
 
-/// What the host queues from now on comes after this.
+/// Lets later work of the host come after this.
 pub(crate) fn host_learns(other: &Clock) {
     merge(&mut CLOCKS.lock().host, other);
 }
 
-/// What was done to some bytes of a region.
+/// The accesses to some bytes of a region.
 pub(crate) struct Done {
     bytes: Range<u64>,
     writes: bool,

@@ -1,4 +1,4 @@
-//! What the environment says the machine is like. It is read once, when the driver is first called.
+//! The settings of the machine, from the environment. It is read once, when the driver is first called.
 //!
 //! | variable | default | meaning |
 //! | --- | --- | --- |
@@ -29,21 +29,21 @@ pub(crate) struct Fault {
     pub(crate) effect: Effect,
 }
 
-/// What happens.
+/// The effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// The call returns this code and does nothing.
     Returns(c_int),
-    /// What the call queues fails with this code when it runs; its device is failed from then on.
+    /// The queued work fails with this code when it runs; its device is failed from then on.
     Fails(c_int),
-    /// What the call queues never ends.
+    /// The queued work never ends.
     Hangs,
 }
 
 pub(crate) struct Settings {
     /// The bytes of each device of the machine.
     pub(crate) devices: Vec<usize>,
-    /// Which of them are seen.
+    /// The devices that are seen.
     pub(crate) visible: Vec<usize>,
     pub(crate) has_peers: bool,
     pub(crate) host_reaches: bool,

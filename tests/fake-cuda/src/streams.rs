@@ -46,7 +46,7 @@ impl Mark {
         self.changed.notify_all();
     }
 
-    /// Whether the stream has come there; the host knows of it from then on.
+    /// Returns true if the stream has come there; the host knows of it from then on.
     pub(crate) fn is_done(&self) -> bool {
         let done = *self.done.lock();
         if done {
@@ -75,7 +75,7 @@ pub(crate) struct Stream {
     kind: Kind,
     queue: Mutex<VecDeque<Task>>,
     queued: Condvar,
-    /// The end of a stream that was destroyed. Who waits for all streams may have found it before.
+    /// The end of a stream that was destroyed. A wait for all streams may have found it before.
     end: OnceLock<Arc<Mark>>,
 }
 
@@ -160,7 +160,7 @@ impl Stream {
         self.push(&mut queue, task);
     }
 
-    /// What the default stream of the device has to do with this one.
+    /// Orders this stream and the default stream of the device.
     fn follow_default(&self) {
         let others: Vec<Arc<Stream>> = match self.kind {
             Kind::NonBlocking => return,
@@ -174,7 +174,7 @@ impl Stream {
         }
     }
 
-    /// Whether nothing is under way.
+    /// Returns true if nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         let last = self.mark();
         // A mark behind nothing is set at once, but by another thread.
@@ -200,7 +200,7 @@ impl Stream {
         mark
     }
 
-    /// What is queued from now on runs after `mark`.
+    /// Lets later work run after `mark`.
     pub(crate) fn wait_for(&self, mark: &Arc<Mark>) {
         let mut queue = self.queue.lock();
         order::learn(self.id, &mark.clock);
@@ -321,7 +321,7 @@ pub(crate) fn destroy_event(id: usize) -> Outcome<()> {
     EVENTS.lock().remove(&id).map(drop).ok_or_else(|| no_handle("cuEventDestroy", "event", id))
 }
 
-/// What was not given back, in words.
+/// Describes the streams that were not given back.
 pub(crate) fn left() -> Vec<String> {
     let count = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
     [count(STREAMS.lock().len(), "streams"), count(EVENTS.lock().len(), "events")].into_iter().flatten().collect()

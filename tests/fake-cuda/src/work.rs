@@ -1,4 +1,4 @@
-//! What runs on streams: copies, zeros and kernels, with the memory of each checked when it runs.
+//! The work of streams: copies, zeros and kernels, with the memory of each checked when it runs.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,13 +16,13 @@ use crate::ptx::{self, Access, Fault, Kernel};
 pub(crate) enum Place {
     /// Memory that the driver knows.
     Known(u64),
-    /// What pageable memory held when the copy was queued.
+    /// The content of pageable memory when the copy was queued.
     Content(Vec<u8>),
     /// Pageable memory, for whose copy the caller waits.
     Pageable(usize),
 }
 
-/// Copies `len` bytes. What is found wrong fails the device.
+/// Copies `len` bytes. A mistake fails the device.
 pub(crate) fn copy(stamp: &Stamp, from: &Place, to: &Place, len: usize) -> Result<(), c_int> {
     let source = match from {
         Place::Known(address) => region(stamp, *address, len, false)?.inner(*address).cast_const(),
@@ -91,7 +91,7 @@ pub(crate) fn launch(
     Ok(())
 }
 
-/// What a kernel has touched of a region, a bit for each byte.
+/// The bytes of a region that a kernel has touched, a bit for each byte.
 struct Touched {
     region: Region,
     read: Vec<u64>,

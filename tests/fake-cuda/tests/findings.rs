@@ -1,5 +1,6 @@
-//! What the double must find wrong, each planted once, beside the same without the mistake; and CUDA's rules
-//! of order, which it must keep. Each case is a process of its own, since a real mistake ends a context.
+//! The mistakes that the double must find, each planted once, beside the same without the mistake; and CUDA's
+//! rules of order, which it must keep. Each case is a process of its own, since a real mistake ends a
+//! context.
 #![allow(unsafe_code)]
 #![allow(clippy::borrow_as_ptr, clippy::semicolon_if_nothing_returned)]
 
@@ -19,7 +20,7 @@ const CASE: &str = "FAKE_CUDA_CASE";
 struct Case {
     name: &'static str,
     run: fn(),
-    /// What must be among the findings; nothing may be found if it is empty.
+    /// The text that must be among the findings; nothing may be found if it is empty.
     finding: &'static str,
     env: &'static [(&'static str, &'static str)],
 }
@@ -265,7 +266,7 @@ fn launch(function: usize, threads: u32, address: u64, stream: usize) -> c_int {
     cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, parameters.as_ptr(), null())
 }
 
-/// What is at a device's address.
+/// Returns the content at a device's address.
 fn read<const LEN: usize>(address: u64) -> [u32; LEN] {
     let mut values = [0u32; LEN];
     assert_eq!(cuMemcpyDtoHAsync_v2(values.as_mut_ptr() as u64, address, LEN * 4, 0), 0);
@@ -592,7 +593,7 @@ fn foreign_stream() {
     assert_eq!(ncclAllReduce(memories[0], memories[0], 4, 7, 0, comms[0], streams[1]), 5);
 }
 
-/// What two threads' communicators come to that join on these GPUs.
+/// Returns the results of two threads' communicators that join on these GPUs.
 fn join(devices: [c_int; 2]) -> [c_int; 2] {
     start();
     let mut id = UniqueId::default();
@@ -620,7 +621,7 @@ fn join(devices: [c_int; 2]) -> [c_int; 2] {
     ranks.map(|rank| rank.join().unwrap())
 }
 
-/// What MPI does that takes memory of devices, before, during or after a sum over ranks.
+/// Does the work of an MPI that takes memory of devices, before, during or after a sum over ranks.
 fn beside_nccl(during: bool) {
     start();
     let (mut id, mut contexts) = (UniqueId::default(), [0; 2]);

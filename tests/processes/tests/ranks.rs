@@ -1,4 +1,4 @@
-//! What the other tests rely on: ranks that write at the same time, and a launcher that is lost.
+//! The base of the other tests: ranks that write at the same time, and a launcher that is lost.
 
 use std::time::Duration;
 

@@ -2,15 +2,15 @@
 //! so that ranks can read and write each other's tensors without a copy between.
 //!
 //! One region per process, as long as the machine's memory is large and almost all of it untouched. A buffer
-//! is a range of it. Of what is freed, as much is kept as is in use, for buffers of the same length: its
-//! pages, which every neighbour has mapped by then, serve the next step of a training loop. The rest goes
-//! back to the system at once.
+//! is a range of it. Freed ranges are kept for buffers of the same length, at most as many bytes as are in
+//! use: every neighbour has mapped their pages by then, so they serve the next step of a training loop. The
+//! rest goes back to the system at once.
 //!
-//! A forked child has no part in it. What a program may read in a child (`Arena::keep_for_children`: arrays
-//! of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has all other
-//! memory; a private mapping would show it what the parent writes later, or puts into a range that it has
-//! freed. What only a store uses is not copied, as a model's values would be for every worker of a data
-//! loader: the child has such a mapping of that, whose writes are its own.
+//! A forked child has no part in it. Memory that a program may read in a child (`Arena::keep_for_children`:
+//! arrays of `ringpull.zeros`) is copied when it forks, so that the child has it as it was then, as it has
+//! all other memory; a private mapping would show it later writes of the parent. Memory that only a store
+//! uses is not copied, as a model's values would be for every worker of a data loader: the child has a
+//! private mapping of it, whose writes are its own.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -39,11 +39,11 @@ pub struct Arena {
     ranges: Mutex<Ranges>,
     /// A forked child has its own copy, and nothing of it to give out or to take back.
     process: Process,
-    /// Whether it is mapped with the peers: not any more in a child.
+    /// True if it is mapped with the peers: not any more in a child.
     is_shared: AtomicBool,
 }
 
-/// What is where in the region.
+/// The used and the free ranges of the region.
 #[derive(Default)]
 struct Ranges {
     /// Untouched ranges, which are zeros, by their start; neighbours are merged.
@@ -58,9 +58,9 @@ struct Ranges {
 
 /// A range given out.
 pub(super) struct Room {
-    /// Where it begins.
+    /// The begin of the region.
     pub(super) start: NonNull<u8>,
-    /// Whether it is zeros.
+    /// True if it is zeros.
     pub(super) is_zero: bool,
 }
 
@@ -104,12 +104,12 @@ impl Arena {
         Arena { region, ranges: Mutex::new(ranges), process: Process::this(), is_shared: AtomicBool::new(true) }
     }
 
-    /// Where peers find it.
+    /// Returns the address by which peers find it.
     pub fn address(&self) -> Address {
         self.region.address()
     }
 
-    /// Where these bytes lie in the region, if they do.
+    /// Returns the offset of these bytes in the region, if they lie there.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let offset = (bytes.as_ptr() as usize).checked_sub(self.region.start().as_ptr() as usize)?;
         (offset + bytes.len() <= self.region.len_bytes()).then_some(offset)
@@ -140,7 +140,7 @@ impl Arena {
         Some(Room { start: unsafe { self.region.start().add(start) }, is_zero })
     }
 
-    /// Takes back what `allocate` gave for this length.
+    /// Takes back a range that `allocate` returned for this length.
     pub(super) fn free(&self, start: NonNull<u8>, len_bytes: usize) {
         if !self.process.is_here() {
             return;
@@ -159,7 +159,7 @@ impl Arena {
         }
     }
 
-    /// Lets a forked child have a copy of what `allocate` gave for this length, made when it is forked.
+    /// Gives a forked child a copy of a range that `allocate` returned for this length, made at the fork.
     pub(super) fn keep_for_children(&self, start: NonNull<u8>, len_bytes: usize) {
         if !self.process.is_here() {
             return;
@@ -190,8 +190,8 @@ thread_local! {
     static COPIES: Cell<*mut Copies> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// In the parent, before: copies what a child may read. Other threads go on meanwhile, as they do while a
-/// system forks.
+/// In the parent, before the fork: copies the memory that a child may read. Other threads go on meanwhile, as
+/// they do while a system forks.
 fn copy_for_child() {
     let Some(Some(arena)) = ARENA.get() else { return };
     if !arena.process.is_here() {

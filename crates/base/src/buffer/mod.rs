@@ -41,8 +41,8 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len_bytes` zero bytes. Pages are touched only when written. The process ends if there is no memory: what
-    /// a caller asks for is made by [`try_zeroed`](Self::try_zeroed).
+    /// `len_bytes` zero bytes. Pages are touched only when written. The process ends if there is no memory.
+    /// Use [`try_zeroed`](Self::try_zeroed) for lengths that a caller chooses.
     pub fn zeroed(len_bytes: usize) -> Self {
         Self::zeroed_or_none(len_bytes).unwrap_or_else(|| handle_alloc_error(layout_of(len_bytes)))
     }
@@ -111,8 +111,8 @@ impl Buffer {
         }
     }
 
-    /// Whether the memory is somebody else's, so that sharing it with a later reader would not freeze its
-    /// content.
+    /// Returns true if the memory is somebody else's, so that sharing it with a later reader would not freeze
+    /// its content.
     pub fn is_foreign(&self) -> bool {
         matches!(self.owner, Owner::Foreign(_))
     }

@@ -4,9 +4,9 @@
 //! frees it with the last process that has it, however that ends: no name is left anywhere. Pages exist once
 //! they are touched.
 //!
-//! A forked child of the process is none of the peers, and must not write what they share: it has no mapping
-//! of a region (`MADV_DONTFORK`), or one of its own in its place (`Region::keep_for_children`), and its
-//! descriptor is closed there.
+//! A forked child of the process is no peer, and must not write the shared memory: it has no mapping of a
+//! region (`MADV_DONTFORK`), or one of its own in its place (`Region::keep_for_children`), and its descriptor
+//! is closed there.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -54,7 +54,7 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Where a peer on the same host finds a region.
+/// The address by which a peer on the same host finds a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// The process that has it open.
@@ -142,7 +142,8 @@ impl Region {
         }
     }
 
-    /// Reads the bytes from `start` on into `into`, which is zeros; what nobody has touched stays untouched.
+    /// Reads the bytes from `start` on into `into`, which is zeros; pages that nobody has touched stay
+    /// untouched.
     pub(super) fn read(&self, start: usize, into: &mut [u8]) -> io::Result<()> {
         let (descriptor, end) = (self.file.as_raw_fd(), start + into.len());
         let mut at = start;
@@ -185,7 +186,7 @@ impl Region {
         }
     }
 
-    /// Where it is mapped.
+    /// Returns the begin of the mapping.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }

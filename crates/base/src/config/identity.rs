@@ -1,16 +1,16 @@
-//! What a launcher of MPI says a process is, in variables that the process's children inherit.
+//! The identity that a launcher of MPI gives a process, in variables that the process's children inherit.
 
 use super::variables::text;
 
 /// A process's place in a job of MPI.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// A name that no other rank of this host has; `None` if the connection to the launcher that the variables
-    /// name is not open in this process.
+    /// A name that no other rank of this host has; `None` if the connection to the launcher that the
+    /// variables name is not open in this process.
     pub name: Option<String>,
     /// The rank's number.
     pub rank: String,
-    /// How the variables begin without which a process is no rank.
+    /// The prefix of the variables without which a process is no rank.
     pub variables: &'static str,
 }
 
@@ -19,8 +19,8 @@ const PMIX: &str = "OMPI_, PMIX_ or PRTE_";
 /// Those of MPICH and Intel MPI.
 const PMI: &str = "PMI_";
 
-/// What the launcher's variables make this process for the library of MPI named `library`; `None` if it is no
-/// rank, or of a launcher whose ranks cannot be distinguished.
+/// Returns the identity that the launcher's variables give this process for the library of MPI named
+/// `library`; `None` if it is no rank, or if its launcher's ranks cannot be distinguished.
 ///
 /// Launchers may be nested, and variables of an outer one are there too: each library goes by its own.
 pub fn identity(library: &str) -> Option<Identity> {

@@ -1,5 +1,5 @@
-//! The variables of the environment with what each is for: what the book lists, and what a misspelt name is
-//! compared with. They are read in [`config`](super).
+//! The variables of the environment with their meaning: for the book, and for the check of misspelt names.
+//! They are read in [`config`](super).
 
 /// A variable that processes of a job read, or that `ringpull launch` sets for them.
 #[derive(Debug, Clone, Copy)]
@@ -8,7 +8,7 @@ pub struct Variable {
     pub name: &'static str,
     /// Its default in Markdown; empty if it has none.
     pub default: &'static str,
-    /// What it does, in Markdown.
+    /// The meaning of the variable, in Markdown.
     pub meaning: &'static str,
 }
 
@@ -88,7 +88,7 @@ pub const VARIABLES: [Variable; 43] = [
     variable(
         "RINGPULL_MPI_DEVICE_MEMORY",
         "`auto`",
-        "whether MPI is given the memory of devices: `auto` as the MPI library says, 0 never, 1 always",
+        "gives MPI the memory of devices: `auto` if the MPI library takes it, 0 never, 1 always",
     ),
     variable(
         "RINGPULL_ROLE",
@@ -104,7 +104,7 @@ pub const VARIABLES: [Variable; 43] = [
     variable(
         "RINGPULL_READ_MEMORY",
         "`auto`",
-        "whether ranks of one host read and write the memory of each other's processes, as the system lets \
+        "lets ranks of one host read and write the memory of each other's processes, as the system allows \
          them (`process_vm_readv`): `auto` for two ranks of a host and for ranks that outnumber the cores, 0 \
          never, 1 always. It is for values that other libraries have allocated; else they go through a shared \
          window in pieces",
@@ -140,7 +140,7 @@ pub const VARIABLES: [Variable; 43] = [
     variable(
         "RINGPULL_REPLICAS",
         "1",
-        "how many servers hold each value of `dist_sync`, at most all. With 2 the job goes on without a server \
+        "the number of servers that hold each value of `dist_sync`, at most all. With 2 the job goes on without a server \
          that is lost, and nothing is lost with it; workers send each push to two servers. Set it alike on every \
          process; `ringpull launch --replicas 2` does so. It does not go with `RINGPULL_ELASTIC`, and other \
          distributed kinds refuse it",
@@ -193,7 +193,7 @@ pub const VARIABLES: [Variable; 43] = [
     variable(
         "RINGPULL_GENERATION",
         "",
-        "how often an elastic job was started before; `ringpull launch --elastic` sets it",
+        "the number of earlier starts of an elastic job; `ringpull launch --elastic` sets it",
     ),
     variable(
         "RINGPULL_MIN_WORKERS",
@@ -218,7 +218,7 @@ pub const VARIABLES: [Variable; 43] = [
     variable(
         "DMLC_ROLE",
         "`worker`",
-        "what a process of a job with servers is: `worker`, `server` or `scheduler`. `ringpull launch` \
+        "the role of a process in a job with servers: `worker`, `server` or `scheduler`. `ringpull launch` \
          sets this and the six that follow",
     ),
     variable("DMLC_PS_ROOT_URI", "", "the host or address on which the scheduler listens"),

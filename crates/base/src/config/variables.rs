@@ -1,5 +1,5 @@
-//! Reading one variable of the environment: its value, or an error that names it and says what to do; and
-//! telling names that are nearly ours.
+//! Reads one variable of the environment: its value, or an error that names it and the remedy. Also detects
+//! misspelt names of ours.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -23,8 +23,8 @@ pub fn text(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Whether this process's environment has the variable with this value, so that its children need only its
-/// name.
+/// Returns true if this process's environment has the variable with this value, so that its children need
+/// only its name.
 pub fn is_in_environment(name: &str, value: &str) -> bool {
     std::env::var_os(name).is_some_and(|own| own == value)
 }
@@ -66,7 +66,7 @@ pub(super) fn switch(variable: &str, given: &str) -> Result<bool> {
     }
 }
 
-/// What a variable of `auto`, 0 and 1 says; `None` is `auto`.
+/// Returns the value of a variable of `auto`, 0 and 1; `None` is `auto`.
 pub(super) fn switch_or_auto(name: &str, default: Option<bool>) -> Result<Option<bool>> {
     match text(name).as_deref() {
         None => Ok(default),

@@ -6,7 +6,7 @@ use parking_lot::RawRwLock;
 use parking_lot::lock_api::{ArcRwLockReadGuard, ArcRwLockWriteGuard};
 
 use super::Content;
-use super::ranges::Held;
+use super::ranges::RangeLock;
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result};
 
 /// A tensor locked for reading. May move to another thread.
@@ -15,7 +15,7 @@ pub struct TensorRef {
     pub(super) shape: Arc<[usize]>,
     /// Released before the content, with which the memory may be given back and lent again.
     #[allow(dead_code)]
-    pub(super) range: Option<Held>,
+    pub(super) range: Option<RangeLock>,
     pub(super) content: ArcRwLockReadGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
 }
@@ -63,14 +63,15 @@ pub struct TensorMut {
     pub(super) shape: Arc<[usize]>,
     /// As that of a `TensorRef`.
     #[allow(dead_code)]
-    pub(super) range: Option<Held>,
+    pub(super) range: Option<RangeLock>,
     pub(super) content: ArcRwLockWriteGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
     pub(super) touched: bool,
     pub(super) then: Option<Then>,
 }
 
-/// What follows the end of a write: given the bytes, or what kept them from being written.
+/// The function that follows the end of a write: it gets the bytes, or the error that kept them from being
+/// written.
 type Then = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
 
 impl TensorMut {
@@ -97,8 +98,8 @@ impl TensorMut {
         self
     }
 
-    /// Whether to let go of it does nothing but unlock: nothing follows the write, and no other library gets
-    /// its memory back by it.
+    /// Returns true if dropping it only unlocks: nothing follows the write, and no other library gets its
+    /// memory back by it.
     pub fn is_simply_dropped(&self) -> bool {
         let is_own = self.remote.is_none() && !self.content.data.is_foreign();
         let is_last = || Arc::strong_count(ArcRwLockWriteGuard::rwlock(&self.content)) == 1;
@@ -125,7 +126,7 @@ impl TensorMut {
         bytemuck::cast_slice_mut(self.bytes_mut())
     }
 
-    /// Overwrites all elements, without first copying what a snapshot shares.
+    /// Overwrites all elements, without first copying memory that a snapshot shares.
     pub fn copy_from(&mut self, bytes: &[u8]) {
         self.touched = true;
         if let Some(data) = Arc::get_mut(&mut self.content.data) {
@@ -147,12 +148,12 @@ impl TensorMut {
         snapshot(&self.content.data)
     }
 
-    /// Whether the memory is somebody else's, so that a snapshot is a copy.
+    /// Returns true if the memory is somebody else's, so that a snapshot is a copy.
     pub fn is_foreign(&self) -> bool {
         self.content.data.is_foreign()
     }
 
-    /// Whether a sum that is written here need be nowhere else.
+    /// Returns true if a sum that is written here need be nowhere else.
     pub fn is_unkept(&self) -> bool {
         self.content.is_unkept
     }

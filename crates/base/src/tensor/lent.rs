@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::Key;
 use crate::forked::Process;
 
-/// What a store is notified of about the tensors that it holds.
+/// The notifications of a store about the tensors that it holds.
 pub trait Waiter: Send + Sync {
     /// The caller may be about to block until the store is done with a tensor.
     fn wait(&self);
@@ -27,7 +27,7 @@ pub(super) const READ: u8 = 1;
 pub(super) const WRITTEN: u8 = 2;
 
 #[derive(Default)]
-pub(super) struct Lent {
+pub(super) struct StoreLoan {
     /// 0, `READ` or `WRITTEN`; changed while `to` is locked.
     how: AtomicU8,
     to: Mutex<Option<(Weak<dyn Waiter>, Process)>>,
@@ -36,9 +36,9 @@ pub(super) struct Lent {
     given: Mutex<Option<(Key, usize)>>,
 }
 
-impl Lent {
+impl StoreLoan {
     pub(super) fn watched() -> Self {
-        Lent { is_watched: true, ..Lent::default() }
+        StoreLoan { is_watched: true, ..StoreLoan::default() }
     }
 
     pub(super) fn give(&self, key: &Key, rank: usize) {

@@ -29,13 +29,14 @@ use parking_lot::{RawRwLock, RwLock};
 pub use guard::unshare;
 pub use guard::{TensorMut, TensorRef};
 pub use lent::Waiter;
-use lent::{Lent, READ, WRITTEN};
-use ranges::{Held, Range};
+use lent::{READ, StoreLoan, WRITTEN};
+use ranges::{Range, RangeLock};
 
 use crate::timeline::{self, Phase};
 use crate::{Buffer, DType, Element, Error, Key, Remote, Result, waits};
 
-/// Called once, when nobody holds a tensor any more, with what kept its last write from happening.
+/// A function that is called once, when nobody holds a tensor any more, with the error of its last write, if
+/// any.
 pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
 
 struct Content {
@@ -45,7 +46,7 @@ struct Content {
     /// The key that was written last, kept for the timeline only.
     written: Option<Key>,
     released: Option<Released>,
-    /// Whether a store that writes it may leave its key without a value.
+    /// True if a store that writes it may leave its key without a value.
     is_unkept: bool,
 }
 
@@ -84,9 +85,9 @@ pub struct Tensor {
     shape: Arc<[usize]>,
     content: Arc<RwLock<Content>>,
     remote: Option<Remote>,
-    /// Where the memory is, if it is another library's.
+    /// The range of the memory, if it is another library's.
     range: Option<Range>,
-    lent: Arc<Lent>,
+    lent: Arc<StoreLoan>,
 }
 
 fn len_bytes(dtype: DType, shape: &[usize]) -> usize {
@@ -139,7 +140,7 @@ impl Tensor {
     /// Give the tensor to stores of one kind at a time: only the first that holds it is notified of its
     /// return.
     pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
-        let lent = Arc::new(Lent::watched());
+        let lent = Arc::new(StoreLoan::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
         tensor.content.write().released = Some(Box::new(move |fault| {
             lent.take_back();
@@ -149,8 +150,8 @@ impl Tensor {
     }
 
     /// Lets a store that writes a sum here leave the key without a value until the next push: keeping one
-    /// costs a copy, at once if the memory is foreign, and else when the tensor is next written. Whoever
-    /// needs the sum reads it here; pulling the key is an error meanwhile.
+    /// costs a copy, at once if the memory is foreign, and else when the tensor is next written. A program
+    /// that needs the sum reads it here; pulling the key is an error meanwhile.
     #[must_use = "it is the tensor"]
     pub fn unkept(self) -> Self {
         self.content.write().is_unkept = true;
@@ -199,7 +200,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -209,18 +210,18 @@ impl Tensor {
         self.len() * self.dtype.size_bytes()
     }
 
-    /// Whether both handles name the same elements.
+    /// Returns true if both handles name the same elements.
     pub fn is_same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.content, &other.content)
     }
 
-    /// Whether both lie in another library's memory, and some of it is of both.
+    /// Returns true if both lie in another library's memory, and some of it is of both.
     pub fn overlaps(&self, other: &Tensor) -> bool {
         self.range.zip(other.range).is_some_and(|(own, other)| own.overlaps(other))
     }
 
-    /// The elements, for reading. Blocks while a store still has to write them; raises what kept it from
-    /// doing so.
+    /// The elements, for reading. Blocks while a store still has to write them; returns the error of that
+    /// write, if any.
     pub fn read(&self) -> Result<TensorRef> {
         self.remote.as_ref().map_or(Ok(()), |remote| Err(remote.refuse()))?;
         self.read_anywhere()
@@ -235,7 +236,7 @@ impl Tensor {
     }
 
     /// The range of memory, if it is another library's. Blocks while others have it.
-    fn hold(&self, is_written: bool) -> Option<Held> {
+    fn hold(&self, is_written: bool) -> Option<RangeLock> {
         let held = |range| match ranges::hold(range, is_written, &self.lent, None) {
             Ok(held) => held,
             Err(_) => unreachable!("without a deadline it waits"),
@@ -251,7 +252,7 @@ impl Tensor {
         })
     }
 
-    /// A moment for a store to write what is short: to sleep until then would take longer.
+    /// Looks for a moment whether a store has written a short tensor: to sleep until then would take longer.
     fn look_out(&self) {
         const SHORT_BYTES: usize = 64 << 10;
         const MOMENT: Duration = Duration::from_micros(50);
@@ -289,20 +290,20 @@ impl Tensor {
         RwLock::try_read_arc_for(&self.content, limit)
     }
 
-    /// Whether no store has to write the elements any more after `limit`; raises what kept one from doing so.
-    /// Who has the same memory by another tensor does not matter, so they need not be what was written.
+    /// Returns true if no store has to write the elements any more after `limit`, or the error of such a
+    /// write. Other tensors over the same memory do not matter, so the elements may since have changed.
     pub fn is_settled_within(&self, limit: Duration) -> Result<bool> {
         let Some(content) = self.read_locked_within(limit) else { return Ok(false) };
         content.fault.clone().map_or(Ok(true), Err)
     }
 
-    /// Whether nobody has the memory by another tensor after `limit` so that an access to it would have to
-    /// wait.
+    /// Returns true if nobody has the memory by another tensor after `limit` so that an access to it would
+    /// have to wait.
     pub fn is_free_within(&self, is_written: bool, limit: Duration) -> bool {
         self.range.is_none_or(|range| ranges::is_free(range, is_written, Instant::now() + limit))
     }
 
-    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>, range: Option<Held>) -> Result<TensorRef> {
+    fn guard(&self, content: ArcRwLockReadGuard<RawRwLock, Content>, range: Option<RangeLock>) -> Result<TensorRef> {
         if let Some(fault) = &content.fault {
             return Err(fault.clone());
         }
@@ -365,8 +366,8 @@ impl Tensor {
     }
 
     /// Why the memory of an output could not be locked within `limit`: `other` holds it.
-    fn in_use(&self, other: &Lent, limit: Duration) -> Error {
-        let name = |lent: &Lent| {
+    fn in_use(&self, other: &StoreLoan, limit: Duration) -> Error {
+        let name = |lent: &StoreLoan| {
             lent.given().map_or(("another tensor".to_owned(), String::new()), |(key, rank)| {
                 (format!("key {key}"), format!(" on rank {rank}"))
             })
@@ -398,7 +399,7 @@ impl Tensor {
         self.lent.come_for(blocks_from);
     }
 
-    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>, range: Option<Held>) -> TensorMut {
+    fn guard_mut(&self, mut content: ArcRwLockWriteGuard<RawRwLock, Content>, range: Option<RangeLock>) -> TensorMut {
         content.fault = None;
         let (shape, remote) = (Arc::clone(&self.shape), self.remote.clone());
         TensorMut { dtype: self.dtype, shape, range, content, remote, touched: false, then: None }
@@ -540,15 +541,15 @@ mod tests {
     #[test]
     fn a_store_is_notified_when_another_tensor_needs_memory_that_it_holds() {
         #[derive(Default)]
-        struct Told(std::sync::Mutex<Option<TensorMut>>);
-        impl Waiter for Told {
+        struct TestWaiter(std::sync::Mutex<Option<TensorMut>>);
+        impl Waiter for TestWaiter {
             fn wait(&self) {
                 // As a store that is done at once; it lets go of the range itself.
                 self.0.lock().unwrap().take();
             }
         }
         let [first, second] = over_one_array([0..8, 7..8]);
-        let store = Arc::new(Told::default());
+        let store = Arc::new(TestWaiter::default());
         *store.0.lock().unwrap() = Some(first.write());
         let waiter: Arc<dyn Waiter> = store.clone();
         first.lend(&Arc::downgrade(&waiter), true);

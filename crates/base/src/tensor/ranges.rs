@@ -1,4 +1,4 @@
-//! Who has memory of other libraries locked, by address.
+//! The locks on memory of other libraries, by address.
 //!
 //! Tensors over memory of our own share it by clones of one handle, and so they share its lock. Memory of
 //! another library may come again with every call: two tensors may lie over one array, or over views of it.
@@ -6,7 +6,7 @@
 //! written overlaps no other that is held; ranges that are read may overlap each other. A thread that needs a
 //! range that is held waits for it, as for the lock of one tensor.
 //!
-//! An access costs a lookup in a sorted set of what is held at present.
+//! An access costs a lookup in a sorted set of the ranges that are held.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::lent::{Lent, READ};
+use super::lent::{READ, StoreLoan};
 
 /// Addresses of memory, at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,13 +42,13 @@ impl Range {
 }
 
 /// A range that is held until this is dropped.
-pub(super) struct Held {
+pub(super) struct RangeLock {
     range: Range,
     is_written: bool,
     number: u64,
 }
 
-impl Drop for Held {
+impl Drop for RangeLock {
     fn drop(&mut self) {
         let mut table = TABLE.lock();
         table.remove(self.range, self.is_written, self.number);
@@ -61,23 +61,23 @@ impl Drop for Held {
     }
 }
 
-/// Waits until the range can be held, until `deadline` if there is one. Otherwise what holds a part of it
-/// then.
+/// Waits until the range can be held, until `deadline` if there is one. Otherwise returns the holder of a
+/// part of it.
 pub(super) fn hold(
     range: Range,
     is_written: bool,
-    lent: &Arc<Lent>,
+    lent: &Arc<StoreLoan>,
     deadline: Option<Instant>,
-) -> Result<Held, Arc<Lent>> {
+) -> Result<RangeLock, Arc<StoreLoan>> {
     let mut table = TABLE.lock();
     wait(&mut table, range, is_written, deadline)?;
     let number = table.insert(range, is_written, lent);
     HELD.fetch_add(1, Relaxed);
-    Ok(Held { range, is_written, number })
+    Ok(RangeLock { range, is_written, number })
 }
 
-/// Waits until the range could be held, until `deadline` at most. Whether it could; another thread may hold
-/// it since.
+/// Waits until the range could be held, until `deadline` at most. Returns true if it could; another thread
+/// may hold it since.
 pub(super) fn is_free(range: Range, is_written: bool, deadline: Instant) -> bool {
     // Mostly nothing is held at all.
     HELD.load(Relaxed) == 0 || wait(&mut TABLE.lock(), range, is_written, Some(deadline)).is_ok()
@@ -88,7 +88,7 @@ fn wait(
     range: Range,
     is_written: bool,
     deadline: Option<Instant>,
-) -> Result<(), Arc<Lent>> {
+) -> Result<(), Arc<StoreLoan>> {
     /// A tensor is locked before it is lent: its store is notified again after this time.
     const AGAIN: Duration = Duration::from_millis(50);
     while let Some((number, holder)) = table.conflict(range, is_written) {
@@ -114,30 +114,30 @@ fn wait(
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table::new());
-/// How many ranges are held.
+/// The number of ranges that are held.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static FREED: Condvar = Condvar::new();
 
 struct Holder {
     number: u64,
     end: usize,
-    lent: Arc<Lent>,
+    lent: Arc<StoreLoan>,
 }
 
-/// What is held.
+/// The ranges that are held.
 struct Table {
     /// Ranges that are written, by where they begin. They are disjoint.
     written: BTreeMap<usize, Holder>,
     /// Ranges that are read, by the power of two that their length has reached, and where they begin. With
     /// one power those that overlap a range begin close to it, however long others are.
     read: BTreeMap<(u32, usize, u64), Holder>,
-    /// How many of them have each power.
+    /// The number of ranges of each power of two.
     powers: [u32; usize::BITS as usize],
-    /// How many were ever held.
+    /// The number of ranges that were ever held.
     last: u64,
     /// The process that held the first.
     process: u32,
-    /// How many threads wait for a range.
+    /// The number of threads that wait for a range.
     waiting: usize,
 }
 
@@ -153,8 +153,8 @@ impl Table {
         }
     }
 
-    /// Whether this is a copy of the table of the process that forked this one: the threads that held ranges
-    /// are not here, and so it is emptied.
+    /// Returns true if this is a copy of the table of the process that forked this one: the threads that held
+    /// ranges are not here, and so it is emptied.
     fn is_of_another_process(&mut self) -> bool {
         let (process, last) = (std::process::id(), self.last);
         let is_copy = self.process != process;
@@ -165,7 +165,7 @@ impl Table {
     }
 
     /// The number and the tensor of one that keeps `range` from being held.
-    fn conflict(&self, range: Range, is_written: bool) -> Option<(u64, Arc<Lent>)> {
+    fn conflict(&self, range: Range, is_written: bool) -> Option<(u64, Arc<StoreLoan>)> {
         let written = self.written.range(..range.end).next_back().map(|(_, holder)| holder);
         let written = written.filter(|holder| holder.end > range.start);
         let reading = || {
@@ -184,7 +184,7 @@ impl Table {
         written.or_else(reading).map(|holder| (holder.number, Arc::clone(&holder.lent)))
     }
 
-    fn insert(&mut self, range: Range, is_written: bool, lent: &Arc<Lent>) -> u64 {
+    fn insert(&mut self, range: Range, is_written: bool, lent: &Arc<StoreLoan>) -> u64 {
         if self.last == 0 {
             self.process = std::process::id();
         }
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_range_conflicts_with_what_is_held_as_in_a_plain_list() {
         let (mut table, mut held) = (Table::new(), Vec::<(Range, bool, u64)>::new());
-        let lent = Arc::<Lent>::default();
+        let lent = Arc::<StoreLoan>::default();
         let mut state = 1;
         for _ in 0..20_000 {
             let length = 1 + random(&mut state) % (1 << (random(&mut state) % 9));

@@ -1,5 +1,5 @@
-//! How far this process's clock is ahead of rank 0's: by messages there and back, of which the quickest shows
-//! most.
+//! Measures the lead of this process's clock over rank 0's by messages there and back; the quickest is the
+//! most exact.
 
 /// Round trips that are made; a quiet one among them is enough.
 const ROUNDS: u32 = 16;
@@ -24,7 +24,7 @@ impl Offset {
         self.rounds < ROUNDS
     }
 
-    /// How far this clock is ahead, and the round trip that said so, in nanoseconds.
+    /// Returns the lead of this clock, and the round trip that measured it, in nanoseconds.
     pub fn found(&self) -> Option<(i64, u64)> {
         self.best.map(|(round_trip, ahead)| (ahead, round_trip))
     }

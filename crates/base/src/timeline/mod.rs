@@ -1,4 +1,4 @@
-//! What this process did when: spans of time, written as a Chrome trace at its end.
+//! The timeline of this process: spans of time, written as a Chrome trace at its end.
 //!
 //! `RINGPULL_TIMELINE=FILE` switches it on. Every thread gathers its spans in memory of its own; the file is
 //! written when the process ends, also after a fault. [`Phase`] is the vocabulary of the whole crate: who
@@ -18,7 +18,7 @@ use crate::named::named;
 pub use recorder::{clock_ns, flush, introduce, is_on, now_ns, record, resume, set_clock, span, start, stop};
 
 named! {
-    /// What a span of time was spent on.
+    /// The activity of a span of time.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Phase {
         /// A step of training, as the program that trains sees it.
@@ -51,17 +51,17 @@ named! {
 }
 
 impl Phase {
-    /// Whether several of one thread may be open at once without one holding the other.
+    /// Returns true if several of one thread may be open at once without one holding the other.
     fn overlaps(self) -> bool {
         matches!(self, Phase::Collective | Phase::Send | Phase::Receive | Phase::Request)
     }
 }
 
 /// The name of a wait in which a thread was blocked in its framework, for the results of any of its calls.
-/// Whoever learns of it records it, on a thread of its own if it has to.
+/// Code that learns of such a wait records it, on a thread of its own if it has to.
 pub const RESULTS: &str = "results";
 
-/// What a span is about.
+/// The subject of a span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Name {
     /// A key of a store.
@@ -102,10 +102,10 @@ impl From<&'static str> for Name {
 /// A span that ends when this is dropped.
 #[must_use = "the span ends when this is dropped"]
 #[derive(Debug)]
-pub struct Span(Option<Open>);
+pub struct Span(Option<OpenSpan>);
 
 #[derive(Debug)]
-struct Open {
+struct OpenSpan {
     phase: Phase,
     name: Name,
     since_ns: u64,
@@ -124,7 +124,7 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        if let Some(Open { phase, name, since_ns, bytes }) = self.0.take() {
+        if let Some(OpenSpan { phase, name, since_ns, bytes }) = self.0.take() {
             record(phase, || name, since_ns, bytes);
         }
     }

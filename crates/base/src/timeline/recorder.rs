@@ -10,12 +10,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use super::trace::{self, About, Thread};
-use super::{Name, Open, Phase, Span};
+use super::{Name, OpenSpan, Phase, Span};
 use crate::config::Role;
 use crate::forked::Process;
 use crate::topology::host_name;
 
-/// Spans that one thread keeps; what comes later is counted and left out.
+/// The largest number of spans of one thread; later ones are counted and left out.
 const MOST_A_THREAD: usize = 1 << 20;
 
 static ON: AtomicBool = AtomicBool::new(false);
@@ -93,7 +93,7 @@ pub fn resume(file: &str) -> bool {
     is_this
 }
 
-/// Writes what is recorded, and records nothing more.
+/// Writes the recorded spans, and records nothing more.
 pub fn stop() {
     ON.store(false, Ordering::Relaxed);
     flush();
@@ -104,13 +104,13 @@ fn recorder() -> Option<&'static Recorder> {
     RECORDER.get().filter(|recorder| recorder.process.is_here())
 }
 
-/// Whether spans are recorded.
+/// Returns true if spans are recorded.
 #[inline]
 pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Says what this process is in its job. The first call counts.
+/// Sets the role of this process in its job. The first call counts.
 pub fn introduce(role: Role, rank: usize, size: usize) {
     if let Some(recorder) = recorder() {
         let mut about = recorder.about.lock();
@@ -153,7 +153,7 @@ pub fn span<N: Into<Name>>(phase: Phase, name: impl FnOnce() -> N) -> Span {
     if !is_on() {
         return Span(None);
     }
-    Span(Some(Open { phase, name: name().into(), since_ns: now_ns(), bytes: 0 }))
+    Span(Some(OpenSpan { phase, name: name().into(), since_ns: now_ns(), bytes: 0 }))
 }
 
 /// Records a span that began at `since_ns`, by [`now_ns`], and ends now.

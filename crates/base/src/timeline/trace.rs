@@ -12,7 +12,7 @@ use super::recorder::Event;
 use crate::config::Role;
 use crate::{Error, Result, file_limit};
 
-/// Where servers' and schedulers' process numbers begin; a worker's is its rank.
+/// The first process number of servers and schedulers; a worker's number is its rank.
 const NUMBERS_OF_SERVERS: u32 = 100_000;
 const NUMBERS_OF_SCHEDULERS: u32 = 200_000;
 const NUMBERS_OF_HELPERS: u32 = 300_000;
@@ -23,24 +23,24 @@ pub struct Trace {
     /// The events, in no particular order.
     #[serde(rename = "traceEvents")]
     pub events: Vec<TraceEvent>,
-    /// What a viewer counts in.
+    /// The viewer's unit of time.
     #[serde(rename = "displayTimeUnit", default)]
     pub unit: String,
-    /// Whose events they are.
+    /// The process of the events.
     #[serde(rename = "otherData")]
     pub about: About,
 }
 
-/// What a process says about itself.
+/// The description of a process by itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct About {
     /// This crate's version.
     pub ringpull: String,
-    /// What it is in its job.
+    /// Its role in the job.
     pub role: Role,
     /// Its rank among those; `None` if it ended before it had one.
     pub rank: Option<usize>,
-    /// How many workers there are.
+    /// The number of workers.
     pub size: usize,
     /// Its host.
     pub host: String,
@@ -48,9 +48,9 @@ pub struct About {
     pub pid: u32,
     /// Its zero in nanoseconds since 1970, by its own clock.
     pub zero_unix_ns: u64,
-    /// How far its clock is ahead of rank 0's.
+    /// The lead of its clock over rank 0's.
     pub ahead_ns: i64,
-    /// How long the messages took that measured this, there and back; `None` where it was not measured.
+    /// The round trip of the messages that measured the clock; `None` if it was not measured.
     pub round_trip_ns: Option<u64>,
     /// Spans that were left out because there were too many.
     pub left_out: u64,
@@ -59,25 +59,25 @@ pub struct About {
 /// One event, as the format has it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
-    /// What it is about.
+    /// The subject of the event.
     pub name: String,
     /// The phase.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cat: String,
     /// `X` for a span, `b` and `e` for the ends of one that overlaps others, `M` for names.
     pub ph: String,
-    /// When, in microseconds.
+    /// The time of the event, in microseconds.
     #[serde(default)]
     pub ts: f64,
-    /// How long, in microseconds; viewers take it from an `X`, and a `b` says it for those who read this file
+    /// The duration, in microseconds. Viewers take it from an `X`; a `b` has it for readers of this file
     /// alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dur: Option<f64>,
-    /// Which process of the job.
+    /// The process of the job.
     pub pid: u32,
-    /// Which of its threads.
+    /// The thread of the process.
     pub tid: u32,
-    /// What joins a `b` and its `e`.
+    /// The number that joins a `b` and its `e`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// More about it.

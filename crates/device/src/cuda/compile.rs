@@ -1,4 +1,4 @@
-//! Kernels from source to what the driver loads, by NVRTC, and the cache of what was compiled.
+//! Compiles kernels by NVRTC for the driver, and caches the results.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_int};
@@ -14,7 +14,7 @@ use super::super::failed;
 use super::super::kernels::{ARCHITECTURES, OPTIONS, Unit};
 use super::Version;
 
-/// Whether NVRTC is here. Nothing else of this file may be called before this was asked.
+/// Returns true if NVRTC is here. Nothing else of this file may be called before this was asked.
 pub(super) fn is_present() -> bool {
     super::is_present(&["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"])
 }
@@ -39,8 +39,8 @@ fn missing() -> Error {
     )
 }
 
-/// What NVRTC is to compile for on a GPU of compute capability `major`.`minor`: `compute_80`, which is PTX,
-/// or `sm_80`, which is that GPU's own code.
+/// Returns the architecture for which NVRTC is to compile on a GPU of compute capability `major`.`minor`:
+/// `compute_80`, which is PTX, or `sm_80`, which is that GPU's own code.
 pub(super) fn architecture((major, minor): (c_int, c_int), driver: Version) -> Result<String> {
     let nvrtc = version_numbers().ok_or_else(missing)?;
     Ok(format!("{}_{major}{minor}", form(nvrtc, driver)?))
@@ -65,7 +65,7 @@ fn form(nvrtc: Version, driver: Version) -> Result<&'static str> {
     ))
 }
 
-/// What the driver loads for `architecture`: PTX, or a cubin for one that begins with `sm_`.
+/// Compiles code that the driver loads for `architecture`: PTX, or a cubin for one that begins with `sm_`.
 pub(super) fn compile(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
     if !is_present() {
         return Err(missing());
@@ -113,8 +113,8 @@ unsafe fn cubin(program: sys::nvrtcProgram) -> std::result::Result<Vec<u8>, resu
     }
 }
 
-/// As [`compile`], from the cache if it has it, and ended by a zero, as the driver wants PTX. A device newer
-/// than NVRTC knows runs what was made for an older one.
+/// As [`compile`], from the cache if it has it, and ended by a zero, as the driver wants PTX. A device that
+/// is newer than NVRTC runs the code for an older one.
 pub(super) fn cached(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
     let place = cache_file(unit, architecture);
     let kept = place.as_ref().and_then(|place| fs::read(place).ok());

@@ -121,7 +121,7 @@ impl Queue<'_> {
         self.launch_rows("copy_many", longest / 16, to.len() as u32, &mut arguments!(pairs))
     }
 
-    /// A sum of more than a launch takes goes on with what the launch before has made.
+    /// A sum of more addends than a launch takes goes on with the result of the launch before.
     fn sum(&self, dtype: DType, addends: &[Slice], to: &Slice) -> Result<()> {
         let (target, size) = (to.address(), dtype.size_bytes() as u64);
         let len = to.len_bytes() as u64 / size;
@@ -183,7 +183,8 @@ impl Queue<'_> {
         self.launch_rows(kernel, threads, 1, arguments)
     }
 
-    /// Enough blocks for `threads`, each thread striding over what is more, in `rows` rows.
+    /// Launches a kernel in enough blocks for `threads`, in `rows` rows; threads stride over further
+    /// elements.
     fn launch_rows(&self, kernel: &str, threads: u64, rows: u32, arguments: &mut [*mut c_void]) -> Result<()> {
         let Some(function) = self.gpu.kernels.get(kernel) else {
             return Err(Error::bug(format!("there is no kernel {kernel}")));

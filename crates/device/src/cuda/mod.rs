@@ -61,14 +61,14 @@ fn checked<T>(call: &str, outcome: std::result::Result<T, DriverError>) -> Resul
 /// The names of the driver's library.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
-/// Whether a library can be loaded under one of these names, which cudarc tries too before it panics; asked
-/// here since it cannot be asked itself in a build where candle has it linked.
+/// Returns true if a library can be loaded under one of these names, which cudarc tries too before it panics;
+/// asked here since it cannot be asked itself in a build where candle has it linked.
 fn is_present(names: &[&str]) -> bool {
     // SAFETY: the initialisers of CUDA's libraries have no conditions. They stay loaded.
     names.iter().any(|name| unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok())
 }
 
-/// The driver, ready for calls; an error that says what was looked for if it is not there.
+/// Starts the driver for calls. The error names the libraries that were looked for.
 fn start_driver() -> Result<()> {
     if !is_present(&DRIVER) {
         return Err(Error::argument(
@@ -122,7 +122,7 @@ impl Cuda {
         Ok(gpu)
     }
 
-    /// Whether any stream answers so when it is asked whether it is done.
+    /// Returns true if any stream answers so when it is asked whether it is done.
     fn any_stream(&self, mut answers: impl FnMut(sys::CUresult) -> bool) -> bool {
         self.streams.lock().iter().any(|(stream, device)| {
             // SAFETY: the stream is not destroyed before the lock is given back.
@@ -145,7 +145,7 @@ impl Cuda {
         Err(of_device.unwrap_or(of_nccl))
     }
 
-    /// Waits for what is on the device's streams now, as the driver does when memory is given back. A
+    /// Waits for the present work of the device's streams, as the driver does when memory is given back. A
     /// collective waits for ever for the part of a device that has failed, so that it is ended here.
     fn drain(&self, device: usize) {
         let Some(group) = self.group.as_ref().filter(|group| group.is_alive()) else { return };
@@ -173,7 +173,7 @@ impl Cuda {
         marks.into_iter().for_each(|event| self.destroy_event(device, event as u64));
     }
 
-    /// Whether nothing is under way on any stream, at the latest at `until`.
+    /// Returns true if nothing is under way on any stream, at the latest at `until`.
     fn is_idle_by(&self, until: Instant) -> bool {
         while self.any_stream(|outcome| outcome == sys::CUresult::CUDA_ERROR_NOT_READY) {
             if Instant::now() >= until {
@@ -195,17 +195,17 @@ fn ordinal_of(address: u64) -> Result<c_int> {
 }
 
 /// Pinned memory, given back when its buffer is, unless a device may use it until the process ends.
-struct Locked {
+struct PinnedMemory {
     start: *mut c_void,
     is_stuck: Arc<AtomicBool>,
 }
 
 // SAFETY: the memory belongs to no thread.
-unsafe impl Send for Locked {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: as above; the pointer is only given back.
-unsafe impl Sync for Locked {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Drop for Locked {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.is_stuck.load(Ordering::Acquire) {
             return;
@@ -219,12 +219,12 @@ impl Drop for Locked {
 }
 
 /// Memory that ranks of this host share, and the driver has pinned.
-struct Registered {
+struct PinnedShare {
     buffer: Option<Buffer>,
     is_stuck: Arc<AtomicBool>,
 }
 
-impl Drop for Registered {
+impl Drop for PinnedShare {
     fn drop(&mut self) {
         let Some(mut buffer) = self.buffer.take() else { return };
         if !self.is_stuck.load(Ordering::Acquire) {
@@ -253,7 +253,7 @@ impl Cuda {
             tracing::debug!(%cause, len_bytes, "memory that ranks share is not pinned");
             return None;
         }
-        let owner = Box::new(Registered { buffer: Some(buffer), is_stuck: Arc::clone(&self.is_stuck) });
+        let owner = Box::new(PinnedShare { buffer: Some(buffer), is_stuck: Arc::clone(&self.is_stuck) });
         // SAFETY: the memory is as long as that, page-aligned, ours alone, and lives as long as its owner.
         // What the devices and the other ranks do with it is ordered against what the host does.
         let buffer = unsafe { Buffer::foreign(NonNull::new(start)?, len_bytes, owner) };
@@ -346,7 +346,7 @@ impl Platform for Cuda {
         let Some(bytes) = NonNull::new(start.cast::<u8>()) else {
             return Err(failed("CUDA driver", "cuMemHostAlloc", -1, "no memory"));
         };
-        let owner: Box<dyn Any + Send + Sync> = Box::new(Locked { start, is_stuck: Arc::clone(&self.is_stuck) });
+        let owner: Box<dyn Any + Send + Sync> = Box::new(PinnedMemory { start, is_stuck: Arc::clone(&self.is_stuck) });
         // SAFETY: the memory is as long as that, page-aligned, ours alone, and given back with the buffer.
         // What the devices do with it is ordered by events against what the host does.
         let mut buffer = unsafe { Buffer::foreign(bytes, len_bytes, owner) };
@@ -513,7 +513,7 @@ impl Platform for Cuda {
         let joined = self.joined.lock().values().cloned().collect::<Vec<_>>();
         let groups = || self.group.iter().chain(joined.iter().map(|group| &**group));
         groups().for_each(nccl::Group::condemn);
-        let endings: Vec<nccl::Ending> = groups().map(nccl::Group::begin_abort).collect();
+        let endings: Vec<nccl::AbortWait> = groups().map(nccl::Group::begin_abort).collect();
         let until = Instant::now() + nccl::LONG;
         let running = endings.into_iter().map(|ending| ending.wait(until)).filter(|has_ended| !has_ended).count();
         if running > 0 || !self.is_idle_by(until) {

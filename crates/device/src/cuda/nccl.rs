@@ -29,10 +29,10 @@ const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 const SUM: c_int = 0;
 
-/// How often a call that goes on by itself is asked whether it is done.
+/// The time between two looks at a call that goes on by itself.
 pub(super) const LOOK: Duration = Duration::from_micros(50);
 
-/// How long parting may take, and aborting what was joined.
+/// The time limit of parting, and of aborting communicators.
 pub(super) const LONG: Duration = Duration::from_secs(3);
 
 type Comm = *mut c_void;
@@ -42,8 +42,7 @@ type RawStream = *mut c_void;
 #[repr(C)]
 struct Id(UniqueId);
 
-/// The first fields of `ncclConfig_t`, as NCCL 2.14 had it: a later NCCL takes what such a one lacks as not
-/// set.
+/// The first fields of `ncclConfig_t`, as NCCL 2.14 had it: a later NCCL takes missing fields as not set.
 #[repr(C)]
 struct Settings {
     size: usize,
@@ -140,8 +139,8 @@ pub(super) fn version() -> Option<String> {
     })
 }
 
-/// Whether ranks can meet: NCCL is here, in a version whose calls can be aborted, and is not set so that they
-/// cannot.
+/// Returns true if ranks can meet: NCCL is here, in a version whose calls can be aborted, and is not set so
+/// that they cannot.
 pub(super) fn can_join() -> bool {
     !config::nccl_blocks() && api().is_some_and(|api| api.init_rank.is_some())
 }
@@ -192,10 +191,10 @@ pub(super) struct Call {
 }
 
 /// Communicators that nobody uses any more, on their way to the thread that ends them.
-struct Orphans(Vec<Comm>);
+struct UnusedComms(Vec<Comm>);
 
 // SAFETY: NCCL's communicators may be used by any thread, one at a time.
-unsafe impl Send for Orphans {}
+unsafe impl Send for UnusedComms {}
 
 /// A communicator of each device of this process: with each other, or each with those of its number in the
 /// other ranks.
@@ -273,7 +272,7 @@ impl Group {
         Ok(codes.iter().all(|code| *code == SUCCESS))
     }
 
-    /// What a communicator's calls have come to, if not to an error.
+    /// Returns the state of a communicator's calls, or their error.
     fn state(&self, comm: Comm) -> Result<c_int> {
         let mut code = SUCCESS;
         // SAFETY: writes one int; NCCL refuses a communicator that is none.
@@ -326,7 +325,7 @@ impl Group {
         }
     }
 
-    /// What collectives under way have met.
+    /// Returns the error that collectives under way have met, if any.
     pub(super) fn poll(&self) -> Result<()> {
         // The streams went on, with whatever was in memory.
         self.unaborted()?;
@@ -339,18 +338,18 @@ impl Group {
         if self.aborted.load(Ordering::Acquire) { Err(aborted()) } else { Ok(()) }
     }
 
-    /// Whether there are communicators that may have to be aborted.
+    /// Returns true if there are communicators that may have to be aborted.
     pub(super) fn is_alive(&self) -> bool {
         !self.comms.lock().is_empty()
     }
 
-    /// Whether what has ended counts as aborted.
+    /// Returns true if communicators that have ended count as aborted.
     pub(super) fn is_condemned(&self) -> bool {
         self.unaborted().is_err()
     }
 
-    /// From now on what has ended counts as aborted. To be called before any communicator that shares devices
-    /// with these is aborted.
+    /// Lets communicators that have ended count as aborted from now on. To be called before any communicator
+    /// that shares devices with these is aborted.
     pub(super) fn condemn(&self) {
         self.aborted.store(true, Ordering::Release);
     }
@@ -384,15 +383,15 @@ impl Group {
         }
     }
 
-    /// Ends what is under way, and waits for that a while.
+    /// Ends collectives under way, and waits a while for their end.
     pub(super) fn abort(&self) {
         self.condemn();
         self.begin_abort().wait(Instant::now() + LONG);
     }
 
-    /// Begins to end what is under way, on a thread of its own, for an abort waits for kernels.
-    pub(super) fn begin_abort(&self) -> Ending {
-        let comms = Orphans(std::mem::take(&mut *self.comms.lock()));
+    /// Begins to end collectives under way, on a thread of its own, since an abort waits for kernels.
+    pub(super) fn begin_abort(&self) -> AbortWait {
+        let comms = UnusedComms(std::mem::take(&mut *self.comms.lock()));
         let (abort, (done, ended)) = (self.api.abort, mpsc::channel());
         let work = move || {
             for comm in { comms }.0.into_iter().filter(|comm| !comm.is_null()) {
@@ -408,14 +407,14 @@ impl Group {
         if let Err(cause) = begun {
             tracing::warn!(%cause, "NCCL's communicators are not aborted: no thread could be had");
         }
-        Ending(ended)
+        AbortWait(ended)
     }
 }
 
 /// Communicators that are being aborted.
-pub(super) struct Ending(Receiver<()>);
+pub(super) struct AbortWait(Receiver<()>);
 
-impl Ending {
+impl AbortWait {
     /// Returns when they are, at the latest at `until`; whether they are.
     pub(super) fn wait(self, until: Instant) -> bool {
         let outcome = self.0.recv_timeout(until.saturating_duration_since(Instant::now()));

@@ -1,4 +1,4 @@
-//! What CUDA finds on this machine, in words. Asks without keeping anything open.
+//! A description of the CUDA installation of this machine. Asks without keeping anything open.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use super::gpu::can_reach;
 use super::{DRIVER, checked, compile, driver_version, is_present, nccl, start_driver};
 use crate::survey::{Library, Survey};
 
-/// What this machine has, in words. Nothing is left open.
+/// Returns a description of this machine's devices. Nothing is left open.
 pub(crate) fn survey() -> Survey {
     let found = |version: Option<String>, names: &str| {
         version.map_or_else(|| Library::Missing(format!("not found (looked for {names})")), Library::Version)

@@ -1,4 +1,4 @@
-//! What has been asked of simulated devices so far, in numbers that tests look at.
+//! Counts of requests to simulated devices, for tests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,12 +19,12 @@ impl Simulated {
         self.counts.steps.load(Ordering::Relaxed)
     }
 
-    /// How often memory was given to a library that no stream orders.
+    /// Returns the number of times that memory was given to a library that no stream orders.
     pub fn exposed(&self) -> u64 {
         self.counts.exposed.load(Ordering::Relaxed)
     }
 
-    /// How often memory was allocated, of devices or pinned.
+    /// Returns the number of allocations, of devices or pinned.
     pub fn allocations(&self) -> u64 {
         self.counts.allocations.load(Ordering::Relaxed)
     }
@@ -34,7 +34,7 @@ impl Simulated {
         self.counts.crossed_bytes.load(Ordering::Relaxed)
     }
 
-    /// How often parts were summed with those of other ranks.
+    /// Returns the number of sums of parts with those of other ranks.
     pub fn sums_over_ranks(&self) -> u64 {
         self.counts.sums_over_ranks.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! What the threads of simulated streams share: the first fault of any of them, the abort, and waits that the
-//! abort ends.
+//! The shared state of the threads of simulated streams: the first fault of any of them, the abort, and waits
+//! that the abort ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 
 use ringpull_base::Error;
 
-/// What the streams' threads share.
+/// The shared state of the streams' threads.
 #[derive(Default)]
 pub(super) struct Health {
     fault: Mutex<Option<Error>>,

@@ -1,5 +1,5 @@
-//! Devices that are threads: every stream is a queue with a thread of its own, so what is not ordered happens
-//! in any order.
+//! Devices that are threads: every stream is a queue with a thread of its own, so work that is not ordered
+//! runs in any order.
 //!
 //! Work is checked when it is queued (`races`), run by the reference, and can be made to fail: at a step of
 //! one's choice, a step being a call of the platform that could fail on a real one. Devices of several ranks
@@ -34,11 +34,11 @@ use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
 pub struct Fault {
     /// The number of the step, from 0.
     pub step: u64,
-    /// How it goes wrong.
+    /// The manner of the fault.
     pub manner: Manner,
 }
 
-/// How a step goes wrong.
+/// The manner of a step's fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// The call returns an error, and nothing else has happened.
@@ -91,7 +91,7 @@ impl Simulated {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Counts a step. What is to go wrong with it later, or its error now; `now` steps have no later.
+    /// Counts a step. Returns the task that fails later, or its error now; `now` steps have no later.
     fn step(&self, call: &str, now: bool) -> Result<Option<Task>> {
         self.health.fault().map_or(Ok(()), Err)?;
         let number = self.counts.steps.fetch_add(1, Ordering::Relaxed);

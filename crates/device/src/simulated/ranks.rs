@@ -1,10 +1,9 @@
-//! Simulated devices of several ranks, be these threads or processes of this host: what stands for NCCL
-//! between ranks.
+//! Simulated devices of several ranks, threads or processes of this host, in place of NCCL between ranks.
 //!
-//! A name is an address. Whoever makes one listens there until as many members have come as they say they
-//! will be, and after that adds up, round after round, what each of them gives, in the order of the ranks,
-//! and gives all of them the sum. As with NCCL, a member that does not come keeps all others waiting, and one
-//! that is gone ends the round of all with an error.
+//! A name is an address. The maker of a name listens there until all members have come. After that it adds
+//! up, round after round, the values of all members in the order of the ranks, and sends all of them the sum.
+//! As with NCCL, a member that does not come keeps all others waiting, and one that is gone ends the round of
+//! all with an error.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,9 +18,9 @@ use super::super::work::CollectiveKind;
 use super::super::{GoOn, UniqueId, failed, parted, reference};
 use super::health::Health;
 
-/// How often a wait for a member checks whether to go on.
+/// The time between two checks of a wait for a member.
 const LOOK: Duration = Duration::from_millis(2);
-/// What is sent to members when all have come.
+/// The message to members when all have come.
 const ALL_HERE: [u8; 1] = [1];
 
 /// Listens for the members of a meeting until they have gone, or until `health` ends; its name.
@@ -83,7 +82,7 @@ fn read_numbers(from: &mut TcpStream) -> io::Result<[u64; 2]> {
     Ok(numbers)
 }
 
-/// What each member gives, in their order; an error as soon as any of them has gone.
+/// Reads the values of each member, in their order; an error as soon as any of them has gone.
 fn read_round(members: &mut [TcpStream]) -> io::Result<Vec<(DType, Buffer)>> {
     let mut given: Vec<Option<(DType, Buffer)>> = members.iter().map(|_| None).collect();
     while given.iter().any(Option::is_none) {
@@ -141,7 +140,7 @@ impl Link {
         Ok(Arc::new(Link(stream)))
     }
 
-    /// The sum over all members of what each gives. Waits for them.
+    /// Returns the sum of the members' values. Waits for them.
     pub(super) fn sum(&self, dtype: DType, part: &Buffer) -> Result<Buffer> {
         let place = DType::ALL.iter().position(|one| *one == dtype).unwrap_or(DType::ALL.len());
         let exchange = || -> io::Result<Buffer> {

@@ -33,14 +33,14 @@ pub enum Codec {
     },
 }
 
-/// How a sum of codes is sent.
+/// The form in which a sum of codes is sent.
 enum SumKind {
     Half(Half),
     /// An integer, and the value of 1.
     Integer(Width, f32),
 }
 
-/// How sums of codes are stored if they are integers, for decoders outside this crate. A block of
+/// The format of sums of codes that are integers, for decoders outside this crate. A block of
 /// [`Codec::BLOCK`] sums is `bits` words of 32 bits, little endian. Bit `i` of word `j` is bit `j` of the
 /// number stored for sum `i`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,7 +78,8 @@ impl Codec {
         }
     }
 
-    /// Encodes the sum of `gradient` and `residual`. What the codes cannot express is the new residual.
+    /// Encodes the sum of `gradient` and `residual`. The part that the codes cannot express is the new
+    /// residual.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -116,7 +117,7 @@ impl Codec {
         }
     }
 
-    /// Whether adding decoded codes one after the other gives the sum that [`sum`](Self::sum) and
+    /// Returns true if adding decoded codes one after the other gives the sum that [`sum`](Self::sum) and
     /// [`decode_sum`](Self::decode_sum) give, of up to 4096 workers: no multiple of the threshold needs
     /// rounding.
     pub fn adds_exactly(self) -> bool {
@@ -126,7 +127,8 @@ impl Codec {
         }
     }
 
-    /// Whether `code` is the code of `len` elements that some worker can have sent; if not, why.
+    /// Returns an error, with the reason, unless `code` is a code of `len` elements that a worker can have
+    /// sent.
     pub fn check_code(self, code: &[u8], len: usize) -> Result<(), String> {
         if code.len() != self.code_bytes(len) {
             return Err(format!("{} bytes of codes instead of {}", code.len(), self.code_bytes(len)));
@@ -147,7 +149,7 @@ impl Codec {
         }
     }
 
-    /// How sums of `count` workers' codes are stored, if they are integers.
+    /// Returns the format of sums of `count` workers' codes, if they are integers.
     pub fn stored(self, count: usize) -> Option<SumFormat> {
         match self.sum_kind() {
             SumKind::Half(_) => None,

@@ -1,8 +1,8 @@
-//! `fp16` and `bf16`: the nearest half of gradient plus residual; the rounding error is what stays.
+//! `fp16` and `bf16`: the nearest half of gradient plus residual; the rounding error is the new residual.
 //!
-//! The error of rounding to fewer bits is a float itself, so code and residual add up to exactly what was
-//! given. Beyond the largest half there is no error to keep: Inf and NaN are sent as they are and leave a
-//! residual of 0.
+//! The error of rounding to fewer bits is a float itself, so code and residual add up to exactly the input.
+//! Beyond the largest half there is no error to keep: Inf and NaN are sent as they are and leave a residual
+//! of 0.
 
 use super::Level;
 #[cfg(target_arch = "x86_64")]

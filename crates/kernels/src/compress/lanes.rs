@@ -1,8 +1,8 @@
-//! Halves, and blocks of sums of codes: what scalar loops and those for AVX agree on.
+//! The common ground of the scalar loops and those for AVX: halves, and blocks of sums of codes.
 
 use ringpull_base::half::{bf16, f16};
 
-/// Which half.
+/// A half of the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
     Fp16,
@@ -28,7 +28,7 @@ impl Half {
 /// The sums in a block.
 pub(super) const BLOCK: usize = 32;
 
-/// Which codes are added up.
+/// The codes that are added up together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Width {
     OneBit,
@@ -53,7 +53,7 @@ impl Width {
         }
     }
 
-    /// What one code adds to the stored sum, less what an absent one adds.
+    /// Returns the number that one code adds to the stored sum, less that of an absent one.
     pub(super) fn stored(self, code: &[u8], at: usize) -> i64 {
         match self {
             Width::OneBit => i64::from(code[at / 8] >> (7 - at % 8) & 1),
@@ -61,7 +61,7 @@ impl Width {
         }
     }
 
-    /// What a stored sum of `count` codes starts from.
+    /// Returns the start value of a stored sum of `count` codes.
     pub(super) fn bias(self, count: usize) -> usize {
         match self {
             Width::OneBit => 0,
@@ -69,7 +69,7 @@ impl Width {
         }
     }
 
-    /// What one more in a stored sum means.
+    /// Returns the value of one unit of a stored sum.
     pub(super) fn factor(self) -> i32 {
         match self {
             Width::OneBit => 2,

@@ -1,4 +1,4 @@
-//! Which instructions the codecs' loops use.
+//! The instructions of the codecs' loops.
 
 /// Instructions that a codec's loop can be made of. Every level gives the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

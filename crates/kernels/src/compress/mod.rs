@@ -1,8 +1,8 @@
-//! Gradient compression: codecs as data and pure functions, layered beside the optimizers. What a codec keeps
-//! of a key between pushes belongs to the caller.
+//! Gradient compression: codecs as data and pure functions, layered beside the optimizers. The state of a
+//! codec for a key between pushes belongs to the caller.
 //!
-//! Every codec feeds its error back: what a push could not express is kept in the key's [`Feedback`] and
-//! added to the next gradient, so nothing is lost for good. The map:
+//! Every codec feeds its error back: the rest of a push is kept in the key's [`Feedback`] and added to the
+//! next gradient, so nothing is lost for good. The map:
 //!
 //! - `codec`: the element-wise codecs, [`Codec`]: what they encode, how codes are added up, and how sums are
 //!   decoded;
@@ -48,7 +48,7 @@ pub use topk::TopK;
 
 use ringpull_base::{Buffer, Error, Result};
 
-/// How gradients are compressed. Only `f32` gradients can be.
+/// The compression of gradients. Only `f32` gradients can be.
 ///
 /// ```
 /// # use ringpull_kernels::compress as ringpull;
@@ -112,8 +112,8 @@ impl Compression {
         }
     }
 
-    /// Encodes `gradient` and what `feedback` kept of earlier ones into `code`, of
-    /// [`code_bytes`](Self::code_bytes) bytes.
+    /// Encodes `gradient` and the residual of `feedback` into `code`, of [`code_bytes`](Self::code_bytes)
+    /// bytes.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -153,7 +153,8 @@ impl Compression {
         }
     }
 
-    /// Whether `code` is the code of `len` elements that some worker can have sent; if not, why.
+    /// Returns an error, with the reason, unless `code` is a code of `len` elements that a worker can have
+    /// sent.
     pub fn check_code(&self, code: &[u8], len: usize) -> Result<(), String> {
         match self {
             Compression::Codec(codec) => codec.check_code(code, len),
@@ -161,7 +162,7 @@ impl Compression {
         }
     }
 
-    /// Adds what `code`, which has been checked, says to `sum`.
+    /// Adds the values of `code`, which has been checked, to `sum`.
     ///
     /// # Panics
     /// If the lengths do not fit together.
@@ -173,8 +174,8 @@ impl Compression {
     }
 }
 
-/// What a codec keeps of one key on one worker between pushes. Empty until the first push; any codec can go
-/// on with what another left.
+/// The state of a codec for one key on one worker between pushes. Empty until the first push; any codec can
+/// go on with the state of another.
 #[derive(Default)]
 pub struct Feedback {
     residual: Option<Buffer>,
@@ -182,7 +183,7 @@ pub struct Feedback {
 }
 
 impl Feedback {
-    /// What has been pushed and not been sent, of `len` elements.
+    /// Returns the residual of `len` elements: the part of earlier pushes that was not sent.
     pub fn residual_mut(&mut self, len: usize) -> &mut [f32] {
         elements(&mut self.residual, len)
     }

@@ -1,8 +1,8 @@
 //! Sums of codes, in the fewest bits that hold them.
 //!
 //! A block of 32 sums is as many words of 32 bits as a sum has bits: bit `i` of word `j` is bit `j` of sum
-//! `i`. What is stored is a number from 0 up: of `2bit` the sum plus `n`, of `1bit` how many of the `n` codes
-//! are 1.
+//! `i`. The stored number is 0 or more: for `2bit` the sum plus `n`, for `1bit` the number of the `n` codes
+//! that are 1.
 //!
 //! ```text
 //!   n = 8, 2bit: sums -8..=8 are stored as 0..=16, 5 bits: 20 bytes for a block where f32 takes 128

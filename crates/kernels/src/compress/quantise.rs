@@ -106,13 +106,13 @@ pub(super) fn add_1bit(level: Level, code: &[u8], sum: &mut [f32]) {
     }
 }
 
-/// Whether every code is one of 11, 10 and 00, and what is behind the last one is zero.
+/// Returns true if every code is one of 11, 10 and 00, and all bits behind the last one are zero.
 pub(super) fn is_2bit(code: &[u8], len: usize) -> bool {
     let known = code.iter().fold(0, |wrong, byte| wrong | byte & !(byte >> 1) & 0x55) == 0;
     known && is_zero_behind(code, 2 * len)
 }
 
-/// Whether what is behind the last bit is zero.
+/// Returns true if all bits behind the last code are zero.
 pub(super) fn is_1bit(code: &[u8], len: usize) -> bool {
     is_zero_behind(code, len)
 }

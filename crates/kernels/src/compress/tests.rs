@@ -1,5 +1,5 @@
-//! Every level gives the bits of the scalar loops, and what a codec emits and what it keeps add up to what it
-//! was given.
+//! Every level gives the bits of the scalar loops, and the output of a codec and its new residual add up to
+//! its input.
 
 use proptest::prelude::*;
 

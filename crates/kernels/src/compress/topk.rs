@@ -1,8 +1,8 @@
 //! `topk`: the largest elements and where they stand, as in Deep Gradient Compression (Lin et al., 2018).
 //!
-//! What is not sent stays in the residual and grows until it is. With momentum `m` each gradient first goes
-//! through `v = m v + g`, and `v` is what accumulates; what has been sent is cleared in both, so that stale
-//! momentum does not repeat it.
+//! An element that is not sent stays in the residual and grows until it is. With momentum `m` each gradient
+//! first goes through `v = m v + g`, and `v` accumulates. Elements that were sent are cleared in both, so
+//! that stale momentum does not repeat them.
 //!
 //! A push of `len` elements is always `max(1, ceil(ratio len))` of them, so that every rank knows the length
 //! of every other's without asking. The code is their indices (u32, ascending) and then their values (f32).
@@ -110,7 +110,7 @@ pub(super) fn part(code: &[u8], range: std::ops::Range<usize>) -> Vec<u8> {
     part
 }
 
-/// Whether `code` is entries of a gradient of `len` elements; if not, why.
+/// Returns an error, with the reason, unless `code` is entries of a gradient of `len` elements.
 pub(super) fn check_code(code: &[u8], len: usize) -> Result<(), String> {
     if !code.len().is_multiple_of(ENTRY_BYTES) {
         return Err(format!("{} bytes, which is not a whole number of entries", code.len()));

@@ -4,7 +4,7 @@
 //! `w -= rate * (g / sqrt(squares + eps) + w * decay)`. (Duchi, Hazan and Singer, "Adaptive Subgradient
 //! Methods", section 1.1, the diagonal form.)
 
-use super::element::{Real, Stored, elements, elements_mut};
+use super::element::{Real, StoredFloat, elements, elements_mut};
 
 /// The hyper-parameters of one step, in the type that it is computed in.
 #[derive(Clone, Copy)]
@@ -17,7 +17,7 @@ pub(super) struct AdaGrad<R> {
 }
 
 impl<R: Real> AdaGrad<R> {
-    pub(super) fn step<W: Stored<Real = R>, G: Stored<Real = R>>(
+    pub(super) fn step<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],

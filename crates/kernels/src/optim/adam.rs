@@ -5,7 +5,7 @@
 //! `mean = beta1 * mean + (1 - beta1) * g`, `variance` likewise of `g * g`, and
 //! `w -= rate * mean / (sqrt(variance) + epsilon)`. (Kingma and Ba, "Adam", section 2, the reordered form.)
 
-use super::element::{Real, Stored, elements, elements_mut};
+use super::element::{Real, StoredFloat, elements, elements_mut};
 
 /// The hyper-parameters of one step, in the type that it is computed in.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ fn power(mut base: f64, mut exponent: u64) -> f64 {
 }
 
 impl<R: Real> Adam<R> {
-    pub(super) fn step<W: Stored<Real = R>, G: Stored<Real = R>>(
+    pub(super) fn step<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],

@@ -5,7 +5,7 @@ use ringpull_base::{DType, Error, Result, check_row_ids, config};
 
 use super::adagrad::AdaGrad;
 use super::adam::Adam;
-use super::element::{Real, Stored, elements, elements_mut};
+use super::element::{Real, StoredFloat, elements, elements_mut};
 use super::rmsprop::RmsProp;
 use super::sgd::Sgd;
 use super::{Optimizer, Rule, State, slot_element_bytes};
@@ -35,8 +35,8 @@ impl Optimizer {
         self.prepare(state, dtype, weight)
     }
 
-    /// Changes what begins at byte `at` of `weight`, and is as long as `gradient`, in a step that was begun
-    /// with this state and a weight of this length.
+    /// Updates the part of `weight` that begins at byte `at` and is as long as `gradient`, in a step that was
+    /// begun with this state and a weight of this length.
     pub fn apply_at(&self, state: &mut State, dtype: DType, weight: &mut [u8], at: usize, gradient: &[u8]) {
         self.dispatch(state, dtype, weight, &[(at, gradient)]);
     }
@@ -106,7 +106,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// How many slots the state of a key of `dtype` has.
+    /// Returns the number of slots in the state of a key of `dtype`.
     pub fn slots(&self, dtype: DType) -> usize {
         self.rule.slots() + usize::from(self.has_master(dtype))
     }
@@ -128,7 +128,12 @@ impl Optimizer {
     }
 
     /// The f32 copy is updated, then rounded into the weight.
-    fn run_on_master<T: Stored<Real = f32>>(&self, state: &mut State, weight: &mut [u8], parts: &[(usize, &[u8])]) {
+    fn run_on_master<T: StoredFloat<Real = f32>>(
+        &self,
+        state: &mut State,
+        weight: &mut [u8],
+        parts: &[(usize, &[u8])],
+    ) {
         let Some(mut master) = state.slots.pop() else { return };
         let widened: Vec<(usize, &[u8])> = parts.iter().map(|(at, gradient)| (at * 2, *gradient)).collect();
         self.run::<f32, T>(state, &mut master, &widened);
@@ -139,15 +144,15 @@ impl Optimizer {
         state.slots.push(master);
     }
 
-    /// `W` is what the weight is stored as, `G` what the gradient is.
-    fn run<W: Stored, G: Stored<Real = W::Real>>(
+    /// `W` is the stored type of the weight, `G` that of the gradient.
+    fn run<W: StoredFloat, G: StoredFloat<Real = W::Real>>(
         &self,
         state: &mut State,
         weight: &mut [u8],
         parts: &[(usize, &[u8])],
     ) {
         let step = Step::<W::Real>::new(self, state.updates);
-        let (weight_size, real_size) = (size_of::<W::Bytes>(), size_of::<<W::Real as Stored>::Bytes>());
+        let (weight_size, real_size) = (size_of::<W::Bytes>(), size_of::<<W::Real as StoredFloat>::Bytes>());
         for (at, gradient) in parts {
             let (first, len) = (at / weight_size, gradient.len() / size_of::<G::Bytes>());
             let mut slots = state.slots.iter_mut().map(|slot| &mut slot[first * real_size..(first + len) * real_size]);
@@ -213,7 +218,7 @@ impl<R: Real> Step<R> {
     }
 
     /// Halves the work between up to `threads` threads while there is enough of it.
-    fn share<W: Stored<Real = R>, G: Stored<Real = R>>(
+    fn share<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],
@@ -238,7 +243,7 @@ impl<R: Real> Step<R> {
         });
     }
 
-    fn run<W: Stored<Real = R>, G: Stored<Real = R>>(
+    fn run<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],
@@ -258,7 +263,7 @@ impl<R: Real> Step<R> {
 }
 
 /// `to[i] = from[i]`, in another type.
-fn convert<F: Stored, T: Stored<Real = F::Real>>(from: &[u8], to: &mut [u8]) {
+fn convert<F: StoredFloat, T: StoredFloat<Real = F::Real>>(from: &[u8], to: &mut [u8]) {
     for (to, from) in elements_mut::<T>(to).iter_mut().zip(elements::<F>(from)) {
         *to = T::store(F::load(*from));
     }

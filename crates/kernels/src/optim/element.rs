@@ -15,7 +15,7 @@ pub(super) trait Real:
     + Mul<Output = Self>
     + Div<Output = Self>
     + Neg<Output = Self>
-    + Stored<Real = Self>
+    + StoredFloat<Real = Self>
 {
     const ZERO: Self;
     const ONE: Self;
@@ -37,7 +37,7 @@ pub(super) trait Real:
 
 /// A float type as bytes. Received frames and saved states are aligned for nothing, so elements are read
 /// byte-wise, which compiles to the same vector loads.
-pub(super) trait Stored {
+pub(super) trait StoredFloat {
     type Bytes: bytemuck::Pod + Send + Sync;
     type Real: Real;
     fn load(bytes: Self::Bytes) -> Self::Real;
@@ -45,12 +45,12 @@ pub(super) trait Stored {
 }
 
 /// The bytes of `bytes` as elements of `T`.
-pub(super) fn elements<T: Stored>(bytes: &[u8]) -> &[T::Bytes] {
+pub(super) fn elements<T: StoredFloat>(bytes: &[u8]) -> &[T::Bytes] {
     bytemuck::cast_slice(bytes)
 }
 
 /// As [`elements`], for writing.
-pub(super) fn elements_mut<T: Stored>(bytes: &mut [u8]) -> &mut [T::Bytes] {
+pub(super) fn elements_mut<T: StoredFloat>(bytes: &mut [u8]) -> &mut [T::Bytes] {
     bytemuck::cast_slice_mut(bytes)
 }
 
@@ -65,7 +65,7 @@ macro_rules! reals {
             fn sqrt(self) -> Self { $type::sqrt(self) }
         }
 
-        impl Stored for $type {
+        impl StoredFloat for $type {
             type Bytes = [u8; $size];
             type Real = $type;
             #[inline]
@@ -83,7 +83,7 @@ reals! {
 
 macro_rules! halves {
     ($($type:ident),*) => {$(
-        impl Stored for $type {
+        impl StoredFloat for $type {
             type Bytes = [u8; 2];
             type Real = f32;
             #[inline]

@@ -51,7 +51,7 @@ use self::rule::{FINITE, check_range};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Optimizer {
-    /// Which rule.
+    /// The rule of the optimizer.
     pub rule: Rule,
     /// Learning rate.
     pub learning_rate: f64,
@@ -61,7 +61,7 @@ pub struct Optimizer {
     pub rescale_grad: f64,
     /// Rescaled gradients are clipped to `[-c, c]`.
     pub clip_gradient: Option<f64>,
-    /// Whether f16 and bf16 weights have an f32 master copy in the state.
+    /// True if f16 and bf16 weights have an f32 master copy in the state.
     pub multi_precision: bool,
     /// The factors of some keys' learning rates; that of any other key is 1.
     pub lr_mult: BTreeMap<Key, f64>,
@@ -69,10 +69,10 @@ pub struct Optimizer {
     pub wd_mult: BTreeMap<Key, f64>,
 }
 
-/// What an optimizer keeps for one key. Empty before its first update.
+/// The state of an optimizer for one key. Empty before its first update.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// How many updates the key has had.
+    /// The number of updates of the key.
     pub updates: u64,
     /// Slots of one f32 (f64 for f64 weights) per weight element, little endian: momentum; mean and variance;
     /// the master copy last.
@@ -80,7 +80,7 @@ pub struct State {
 }
 
 impl State {
-    /// Keeps what belongs to a part of the weight alone: a range of its bytes, of so many.
+    /// Keeps the state of a part of the weight alone: a range of its bytes, and their number.
     pub fn keep(&mut self, part: Range<usize>, of_bytes: usize) {
         for slot in &mut self.slots {
             let at = |byte: usize| (slot.len() as u64 * byte as u64).checked_div(of_bytes as u64).unwrap_or(0) as usize;
@@ -127,8 +127,8 @@ impl Optimizer {
         })
     }
 
-    /// Whether states that `earlier` left can be carried on by this optimizer: the same rule with the same
-    /// slots.
+    /// Returns true if states that `earlier` left can be carried on by this optimizer: the same rule with the
+    /// same slots.
     pub fn keeps_states_of(&self, earlier: &Optimizer) -> bool {
         std::mem::discriminant(&self.rule) == std::mem::discriminant(&earlier.rule)
             && self.rule.slots() == earlier.rule.slots()

@@ -15,7 +15,7 @@ impl FromStr for Optimizer {
     type Err = Error;
 
     /// A rule (`sgd`, `nag`, `adam`, `test`, `adagrad`, `rmsprop`), then `name=value` pairs in MXNet's names;
-    /// what is not named has MXNet's default.
+    /// other settings have MXNet's default.
     fn from_str(text: &str) -> Result<Self> {
         let mut words = text.split(',').map(str::trim);
         let name = words.next().unwrap_or_default();
@@ -35,7 +35,8 @@ impl FromStr for Optimizer {
 }
 
 impl fmt::Display for Optimizer {
-    /// As it is parsed; what has MXNet's default is left out. Factors of keys come last and are not parsed.
+    /// The form that is parsed; settings with MXNet's default are left out. Factors of keys come last and are
+    /// not parsed.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, rate, default) = Rule::ALL[self.rule.index()].clone();
         let mut default = Optimizer { rule: default, ..Optimizer::sgd(rate) };

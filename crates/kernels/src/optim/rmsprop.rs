@@ -10,7 +10,7 @@
 //!
 //! The new weight is clipped.
 
-use super::element::{Real, Stored, elements, elements_mut};
+use super::element::{Real, StoredFloat, elements, elements_mut};
 
 /// The hyper-parameters of one step, in the type that it is computed in.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ impl<R: Real> RmsProp<R> {
         (gradient * self.rescale + self.decay * weight).clipped(self.clip)
     }
 
-    pub(super) fn plain<W: Stored<Real = R>, G: Stored<Real = R>>(
+    pub(super) fn plain<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],
@@ -48,7 +48,7 @@ impl<R: Real> RmsProp<R> {
     }
 
     /// The order of the two products differs from that of the plain form, as in MXNet.
-    pub(super) fn centered<W: Stored<Real = R>, G: Stored<Real = R>>(
+    pub(super) fn centered<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],

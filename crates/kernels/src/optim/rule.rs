@@ -44,7 +44,7 @@ pub enum Rule {
         gamma2: f64,
         /// Added to the mean square, before its root is taken.
         epsilon: f64,
-        /// Graves's form: the mean square is that of what differs from the mean.
+        /// Graves's form: the mean square is that of the difference from the mean.
         centered: bool,
         /// Weights are clipped to `[-c, c]`.
         clip_weights: Option<f64>,

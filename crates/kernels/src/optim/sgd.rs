@@ -8,7 +8,7 @@
 //! - Nesterov: `m = momentum * m`, then `w = (w - m) + (momentum + 1) * (m - rate * (g + decay * w))`, then
 //!   `m -= rate * (g + decay * w)` with the new `w`, as MXNet has it.
 
-use super::element::{Real, Stored, elements, elements_mut};
+use super::element::{Real, StoredFloat, elements, elements_mut};
 
 /// The hyper-parameters of one step, in the type that it is computed in.
 #[derive(Clone, Copy)]
@@ -34,14 +34,14 @@ impl<R: Real> Sgd<R> {
         self.momentum * velocity - self.rate * self.decay * weight - step
     }
 
-    pub(super) fn plain<W: Stored<Real = R>, G: Stored<Real = R>>(&self, weight: &mut [u8], gradient: &[u8]) {
+    pub(super) fn plain<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(&self, weight: &mut [u8], gradient: &[u8]) {
         for (w, g) in elements_mut::<W>(weight).iter_mut().zip(elements::<G>(gradient)) {
             let weight = W::load(*w);
             *w = W::store(weight + self.velocity(weight, G::load(*g), R::ZERO));
         }
     }
 
-    pub(super) fn momentum<W: Stored<Real = R>, G: Stored<Real = R>>(
+    pub(super) fn momentum<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],
@@ -56,7 +56,7 @@ impl<R: Real> Sgd<R> {
         }
     }
 
-    pub(super) fn nesterov<W: Stored<Real = R>, G: Stored<Real = R>>(
+    pub(super) fn nesterov<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],
@@ -75,7 +75,7 @@ impl<R: Real> Sgd<R> {
     }
 
     /// `w += rescale * gradient`, and the slot becomes a copy of `w`.
-    pub(super) fn test<W: Stored<Real = R>, G: Stored<Real = R>>(
+    pub(super) fn test<W: StoredFloat<Real = R>, G: StoredFloat<Real = R>>(
         &self,
         weight: &mut [u8],
         gradient: &[u8],

@@ -1,11 +1,11 @@
-//! Sums of buffers, element by element: the only arithmetic on the path of a gradient. And what else a
-//! collective may make of the ranks' elements, by [`Reduction`].
+//! Sums of buffers, element by element: the only arithmetic on the path of a gradient. Also the other
+//! reductions of the ranks' elements, by [`Reduction`].
 //!
 //! A [`Kernel`] is one set of machine code for all element types; the best that the processor has is chosen
 //! when the first sum is asked for. `x86` holds those for AVX-512 and for AVX2 with F16C, `portable` the one
-//! that every machine has and that the others are tested against. It is compiled for what the target always
-//! has: SSE2 on x86-64, NEON on 64-bit ARM, so there is nothing to choose there; halves (f16) it converts one
-//! at a time, by the `half` crate.
+//! that every machine has and that the others are tested against. It is compiled for the instructions that
+//! the target always has: SSE2 on x86-64, NEON on 64-bit ARM, so there is nothing to choose there; halves
+//! (f16) it converts one at a time, by the `half` crate.
 //!
 //! Every kernel gives the same bits: sums are made from left to right, a half is rounded to nearest even
 //! after each addition, integers wrap. Only which of two NaNs comes out of their sum is the processor's
@@ -26,13 +26,13 @@ use ringpull_base::{DType, Element, Reduction, with_element};
 /// Reduces `inputs` from left to right and stores the result to each of `outputs`, `len_bytes` bytes each.
 type Reduce = unsafe fn(inputs: &[*const u8], outputs: &[*mut u8], len_bytes: usize);
 
-/// What becomes of two elements, and of which type they are.
+/// The reduction operator of two elements, and their type.
 pub type Arithmetic = (Reduction, DType);
 
 /// One set of machine code for every sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// What the compiler makes for any processor of the target.
+    /// The instructions that every processor of the target has.
     Portable,
     /// AVX2 and F16C.
     Avx2,
@@ -118,8 +118,8 @@ pub fn add_assign(dtype: DType, sum: &mut [u8], addend: &[u8]) {
     reduce_by(Kernel::best(), Reduction::Sum, dtype, sum, addend);
 }
 
-/// `own[i]` becomes what `reduction` makes of it and `other[i]`: as [`add_assign`] for a sum, and for an
-/// average, whose division [`divide`] is.
+/// Sets `own[i]` to the `reduction` of it and `other[i]`: as [`add_assign`] for a sum, and for an average,
+/// whose division is [`divide`].
 ///
 /// # Panics
 /// If the lengths differ or are not whole elements.
@@ -136,7 +136,7 @@ pub fn scale(dtype: DType, bytes: &mut [u8], factor: f64) {
         .iter_mut().for_each(|value| *value = T::from_f64(Element::to_f64(*value) * factor)));
 }
 
-/// Divides every element by `divisor`: what makes an average of a sum.
+/// Divides every element by `divisor`, to make an average of a sum.
 ///
 /// # Panics
 /// If the bytes are not whole, aligned elements.

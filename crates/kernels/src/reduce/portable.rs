@@ -9,15 +9,15 @@ use super::Reduce;
 /// Elements reduced at a time.
 const RUN: usize = 32;
 
-/// What becomes of two elements.
+/// The reduction operator of two elements.
 pub(super) trait Combine {
     fn combine<T: Element>(one: T, other: T) -> T;
 }
 
 pub(super) struct Plus;
 pub(super) struct Times;
-pub(super) struct Least;
-pub(super) struct Greatest;
+pub(super) struct Minimum;
+pub(super) struct Maximum;
 
 impl Combine for Plus {
     #[inline(always)]
@@ -33,14 +33,14 @@ impl Combine for Times {
     }
 }
 
-impl Combine for Least {
+impl Combine for Minimum {
     #[inline(always)]
     fn combine<T: Element>(one: T, other: T) -> T {
         one.least(other)
     }
 }
 
-impl Combine for Greatest {
+impl Combine for Maximum {
     #[inline(always)]
     fn combine<T: Element>(one: T, other: T) -> T {
         one.greatest(other)
@@ -50,8 +50,8 @@ impl Combine for Greatest {
 pub(super) fn of(reduction: Reduction, dtype: DType) -> Reduce {
     with_element!(dtype, T => match reduction {
         Reduction::Sum | Reduction::Average => reduce::<T, Plus>,
-        Reduction::Min => reduce::<T, Least>,
-        Reduction::Max => reduce::<T, Greatest>,
+        Reduction::Min => reduce::<T, Minimum>,
+        Reduction::Max => reduce::<T, Maximum>,
         Reduction::Product => reduce::<T, Times>,
     })
 }

@@ -25,7 +25,7 @@ use std::arch::x86_64::{
 use ringpull_base::half::{bf16, f16};
 use ringpull_base::{DType, Element, Reduction, with_element};
 
-use super::portable::{Combine, Greatest, Least, Plus, Times};
+use super::portable::{Combine, Maximum, Minimum, Plus, Times};
 use super::{Reduce, portable};
 
 /// A kernel from how many bytes a register stands for, and how it is loaded, added to and stored.
@@ -140,8 +140,8 @@ unsafe fn by_avx2<T: Element, C: Combine>(inputs: &[*const u8], outputs: &[*mut 
 pub(super) fn avx2(reduction: Reduction, dtype: DType) -> Reduce {
     match reduction {
         Reduction::Sum | Reduction::Average => avx2_sum(dtype),
-        Reduction::Min => with_element!(dtype, T => by_avx2::<T, Least>),
-        Reduction::Max => with_element!(dtype, T => by_avx2::<T, Greatest>),
+        Reduction::Min => with_element!(dtype, T => by_avx2::<T, Minimum>),
+        Reduction::Max => with_element!(dtype, T => by_avx2::<T, Maximum>),
         Reduction::Product => with_element!(dtype, T => by_avx2::<T, Times>),
     }
 }

@@ -1,6 +1,5 @@
-//! What an elastic job needs so that it goes on when pods are lost: a launcher that starts with the workers
-//! that are there and that another one can take the place of, workers that come back, and memory for its
-//! commits.
+//! Checks that an elastic job can go on when pods are lost: it needs a launcher that starts with the workers
+//! that are there and that another one can replace, workers that come back, and memory for its commits.
 
 use super::Findings;
 use super::job::Mpi;
@@ -57,7 +56,7 @@ pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-/// Whether the workers have a volume in memory where commits are written.
+/// Checks that the workers have a volume in memory for commits.
 fn memory(job: &Mpi, folder: &str, findings: &mut Findings) {
     let mounts = job.worker.container.get("volumeMounts");
     let mounted = mounts.items().into_iter().find(|mount| mount.get("mountPath").text() == Some(folder));

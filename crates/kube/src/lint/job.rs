@@ -17,14 +17,14 @@ pub(super) struct Job<'a> {
 /// A role, with the container that the operator works on.
 #[derive(Debug, Clone)]
 pub(super) struct RoleView<'a> {
-    /// Where its number and its restart policy are.
+    /// The place of its number and its restart policy.
     pub(super) replica: Node<'a>,
     pub(super) template: Node<'a>,
     pub(super) pod: Node<'a>,
     pub(super) container: Node<'a>,
 }
 
-/// An MPIJob, or a runtime with the MPI policy and what a TrainJob makes of it.
+/// An MPIJob, or a runtime with the MPI policy, with the changes of a TrainJob.
 #[derive(Debug)]
 pub(super) struct Mpi<'a> {
     pub(super) spec: Node<'a>,
@@ -36,13 +36,13 @@ pub(super) struct Mpi<'a> {
     pub(super) key: Node<'a>,
     pub(super) launcher_works: bool,
     pub(super) implementation: &'a str,
-    /// Whether the launcher's pod is created only when every worker is ready.
+    /// True if the launcher's pod is created only when every worker is ready.
     pub(super) waits_for_workers: bool,
     metadata: Node<'a>,
     worker_pods: i64,
 }
 
-/// Whether `trainjob` is a TrainJob that refers to this runtime.
+/// Returns true if `trainjob` is a TrainJob that refers to this runtime.
 pub(super) fn is_of(trainjob: &Node, runtime: &Node) -> bool {
     trainjob.get("kind").text() == Some("TrainJob")
         && trainjob
@@ -55,7 +55,7 @@ pub(super) fn is_of(trainjob: &Node, runtime: &Node) -> bool {
 /// The label of the jobs of a runtime that get the trainer of a TrainJob.
 const STEP: &str = "trainer.kubeflow.org/trainjob-ancestor-step";
 
-/// Returns true if a job of a runtime gets what the trainer of a TrainJob says.
+/// Returns true if a job of a runtime gets the settings of a TrainJob's trainer.
 pub(super) fn is_trainer(job: &Value) -> bool {
     job["template"]["metadata"]["labels"][STEP] == "trainer"
 }
@@ -89,7 +89,7 @@ pub(super) fn joined(runtime: &Value, trainjob: &Value) -> Value {
     whole
 }
 
-/// The path in the TrainJob of what its trainer has put at this path of the joined runtime.
+/// Returns the TrainJob's path of the value that its trainer has put at this path of the joined runtime.
 pub(super) fn in_trainer(path: &str, runtime: &Node, trainjob: &Node) -> Option<String> {
     let (pod, rest) = path.split_once(".template.spec.template.spec.containers[")?;
     let (container, rest) = rest.split_once("].")?;
@@ -213,7 +213,7 @@ impl<'a> Mpi<'a> {
         self.worker_pods
     }
 
-    /// Where the launcher's words are: its command, or else its args.
+    /// Returns the place of the launcher's words: its command, or else its args.
     pub(super) fn launcher_words(&self) -> Node<'a> {
         self.launcher.container.get(if self.launcher.has_command() { "command" } else { "args" })
     }
@@ -233,7 +233,7 @@ impl<'a> Mpi<'a> {
         self.key.text().unwrap_or("/root/.ssh").trim_end_matches('/')
     }
 
-    /// The user of a role: what the pod says, or root if the key is in root's folder. Else the image decides.
+    /// Returns the user of a role: the pod's, or root if the key is in root's folder. Else the image decides.
     pub(super) fn user(&self, role: &RoleView) -> Option<i64> {
         role.user().or_else(|| (self.key_folder() == "/root/.ssh").then_some(0))
     }
@@ -265,7 +265,7 @@ impl<'a> RoleView<'a> {
         all.into_iter().map(str::to_owned).collect()
     }
 
-    /// What the container runs. A script for a shell's `-c` is split into words.
+    /// Returns the words of the container's program. A script for a shell's `-c` is split into words.
     pub(super) fn words(&self) -> Vec<String> {
         let apart = |word: String| -> Vec<String> {
             let is_script = word.split_whitespace().any(is_mpirun) && word.contains(char::is_whitespace);
@@ -280,7 +280,7 @@ impl<'a> RoleView<'a> {
         self.env().into_iter().filter_map(value).collect()
     }
 
-    /// Whether a command replaces the image's entrypoint.
+    /// Returns true if a command replaces the image's entrypoint.
     pub(super) fn has_command(&self) -> bool {
         !self.container.get("command").words().is_empty()
     }
@@ -298,18 +298,18 @@ impl<'a> RoleView<'a> {
         self.container.get("image").text().unwrap_or("")
     }
 
-    /// Whether the image is the operator's or ours: its sshd listens on port 2222.
+    /// Returns true if the image is the operator's or ours: its sshd listens on port 2222.
     pub(super) fn has_known_sshd(&self) -> bool {
         self.image().contains("mpioperator/") || self.is_ours()
     }
 
-    /// Whether the image is ours, by its name or by our variables.
+    /// Returns true if the image is ours, by its name or by our variables.
     pub(super) fn is_ours(&self) -> bool {
         let last = self.image().rsplit('/').next().unwrap_or("");
         last.contains("ringpull") || self.env().iter().any(|(name, _)| name.starts_with("RINGPULL_"))
     }
 
-    /// Where the container mounts the volume of this name.
+    /// Returns the place at which the container mounts the volume of this name.
     pub(super) fn mount_of(&self, volume: &str) -> Option<Node<'a>> {
         let mounts = self.container.get("volumeMounts").items();
         mounts.into_iter().find(|mount| mount.get("name").text() == Some(volume))

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-/// Where the values of a document are. A field is where its name is, an element where it begins.
+/// The lines of the values of a document. A field is where its name is, an element where it begins.
 #[derive(Debug, Clone, Default)]
 enum Place {
     Fields(Vec<(Spanned<String>, Place)>),
@@ -25,8 +25,8 @@ impl Lines {
         Lines(serde_saphyr::from_multiple(text).unwrap_or_default())
     }
 
-    /// The line of a path in a document, both as a finding has them; where nothing is, that of what should
-    /// hold it.
+    /// Returns the line of a path in a document, both as a finding has them; for a missing value the line of
+    /// its parent.
     pub(super) fn line(&self, document: usize, path: &str) -> u64 {
         let Some(document) = document.checked_sub(1).and_then(|at| self.0.get(at)) else { return 1 };
         let (mut line, mut place, mut rest) = (line_of(document.referenced), &document.value, path);
@@ -62,8 +62,8 @@ fn line_of(location: Location) -> u64 {
 
 impl<'de> Deserialize<'de> for Place {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
+        struct AnyValue;
+        impl<'de> Visitor<'de> for AnyValue {
             type Value = Place;
 
             fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
@@ -118,7 +118,7 @@ impl<'de> Deserialize<'de> for Place {
                 Ok(Place::Scalar)
             }
         }
-        deserializer.deserialize_any(Any)
+        deserializer.deserialize_any(AnyValue)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The linter of jobs: what will go wrong, and the fix.
+//! The linter of jobs: it finds faults before a job runs, and names the fix.
 //!
 //! First each object is compared with the schema of its kind; then the rules of [`rules`] are tried on it.
 //! - `node`: a value of a document, with its path; `lines`: where that is in the text; `job`: the jobs as the
@@ -35,21 +35,21 @@ use crate::schema;
 /// Something that will go wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// The level of the finding.
     pub level: Level,
     /// The rule's name.
     pub rule: &'static str,
-    /// Where: the number of the document, counted from 1, and the path in it.
+    /// The place: the number of the document, counted from 1, and the path in it.
     pub at: String,
     /// The line of that in the text, counted from 1.
     pub line: u64,
-    /// What will go wrong.
+    /// The fault.
     pub what: String,
-    /// What to change, in a line.
+    /// The change that mends it, in a line.
     pub fix: String,
 }
 
-/// What the rules found so far.
+/// The findings of the rules so far.
 #[derive(Debug, Default)]
 struct Findings {
     document: usize,
@@ -68,7 +68,8 @@ impl Findings {
 }
 
 impl Findings {
-    /// Moves what was found in the trainer of a TrainJob there. It was found in the runtime that runs it.
+    /// Moves findings of a TrainJob's trainer to their place in the TrainJob. It was found in the runtime
+    /// that runs it.
     fn move_to_trainer(&mut self, runtime: &Node, number: usize, trainjob: &Node) {
         for finding in &mut self.list {
             let path = finding.at.split_once(": ").and_then(|(_, path)| job::in_trainer(path, runtime, trainjob));
@@ -80,10 +81,10 @@ impl Findings {
     }
 }
 
-/// What was read and what was found.
+/// The jobs that were read, and the findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// How many jobs and runtimes there were.
+    /// The number of jobs and runtimes.
     pub jobs: usize,
     /// The findings, errors first within each document.
     pub findings: Vec<Finding>,
@@ -136,7 +137,7 @@ pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
     Report { jobs, findings: sorted }
 }
 
-/// The document itself, or what it lists.
+/// Returns the document itself, or the items of its list.
 fn objects_of(document: &Value) -> Vec<Node<'_>> {
     match document.get("items").and_then(Value::as_array) {
         Some(items) => {

@@ -1,5 +1,5 @@
-//! Whether `mpiImplementation`, by which the operator sets its variables, is the MPI of the image and of the
-//! command's options.
+//! Checks that `mpiImplementation`, by which the operator sets its variables, is the MPI of the image and of
+//! the command's options.
 
 use super::Findings;
 use super::job::Mpi;

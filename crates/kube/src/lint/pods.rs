@@ -9,7 +9,7 @@ use crate::security;
 /// Names of volumes that the operator of MPIJobs adds.
 const RESERVED: [&str; 2] = ["ssh-auth", "mpi-job-config"];
 
-/// What is true of the pods of any job.
+/// Checks the rules for the pods of any job.
 pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Findings) {
     for (name, role) in &job.roles {
         devices(role, findings);
@@ -30,7 +30,7 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
     }
 }
 
-/// What is true of launcher and workers.
+/// Checks the rules for launcher and workers.
 pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
     gpus(job, findings);
     for (_, role) in job.roles() {

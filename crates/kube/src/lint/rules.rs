@@ -1,15 +1,15 @@
-//! The rules: for each its name, its level, and what it finds. The book's page of rules is made from this
-//! table.
+//! The rules: for each its name, its level, and the fault that it finds. The book's page of rules is made
+//! from this table.
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// The level of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// The job would fail, or not do what it says.
+    /// The job would fail, or not do as it says.
     Error,
-    /// It works, and costs something or is probably not what is meant.
+    /// It works, and costs something or is probably not meant so.
     Warning,
     /// It depends on the image or on the cluster, which the linter does not know.
     Note,
@@ -24,7 +24,7 @@ pub struct Rule {
     pub name: &'static str,
     /// Its level.
     pub level: Level,
-    /// What it finds.
+    /// The fault that the rule finds.
     pub finds: &'static str,
 }
 

@@ -57,7 +57,8 @@ fn names(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-/// Returns true if the image is one of ours or the operator's as it is. Those made from them may have more users.
+/// Returns true if the image is one of ours or the operator's as it is. Those made from them may have more
+/// users.
 fn has_known_users(role: &RoleView) -> bool {
     let name = role.image().rsplit('/').next().unwrap_or("").split([':', '@']).next();
     role.image().contains("mpioperator/") || ["ringpull", "ringpull-python"].map(Some).contains(&name)
@@ -166,7 +167,7 @@ fn server(job: &Mpi, findings: &mut Findings) {
     probe(job, &words, findings);
 }
 
-/// Whether the readiness probe asks at the port of sshd, where that is known.
+/// Checks that the readiness probe asks at the port of sshd, if that is known.
 fn probe(job: &Mpi, words: &[String], findings: &mut Findings) {
     let container = &job.worker.container;
     let at = container.down("readinessProbe.tcpSocket.port");

@@ -5,7 +5,7 @@ use ringpull_base::{Kind, closest};
 use super::Findings;
 use super::job::{Job, Mpi, RoleView};
 use crate::command::{example, is_mpirun, store_of};
-use crate::suitability::{Given, Need, misfits, needs};
+use crate::suitability::{Need, PeerSetup, misfits, needs};
 
 /// The programs of jobs whose pods all run the same command.
 pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
@@ -13,10 +13,10 @@ pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
     let policy = job.spec.get("mlPolicy");
     let several = policy.get("numNodes").number().unwrap_or(1) > 1;
     let (given, role) = match job.kind {
-        "MXJob" => (Given::Roles, "Worker"),
-        "TFJob" if job.roles.iter().map(pods).fold(0_i64, i64::saturating_add) > 1 => (Given::Apart, "Worker"),
+        "MXJob" => (PeerSetup::Roles, "Worker"),
+        "TFJob" if job.roles.iter().map(pods).fold(0_i64, i64::saturating_add) > 1 => (PeerSetup::Apart, "Worker"),
         "TrainingRuntime" | "ClusterTrainingRuntime" if several && !policy.get("mpi").is_there() => {
-            (Given::Apart, "node")
+            (PeerSetup::Apart, "node")
         }
         _ => return,
     };
@@ -117,7 +117,7 @@ fn servers(words: &[String]) -> Option<u64> {
     told?.trim_start_matches('=').parse().ok()
 }
 
-/// Whether `mpirun` starts a single program whose processes get no role.
+/// Returns true if `mpirun` starts a single program whose processes get no role.
 fn starts_workers_alone(job: &Mpi, words: &[String]) -> bool {
     let told = |word: &String| word == ":" || word.contains("DMLC_") || word.ends_with("launch.py");
     words.iter().any(|word| is_mpirun(word)) && !words.iter().any(told) && !job.launcher.has_env("DMLC_ROLE")

@@ -1,5 +1,5 @@
-//! What the operator refuses, and what it accepts but ignores. After a refusal the object stays, with an
-//! event, and nothing runs.
+//! Settings that the operator refuses, and settings that it accepts but ignores. After a refusal the object
+//! stays, with an event, and nothing runs.
 
 use super::Findings;
 use super::job::{Job, Mpi, RoleView};
@@ -7,7 +7,7 @@ use super::node::Node;
 use crate::names::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
 
-/// Whether the object is of the version that these rules know.
+/// Returns true if the object is of the version that these rules know.
 pub(super) fn is_known_version(object: &Node, findings: &mut Findings) -> bool {
     let version = object.get("apiVersion");
     let group = version.text().and_then(|text| text.split_once('/')).map_or("", |(group, _)| group);
@@ -62,7 +62,7 @@ pub(super) fn no_negative_numbers(object: &Node, findings: &mut Findings) {
     }
 }
 
-/// What is true of jobs of every kind.
+/// Checks the rules for jobs of every kind.
 pub(super) fn check(job: &Job, findings: &mut Findings) {
     name(job, findings);
     for (name, role) in &job.roles {
@@ -146,7 +146,7 @@ fn one_of(at: &Node, known: &[&str], what: &str, findings: &mut Findings) {
     }
 }
 
-/// What is true of MPIJobs and of runtimes with the MPI policy.
+/// Checks the rules for MPIJobs and for runtimes with the MPI policy.
 pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
     if job.slots.is_there() && job.slots.number().is_some_and(|count| count < 1) {
         let what = format!("{} slots in each worker: no rank can run", job.slots.value);

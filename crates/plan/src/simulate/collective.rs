@@ -1,11 +1,11 @@
-//! The schedules of a collective as tasks: what the interpreter of `ringpull-allreduce` does with them.
+//! The schedules of a collective as tasks, in the way of the interpreter of `ringpull-allreduce`.
 //!
-//! A message is sent once what it depends on is done, and the processor takes a message that has arrived once
-//! what it depends on is done. Whether it is bytes to add or to copy, a rank takes one after the other.
+//! A message is sent once its dependencies are done, and the processor takes an arrived message once its
+//! dependencies are done. A rank takes one message after the other, to add or to copy.
 
 use crate::Schedule;
 use crate::schedule::{Action, Lane};
-use crate::simulate::engine::{Act, Engine, Hop, Task, Transit, ns};
+use crate::simulate::engine::{Engine, Hop, Task, TaskKind, Transit, ns};
 use crate::simulate::{Codes, Costs};
 
 /// The stations of one rank's host.
@@ -60,15 +60,15 @@ pub(super) fn add(
                     hops,
                     left: Vec::new(),
                 };
-                let send = engine.task(Act::Send(act), &begin[rank..=rank]);
-                let left = engine.task(Act::Nothing, &[]);
+                let send = engine.task(TaskKind::Send(act), &begin[rank..=rank]);
+                let left = engine.task(TaskKind::Nothing, &[]);
                 engine.wait_until_left(left, send);
                 own_sent.push(send);
                 own_done.push(left);
             } else {
                 let added = if message.action == Action::Reduce { len as f64 / costs.sum_bytes_per_us } else { 0.0 };
                 let time = ns(costs.message_us + added);
-                let take = engine.task(Act::Work { station: host.processor, time }, &begin[rank..=rank]);
+                let take = engine.task(TaskKind::Work { station: host.processor, time }, &begin[rank..=rank]);
                 own_sent.push(take);
                 own_done.push(take);
             }
@@ -102,7 +102,10 @@ pub(super) fn add(
             }
         }
     }
-    done.iter().zip(begin).map(|(done, begin)| engine.task(Act::Nothing, &[&done[..], &[*begin]].concat())).collect()
+    done.iter()
+        .zip(begin)
+        .map(|(done, begin)| engine.task(TaskKind::Nothing, &[&done[..], &[*begin]].concat()))
+        .collect()
 }
 
 /// The messages of a lane, each with the bytes up to its end. Ranks that are alike may cut a range in two at

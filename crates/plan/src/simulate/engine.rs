@@ -1,4 +1,4 @@
-//! Tasks, what they wait for, and the stations that they occupy: the clock of the simulation.
+//! The clock of the simulation: tasks, their dependencies, and the stations that they occupy.
 //!
 //! A station is one direction of a link, or a processor. It serves what comes in order. A message passes
 //! several stations one behind the other: its head goes on while its tail still arrives, so a message that
@@ -13,8 +13,8 @@ pub(super) type Ns = u64;
 /// A task, by its number.
 pub(super) type Task = u32;
 
-/// What a task does once all that it waits for is done.
-pub(super) enum Act {
+/// The action of a task once all that it waits for is done.
+pub(super) enum TaskKind {
     Nothing,
     /// Takes so long, beside all else.
     Delay(Ns),
@@ -32,19 +32,19 @@ pub(super) enum Act {
 }
 
 pub(super) struct Transit {
-    /// Where it waits until the earlier ones have made room.
+    /// The window in which it waits until earlier tasks have made room.
     pub window: Option<usize>,
     /// Among those that wait a higher one goes first, then an earlier task.
     pub priority: i32,
-    /// What it counts in its window.
+    /// The bytes that it counts in its window.
     pub bytes: usize,
-    /// Whether it makes room once it has left its first station; otherwise something answers it.
+    /// True if it makes room once it has left its first station; otherwise something answers it.
     pub frees: bool,
-    /// Whether it stands for messages some of which find the first station free, and are at the second one at
+    /// True if it stands for messages some of which find the first station free, and are at the second one at
     /// once.
     pub is_spread: bool,
     pub hops: Vec<Hop>,
-    /// What waits for it to have left.
+    /// The tasks that wait until it has left.
     pub left: Vec<Task>,
 }
 
@@ -66,7 +66,7 @@ impl Hop {
 struct Entry {
     pending: u32,
     then: Vec<Task>,
-    act: Act,
+    act: TaskKind,
 }
 
 struct Station {
@@ -129,7 +129,7 @@ impl Engine {
     }
 
     /// A task that waits for these.
-    pub(super) fn task(&mut self, act: Act, after: &[Task]) -> Task {
+    pub(super) fn task(&mut self, act: TaskKind, after: &[Task]) -> Task {
         let task = self.tasks.len() as Task;
         self.tasks.push(Entry { pending: 0, then: Vec::new(), act });
         after.iter().for_each(|earlier| self.wait(task, *earlier));
@@ -144,13 +144,13 @@ impl Engine {
 
     /// Lets a task wait until a message has left.
     pub(super) fn wait_until_left(&mut self, task: Task, sent: Task) {
-        if let Act::Send(message) = &mut self.tasks[sent as usize].act {
+        if let TaskKind::Send(message) = &mut self.tasks[sent as usize].act {
             message.left.push(task);
             self.tasks[task as usize].pending += 1;
         }
     }
 
-    /// When each task is done.
+    /// Returns the time at which each task is done.
     ///
     /// # Panics
     /// If tasks wait for one another.
@@ -167,7 +167,7 @@ impl Engine {
                     then.into_iter().for_each(|later| self.release(later, now));
                 }
                 Event::Left(task) => {
-                    let Act::Send(message) = &mut self.tasks[task as usize].act else { continue };
+                    let TaskKind::Send(message) = &mut self.tasks[task as usize].act else { continue };
                     let left = std::mem::take(&mut message.left);
                     let freed = message.window.filter(|_| message.frees).map(|window| (window, message.bytes));
                     left.into_iter().for_each(|later| self.release(later, now));
@@ -197,21 +197,21 @@ impl Engine {
 
     fn begin(&mut self, task: Task, now: Ns) {
         match &self.tasks[task as usize].act {
-            Act::Nothing => self.post(now, Event::Done(task)),
-            Act::Delay(time) => self.post(now + time, Event::Done(task)),
-            Act::Work { station, time } => {
+            TaskKind::Nothing => self.post(now, Event::Done(task)),
+            TaskKind::Delay(time) => self.post(now + time, Event::Done(task)),
+            TaskKind::Work { station, time } => {
                 let station = &mut self.stations[*station];
                 station.free = station.free.max(now) + time;
                 let end = station.free;
                 self.post(end, Event::Done(task));
             }
-            Act::Send(Transit { window: Some(window), priority, .. }) => {
+            TaskKind::Send(Transit { window: Some(window), priority, .. }) => {
                 let window = *window;
                 self.windows[window].waiting.push((*priority, Reverse(task)));
                 self.leave(window, now);
             }
-            Act::Send(_) => self.pass(task, 0, now, now),
-            Act::Answered { window, bytes } => {
+            TaskKind::Send(_) => self.pass(task, 0, now, now),
+            TaskKind::Answered { window, bytes } => {
                 let (window, bytes) = (*window, *bytes);
                 self.post(now, Event::Done(task));
                 self.make_room(window, bytes, now);
@@ -233,7 +233,7 @@ impl Engine {
                 return;
             }
             let Some((_, Reverse(task))) = waiting.pop() else { return };
-            let Act::Send(message) = &self.tasks[task as usize].act else { return };
+            let TaskKind::Send(message) = &self.tasks[task as usize].act else { return };
             *messages += 1;
             *bytes += message.bytes;
             self.pass(task, 0, now, now);
@@ -242,7 +242,7 @@ impl Engine {
 
     /// The head of a message comes to a hop.
     fn pass(&mut self, task: Task, at: usize, now: Ns, tail: Ns) {
-        let Act::Send(message) = &self.tasks[task as usize].act else { return };
+        let TaskKind::Send(message) = &self.tasks[task as usize].act else { return };
         let (hop, hops, is_spread) = (message.hops[at].clone(), message.hops.len(), message.is_spread);
         let (mut start, mut end) = (now, now.max(tail));
         for station in hop.stations.filter(|station| Some(*station) != hop.but) {
@@ -269,8 +269,8 @@ impl Engine {
 mod tests {
     use super::*;
 
-    fn message(window: Option<usize>, priority: i32, hops: Vec<Hop>) -> Act {
-        Act::Send(Transit { window, priority, bytes: 1, frees: true, is_spread: false, hops, left: Vec::new() })
+    fn message(window: Option<usize>, priority: i32, hops: Vec<Hop>) -> TaskKind {
+        TaskKind::Send(Transit { window, priority, bytes: 1, frees: true, is_spread: false, hops, left: Vec::new() })
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
         let window = engine.window(1, 0);
         let hops = || vec![Hop::at(station, 10.0)];
         let push = |engine: &mut Engine| {
-            let act = Act::Send(Transit {
+            let act = TaskKind::Send(Transit {
                 window: Some(window),
                 priority: 0,
                 bytes: 1,
@@ -313,8 +313,8 @@ mod tests {
                 left: Vec::new(),
             });
             let push = engine.task(act, &[]);
-            let merged = engine.task(Act::Delay(7000), &[push]);
-            engine.task(Act::Answered { window, bytes: 1 }, &[merged])
+            let merged = engine.task(TaskKind::Delay(7000), &[push]);
+            engine.task(TaskKind::Answered { window, bytes: 1 }, &[merged])
         };
         let (first, second) = (push(&mut engine), push(&mut engine));
         let done = engine.run();

@@ -1,11 +1,11 @@
-//! What plans and steps of training take on given links: a simulation, message by message.
+//! Simulates the time of plans and of steps of training on given links, message by message.
 //!
 //! `engine` keeps the clock. `collective` and `servers` say which tasks the messages of a sum are, `step`
 //! adds the computing around them. The model is that of each message's own way: it leaves its host in turn
 //! with the others, is `latency_us` later at the next link, waits there for what came before, and is taken by
 //! a processor. Links carry their rate in both directions at the same time; switches hold what has to wait.
 //!
-//! What it leaves out: packets that are lost and sent again, congestion control, bursts that a shaper lets
+//! The model leaves out packets that are lost and sent again, congestion control, bursts that a shaper lets
 //! through, ranks that share cores, and hosts that differ in what they do at the same time.
 
 mod collective;
@@ -23,26 +23,28 @@ use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
-/// How long a link sends what its connections have taken, and not sent.
+/// The time for which a link sends the bytes that its connections have taken, and not sent.
 const UNSENT_US: f64 = 5_000.0;
-/// What connections have sent, and waits in the queue of its host's link.
+/// The bytes that connections have sent, and that wait in the queue of their host's link.
 const QUEUED_BYTES: usize = 384 << 10;
-/// A host has no more ahead of its link: the interpreter posts four messages, and a connection takes megabytes.
+/// A host has no more ahead of its link: the interpreter posts four messages, and a connection takes
+/// megabytes.
 const MOST_BYTES: usize = 3 << 20;
 
-/// What a host has sent, as far as it knows, and its link of this rate has not. A more urgent message waits
-/// for it. (On links below 400 Mbit/s the interpreter may post a second message beyond that.)
+/// Returns the bytes that a host has sent, as far as it knows, and that its link of this rate has not. A more
+/// urgent message waits for it. (On links below 400 Mbit/s the interpreter may post a second message beyond
+/// that.)
 fn ahead_bytes(link_bytes_per_us: f64) -> usize {
     let unsent_bytes = (link_bytes_per_us * UNSENT_US) as usize;
     (posted_bytes(link_bytes_per_us) + unsent_bytes + QUEUED_BYTES).min(MOST_BYTES)
 }
 
-/// What joins the hosts of a job, one worker on each.
+/// The network between the hosts of a job, one worker on each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
-    /// How many workers.
+    /// The number of workers.
     pub workers: usize,
-    /// What a link carries in each direction.
+    /// The rate of a link in each direction.
     pub bytes_per_us: f64,
     /// Workers' hosts with links of their own: the worker, what it sends and what it receives at.
     pub own: Vec<(usize, f64, f64)>,
@@ -50,11 +52,11 @@ pub struct Network {
     pub racks: Option<(Vec<usize>, f64)>,
     /// From a message's leaving to its arriving.
     pub latency_us: f64,
-    /// What a processor does for each.
+    /// The processor's time for each message.
     pub costs: Costs,
 }
 
-/// What a processor takes for messages.
+/// The processor's time for messages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
     /// For one message.
@@ -63,7 +65,7 @@ pub struct Costs {
     pub sum_bytes_per_us: f64,
 }
 
-/// How many bytes codes and their sums have for each byte of a gradient.
+/// The bytes of codes and of their sums, for each byte of a gradient.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Codes {
     /// The bytes that each simulated rank adds up: it sends their sums.
@@ -88,7 +90,7 @@ impl Network {
         Network { workers, bytes_per_us: long_bytes_per_us, own: Vec::new(), racks: None, latency_us, costs }
     }
 
-    /// Whether every host has the same link to every other.
+    /// Returns true if every host has the same link to every other.
     pub fn is_even(&self) -> bool {
         self.own.is_empty() && self.racks.is_none()
     }
@@ -135,7 +137,7 @@ impl Network {
 pub fn collective_us(network: &Network, schedules: &[Schedule]) -> f64 {
     let mut engine = Engine::new(network.latency_us);
     let hosts = network.hosts(&mut engine, schedules.len());
-    let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::Act::Nothing, &[])).collect();
+    let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::TaskKind::Nothing, &[])).collect();
     let ends = collective::add(&mut engine, (&hosts, &network.costs), (schedules, None), &begin, 0);
     let done = engine.run();
     ends.iter().map(|end| done[*end as usize]).max().unwrap_or(0) as f64 / 1e3

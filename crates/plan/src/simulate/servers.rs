@@ -1,24 +1,24 @@
 //! A key on parameter servers as tasks.
 //!
-//! All workers push the same segments, and none can be more than a window ahead of another, so one worker stands
-//! for all. A push of its occupies each worker's link for its bytes, and the server's for those of all workers;
-//! an answer does the same the other way round. Each worker begins with a server of its own, so a server's link
-//! does not wait until the one worker's link has come to it. A worker's host may have a server: what the two
-//! exchange crosses no link.
+//! All workers push the same segments, and none can be more than a window ahead of another, so one worker
+//! stands for all. A push of its occupies each worker's link for its bytes, and the server's for those of all
+//! workers; an answer does the same the other way round. Each worker begins with a server of its own, so a
+//! server's link does not wait until the one worker's link has come to it. A worker's host may have a server:
+//! what the two exchange crosses no link.
 
 use std::ops::Range;
 
 use crate::simulate::Costs;
-use crate::simulate::engine::{Act, Engine, Hop, Task, Transit, ns};
+use crate::simulate::engine::{Engine, Hop, Task, TaskKind, Transit, ns};
 
 /// A segment of a key, as `ringpull-ps` cuts it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
     /// Its server.
     pub server: usize,
-    /// What every worker sends.
+    /// The bytes that every worker sends.
     pub pushed_bytes: usize,
-    /// What it gets back.
+    /// The bytes that it gets back.
     pub answered_bytes: usize,
 }
 
@@ -63,15 +63,15 @@ pub(super) fn add(
         let counted = segment.pushed_bytes.max(segment.answered_bytes);
         let message = |window: Option<usize>, hops| {
             let (bytes, is_spread, left) = (counted, window.is_some(), Vec::new());
-            Act::Send(Transit { window, priority, bytes, frees: false, is_spread, hops, left })
+            TaskKind::Send(Transit { window, priority, bytes, frees: false, is_spread, hops, left })
         };
         let hops = vec![of_workers(senders, out, pushed), Hop::at(into, remote * pushed)];
         let push = engine.task(message(Some(window), hops), &[begin]);
         let time = ns(count * (costs.message_us + answered / costs.sum_bytes_per_us));
-        let merged = engine.task(Act::Work { station: processor, time }, &[push]);
+        let merged = engine.task(TaskKind::Work { station: processor, time }, &[push]);
         let hops = vec![Hop::at(out, remote * answered), of_workers(receivers, into, answered)];
         let answer = engine.task(message(None, hops), &[merged]);
-        ends.push(engine.task(Act::Answered { window, bytes: counted }, &[answer]));
+        ends.push(engine.task(TaskKind::Answered { window, bytes: counted }, &[answer]));
     }
-    engine.task(Act::Nothing, &ends)
+    engine.task(TaskKind::Nothing, &ends)
 }

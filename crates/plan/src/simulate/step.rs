@@ -6,15 +6,15 @@
 
 use crate::Schedule;
 use crate::simulate::collective::{self, Hosts};
-use crate::simulate::engine::{Act, Engine, Task, ns};
+use crate::simulate::engine::{Engine, Task, TaskKind, ns};
 use crate::simulate::servers::{self, Segment, Server, Stations};
 use crate::simulate::{Codes, Network};
 
-/// Steps that are simulated; the last one counts. What is left of one when the next begins is the same from
-/// the second on.
+/// Steps that are simulated; the last one counts. From the second step on, the same work of a step is left
+/// when the next begins.
 const STEPS: usize = 3;
 
-/// What is computed for a layer.
+/// The computing of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the words say it")]
 pub struct Layer {
@@ -22,7 +22,7 @@ pub struct Layer {
     pub forward_us: f64,
 }
 
-/// What is exchanged of a unit.
+/// The exchange of a unit.
 pub enum Exchange {
     /// A sum over all ranks: the schedules of all, or of the one that stands for all, and how they are coded.
     Sum(Vec<Schedule>, Option<Codes>),
@@ -30,26 +30,26 @@ pub enum Exchange {
     Servers(Vec<Segment>),
 }
 
-/// What is pushed together.
+/// The layers that are pushed together.
 pub struct Unit {
     /// The layers whose gradients these are.
     pub layers: Vec<usize>,
     /// The highest goes first.
     pub priority: i32,
-    /// Whether nothing else is under way meanwhile.
+    /// True if nothing else is under way meanwhile.
     pub is_alone: bool,
-    /// How it travels.
+    /// The way in which it travels.
     pub exchange: Exchange,
 }
 
-/// Where the servers of a job are.
+/// The servers of a job, and their hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Servers {
-    /// How many.
+    /// The number of servers.
     pub count: usize,
-    /// Whether they are on the workers' hosts, in order from the first, rather than each on its own.
+    /// True if they are on the workers' hosts, in order from the first, rather than each on its own.
     pub is_shared: bool,
-    /// What a worker sends a server before it is answered: so many messages, or so many bytes.
+    /// The limit of a worker's unanswered messages at a server: a number of messages, or of bytes.
     pub window: (usize, usize),
 }
 
@@ -85,7 +85,7 @@ pub fn step_us(network: &Network, step: &Step) -> f64 {
     (end(STEPS - 1) - end(STEPS - 2)) as f64 / 1e3
 }
 
-/// Adds one step behind what each rank's device has done.
+/// Adds one step behind the earlier work of each rank's device.
 fn one(
     engine: &mut Engine,
     network: &Network,
@@ -95,7 +95,7 @@ fn one(
 ) {
     let mut compute = |engine: &mut Engine, rank: usize, us: f64, after: &[Task]| {
         let after: Vec<Task> = device[rank].iter().chain(after).copied().collect();
-        let task = engine.task(Act::Delay(ns(us)), &after);
+        let task = engine.task(TaskKind::Delay(ns(us)), &after);
         device[rank] = Some(task);
         task
     };
@@ -116,7 +116,7 @@ fn one(
                 let called = unit.layers.iter().map(|layer| backward[rank][*layer]);
                 let busy = ends.iter().map(|end| end[rank]).filter(|_| unit.is_alone || was_alone);
                 let after: Vec<Task> = called.chain(begun[rank].iter().copied()).chain(busy).collect();
-                engine.task(Act::Nothing, &after)
+                engine.task(TaskKind::Nothing, &after)
             })
             .collect();
         ends.push(match &unit.exchange {

@@ -1,4 +1,5 @@
-//! Where the ranks of a communicator meet: who has come, and what each gives to a collective.
+//! The meeting of a communicator's ranks: those that have come, and the bytes that each gives to a
+//! collective.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -14,14 +15,14 @@ use crate::findings::report;
 /// A rank's call of a collective.
 #[derive(Debug, Clone)]
 pub(super) struct Call {
-    /// Which of its communicator's collectives it is.
+    /// The number of the collective in its communicator.
     pub(super) number: u64,
     pub(super) kind: Kind,
     pub(super) dtype: c_int,
     pub(super) root: usize,
     /// The bytes that the call counts.
     pub(super) len_bytes: usize,
-    /// What the rank gives.
+    /// The bytes that the rank gives.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -37,7 +38,7 @@ struct State {
     /// Each rank's device, once it has come.
     members: Vec<Option<usize>>,
     rounds: HashMap<u64, Round>,
-    /// Who has said that it will send nothing more.
+    /// The ranks that will send nothing more.
     parted: Vec<bool>,
     /// Ranks that contradict each other, or one that is gone.
     failed: Option<c_int>,
@@ -105,7 +106,7 @@ impl Hub {
         }
     }
 
-    /// What `rank` receives of this collective. Waits for all ranks.
+    /// Returns the bytes that `rank` receives of this collective. Waits for all ranks.
     pub(super) fn exchange(&self, rank: usize, call: Call, is_aborted: &AtomicBool) -> Result<Vec<u8>, c_int> {
         let number = call.number;
         {

@@ -1,4 +1,4 @@
-//! How a rank reaches its hub: a call within the process, or a connection of the loopback.
+//! The link of a rank to its hub: a call within the process, or a connection of the loopback.
 //!
 //! A message is a kind, five numbers and as many bytes as the last of them says; an answer is a code, a
 //! length and bytes.

@@ -41,7 +41,7 @@ const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 
-/// How often a wait looks whether it was aborted.
+/// The time between two checks of a wait for an abort.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// `ncclUniqueId`: the address of its hub.
@@ -75,11 +75,11 @@ pub(crate) struct Comm {
     rank: usize,
     size: usize,
     device: usize,
-    /// Whether its ranks may be processes of their own.
+    /// True if its ranks may be processes of their own.
     is_joined: bool,
-    /// How it reaches the others, once all have come.
+    /// The link to the others, once all have come.
     link: OnceLock<Link>,
-    /// What its calls have come to.
+    /// The state of its calls.
     state: AtomicI32,
     is_aborted: AtomicBool,
     /// Collectives that were queued, and those that have run.
@@ -100,7 +100,7 @@ impl Comm {
         self.is_aborted.load(Ordering::Acquire)
     }
 
-    /// Whether a collective is queued that has not run.
+    /// Returns true if a collective is queued that has not run.
     fn is_busy(&self) -> bool {
         self.ran.load(Ordering::Acquire) < self.queued.load(Ordering::Acquire)
     }

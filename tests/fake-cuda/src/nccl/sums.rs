@@ -1,5 +1,5 @@
-//! What collectives compute: of which lengths, and the sum in the order of the ranks. A half is rounded after
-//! every addition, as where each rank adds its own to what arrives.
+//! The computing of collectives: their lengths, and the sum in the order of the ranks. A half is rounded
+//! after every addition, as where each rank adds its own to what arrives.
 
 use std::ffi::c_int;
 
@@ -35,7 +35,7 @@ impl Kind {
         self != Kind::Reduce || rank == root
     }
 
-    /// What rank `rank` receives of what all have given.
+    /// Returns the bytes that rank `rank` receives of those that all have given.
     pub(super) fn result(self, dtype: c_int, given: &[&[u8]], root: usize, rank: usize) -> Vec<u8> {
         match self {
             Kind::AllReduce | Kind::Reduce => sum(dtype, given),

@@ -1,5 +1,5 @@
-//! What the instructions compute, by their names, as a GPU does: a NaN that arithmetic makes is the canonical
-//! one, and halves are rounded to nearest even.
+//! The instructions by their names, as a GPU computes them: a NaN that arithmetic makes is the canonical one,
+//! and halves are rounded to nearest even.
 // One macro has the casts of all widths; what is true of a NaN too is the opposite of a comparison.
 #![allow(clippy::cast_lossless, clippy::unnecessary_cast, clippy::neg_cmp_op_on_partial_ord)]
 

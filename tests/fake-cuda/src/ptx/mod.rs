@@ -20,7 +20,7 @@ pub(crate) type Kernels = HashMap<String, Arc<Kernel>>;
 /// A register, by its place in the file of a thread.
 type Register = u16;
 
-/// A function of one to three registers. What a register holds beyond the width of the type is not read.
+/// A function of one to three registers. The bits of a register beyond the width of the type are not read.
 type One = fn(u64) -> u64;
 type Two = fn(u64, u64) -> u64;
 type Three = fn(u64, u64, u64) -> u64;
@@ -28,7 +28,7 @@ type Three = fn(u64, u64, u64) -> u64;
 /// One parameter of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameter {
-    /// Where it lies in the memory of all parameters.
+    /// Its position in the memory of all parameters.
     pub(crate) offset: usize,
     /// Its size.
     pub(crate) len: usize,
@@ -74,7 +74,7 @@ struct Instruction {
     operation: Operation,
 }
 
-/// Where an address leads.
+/// The memory that an address leads to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Space {
     /// The memory of the parameters; the address is an offset.
@@ -131,5 +131,5 @@ enum Operation {
     Return,
 }
 
-/// Where a thread's own memory begins in its address space: beyond every address of a process.
+/// The begin of a thread's own memory in its address space: beyond every address of a process.
 const LOCAL: u64 = 1 << 62;

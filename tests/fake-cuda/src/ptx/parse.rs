@@ -33,7 +33,7 @@ fn without_comments(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// Where the brace is that closes the body.
+/// Returns the position of the brace that closes the body.
 fn end_of(body: &str) -> Result<usize, String> {
     let mut depth = 1;
     for (place, character) in body.char_indices() {
@@ -306,7 +306,7 @@ impl Builder {
     }
 }
 
-/// Which special register this is; an error for one that the double does not have.
+/// Returns the special register of this name; an error for one that the double does not have.
 fn special(name: &str) -> Result<Option<Special>, String> {
     let Some((register, axis)) = name.split_once('.') else {
         let is_ours = name == "_" || name.ends_with(|last: char| last.is_ascii_digit()) || name.starts_with("%SP");

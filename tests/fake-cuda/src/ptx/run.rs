@@ -16,7 +16,8 @@ pub(crate) enum Fault {
 
 /// The memory that a kernel reaches.
 pub(crate) trait Access {
-    /// Where `len` bytes at `address` lie in this process. `site` is the instruction, a hint for caches.
+    /// Returns the place of `len` bytes at `address` in this process. `site` is the instruction, a hint for
+    /// caches.
     fn reach(&mut self, site: usize, address: u64, len: usize, writes: bool) -> Result<*mut u8, Fault>;
 }
 
