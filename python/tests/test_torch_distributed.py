@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from ranks import FOUR, job, mpi, run
+from ranks import FOUR, job, mpi, ringpull_binary, run, start, well
 
 torch = pytest.importorskip("torch")
 
@@ -117,6 +117,23 @@ def test_a_fault_raises_on_every_rank_in_time(fault, tmp_path):
     done = mpi(3, "-c", program, deadline=60, **({"RINGPULL_TIMEOUT": "", "FOLDER": tmp_path} | more))
     for rank in waiting:
         assert all(text in done.ranks[rank].out for text in said), f"{done}"
+
+
+def test_pytorchs_own_backends_find_each_other_under_our_launcher():
+    code = """if True:
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        tensor = torch.ones(2) * (dist.get_rank() + 1)
+        dist.all_reduce(tensor)
+        print(dist.get_rank(), dist.get_world_size(), tensor.tolist(), *(os.environ[f"LOCAL_{name}"] for name in ("RANK", "WORLD_SIZE")))
+        dist.destroy_process_group()"""
+    done = well(start([ringpull_binary(), "launch", "-n", 2, "--"], 2, [sys.executable, "-c", code]))
+    assert [printed.out.split("\n")[-2] for printed in done.ranks] == ["0 2 [3.0, 3.0] 0 2", "1 2 [3.0, 3.0] 1 2"], f"{done}"
+    # What the user has set stays.
+    own = {"RANK": "7", "MASTER_PORT": "1"}
+    words = [sys.executable, "-c", "import os; print(*(os.environ.get(name) for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')))"]
+    done = well(start([ringpull_binary(), "launch", "-n", 1, "--"], 1, words, **own))
+    assert done.ranks[0].out == "7 None None 1\n", f"{done}"
 
 
 def test_torchrun_without_mpi_is_one_error():

@@ -42,7 +42,7 @@ pub(super) struct MpiJob {
     pub(super) parts: Vec<Ranks>,
     workers: usize,
     control: Control,
-    /// The scheduler's, which is claimed until the job has ended.
+    /// The scheduler's, or that of PyTorch's rank 0, which is claimed until the job has ended.
     _port: Option<Port>,
 }
 
@@ -52,7 +52,7 @@ impl MpiJob {
     pub(super) fn new(spec: &Spec, hosts: Option<&[Host]>, sink: Sink, on_line: OnLine) -> Result<Self> {
         let reach = hosts.map_or(RankHosts::Anywhere, RankHosts::Hosts);
         let control = Control::listen(reach, config::secret_or_new()?, sink, on_line)?;
-        let (parts, port) = parts(spec, hosts.unwrap_or_default(), &control)?;
+        let (parts, port) = parts(spec, hosts, &control)?;
         Ok(MpiJob { parts, workers: spec.workers, control, _port: port })
     }
 
@@ -246,26 +246,46 @@ fn pass_on(
     }
 }
 
-/// What the ranks run, and the scheduler's port.
-fn parts(spec: &Spec, hosts: &[Host], control: &Control) -> Result<(Vec<Ranks>, Option<Port>)> {
+/// The words and variables of the ranks, and the port of the scheduler or of PyTorch's rank 0.
+fn parts(spec: &Spec, hosts: Option<&[Host]>, control: &Control) -> Result<(Vec<Ranks>, Option<Port>)> {
     let ranks = |count, name: &str, env: Vec<(String, String)>| wrapped(spec, count, control, name, env);
     if spec.servers == 0 {
-        let workers = ranks(spec.workers, "rank", spec.variables.of(Role::Worker))?;
+        let (port, meeting) = meeting_of_torch(hosts)?;
+        let name = if spec.helpers > 0 { format!("rank:{}", spec.workers) } else { "rank".to_owned() };
+        let workers = ranks(spec.workers, &name, [meeting, spec.variables.of(Role::Worker)].concat())?;
         let role = (config::ROLE.to_owned(), "helper".to_owned());
         let env = [spec.variables.of(Role::Helper), vec![role]].concat();
         let name = format!("helper:{}", spec.workers);
         let helpers = if spec.helpers > 0 { Some(ranks(spec.helpers, &name, env)?) } else { None };
-        return Ok(([workers].into_iter().chain(helpers).collect(), None));
+        return Ok(([workers].into_iter().chain(helpers).collect(), port));
     }
-    // Rank 0 is the scheduler and runs on the first host.
-    let root = match hosts.first() {
-        Some(Host::Ssh(host)) => resolve(&host.name)?,
-        Some(Host::Lab(host)) => IpAddr::V4(lab::address(*host)),
-        _ => own_address(hosts.iter())?,
-    };
+    // Rank 0 is the scheduler.
+    let root = address_of_first(hosts.unwrap_or_default())?;
     let port = claim_port(root)?;
     let one = |(role, index)| ranks(1, &process_name(role, index), spec.env_of(role, index, root, port.number()));
     Ok((spec.roles().map(one).collect::<Result<_>>()?, Some(port)))
+}
+
+/// The address of the host of rank 0.
+fn address_of_first(hosts: &[Host]) -> Result<IpAddr> {
+    match hosts.first() {
+        Some(Host::Ssh(host)) => resolve(&host.name),
+        Some(Host::Lab(host)) => Ok(IpAddr::V4(lab::address(*host))),
+        _ => own_address(hosts.iter()),
+    }
+}
+
+/// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing if the user has
+/// set one of them, or somebody else chooses the hosts.
+fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, Vec<(String, String)>)> {
+    let names = ["MASTER_ADDR", "MASTER_PORT"];
+    let Some(hosts) = hosts.filter(|_| names.iter().all(|name| config::text(name).is_none())) else {
+        return Ok((None, Vec::new()));
+    };
+    let root = address_of_first(hosts)?;
+    let port = claim_port(root)?;
+    let values = [root.to_string(), port.number().to_string()];
+    Ok((Some(port), names.into_iter().map(str::to_owned).zip(values).collect()))
 }
 
 /// The `mpirun` whose ranks are the workers alone.

@@ -129,6 +129,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     let link = connect(&args.to, &name);
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let mut command = Command::new(own);
+    command.envs(torch_variables(&args.name));
     command.args(["rank", "--name", "", "--below", &getpid().as_raw_pid().to_string(), "--"]).args(&args.command);
     if args.tagged {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -184,8 +185,8 @@ fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
     Ok(if cause.kind() == ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The name of this process, from the number that its launcher has set: `rank 3` for `rank`, the first of
-/// `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
+/// The name of this process, from the number that its launcher has set: `rank 3` for `rank` and, in a job with helpers,
+/// for `rank:WORKERS`, the first of `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
 /// workers.
 fn name_of(name: &str) -> String {
     let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
@@ -201,6 +202,22 @@ fn name_of(name: &str) -> String {
         "role" => format!("worker {}", number - 1 - count),
         _ => name.to_owned(),
     }
+}
+
+/// The variables by which `torchrun` tells a process its place, which PyTorch and what is built on it read: for a rank of
+/// MPI, unless its launcher or the user has set one of them. A job with helpers has none, since MPI counts these too.
+fn torch_variables(name: &str) -> Vec<(&'static str, String)> {
+    let size = config::launcher_world_size().filter(|_| name == "rank" && config::text("RANK").is_none());
+    let Some((_, size)) = size else { return Vec::new() };
+    let rank = if size == 1 { Some(0) } else { config::launcher_rank() };
+    let known = [
+        ("RANK", rank),
+        ("WORLD_SIZE", Some(size)),
+        ("LOCAL_RANK", config::launcher_local_rank()),
+        ("LOCAL_WORLD_SIZE", config::launcher_local_size()),
+    ];
+    let unset = known.into_iter().filter(|(name, _)| config::text(name).is_none());
+    unset.filter_map(|(name, value)| Some((name, value?.to_string()))).collect()
 }
 
 /// The connection to the launcher.
