@@ -276,13 +276,13 @@ fn address_of_first(hosts: &[Host]) -> Result<IpAddr> {
 }
 
 /// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing if the user has
-/// set one of them, or somebody else chooses the hosts.
+/// set one of them, somebody else chooses the hosts, or only ssh knows the first host's name.
 fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, Vec<(String, String)>)> {
     let names = ["MASTER_ADDR", "MASTER_PORT"];
     let Some(hosts) = hosts.filter(|_| names.iter().all(|name| config::text(name).is_none())) else {
         return Ok((None, Vec::new()));
     };
-    let root = address_of_first(hosts)?;
+    let Ok(root) = address_of_first(hosts) else { return Ok((None, Vec::new())) };
     let port = claim_port(root)?;
     let values = [root.to_string(), port.number().to_string()];
     Ok((Some(port), names.into_iter().map(str::to_owned).zip(values).collect()))
