@@ -397,7 +397,7 @@ fn over_both(config: &Config, job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
 fn over_both(_config: &Config, _job: Option<&Dmlc>) -> Result<Box<dyn Backend>> {
     Err(Error::KindUnavailable {
         kind: Kind::DistHybrid.to_string(),
-        reason: "this build lacks MPI or parameter servers".to_owned(),
+        reason: "this build lacks parameter servers".to_owned(),
         remedy: "build it with the feature `ps`, which is on by default".to_owned(),
     })
 }

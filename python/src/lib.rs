@@ -122,12 +122,16 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     ringpull_base::notice::to_stderr();
     place::tell();
+    ringpull_mpi::run_in(module.py().import("sys")?.getattr("prefix")?.extract()?);
     // It may be imported after MPI was initialised, and its calls come from other threads then.
     let found = module.py().import("importlib.util")?.call_method1("find_spec", ("mpi4py",));
     if found.map_or(true, |found| !found.is_none()) {
         ringpull::internal::share_mpi();
+        // It takes the MPI that is loaded: that of the mpirun that started this process. create() reports an error.
+        if ringpull_mpi::is_rank() {
+            drop(ringpull_mpi::load());
+        }
     }
-    ringpull_mpi::run_in(module.py().import("sys")?.getattr("prefix")?.extract()?);
     interpreter::close_at_exit(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("KINDS", ringpull_base::Kind::ALL.map(ringpull_base::Kind::name).to_vec())?;

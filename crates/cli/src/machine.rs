@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use ringpull_base::Kind;
 use ringpull_base::config::fashion_mnist;
 use ringpull_base::topology::{host_name, memory_bytes};
+use ringpull_base::{Error, Kind};
 
 use crate::mpirun::{Flavour, flavour_of};
 use crate::text::several;
@@ -18,8 +18,11 @@ pub(crate) struct Machine {
     pub version: String,
     /// The names of the kinds of store.
     pub kinds: String,
-    /// The MPI library this program was built with, `None` for a build without MPI.
+    /// The MPI library that this program uses; `None` if it finds none.
     pub mpi_library: Option<String>,
+    /// Why it finds none, and what helps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mpi_missing: Option<(String, String)>,
     /// The first line of the version of the `mpirun` that is found first.
     pub mpirun: Option<String>,
     /// Whether this program's MPI library can go on without a lost rank.
@@ -82,10 +85,12 @@ fn gib(bytes: u64) -> String {
 impl Machine {
     pub(crate) fn survey() -> Self {
         let uname = rustix::system::uname();
+        let mpi_library = mpi_library();
         Machine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kinds: Kind::names(),
-            mpi_library: mpi_library(),
+            mpi_library: mpi_library.as_ref().ok().cloned(),
+            mpi_missing: mpi_library.err(),
             mpirun: first_line(&ringpull_base::config::mpirun_program(), &["--version"]),
             has_fault_tolerance: has_fault_tolerance(),
             host: host_name(),
@@ -117,7 +122,7 @@ impl Machine {
         vec![
             ("version", self.version.clone()),
             ("kinds", self.kinds.clone()),
-            ("mpi library", self.mpi_library.clone().unwrap_or_else(|| "none".to_owned())),
+            ("mpi library", self.mpi_library.clone().unwrap_or_else(|| no_mpi(self.mpi_missing.as_ref()))),
             ("mpirun", self.mpirun.clone().unwrap_or_else(|| "none on PATH (run scripts/setup)".to_owned())),
             ("elastic jobs", self.elastic()),
             ("host", self.host.clone()),
@@ -200,8 +205,16 @@ pub(crate) fn field(path: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-fn mpi_library() -> Option<String> {
-    ringpull_allreduce::transport::mpi_library().ok()
+fn no_mpi(missing: Option<&(String, String)>) -> String {
+    missing.map_or("none".to_owned(), |(reason, remedy)| format!("none: {reason} (hint: {remedy})"))
+}
+
+/// The MPI library of this process, or why there is none and what helps.
+fn mpi_library() -> std::result::Result<String, (String, String)> {
+    ringpull_allreduce::transport::mpi_library().map_err(|error| match error {
+        Error::KindUnavailable { reason, remedy, .. } => (reason, remedy),
+        other => (other.to_string(), "run `ringpull bench allreduce`".to_owned()),
+    })
 }
 
 fn has_fault_tolerance() -> bool {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::family::Family;
-use crate::process::{Launcher, MPI, Process, family_of, folders_beside};
+use crate::process::{Launcher, MPI, Process, family_of, family_of_program, folders_beside};
 
 /// A library of MPI to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +24,11 @@ pub struct Missing {
 
 /// The libraries that `process` may use, the best first; at least one, which need not exist.
 pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
-    if let Some(path) = process.loaded.first() {
-        return Ok(of_files([path.clone()]).collect());
+    // A library that another one has loaded for itself does not make this process a rank.
+    let is_usable =
+        |found: &Candidate| process.launcher.as_ref().is_none_or(|launcher| launcher.family == found.family);
+    if let Some(loaded) = of_files(process.loaded.clone()).find(is_usable) {
+        return Ok(vec![loaded]);
     }
     let named = match process.named.as_deref() {
         Some(value) if value == "none" => {
@@ -62,6 +65,8 @@ pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
     all.extend(process.lib.iter().flat_map(|folder| libraries_in(folder)));
     let beside = process.mpirun.iter().flat_map(|program| folders_beside(program));
     all.extend(beside.flat_map(|folder| libraries_in(&folder)));
+    let of_mpirun = process.mpirun.as_deref().and_then(family_of_program);
+    all.extend(by_name(of_mpirun.as_slice()));
     all.extend(by_name(&Family::ALL));
     Ok(all)
 }
@@ -87,6 +92,18 @@ pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]
         _ => install.to_owned(),
     };
     Missing { reason: parts.join("; "), remedy }
+}
+
+/// The error if the library that is there is of a family that this program was not built for.
+pub(crate) fn not_built(family: Family, built: impl Iterator<Item = &'static str>) -> Missing {
+    let built: Vec<&str> = built.collect();
+    let with = if built.is_empty() { "none".to_owned() } else { built.join(" and ") };
+    Missing {
+        reason: format!("this ringpull was built without {family}; the MPIs it was built with: {with}"),
+        remedy: format!(
+            "build it again where the compiler `mpicc` of {family} is (`cargo clean -p ringpull-mpi` first), or use a wheel"
+        ),
+    }
 }
 
 /// Libraries in the places that were looked at which the launcher cannot use.
@@ -116,7 +133,7 @@ fn libraries_at(path: &Path) -> Result<Vec<Candidate>, Missing> {
         libraries_in(path).chain(libraries_in(&beneath)).collect()
     } else {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let family = family_of(path).or_else(|| family_of(&real));
+        let family = family_of(path).or_else(|| family_of(&real)).or_else(|| family_by_content(&real));
         family
             .filter(|_| path.is_file())
             .map(|family| Candidate { family, path: path.to_owned() })
@@ -130,6 +147,17 @@ fn libraries_at(path: &Path) -> Result<Vec<Candidate>, Missing> {
         });
     }
     Ok(found)
+}
+
+/// The family of a library with a name of its own, such as Cray's, by the names of its functions and data.
+fn family_by_content(path: &Path) -> Option<Family> {
+    let content = std::fs::read(path).ok()?;
+    let has = |name: &[u8]| content.windows(name.len()).any(|window| window == name);
+    match (has(b"\0ompi_mpi_comm_world\0"), has(b"\0MPI_Comm_split_type\0")) {
+        (true, _) => Some(Family::OpenMpi),
+        (false, true) => Some(Family::Mpich),
+        (false, false) => None,
+    }
 }
 
 fn libraries_in(folder: &Path) -> impl Iterator<Item = Candidate> + use<> {
@@ -178,11 +206,17 @@ mod tests {
         let loaded = PathBuf::from("/usr/lib/libmpi.so.12.0.0");
         let process = Process {
             loaded: vec![loaded.clone()],
-            launcher: Some(launcher(Family::OpenMpi, &here)),
+            launcher: Some(launcher(Family::Mpich, &here)),
             named: Some("none".into()),
             ..Process::default()
         };
         assert_eq!(candidates(&process), Ok(vec![Candidate { family: Family::Mpich, path: loaded }]));
+        // Of several that of the launcher, and none of another's.
+        let other = PathBuf::from("/opt/libmpi.so.40");
+        let process = Process { loaded: vec![other.clone(), process.loaded[0].clone()], ..process };
+        assert!(first(&process).ends_with("libmpi.so.12.0.0"));
+        let process = Process { loaded: vec![other], named: None, ..process };
+        assert!(candidates(&process).unwrap().iter().all(|candidate| candidate.family == Family::Mpich));
     }
 
     #[test]
@@ -231,6 +265,28 @@ mod tests {
         process.mpirun = None;
         let names: Vec<PathBuf> = candidates(&process).unwrap().into_iter().map(|candidate| candidate.path).collect();
         assert_eq!(names, ["libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.0"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn the_mpirun_in_the_path_says_which_of_the_systems_libraries_comes_first() {
+        let bin = folder(&["mpiexec.hydra"]);
+        std::os::unix::fs::symlink(bin.path().join("mpiexec.hydra"), bin.path().join("mpirun")).unwrap();
+        let process = Process { mpirun: Some(bin.path().join("mpirun")), ..Process::default() };
+        assert_eq!(candidates(&process).unwrap()[0].family, Family::Mpich);
+    }
+
+    #[test]
+    fn a_library_with_a_name_of_its_own_may_be_named() {
+        let here = folder(&["libmpi_own.so.1"]);
+        let path = here.path().join("libmpi_own.so.1");
+        for (content, family) in [
+            (&b"\0ompi_mpi_comm_world\0MPI_Comm_split_type\0"[..], Family::OpenMpi),
+            (&b"\0MPI_Comm_split_type\0"[..], Family::Mpich),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            let process = Process { named: Some(path.clone().into()), ..Process::default() };
+            assert_eq!(candidates(&process), Ok(vec![Candidate { family, path: path.clone() }]));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! this crate. Nothing else of ringpull is compiled against an MPI, or linked with one. When `dist_sync_mpi` is created,
 //! [`load`] finds the library that this process is to use, and the plugin that fits it:
 //!
-//! 1. the MPI that the process has loaded already, as mpi4py does;
+//! 1. the MPI that the process has loaded already, as mpi4py does, unless another MPI's `mpirun` started it;
 //! 2. the MPI of the `mpirun` that started the process; of that family, the one that `RINGPULL_MPI` names
 //!    comes first;
 //! 3. without such an `mpirun`: the one that `RINGPULL_MPI` names, that of the environment (`lib/` of a
@@ -25,6 +25,6 @@ mod requests;
 mod table;
 
 pub use choice::Missing;
-pub use load::{load, run_in};
+pub use load::{is_rank, load, run_in};
 pub use requests::Requests;
 pub use table::{Api, Comm, End, SendCall, element};

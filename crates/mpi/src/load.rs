@@ -5,14 +5,14 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::choice::{self, Missing};
 use crate::family::Family;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::table::Api;
 
 include!(concat!(env!("OUT_DIR"), "/plugins.rs"));
@@ -20,7 +20,7 @@ include!(concat!(env!("OUT_DIR"), "/plugins.rs"));
 /// The version of the table that this code calls.
 const VERSION: u32 = 1;
 
-static API: OnceLock<Result<&'static Api, Missing>> = OnceLock::new();
+static API: Mutex<Option<&'static Api>> = Mutex::new(None);
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
 /// Names the environment that this process runs in, `sys.prefix` of Python: its `lib` may have an MPI. To be called before
@@ -29,56 +29,84 @@ pub fn run_in(prefix: PathBuf) {
     PREFIX.get_or_init(|| prefix);
 }
 
-/// The MPI that this process uses. The first call loads it, for all libraries that are loaded later; it is the same
-/// ever after. An error says why there is none.
+/// The MPI that this process uses. The first call that finds one loads it, for all libraries that are loaded later, and it
+/// is the same ever after. An error says why there is none, and what helps: the next call looks again.
 pub fn load() -> Result<&'static Api, Missing> {
-    API.get_or_init(find).clone()
+    let mut loaded = API.lock().unwrap_or_else(PoisonError::into_inner);
+    if loaded.is_none() {
+        *loaded = Some(find()?);
+    }
+    Ok(loaded.expect("it was found"))
+}
+
+/// Returns true if a launcher of a known MPI has made this process a rank.
+pub fn is_rank() -> bool {
+    process::family_of_launcher().is_some()
 }
 
 fn find() -> Result<&'static Api, Missing> {
     let program = std::env::current_exe().unwrap_or_default();
     let prefix = PREFIX.get().map(PathBuf::as_path).or_else(|| program.parent().and_then(Path::parent));
     let process = Process::this(prefix.map(|prefix| prefix.join("lib")).as_deref());
-    let mut failures = Vec::new();
+    let (mut failures, mut not_built) = (Vec::new(), None);
     for candidate in choice::candidates(&process)? {
+        let (family, path) = (candidate.family, &candidate.path);
+        let Some((_, code)) = PLUGINS.iter().find(|(name, _)| *name == family.interface()) else {
+            // Of a name alone nobody knows whether there is such a library.
+            if path.is_absolute() || PLUGINS.is_empty() {
+                not_built.get_or_insert(family);
+            }
+            continue;
+        };
         // SAFETY: loading an MPI library does nothing that loading another library would not do.
-        match unsafe { Library::open(Some(&candidate.path), RTLD_NOW | RTLD_GLOBAL) } {
+        match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
             Ok(library) => {
                 keep(library);
-                return plugin(candidate.family);
+                let (table, plugin) = open(family, code).map_err(|cause| unloadable(family, &cause))?;
+                keep(plugin);
+                // SAFETY: the plugin stays, and nobody writes to the constant.
+                let api: &'static Api = unsafe { &*table };
+                check_family(api, family, path)?;
+                return Ok(api);
             }
-            Err(cause) if candidate.path.is_absolute() => failures.push(text_of(&cause)),
+            Err(cause) if path.is_absolute() => failures.push(text_of(&cause)),
             Err(_) => {}
         }
     }
-    Err(choice::missing(&process, &failures, &choice::of_another_family(&process)))
+    Err(match not_built {
+        Some(family) => choice::not_built(family, PLUGINS.iter().map(|(name, _)| *name)),
+        None => choice::missing(&process, &failures, &choice::of_another_family(&process)),
+    })
 }
 
-/// The table of a family's plugin, whose library of MPI is loaded.
-fn plugin(family: Family) -> Result<&'static Api, Missing> {
-    let Some((_, code)) = PLUGINS.iter().find(|(name, _)| *name == family.interface()) else {
-        let known: Vec<&str> = PLUGINS.iter().map(|(name, _)| *name).collect();
-        return Err(Missing {
-            reason: format!("this ringpull was built without {family} (it was built with: {})", list(&known)),
-            remedy: format!("install the compiler `mpicc` of {family}, touch crates/mpi/build.rs, and build it again"),
-        });
-    };
-    let failed = |cause: String| Missing {
-        reason: format!("the part that calls {family} cannot be loaded: {cause}"),
-        remedy: "report this with the output of `ringpull info`".to_owned(),
-    };
-    let library = open(family, code).map_err(failed)?;
-    // SAFETY: the plugin is this crate's own: `plugin.c` has this constant.
-    let table = unsafe { library.get::<*const Api>(b"ringpull_mpi\0") };
-    let table = table.map_err(|cause| failed(text_of(&cause)))?.into_raw().cast::<Api>();
-    keep(library);
-    // SAFETY: the library stays, and nobody writes to the constant.
-    let api: &'static Api = unsafe { &*table };
-    if api.version == VERSION { Ok(api) } else { Err(failed(format!("its table has version {}", api.version))) }
+/// An error unless the functions that the plugin has found are those of the library that it was made for: another MPI that
+/// the process has loaded for all comes first.
+fn check_family(api: &Api, family: Family, path: &Path) -> Result<(), Missing> {
+    let mut text = vec![0u8; 16384];
+    let mut len = 0;
+    // SAFETY: may be called at any time; the text is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI.
+    unsafe { (api.get_library_version)(text.as_mut_ptr().cast(), &raw mut len) };
+    let text = String::from_utf8_lossy(&text);
+    if (family == Family::OpenMpi) == text.starts_with("Open MPI") || family == Family::Standard {
+        return Ok(());
+    }
+    let first = text.split(['\0', '\n', ',']).next().unwrap_or_default().trim();
+    Err(Missing {
+        reason: format!("two MPIs are in this process: {}, and {first}, which comes first", path.display()),
+        remedy: "start the program with the mpirun of the MPI that it loads itself, by a library or LD_PRELOAD"
+            .to_owned(),
+    })
 }
 
-/// Loads a plugin from memory, or from a file where memory cannot be executed.
-fn open(family: Family, code: &[u8]) -> Result<Library, String> {
+fn unloadable(family: Family, cause: &str) -> Missing {
+    Missing {
+        reason: format!("the part of ringpull that calls {family} cannot be loaded: {cause}"),
+        remedy: "let TMPDIR name a folder from which programs may run, and start the program again".to_owned(),
+    }
+}
+
+/// Loads a plugin from memory, or from a file where memory cannot be executed: its table, as long as it stays.
+fn open(family: Family, code: &[u8]) -> Result<(*const Api, Library), String> {
     let name = format!("ringpull-mpi-{}", family.interface());
     let in_memory = memfd_create(&*name, MemfdFlags::CLOEXEC).map_err(|cause| cause.to_string()).and_then(|memory| {
         let mut memory = std::fs::File::from(memory);
@@ -92,18 +120,20 @@ fn open(family: Family, code: &[u8]) -> Result<Library, String> {
     })
 }
 
-fn open_file(path: &OsStr) -> Result<Library, String> {
+fn open_file(path: &OsStr) -> Result<(*const Api, Library), String> {
     // SAFETY: a plugin has no code that runs when it is loaded.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|cause| text_of(&cause))
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|cause| text_of(&cause))?;
+    // SAFETY: `plugin.c` has a constant of this name, which begins with its version.
+    let table = unsafe { library.get::<*const Api>(b"ringpull_mpi\0") };
+    let table = table.map_err(|cause| text_of(&cause))?.into_raw().cast::<Api>();
+    // SAFETY: as above. The loader may give another library that was once loaded by this path.
+    let version = unsafe { (*table).version };
+    if version == VERSION { Ok((table, library)) } else { Err(format!("its table has version {version}")) }
 }
 
 /// A library stays until the process ends: it has threads and functions that run at exit.
 fn keep(library: Library) {
     std::mem::forget(library);
-}
-
-fn list(names: &[&str]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 fn text_of(cause: &libloading::Error) -> String {

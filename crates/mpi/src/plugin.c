@@ -7,15 +7,19 @@
  */
 #include <mpi.h>
 
+#if defined(OPEN_MPI)
+#define INTERFACE openmpi
+#elif defined(MPICH_VERSION) || defined(I_MPI_VERSION)
+#define INTERFACE mpich
+#elif defined(MPI_ABI_VERSION)
+#define INTERFACE standard
+#endif
+#define TEXT_OF(word) #word
+#define TEXT(word) TEXT_OF(word)
+
 #ifdef PROBE
 /* build.rs reads which interface the compiler has. */
-#if defined(MPI_ABI_VERSION) && !defined(OPEN_MPI) && !defined(MPICH_VERSION)
-ringpull interface standard
-#elif defined(OPEN_MPI)
-ringpull interface openmpi
-#elif defined(MPICH_VERSION) || defined(I_MPI_VERSION)
-ringpull interface mpich
-#endif
+ringpull interface INTERFACE
 #else
 
 /* The element types that every MPI sums, as `element` in table.rs numbers them. */
@@ -28,7 +32,6 @@ typedef unsigned long long comm;
 struct end {
   int index; /* among the requests that were asked about */
   int error; /* 0, or MPI's code of what failed */
-  int bytes; /* that have arrived; of no meaning for a message that was sent */
 };
 
 /* An MPI with fault tolerance has these, from some version on: they are null elsewhere. */
@@ -97,20 +100,20 @@ static int irecv(void *data, int bytes, int source, int tag, comm of_ranks, void
   return MPI_Irecv(data, bytes, MPI_BYTE, source, tag, of(of_ranks), request);
 }
 
-static void read_status(MPI_Status *status, struct end *end, int index, int error) {
-  end->index = index;
-  end->error = error;
-  end->bytes = -1;
-  if (error == MPI_SUCCESS) MPI_Get_count(status, MPI_BYTE, &end->bytes);
-}
-
 static int testsome(int count, void *requests, int *indices, void *statuses, int *finished, struct end *ends) {
   MPI_Status *status = statuses;
   int code = MPI_Testsome(count, requests, finished, indices, statuses);
   if (*finished == MPI_UNDEFINED || *finished < 0) *finished = 0;
-  for (int at = 0; at < *finished; ++at)
-    read_status(status + at, ends + at, indices[at], code == MPI_SUCCESS ? MPI_SUCCESS : status[at].MPI_ERROR);
+  for (int at = 0; at < *finished; ++at) {
+    ends[at].index = indices[at];
+    ends[at].error = code == MPI_SUCCESS ? MPI_SUCCESS : status[at].MPI_ERROR;
+  }
   return code;
+}
+
+/* The bytes of a message that was received, by the status at this place. */
+static int get_count(const void *statuses, int at, int *bytes) {
+  return MPI_Get_count((const MPI_Status *)statuses + at, MPI_BYTE, bytes);
 }
 
 /* Whether a request is done. It stays one that is under way to MPI. */
@@ -118,12 +121,7 @@ static int is_done(void *request, int *flag) {
   return MPI_Request_get_status(*(MPI_Request *)request, flag, MPI_STATUS_IGNORE);
 }
 
-static int wait(void *request, struct end *end) {
-  MPI_Status status;
-  int code = MPI_Wait(request, &status);
-  read_status(&status, end, 0, code);
-  return code;
-}
+static int wait(void *request, void *status) { return MPI_Wait(request, status); }
 
 static int bcast(void *data, int bytes, int root, comm of_ranks) { return MPI_Bcast(data, bytes, MPI_BYTE, root, of(of_ranks)); }
 
@@ -174,6 +172,7 @@ static int agree(comm of_ranks, int *flag) { return MPIX_Comm_agree(of(of_ranks)
 
 const struct {
   unsigned int version, request_bytes, status_bytes;
+  const char *interface; /* scripts/wheel looks for it in what it has built */
   int single, funneled, serialized, multiple;
   int (*get_library_version)(char *, int *);
   int (*error_string)(int, char *, int *);
@@ -196,7 +195,8 @@ const struct {
   int (*irecv)(void *, int, int, int, comm, void *);
   int (*testsome)(int, void *, int *, void *, int *, struct end *);
   int (*is_done)(void *, int *);
-  int (*wait)(void *, struct end *);
+  int (*get_count)(const void *, int, int *);
+  int (*wait)(void *, void *);
   int (*bcast)(void *, int, int, comm);
   int (*allreduce)(void *, int, int, comm);
   int (*allgather)(const void *, int, void *, comm);
@@ -208,11 +208,11 @@ const struct {
   int (*ack_failed)(comm, int, int *);
   int (*agree)(comm, int *);
 } ringpull_mpi = {
-  1, sizeof(MPI_Request), sizeof(MPI_Status),
+  1, sizeof(MPI_Request), sizeof(MPI_Status), "ringpull-plugin-" TEXT(INTERFACE),
   MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE,
   MPI_Get_library_version, MPI_Error_string, MPI_Initialized, MPI_Finalized, MPI_Finalize, MPI_Query_thread,
   init_thread, world, self, set_errors_return, comm_rank, comm_size, comm_split, comm_split_hosts, comm_free, probe,
-  isend, issend, irecv, testsome, is_done, wait, bcast, allreduce, allgather, alltoall, reduce_scatter,
+  isend, issend, irecv, testsome, is_done, get_count, wait, bcast, allreduce, allgather, alltoall, reduce_scatter,
   takes_device_memory, survives_losses, get_failed, ack_failed, agree,
 };
 #endif

@@ -57,6 +57,11 @@ pub(crate) fn family_of(path: &Path) -> Option<Family> {
     Family::of_file(path.file_name()?.to_str()?)
 }
 
+/// The family of a launcher's program, where its real name says so.
+pub(crate) fn family_of_program(program: &Path) -> Option<Family> {
+    Family::of_launcher(program.canonicalize().ok()?.file_name()?.to_str()?)
+}
+
 /// Folders beside a program in which its libraries may be.
 pub(crate) fn folders_beside(program: &Path) -> Vec<PathBuf> {
     let program = program.canonicalize().unwrap_or_else(|_| program.to_owned());
@@ -76,8 +81,13 @@ fn family_of_rank(has: impl Fn(&str) -> bool) -> Option<Family> {
     }
 }
 
+/// The family of the launcher that has made this process a rank.
+pub(crate) fn family_of_launcher() -> Option<Family> {
+    family_of_rank(|name| std::env::var_os(name).is_some())
+}
+
 fn launcher() -> Option<Launcher> {
-    let family = family_of_rank(|name| std::env::var_os(name).is_some())?;
+    let family = family_of_launcher()?;
     let mut ancestor = std::os::unix::process::parent_id();
     for _ in 0..GENERATIONS {
         let program = std::fs::read_link(format!("/proc/{ancestor}/exe")).ok();

@@ -58,7 +58,7 @@ impl Requests {
         let count = self.slots.len;
         self.indices.resize(count, 0);
         self.ends.resize(count, End::default());
-        self.statuses.resize((count * self.api.status_bytes as usize).div_ceil(size_of::<u64>()), 0);
+        self.make_room(count);
         let mut finished: c_int = 0;
         let requests = self.slots.memory.as_mut_ptr().cast();
         let (indices, statuses) = (self.indices.as_mut_ptr(), self.statuses.as_mut_ptr().cast());
@@ -84,15 +84,30 @@ impl Requests {
         (code, flag != 0)
     }
 
-    /// `MPI_Wait`. The request stays until it is removed.
+    /// `MPI_Wait`: its code. The request stays until it is removed; its status is the first.
     ///
     /// # Safety
     /// As of [`Requests::test_some`].
-    pub unsafe fn wait(&mut self, at: usize) -> (c_int, End) {
-        let mut end = End::default();
-        // SAFETY: the slot holds a request; the caller vouches for it.
-        let code = unsafe { (self.api.wait)(self.slots.slot(at).cast(), &raw mut end) };
-        (code, end)
+    pub unsafe fn wait(&mut self, at: usize) -> c_int {
+        self.make_room(1);
+        // SAFETY: the slot holds a request, and there is room for its status; the caller vouches for it.
+        unsafe { (self.api.wait)(self.slots.slot(at).cast(), self.statuses.as_mut_ptr().cast()) }
+    }
+
+    /// `MPI_Get_count`: the bytes of a message that was received, by the status at this place of the last call of
+    /// [`Requests::test_some`] or [`Requests::wait`].
+    ///
+    /// # Safety
+    /// That call has reported a receive there.
+    pub unsafe fn received(&self, at: usize) -> (c_int, c_int) {
+        let mut bytes: c_int = -1;
+        // SAFETY: the caller vouches for the status.
+        let code = unsafe { (self.api.get_count)(self.statuses.as_ptr().cast(), at as c_int, &raw mut bytes) };
+        (code, bytes)
+    }
+
+    fn make_room(&mut self, statuses: usize) {
+        self.statuses.resize((statuses * self.api.status_bytes as usize).div_ceil(size_of::<u64>()), 0);
     }
 }
 

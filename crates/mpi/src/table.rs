@@ -1,15 +1,17 @@
 //! The table of a plugin, as `plugin.c` has it.
+#![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::marker::PhantomData;
 
-/// A communicator, whatever it is to the library.
+/// A communicator, whatever it is to the library. It stays on one thread, as all calls of MPI do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Comm(u64);
+pub struct Comm(u64, PhantomData<*mut ()>);
 
 impl Comm {
     /// A value to be overwritten by the call that makes a communicator.
-    pub const UNSET: Comm = Comm(0);
+    pub const UNSET: Comm = Comm(0, PhantomData);
 }
 
 /// Numbers of the element types that every MPI sums.
@@ -33,8 +35,6 @@ pub struct End {
     pub index: c_int,
     /// 0, or MPI's code of what failed.
     pub error: c_int,
-    /// The bytes that have arrived; of no meaning for a message that was sent.
-    pub bytes: c_int,
 }
 
 /// The functions of MPI that the engine calls. Each returns MPI's code but where it says otherwise, and may be called
@@ -48,6 +48,9 @@ pub struct Api {
     pub(crate) request_bytes: c_uint,
     /// The size of a status.
     pub(crate) status_bytes: c_uint,
+    /// The name of the interface, for people.
+    #[allow(dead_code, reason = "scripts/wheel reads it")]
+    interface: *const c_char,
     pub thread_single: c_int,
     pub thread_funneled: c_int,
     pub thread_serialized: c_int,
@@ -79,8 +82,9 @@ pub struct Api {
     pub(crate) testsome:
         unsafe extern "C" fn(c_int, *mut c_void, *mut c_int, *mut c_void, *mut c_int, *mut End) -> c_int,
     /// `MPI_Request_get_status`.
-    pub is_done: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
-    pub wait: unsafe extern "C" fn(*mut c_void, *mut End) -> c_int,
+    pub(crate) is_done: unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
+    pub(crate) get_count: unsafe extern "C" fn(*const c_void, c_int, *mut c_int) -> c_int,
+    pub(crate) wait: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int,
     /// `MPI_Bcast` of bytes.
     pub bcast: unsafe extern "C" fn(*mut c_void, c_int, c_int, Comm) -> c_int,
     /// `MPI_Allreduce`, a sum in place.
@@ -100,6 +104,9 @@ pub struct Api {
     pub ack_failed: unsafe extern "C" fn(Comm, c_int, *mut c_int) -> c_int,
     pub agree: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
 }
+
+// SAFETY: the table is constant, and its text too.
+unsafe impl Sync for Api {}
 
 /// `MPI_Isend` or `MPI_Issend` of bytes: data, their number, the rank they go to, the tag, the communicator, the place of
 /// the request.

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, joined by channels: the transport of tests and of builds without MPI.
+//! Ranks as threads of one process, joined by channels: the transport of tests.
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};

@@ -104,13 +104,14 @@ impl Mpi {
                 continue;
             }
             // SAFETY: the request is done, so this returns at once and frees it.
-            let (code, end) = unsafe { self.requests.wait(at) };
+            let code = unsafe { self.requests.wait(at) };
             check("MPI_Wait", self.rank, code)?;
             self.requests.remove(at);
             self.inflight.remove(at);
             finished += 1;
-            if let Some((from, stamp, len)) = due {
-                check_arrival(self.rank, from, stamp, len, end)?;
+            if let Some(due) = due {
+                // SAFETY: MPI_Wait has reported this receive there.
+                check_arrival(self.rank, due, unsafe { self.requests.received(0) })?;
             }
             done.push(token);
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use ringpull_base::config::{self, ELASTIC_SETTING, STARTED};
 use ringpull_base::own_folder::OwnFolder;
 use ringpull_base::{DType, Error, Result, file_limit};
-use ringpull_mpi::{Api, Comm, End, Requests, element};
+use ringpull_mpi::{Api, Comm, Requests, element};
 
 use crate::transport::library::{
     api, check, check_launcher, check_threads, error_text, level_wanted, library_error, mpi_library, set_parameter,
@@ -304,11 +304,11 @@ impl Transport for Mpi {
         super::moved(finished);
         let mut indices = Vec::with_capacity(finished);
         for at in 0..finished {
-            let end = self.requests.end(at);
-            let index = end.index as usize;
+            let index = self.requests.end(at).index as usize;
             let flight = self.inflight[index];
-            if let Some((from, stamp, len)) = flight.due {
-                check_arrival(self.rank, from, stamp, len, end)?;
+            if let Some(due) = flight.due {
+                // SAFETY: MPI_Testsome has reported this receive there.
+                check_arrival(self.rank, due, unsafe { self.requests.received(at) })?;
             }
             done.push(flight.token);
             indices.push(index);
@@ -476,10 +476,15 @@ impl Mpi {
 }
 
 /// A message that is not as long as the one due is an error: its bytes have been received but are never used.
-pub(super) fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, end: End) -> Result<()> {
-    if usize::try_from(end.bytes) == Ok(len) {
+pub(super) fn check_arrival(
+    rank: usize,
+    (from, stamp, len): (usize, Stamp, usize),
+    (code, bytes): (c_int, c_int),
+) -> Result<()> {
+    check("MPI_Get_count", rank, code)?;
+    if usize::try_from(bytes) == Ok(len) {
         return Ok(());
     }
-    let what = format!("{} bytes of operation {stamp} instead of {len} bytes", end.bytes);
+    let what = format!("{bytes} bytes of operation {stamp} instead of {len} bytes");
     Err(Error::protocol(rank, format!("rank {from}"), what))
 }

@@ -174,11 +174,7 @@ pub const VARIABLES: [Variable; 43] = [
         "`mpirun`",
         "the `mpirun` that `compare` and `launch` use; unset, the one beside the command comes before that of the `PATH`",
     ),
-    variable(
-        "RINGPULL_MPI",
-        "",
-        "in a wheel, the MPI to use: its library (`libmpi.so.40`, `libmpi.so.12`), its folder, or `none`",
-    ),
+    variable("RINGPULL_MPI", "", "the MPI to use: its library (`libmpi.so.40`, `libmpi.so.12`), its folder, or `none`"),
     variable(
         "RINGPULL_LOCAL_WORKERS",
         "",

@@ -145,11 +145,11 @@ pub(crate) enum Format {
     Json,
 }
 
-/// A second build of this program, with MPICH.
+/// A program for measurements over MPICH.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MpichArgs {
-    /// A `ringpull` that was built with MPICH, to measure our allreduce over MPICH, and MPICH's own. Its
-    /// launcher is `mpirun.mpich`.
+    /// A `ringpull`, such as this one, to measure our allreduce over MPICH, and MPICH's own. Its launcher is
+    /// `mpirun.mpich`.
     #[arg(long)]
     mpich: Option<PathBuf>,
 }

@@ -53,8 +53,8 @@ fn mpi(facts: &Facts) -> Vec<Found> {
         return failure(facts.probe_failure.as_deref().unwrap_or("no mpirun on the PATH"), fix);
     };
     let Some(library) = &facts.machine.mpi_library else {
-        let fix = "`ringpull bench allreduce` says what was looked for; local and the kinds with servers work";
-        return warning(format!("this program finds no library of MPI that fits {mpirun}"), fix);
+        let Some((why, fix)) = &facts.machine.mpi_missing else { return Vec::new() };
+        return warning(format!("{why}; local and the kinds with servers work"), fix);
     };
     if let Some(cause) = &facts.probe_failure {
         let fix = if cause.contains("root") {

@@ -53,7 +53,7 @@ pub(crate) struct Launched {
     hosts: Vec<Host>,
     lab: Option<Lab>,
     program: PathBuf,
-    /// A `ringpull` that was built with MPICH, and its `mpirun`.
+    /// The program for MPICH, and its `mpirun`.
     mpich: Option<(PathBuf, Mpirun)>,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND` of jobs with servers.
     bigarray_bound: Option<usize>,
@@ -252,7 +252,7 @@ impl Launched {
 impl Runner for Launched {
     fn missing(&mut self, variant: Variant) -> Option<String> {
         if variant.on_mpich {
-            let install = "scripts/setup --mpich; then scripts/bench builds with it and names the program with --mpich";
+            let install = "scripts/setup --mpich; then name this program with --mpich";
             return self.mpich.is_none().then(|| install.to_owned());
         }
         variant.peer.and_then(peers::missing)
