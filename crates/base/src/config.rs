@@ -120,9 +120,6 @@ pub struct Config {
     /// `RINGPULL_ELASTIC` (0): whether the ranks of `dist_sync_mpi` go on without one that is lost, where MPI
     /// can (Open MPI 5 under `mpirun --with-ft ulfm`), and jobs with servers without lost workers.
     pub elastic: bool,
-    /// `RINGPULL_REPLICAS` (1): how many servers of `dist_sync` hold each value; with 2 the loss of one costs
-    /// none.
-    pub replicas: usize,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
     /// servers.
     pub bigarray_bound: usize,
@@ -146,7 +143,6 @@ impl Default for Config {
             check_nan: false,
             check_replicas: 0,
             elastic: false,
-            replicas: 1,
             bigarray_bound: 1_000_000,
             heartbeat_interval: Duration::from_secs(1),
         }
@@ -159,12 +155,6 @@ pub const NEVER: Duration = Duration::from_secs(1_000_000_000);
 /// Every rank that has not ended waits for a call that another has not made: after this time nothing will
 /// come.
 pub const DEADLOCK: Duration = Duration::from_secs(5);
-
-/// What sets `Config::replicas`.
-pub const REPLICAS: &str = "RINGPULL_REPLICAS";
-
-/// What it is.
-const SERVERS: &str = "a number of servers; 1: each value is on one";
 
 /// What `segment_bytes` may be.
 const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
@@ -208,10 +198,6 @@ impl Config {
             elastic: match text("RINGPULL_ELASTIC") {
                 Some(given) => switch("RINGPULL_ELASTIC", &given)?,
                 None => default.elastic,
-            },
-            replicas: match parsed(REPLICAS, SERVERS, default.replicas)? {
-                0 => return Err(bad(REPLICAS, SERVERS)),
-                replicas => replicas,
             },
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,

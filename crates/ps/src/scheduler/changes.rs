@@ -81,13 +81,6 @@ impl WorkerChanges {
     }
 }
 
-impl WorkerChanges {
-    /// Barriers up to this one are done.
-    pub(super) fn begin_at(&mut self, barrier: u64) {
-        self.barriers = barrier;
-    }
-}
-
 impl Node {
     /// Whether it is a worker for which rounds and barriers wait.
     pub(super) fn is_member(&self) -> bool {
@@ -109,7 +102,6 @@ impl Scheduler {
             incarnation: 0,
             generation: self.changes.generation,
             present: self.members().into_keys().collect(),
-            replicas: self.settings.replicas,
         }
     }
 
@@ -132,9 +124,6 @@ impl Scheduler {
     /// A node is lost: the job goes on without it if it may, and else fails.
     pub(super) fn lose(&mut self, index: usize, cause: &str) {
         let node = &self.nodes[index];
-        if node.info.role == Role::Server && self.goes_on_without_servers() {
-            return self.lose_server(node.rank, None, cause);
-        }
         let error = node.lost(cause);
         let rank = node.rank;
         let is_last = |node: &Node| node.is_member() && !node.left && node.rank != rank;
