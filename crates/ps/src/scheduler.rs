@@ -226,8 +226,9 @@ impl Scheduler {
             ToScheduler::Connected => return Err("only workers connect".to_owned()),
             ToScheduler::Fault(error) => self.fail(&error),
             ToScheduler::Stalled(error) => {
-                let Error::Stalled { missing, .. } = &error else {
-                    return Err("a stall that is none".to_owned());
+                let missing = match &error {
+                    Error::Stalled { missing, .. } if !missing.is_empty() => missing,
+                    _ => return Err("a stall that is none".to_owned()),
                 };
                 let is_gone = |rank: &usize| self.worker(*rank).is_none();
                 if self.settings.is_elastic && missing.iter().any(is_gone) {
@@ -380,8 +381,12 @@ impl Scheduler {
     /// The ranks that others have waited for long, if they should be reported now.
     pub fn warning(&mut self, now: Duration) -> Option<String> {
         let (waited, what) = if self.complete {
-            let (since, ranks) = self.barriers.values().min_by_key(|(since, _)| *since)?;
-            (now.saturating_sub(*since), format!("rank(s) {:?} to come to a barrier", self.missing(ranks)))
+            // To one that is held until workers are taken in all have come.
+            let awaited = |(since, ranks): &(Duration, Vec<usize>)| {
+                Some((*since, self.missing(ranks))).filter(|(_, missing)| !missing.is_empty())
+            };
+            let (since, missing) = self.barriers.values().filter_map(awaited).min_by_key(|(since, _)| *since)?;
+            (now.saturating_sub(since), format!("rank(s) {missing:?} to come to a barrier"))
         } else {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
             let (workers, servers) = (count(Role::Worker), count(Role::Server));

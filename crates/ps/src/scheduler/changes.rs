@@ -152,7 +152,7 @@ impl Scheduler {
         if !node.is_joining {
             self.changes.generation += 1;
             let left = self.members().len();
-            notice(&format!("ringpull: {error}; the job goes on with {left} worker(s)"));
+            notice(&said_of_loss(&error, left));
             let changed = FromScheduler::Changed { generation: self.changes.generation, workers: self.members() };
             self.tell(Role::Worker, &changed);
         }
@@ -403,4 +403,10 @@ impl Scheduler {
         };
         self.outputs.extend(refused.into_iter().map(|to| (to, FromScheduler::Abort(error.clone()))));
     }
+}
+
+/// The notice that a worker is lost and `left` go on. The error's hint is for a job that ends.
+pub(super) fn said_of_loss(error: &Error, left: usize) -> String {
+    let (what, _) = error.parts();
+    format!("ringpull: {what}; the job goes on with {left} worker(s)")
 }

@@ -1,5 +1,6 @@
 //! Ranks, barriers, silence and the end of a job, under a clock of our own.
 
+use super::changes::said_of_loss;
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -168,6 +169,26 @@ fn nobody_waits_for_the_connections_of_a_worker_that_has_left() {
 }
 
 #[test]
+fn a_stall_and_a_warning_always_have_a_rank_that_is_awaited() {
+    let mut scheduler = complete();
+    let (operation, key, why) = ("push".to_owned(), Key::Int(3), String::new());
+    let of_nobody = Error::Stalled { operation, key, rank: 1, missing: Vec::new(), waited_s: 99, why };
+    scheduler.handle(b"a", ToScheduler::Stalled(of_nobody), SECOND * 18).unwrap_err();
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
+    scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
+    let warning = scheduler.warning(SECOND * 32).unwrap();
+    assert_eq!(warning, "warning: the scheduler has waited 31 s for rank(s) [0] to come to a barrier");
+}
+
+#[test]
+fn the_notice_of_a_loss_has_no_hint_within_and_does_not_say_to_restart_a_job_that_goes_on() {
+    let said = said_of_loss(&complete().nodes[0].lost("its connection closed"), 1);
+    let expected = "ringpull: worker rank 1 (pid 7 on h1) is lost: its connection closed (during heartbeat); \
+                    the job goes on with 1 worker(s)";
+    assert_eq!(said, expected);
+}
+
+#[test]
 fn barriers_end_when_all_have_come_and_name_who_has_not() {
     let mut scheduler = complete();
     scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
@@ -332,6 +353,7 @@ fn a_worker_that_comes_later_gets_a_free_rank_and_takes_part_after_a_barrier() {
     scheduler.handle(b"c", ToScheduler::Enter, SECOND).unwrap();
     scheduler.handle(b"b", ToScheduler::Barrier { number: 4 }, SECOND).unwrap();
     assert_eq!(sent(&mut scheduler), ["b: count"]);
+    assert_eq!(scheduler.warning(SECOND * 40), None, "all have come to the barrier");
     let pushes = BTreeMap::from([(Key::Int(7), 9)]);
     let calls = crate::message::CallsMade { pushes, optimizer: None };
     scheduler.handle(b"b", ToScheduler::Counts(calls), SECOND).unwrap();

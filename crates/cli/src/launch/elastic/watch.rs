@@ -107,7 +107,8 @@ impl Watched {
                 Ok(None) => failed = false,
                 Err(cause) => {
                     if !failed {
-                        event(&format!("{cause}; the job goes on with its hosts"));
+                        let (what, hint) = cause.parts();
+                        event(&format!("{what}; the job goes on with its hosts{hint}"));
                     }
                     failed = true;
                 }
