@@ -37,19 +37,11 @@ pub struct Learned {
     pub source: String,
     /// The age of the file, if it is of the cache, on rank 0.
     pub age: Option<Duration>,
-    /// True if they are of this cluster, and not of any.
-    pub is_of_the_cluster: bool,
 }
 
 impl Default for Learned {
     fn default() -> Self {
-        Learned {
-            model: Model::default(),
-            links: None,
-            source: "the default".to_owned(),
-            age: None,
-            is_of_the_cluster: false,
-        }
+        Learned { model: Model::default(), links: None, source: "the default".to_owned(), age: None }
     }
 }
 
@@ -203,7 +195,7 @@ pub(super) fn learn(
     let racks = cluster.racks(&job.names);
     // The plan for racks knows no rates of hosts.
     let links = if racks.is_some() { None } else { links_of(&cluster.links(&job.names), hosts.len(), helpers) };
-    Ok((Learned { model: cluster.model(&job.names), links, source, age, is_of_the_cluster: true }, racks))
+    Ok((Learned { model: cluster.model(&job.names), links, source, age }, racks))
 }
 
 /// The links of so many hosts. Without rates they are alike.

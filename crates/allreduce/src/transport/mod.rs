@@ -23,8 +23,6 @@ pub(crate) mod meeting;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod observed;
-#[cfg(test)]
-pub(crate) mod over_links;
 pub mod peer_memory;
 #[cfg(feature = "mpi")]
 mod remaining;

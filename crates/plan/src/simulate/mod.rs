@@ -17,24 +17,24 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::{Algorithm, Model, Schedule, posted_bytes};
+use crate::{Algorithm, Model, Schedule};
 use collective::{Host, Hosts};
 use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
-/// How long a link sends what its connections have taken, and not sent.
-const UNSENT_US: f64 = 5_000.0;
-/// What connections have sent, and waits in the queue of its host's link.
+/// The time for which a link sends what its host has handed over: a more urgent message waits for that. Measured
+/// steps fit it, whatever limits connections have (docs/decisions/short-queues.md).
+const AHEAD_US: f64 = 15_000.0;
+/// The bytes of connections that always lie in the queue of a host's link.
 const QUEUED_BYTES: usize = 384 << 10;
-/// A host has no more ahead of its link: the interpreter posts four messages, and a connection takes megabytes.
+/// The most that a host has ahead of its link: the interpreter posts four messages, and a connection takes
+/// megabytes.
 const MOST_BYTES: usize = 3 << 20;
 
-/// What a host has sent, as far as it knows, and its link of this rate has not. A more urgent message waits
-/// for it. (On links below 400 Mbit/s the interpreter may post a second message beyond that.)
+/// The bytes that a host has handed over, and its link of this rate has not sent.
 fn ahead_bytes(link_bytes_per_us: f64) -> usize {
-    let unsent_bytes = (link_bytes_per_us * UNSENT_US) as usize;
-    (posted_bytes(link_bytes_per_us) + unsent_bytes + QUEUED_BYTES).min(MOST_BYTES)
+    ((link_bytes_per_us * AHEAD_US) as usize + QUEUED_BYTES).min(MOST_BYTES)
 }
 
 /// What joins the hosts of a job, one worker on each.
