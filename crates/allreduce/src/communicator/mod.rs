@@ -62,7 +62,6 @@ pub use cluster::{Cluster, ClusterHost, Network};
 pub use executor::Executor;
 pub use helped::Asked;
 pub use learn::Learned;
-pub use rack_probe::HOSTS as MEASURED_HOSTS;
 pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
 pub use schedules::plan_of_codes;
 
@@ -133,7 +132,7 @@ impl Communicator {
             // A sum with helpers crosses the link between racks anyhow.
             (self.learned, _) = self.executor.with_helpers(|all| {
                 let hosts: Vec<Vec<usize>> = (0..all.size()).map(|rank| vec![rank]).collect();
-                learn::learn(all, &hosts, source, helpers)
+                learn::learn(all, &hosts, source, (helpers, false))
             })?;
             self.forget_schedules();
             if self.rank() == 0 {
@@ -144,7 +143,8 @@ impl Communicator {
         if self.executor.is_helper() {
             return Ok(());
         }
-        let (learned, racks) = learn::learn(&mut self.executor, &self.placement.hosts, source, 0)?;
+        let (learned, racks) =
+            learn::learn(&mut self.executor, &self.placement.hosts, source, (0, !self.placement.are_racks_named))?;
         self.learned = learned;
         if !self.placement.are_racks_named {
             self.placement.racks = racks;

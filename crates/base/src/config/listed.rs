@@ -112,8 +112,8 @@ pub const VARIABLES: [Variable; 42] = [
     variable(
         "RINGPULL_RACK",
         "",
-        "name of the rack of this host; used if every rank has one. Slurm's topology is used if it is \
-         known, and else the racks of the [cluster file](cluster-file.md)",
+        "name of the rack of this host; used if every rank has one and there are two. Slurm's topology is used if \
+         it is known, and else the racks of the [cluster file](cluster-file.md)",
     ),
     variable(
         "RINGPULL_CHECK_NAN",
