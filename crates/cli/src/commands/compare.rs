@@ -169,13 +169,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     }
     if let Some(sizes) = &args.sizes {
         create(&args.out)?;
-        let (testbed, most) = if let Some(hosts) = emulated(args) {
-            (Testbed::Lab(Shape { hosts, rate: args.link, own: Vec::new(), racks: None }), hosts)
-        } else {
-            let workers = args.local.unwrap_or(LOCAL_WORKERS);
-            (Testbed::Local(workers), workers)
-        };
-        return sizes::run(args, sizes, testbed, most);
+        return sizes::run(args, sizes, testbed(args, None));
     }
     let variants = Variant::list(&modes(args)?, &args.peers);
     check_variants(args, &variants)?;
@@ -184,12 +178,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     create(&args.out)?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
-    let testbed = match (emulated(args), &args.hostfile) {
-        (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
-        (None, Some(file)) => Testbed::Hostfile(file.clone()),
-        (None, None) => Testbed::Local(args.local.unwrap_or(LOCAL_WORKERS)),
-    };
-    let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?.scaled(args.scale)?;
+    let mut runner = Launched::start(testbed(args, racks), extra, args.mpich.find()?)?.scaled(args.scale)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
@@ -253,6 +242,15 @@ fn create(folder: &Path) -> Result<()> {
 fn emulated(args: &CompareArgs) -> Option<usize> {
     let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
     args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|most| is_open && *most > 0))
+}
+
+/// Where the jobs run.
+fn testbed(args: &CompareArgs, racks: Option<Racks>) -> Testbed {
+    match (emulated(args), &args.hostfile) {
+        (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
+        (None, Some(file)) => Testbed::Hostfile(file.clone()),
+        (None, None) => Testbed::Local(args.local.unwrap_or(LOCAL_WORKERS)),
+    }
 }
 
 /// The modes to compare: few servers, and as many as serve the workers best on the same hosts.
