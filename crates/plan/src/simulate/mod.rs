@@ -17,8 +17,8 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::{Algorithm, Model, Schedule};
-use collective::{Host, Hosts};
+use crate::{Algorithm, Model};
+use collective::Host;
 use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
@@ -46,8 +46,6 @@ pub struct Network {
     pub bytes_per_us: f64,
     /// Workers' hosts with links of their own: the worker, what it sends and what it receives at.
     pub own: Vec<(usize, f64, f64)>,
-    /// The rack of each worker, 0 or 1, and what the link between the two carries in each direction.
-    pub racks: Option<(Vec<usize>, f64)>,
     /// From a message's leaving to its arriving.
     pub latency_us: f64,
     /// What a processor does for each.
@@ -85,12 +83,12 @@ impl Network {
     pub fn even(workers: usize, model: &Model) -> Self {
         let Model { long_bytes_per_us, latency_us, message_us, sum_bytes_per_us, .. } = *model;
         let costs = Costs { message_us, sum_bytes_per_us };
-        Network { workers, bytes_per_us: long_bytes_per_us, own: Vec::new(), racks: None, latency_us, costs }
+        Network { workers, bytes_per_us: long_bytes_per_us, own: Vec::new(), latency_us, costs }
     }
 
     /// Whether every host has the same link to every other.
     pub fn is_even(&self) -> bool {
-        self.own.is_empty() && self.racks.is_none()
+        self.own.is_empty()
     }
 
     /// The rates at which the host of `worker` sends and receives.
@@ -111,7 +109,7 @@ impl Network {
     }
 
     /// Stations for so many of the workers' hosts.
-    fn hosts(&self, engine: &mut Engine, count: usize) -> Hosts {
+    fn hosts(&self, engine: &mut Engine, count: usize) -> Vec<Host> {
         let of = (0..count).map(|worker| {
             let (sends, receives) = self.link(worker);
             Host {
@@ -119,24 +117,8 @@ impl Network {
                 into: engine.station(receives),
                 processor: engine.station(1.0),
                 window: engine.window(1, ahead_bytes(sends)),
-                rack: self.racks.as_ref().map_or(0, |(of, _)| of[worker]),
             }
         });
-        let of = of.collect();
-        Hosts { of, uplink: self.racks.as_ref().map(|(_, rate)| [engine.station(*rate), engine.station(*rate)]) }
+        of.collect()
     }
-}
-
-/// The time of a collective of which these are the schedules of all ranks, or of the one that stands for all,
-/// in microseconds.
-///
-/// # Panics
-/// If there are several schedules, but not one for each worker, or they do not fit together.
-pub fn collective_us(network: &Network, schedules: &[Schedule]) -> f64 {
-    let mut engine = Engine::new(network.latency_us);
-    let hosts = network.hosts(&mut engine, schedules.len());
-    let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::Act::Nothing, &[])).collect();
-    let ends = collective::add(&mut engine, (&hosts, &network.costs), (schedules, None), &begin, 0);
-    let done = engine.run();
-    ends.iter().map(|end| done[*end as usize]).max().unwrap_or(0) as f64 / 1e3
 }
