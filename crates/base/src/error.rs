@@ -368,14 +368,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// The text before its hint, and the hint with its line's beginning: what is said of the error belongs between
-    /// them. The hint is empty if there is none.
-    pub fn parts(&self) -> (String, String) {
-        let mut what = self.to_string();
-        let hint = what.find("\n  hint: ").map_or_else(String::new, |at| what.split_off(at));
-        (what, hint)
-    }
-
     /// An I/O error with what was being done to which path.
     pub fn io(action: &str, path: impl std::fmt::Display, cause: &std::io::Error) -> Self {
         let remedy = match cause.kind() {

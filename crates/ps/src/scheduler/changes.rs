@@ -407,6 +407,5 @@ impl Scheduler {
 
 /// The notice that a worker is lost and `left` go on. The error's hint is for a job that ends.
 pub(super) fn said_of_loss(error: &Error, left: usize) -> String {
-    let (what, _) = error.parts();
-    format!("ringpull: {what}; the job goes on with {left} worker(s)")
+    format!("ringpull: {}; the job goes on with {left} worker(s)", error.cause())
 }

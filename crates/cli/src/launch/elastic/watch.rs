@@ -108,6 +108,7 @@ impl Watched {
                 Err(cause) => {
                     if !failed {
                         let (what, hint) = cause.parts();
+                        let hint = hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
                         event(&format!("{what}; the job goes on with its hosts{hint}"));
                     }
                     failed = true;
