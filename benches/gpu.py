@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Steps of a model on GPUs by PyTorch, without communication and with DistributedDataParallel by several ways, in turn.
 
-    RINGPULL_DEVICES=cuda mpirun -n 2 python3 benches/gpu.py [--model resnet50] [--batch 32] [--rounds 20]
+    mpirun -n 2 python3 benches/gpu.py [--model resnet50] [--batch 32] [--rounds 20]
 
 Wants torch with CUDA, torchvision and `ringpull`. A rank takes GPU number (its number on its host, modulo the
-number of GPUs). The ways are `alone`, which has no communication; `hook`, the hook of `ringpull.torch` on a
-store whose values are on the GPU; `ringpull`, the backend of `torch.distributed`, through pinned memory; `gloo`;
-and `nccl`, where every rank has a GPU of its own. A round has a step by each, each time in another order; rounds
+number of GPUs). The ways are `alone`, which has no communication; `ringpull`, the backend of
+`torch.distributed`, through pinned memory; `gloo`; and `nccl`, where every rank has a GPU of its own. A round has a step by each, each time in another order; rounds
 of warm-up come before. A step is forward, backward and the optimizer; its time is the slowest rank's. Rank 0
 prints the median step of each and its ratio to `alone`, with the quartiles of the rounds' ratios. In the end the
 parameters must be the same on every rank.
@@ -22,8 +21,7 @@ from steps import check_replicas, timed
 from torch.nn.parallel import DistributedDataParallel
 
 import ringpull
-import ringpull.torch
-import ringpull.torch_distributed
+import ringpull.torch_distributed  # noqa: F401
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--model", default="resnet50", help="a name of torchvision.models")
@@ -32,13 +30,12 @@ parser.add_argument("--rounds", type=int, default=20)
 parser.add_argument("--warmup", type=int, default=6)
 options = parser.parse_args()
 
-store = ringpull.create("dist_sync_mpi")
 dist.init_process_group("ringpull")
 rank, size = dist.get_rank(), dist.get_world_size()
 local = ringpull.communicator()
 device = torch.device("cuda", local.local_rank % torch.cuda.device_count())
 torch.cuda.set_device(device)
-backends = {"hook": None, "ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+backends = {"ringpull": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
 if local.local_size <= torch.cuda.device_count():
     backends["nccl"] = dist.new_group(backend="nccl")
 
@@ -48,9 +45,7 @@ def trainer(name):
     torch.manual_seed(0)
     model = getattr(torchvision.models, options.model)(weights=None).to(device)
     if name != "alone":
-        model = DistributedDataParallel(model, process_group=backends[name], gradient_as_bucket_view=name != "hook")
-    if name == "hook":
-        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
+        model = DistributedDataParallel(model, process_group=backends[name], gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(rank)
     images = torch.randn(options.batch, 3, 224, 224, device=device)
@@ -84,4 +79,3 @@ if rank == 0:
         print(f"{name:10} median step {1e3 * statistics.median(times):9.2f} ms, {middle:.3f} of alone, {low:.3f} to {high:.3f}")
 dist.barrier()
 dist.destroy_process_group()
-store.close()

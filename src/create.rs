@@ -187,7 +187,6 @@ fn build(kind: Kind, config: &Config, job: Option<&Dmlc>, devices: Option<Arc<De
     if !kind.has_servers() {
         check_role(kind, job)?;
     }
-    check_replicas(kind, config)?;
     warn_of_separate_models(kind, job);
     warn_of_variables(job);
     warn_of_metrics(kind, job)?;
@@ -236,19 +235,6 @@ fn check_role(kind: Kind, job: Option<&Dmlc>) -> Result<()> {
                     .to_owned(),
         }),
         _ => Ok(()),
-    }
-}
-
-/// An error if no server of this kind does what another does, although that is asked for. Stores of one
-/// process may be beside one that has such servers.
-fn check_replicas(kind: Kind, config: &Config) -> Result<()> {
-    match kind {
-        Kind::Local | Kind::Device | Kind::DistSync | Kind::DistSyncDevice => Ok(()),
-        _ if config.replicas == 1 => Ok(()),
-        Kind::DistAsync | Kind::DistAsyncDevice | Kind::DistSyncMpi | Kind::DistHybrid => Err(Error::argument(
-            format!("{kind} has no values on {} servers each (RINGPULL_REPLICAS)", config.replicas),
-            "use dist_sync, or unset RINGPULL_REPLICAS",
-        )),
     }
 }
 

@@ -10,7 +10,7 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Key, Kind};
-use ringpull_ps::message::{CallsMade, FromScheduler, KnownJob, NodeInfo, ToScheduler, WholeKeys, decode, encode};
+use ringpull_ps::message::{CallsMade, FromScheduler, NodeInfo, ToScheduler, WholeKeys, decode, encode};
 use ringpull_ps::scheduler::{JobPhase, Scheduler, Settings};
 
 #[derive(Arbitrary, Debug)]
@@ -49,8 +49,6 @@ enum What {
     Known(u8),
     Settled(u8),
     Joined(u8),
-    ServerLost(u8),
-    Rejoin { role: u8, rank: u8, token: u8, left: Vec<u8>, lost_servers: Vec<u8>, barriers: Vec<u8>, last_barrier: u8 },
     Bytes(Vec<u8>),
     Connected,
 }
@@ -67,7 +65,7 @@ fuzz_target!(|input: Input| {
         token: 1,
         // The other bits of the number.
         is_elastic: input.workers >= 128,
-        replicas: if input.servers >= 128 { 2 } else { 1 },
+        host: "h".to_owned(),
     });
     let mut now = Duration::ZERO;
     let mut welcomed = BTreeSet::new();
@@ -126,22 +124,6 @@ fuzz_target!(|input: Input| {
             What::Known(rank) => vec![ToScheduler::Known { rank: usize::from(rank), whole: WholeKeys::default() }],
             What::Settled(rank) => vec![ToScheduler::Settled { rank: usize::from(rank) }],
             What::Joined(rank) => vec![ToScheduler::Joined { rank: usize::from(rank) }],
-            What::ServerLost(rank) => {
-                vec![ToScheduler::ServerLost { rank: usize::from(rank), cause: "it is gone".to_owned() }]
-            }
-            What::Rejoin { role, rank, token, left, lost_servers, barriers, last_barrier } => {
-                let role = [Role::Worker, Role::Server, Role::Scheduler][usize::from(role) % 3];
-                let known = KnownJob {
-                    rank: usize::from(rank),
-                    token: u64::from(token % 2),
-                    kind: Kind::DistSync,
-                    left: left.into_iter().map(|rank| (usize::from(rank), (info(Role::Worker, "h"), None))).collect(),
-                    lost_servers: lost_servers.into_iter().map(|rank| (usize::from(rank), String::new())).collect(),
-                    barriers: barriers.into_iter().map(u64::from).collect(),
-                    last_barrier: u64::from(last_barrier),
-                };
-                vec![ToScheduler::Rejoin { info: info(role, "h"), known }]
-            }
             What::Bytes(bytes) => decode(&bytes).into_iter().collect(),
             What::Connected => vec![ToScheduler::Connected],
         };

@@ -9,8 +9,8 @@
 
 Tensors are NumPy arrays, MXNet NDArrays, torch tensors, JAX arrays: anything with the buffer protocol or DLPack, in host memory or, for a
 store on devices, on its GPUs.
-``ringpull.mxnet`` makes MXNet 1.9 itself use these stores, ``ringpull.torch`` PyTorch's DistributedDataParallel; ``ringpull.elastic`` lets a
-job go on when ranks are lost.
+``ringpull.mxnet`` makes MXNet 1.9 itself use these stores, ``ringpull.torch`` averages an optimizer's gradients;
+``ringpull.elastic`` lets a job go on when ranks are lost.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""PyTorch on our stores: a communication hook for DistributedDataParallel, and an optimizer for plain modules.
+"""PyTorch on our stores: an optimizer that averages gradients.
 
 Gradients are averaged over the workers, as PyTorch's own are; the store sums, and the division is here.
 
@@ -14,9 +14,6 @@ the rounding of its sum and 2**-24; by N, by the roundings of the sum and, where
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
 import weakref
 import zlib
 from collections import Counter
@@ -25,15 +22,14 @@ from typing import Any, cast
 
 import torch
 
-from . import _native, uncaught
+from . import _native
 from .backward import Member, Reach, Reduction, as_real, fill
 from .combining import CombiningOptimizer, combine, names_of, parameters_of
 from .errors import ArgumentError, DuplicateKeyError
 from .kvstore import Handle, KVStore, create
-from .place import waits_in
-from .worker import after_stores, warn_of_separate_models
+from .worker import warn_of_separate_models
 
-__all__ = ["DistributedOptimizer", "broadcast_parameters", "ddp_hook"]
+__all__ = ["DistributedOptimizer", "broadcast_parameters"]
 
 
 #: Parameters, or pairs of a name and a parameter as ``Module.named_parameters()`` gives them.
@@ -77,91 +73,6 @@ def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
         parameter.copy_(value)
 
 
-#: The last error that PyTorch was given, which raises its text.
-_raised: list[BaseException] = []
-uncaught.knows(lambda: _raised[-1] if _raised else None)
-
-
-def give_up(future: torch.futures.Future[Any], error: Exception) -> None:
-    """Gives a future what kept its result from coming, without the frames that it has passed, and their
-    tensors."""
-    error = error.with_traceback(None)
-    _raised[:] = [error]
-    future.set_exception(error)
-
-
-#: How long the end of a program waits for a thread that has stores' results to pass on: none can come any
-#: more.
-_LAST_RESULT_S = 5.0
-
-
-class _Waiter:
-    """A thread that waits for operations in the order in which they were called, and passes on their results."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Handle, Callable[[], Any], Any, torch.futures.Future[Any]] | None] = queue.SimpleQueue()
-        #: Since when the backward pass has only waited for the last result, by the timeline.
-        self._since: int | None = None
-        #: The last result of a backward pass: DistributedDataParallel waits in the pass for its results once
-        #: it has all of them.
-        self.last: torch.futures.Future[Any] | None = None
-        self._thread = threading.Thread(target=self._run, name="ringpull-torch", daemon=True)
-        self._thread.start()
-        after_stores(self._end)
-
-    def _end(self) -> None:
-        # Whoever waited for the last result goes on while this thread is still on its way out of PyTorch,
-        # where the end of the interpreter would be the end of the process.
-        self._queue.put(None)
-        self._thread.join(_LAST_RESULT_S)
-
-    def add(self, handle: Handle, result: Callable[[], Any], device: torch.device) -> torch.futures.Future[Any]:
-        """A future of `result`, called when the operation on `device` is done; on a GPU in the order of the stream that is current now."""
-        on_gpu = device.type == "cuda"
-        future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if on_gpu else None)
-        ordered: Any = torch.cuda.stream(torch.cuda.current_stream(device)) if on_gpu else contextlib.nullcontext()
-        self._queue.put((handle, result, ordered, future))
-        return future
-
-    def is_last(self, future: torch.futures.Future[Any]) -> None:
-        """The backward pass has given its last bucket."""
-        self._since = _native.timeline_ns()
-        self.last = future
-
-    def is_pending(self) -> bool:
-        """Whether the last result of a backward pass is not there."""
-        return self.last is not None and not self.last.done()
-
-    def _run(self) -> None:
-        while True:
-            item = self._queue.get()
-            if item is None:
-                return
-            handle, result, ordered, future = item
-            try:
-                handle.wait()
-                since = self._since if future is self.last else None
-                with ordered:
-                    future.set_result(result())
-                if since is not None:
-                    _native.record_wait(since)
-            except Exception as error:
-                give_up(future, error)
-
-
-#: Whether the last result of a backward pass is not there: for each hook, and for process groups.
-pending: list[Callable[[], bool]] = []
-
-
-def _waits(function: str) -> bool:
-    """Whether a thread in that function of PyTorch's waits for results: the backward pass has computed
-    everything."""
-    return function == "backward" and any(is_pending() for is_pending in pending)
-
-
-waits_in("torch", _waits)
-
-
 def _opened(store: KVStore | str) -> KVStore:
     opened = create(store) if isinstance(store, str) else store
     if "async" in opened.type:
@@ -186,43 +97,6 @@ def _divisors(dtype: torch.dtype, store: KVStore) -> tuple[float, float]:
 def _divide(values: torch.Tensor, divisor: float) -> torch.Tensor:
     """The values, in place. Nothing is done where that would change none."""
     return values if divisor == 1.0 else values.div_(divisor)
-
-
-def ddp_hook(store: KVStore | str) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
-    """A hook that averages DistributedDataParallel's buckets over the ranks of ``store``, a store or a kind, while the backward pass goes on.
-
-        store = ringpull.create("dist_sync_mpi")
-        # DistributedDataParallel wants a process group, which moves the first parameters only; the host is
-        # that of rank 0.
-        where = "tcp://127.0.0.1:29500"
-        torch.distributed.init_process_group("gloo", init_method=where, rank=store.rank, world_size=store.num_workers)
-        model = DistributedDataParallel(model)
-        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
-
-    Each bucket is a key of the store.
-    """
-    opened = _opened(store)
-    waiter = _Waiter()
-    pending.append(waiter.is_pending)
-    known: set[str] = set()
-
-    # DistributedDataParallel compares annotations, if there are any, with its own classes.
-    def hook(_state, bucket):  # type: ignore[no-untyped-def]
-        buffer = bucket.buffer()
-        # DistributedDataParallel divides its buckets anew after the first step.
-        key = f"bucket.{bucket.index()}.{buffer.numel()}"
-        if key not in known:
-            opened.init(key, torch.zeros_like(buffer))
-            known.add(key)
-        before, after = _divisors(buffer.dtype, opened)
-        _divide(buffer, before)
-        handle = opened.pushpull(key, buffer, priority=-bucket.index(), wait=False, keep=False)
-        future = waiter.add(handle, lambda: _divide(buffer, after), buffer.device)
-        if bucket.is_last():
-            waiter.is_last(future)
-        return future
-
-    return hook
 
 
 class _Keys(Reach):

@@ -435,11 +435,6 @@ impl Communicator {
     fn report_failure(&self, py: Python<'_>, #[pyo3(from_py_with = any_text)] why: String) {
         py.detach(|| self.0.report_failure(&why));
     }
-
-    /// Payload bytes sent and received, and control messages.
-    fn traffic(&self) -> (u64, u64, u64) {
-        self.0.traffic()
-    }
 }
 
 impl Array {

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyMapping, PyString};
 
 use ringpull::internal::serve;
-use ringpull::{Capability, KvStore, Updater};
+use ringpull::{KvStore, Updater};
 use ringpull_base::forked::Process;
 use ringpull_base::{Error, Key, Result, RowSparse, Tensor, waits};
 use ringpull_kernels::compress::Compression;
@@ -249,10 +249,6 @@ impl Store {
     #[allow(clippy::unused_self)]
     fn local_rank(&self) -> usize {
         ringpull_base::config::launcher_local_rank().unwrap_or(0)
-    }
-
-    fn can_optimize(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.open(py)?.is_capable(Capability::Optimizer))
     }
 
     #[pyo3(signature = (key, value, row_sparse=false))]

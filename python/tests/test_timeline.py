@@ -7,10 +7,10 @@ import pytest
 from ranks import job, ringpull_binary
 
 
-@pytest.mark.parametrize("how", ["numpy", pytest.param("torch", marks=pytest.mark.long), "hook", "mxnet"])
+@pytest.mark.parametrize("how", ["numpy", pytest.param("torch", marks=pytest.mark.long), "mxnet"])
 def test_a_rank_that_others_wait_for_is_the_straggler_and_every_step_counts(how, tmp_path):
     if how != "numpy":
-        pytest.importorskip("torch" if how in ("torch", "hook") else how)
+        pytest.importorskip(how)
     binary = ringpull_binary()
     job(2, "late", how, RINGPULL_TIMELINE=tmp_path / "trace.json")
     files = [tmp_path / f"trace.{rank}.json" for rank in range(2)]

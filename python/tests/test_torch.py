@@ -9,9 +9,8 @@ from ranks import HAS_IMAGES, HERE, ROOT, job, launched, mpi, run
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("how", ["optimizer", "hook"])
-def test_ranks_end_where_one_process_with_the_whole_batch_ends(how):
-    for rank, printed in enumerate(job(2, "torch_values", how).ranks):
+def test_ranks_end_where_one_process_with_the_whole_batch_ends():
+    for rank, printed in enumerate(job(2, "torch_values").ranks):
         assert printed.out == f"rank {rank} is done\n"
 
 

@@ -136,7 +136,7 @@ def replay(peer, lens, options):
         "busbw_Bps": payload / median * 2 * (peer.ranks - 1) / peer.ranks, "verified": True,
         "host_bytes": int(max(last[len(ends) :]) * 1e6) or None,
         "train": {
-            "compute_s": options.compute, "burn": False, "exposed_s": median - options.compute, "efficiency": options.compute / median,
+            "compute_s": options.compute, "exposed_s": median - options.compute, "efficiency": options.compute / median,
             "shortest_s": None, "batch": options.batch, "images_per_s": options.batch and options.batch / median,
         },
     }

@@ -7,8 +7,8 @@ use ringpull::{KvStore, create};
 use ringpull_base::{DType, Key, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::{Optimizer, Rule};
 
+use crate::elastic;
 use crate::odd_one::{self, until_fault, until_told};
-use crate::{elastic, replicas};
 
 /// Runs `case` as one worker.
 pub(crate) fn run(case: &str) -> Result<()> {
@@ -41,11 +41,7 @@ pub(crate) fn run(case: &str) -> Result<()> {
         "speed" => speed(&store),
         "elastic" => elastic::sums(&store),
         "async_elastic" => elastic::descents(&store),
-        "replicas" => replicas::training(&store),
-        other => match other.strip_prefix("replicas_") {
-            Some(what) => replicas::waiting(&store, what),
-            None => panic!("no case is called {other}"),
-        },
+        other => panic!("no case is called {other}"),
     }
 }
 

@@ -14,8 +14,6 @@ pub(crate) struct Job {
     /// `RINGPULL_SECRET` of nodes that are added from now on.
     pub(crate) secret: Option<&'static str>,
     is_elastic: bool,
-    /// `RINGPULL_REPLICAS` of such nodes.
-    pub(crate) replicas: Option<&'static str>,
 }
 
 /// The end of a node.
@@ -40,16 +38,9 @@ impl Job {
         job
     }
 
-    /// The same, of a job that has each value on two servers.
-    pub(crate) fn start_replicas(case: &str, workers: usize, servers: usize) -> Self {
-        let mut job = Job { replicas: Some("2"), ..Job::empty(free_port()) };
-        job.add_all(case, workers, servers);
-        job
-    }
-
     /// A job of which nothing runs yet.
     pub(crate) fn empty(port: u16) -> Self {
-        Job { port, processes: Processes::new(), names: Vec::new(), secret: None, is_elastic: false, replicas: None }
+        Job { port, processes: Processes::new(), names: Vec::new(), secret: None, is_elastic: false }
     }
 
     fn add_all(&mut self, case: &str, workers: usize, servers: usize) {
@@ -68,9 +59,7 @@ impl Job {
             .args(["--exact", "one_node_of_a_job", "--nocapture", "--test-threads=1"])
             .env("RINGPULL_TEST_CASE", case)
             .env("RUST_BACKTRACE", "0");
-        // A loss is to be noticed before a call has waited too long, also on a busy host.
-        let timeout = if self.replicas.is_some() && case != "uneven" { "20" } else { "3" };
-        let limits = [("RINGPULL_TIMEOUT", timeout), ("PS_HEARTBEAT_INTERVAL", "0.3"), ("PS_HEARTBEAT_TIMEOUT", "4")];
+        let limits = [("RINGPULL_TIMEOUT", "3"), ("PS_HEARTBEAT_INTERVAL", "0.3"), ("PS_HEARTBEAT_TIMEOUT", "4")];
         for (name, value) in limits {
             // A deadlock, and the end of a worker, are found whatever the limits.
             if ["deadlock", "ends_early", "ends_with_a_push"].contains(&case) {
@@ -82,7 +71,6 @@ impl Job {
         if self.is_elastic {
             command.env("RINGPULL_ELASTIC", "1");
         }
-        command.envs(self.replicas.map(|replicas| ("RINGPULL_REPLICAS", replicas)));
         command.env_remove("RINGPULL_SECRET_FILE").env_remove("RINGPULL_SECRET");
         if let Some(secret) = self.secret {
             command.env("RINGPULL_SECRET", secret);

@@ -5,7 +5,6 @@ mod cases;
 mod elastic;
 mod job;
 mod odd_one;
-mod replicas;
 mod secrets;
 
 use std::net::TcpListener;

@@ -119,9 +119,6 @@ pub struct Config {
     /// `RINGPULL_ELASTIC` (0): lets a job of `dist_sync_mpi` go on without lost ranks, if MPI can (Open MPI 5
     /// under `mpirun --with-ft ulfm`), and a job with servers without lost workers.
     pub elastic: bool,
-    /// `RINGPULL_REPLICAS` (1): the number of servers of `dist_sync` that hold each value; with 2 the loss of
-    /// one server loses no value.
-    pub replicas: usize,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND`, elements (1000000): keys of at least this length are split over all
     /// servers.
     pub bigarray_bound: usize,
@@ -145,7 +142,6 @@ impl Default for Config {
             check_nan: false,
             check_replicas: 0,
             elastic: false,
-            replicas: 1,
             bigarray_bound: 1_000_000,
             heartbeat_interval: Duration::from_secs(1),
         }
@@ -158,12 +154,6 @@ pub const NEVER: Duration = Duration::from_secs(1_000_000_000);
 /// Every rank that has not ended waits for a call that another has not made: after this time nothing will
 /// come.
 pub const DEADLOCK: Duration = Duration::from_secs(5);
-
-/// The variable of `Config::replicas`.
-pub const REPLICAS: &str = "RINGPULL_REPLICAS";
-
-/// The values of `RINGPULL_REPLICAS`, in words.
-const SERVERS: &str = "a number of servers; 1: each value is on one";
 
 /// The valid values of `segment_bytes`.
 const SEGMENTS: std::ops::RangeInclusive<usize> = 1024..=1 << 30;
@@ -208,10 +198,6 @@ impl Config {
             elastic: match text("RINGPULL_ELASTIC") {
                 Some(given) => switch("RINGPULL_ELASTIC", &given)?,
                 None => default.elastic,
-            },
-            replicas: match parsed(REPLICAS, SERVERS, default.replicas)? {
-                0 => return Err(bad(REPLICAS, SERVERS)),
-                replicas => replicas,
             },
             bigarray_bound: parsed("MXNET_KVSTORE_BIGARRAY_BOUND", "a number of elements", default.bigarray_bound)?,
             heartbeat_interval: seconds("PS_HEARTBEAT_INTERVAL", default.heartbeat_interval)?,

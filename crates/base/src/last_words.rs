@@ -72,14 +72,22 @@ impl Error {
 
     /// The message in one line, without its hint.
     pub fn cause(&self) -> String {
-        split(&self.to_string()).0
+        self.parts().0
+    }
+
+    /// The message in one line, and its hint: what is said of the error belongs between them.
+    pub fn parts(&self) -> (String, Option<String>) {
+        let text = self.to_string();
+        let (cause, hint) =
+            text.split_once("\n  hint: ").map_or((&text[..], None), |(cause, hint)| (cause, Some(hint)));
+        (cause.split('\n').map(str::trim).collect::<Vec<_>>().join(" "), hint.map(str::to_owned))
     }
 
     /// Returns the output of the worker `rank` when this ends it; without a rank that of a server, the
     /// scheduler, or a process that is alone.
     pub fn last_words(&self, rank: Option<usize>) -> LastWords {
         HAS_SPOKEN.store(true, Ordering::Relaxed);
-        let (cause, hint) = split(&self.to_string());
+        let (cause, hint) = self.parts();
         if !self.is_heard_by(rank) {
             return LastWords { line: format!("failed: {cause}"), hint, is_heard: false };
         }
@@ -124,12 +132,6 @@ impl Error {
             _ => false,
         }
     }
-}
-
-/// A message's cause, in one line, and its hint.
-fn split(text: &str) -> (String, Option<String>) {
-    let (cause, hint) = text.split_once("\n  hint: ").map_or((text, None), |(cause, hint)| (cause, Some(hint)));
-    (cause.split('\n').map(str::trim).collect::<Vec<_>>().join(" "), hint.map(str::to_owned))
 }
 
 #[cfg(test)]

@@ -32,8 +32,6 @@ pub(crate) struct RankReport {
     pub(crate) extra_rss_bytes: Option<u64>,
     /// The optimizer's states that it has, if there is one.
     pub(crate) state_bytes: Option<u64>,
-    /// Computing in a step.
-    pub(crate) compute_s: f64,
 }
 
 /// What a process and its host have used.
@@ -71,7 +69,6 @@ impl Default for RankReport {
             waiting_cpu: None,
             extra_rss_bytes: None,
             state_bytes: None,
-            compute_s: 0.0,
         }
     }
 }

@@ -71,10 +71,8 @@ pub(crate) struct Record {
 /// A replayed step of training: `seconds` and `median_s` of its record are steps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Train {
-    /// Computing in a step: as configured by the clock, or measured on the processor without communication.
+    /// Computing in a step.
     pub compute_s: f64,
-    /// Whether it is spent on the processor, and not by the clock.
-    pub burn: bool,
     pub exposed_s: f64,
     pub efficiency: f64,
     /// The longer of `compute_s` and the mode's bound. `None` if that bound is not known.
@@ -135,10 +133,9 @@ impl Record {
 
     /// Makes it the record of a step that computes for `compute_s`.
     #[must_use]
-    pub(crate) fn with_train(mut self, compute_s: f64, burn: bool, batch: Option<usize>, late: Option<Late>) -> Self {
+    pub(crate) fn with_train(mut self, compute_s: f64, batch: Option<usize>, late: Option<Late>) -> Self {
         self.train = Some(Train {
             compute_s,
-            burn,
             exposed_s: self.median_s - compute_s,
             efficiency: compute_s / self.median_s,
             shortest_s: self.mode_bound_s.map(|bound| bound.max(compute_s)),

@@ -1,4 +1,4 @@
-//! One rank's part in replaying a model's training steps: computing by the clock or on the processor, real
+//! One rank's part in replaying a model's training steps: computing by the clock, real
 //! communication.
 //!
 //! A step begins with the backward pass: layer by layer from the last, the device computes and then the
@@ -17,7 +17,6 @@ use ringpull::KvStore;
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Error, Kind, Result, Tensor};
 use ringpull_workload::expected::Expected;
-use ringpull_workload::pattern::Pattern;
 
 use crate::compute::Compute;
 use crate::late::Late;
@@ -26,7 +25,6 @@ use crate::progress::Progress;
 use crate::pushpull;
 use crate::ranks::{RankReport, Spent, gather};
 use crate::record::Record;
-use crate::statistics::Summary;
 use crate::timeline::account::WARMUP;
 use crate::usage::Usage;
 
@@ -36,8 +34,6 @@ pub(crate) struct ReplayOptions {
     /// Element type, steps and compression.
     pub keys: pushpull::StoreOptions,
     pub compute_s: f64,
-    /// Whether it is spent on the processor, and not by the clock.
-    pub burn: bool,
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
     /// Who begins steps late.
@@ -46,8 +42,6 @@ pub(crate) struct ReplayOptions {
 
 /// The part of a step's computing that is the backward pass.
 pub(crate) const BACKWARD: f64 = 2.0 / 3.0;
-/// Steps without communication, which measure how long computing on the processor takes here.
-const STEPS_ALONE: usize = 3;
 
 /// Replays `network` and gives rank 0 the record. Collective; `store` must be new.
 pub(crate) fn run(
@@ -60,18 +54,12 @@ pub(crate) fn run(
     plan.late.map_or(Ok(()), |late| late.check(store.num_workers()))?;
     plan.keys.prepare(store)?;
     let mut replay = Replay::start(store, network, plan)?;
-    let mut found = RankReport { compute_s: plan.compute_s, ..RankReport::default() };
+    let mut found = RankReport::default();
     store.barrier()?;
-    if plan.burn {
-        let mut device = Compute::start(plan.burn);
-        let alone = (0..STEPS_ALONE).map(|step| replay.alone(&mut device, step)).collect::<Result<Vec<f64>>>()?;
-        found.compute_s = Summary::of(&alone).map_or(plan.compute_s, |summary| summary.median);
-        store.barrier()?;
-    }
     let (iters, warmup) = (plan.keys.iters, plan.keys.warmup);
     let mut before = Spent::default();
     // One device for all steps: it makes up for a delay in the next step.
-    let mut device = Compute::start(plan.burn);
+    let mut device = Compute::start();
     for number in 0..warmup + iters {
         if let Some(progress) = progress {
             progress.part(number, warmup + iters, "training steps");
@@ -95,10 +83,9 @@ pub(crate) fn run(
     } else {
         count_to_the_last_end(&mut ranks);
     }
-    let compute_s = ranks.iter().map(|rank| rank.compute_s).fold(0.0, f64::max);
     let record = plan.keys.record("train", store, &network.keys, &ranks)?;
     // A rank's processor time includes its computing.
-    let record = Record { usage: Usage::default(), ..record }.with_train(compute_s, plan.burn, plan.batch, plan.late);
+    let record = Record { usage: Usage::default(), ..record }.with_train(plan.compute_s, plan.batch, plan.late);
     Ok((store.rank() == 0).then_some(record))
 }
 
@@ -141,8 +128,6 @@ struct Replay<'a> {
     plan: &'a ReplayOptions,
     tensors: Vec<Tensor>,
     expected: Expected,
-    /// The sums of a rank without peers.
-    own_pattern: Pattern,
     /// Whether the store adds pushes up, so that only the total of all steps can be checked.
     accumulates: bool,
 }
@@ -157,9 +142,8 @@ impl<'a> Replay<'a> {
             store.init(key.name.as_str(), tensor)?;
         }
         let expected = Expected::new(store.num_workers(), dtype, store.kind(), compression)?;
-        let own_pattern = Pattern::new(1, dtype)?;
         let accumulates = store.kind() == Kind::DistAsync;
-        Ok(Replay { store, network, plan, tensors, expected, own_pattern, accumulates })
+        Ok(Replay { store, network, plan, tensors, expected, accumulates })
     }
 
     /// One step, in seconds.
@@ -194,23 +178,6 @@ impl<'a> Replay<'a> {
                     return Ok(());
                 }
                 self.expected.check(tensor, key, self.store.rank(), number..=number)
-            })?;
-        }
-        Ok(start.elapsed().as_secs_f64())
-    }
-
-    /// One step without communication, in seconds.
-    fn alone(&self, device: &mut Compute, number: usize) -> Result<f64> {
-        let start = Instant::now();
-        for layer in self.network.layers.iter().rev() {
-            self.compute(device, layer, BACKWARD, |tensor, _| {
-                self.own_pattern.fill(tensor, 0, number);
-                Ok(())
-            })?;
-        }
-        for layer in &self.network.layers {
-            self.compute(device, layer, 1.0 - BACKWARD, |tensor, key| {
-                self.own_pattern.check(tensor, key, 0, number..=number)
             })?;
         }
         Ok(start.elapsed().as_secs_f64())
@@ -264,21 +231,19 @@ mod tests {
             is_sharded: false,
             late: None,
         };
-        ReplayOptions { keys, compute_s: 0.002, burn: false, batch: Some(64), late: None }
+        ReplayOptions { keys, compute_s: 0.002, batch: Some(64), late: None }
     }
 
     #[test]
     fn a_model_is_replayed_on_one_rank_and_its_record_is_of_steps() {
         let network = layers::load("resnet50", 0.0001).unwrap();
-        for burn in [false, true] {
-            let store = ringpull::create("local").unwrap();
-            let record = run(&store, &network, &ReplayOptions { burn, ..plan() }, None).unwrap().unwrap();
-            assert_eq!((record.op.as_str(), record.mode.as_str(), record.seconds.len()), ("train", "local", 2));
-            let train = record.train.unwrap();
-            assert!(record.median_s > 0.0 && train.compute_s > 0.0, "{record:?}");
-            assert_eq!(train.images_per_s, Some(64.0 / record.median_s));
-            assert_eq!((train.efficiency, train.burn), (train.compute_s / record.median_s, burn));
-        }
+        let store = ringpull::create("local").unwrap();
+        let record = run(&store, &network, &plan(), None).unwrap().unwrap();
+        assert_eq!((record.op.as_str(), record.mode.as_str(), record.seconds.len()), ("train", "local", 2));
+        let train = record.train.unwrap();
+        assert!(record.median_s > 0.0 && train.compute_s > 0.0, "{record:?}");
+        assert_eq!(train.images_per_s, Some(64.0 / record.median_s));
+        assert_eq!(train.efficiency, train.compute_s / record.median_s);
     }
 
     #[test]

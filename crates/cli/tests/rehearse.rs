@@ -66,22 +66,6 @@ fn servers_and_their_scheduler_are_lost_and_stopped_too() {
     let (output, jobs) = rehearse("-n 2 -s 2", faults, &train("--kv-store dist_sync"));
     assert_eq!(ends(&jobs), ["went-on", "ended", "ended", "ended", "went-on", "went-on", "ended"], "{output:?}");
     assert_eq!(output.status.code(), Some(0), "{jobs:?}");
-    let faults = "
-- {kill: server 1, at: 1s, expect: goes-on}
-- {kill: server 0, at: 1s, expect: goes-on}
-- {kill: scheduler, at: 1s, expect: goes-on}
-- {stop: scheduler, at: 1s, for: 1s, expect: goes-on}
-- {terminate: server 1, at: 1s, for: 10s, expect: goes-on}
-- {kill: rank 1, at: 1s, expect: ends}
-- {terminate: rank 0, at: 1s, expect: ends}
-";
-    let (output, jobs) = rehearse("-n 2 -s 2 --replicas 2", faults, &train("--kv-store dist_sync"));
-    assert_eq!(
-        ends(&jobs),
-        ["went-on", "went-on", "went-on", "went-on", "went-on", "went-on", "ended", "ended"],
-        "{output:?}"
-    );
-    assert_eq!(output.status.code(), Some(0), "{jobs:?}");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn checked(printed: &str, mode: &str) -> Value {
     assert_eq!((record["seconds"].as_array().map(Vec::len), &record["verified"]), (Some(3), &true.into()));
     assert_eq!(record["bytes"], 4 * (144 + 16 + 20_000 + 1000));
     let train = &record["train"];
-    assert_eq!((&train["compute_s"], &train["burn"], &train["batch"]), (&0.02.into(), &false.into(), &8.into()));
+    assert_eq!((&train["compute_s"], &train["batch"]), (&0.02.into(), &8.into()));
     let [median_s, efficiency, exposed_s, rate] =
         [&record["median_s"], &train["efficiency"], &train["exposed_s"], &train["images_per_s"]]
             .map(|figure| figure.as_f64().unwrap());
@@ -263,7 +263,6 @@ fn an_impossible_comparison_is_an_error_with_a_hint() {
             vec!["--train", "--model", "vgg16", "--compute", "1", "--peers", "mpi"],
             "mxnet, horovod, gloo, ringpull-horovod",
         ),
-        (vec!["--train", "--model", "vgg16", "--compute", "1", "--burn", "--peers", "gloo"], "leave out --burn"),
         (vec!["--train", "--model", "vgg16"], "--compute SECONDS"),
         (vec!["--scaling", "3"], "give more --hosts, --local"),
     ] {

@@ -63,7 +63,6 @@ mod pictures;
 mod plan;
 #[cfg(test)]
 mod proofs;
-mod queues;
 mod racks;
 mod ring;
 mod rows;
@@ -80,7 +79,6 @@ pub use choose::{Prediction, Segments, WeightedChoice, auto, choose, choose_redu
 pub use model::Model;
 pub use parts::Parts;
 pub use plan::{Move, Plan, Then};
-pub use queues::posted_bytes;
 pub use ringpull_base::Algorithm;
 pub use rows::{Owners, RowWay, choose_rows};
 pub use schedule::{Action, Lane, Message, Schedule};

@@ -111,11 +111,6 @@ impl LinkRates {
         self.sends.min(self.receives)
     }
 
-    /// The faster one.
-    pub fn faster(self) -> f64 {
-        self.sends.max(self.receives)
-    }
-
     fn each(self) -> [f64; 2] {
         [self.sends, self.receives]
     }

@@ -49,7 +49,6 @@ use ringpull_base::{Error, Result};
 /// If the job failed: every node has received the error, and the process should exit with a status other than
 /// 0.
 pub fn run_node(role: Role, config: &Config, dmlc: &Dmlc) -> Result<()> {
-    check_replicas(config, dmlc)?;
     match role {
         Role::Scheduler => scheduler_loop::run(config, dmlc),
         Role::Server => server_loop::run(config, dmlc),
@@ -58,24 +57,4 @@ pub fn run_node(role: Role, config: &Config, dmlc: &Dmlc) -> Result<()> {
             "create a store of kind dist_sync or dist_async in the worker's program",
         )),
     }
-}
-
-/// An error if no job has as many servers for each value as `config` asks for.
-fn check_replicas(config: &Config, dmlc: &Dmlc) -> Result<()> {
-    let (replicas, servers) = (config.replicas, dmlc.num_servers);
-    if replicas > servers {
-        return Err(Error::argument(
-            format!(
-                "RINGPULL_REPLICAS={replicas} needs at least {replicas} servers, but the job's number is {servers}"
-            ),
-            "start more servers (DMLC_NUM_SERVER, `ringpull launch -s`), or unset RINGPULL_REPLICAS",
-        ));
-    }
-    if replicas > 1 && config.elastic {
-        return Err(Error::argument(
-            "a job that goes on without lost servers (RINGPULL_REPLICAS) does not go on without lost workers too",
-            "unset RINGPULL_ELASTIC, or RINGPULL_REPLICAS",
-        ));
-    }
-    Ok(())
 }

@@ -8,7 +8,7 @@ use ringpull_base::secret::random;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result, notice, waits};
 
-use crate::message::{FromScheduler, Job, KnownJob, NodeInfo, ToScheduler, decode, encode};
+use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
 use crate::socket::{Bell, Connection, Event, Limits, Target};
 
@@ -29,13 +29,6 @@ pub(crate) struct Link {
     beaten: Instant,
     broken: Option<Instant>,
     refused: Option<Error>,
-    target: Target,
-    info: NodeInfo,
-    /// Since when another scheduler is waited for, and how the first one was lost.
-    awaited: Option<(Instant, String)>,
-    /// What another scheduler must know too: a fault, what the node would fail with, that it is connected or
-    /// done.
-    said: Vec<ToScheduler>,
     /// Whether the scheduler has ended the job for this node.
     is_over: bool,
     /// The longest message that the scheduler takes.
@@ -58,7 +51,7 @@ impl Link {
             secret: config::secret()?,
             limits: Limits::NODE,
         };
-        let connection = Connection::open(target.clone(), bell)?;
+        let connection = Connection::open(target, bell)?;
         let now = Instant::now();
         let mut link = Link {
             connection,
@@ -70,17 +63,12 @@ impl Link {
             beaten: now,
             broken: None,
             refused: None,
-            target,
-            info: info.clone(),
-            awaited: None,
-            said: Vec::new(),
             is_over: false,
             longest: Limits::SCHEDULER.header,
         };
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
-        let register = ToScheduler::Register { info, preferred, kind, num_workers, num_servers };
-        link.send(&register)?;
+        link.send(&ToScheduler::Register { info, preferred, kind, num_workers, num_servers })?;
         // After the limit the scheduler reports which nodes are missing; this waits a little longer for that.
         let limit = startup_limit(config.timeout) + FAREWELL;
         let (mut answered, mut warning) = (false, config.warn);
@@ -108,15 +96,8 @@ impl Link {
             if !answered {
                 link.heard = Instant::now();
             }
-            match link.loss() {
-                // Another one may come, which knows of no node.
-                Some(_) if config.replicas > 1 => {
-                    link.open_again()?;
-                    link.send(&register)?;
-                    answered = false;
-                }
-                Some(cause) if answered => return Err(link.lost(&cause)),
-                _ => {}
+            if let Some(cause) = link.loss().filter(|_| answered) {
+                return Err(link.lost(&cause));
             }
             link.refusal()?;
             // Of nodes that it misses the scheduler says so itself.
@@ -142,13 +123,6 @@ impl Link {
 
     /// Sends `message`; one that is longer than the scheduler takes, in short.
     pub(crate) fn send(&mut self, message: &ToScheduler) -> Result<()> {
-        if matches!(
-            message,
-            ToScheduler::Fault(_) | ToScheduler::Failing(_) | ToScheduler::Goodbye | ToScheduler::Connected
-        ) {
-            self.said.retain(|said| std::mem::discriminant(said) != std::mem::discriminant(message));
-            self.said.push(message.clone());
-        }
         let mut header = encode(message);
         if header.len() > self.longest {
             let short = |text: &str| text.chars().take(2000).collect::<String>();
@@ -174,7 +148,6 @@ impl Link {
     pub(crate) fn receive(&mut self) -> Option<FromScheduler> {
         while let Some(frame) = self.connection.receive() {
             self.heard = Instant::now();
-            self.awaited = None;
             if let Some(message) = decode(&frame.header) {
                 self.is_over |= matches!(message, FromScheduler::Farewell | FromScheduler::Abort(_));
                 return Some(message);
@@ -219,11 +192,7 @@ impl Link {
         while let Some(event) = self.connection.event() {
             match event {
                 Event::Disconnected => drop(self.broken.get_or_insert_with(Instant::now)),
-                Event::Refused(error) => {
-                    self.refused = Some(error);
-                    // Nothing comes of this connection to another scheduler.
-                    self.broken = self.broken.or_else(|| self.awaited.as_ref().map(|_| Instant::now()));
-                }
+                Event::Refused(error) => self.refused = Some(error),
             }
         }
     }
@@ -233,65 +202,24 @@ impl Link {
         lost_node(format!("the scheduler ({})", self.root), None, cause.to_owned())
     }
 
-    /// The scheduler is lost: waits for another one at its address, which learns from this node what there is.
-    /// An error if none has come for longer than a node may be silent.
-    pub(crate) fn rejoin(&mut self, cause: &str, known: &KnownJob) -> Result<()> {
-        let (since, first) = self.awaited.get_or_insert_with(|| (Instant::now(), cause.to_owned()));
-        if since.elapsed() > startup_limit(self.limit) {
-            let cause = format!("{first}, and none has come in its place for {:.1} s", since.elapsed().as_secs_f64());
-            return Err(self.lost(&cause));
-        }
-        self.open_again()?;
-        self.send(&ToScheduler::Rejoin { info: self.info.clone(), known: known.clone() })?;
-        self.said.clone().iter().try_for_each(|message| self.send(message))
-    }
-
-    fn open_again(&mut self) -> Result<()> {
-        (self.broken, self.refused, self.heard) = (None, None, Instant::now());
-        let connection = Connection::open(self.target.clone(), &self.bell)?;
-        std::mem::replace(&mut self.connection, connection).close(Duration::ZERO);
-        Ok(())
-    }
-
-    /// Says goodbye and waits a moment for the answer; longer for another scheduler, if one may come and learn
-    /// what this node knows.
-    pub(crate) fn leave(mut self, known: Option<KnownJob>) -> Result<()> {
+    /// Says goodbye and waits a moment for the answer.
+    pub(crate) fn leave(mut self) -> Result<()> {
         self.send(&ToScheduler::Goodbye)?;
-        self.wait_for_the_end(known, || {})?;
-        self.connection.close(FAREWELL);
-        Ok(())
-    }
-
-    /// Ends the link after a fault, giving what was said last a moment to leave. If another scheduler may come
-    /// in the place of one that is lost, waits until one knows of the fault, and calls `meanwhile` again and
-    /// again.
-    pub(crate) fn close(mut self, known: Option<KnownJob>, meanwhile: impl FnMut()) -> Result<()> {
-        if known.is_some() {
-            self.wait_for_the_end(known, meanwhile)?;
-        }
-        self.connection.close(FAREWELL);
-        Ok(())
-    }
-
-    fn wait_for_the_end(&mut self, mut known: Option<KnownJob>, mut meanwhile: impl FnMut()) -> Result<()> {
-        let limit = if known.is_some() { startup_limit(self.limit) } else { FAREWELL };
         let since = Instant::now();
-        while !self.is_over && since.elapsed() < limit {
+        while !self.is_over && since.elapsed() < FAREWELL {
             self.bell.wait(Duration::from_millis(100));
-            meanwhile();
-            while let Some(message) = self.receive() {
-                if let (FromScheduler::WorkerLeft { rank, info, why }, Some(known)) = (message, &mut known) {
-                    known.worker_left(rank, info, why);
-                }
+            while self.receive().is_some() {}
+            if self.loss().is_some() {
+                break;
             }
-            let Some(cause) = self.loss() else { continue };
-            let Some(known) = &known else { break };
-            self.rejoin(&cause, known)?;
         }
-        match known {
-            Some(_) if !self.is_over => Err(self.lost("it does not answer")),
-            _ => Ok(()),
-        }
+        self.close();
+        Ok(())
+    }
+
+    /// Ends the link, giving what was said last a moment to leave.
+    pub(crate) fn close(self) {
+        self.connection.close(FAREWELL);
     }
 }
 

@@ -16,7 +16,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
 
 /// The first bytes of every header: the protocol's name and version.
-pub const MAGIC: &[u8; 5] = b"RPPS\x09";
+pub const MAGIC: &[u8; 5] = b"RPPS\x0a";
 
 /// The longest header that is looked at.
 pub const MAX_HEADER_BYTES: usize = 64 << 20;
@@ -142,19 +142,6 @@ pub enum Request {
     },
 }
 
-impl Request {
-    /// The same for a server that does as another does, and is not asked for an answer.
-    #[must_use]
-    pub fn without_reply(mut self) -> Self {
-        match &mut self {
-            Request::Push { reply, .. } => *reply = None,
-            Request::PushRows { word, .. } => *word = None,
-            _ => {}
-        }
-        self
-    }
-}
-
 /// What a pull asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Want {
@@ -228,38 +215,6 @@ const LONGEST_TEXT: usize = 300;
 /// The text, cut if it is longer.
 pub(crate) fn short(text: String) -> String {
     if text.len() > LONGEST_TEXT { text.chars().take(LONGEST_TEXT).chain("...".chars()).collect() } else { text }
-}
-
-/// What a node knows of its job, for a scheduler that was started again.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct KnownJob {
-    /// The node's rank in its role.
-    pub rank: usize,
-    /// The job's.
-    pub token: u64,
-    /// The kind of store.
-    pub kind: Kind,
-    /// The workers that have said goodbye, each with its last error.
-    pub left: BTreeMap<usize, (NodeInfo, Option<String>)>,
-    /// The names of the servers that are lost.
-    pub lost_servers: BTreeMap<usize, String>,
-    /// The barriers that the worker waits in.
-    pub barriers: Vec<u64>,
-    /// The last barrier that it has left.
-    pub last_barrier: u64,
-}
-
-impl KnownJob {
-    /// What a node knows at the start.
-    pub(crate) fn of(job: &Job) -> Self {
-        let (left, lost_servers, barriers) = Default::default();
-        KnownJob { rank: job.rank, token: job.token, kind: job.kind, left, lost_servers, barriers, last_barrier: 0 }
-    }
-
-    /// A worker has left, with this error.
-    pub(crate) fn worker_left(&mut self, rank: usize, info: NodeInfo, why: Option<String>) {
-        self.left.insert(rank, (info, why.map(short)));
-    }
 }
 
 /// What a node says of itself.
@@ -354,20 +309,6 @@ pub enum ToScheduler {
         /// The worker's rank.
         rank: usize,
     },
-    /// In a job whose servers hold each other's values: the worker does not reach this one.
-    ServerLost {
-        /// The server's rank.
-        rank: usize,
-        /// How that was noticed.
-        cause: String,
-    },
-    /// The node was there before this scheduler was started.
-    Rejoin {
-        /// Who it is.
-        info: NodeInfo,
-        /// What it knows.
-        known: KnownJob,
-    },
 }
 
 /// What a job is, once everybody is there.
@@ -394,8 +335,6 @@ pub struct Job {
     pub generation: u64,
     /// The ranks of the workers that are there; the others are lost.
     pub present: Vec<usize>,
-    /// How many servers hold each value.
-    pub replicas: usize,
 }
 
 impl Job {
@@ -475,8 +414,6 @@ pub enum FromScheduler {
     WorkerLeft {
         /// Which.
         rank: usize,
-        /// Who it was.
-        info: NodeInfo,
         /// The error that it had met last.
         why: Option<String>,
     },
@@ -543,11 +480,6 @@ pub enum FromScheduler {
         /// The rounds of each key that go on without it.
         after: BTreeMap<Key, u64>,
     },
-    /// To workers: this server is lost, and others that hold its values answer in its place.
-    ServerLost {
-        /// Its rank.
-        rank: usize,
-    },
 }
 
 /// The header frame of a message.
@@ -603,7 +535,6 @@ mod tests {
             incarnation: 0,
             generation: 0,
             present: vec![0, 1],
-            replicas: 1,
         };
         assert_eq!(job.rank_of(&job.identity(1, 0)), Some((1, 0)));
         assert_eq!(job.rank_of(&job.identity(2, 0)), None);

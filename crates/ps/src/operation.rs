@@ -94,26 +94,9 @@ impl Operation {
         }
     }
 
-    /// Whether servers have another value or state after it: each that holds the segments gets it.
-    pub(crate) fn changes_values(&self) -> bool {
-        !matches!(self.task, Task::Pull { .. })
-    }
-
-    /// Whether each server that holds a segment answers, and not one of them.
-    pub(crate) fn awaits_all(&self) -> bool {
-        matches!(self.task, Task::SetState { .. })
-    }
-
-    /// Whether what it is answered depends on the pushes that came before.
-    pub(crate) fn awaits_value(&self) -> bool {
-        self.is_answered() && !matches!(self.task, Task::Pull { want: Want::Word, .. })
-    }
-
-    /// The request for a message's answer from another server that holds the segments: what was pushed has
-    /// been sent.
-    pub(crate) fn request_again(&self, batch: usize, reply: u64) -> (Request, Vec<u8>) {
-        let Task::Push { round, .. } = &self.task else { return self.request(batch, reply) };
-        (Request::Pull { places: self.places(batch), rounds: *round, want: Want::Value, reply }, Vec::new())
+    /// Whether it leaves values and states as they are.
+    pub(crate) fn is_pull(&self) -> bool {
+        matches!(self.task, Task::Pull { .. })
     }
 
     fn places(&self, batch: usize) -> Places {

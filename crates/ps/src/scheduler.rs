@@ -4,12 +4,9 @@
 //! Until every node has registered it collects them; then it assigns ranks and sends the addresses to every
 //! node. From then on it runs barriers, notices nodes that have fallen silent, and ends the job: well after
 //! the last worker's goodbye, or with the first fault, which is sent to every node. `changes`: workers of an
-//! elastic job that are lost, and others that come. `losses`: servers whose values others have too. `again`:
-//! a scheduler that was started again.
+//! elastic job that are lost, and others that come.
 
-mod again;
 mod changes;
-mod losses;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,7 +14,6 @@ use std::time::Duration;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Key, Kind, after_error};
 
-use self::again::Returning;
 use self::changes::WorkerChanges;
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 
@@ -47,8 +43,6 @@ pub struct Settings {
     pub token: u64,
     /// Whether the job goes on without workers that it loses.
     pub is_elastic: bool,
-    /// How many servers hold each value.
-    pub replicas: usize,
     /// The name of the scheduler's host.
     pub host: String,
 }
@@ -162,10 +156,6 @@ pub struct Scheduler {
     questions: u64,
     asker: Option<(Identity, u64)>,
     changes: WorkerChanges,
-    /// The names of the servers that the job goes on without, by rank.
-    lost_servers: BTreeMap<usize, String>,
-    /// What is known of a job that was there before, until all of it has come.
-    returning: Option<Returning>,
 }
 
 impl Scheduler {
@@ -185,8 +175,6 @@ impl Scheduler {
             questions: 0,
             asker: None,
             changes: WorkerChanges::default(),
-            lost_servers: BTreeMap::new(),
-            returning: None,
         }
     }
 
@@ -205,9 +193,6 @@ impl Scheduler {
         if let ToScheduler::Register { info, preferred, kind, num_workers, num_servers } = message {
             return self.register(from, info, preferred, kind, (num_workers, num_servers), now);
         }
-        if let ToScheduler::Rejoin { info, known } = message {
-            return self.rejoin(from, info, known, now);
-        }
         if self.waits_for_a_rank(from, &message) {
             return Ok(());
         }
@@ -217,7 +202,7 @@ impl Scheduler {
         node.seen = now;
         let (rank, role) = (node.rank, node.info.role);
         match message {
-            ToScheduler::Register { .. } | ToScheduler::Rejoin { .. } => {}
+            ToScheduler::Register { .. } => {}
             ToScheduler::Heartbeat { moved } => {
                 if moved != node.moved {
                     (node.moved, node.moved_at, node.waits) = (moved, now, None);
@@ -241,13 +226,13 @@ impl Scheduler {
             ToScheduler::Connected => return Err("only workers connect".to_owned()),
             ToScheduler::Fault(error) => self.fail(&error),
             ToScheduler::Stalled(error) => {
-                let Error::Stalled { missing, .. } = &error else {
-                    return Err("a stall that is none".to_owned());
+                let missing = match &error {
+                    Error::Stalled { missing, .. } if !missing.is_empty() => missing,
+                    _ => return Err("a stall that is none".to_owned()),
                 };
                 let is_gone = |rank: &usize| self.worker(*rank).is_none();
-                if self.returning.is_some() || (self.settings.is_elastic && missing.iter().any(is_gone)) {
-                    // It waited for one that is lost, or may come back, and says so again if the wait goes
-                    // on.
+                if self.settings.is_elastic && missing.iter().any(is_gone) {
+                    // It waited for one that is lost, and says so again if the wait goes on.
                     return Ok(());
                 }
                 if missing.iter().any(|rank| self.has_left(*rank))
@@ -277,10 +262,9 @@ impl Scheduler {
             ToScheduler::Goodbye => {
                 let node = &mut self.nodes[index];
                 node.left = true;
-                let (why, info, is_joining) = (node.failing.clone(), node.info.clone(), node.is_joining);
+                let (why, is_joining) = (node.failing.clone(), node.is_joining);
                 if role == Role::Worker && !is_joining && self.phase == JobPhase::Running {
-                    // Before the farewell: if this scheduler is lost, the others know.
-                    self.tell_of_leaver(rank, info, why);
+                    self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
                     // Nobody waits for its connections any more.
                     self.is_connected(rank);
                 }
@@ -298,7 +282,6 @@ impl Scheduler {
             | ToScheduler::Known { .. }
             | ToScheduler::Settled { .. }
             | ToScheduler::Joined { .. } => return self.take_change(index, message),
-            ToScheduler::ServerLost { rank, cause } => return self.take_loss(role, rank, &cause),
         }
         Ok(())
     }
@@ -335,10 +318,6 @@ impl Scheduler {
             return self.lose(index, &format!("no heartbeat for {:.1} s", silence.as_secs_f64()));
         }
         self.refuse_surplus(now);
-        self.look_for_return(now);
-        if self.returning.is_some() {
-            return;
-        }
         if !self.complete && now > self.settings.startup_limit() {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
             let (workers, servers) = (count(Role::Worker), count(Role::Server));
@@ -402,8 +381,12 @@ impl Scheduler {
     /// The ranks that others have waited for long, if they should be reported now.
     pub fn warning(&mut self, now: Duration) -> Option<String> {
         let (waited, what) = if self.complete {
-            let (since, ranks) = self.barriers.values().min_by_key(|(since, _)| *since)?;
-            (now.saturating_sub(*since), format!("rank(s) {:?} to come to a barrier", self.missing(ranks)))
+            // To one that is held until workers are taken in all have come.
+            let awaited = |(since, ranks): &(Duration, Vec<usize>)| {
+                Some((*since, self.missing(ranks))).filter(|(_, missing)| !missing.is_empty())
+            };
+            let (since, missing) = self.barriers.values().filter_map(awaited).min_by_key(|(since, _)| *since)?;
+            (now.saturating_sub(since), format!("rank(s) {missing:?} to come to a barrier"))
         } else {
             let count = |role| self.nodes.iter().filter(|node| node.info.role == role).count();
             let (workers, servers) = (count(Role::Worker), count(Role::Server));
@@ -500,12 +483,7 @@ impl Scheduler {
             return Ok(());
         }
         let is_full = self.complete || there == wanted;
-        let refusal = if self.returning.is_some() {
-            Some(Error::job_mismatch(
-                "the scheduler was started again while this node registered, and others have begun the job without it",
-                "start the job again",
-            ))
-        } else if is_full || self.phase != JobPhase::Running {
+        let refusal = if is_full || self.phase != JobPhase::Running {
             Some(Error::job_mismatch(
                 format!("the job has all of its {wanted} {}s already", info.role),
                 "start as many processes as DMLC_NUM_WORKER and DMLC_NUM_SERVER say, and give each job a port of its own",
@@ -536,13 +514,6 @@ impl Scheduler {
             }
             (None, Some(kind)) => self.kind = Some(kind),
             _ => {}
-        }
-        if self.settings.replicas > 1 && self.kind.is_some_and(Kind::is_async) {
-            self.fail(&Error::job_mismatch(
-                format!("dist_async has no values on {} servers each (RINGPULL_REPLICAS)", self.settings.replicas),
-                "use dist_sync, or unset RINGPULL_REPLICAS on every process of the job",
-            ));
-            return Ok(());
         }
         if self.nodes.len() == self.settings.num_workers + self.settings.num_servers {
             self.welcome(now);
@@ -602,15 +573,6 @@ impl Scheduler {
     fn is_connected(&mut self, rank: usize) {
         if self.connected.insert(rank) && self.connected.len() == self.settings.num_workers {
             self.tell(Role::Worker, &FromScheduler::AllConnected);
-        }
-    }
-
-    /// Tells the others that a worker has left. Servers need it only for another scheduler.
-    fn tell_of_leaver(&mut self, rank: usize, info: NodeInfo, why: Option<String>) {
-        let left = FromScheduler::WorkerLeft { rank, info, why };
-        self.tell(Role::Worker, &left);
-        if self.settings.replicas > 1 {
-            self.tell(Role::Server, &left);
         }
     }
 

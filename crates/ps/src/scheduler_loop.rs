@@ -6,20 +6,17 @@ use ringpull_base::config::{self, Config, Dmlc};
 use ringpull_base::topology::host_name;
 use ringpull_base::{Result, notice, secret};
 
-use crate::link::{self, GRACE};
+use crate::link::{FAREWELL, GRACE, node_address};
 use crate::message::{ToScheduler, decode, encode};
-use crate::scheduler::{JobPhase, Scheduler, Settings, startup_limit};
+use crate::scheduler::{JobPhase, Scheduler, Settings};
 use crate::socket::{Bell, Bound, Door, Event, Frame, Limits, Listener};
-
-/// How long the last words to nodes may take.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Connections beyond those of the job's nodes: for surplus nodes, which get an error.
 const STRANGERS: usize = 64;
 
 pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let bell = Bell::default();
-    let bound = bind(config, dmlc)?;
+    let bound = Bound::to(dmlc.root, node_address(dmlc).ok())?;
     let door = Door {
         name: "the scheduler".to_owned(),
         secret: config::secret()?,
@@ -44,7 +41,6 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         bigarray_bound: config.bigarray_bound,
         token: u64::from_le_bytes(secret::random()?),
         is_elastic: config.elastic,
-        replicas: config.replicas,
         host: host_name(),
     });
     let start = Instant::now();
@@ -73,10 +69,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         send_all(&listener, &mut scheduler);
         if *scheduler.phase() != JobPhase::Running {
             let since = *ended.get_or_insert_with(Instant::now);
-            // Nodes that come back in time are told why the job has failed.
-            let is_too_late = start.elapsed() > startup_limit(config.silence());
-            let has_all = scheduler.all_are_back();
-            if (has_all && scheduler.all_left()) || (since.elapsed() > FAREWELL && (has_all || is_too_late)) {
+            if scheduler.all_left() || since.elapsed() > FAREWELL {
                 break;
             }
         }
@@ -86,18 +79,6 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     match phase {
         JobPhase::Failed(error) => Err(error),
         _ => Ok(()),
-    }
-}
-
-/// The scheduler's port. The process of a scheduler that was lost may not have ended yet, and still have it.
-fn bind(config: &Config, dmlc: &Dmlc) -> Result<Bound> {
-    let begun = Instant::now();
-    loop {
-        let bound = Bound::to(dmlc.root, link::node_address(dmlc).ok());
-        if bound.is_ok() || config.replicas == 1 || begun.elapsed() > FAREWELL {
-            return bound;
-        }
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

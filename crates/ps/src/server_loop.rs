@@ -9,7 +9,7 @@ use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{Error, Result};
 
 use crate::link::{self, FAREWELL, Link};
-use crate::message::{FromScheduler, Job, KnownJob, Request, ToScheduler, decode, encode, short};
+use crate::message::{FromScheduler, Job, Request, ToScheduler, decode, encode, short};
 use crate::server::{Output, Server};
 use crate::socket::{Bell, Bound, Door, Frame, Limits, Listener};
 use crate::status;
@@ -23,7 +23,6 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let info = link::describe(Role::Server, dmlc, bound.port())?;
     let (mut link, job) = Link::register(&bell, config, dmlc, info, None)?;
     let admitted = job.clone();
-    let mut known = KnownJob::of(&job);
     let door = Door {
         name: format!("server {}", job.rank),
         secret: config::secret()?,
@@ -76,10 +75,6 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                     link.send(&ToScheduler::Described { question, status: Box::new(status) })?;
                     continue;
                 }
-                FromScheduler::WorkerLeft { rank, info, why } => {
-                    known.worker_left(rank, info, why);
-                    continue;
-                }
                 FromScheduler::Lost { rank, incarnation } if rank < job.workers.len() => {
                     let whole = server.lose(rank, incarnation);
                     listener.dismiss(&job.identity(rank, incarnation));
@@ -105,14 +100,11 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
         link.beat(moved.received_bytes)?;
         if let Some(cause) = link.loss() {
-            let goes_on = if job.replicas == 1 { Err(link.lost(&cause)) } else { link.rejoin(&cause, &known) };
-            if let Err(error) = goes_on {
-                break Err(error);
-            }
+            break Err(link.lost(&cause));
         }
     };
     listener.close(FAREWELL);
-    link.leave(None)?;
+    link.leave()?;
     ended
 }
 

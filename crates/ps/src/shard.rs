@@ -45,7 +45,7 @@ const UNIT_BYTES: usize = 32 << 10;
 /// One segment of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// The server that holds it; the first one, if several do ([`holders`]).
+    /// The server that holds it.
     pub server: usize,
     /// Its units within the key.
     pub units: Range<usize>,
@@ -78,12 +78,6 @@ pub fn home(key: &Key, servers: usize) -> usize {
         Key::Str(name) => xxh3_64(name.as_bytes()) >> 16,
     };
     (number.wrapping_mul(9973) % servers as u64) as usize
-}
-
-/// The servers that hold the shard of server `shard` if each value is on `replicas`, in the order in which
-/// they answer for it.
-pub fn holders(shard: usize, servers: usize, replicas: usize) -> impl Iterator<Item = usize> {
-    (0..replicas).map(move |replica| (shard + replica) % servers)
 }
 
 impl Layout {

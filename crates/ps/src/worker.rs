@@ -15,7 +15,6 @@ use ringpull_base::{Error, Key, Kind, OnFault, Result, waits};
 
 use crate::call::has_left;
 pub use crate::call::{Answer, Bytes, Command, Task, WorkerState, WorkersChanged};
-use crate::check_replicas;
 use crate::link::{self, Link};
 use crate::message::Job;
 use crate::shard::Layout;
@@ -40,7 +39,6 @@ pub struct Worker {
 impl Worker {
     /// Joins the job; returns when every node has.
     pub fn join(kind: Kind, config: &Config, dmlc: &Dmlc) -> Result<Self> {
-        check_replicas(config, dmlc)?;
         let bell = Bell::default();
         let info = link::describe(Role::Worker, dmlc, 0)?;
         let (link, job) = Link::register(&bell, config, dmlc, info, Some(kind))?;
@@ -48,12 +46,6 @@ impl Worker {
             return Err(Error::argument(
                 "the job's scheduler does not go on without lost workers, and this worker asks for it",
                 "set RINGPULL_ELASTIC=1 for every process of the job, as `ringpull launch --elastic` does",
-            ));
-        }
-        if config.replicas > job.replicas {
-            return Err(Error::argument(
-                format!("the job's scheduler has RINGPULL_REPLICAS={}, this worker {}", job.replicas, config.replicas),
-                "set RINGPULL_REPLICAS alike on every process of the job, as `ringpull launch --replicas` does",
             ));
         }
         let mut servers = Vec::new();

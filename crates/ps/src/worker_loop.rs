@@ -5,18 +5,15 @@
 //! limit on what is not answered. A segment becomes a message when there is room for it, so that a late call
 //! of high priority overtakes what has not left. An operation ends when all of its segments have left and the
 //! last answer is in; then its guards are dropped. `start`: when the first values leave; `patience`: the limits
-//! of waiting for answers; `elastic`: what is more in a job that goes on without lost workers; `replicas`: in
-//! one that goes on without lost servers.
+//! of waiting for answers; `elastic`: what is more in a job that goes on without lost workers.
 
 mod elastic;
 mod patience;
 mod queue;
-mod replicas;
 mod start;
 
 use elastic::Membership;
 pub(super) use patience::Patience;
-use replicas::OpenCalls;
 use start::Connecting;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +30,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::call::{self, Command, WorkerState, answer};
 use crate::link::Link;
-use crate::message::{FromScheduler, Job, NodeInfo, Reply, Request, ToScheduler, decode, encode, short};
+use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode, short};
 use crate::operation::Operation;
 use crate::socket::{Bell, Connection, Frame};
 use crate::status::{self, Described, Question};
@@ -48,50 +45,22 @@ const BATCH: usize = 32;
 const SEND_LIMIT: usize = 16;
 
 struct ServerConnection {
-    /// `None` if the job goes on without it.
-    connection: Option<Connection>,
+    connection: Connection,
     optimizers: Vec<(u64, Optimizer)>,
-    /// What is to be sent of the server's shard, whichever servers hold it now.
     queue: Queue,
     broken: Option<Instant>,
-    /// Whether the scheduler knows that it is not reached.
-    is_reported: bool,
-}
-
-impl ServerConnection {
-    fn send(&self, frame: impl Into<Frame>) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.send(frame))
-    }
-
-    fn receive(&self) -> Option<Frame> {
-        self.connection.as_ref()?.receive()
-    }
-
-    fn has_room(&self, limit: usize) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.has_room(limit))
-    }
 }
 
 /// A request that a server has not answered.
 struct Waiting {
     item: Queued,
-    /// In whose queue it was.
-    shard: usize,
-    /// Who has not answered; never nobody.
-    servers: Vec<usize>,
+    server: usize,
     since: Instant,
     /// The same by the timeline's clock.
     since_ns: u64,
     sent_bytes: u64,
     /// The server has reported once that no worker is missing.
     vouched: bool,
-}
-
-impl Waiting {
-    /// The server that is asked about it.
-    fn server(&self) -> usize {
-        self.servers[0]
-    }
 }
 
 /// How many servers were asked whether everything sent has arrived, and which answers are still to come.
@@ -106,7 +75,7 @@ impl Flush {
     fn is_answered(&mut self, servers: &[ServerConnection], next: &mut u64) -> bool {
         while let Some(server) = servers.get(self.asked) {
             *next += 1;
-            if server.send(encode(&Request::Flush { reply: *next })) {
+            if server.connection.send(encode(&Request::Flush { reply: *next })) {
                 self.replies.insert(*next);
             }
             self.asked += 1;
@@ -145,7 +114,7 @@ pub(super) struct WorkerLoop {
     /// When a server last reported which workers are missing.
     claimed: Option<Instant>,
     /// The workers that have left, each with its last error, and when this worker heard of the last of them.
-    left: BTreeMap<usize, (NodeInfo, Option<String>)>,
+    left: BTreeMap<usize, Option<String>>,
     left_since: Option<Instant>,
     flush: Flush,
     /// Until values may leave.
@@ -153,8 +122,6 @@ pub(super) struct WorkerLoop {
     closing_since: Option<Instant>,
     closing: bool,
     elastic: Option<Membership>,
-    /// In a job that goes on without lost servers.
-    open: Option<OpenCalls>,
 }
 
 impl WorkerLoop {
@@ -169,11 +136,10 @@ impl WorkerLoop {
     ) -> Self {
         let window = window(job.workers.len(), job.servers.len());
         let servers = servers.into_iter().map(|connection| ServerConnection {
-            connection: Some(connection),
+            connection,
             optimizers: Vec::new(),
             queue: Queue::new(window),
             broken: None,
-            is_reported: false,
         });
         let elastic = job.is_elastic.then(|| Membership::new(&job));
         let mut servers: Vec<_> = servers.collect();
@@ -181,7 +147,6 @@ impl WorkerLoop {
             // A round is answered when all of the key is there: no segment of it may wait for an answer.
             servers.iter_mut().for_each(|server: &mut ServerConnection| server.queue.leave());
         }
-        let open = (job.replicas > 1).then(OpenCalls::default);
         let connecting = (job.incarnation == 0).then(|| Connecting::new(&patience));
         WorkerLoop {
             job,
@@ -212,7 +177,6 @@ impl WorkerLoop {
             closing_since: None,
             closing: false,
             elastic,
-            open,
         }
     }
 
@@ -238,28 +202,17 @@ impl WorkerLoop {
             }
         }
         let failed = self.shared.fault.lock().clone();
-        let known = (self.job.replicas > 1).then(|| self.known_job());
         let limit = if failed.is_some() { Duration::ZERO } else { self.patience.silence };
-        for connection in self.servers.into_iter().filter_map(|server| server.connection) {
-            connection.close(limit);
-        }
+        self.servers.into_iter().for_each(|server| server.connection.close(limit));
         match failed {
             None => {
-                if let Err(error) = self.link.leave(known) {
+                if let Err(error) = self.link.leave() {
                     tracing::warn!(%error, "cannot send a goodbye to the scheduler");
                 }
             }
             Some(fault) => {
+                self.link.close();
                 // Every later call fails with the same error, until the store is dropped.
-                let refuse_all = || {
-                    while let Ok(command) = self.inbox.try_recv() {
-                        self.closing |= matches!(command, Command::Close { .. });
-                        refuse(command, &fault);
-                    }
-                };
-                if let Err(error) = self.link.close(known, refuse_all) {
-                    tracing::warn!(%error, "cannot report a fault to the scheduler");
-                }
                 while !self.closing
                     && let Ok(command) = self.inbox.recv()
                 {
@@ -304,8 +257,8 @@ impl WorkerLoop {
                         answer(&done, Ok(()));
                     }
                 }
-                FromScheduler::WorkerLeft { rank, info, why } => {
-                    self.left.insert(rank, (info, why));
+                FromScheduler::WorkerLeft { rank, why } => {
+                    self.left.insert(rank, why);
                     self.left_since = Some(Instant::now());
                 }
                 FromScheduler::Describe { question } => {
@@ -327,7 +280,6 @@ impl WorkerLoop {
                     self.entered(calls);
                 }
                 FromScheduler::Count => self.count_calls()?,
-                FromScheduler::ServerLost { rank } => self.go_on_without(rank)?,
                 FromScheduler::Welcome(_)
                 | FromScheduler::Alive
                 | FromScheduler::Farewell
@@ -338,7 +290,7 @@ impl WorkerLoop {
         }
         self.link.beat(self.shared.sent.load(Ordering::Relaxed) + self.shared.received.load(Ordering::Relaxed))?;
         if let Some(cause) = self.link.loss() {
-            self.lose_scheduler(&cause)?;
+            return Err(self.seen(self.link.lost(&cause)));
         }
         self.moving.run(!self.operations.is_empty());
         self.look_at_servers()?;
@@ -383,17 +335,14 @@ impl WorkerLoop {
                 if let (Some(elastic), Some(round)) = (&mut self.elastic, operation.contribution()) {
                     elastic.called(operation.key(), round, || operation.servers());
                 }
-                let priority = operation.priority(priority);
+                self.put_in_queues(id, operation.priority(priority), &operation);
                 self.operations.insert(id, operation);
-                if self.may_leave(id, priority) {
-                    self.put_in_queues(id, priority);
-                }
             }
             Command::SetOptimizer { version, optimizer } => {
                 if let Some(elastic) = &mut self.elastic {
                     elastic.calls.optimizer = Some((version, optimizer.clone()));
                 }
-                for server in self.servers.iter_mut().filter(|server| server.connection.is_some()) {
+                for server in &mut self.servers {
                     server.optimizers.push((version, optimizer.clone()));
                 }
             }
@@ -423,86 +372,71 @@ impl WorkerLoop {
     }
 
     /// Puts the messages of a call into the queues of their servers.
-    fn put_in_queues(&mut self, id: u64, priority: i32) {
-        let Some(operation) = self.operations.get(&id) else { return };
-        for (batch, shard) in operation.batch_servers().into_iter().enumerate() {
+    fn put_in_queues(&mut self, id: u64, priority: i32, operation: &Operation) {
+        for (batch, server) in operation.batch_servers().into_iter().enumerate() {
             let item = Queued {
                 operation: id,
                 batch,
-                is_pull: !operation.changes_values(),
+                is_pull: operation.is_pull(),
                 answered_bytes: operation.answered_bytes(batch),
                 weight: weight(self.job.workers.len(), self.job.servers.len(), operation.is_push_pull()),
             };
-            self.servers[shard].queue.push(priority, item);
+            self.servers[server].queue.push(priority, item);
         }
     }
 
     fn send_optimizers(&mut self, index: usize) {
         let server = &mut self.servers[index];
-        while !server.optimizers.is_empty() && server.has_room(SEND_LIMIT) {
+        while !server.optimizers.is_empty() && server.connection.has_room(SEND_LIMIT) {
             let (version, optimizer) = server.optimizers.remove(0);
             let named = self.operations.values().filter_map(Operation::optimizer);
             let oldest = named.min().unwrap_or(version).min(version);
             let header = encode(&Request::SetOptimizer { version, oldest, optimizer });
-            server.send(header);
+            server.connection.send(header);
             count(&self.shared.control, 1);
         }
     }
 
-    /// Sends what there is room for, a message of each shard in turn. Each worker begins with a shard of its own:
+    /// Sends what there is room for, a message to each server in turn. Each worker begins with a server of its own:
     /// otherwise the first messages of all workers would meet at one server's link, and then at the next one's.
     fn send_all(&mut self) {
         let first = self.job.rank % self.servers.len().max(1);
-        let mut shards: Vec<usize> = (first..self.servers.len()).chain(0..first).collect();
-        while !shards.is_empty() {
-            shards.retain(|shard| self.send(*shard));
+        let mut servers: Vec<usize> = (first..self.servers.len()).chain(0..first).collect();
+        while !servers.is_empty() {
+            servers.retain(|server| self.send(*server));
         }
     }
 
-    /// Sends the next message of the shard of a server, if there is one and room for it: a pull to the first that
-    /// holds the shard, and what changes values to all. Whether there was one.
-    fn send(&mut self, shard: usize) -> bool {
-        if self.servers[shard].queue.is_empty() {
+    /// Sends the next message to a server, if there is one and room for it. Whether there was one.
+    fn send(&mut self, to: usize) -> bool {
+        let server = &mut self.servers[to];
+        if !server.optimizers.is_empty() || !server.connection.has_room(SEND_LIMIT) {
             return false;
         }
-        let holders = self.holders(shard);
-        let Some((first, others)) = holders.split_first() else { return false };
-        let is_open = |server: &ServerConnection| server.optimizers.is_empty() && server.has_room(SEND_LIMIT);
-        if !holders.iter().all(|server| is_open(&self.servers[*server])) {
-            return false;
-        }
-        let Some(item) = self.servers[shard].queue.next() else { return false };
+        let Some(item) = server.queue.next() else { return false };
         let Some(operation) = self.operations.get_mut(&item.operation) else { return true };
         self.next += 1;
         let reply = self.next;
         let (request, payload) = operation.request(item.batch, reply);
         let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
-        for other in others.iter().filter(|_| operation.changes_values()) {
-            count(&self.shared.sent, sent_bytes);
-            let header = encode(&request.clone().without_reply());
-            self.servers[*other].send(Frame { header, payload: payload.clone() });
-        }
         count(&self.shared.sent, sent_bytes);
-        let server = &self.servers[*first];
-        server.send(Frame { header: encode(&request), payload });
+        server.connection.send(Frame { header: encode(&request), payload });
         self.progress = Instant::now();
         if operation.is_answered() {
             let since = self.progress;
-            let servers = if operation.awaits_all() { holders.clone() } else { vec![*first] };
-            let waiting = Waiting { item, shard, servers, since, since_ns, sent_bytes, vouched: false };
-            self.waiting.insert(reply, waiting);
+            self.waiting.insert(reply, Waiting { item, server: to, since, since_ns, sent_bytes, vouched: false });
         } else if item.answered_bytes.is_some() {
-            self.words.insert(reply, (shard, item));
+            self.words.insert(reply, (to, item));
         }
         if operation.sent_one() {
-            self.end(item.operation);
+            self.operations.remove(&item.operation);
         }
         true
     }
 
     fn receive(&mut self, index: usize) -> Result<()> {
         for _ in 0..BATCH {
-            let Some(Frame { header, payload }) = self.servers[index].receive() else { return Ok(()) };
+            let Some(Frame { header, payload }) = self.servers[index].connection.receive() else { return Ok(()) };
             let Some(reply) = decode::<Reply>(&header) else {
                 return Err(self.broken_protocol(index, "a message that cannot be decoded".to_owned()));
             };
@@ -524,18 +458,13 @@ impl WorkerLoop {
 
     /// Takes an answer of server `from`.
     fn finish(&mut self, from: usize, reply: u64, payload: Vec<u8>, state: Option<State>) -> Result<()> {
-        if let Some((shard, item)) = self.words.remove(&reply) {
-            self.servers[shard].queue.answered(item);
-            return self.has_come_on();
-        }
-        let Some(waiting) = self.waiting.get_mut(&reply) else { return Ok(()) };
-        waiting.servers.retain(|server| *server != from);
-        if !waiting.servers.is_empty() {
+        if let Some((server, item)) = self.words.remove(&reply) {
+            self.servers[server].queue.answered(item);
             return self.has_come_on();
         }
         let Some(waiting) = self.waiting.remove(&reply) else { return Ok(()) };
         self.has_come_on()?;
-        self.servers[waiting.shard].queue.answered(waiting.item);
+        self.servers[waiting.server].queue.answered(waiting.item);
         count(&self.shared.received, payload.len() as u64);
         let Some(operation) = self.operations.get_mut(&waiting.item.operation) else { return Ok(()) };
         let moved = waiting.sent_bytes + payload.len() as u64;
@@ -546,7 +475,7 @@ impl WorkerLoop {
             return Err(self.broken_protocol(from, what));
         }
         if operation.is_done() {
-            self.end(waiting.item.operation);
+            self.operations.remove(&waiting.item.operation);
         }
         Ok(())
     }

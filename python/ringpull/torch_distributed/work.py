@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import torch as hooks
+from .. import uncaught
 from ..collectives import Operation, Receive
 from ..errors import KVStoreError, StalledError
 from ..place import waits_in
@@ -191,10 +191,17 @@ class Work(_c10d.Work):  # type: ignore[misc]
         try:
             self.wait()
         except Exception as error:
-            hooks.give_up(given, error)
+            # Without the frames that it has passed, and their tensors.
+            error = error.with_traceback(None)
+            _raised[:] = [error]
+            given.set_exception(error)
             return
         given.set_result(self._results)
 
+
+#: The last error that PyTorch was given, which raises its text.
+_raised: list[BaseException] = []
+uncaught.knows(lambda: _raised[-1] if _raised else None)
 
 _making = threading.Lock()
 #: The last future that was asked for, until it is done: once DistributedDataParallel has asked for all of a
@@ -202,11 +209,12 @@ _making = threading.Lock()
 _last: list[weakref.ref[Any]] = []
 
 
-def _is_pending() -> bool:
-    return any(found is not None and not found.done() for found in [last() for last in _last])
+def _waits(function: str) -> bool:
+    """Whether a thread in that function of PyTorch's waits for results: the backward pass has computed everything."""
+    return function == "backward" and any(found is not None and not found.done() for found in [last() for last in _last])
 
 
-hooks.pending.append(_is_pending)
+waits_in("torch", _waits)
 #: Where a thread waits in this package, but not in an operation.
 waits_in("ringpull", {threads.IDLE, Work._turn.__name__}.__contains__)
 

@@ -163,22 +163,6 @@ def compared(kind):
     return f"the weights are those of one process; a step takes {ms['alone']} alone, {ms['together']} together"
 
 
-def the_hook(store):
-    import torch
-
-    import ringpull.torch
-
-    def wrapped(model, optimizer):
-        model = torch.nn.parallel.DistributedDataParallel(model)
-        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
-        return model, optimizer
-
-    meeting = meet(store, "gloo")
-    said = compared(wrapped)
-    part_company(store, meeting)
-    return said
-
-
 def the_optimizer(store):
     import ringpull.torch
 
@@ -198,7 +182,7 @@ def horovods(store):
 
 
 def the_backend(store):
-    """The backend of torch.distributed: its collectives, and DistributedDataParallel without a hook."""
+    """The backend of torch.distributed: its collectives, and DistributedDataParallel."""
     import torch
 
     import ringpull.torch_distributed
@@ -259,7 +243,6 @@ CHECKS = {
     "torch": with_torch,
     "torch's types": halves,
     "torch, many keys": many_keys,
-    "torch, hook of DistributedDataParallel": the_hook,
     "torch, optimizer": the_optimizer,
     "torch, Horovod's optimizer": horovods,
     "torch.distributed": the_backend,

@@ -42,25 +42,6 @@ def by_torch():
         optimizer.step()
 
 
-def by_hook():
-    import tempfile
-
-    import torch
-
-    import ringpull
-    import ringpull.torch
-
-    store = ringpull.create("dist_sync_mpi")
-    with tempfile.NamedTemporaryFile() as file:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 20))
-        model.register_comm_hook(None, ringpull.torch.ddp_hook(store))
-        for _ in range(STEPS):
-            sleep(store)
-            model(torch.ones(20)).sum().backward()
-        torch.distributed.destroy_process_group()
-
-
 def by_mxnet():
     import mxnet as mx
 

@@ -1,4 +1,4 @@
-"""Averages halves, large and small ones, with the optimizer and with the hook."""
+"""Averages halves, large and small ones, with the optimizer."""
 
 import torch
 
@@ -9,31 +9,7 @@ store = ringpull.create("dist_sync_mpi")
 rank, ranks = store.rank, store.num_workers
 
 
-class Bucket:
-    """The part of a bucket of DistributedDataParallel that the hook uses."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def buffer(self):
-        return self.values
-
-    def index(self):
-        # The hook has a key for each index and length.
-        return [torch.float32, torch.float16, torch.bfloat16].index(self.values.dtype)
-
-    def is_last(self):
-        return True
-
-
-hook = ringpull.torch.ddp_hook(store)
-
-
-def by_hook(gradient):
-    return hook(None, Bucket(gradient.clone())).wait()
-
-
-def by_optimizer(gradient):
+def average_of(gradient):
     """The average, as a step of rate 1 from zero has it."""
     # A name of its own for each dtype and length.
     parameter = torch.nn.Parameter(torch.zeros_like(gradient))
@@ -48,31 +24,29 @@ def rounded(exact, dtype):
     return exact.to(dtype).double()
 
 
-for average in by_hook, by_optimizer:
-    # The sum is beyond the type, the average is not.
-    for dtype, large in (torch.float16, 40000.0), (torch.bfloat16, 2.0**127), (torch.float32, 40000.0):
-        got = average(torch.full((5,), large, dtype=dtype))
-        assert got.dtype == dtype and (got == large).all(), (average, dtype, got)
-    # Small ones, down to the smallest subnormal, and those between them and the largest; every rank makes all
-    # ranks' values.
-    for dtype, smallest, digits in (torch.float16, 2.0**-24, 11), (torch.bfloat16, 2.0**-133, 8):
-        random = torch.Generator().manual_seed(1)
-        exponents = torch.linspace(-24, 14, 4000)
-        values = (torch.rand(ranks, 4000, generator=random) * 2 - 1) * 2**exponents
-        values = values.to(dtype)
-        exact = values.double().mean(0)
-        got = average(values[rank].clone()).double()
-        # Each addition rounds once, and so does the correction for a number of ranks that is no power of two.
-        largest = values.double().abs().sum(0) / ranks
-        roundings = ranks - 1 + (ranks & (ranks - 1) != 0)
-        bound = roundings * largest * 2.0**-digits * 1.001 + ranks * smallest
-        assert ((got - exact).abs() <= bound).all(), (average, dtype, (got - exact).abs().max())
-        if ranks == 2:
-            normal = values.double().abs().amin(0) >= 2 * 2.0**-14
-            assert (got == rounded(exact, dtype))[normal].all(), (average, dtype)
+# The sum is beyond the type, the average is not.
+for dtype, large in (torch.float16, 40000.0), (torch.bfloat16, 2.0**127), (torch.float32, 40000.0):
+    got = average_of(torch.full((5,), large, dtype=dtype))
+    assert got.dtype == dtype and (got == large).all(), (dtype, got)
+# Small ones, down to the smallest subnormal, and those between them and the largest; every rank makes all
+# ranks' values.
+for dtype, smallest, digits in (torch.float16, 2.0**-24, 11), (torch.bfloat16, 2.0**-133, 8):
+    random = torch.Generator().manual_seed(1)
+    exponents = torch.linspace(-24, 14, 4000)
+    values = (torch.rand(ranks, 4000, generator=random) * 2 - 1) * 2**exponents
+    values = values.to(dtype)
+    exact = values.double().mean(0)
+    got = average_of(values[rank].clone()).double()
+    # Each addition rounds once, and so does the correction for a number of ranks that is no power of two.
+    largest = values.double().abs().sum(0) / ranks
+    roundings = ranks - 1 + (ranks & (ranks - 1) != 0)
+    bound = roundings * largest * 2.0**-digits * 1.001 + ranks * smallest
+    assert ((got - exact).abs() <= bound).all(), (dtype, (got - exact).abs().max())
+    if ranks == 2:
+        normal = values.double().abs().amin(0) >= 2 * 2.0**-14
+        assert (got == rounded(exact, dtype))[normal].all(), dtype
 # What travels as halves: the same.
 store.set_gradient_compression({"type": "fp16"})
-for average in by_hook, by_optimizer:
-    got = average(torch.full((7,), 40000.0))
-    assert (got == 40000).all(), (average, got)
+got = average_of(torch.full((7,), 40000.0))
+assert (got == 40000).all(), got
 print(f"rank {rank} is done", flush=True)

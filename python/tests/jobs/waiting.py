@@ -1,7 +1,6 @@
 """Ranks that keep each other waiting, through ringpull, ringpull.mxnet or ringpull.torch: ``waiting.py CASE KIND FRONT``."""
 
 import sys
-import tempfile
 import time
 
 import numpy as np
@@ -75,22 +74,13 @@ def passes():
 
     torch.manual_seed(0)
     nets = [nn.Linear(10, 10 + number) for number in range(2)]
-    if front == "torch":
-        steps = [ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store, key) for net, key in zip(nets, keys)]
-    else:
-        # DistributedDataParallel requires a process group; one of a single process carries no gradient.
-        with tempfile.NamedTemporaryFile() as file:
-            torch.distributed.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
-        nets = [nn.parallel.DistributedDataParallel(net) for net in nets]
-        for net in nets:
-            net.register_comm_hook(None, ringpull.torch.ddp_hook(store))
-        steps = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    steps = [ringpull.torch.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), store, key) for net, key in zip(nets, keys)]
 
     def run(number, seconds=0):
         values = nets[number](torch.ones(4, 10))
         if seconds:
             values.register_hook(lambda _: time.sleep(seconds))
-        values.sum().backward()  # a hook's result is waited for here
+        values.sum().backward()
         steps[number].step()
 
     run(0)
@@ -122,8 +112,7 @@ def deadlock():
 
 keys = [f"key{number}" for number in range(max(store.num_workers, 2))]
 has_arrays = front in ("ringpull", "mxnet")
-if front != "hook":
-    for key in keys:
-        store.init(key, ones())
+for key in keys:
+    store.init(key, ones())
 {"start": start, "late": late, "asleep": asleep, "deadlock": deadlock}[case]()
 print(f"rank {store.rank} is done", flush=True)

@@ -4,10 +4,11 @@
 //! A file may name more hosts than a job has. Hosts of a job that it does not name have the rates of
 //! `[network]`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+use ringpull_base::Error;
 use ringpull_plan::{LinkRates, Model};
 
 use super::racks::Racks;
@@ -184,10 +185,19 @@ impl Cluster {
         Model { long_bytes_per_us: slowest, short_bytes_per_us: model.short_bytes_per_us.max(slowest), ..model }
     }
 
-    /// The two racks of the job's hosts, if each has one and there are two.
-    pub(super) fn racks(&self, names: &[String]) -> Option<Racks> {
-        let name = |host: Option<&ClusterHost>| host?.rack.as_ref().map(|rack| super::racks::hashed(rack));
-        Racks::of(&self.entries(names).into_iter().map(|host| name(host).unwrap_or(0)).collect::<Vec<_>>())
+    /// The two racks of the job's hosts, if each has one and there are two. An error if there are more, for which
+    /// there is no plan.
+    pub(super) fn racks(&self, names: &[String]) -> Result<Option<Racks>, Error> {
+        let all = self.entries(names).into_iter().map(|host| host?.rack.as_deref()).collect::<Option<Vec<_>>>();
+        let all = all.unwrap_or_default();
+        let different: BTreeSet<&str> = all.iter().copied().collect();
+        if different.len() > 2 {
+            return Err(Error::argument(
+                format!("the cluster file has the hosts of this job in {} racks: {different:?}", different.len()),
+                "there is a plan for two racks: name the two that the narrowest link lies between, or no rack",
+            ));
+        }
+        Ok(Racks::of(&all.into_iter().map(super::racks::hashed).collect::<Vec<_>>()))
     }
 
     /// The job's hosts that the file does not name.
@@ -257,7 +267,7 @@ mod tests {
         assert_eq!(cluster.unknown(&job), ["new"]);
         assert_eq!(cluster.model(&job).long_bytes_per_us, 12.5);
         assert_eq!(cluster.model(&job[1..]).long_bytes_per_us, 125.0, "the slow host takes no part");
-        assert_eq!(cluster.racks(&job), None, "one host has a rack, the others have none");
+        assert_eq!(cluster.racks(&job).unwrap(), None, "one host has a rack, the others have none");
         assert!(cluster.network.model().is_sound());
     }
 
@@ -274,8 +284,18 @@ mod tests {
     fn two_racks_are_those_of_the_jobs_hosts() {
         let all = names(&["a", "b", "c", "d"]);
         let cluster = Cluster::of(&Model::default(), all.clone(), &[], 0b1010);
-        assert_eq!(cluster.racks(&all), Racks::of(&[1, 2, 1, 2]));
-        assert_eq!(cluster.racks(&names(&["a", "c"])), None, "one rack");
+        assert_eq!(cluster.racks(&all).unwrap(), Racks::of(&[1, 2, 1, 2]));
+        assert_eq!(cluster.racks(&names(&["a", "c"])).unwrap(), None, "one rack");
+        let mut cluster = cluster;
+        cluster.hosts[3].rack = Some("third".to_owned());
+        let error = cluster.racks(&all).unwrap_err().to_string();
+        assert!(
+            error.contains(r#"in 3 racks: {"1", "2", "third"}"#) && error.contains("plan for two racks"),
+            "{error}"
+        );
+        assert_eq!(cluster.racks(&all[..3]).unwrap(), Racks::of(&[1, 2, 1]), "of those that the job has");
+        cluster.hosts[0].rack = None;
+        assert_eq!(cluster.racks(&all).unwrap(), None, "not every host has one");
     }
 
     #[test]

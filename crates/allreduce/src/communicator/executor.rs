@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytemuck::Pod;
 
 use ringpull_base::{Buffer, DType, Error, Result};
-use ringpull_plan::{Parts, Plan, Schedule, posted_bytes};
+use ringpull_plan::{Parts, Plan, Schedule};
 
 use crate::interpreter::{Endpoint, PartUpdate, Runner, Ticket};
 use crate::transport::observed::Observed;
@@ -65,14 +65,6 @@ impl Executor {
     pub(super) fn narrow(&mut self, workers: usize) -> Result<()> {
         self.members = workers;
         self.transport.narrow(workers)
-    }
-
-    /// Lets a more urgent message wait for little else. The fastest link carries so much.
-    pub(super) fn shorten_queues(&mut self, link_bytes_per_us: f64) {
-        // A limit in bytes of messages that wait for the peer would leave the link idle for a round trip.
-        if !self.transport.waits_for_peers() {
-            self.runner.limit_waiting(posted_bytes(link_bytes_per_us));
-        }
     }
 
     /// An error once the job is stopping.

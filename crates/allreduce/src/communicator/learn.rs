@@ -37,19 +37,11 @@ pub struct Learned {
     pub source: String,
     /// The age of the file, if it is of the cache, on rank 0.
     pub age: Option<Duration>,
-    /// True if they are of this cluster, and not of any.
-    pub is_of_the_cluster: bool,
 }
 
 impl Default for Learned {
     fn default() -> Self {
-        Learned {
-            model: Model::default(),
-            links: None,
-            source: "the default".to_owned(),
-            age: None,
-            is_of_the_cluster: false,
-        }
+        Learned { model: Model::default(), links: None, source: "the default".to_owned(), age: None }
     }
 }
 
@@ -154,12 +146,12 @@ impl Found {
 }
 
 /// What `source` of rank 0 says about `hosts` (ranks by host, the last `helpers` of which only reduce), and
-/// their racks if it names two. Collective; measures nothing.
+/// their racks if it names two. Collective; measures nothing. More racks are an error if the job goes by them.
 pub(super) fn learn(
     executor: &mut Executor,
     hosts: &[Vec<usize>],
     source: &ClusterSource,
-    helpers: usize,
+    (helpers, goes_by_racks): (usize, bool),
 ) -> Result<(Learned, Option<Racks>)> {
     let (rank, size) = (executor.rank(), executor.size());
     if size == 1 {
@@ -200,10 +192,13 @@ pub(super) fn learn(
             tracing::info!("{source} does not name {}: they have its link_mbit", unknown.join(", "));
         }
     }
-    let racks = cluster.racks(&job.names);
+    let racks = match cluster.racks(&job.names) {
+        Err(cause) if goes_by_racks => return Err(cause),
+        racks => racks.unwrap_or_default(),
+    };
     // The plan for racks knows no rates of hosts.
     let links = if racks.is_some() { None } else { links_of(&cluster.links(&job.names), hosts.len(), helpers) };
-    Ok((Learned { model: cluster.model(&job.names), links, source, age, is_of_the_cluster: true }, racks))
+    Ok((Learned { model: cluster.model(&job.names), links, source, age }, racks))
 }
 
 /// The links of so many hosts. Without rates they are alike.
@@ -257,10 +252,14 @@ mod tests {
     use crate::transport::inproc;
 
     fn learned(size: usize, source: &ClusterSource) -> Vec<Result<Learned>> {
+        learned_if(size, source, true)
+    }
+
+    fn learned_if(size: usize, source: &ClusterSource, goes_by_racks: bool) -> Vec<Result<Learned>> {
         let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
         let run = |end| {
             let mut executor = Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
-            learn(&mut executor, &hosts, source, 0).map(|(learned, _)| learned)
+            learn(&mut executor, &hosts, source, (0, goes_by_racks)).map(|(learned, _)| learned)
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = inproc::world(size).into_iter().map(|end| scope.spawn(move || run(end))).collect();
@@ -293,5 +292,23 @@ mod tests {
             learned(2, &ClusterSource::File(path)).into_iter().map(|it| it.unwrap_err().to_string()).collect();
         assert!(errors[0].contains("fan_factor = -1"), "{errors:?}");
         assert!(errors[1].contains("rank 0"), "{errors:?}");
+    }
+
+    #[test]
+    fn a_job_in_three_racks_of_its_file_does_not_start_unless_other_names_of_racks_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cluster.toml");
+        let mut cluster = Cluster::of(&Model::default(), vec![host_name(); 3], &[], 0);
+        for (number, host) in cluster.hosts.iter_mut().enumerate() {
+            host.rack = Some(format!("rack {number}"));
+        }
+        std::fs::write(&path, cluster.text()).unwrap();
+        let source = ClusterSource::File(path);
+        for learned in learned_if(3, &source, true) {
+            let error = learned.unwrap_err().to_string();
+            assert!(error.contains("in 3 racks") && error.contains("hint: there is a plan for two racks"), "{error}");
+        }
+        assert!(learned_if(3, &source, false).iter().all(Result::is_ok));
+        assert!(learned_if(2, &source, true).iter().all(Result::is_ok), "two of the racks");
     }
 }

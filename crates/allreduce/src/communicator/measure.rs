@@ -80,7 +80,6 @@ mod tests {
     use ringpull_base::config::Config;
 
     use super::*;
-    use crate::transport::over_links::{Cable, OverLinks};
     use crate::transport::{Transport, inproc};
 
     /// The clusters that ranks over these transports measure.
@@ -101,16 +100,6 @@ mod tests {
         assert!(clusters.iter().all(|cluster| *cluster == clusters[0]), "{clusters:?}");
         assert_eq!(clusters[0].hosts.len(), 3);
         assert_eq!(Cluster::parse(&clusters[0].text()).as_ref(), Ok(&clusters[0]));
-    }
-
-    #[test]
-    #[ignore = "it measures, and needs a quiet machine: scripts/test --all"]
-    fn a_slow_link_is_in_the_file() {
-        let cable = Cable::of(&[40.0, 40.0, 10.0, 40.0]);
-        let over = |end| OverLinks::new(end, Arc::clone(&cable));
-        let cluster = measured(inproc::world(4).into_iter().map(over).collect()).remove(0);
-        let rate = |host: usize| cluster.hosts[host].sends_mbit.unwrap();
-        assert!([0, 1, 3].iter().all(|host| (2.5..6.0).contains(&(rate(*host) / rate(2)))), "{cluster:?}");
     }
 
     #[test]

@@ -62,7 +62,6 @@ pub use cluster::{Cluster, ClusterHost, Network};
 pub use executor::Executor;
 pub use helped::Asked;
 pub use learn::Learned;
-pub use rack_probe::HOSTS as MEASURED_HOSTS;
 pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
 pub use schedules::plan_of_codes;
 
@@ -133,9 +132,9 @@ impl Communicator {
             // A sum with helpers crosses the link between racks anyhow.
             (self.learned, _) = self.executor.with_helpers(|all| {
                 let hosts: Vec<Vec<usize>> = (0..all.size()).map(|rank| vec![rank]).collect();
-                learn::learn(all, &hosts, source, helpers)
+                learn::learn(all, &hosts, source, (helpers, false))
             })?;
-            self.take_up_what_was_learned();
+            self.forget_schedules();
             if self.rank() == 0 {
                 self.learned.explain(self.size(), self.size(), false, self.cuts);
             }
@@ -144,12 +143,13 @@ impl Communicator {
         if self.executor.is_helper() {
             return Ok(());
         }
-        let (learned, racks) = learn::learn(&mut self.executor, &self.placement.hosts, source, 0)?;
+        let (learned, racks) =
+            learn::learn(&mut self.executor, &self.placement.hosts, source, (0, !self.placement.are_racks_named))?;
         self.learned = learned;
         if !self.placement.are_racks_named {
             self.placement.racks = racks;
         }
-        self.take_up_what_was_learned();
+        self.forget_schedules();
         if self.rank() == 0 && self.choice.is_auto() {
             let (hosts, size) = (self.placement.hosts.len(), self.size());
             self.learned.explain(hosts, size, self.placement.racks.is_some(), self.cuts);
@@ -172,18 +172,6 @@ impl Communicator {
     /// What is known of the cluster has changed.
     fn forget_schedules(&mut self) {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
-    }
-
-    /// Goes by what was learned. A rate that is not of this cluster shortens no queue: it may be far too low.
-    fn take_up_what_was_learned(&mut self) {
-        self.forget_schedules();
-        let Learned { model, links, is_of_the_cluster, .. } = &self.learned;
-        // Between racks the probe's ring is slower than any host's link.
-        if *is_of_the_cluster && self.placement.racks.is_none() {
-            // The model's rate is that of the slowest link, and those of links are relative to it.
-            let fastest = links.iter().flat_map(Links::rates).map(|rates| rates.faster()).fold(1.0, f64::max);
-            self.executor.shorten_queues(fastest * model.long_bytes_per_us);
-        }
     }
 
     /// The model of the cluster, and its source.

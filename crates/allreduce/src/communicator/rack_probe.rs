@@ -25,7 +25,7 @@ use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
 
 /// How many hosts are measured in pairs: with fewer neither racks nor weighted parts are of use; with more, a
 /// tournament takes too long.
-pub const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
+const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
 /// With fewer hosts, times fall into two groups by chance too often.
 const RACKED: usize = 6;
 /// At most this many tournaments; two in a row must find the same racks.

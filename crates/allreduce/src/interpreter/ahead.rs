@@ -33,8 +33,6 @@ pub(super) struct Ahead {
     messages: usize,
     /// Of these, synchronous ones.
     synchronous: usize,
-    /// Bytes of the others: they wait for the link.
-    waiting_bytes: usize,
     /// Sent since the last synchronous message.
     unasked: Unasked,
 }
@@ -45,9 +43,9 @@ pub(super) struct Unasked(usize);
 
 impl Ahead {
     /// Whether an operation that has a message in flight to this peer must not send another: there is a whole
-    /// window of them, or two, of which `most_waiting` bytes wait for the link.
-    pub(super) fn is_full(&self, most_waiting: usize) -> bool {
-        self.messages >= WINDOW || (self.messages >= 2 && self.waiting_bytes >= most_waiting)
+    /// window of them.
+    pub(super) fn is_full(&self) -> bool {
+        self.messages >= WINDOW
     }
 
     /// Whether the link may be idle although messages are in flight: they wait for the peer.
@@ -63,7 +61,6 @@ impl Ahead {
         operation.0 += len.max(LEAST_BYTES);
         let most = if left < UNASKED_BYTES { 2 * UNASKED_BYTES } else { UNASKED_BYTES };
         if self.unasked.max(*operation) < Unasked(most) && self.synchronous < WINDOW {
-            self.waiting_bytes += len;
             return SendMode::Standard;
         }
         self.synchronous += 1;
@@ -71,12 +68,9 @@ impl Ahead {
         SendMode::Synchronous
     }
 
-    /// Records that a message of `len` bytes that was sent in this mode is done.
-    pub(super) fn done(&mut self, len: usize, mode: SendMode) {
+    /// Records that a message that was sent in this mode is done.
+    pub(super) fn done(&mut self, mode: SendMode) {
         self.messages -= 1;
-        match mode {
-            SendMode::Synchronous => self.synchronous -= 1,
-            SendMode::Standard => self.waiting_bytes -= len,
-        }
+        self.synchronous -= usize::from(mode == SendMode::Synchronous);
     }
 }

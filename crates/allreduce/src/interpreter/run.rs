@@ -57,8 +57,6 @@ pub struct Runner {
     open_bytes: usize,
     /// What is in flight to each peer, of all operations.
     sending: Vec<Ahead>,
-    /// How many bytes may wait for the link to a peer.
-    most_waiting: usize,
     /// Messages in flight from each peer, of all operations.
     receiving: Vec<usize>,
     /// For each peer, the highest priority of the messages that are ready and held back.
@@ -87,7 +85,6 @@ impl Runner {
             finished: Vec::new(),
             open_bytes: 0,
             sending: Vec::new(),
-            most_waiting: usize::MAX,
             receiving: Vec::new(),
             held: Vec::new(),
             stands_still: false,
@@ -97,15 +94,6 @@ impl Runner {
             changed: false,
             idle: Idle::default(),
         }
-    }
-
-    /// From now on a peer that has two messages to come, and so many `bytes` of what waits for the link, is
-    /// sent no third one, except as the first of its operation: a more urgent one would come after them.
-    /// Without this there is no limit in bytes.
-    ///
-    /// It is for a transport whose standard messages are done when a connection has taken them.
-    pub fn limit_waiting(&mut self, bytes: usize) {
-        self.most_waiting = bytes;
     }
 
     /// The most bytes of a message of what [`schedule`](Self::schedule) cuts.
@@ -376,7 +364,7 @@ impl Runner {
                         break;
                     }
                     let ahead = &mut self.sending[lane.peer];
-                    if ahead.is_full(self.most_waiting) && flight.out[at].inflight > 0 {
+                    if ahead.is_full() && flight.out[at].inflight > 0 {
                         if !ahead.waits_for_peer() {
                             held.get_or_insert(priority);
                         }
@@ -417,7 +405,7 @@ impl Runner {
         let phase = if is_sent { Phase::Send } else { Phase::Receive };
         timeline::record(phase, || Name::Peer(peer), since_ns, len as u64);
         if is_sent {
-            self.sending[peer].done(len, mode);
+            self.sending[peer].done(mode);
             self.stands_still &= self.held[peer].is_none_or(|held| flight.priority < held);
             self.sent_bytes += len as u64;
         } else {

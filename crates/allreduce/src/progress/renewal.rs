@@ -153,9 +153,9 @@ fn begin_alike(
     before: Option<&Before<'_>>,
     (ranks, among): (&[usize], usize),
 ) -> Result<Beginning> {
-    let known = before.map(|Before { learned, .. }| (learned.model, learned.is_of_the_cluster));
-    let all: Vec<Option<(Model, bool)>> = gather(communicator, &known)?;
-    let Some((model, is_of_the_cluster)) = all.into_iter().flatten().next() else {
+    let known = before.map(|Before { learned, .. }| learned.model);
+    let all: Vec<Option<Model>> = gather(communicator, &known)?;
+    let Some(model) = all.into_iter().flatten().next() else {
         check_start(ranks, among)?;
         communicator.learn(config)?;
         return Ok(Beginning::default());
@@ -165,7 +165,7 @@ fn begin_alike(
         communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
     } else {
         let source = "ranks that had begun".to_owned();
-        communicator.go_on_from(&Learned { model, source, is_of_the_cluster, ..Learned::default() });
+        communicator.go_on_from(&Learned { model, source, ..Learned::default() });
     }
     bring_level(before, ranks[communicator.rank()], communicator)
 }

@@ -18,8 +18,6 @@ mod lossy;
 pub(crate) mod meeting;
 pub mod mpi;
 pub mod observed;
-#[cfg(test)]
-pub(crate) mod over_links;
 pub mod peer_memory;
 mod remaining;
 mod sockets;

@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 43] = [
+pub const VARIABLES: [Variable; 42] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -112,8 +112,8 @@ pub const VARIABLES: [Variable; 43] = [
     variable(
         "RINGPULL_RACK",
         "",
-        "name of the rack of this host; used if every rank has one. Slurm's topology is used if it is \
-         known, and else the racks of the [cluster file](cluster-file.md)",
+        "name of the rack of this host; used if every rank has one and there are two. Slurm's topology is used if \
+         it is known, and else the racks of the [cluster file](cluster-file.md)",
     ),
     variable(
         "RINGPULL_CHECK_NAN",
@@ -136,14 +136,6 @@ pub const VARIABLES: [Variable; 43] = [
          takes Open MPI 5 under `mpirun --with-ft ulfm`; where that is missing, a notice says so. A job of \
          `dist_sync` or `dist_async` goes on without lost workers, and others may come. Set it alike on every \
          process; `ringpull launch --elastic` does so with servers",
-    ),
-    variable(
-        "RINGPULL_REPLICAS",
-        "1",
-        "the number of servers that hold each value of `dist_sync`, at most all. With 2 the job goes on without a server \
-         that is lost, and nothing is lost with it; workers send each push to two servers. Set it alike on every \
-         process; `ringpull launch --replicas 2` does so. It does not go with `RINGPULL_ELASTIC`, and other \
-         distributed kinds refuse it",
     ),
     variable(
         "RINGPULL_TIMELINE",

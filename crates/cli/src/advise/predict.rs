@@ -1,7 +1,7 @@
 //! A step of training in a mode, as the simulation of `ringpull-plan` takes it: what the store would sum
 //! together, by which plan, and which server would hold what.
 
-use ringpull_allreduce::communicator::{MEASURED_HOSTS, plan_of_codes};
+use ringpull_allreduce::communicator::plan_of_codes;
 use ringpull_allreduce::progress::fusion::{BUCKET_BYTES, units};
 use ringpull_allreduce::progress::messages::Step as Called;
 use ringpull_allreduce::progress::{Operation, Terms, Topic, Transfer};
@@ -129,8 +129,7 @@ impl Setting {
         for (worker, sends, receives) in &network.own {
             rates[*worker] = LinkRates { sends: *sends, receives: *receives };
         }
-        let are_measured = MEASURED_HOSTS.contains(&workers);
-        let links = Links::with_helpers(&rates, helpers).or_else(|| Links::of(&rates).filter(|_| are_measured));
+        let links = Links::with_helpers(&rates, helpers).or_else(|| Links::of(&rates));
         // A ring is as fast as the slowest link, and so the store learns it.
         let slowest = rates.iter().map(|rates| rates.slower()).fold(f64::INFINITY, f64::min);
         let model = &Model { short_bytes_per_us: slowest, long_bytes_per_us: slowest, ..*model };
@@ -286,12 +285,13 @@ mod tests {
             let ratio = GOODPUT * step_s(&setting, mode, workers) / bound;
             assert!((0.999..1.15).contains(&ratio), "{mode} on {workers}: {ratio}");
         }
-        // On two hosts there is nothing to weigh, and on more than a probe meets a ring takes twice as long.
+        // On two hosts there is nothing to weigh. A cluster file may name the slow one of more than a probe meets,
+        // where a ring would take twice as long.
         let even = Setting { own: Vec::new(), ..setting };
         let setting = Setting { own, ..self::setting("vgg16", 1e-9) };
         assert_eq!(step_s(&setting, "dist_sync_mpi", 2), step_s(&even, "dist_sync_mpi", 2));
         let times = step_s(&setting, "dist_sync_mpi", 40) / step_s(&even, "dist_sync_mpi", 40);
-        assert!((1.9..2.1).contains(&times), "{times}");
+        assert!((1.0..1.3).contains(&times), "{times}");
         assert!(setting.step_s("dist_sync_mpi+fp16".parse().unwrap(), 8).is_err());
     }
 

@@ -60,7 +60,6 @@ const LOCAL_WORKERS: usize = 4;
     Ctrl-C ends the comparison early; the report has the rounds that were measured, and --resume runs\n\
     the others. The exit code is 1 if a variant failed, and 130 after Ctrl-C. An absent peer is\n\
     reported, but is not a failure.")]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub(crate) struct CompareArgs {
     /// Emulate this many hosts on this machine, joined by links of --link (root, Linux).
     #[arg(long, conflicts_with_all = ["hostfile", "local"])]
@@ -106,9 +105,6 @@ pub(crate) struct CompareArgs {
     /// Seconds that a step computes [default: the published ratio of computing to traffic].
     #[arg(long, value_name = "SECONDS", requires = "train")]
     compute: Option<f64>,
-    /// Compute on the processor instead of by the clock.
-    #[arg(long, requires = "train")]
-    burn: bool,
     /// Images of one host in a step [default: 64 for vgg16, as published].
     #[arg(long, requires = "train")]
     batch: Option<usize>,
@@ -169,13 +165,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     }
     if let Some(sizes) = &args.sizes {
         create(&args.out)?;
-        let (testbed, most) = if let Some(hosts) = emulated(args) {
-            (Testbed::Lab(Shape { hosts, rate: args.link, own: Vec::new(), racks: None }), hosts)
-        } else {
-            let workers = args.local.unwrap_or(LOCAL_WORKERS);
-            (Testbed::Local(workers), workers)
-        };
-        return sizes::run(args, sizes, testbed, most);
+        return sizes::run(args, sizes, testbed(args, None));
     }
     let variants = Variant::list(&modes(args)?, &args.peers);
     check_variants(args, &variants)?;
@@ -184,12 +174,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     create(&args.out)?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
-    let testbed = match (emulated(args), &args.hostfile) {
-        (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
-        (None, Some(file)) => Testbed::Hostfile(file.clone()),
-        (None, None) => Testbed::Local(args.local.unwrap_or(LOCAL_WORKERS)),
-    };
-    let mut runner = Launched::start(testbed, extra, args.mpich.find()?)?.scaled(args.scale)?;
+    let mut runner = Launched::start(testbed(args, racks), extra, args.mpich.find()?)?.scaled(args.scale)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
@@ -253,6 +238,15 @@ fn create(folder: &Path) -> Result<()> {
 fn emulated(args: &CompareArgs) -> Option<usize> {
     let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
     args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|most| is_open && *most > 0))
+}
+
+/// Where the jobs run.
+fn testbed(args: &CompareArgs, racks: Option<Racks>) -> Testbed {
+    match (emulated(args), &args.hostfile) {
+        (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
+        (None, Some(file)) => Testbed::Hostfile(file.clone()),
+        (None, None) => Testbed::Local(args.local.unwrap_or(LOCAL_WORKERS)),
+    }
 }
 
 /// The modes to compare: few servers, and as many as serve the workers best on the same hosts.
@@ -401,7 +395,7 @@ impl Payload {
 
 /// An error if a variant cannot be run at all: its row would be missing.
 fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
-    let mut peers = variants.iter().filter_map(|variant| variant.peer);
+    let peers = variants.iter().filter_map(|variant| variant.peer);
     if args.train && peers.clone().any(Peer::is_mpi) {
         return Err(Error::argument(
             "--train excludes MPI_Allreduce: it blocks, so nothing is computed meanwhile",
@@ -432,12 +426,6 @@ fn check_variants(args: &CompareArgs, variants: &[Variant]) -> Result<()> {
             ));
         }
     }
-    if args.burn && peers.next().is_some() {
-        return Err(Error::argument(
-            "--burn excludes --peers: only our own modes compute on the processor",
-            "leave out --burn: then all compute by the clock",
-        ));
-    }
     if args.peers.contains(&Peer::Mxnet) && !variants.iter().any(|variant| variant.peer == Some(Peer::Mxnet)) {
         return Err(Error::argument(
             "--peers mxnet needs a dist_sync mode, whose servers MXNet uses",
@@ -459,7 +447,7 @@ fn replay(args: &CompareArgs, workers: usize, bytes: u64) -> Result<TrainSetup> 
         )
     })?;
     let batch = args.batch.or_else(|| (model == "vgg16").then_some(published::BATCH));
-    Ok(TrainSetup { model, compute_s, burn: args.burn, batch, late: args.late })
+    Ok(TrainSetup { model, compute_s, batch, late: args.late })
 }
 
 /// This program's command line, quoted for a shell.

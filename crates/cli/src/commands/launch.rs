@@ -37,7 +37,6 @@ use crate::mpirun::Mpirun;
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
   ringpull launch --elastic --in-place -n 4 --min-workers 2 -- python train.py   goes on in the processes left
   ringpull launch --elastic -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without lost workers
-  ringpull launch --replicas 2 -n 4 -s 2 -- ./train --kv-store dist_sync    goes on without a lost server
 
 A hostfile has one host, host:4 or host slots=4 per line; those of Open MPI, MPICH, PBS and Grid
 Engine are read, too. The port of ssh is written port=2222; in a hostfile a number of 22, or from
@@ -75,10 +74,6 @@ pub(crate) struct LaunchArgs {
     /// them (`dist_sync_mpi`; launchers local, ssh, mpi, lab).
     #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, conflicts_with = "elastic")]
     helpers: u32,
-    /// How many servers hold each value of `dist_sync`: with 2 the job goes on without a server that is killed,
-    /// and loses nothing (launchers local, ssh, lab); sets `RINGPULL_REPLICAS` [default: that variable's, 1].
-    #[arg(long, value_name = "R", conflicts_with_all = ["elastic", "hybrid"], value_parser = clap::value_parser!(u32).range(1..))]
-    replicas: Option<u32>,
     /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`. This host,
     /// by any of its names and addresses, needs no ssh server.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
@@ -205,9 +200,6 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     let is_hybrid = args.hybrid || kind_of(&args.command) == Some(Kind::DistHybrid);
     check_hybrid(is_hybrid, servers, launcher)?;
     let config = Config::from_env()?;
-    let replicas = args.replicas.map_or(config.replicas, |replicas| replicas as usize);
-    check_replicas(replicas, servers, launcher, kind_of(&args.command))?;
-    args.variables.env.extend(args.replicas.map(|replicas| (config::REPLICAS.to_owned(), replicas.to_string())));
     let hosts = read_hosts(&args, launcher)?;
     let is_here = hosts.iter().all(|(host, _)| *host == Host::Local);
     if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && is_here {
@@ -252,7 +244,6 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
         launch.has_ranks = is_hybrid;
         launch.grace = grace;
         launch.elastic = with_servers;
-        launch.replicas = replicas;
         launch.run()?.code
     };
     Ok(status(code))
@@ -287,33 +278,6 @@ fn check_hybrid(is_hybrid: bool, servers: usize, launcher: Launcher) -> Result<(
         return Err(Error::argument(
             "ranks with servers (dist_hybrid) are for the launchers local, ssh and lab",
             "choose one of these, or ask for dist_sync or dist_sync_mpi",
-        ));
-    }
-    Ok(())
-}
-
-/// An error if a job like this has no values on several servers.
-fn check_replicas(replicas: usize, servers: usize, launcher: Launcher, kind: Option<Kind>) -> Result<()> {
-    let asked = format!("--replicas {replicas} (RINGPULL_REPLICAS)");
-    if replicas == 1 {
-        return Ok(());
-    }
-    if kind.is_some_and(|kind| !matches!(kind, Kind::DistSync | Kind::DistSyncDevice)) || servers == 0 {
-        return Err(Error::argument(
-            format!("{asked} is for jobs of dist_sync with servers"),
-            format!("let the command ask for dist_sync, and give at least -s {replicas}"),
-        ));
-    }
-    if replicas > servers {
-        return Err(Error::argument(
-            format!("{asked} needs as many servers, but this job has {servers}"),
-            format!("give at least -s {replicas}"),
-        ));
-    }
-    if !matches!(launcher, Launcher::Local | Launcher::Ssh | Launcher::Lab) {
-        return Err(Error::argument(
-            format!("{asked} is for the launchers local, ssh and lab"),
-            "others end the job when they lose a process: choose one of these",
         ));
     }
     Ok(())

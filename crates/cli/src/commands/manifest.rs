@@ -28,7 +28,7 @@ use super::{put, to_json};
   ringpull manifest compare --workers 4 -- --modes dist_sync_mpi,dist_sync:4shared --bytes 100MB
   ringpull manifest specification '{\"distribution_type\": \"MPI\", \"number_of_workers\": 4}' -- train --kv-store dist_sync_mpi
   ringpull manifest lint job.yaml                  what will go wrong with a job; exit code 1 if it would fail, or if there is none
-  ringpull manifest convert job.yaml --to trainjob an MPIJob as a TrainJob")]
+  ringpull manifest convert job.yaml --to trainjob  an MPIJob as a TrainJob")]
 pub(crate) struct ManifestArgs {
     #[command(subcommand)]
     other: Option<ManifestCommand>,

@@ -1,12 +1,15 @@
 //! The page of the book with the help of every command, and the commands that `ringpull` alone shows.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 
 use clap::error::ErrorKind;
-use clap::{Command, CommandFactory as _, Parser as _};
+use clap::{Args as _, Command, CommandFactory as _, Parser as _};
 
+use super::launch::LaunchArgs;
 use super::{Cli, FIRST_SCREEN, HELP};
 use crate::committed;
+use crate::launch::horovodrun;
 
 /// The help of the command of this full name, and of those under it.
 fn describe(command: &mut Command, name: &str, page: &mut String) {
@@ -86,6 +89,33 @@ fn every_command_of_the_pages_is_valid() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(number > 100, "only {number} commands were found");
+}
+
+#[test]
+fn every_example_of_the_help_is_valid() {
+    fn examples(command: &Command, found: &mut Vec<String>) {
+        let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        // Behind an example stands its meaning, or a file.
+        let lines = after.lines().filter_map(|line| line.strip_prefix("  ")?.split("  ").next()?.split(" > ").next());
+        found.extend(lines.flat_map(|line| commands_of(&format!("$ {line}"))));
+        command.get_subcommands().for_each(|sub| examples(sub, found));
+    }
+    let mut found = Vec::new();
+    examples(&Cli::command(), &mut found);
+    assert!(found.len() > 80, "only {} examples were found", found.len());
+    let launch = LaunchArgs::augment_args(Command::new("launch"));
+    let mut wrong = Vec::new();
+    for example in found.iter().filter(|example| !example.contains('\'')) {
+        let mut words: Vec<OsString> = example.split_whitespace().map(OsString::from).collect();
+        if words[1] == "launch" {
+            let (rest, _) = horovodrun::translated(words.split_off(2), &launch).unwrap();
+            words.extend(rest);
+        }
+        // Files are read with the options.
+        let error = Cli::try_parse_from(words).err().filter(|error| !error.to_string().contains("cannot be read"));
+        wrong.extend(error.map(|error| format!("{example}: {error}")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

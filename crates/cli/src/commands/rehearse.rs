@@ -10,16 +10,17 @@ use ringpull_base::{Error, Result};
 use super::{FAILURE, Format, SUCCESS, Status, launch::servers, status_of_signal};
 use crate::lab::{Lab, Shape};
 use crate::link::LinkRate;
-use crate::rehearse::fault::{self, Fault, Spares};
+use crate::rehearse::fault::{self, Fault};
 use crate::rehearse::job::Rehearsal;
 use crate::rehearse::rehearse;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Runs the command as a job without a fault, and once more for each fault. Without --faults it kills the first and
-the last rank, stops a rank for 8 s, sends SIGTERM to one with 30 s of grace, kills a server if there are any, with
---replicas the scheduler too, and on emulated hosts takes a link down for 5 s and for ever. A job that takes longer
-than three times the undisturbed one, its fault and 60 s (that one: an hour), leaves processes, fails without an error of any rank, or ends otherwise than its fault expects, is wrong: exit code 1.
+the last rank, stops a rank for 8 s, sends SIGTERM to one with 30 s of grace, kills a server if there are any, and
+on emulated hosts takes a link down for 5 s and for ever. A job that takes longer than three times the undisturbed
+one, its fault and 60 s (that one: an hour), leaves processes, fails without an error of any rank, or ends otherwise
+than its fault expects, is wrong: exit code 1.
 
 FILE is a YAML list. Each entry has one of kill, stop, terminate (rank N, server N or scheduler), cut, slow (a
 host) and fill (a folder, which gets a file system of 64 MB meanwhile). `at` is when: a time after the processes
@@ -39,7 +40,6 @@ Examples:
   ringpull rehearse -n 4 -- python train.py                     4 ranks on this host
   ringpull rehearse -n 4 --hosts 4 -- python train.py           each on an emulated host (root)
   ringpull rehearse -n 2 -s 2 -- ./train --kv-store dist_sync   with servers
-  ringpull rehearse -n 2 -s 2 --replicas 2 -- ./train --kv-store dist_sync
   ringpull rehearse -n 4 --elastic --min-workers 2 -- python elastic.py
   ringpull rehearse -n 4 --faults faults.yaml -- python train.py --checkpoint /tmp/checkpoints/a")]
 pub(crate) struct RehearseArgs {
@@ -49,9 +49,6 @@ pub(crate) struct RehearseArgs {
     /// The number of servers, as for `ringpull launch`.
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
-    /// How many servers hold each value, as for `ringpull launch`: such a job goes on without a server.
-    #[arg(long, value_name = "R", conflicts_with = "elastic", value_parser = clap::value_parser!(u32).range(1..))]
-    replicas: Option<u32>,
     /// Run an elastic job, as `ringpull launch` does: it goes on when workers are lost.
     #[arg(long)]
     elastic: bool,
@@ -84,7 +81,7 @@ pub(crate) fn run(args: &RehearseArgs) -> Result<Status> {
     let lab = args.hosts.map(|hosts| Lab::up(Shape { hosts, rate: args.link, own: Vec::new(), racks: None }));
     let lab = lab.transpose()?;
     let mut launch: Vec<OsString> = vec!["-n".into(), ranks.to_string().into()];
-    let numbers = [("-s", args.num_servers), ("--replicas", args.replicas), ("--min-workers", args.min_workers)];
+    let numbers = [("-s", args.num_servers), ("--min-workers", args.min_workers)];
     for (option, number) in numbers {
         launch.extend(number.into_iter().flat_map(|number| [option.into(), number.to_string().into()]));
     }
@@ -107,8 +104,7 @@ fn faults(args: &RehearseArgs, ranks: usize) -> Result<Vec<Fault>> {
     let hosts = args.hosts.unwrap_or(0);
     let Some(path) = &args.faults else {
         let servers = servers(args.num_workers, args.num_servers, &args.command);
-        let spares = Spares { ranks: args.elastic, servers: args.replicas.is_some_and(|replicas| replicas > 1) };
-        return Ok(fault::usual(ranks, servers as usize, hosts, spares));
+        return Ok(fault::usual(ranks, servers as usize, hosts, args.elastic));
     };
     let read =
         if path.as_os_str() == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };

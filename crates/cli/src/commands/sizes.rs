@@ -6,7 +6,6 @@ use ringpull_base::{DType, Error, Result};
 
 use super::compare::{CompareArgs, command};
 use super::{SUCCESS, Status, put, to_json_line, write};
-use crate::allreduce::REST_MS;
 use crate::compare::Environment;
 use crate::progress::Progress;
 use crate::rounds::Runner as _;
@@ -15,23 +14,8 @@ use crate::size::{elements, parse_sizes};
 use crate::sweep::{self, Sweep, SweepPlan, page};
 use crate::variant::{Peer, Variant};
 
-/// Measures, and writes the times and the page of all sweeps in the folder. `most` is the number of workers of
-/// the testbed.
-pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed, most: usize) -> Result<Status> {
-    let name = match testbed {
-        Testbed::Lab(_) => format!("hosts{most}-{}", args.link),
-        _ => "local".to_owned(),
-    };
-    let (results, interrupted) = measure(args, sizes, testbed, most)?;
-    write(&args.out.join(format!("{name}.json")), &to_json_line(&results)?)?;
-    let page = page::render(&stored(&args.out)?);
-    write(&args.out.join("README.md"), &page)?;
-    put(&format!("{page}\n"));
-    Ok(interrupted.map_or(SUCCESS, super::status_of_signal))
-}
-
-/// The sweep, and the signal that ended it early.
-fn measure(args: &CompareArgs, sizes: &str, testbed: Testbed, most: usize) -> Result<(Sweep, Option<i32>)> {
+/// Measures, and writes the times and the page of all sweeps in the folder.
+pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed) -> Result<Status> {
     let sizes = parse_sizes(sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, DType::F32).map(drop))?;
     let theirs = |peer: &Peer| Variant::allreduces().iter().any(|variant| variant.peer == Some(*peer));
@@ -42,24 +26,24 @@ fn measure(args: &CompareArgs, sizes: &str, testbed: Testbed, most: usize) -> Re
         ));
     }
     let mut launched = Launched::start(testbed, 0, args.mpich.find()?)?;
-    let plan = SweepPlan {
-        place: launched.words(),
-        link: args.link,
-        ranks: ranks(args, most)?,
-        sizes,
-        rounds: args.rounds,
-        short_rounds: 2 * args.rounds,
-        short_iters: 10 * args.iters,
-        long_iters: args.iters,
-        rest_ms: REST_MS,
-    };
-    let own_hosts = launched.has_own_hosts();
+    let (most, own_hosts) = (launched.workers(), launched.has_own_hosts());
+    let ranks = ranks(args, most)?;
+    let plan =
+        SweepPlan { place: launched.words(), link: args.link, ranks, sizes, rounds: args.rounds, iters: args.iters };
     let progress = Progress::start("looking for the contenders");
     let told = (Environment::survey(), command());
     let results = sweep::run(&mut launched, &contenders(args), &plan, own_hosts, told, &mut |step| {
         progress.part(step.done, step.planned, step.words);
     });
-    Ok((results, launched.interrupted()))
+    drop(progress);
+    let interrupted = launched.interrupted();
+    drop(launched);
+    let name = if own_hosts { format!("hosts{most}-{}", args.link) } else { "local".to_owned() };
+    write(&args.out.join(format!("{name}.json")), &to_json_line(&results)?)?;
+    let page = page::render(&stored(&args.out)?);
+    write(&args.out.join("README.md"), &page)?;
+    put(&format!("{page}\n"));
+    Ok(interrupted.map_or(SUCCESS, super::status_of_signal))
 }
 
 /// The numbers of ranks: those of --scaling, or all from 2 on.

@@ -15,7 +15,7 @@ use crate::{layers, train};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     mpirun -n 4 --oversubscribe ringpull bench train --model vgg16 --scale 0.1 --compute 2.184 --batch 64\n  \
-    mpirun -n 2 ringpull bench train --model resnet50 --compute 1.5 --burn --format json\n  \
+    mpirun -n 2 ringpull bench train --model resnet50 --compute 1.5 --format json\n  \
     ringpull launch -n 4 -- ringpull bench train --model vgg16 --scale 0.1 --compute 0.25 --late 3=0.1\n  \
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench train --kv-store dist_sync --model vgg16 --scale 0.1 --compute 2.184\n\n\
     A step has two passes. The backward pass takes two thirds of --compute, and pushes each layer's\n\
@@ -24,9 +24,6 @@ use crate::{layers, train};
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     step: StepArgs,
-    /// Compute on the processor instead of by the clock.
-    #[arg(long)]
-    burn: bool,
     /// Images of one host in a step, to print images/s.
     #[arg(long)]
     batch: Option<usize>,
@@ -60,13 +57,7 @@ pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
     let network = layers::load(&args.step.model, args.step.scale)?;
     let keys = args.store.plan(args.iters)?;
     let store = super::store(args.store.kv_store)?;
-    let plan = train::ReplayOptions {
-        keys,
-        compute_s: args.step.compute,
-        burn: args.burn,
-        batch: args.batch,
-        late: args.late,
-    };
+    let plan = train::ReplayOptions { keys, compute_s: args.step.compute, batch: args.batch, late: args.late };
     let progress = progress(args.store.format);
     Ok(train::run(&store, &network, &plan, progress.as_ref())?.map(|record| vec![record]))
 }
@@ -76,7 +67,6 @@ pub(super) fn words(records: &[Record]) -> String {
     let mut lines = Vec::new();
     for record in records {
         let (Some(train), Some(summary)) = (&record.train, Summary::of(&record.seconds)) else { continue };
-        let how = if train.burn { "on the processor" } else { "by the clock" };
         lines.extend([
             format!(
                 "{} of {} by {} on {}, gradients of {}",
@@ -87,7 +77,7 @@ pub(super) fn words(records: &[Record]) -> String {
                 format_size(record.bytes as f64)
             ),
             format!("step         {} +-{:.1} %", format_seconds(summary.median), 100.0 * summary.relative_spread()),
-            format!("compute      {}, {how}", format_seconds(train.compute_s)),
+            format!("compute      {}, by the clock", format_seconds(train.compute_s)),
             format!("exposed      {}", format_seconds(train.exposed_s)),
             format!("efficiency   {:.2} %", 100.0 * train.efficiency),
         ]);

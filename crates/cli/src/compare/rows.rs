@@ -6,7 +6,6 @@ use crate::compare::results::{JobSamples, Outcome, Row, Setup};
 use crate::cost;
 use crate::record::Record;
 use crate::rounds::{Job, Measurement, RoundsOutcome, Work, merged};
-use crate::statistics::Summary;
 use crate::variant::Variant;
 
 /// One row for each of `variants`.
@@ -70,12 +69,7 @@ fn measured(
 ) -> Result<Outcome> {
     let record = merged(variant, done, setup.own_hosts, setup.links(), setup.uplink())?;
     let record = match &job.work {
-        Work::Steps { train, .. } => {
-            // The median of the rounds' computing, which differs only on the processor.
-            let computing: Vec<f64> = done.iter().filter_map(|done| Some(done.record.train?.compute_s)).collect();
-            let compute_s = Summary::of(&computing).map_or(train.compute_s, |summary| summary.median);
-            record.with_train(compute_s, train.burn, train.batch, train.late)
-        }
+        Work::Steps { train, .. } => record.with_train(train.compute_s, train.batch, train.late),
         Work::Buffers(_) | Work::Keys { .. } | Work::Rows { .. } => record,
     };
     let round = |Measurement { round, place, record, stolen, .. }: &Measurement| JobSamples {

@@ -185,8 +185,7 @@ fn below_training(results: &Comparison) -> Vec<String> {
 
 /// How a step computes.
 pub(super) fn how(train: &TrainSetup) -> String {
-    let how = if train.burn { "on the processor, measured without communication" } else { "replayed by the clock" }
-        .to_owned();
+    let how = "replayed by the clock".to_owned();
     train.late.map_or(how.clone(), |late| {
         format!("{how}; {}; step: by the pace of all workers together", late.words(train.compute_s))
     })

@@ -94,7 +94,7 @@ fn training() -> Comparison {
     let setup = &mut results.setup;
     setup.link = "1gbit".parse().unwrap();
     (setup.payload, setup.bytes) = ("vgg16, 32 tensors, 55.3 MB".to_owned(), 55_343_024);
-    let train = TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, burn: false, batch: Some(64), late: None };
+    let train = TrainSetup { model: "vgg16".to_owned(), compute_s: 2.184, batch: Some(64), late: None };
     setup.train = Some(train.clone());
     let variants = ["dist_sync_mpi", "dist_sync:8shared", "dist_sync:8", "dist_sync:4", "dist_sync:2"];
     let variants: Vec<Variant> = variants.map(|mode| mode.parse().unwrap()).to_vec();

@@ -31,17 +31,6 @@ pub(super) enum EndOfProcess {
     Lost,
 }
 
-/// The processes that a job goes on without.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Endurance {
-    /// None.
-    Nobody,
-    /// Workers that are lost, if so many are left.
-    Workers { least: usize },
-    /// A server, if another has its values, and a scheduler that is lost, in whose place another comes.
-    Servers,
-}
-
 /// The state of the other processes when one has ended, as far as the launcher knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
@@ -52,8 +41,6 @@ pub(super) struct JobState {
     pub(super) has_succeeded: bool,
     /// The workers that run, and the job has not gone on without.
     pub(super) workers: usize,
-    /// The servers that run.
-    pub(super) servers: usize,
     /// Whether the process came in the place of another, or the job has gone on without it.
     pub(super) is_surplus: bool,
     /// Whether another process may still be started in its place.
@@ -75,30 +62,27 @@ pub(super) enum EndEffect {
     Failure,
 }
 
-/// Decides what the end of a process means for its job.
-pub(super) fn meaning(endurance: Endurance, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
+/// Decides what the end of a process means for its job. An elastic one goes on without workers that are lost, if
+/// `least` are left.
+pub(super) fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
     use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
-    use Endurance::{Nobody, Servers, Workers};
-    let JobState { has_failed, has_succeeded, workers, servers, is_surplus, may_restart } = state;
-    let or_replaced = |otherwise| if may_restart { Replaced } else { otherwise };
-    match (role, end, endurance) {
+    let JobState { has_failed, has_succeeded, workers, is_surplus, may_restart } = state;
+    match (role, end, least) {
         (_, EndOfProcess::Well, _) => Nothing,
         // The first failure is the job's, and the others end because of it.
         _ if has_failed => Nothing,
         // What the workers were to do is done.
         (Role::Server | Role::Scheduler, ..) if workers == 0 && has_succeeded => Unneeded,
         // It comes too late, or wakes too late, to a job that is done.
-        (Role::Worker, _, Workers { .. }) if is_surplus && has_succeeded => Unneeded,
-        (Role::Worker, EndOfProcess::Lost, Workers { least }) if workers >= least.max(1) => {
-            if has_succeeded {
-                Without
+        (Role::Worker, _, Some(_)) if is_surplus && has_succeeded => Unneeded,
+        (Role::Worker, EndOfProcess::Lost, Some(least)) if workers >= least.max(1) => {
+            if may_restart && !has_succeeded {
+                Replaced
             } else {
-                or_replaced(Without)
+                Without
             }
         }
-        (Role::Server, _, Servers) if servers > 0 => Without,
-        (Role::Scheduler, EndOfProcess::Lost, Servers) if workers > 0 => or_replaced(Failure),
-        (_, EndOfProcess::Failed | EndOfProcess::Lost, Nobody | Workers { .. } | Servers) => Failure,
+        (_, EndOfProcess::Failed | EndOfProcess::Lost, _) => Failure,
     }
 }
 
@@ -166,33 +150,31 @@ mod tests {
 
     const ROLES: [Role; 3] = [Role::Scheduler, Role::Server, Role::Worker];
     const ENDS: [EndOfProcess; 3] = [EndOfProcess::Well, EndOfProcess::Failed, EndOfProcess::Lost];
-    const KINDS: [Endurance; 4] =
-        [Endurance::Nobody, Endurance::Workers { least: 1 }, Endurance::Workers { least: 2 }, Endurance::Servers];
+    const KINDS: [Option<usize>; 3] = [None, Some(1), Some(2)];
 
     fn states() -> impl Iterator<Item = JobState> {
-        (0..1 << 4).flat_map(|bits| (0..9).map(move |left| (bits, left))).map(|(bits, left)| JobState {
+        (0..1 << 4).flat_map(|bits| (0..3).map(move |workers| (bits, workers))).map(|(bits, workers)| JobState {
             has_failed: bits & 1 > 0,
             has_succeeded: bits & 2 > 0,
             is_surplus: bits & 4 > 0,
             may_restart: bits & 8 > 0,
-            workers: left % 3,
-            servers: left / 3,
+            workers,
         })
     }
 
-    fn every(mut check: impl FnMut(Endurance, Role, EndOfProcess, JobState, EndEffect)) {
+    fn every(mut check: impl FnMut(Option<usize>, Role, EndOfProcess, JobState, EndEffect)) {
         let mut count = 0;
-        for endurance in KINDS {
+        for least in KINDS {
             for role in ROLES {
                 for end in ENDS {
                     for state in states() {
                         count += 1;
-                        check(endurance, role, end, state, meaning(endurance, role, end, state));
+                        check(least, role, end, state, meaning(least, role, end, state));
                     }
                 }
             }
         }
-        assert_eq!(count, 4 * 3 * 3 * 16 * 9);
+        assert_eq!(count, 3 * 3 * 3 * 16 * 3);
     }
 
     #[test]
@@ -202,8 +184,8 @@ mod tests {
 
     #[test]
     fn every_end_in_every_kind_of_job_keeps_the_promises() {
-        every(|endurance, role, end, state, found| {
-            let words = format!("{endurance:?} {role:?} {end:?} {state:?}: {found:?}");
+        every(|least, role, end, state, found| {
+            let words = format!("{least:?} {role:?} {end:?} {state:?}: {found:?}");
             let is_worker = role == Role::Worker;
             let is_done = state.has_succeeded && state.workers == 0;
             // An end that is good, or follows a failure, changes nothing; no other passes without a word.
@@ -218,22 +200,18 @@ mod tests {
                 assert_eq!(found, EndEffect::Failure, "{words}");
             }
             // A plain job ends with the first process that it still needs.
-            if endurance == Endurance::Nobody {
+            if least.is_none() {
                 assert_eq!(found == EndEffect::Failure, is_worker || !is_done, "{words}");
             }
             // Nobody is started for a job that is done, or more often than is allowed, or where nobody is
             // left.
             if found == EndEffect::Replaced {
                 assert!(state.may_restart && state.workers > 0 && end == EndOfProcess::Lost, "{words}");
-                assert!(!is_worker || !state.has_succeeded, "{words}");
+                assert!(is_worker && !state.has_succeeded, "{words}");
             }
-            // A job never goes on without enough workers, or without a server that has the values.
+            // A job never goes on without enough workers, or without a server or the scheduler.
             if matches!(found, EndEffect::Without | EndEffect::Replaced) {
-                match endurance {
-                    Endurance::Nobody => panic!("{words}"),
-                    Endurance::Workers { least } => assert!(is_worker && state.workers >= least, "{words}"),
-                    Endurance::Servers => assert!(!is_worker && (state.servers > 0 || role == Role::Scheduler)),
-                }
+                assert!(is_worker && least.is_some_and(|least| state.workers >= least), "{words}");
             }
         });
     }
@@ -241,27 +219,20 @@ mod tests {
     /// What each end means in the middle of a job, and when its workers have ended well.
     #[test]
     fn the_table() {
-        let running = JobState {
-            has_failed: false,
-            has_succeeded: false,
-            workers: 2,
-            servers: 1,
-            is_surplus: false,
-            may_restart: true,
-        };
+        let running =
+            JobState { has_failed: false, has_succeeded: false, workers: 2, is_surplus: false, may_restart: true };
         let too_few = JobState { workers: 1, ..running };
         let tried_enough = JobState { may_restart: false, ..running };
         let ending = JobState { has_succeeded: true, ..running };
         let late = JobState { has_succeeded: true, workers: 0, is_surplus: true, ..running };
         let done = JobState { has_succeeded: true, workers: 0, ..running };
         let mut table = String::new();
-        for endurance in [Endurance::Nobody, Endurance::Workers { least: 2 }, Endurance::Servers] {
+        for least in [None, Some(2)] {
             for role in ROLES {
                 for end in [EndOfProcess::Failed, EndOfProcess::Lost] {
                     let cells = [running, too_few, tried_enough, ending, late, done]
-                        .map(|state| format!("{:?}", meaning(endurance, role, end, state)));
-                    let kind = format!("{endurance:?}");
-                    let kind = kind.split(' ').next().unwrap_or_default();
+                        .map(|state| format!("{:?}", meaning(least, role, end, state)));
+                    let kind = if least.is_some() { "elastic" } else { "plain" };
                     table += format!(
                         "{kind:<8}{:<10}{:<7}{}\n",
                         role.to_string(),
@@ -275,24 +246,18 @@ mod tests {
             }
         }
         let expected = "\
-Nobody  scheduler Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
-Nobody  scheduler Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
-Nobody  server    Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
-Nobody  server    Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
-Nobody  worker    Failed Failure  Failure  Failure  Failure  Failure  Failure
-Nobody  worker    Lost   Failure  Failure  Failure  Failure  Failure  Failure
-Workers scheduler Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
-Workers scheduler Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
-Workers server    Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
-Workers server    Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
-Workers worker    Failed Failure  Failure  Failure  Failure  Unneeded Failure
-Workers worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
-Servers scheduler Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
-Servers scheduler Lost   Replaced Replaced Failure  Replaced Unneeded Unneeded
-Servers server    Failed Without  Without  Without  Without  Unneeded Unneeded
-Servers server    Lost   Without  Without  Without  Without  Unneeded Unneeded
-Servers worker    Failed Failure  Failure  Failure  Failure  Failure  Failure
-Servers worker    Lost   Failure  Failure  Failure  Failure  Failure  Failure
+plain   scheduler Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   scheduler Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   server    Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   server    Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   worker    Failed Failure  Failure  Failure  Failure  Failure  Failure
+plain   worker    Lost   Failure  Failure  Failure  Failure  Failure  Failure
+elastic scheduler Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic scheduler Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic server    Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic server    Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic worker    Failed Failure  Failure  Failure  Failure  Unneeded Failure
+elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
 ";
         assert_eq!(table, expected, "columns: running, too few, tried enough, ending, late, done\n{table}");
     }

@@ -143,8 +143,6 @@ pub(crate) struct Launch {
     pub limit: Option<Duration>,
     /// If set, the job goes on without workers that are lost.
     pub elastic: Option<Replacements>,
-    /// How many servers hold each value: with more than 1 the job goes on without one that is lost.
-    pub replicas: usize,
 }
 
 /// What a job with servers does about workers that are lost.
@@ -218,7 +216,6 @@ impl Launch {
             grace: Duration::from_secs(10),
             limit: None,
             elastic: None,
-            replicas: 1,
         })
     }
 

@@ -9,7 +9,7 @@
 //!
 //! An elastic job goes on without a worker that a signal has ended, and another one is started in its place:
 //! at once, and later if that one is lost too. One that is silent, so that the job's scheduler has gone on
-//! without it, is killed. A job whose servers hold each other's values goes on without a server.
+//! without it, is killed.
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt as _;
@@ -24,7 +24,7 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::control::{Addressees, Control, GRACE};
-use super::ends::{Awaited, EndEffect, EndOfProcess, Endurance, JobState, awaited, code_of, is_of_signal, meaning};
+use super::ends::{Awaited, EndEffect, EndOfProcess, JobState, awaited, code_of, is_of_signal, meaning};
 use super::output::{Feed, OutputStream, Pieces, Pipe, Printer, WholeLines};
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
@@ -41,11 +41,6 @@ const SECOND_RESTART: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long a worker that came in the place of another may go on when the job is over without it.
 const LATECOMER: Duration = Duration::from_secs(60);
-/// How many schedulers a job may have, one after another.
-const SCHEDULERS: usize = 10;
-/// How long a job may be left without a scheduler. Its nodes wait for one for three times `RINGPULL_SILENCE`, or
-/// 20 s more than once.
-const WITHOUT_SCHEDULER: Duration = Duration::from_secs(2);
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -102,7 +97,8 @@ struct SilentWorker {
 }
 
 struct Supervisor {
-    endurance: Endurance,
+    /// The fewest workers to go on with, in a job that goes on without some.
+    least: Option<usize>,
     feed: Feed,
     running: Vec<Running>,
     events: Receiver<SupervisorEvent>,
@@ -130,13 +126,8 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
     interrupt.watch_for_job()?;
     let before = interrupt.count();
     let (sender, events) = channel();
-    let endurance = match launch.elastic {
-        Some(elastic) => Endurance::Workers { least: elastic.least },
-        None if launch.replicas > 1 => Endurance::Servers,
-        None => Endurance::Nobody,
-    };
     let mut job = Supervisor {
-        endurance,
+        least: launch.elastic.map(|elastic| elastic.least),
         feed: feed.clone(),
         running: Vec::new(),
         events,
@@ -169,7 +160,6 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
             let number = job.running.len();
             match start(launch, (lost, process), number, (&sender, &feed)) {
                 Ok(running) => job.running.push(running),
-                Err(error) if process.role == Role::Scheduler => job.fail(1, error.to_string(), Duration::ZERO),
                 Err(error) => job.feed.say(&format!("ringpull: elastic: {error}")),
             }
         }
@@ -307,7 +297,7 @@ impl Supervisor {
         let how = if is_of_signal(code) { format!("signal {}", code - 128) } else { format!("exit code {code}") };
         let (role, end, ended) = (one.role, one.end(code), format!("{} ended with {how}", one.name));
         let state = self.state(number);
-        let meaning = meaning(self.endurance, role, end, state);
+        let meaning = meaning(self.least, role, end, state);
         match meaning {
             EndEffect::Nothing => {}
             EndEffect::Failure => self.fail(code, ended, launch.grace),
@@ -366,19 +356,13 @@ impl Supervisor {
 
     /// The state of the job as this process, which has ended, leaves it.
     fn state(&self, number: usize) -> JobState {
-        let of = |role| self.running.iter().filter(move |one| one.role == role);
-        let running = |role| of(role).filter(|one| one.code.is_none() && !one.is_silent).count();
+        let runs = |one: &&Running| one.role == Role::Worker && one.code.is_none() && !one.is_silent;
         JobState {
             has_failed: self.failure.is_some(),
             has_succeeded: self.has_succeeded(),
-            workers: running(Role::Worker),
-            servers: running(Role::Server),
+            workers: self.running.iter().filter(runs).count(),
             is_surplus: self.is_surplus(number),
-            may_restart: match self.running[number].role {
-                Role::Worker => self.restarts > 0,
-                Role::Scheduler => of(Role::Scheduler).count() < SCHEDULERS,
-                Role::Server | Role::Helper => false,
-            },
+            may_restart: self.restarts > 0,
         }
     }
 
@@ -421,34 +405,27 @@ impl Supervisor {
 
     /// Reports a process that the job goes on without, and plans another one in its place if it is replaced.
     fn report(&mut self, number: usize, ended: &str, meaning: EndEffect) {
-        let (process, mut pause) = (self.running[number].process, self.pause_of(number));
-        let text = match self.running[number].role {
-            Role::Worker => {
-                let left = self.state(number).workers;
-                let then =
-                    if meaning == EndEffect::Replaced { &comes_after(pause) } else { "nobody comes in its place" };
-                self.restarts -= u32::from(meaning == EndEffect::Replaced);
-                format!("elastic: {ended}; workers left: {left}; {then}")
-            }
-            _ if meaning == EndEffect::Unneeded => format!("{ended} when the workers were done"),
-            Role::Scheduler => {
-                pause = pause.min(WITHOUT_SCHEDULER);
-                format!("{ended}; {}", comes_after(pause))
-            }
-            Role::Server | Role::Helper => format!("{ended}; the job goes on if other servers have its values"),
-        };
-        self.feed.say(&format!("ringpull: {text}"));
-        if meaning == EndEffect::Replaced {
-            self.restarts_due.push((Instant::now() + pause, process));
+        let Running { role, process, .. } = self.running[number];
+        if role != Role::Worker {
+            return self.feed.say(&format!("ringpull: {ended} when the workers were done"));
         }
+        let then = if meaning == EndEffect::Replaced {
+            let pause = self.pause_of(number);
+            self.restarts -= 1;
+            self.restarts_due.push((Instant::now() + pause, process));
+            &comes_after(pause)
+        } else {
+            "nobody comes in its place"
+        };
+        let left = self.state(number).workers;
+        self.feed.say(&format!("ringpull: elastic: {ended}; workers left: {left}; {then}"));
     }
 
-    /// The processes that are to be started again now. Nobody is if the job has failed, and no worker is if it
-    /// ends.
+    /// The processes that are to be started again now: none if the job has failed, or ends.
     fn take_due_restarts(&mut self) -> Vec<usize> {
-        let (has_failed, ends) = (self.failure.is_some(), self.has_succeeded());
-        let is_worker = |process| self.running.iter().any(|one| one.process == process && one.role == Role::Worker);
-        self.restarts_due.retain(|(_, process)| !(has_failed || ends && is_worker(*process)));
+        if self.failure.is_some() || self.has_succeeded() {
+            self.restarts_due.clear();
+        }
         let now = Instant::now();
         self.restarts_due.extract_if(.., |(due, _)| *due <= now).map(|(_, process)| process).collect()
     }

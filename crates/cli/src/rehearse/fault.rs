@@ -124,35 +124,26 @@ fn fault(entry: Entry) -> std::result::Result<Fault, String> {
     Ok(Fault { what, at, expect })
 }
 
-/// What a job goes on without.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Spares {
-    pub(crate) ranks: bool,
-    pub(crate) servers: bool,
-}
-
-/// Faults that every job should survive or report, for ranks on one host or on emulated hosts.
-pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, spares: Spares) -> Vec<Fault> {
+/// Faults that every job should survive or report, for ranks on one host or on emulated hosts. An elastic job
+/// goes on without ranks.
+pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool) -> Vec<Fault> {
     let last = Member { role: Role::Worker, index: ranks - 1 };
     let first = Member { role: Role::Worker, index: 0 };
     let goes_on = Some(Expected::GoesOn);
-    let without = |has_spare: bool| Some(if has_spare { Expected::GoesOn } else { Expected::Ends });
+    let without_a_rank = Some(if is_elastic { Expected::GoesOn } else { Expected::Ends });
     let fault = |what, expect| Fault { what, at: Moment::Usual, expect };
     let mut faults = vec![
-        fault(FaultKind::Kill(last), without(spares.ranks)),
-        fault(FaultKind::Kill(first), without(spares.ranks)),
+        fault(FaultKind::Kill(last), without_a_rank),
+        fault(FaultKind::Kill(first), without_a_rank),
         fault(FaultKind::Stop(last, Duration::from_secs(8)), goes_on),
         fault(FaultKind::Terminate(last, GRACE), None),
     ];
     if servers > 0 {
-        faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), without(spares.servers)));
-    }
-    if servers > 0 && spares.servers {
-        faults.push(fault(FaultKind::Kill(Member { role: Role::Scheduler, index: 0 }), goes_on));
+        faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), Some(Expected::Ends)));
     }
     if hosts > 1 {
         faults.push(fault(FaultKind::Cut(hosts, Some(Duration::from_secs(5))), goes_on));
-        faults.push(fault(FaultKind::Cut(hosts, None), if spares.ranks { None } else { Some(Expected::Ends) }));
+        faults.push(fault(FaultKind::Cut(hosts, None), if is_elastic { None } else { Some(Expected::Ends) }));
     }
     faults
 }
@@ -312,13 +303,12 @@ mod tests {
 
     #[test]
     fn usual_faults_expect_that_a_job_goes_on_without_what_it_can_spare() {
-        let killed = |spares| {
-            let kills = usual(4, 2, 0, spares).into_iter().filter(|fault| matches!(fault.what, FaultKind::Kill(_)));
+        let killed = |is_elastic| {
+            let kills = usual(4, 2, 0, is_elastic).into_iter().filter(|fault| matches!(fault.what, FaultKind::Kill(_)));
             kills.map(|fault| fault.expect).collect::<Vec<_>>()
         };
         let (ends, goes_on) = (Some(Expected::Ends), Some(Expected::GoesOn));
-        assert_eq!(killed(Spares { ranks: false, servers: false }), [ends, ends, ends]);
-        assert_eq!(killed(Spares { ranks: false, servers: true }), [ends, ends, goes_on, goes_on]);
-        assert_eq!(killed(Spares { ranks: true, servers: false }), [goes_on, goes_on, ends]);
+        assert_eq!(killed(false), [ends, ends, ends]);
+        assert_eq!(killed(true), [goes_on, goes_on, ends]);
     }
 }

@@ -68,7 +68,7 @@ pub(crate) fn run(store: &KvStore, job: &RecordedJob, progress: Option<&Progress
     };
     let mut replay = CallReplay::start(store, job)?;
     store.barrier()?;
-    let mut device = Compute::start(false);
+    let mut device = Compute::start();
     let mut steps = RankSteps::default();
     let mut begun = None;
     for (number, call) in job.calls.iter().enumerate() {

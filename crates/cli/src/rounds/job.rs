@@ -43,8 +43,6 @@ pub(crate) struct TrainSetup {
     /// The model, by name or file.
     pub model: String,
     pub compute_s: f64,
-    /// Whether it is spent on the processor, and not by the clock.
-    pub burn: bool,
     /// Images of one host in a step.
     pub batch: Option<usize>,
     /// Who begins steps late.

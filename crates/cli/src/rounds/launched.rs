@@ -168,11 +168,10 @@ impl Launched {
                 [owned(&["pushpull", "--kv-store", kind]), named.clone()].concat()
             }
             Work::Steps { named, train, .. } => {
-                let TrainSetup { compute_s, burn, batch, late, .. } = train;
-                let burn = burn.then(|| "--burn".to_owned());
+                let TrainSetup { compute_s, batch, late, .. } = train;
                 let batch = batch.map(|batch| format!("--batch={batch}"));
                 let late = late.map(|late| format!("--late={late}"));
-                let train = [Some(format!("--compute={compute_s}")), burn, batch, late].into_iter().flatten();
+                let train = [Some(format!("--compute={compute_s}")), batch, late].into_iter().flatten();
                 [owned(&["train", "--kv-store", kind]), named.clone(), train.collect()].concat()
             }
         };

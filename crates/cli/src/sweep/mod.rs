@@ -30,26 +30,22 @@ pub(crate) struct SweepPlan {
     pub link: LinkRate,
     pub ranks: Vec<usize>,
     pub sizes: Vec<usize>,
+    /// Rounds of payloads longer than [`SHORT_BYTES`].
     pub rounds: usize,
-    /// Rounds of payloads of up to [`SHORT_BYTES`], if more than `rounds`.
-    pub short_rounds: usize,
-    /// Measured iterations of a payload of up to [`SHORT_BYTES`], in one job.
-    pub short_iters: usize,
-    /// Measured iterations of a longer payload, in one job.
-    pub long_iters: usize,
-    /// Milliseconds without traffic before each iteration.
-    pub rest_ms: f64,
+    /// Their measured iterations, in one job.
+    #[serde(alias = "long_iters")]
+    pub iters: usize,
 }
 
 impl SweepPlan {
     /// Rounds in which payloads of `bytes` bytes are measured.
     pub(crate) fn rounds_of(&self, bytes: usize) -> usize {
-        if bytes <= SHORT_BYTES { self.rounds.max(self.short_rounds) } else { self.rounds }
+        if bytes <= SHORT_BYTES { 2 * self.rounds } else { self.rounds }
     }
 
     /// Their measured iterations in each job.
     pub(crate) fn iters_of(&self, bytes: usize) -> usize {
-        if bytes <= SHORT_BYTES { self.short_iters } else { self.long_iters }
+        if bytes <= SHORT_BYTES { 10 * self.iters } else { self.iters }
     }
 
     /// A record with the median of each job in place of its samples.
@@ -66,7 +62,7 @@ impl SweepPlan {
         let of = |ranks: usize| {
             let job =
                 |sizes: &[usize], iters, warmup| Job { ranks, work: Work::Buffers(sizes.to_vec()), iters, warmup };
-            [job(&short, self.short_iters, 2 + self.short_iters / 2), job(&long, self.long_iters, 1)]
+            [job(&short, 10 * self.iters, 2 + 5 * self.iters), job(&long, self.iters, 1)]
         };
         self.ranks.iter().flat_map(|ranks| of(*ranks)).filter(|job| !job.payloads().is_empty()).collect()
     }
@@ -116,8 +112,7 @@ pub(crate) fn run(
     progress: &mut dyn FnMut(NextJob),
 ) -> Sweep {
     let start = Instant::now();
-    let count = plan.sizes.iter().map(|bytes| plan.rounds_of(*bytes)).max().unwrap_or(0);
-    let rounds: Vec<Vec<Job>> = (0..count).map(|round| plan.jobs(round)).collect();
+    let rounds: Vec<Vec<Job>> = (0..plan.rounds_of(SHORT_BYTES)).map(|round| plan.jobs(round)).collect();
     let found = rounds::run(runner, contenders, &rounds, Vec::new(), progress);
     let mut records = Vec::new();
     let links = plan.link.bytes_per_s().map(Links::from);
@@ -150,10 +145,7 @@ pub(crate) mod tests {
             ranks: vec![2, 3],
             sizes: vec![4, 1 << 20, 10_000_000],
             rounds: 2,
-            short_rounds: 3,
-            short_iters: 4,
-            long_iters: 1,
-            rest_ms: crate::allreduce::REST_MS,
+            iters: 1,
         };
         let contenders = ["ours", "ours:mpich", "openmpi:default", "openmpi:4", "horovod"];
         let contenders = contenders.map(|name| name.parse().unwrap());
@@ -168,12 +160,12 @@ pub(crate) mod tests {
         let names: Vec<&str> = jobs.iter().filter(|(_, ranks)| *ranks == 2).map(|(name, _)| name.as_str()).collect();
         let all = ["dist_sync_mpi", "dist_sync_mpi:mpich", "mpi", "openmpi:4"];
         assert_eq!([&names[..4], &names[4..8]], [all, all], "the short payloads of all, then the long ones");
-        assert_eq!(names.len(), 20, "the third round has the short payloads alone");
+        assert_eq!(names.len(), 24, "the third and fourth round have the short payloads alone");
         let of = |mode: &str, ranks: usize| {
             results.records.iter().filter(|record| record.mode == mode && record.ranks == ranks).collect::<Vec<_>>()
         };
         let ours = of("dist_sync_mpi", 2);
-        assert_eq!(ours.iter().map(|record| record.seconds.len()).collect::<Vec<_>>(), [3, 3, 2], "one for each job");
+        assert_eq!(ours.iter().map(|record| record.seconds.len()).collect::<Vec<_>>(), [4, 4, 2], "one for each job");
         assert!(of("dist_sync_mpi", 3).iter().all(|record| record.bound_s.is_some()));
         assert!(of("openmpi:4", 3).is_empty());
         assert!(results.missing[0].contains("horovod is not installed"), "{:?}", results.missing);

@@ -1,6 +1,7 @@
 //! The results of sweeps as one Markdown page, which follows from the samples alone.
 
 use super::{JobTimes, SHORT_BYTES, Sweep, SweepPlan};
+use crate::allreduce::REST_MS;
 use crate::mode::Mode;
 use crate::size::format_payload;
 use crate::statistics::{RESOLUTION, Summary};
@@ -133,7 +134,7 @@ fn samples(plan: &SweepPlan) -> String {
         Some(format!("{rounds} of {} {which}", several(iters, "iteration")))
     };
     let both = [words(&short, format!("up to {limit}")), words(&long, format!("beyond {limit}"))];
-    let rest = (plan.rest_ms > 0.0).then(|| format!("each after {} ms of rest", plan.rest_ms));
+    let rest = Some(format!("each after {REST_MS} ms of rest"));
     both.into_iter().flatten().chain(rest).collect::<Vec<_>>().join(", ")
 }
 
@@ -244,7 +245,7 @@ mod tests {
         let page = render(&[results]);
         for part in [
             "## 3 emulated hosts, links of 1gbit",
-            "3 rounds of 4 iterations up to 1 MiB, 2 rounds of 1 iteration beyond 1 MiB, each after 2 ms of rest, ",
+            "4 rounds of 10 iterations up to 1 MiB, 2 rounds of 1 iteration beyond 1 MiB, each after 2 ms of rest, ",
             "ringpull compare --hosts 3",
             "Over 6 combinations of ranks and size, against the best of the others in each: geometric mean 2.00x; the best is ahead in 0, 0 of them lost.",
             "| 2 ranks | ours | of the bound | ours on MPICH | MPI_Allreduce | best other |",

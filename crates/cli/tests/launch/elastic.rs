@@ -310,8 +310,7 @@ fn how_a_server_ends_after_the_workers_is_not_how_the_job_ends() {
         )
     };
     let servers = ["-n", "2", "-s", "2"];
-    let kinds: [&[&str]; 5] =
-        [&[], &["--replicas", "2"], &["--elastic"], &["--launcher", "mpi"], &["--launcher", "slurm"]];
+    let kinds: [&[&str]; 4] = [&[], &["--elastic"], &["--launcher", "mpi"], &["--launcher", "slurm"]];
     let ends = [("kill -STOP $$", "ended with signal"), ("exit 3", "ended with exit code 3")];
     let jobs = kinds.into_iter().flat_map(|kind| ends.map(|end| (kind, end)));
     let jobs = jobs.filter(|(kind, (end, _))| !kind.contains(&"mpi") || has_mpi() && end.contains("STOP"));
@@ -343,63 +342,4 @@ fn a_job_with_servers_ends_with_too_few_workers_or_with_an_error_of_one() {
     let mut job = Job::new("").start_on(&["-n", "2", "-s", "1"], &[], &failed);
     assert_eq!(job.code(), Some(5), "{}", job.read("err"));
     assert!(job.events().is_empty(), "{}", job.read("err"));
-}
-
-/// What the nodes of a job do in which server 0 is killed: workers wait for that, and say how many servers have
-/// each value.
-const WITHOUT_A_SERVER: &str = "case $DMLC_ROLE$DMLC_SERVER_ID in
-  worker) until [ -e $1/killed ]; do sleep 0.01; done; sleep 2; echo $RINGPULL_REPLICAS >>$1/begun; : >$1/done ;;
-  server0) : >$1/killed; kill -9 $$ ;;
-  *) until [ -e $1/done ]; do sleep 0.01; done ;;
-esac";
-
-#[test]
-fn a_job_whose_servers_hold_each_others_values_goes_on_without_one_that_is_killed() {
-    let run = |options: &[&str], script: &str| {
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = launch(options);
-        let output = command.args(["--", "sh", "-c", script, "sh"]).arg(folder.path()).output().unwrap();
-        let begun = std::fs::read_to_string(folder.path().join("begun")).unwrap_or_default();
-        (output.status.code(), begun, String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    let said = "ringpull: server 0 ended with signal 9; the job goes on if other servers have its values";
-    let (code, begun, stderr) = run(&["-n", "2", "-s", "2", "--replicas", "2"], WITHOUT_A_SERVER);
-    assert_eq!((code, &*begun), (Some(0), "2\n2\n"), "{stderr}");
-    assert!(stderr.contains(said), "{stderr}");
-    let without_scheduler = "case $DMLC_ROLE in
-      worker) until [ -e $1/again ]; do sleep 0.01; done; echo $RINGPULL_REPLICAS >>$1/begun; : >$1/done ;;
-      *) if [ $DMLC_ROLE = scheduler ]; then mkdir $1/first 2>/dev/null && kill -9 $$; : >$1/again; fi
-         until [ -e $1/done ]; do sleep 0.01; done ;;
-    esac";
-    let (code, begun, stderr) = run(&["-n", "2", "-s", "2", "--replicas", "2"], without_scheduler);
-    assert_eq!((code, &*begun), (Some(0), "2\n2\n"), "{stderr}");
-    assert!(stderr.contains("ringpull: scheduler ended with signal 9; another one starts in its place"), "{stderr}");
-    // Without another server, or another copy, the job ends.
-    let both = WITHOUT_A_SERVER.replace("server0", "server*");
-    let (code, _, stderr) = run(&["-n", "2", "-s", "2", "--replicas", "2"], &both);
-    assert_eq!(code, Some(137), "{stderr}");
-    let (code, _, stderr) = run(&["-n", "2", "-s", "2"], WITHOUT_A_SERVER);
-    assert!(code == Some(137) && !stderr.contains("goes on"), "{stderr}");
-}
-
-#[test]
-fn replicas_that_a_job_cannot_have_are_one_error() {
-    for (options, words) in [
-        (&["-n", "2", "-s", "1", "--replicas", "2"][..], "needs as many servers, but this job has 1"),
-        (&["-n", "2", "-s", "0", "--replicas", "2"], "is for jobs of dist_sync with servers"),
-        (&["-n", "2", "-s", "2", "--replicas", "2", "--launcher", "slurm"], "local, ssh and lab"),
-        (&["-n", "2", "-s", "2", "--replicas", "2", "--elastic"], "cannot be used with"),
-        (&["-n", "2", "-s", "2", "--replicas", "0"], "0 is not in 1.."),
-    ] {
-        let output = launch(options).args(["--", "true"]).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && text.contains(words), "{options:?}: {text}");
-    }
-    let mut command = launch(&["-n", "2", "-s", "2", "--", "true", "--kv-store", "dist_async"]);
-    let output = command.env("RINGPULL_REPLICAS", "2").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        !output.status.success() && text.contains("--replicas 2 (RINGPULL_REPLICAS) is for jobs of dist_sync"),
-        "{text}"
-    );
 }

@@ -181,7 +181,9 @@ fn every_role_is_a_container_whose_lines_and_exit_code_come_back() {
     let program = "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER at ${DMLC_PS_ROOT_PORT:+port} $A $B in $(pwd); \
                    echo $C >&2; [ \"$DMLC_WORKER_ID\" != 1 ] || exit 7";
     let words = ["-n", "2", "-s", "1", "--env", "A=1 2", "--env-worker", "B:it's", "--env", "C"];
-    let words = [&words[..], &["--yarn-memory", "512", "--yarn-gpus", "2", "--", "sh", "-c", program]].concat();
+    let words =
+        [&words[..], &["--yarn-memory", "512", "--yarn-cpus", "3", "--yarn-gpus", "2", "--", "sh", "-c", program]]
+            .concat();
     let output = on_yarn(&manager, folder.path(), &words).env("C", "from \"here\" $x").output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(7), "{error}");
@@ -201,8 +203,9 @@ fn every_role_is_a_container_whose_lines_and_exit_code_come_back() {
         |field: &str| file["components"].as_array().unwrap().iter().map(|it| it[field].clone()).collect::<Vec<_>>();
     assert_eq!(of("name"), ["scheduler", "server", "worker"]);
     assert_eq!(of("number_of_containers"), [1, 1, 2]);
-    let gpus = json!({ "cpus": 1, "memory": "512", "additional": { "yarn.io/gpu": { "value": 2, "unit": "" } } });
-    assert_eq!(of("resource"), [json!({ "cpus": 1, "memory": "512" }), json!({ "cpus": 1, "memory": "512" }), gpus]);
+    let gpus = json!({ "cpus": 3, "memory": "512", "additional": { "yarn.io/gpu": { "value": 2, "unit": "" } } });
+    let plain = json!({ "cpus": 3, "memory": "512" });
+    assert_eq!(of("resource"), [plain.clone(), plain, gpus]);
     // Neither the secret nor a variable's value is in what YARN shows.
     assert!(!file.to_string().contains("RINGPULL") && !file.to_string().contains("from"), "{file}");
     let asked = manager.asked();

@@ -14,14 +14,6 @@ pub(super) struct Host {
     pub into: usize,
     pub processor: usize,
     pub window: usize,
-    /// Its rack.
-    pub rack: usize,
-}
-
-/// The hosts, and what carries bytes from each rack to the other, if there are two.
-pub(super) struct Hosts {
-    pub of: Vec<Host>,
-    pub uplink: Option<[usize; 2]>,
 }
 
 /// Adds the tasks of a collective that each rank begins after its task of `begin`; what ends with it on each
@@ -29,7 +21,7 @@ pub(super) struct Hosts {
 /// it receives from a third.
 pub(super) fn add(
     engine: &mut Engine,
-    (hosts, costs): (&Hosts, &Costs),
+    (hosts, costs): (&[Host], &Costs),
     (schedules, codes): (&[Schedule], Option<&Codes>),
     begin: &[Task],
     priority: i32,
@@ -39,7 +31,7 @@ pub(super) fn add(
     let mut done: Vec<Vec<Task>> = Vec::new();
     let mut sent: Vec<Vec<Task>> = Vec::new();
     for (rank, schedule) in schedules.iter().enumerate() {
-        let host = &hosts.of[rank];
+        let host = &hosts[rank];
         let mut own_done = Vec::with_capacity(schedule.messages());
         let mut own_sent = Vec::with_capacity(schedule.messages());
         for message in &schedule.all {
@@ -47,10 +39,8 @@ pub(super) fn add(
             if message.action == Action::Send {
                 let peer = schedule.out[message.lane as usize].peer;
                 let bytes = codes.map_or(len as f64, |codes| codes.bytes(rank, message.start, len));
-                let to = if is_one { host } else { &hosts.of[peer] };
-                let across = hosts.uplink.filter(|_| host.rack != to.rack).map(|uplink| uplink[host.rack]);
-                let stations = [Some(host.out), across, Some(to.into)].into_iter().flatten();
-                let hops = stations.map(|station| Hop::at(station, bytes)).collect();
+                let to = if is_one { host } else { &hosts[peer] };
+                let hops = [host.out, to.into].map(|station| Hop::at(station, bytes)).into();
                 let act = Transit {
                     window: Some(host.window),
                     priority,

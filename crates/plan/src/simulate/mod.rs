@@ -17,26 +17,24 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::{Algorithm, Model, Schedule, posted_bytes};
-use collective::{Host, Hosts};
+use crate::{Algorithm, Model};
+use collective::Host;
 use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
-/// The time for which a link sends the bytes that its connections have taken, and not sent.
-const UNSENT_US: f64 = 5_000.0;
-/// The bytes that connections have sent, and that wait in the queue of their host's link.
+/// The time for which a link sends what its host has handed over: a more urgent message waits for that. Measured
+/// steps fit it, whatever limits connections have (docs/decisions/short-queues.md).
+const AHEAD_US: f64 = 15_000.0;
+/// The bytes of connections that always lie in the queue of a host's link.
 const QUEUED_BYTES: usize = 384 << 10;
-/// A host has no more ahead of its link: the interpreter posts four messages, and a connection takes
+/// The most that a host has ahead of its link: the interpreter posts four messages, and a connection takes
 /// megabytes.
 const MOST_BYTES: usize = 3 << 20;
 
-/// Returns the bytes that a host has sent, as far as it knows, and that its link of this rate has not. A more
-/// urgent message waits for it. (On links below 400 Mbit/s the interpreter may post a second message beyond
-/// that.)
+/// The bytes that a host has handed over, and its link of this rate has not sent.
 fn ahead_bytes(link_bytes_per_us: f64) -> usize {
-    let unsent_bytes = (link_bytes_per_us * UNSENT_US) as usize;
-    (posted_bytes(link_bytes_per_us) + unsent_bytes + QUEUED_BYTES).min(MOST_BYTES)
+    ((link_bytes_per_us * AHEAD_US) as usize + QUEUED_BYTES).min(MOST_BYTES)
 }
 
 /// The network between the hosts of a job, one worker on each.
@@ -48,8 +46,6 @@ pub struct Network {
     pub bytes_per_us: f64,
     /// Workers' hosts with links of their own: the worker, what it sends and what it receives at.
     pub own: Vec<(usize, f64, f64)>,
-    /// The rack of each worker, 0 or 1, and what the link between the two carries in each direction.
-    pub racks: Option<(Vec<usize>, f64)>,
     /// From a message's leaving to its arriving.
     pub latency_us: f64,
     /// The processor's time for each message.
@@ -87,12 +83,12 @@ impl Network {
     pub fn even(workers: usize, model: &Model) -> Self {
         let Model { long_bytes_per_us, latency_us, message_us, sum_bytes_per_us, .. } = *model;
         let costs = Costs { message_us, sum_bytes_per_us };
-        Network { workers, bytes_per_us: long_bytes_per_us, own: Vec::new(), racks: None, latency_us, costs }
+        Network { workers, bytes_per_us: long_bytes_per_us, own: Vec::new(), latency_us, costs }
     }
 
     /// Returns true if every host has the same link to every other.
     pub fn is_even(&self) -> bool {
-        self.own.is_empty() && self.racks.is_none()
+        self.own.is_empty()
     }
 
     /// The rates at which the host of `worker` sends and receives.
@@ -113,7 +109,7 @@ impl Network {
     }
 
     /// Stations for so many of the workers' hosts.
-    fn hosts(&self, engine: &mut Engine, count: usize) -> Hosts {
+    fn hosts(&self, engine: &mut Engine, count: usize) -> Vec<Host> {
         let of = (0..count).map(|worker| {
             let (sends, receives) = self.link(worker);
             Host {
@@ -121,24 +117,8 @@ impl Network {
                 into: engine.station(receives),
                 processor: engine.station(1.0),
                 window: engine.window(1, ahead_bytes(sends)),
-                rack: self.racks.as_ref().map_or(0, |(of, _)| of[worker]),
             }
         });
-        let of = of.collect();
-        Hosts { of, uplink: self.racks.as_ref().map(|(_, rate)| [engine.station(*rate), engine.station(*rate)]) }
+        of.collect()
     }
-}
-
-/// The time of a collective of which these are the schedules of all ranks, or of the one that stands for all,
-/// in microseconds.
-///
-/// # Panics
-/// If there are several schedules, but not one for each worker, or they do not fit together.
-pub fn collective_us(network: &Network, schedules: &[Schedule]) -> f64 {
-    let mut engine = Engine::new(network.latency_us);
-    let hosts = network.hosts(&mut engine, schedules.len());
-    let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::TaskKind::Nothing, &[])).collect();
-    let ends = collective::add(&mut engine, (&hosts, &network.costs), (schedules, None), &begin, 0);
-    let done = engine.run();
-    ends.iter().map(|end| done[*end as usize]).max().unwrap_or(0) as f64 / 1e3
 }

@@ -5,7 +5,7 @@
 //! sums of its units. Nothing else keeps ranks together. So it is in `ringpull bench train`.
 
 use crate::Schedule;
-use crate::simulate::collective::{self, Hosts};
+use crate::simulate::collective::{self, Host};
 use crate::simulate::engine::{Engine, Task, TaskKind, ns};
 use crate::simulate::servers::{self, Segment, Server, Stations};
 use crate::simulate::{Codes, Network};
@@ -66,7 +66,8 @@ pub struct Step {
 /// The time of a step among many, in microseconds.
 ///
 /// # Panics
-/// As [`collective_us`](super::collective_us), and if units are of servers that the step does not have.
+/// If a sum has several schedules, but not one for each worker, or they do not fit together, or if units are of
+/// servers that the step does not have.
 pub fn step_us(network: &Network, step: &Step) -> f64 {
     let mut engine = Engine::new(network.latency_us);
     let schedules = |unit: &Unit| if let Exchange::Sum(schedules, _) = &unit.exchange { schedules.len() } else { 1 };
@@ -89,7 +90,7 @@ pub fn step_us(network: &Network, step: &Step) -> f64 {
 fn one(
     engine: &mut Engine,
     network: &Network,
-    (hosts, stations): (&Hosts, Option<&Stations>),
+    (hosts, stations): (&[Host], Option<&Stations>),
     step: &Step,
     device: &mut [Option<Task>],
 ) {
@@ -99,7 +100,7 @@ fn one(
         device[rank] = Some(task);
         task
     };
-    let ranks = hosts.of.len();
+    let ranks = hosts.len();
     let mut backward = vec![vec![0; step.layers.len()]; ranks];
     for (rank, backward) in backward.iter_mut().enumerate() {
         for (index, layer) in step.layers.iter().enumerate().rev() {

@@ -81,13 +81,6 @@ impl WorkerChanges {
     }
 }
 
-impl WorkerChanges {
-    /// Barriers up to this one are done.
-    pub(super) fn begin_at(&mut self, barrier: u64) {
-        self.barriers = barrier;
-    }
-}
-
 impl Node {
     /// Whether it is a worker for which rounds and barriers wait.
     pub(super) fn is_member(&self) -> bool {
@@ -109,7 +102,6 @@ impl Scheduler {
             incarnation: 0,
             generation: self.changes.generation,
             present: self.members().into_keys().collect(),
-            replicas: self.settings.replicas,
         }
     }
 
@@ -132,9 +124,6 @@ impl Scheduler {
     /// A node is lost: the job goes on without it if it may, and else fails.
     pub(super) fn lose(&mut self, index: usize, cause: &str) {
         let node = &self.nodes[index];
-        if node.info.role == Role::Server && self.goes_on_without_servers() {
-            return self.lose_server(node.rank, None, cause);
-        }
         let error = node.lost(cause);
         let rank = node.rank;
         let is_last = |node: &Node| node.is_member() && !node.left && node.rank != rank;
@@ -163,7 +152,7 @@ impl Scheduler {
         if !node.is_joining {
             self.changes.generation += 1;
             let left = self.members().len();
-            notice(&format!("ringpull: {error}; the job goes on with {left} worker(s)"));
+            notice(&said_of_loss(&error, left));
             let changed = FromScheduler::Changed { generation: self.changes.generation, workers: self.members() };
             self.tell(Role::Worker, &changed);
         }
@@ -414,4 +403,9 @@ impl Scheduler {
         };
         self.outputs.extend(refused.into_iter().map(|to| (to, FromScheduler::Abort(error.clone()))));
     }
+}
+
+/// The notice that a worker is lost and `left` go on. The error's hint is for a job that ends.
+pub(super) fn said_of_loss(error: &Error, left: usize) -> String {
+    format!("ringpull: {}; the job goes on with {left} worker(s)", error.cause())
 }

@@ -1,7 +1,7 @@
 //! Ranks, barriers, silence and the end of a job, under a clock of our own.
 
+use super::changes::said_of_loss;
 use super::*;
-use crate::message::KnownJob;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -15,7 +15,6 @@ fn scheduler() -> Scheduler {
         bigarray_bound: 1000,
         token: 1,
         is_elastic: false,
-        replicas: 1,
         host: "h1".into(),
     })
 }
@@ -111,11 +110,7 @@ fn waiting_for_a_worker_that_has_ended_is_an_error_at_once() {
         scheduler.handle(b"b", ToScheduler::Heartbeat { moved: 99 }, SECOND).unwrap();
         scheduler.take_outputs();
         scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
-        assert!(
-            scheduler
-                .take_outputs()
-                .contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, info: info(Role::Worker), why: None }))
-        );
+        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, why: None })));
         scheduler.handle(b"a", waits, SECOND).unwrap();
         scheduler.tick(SECOND);
         let error = failure(&scheduler);
@@ -134,11 +129,7 @@ fn waiting_for_a_worker_that_failed_is_an_error_at_once_and_has_its_error() {
         scheduler.take_outputs();
         scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
         let why = Some("ValueError: broken".to_owned());
-        assert!(
-            scheduler
-                .take_outputs()
-                .contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, info: info(Role::Worker), why }))
-        );
+        assert!(scheduler.take_outputs().contains(&(b"a".to_vec(), FromScheduler::WorkerLeft { rank: 0, why })));
         scheduler.handle(b"a", waits, SECOND).unwrap();
         scheduler.tick(SECOND);
         let error = failure(&scheduler);
@@ -175,6 +166,26 @@ fn nobody_waits_for_the_connections_of_a_worker_that_has_left() {
         let is_told = |name: &[u8]| told.contains(&(name.to_vec(), FromScheduler::AllConnected));
         assert_eq!([b"a", b"s"].map(|name| is_told(name)), [true, false]);
     }
+}
+
+#[test]
+fn a_stall_and_a_warning_always_have_a_rank_that_is_awaited() {
+    let mut scheduler = complete();
+    let (operation, key, why) = ("push".to_owned(), Key::Int(3), String::new());
+    let of_nobody = Error::Stalled { operation, key, rank: 1, missing: Vec::new(), waited_s: 99, why };
+    scheduler.handle(b"a", ToScheduler::Stalled(of_nobody), SECOND * 18).unwrap_err();
+    assert_eq!(*scheduler.phase(), JobPhase::Running);
+    scheduler.handle(b"a", ToScheduler::Barrier { number: 1 }, SECOND).unwrap();
+    let warning = scheduler.warning(SECOND * 32).unwrap();
+    assert_eq!(warning, "warning: the scheduler has waited 31 s for rank(s) [0] to come to a barrier");
+}
+
+#[test]
+fn the_notice_of_a_loss_has_no_hint_within_and_does_not_say_to_restart_a_job_that_goes_on() {
+    let said = said_of_loss(&complete().nodes[0].lost("its connection closed"), 1);
+    let expected = "ringpull: worker rank 1 (pid 7 on h1) is lost: its connection closed (during heartbeat); \
+                    the job goes on with 1 worker(s)";
+    assert_eq!(said, expected);
 }
 
 #[test]
@@ -342,6 +353,7 @@ fn a_worker_that_comes_later_gets_a_free_rank_and_takes_part_after_a_barrier() {
     scheduler.handle(b"c", ToScheduler::Enter, SECOND).unwrap();
     scheduler.handle(b"b", ToScheduler::Barrier { number: 4 }, SECOND).unwrap();
     assert_eq!(sent(&mut scheduler), ["b: count"]);
+    assert_eq!(scheduler.warning(SECOND * 40), None, "all have come to the barrier");
     let pushes = BTreeMap::from([(Key::Int(7), 9)]);
     let calls = crate::message::CallsMade { pushes, optimizer: None };
     scheduler.handle(b"b", ToScheduler::Counts(calls), SECOND).unwrap();
@@ -443,206 +455,4 @@ fn whoever_comes_and_finds_no_rank_is_told_so_in_the_end() {
     scheduler.handle(b"a", ToScheduler::Goodbye, SECOND).unwrap();
     scheduler.handle(b"b", ToScheduler::Goodbye, SECOND).unwrap();
     assert!(sent(&mut scheduler).contains(&"e: abort".to_owned()));
-}
-
-/// A job of two workers and `servers` servers, each value on two of them.
-fn with_replicas(servers: usize) -> Scheduler {
-    let settings = Settings { num_servers: servers, replicas: 2, ..scheduler().settings };
-    let mut scheduler = Scheduler::new(settings);
-    for index in 0..servers + 2 {
-        let kind = (index >= servers).then_some(Kind::DistSync);
-        let role = if index >= servers { Role::Worker } else { Role::Server };
-        let ToScheduler::Register { info, preferred, kind, num_workers, .. } = register(role, None, kind) else {
-            panic!()
-        };
-        let message = ToScheduler::Register { info, preferred, kind, num_workers, num_servers: servers };
-        scheduler.handle(&[index as u8], message, SECOND).unwrap();
-    }
-    scheduler.take_outputs();
-    scheduler
-}
-
-#[test]
-fn a_server_whose_values_others_have_is_gone_on_without() {
-    let mut scheduler = with_replicas(3);
-    let lost = || ToScheduler::ServerLost { rank: 1, cause: "its connection closed".to_owned() };
-    assert!(scheduler.handle(&[0], lost(), SECOND).is_err(), "of a server");
-    scheduler.handle(&[3], lost(), SECOND).unwrap();
-    let told = scheduler.take_outputs();
-    assert!(matches!(&told[..], [(server, FromScheduler::Abort(Error::PeerLost { .. })), _, _] if *server == [1]));
-    let to_worker = |worker: u8| (vec![worker], FromScheduler::ServerLost { rank: 1 });
-    assert_eq!(told[1..], [to_worker(3), to_worker(4)]);
-    // Another worker, and the scheduler itself, notice it later.
-    scheduler.handle(&[4], lost(), SECOND).unwrap();
-    scheduler.unreachable(&[1]);
-    assert!(scheduler.take_outputs().is_empty() && *scheduler.phase() == JobPhase::Running);
-    scheduler.unreachable(&[0]);
-    let error = failure(&scheduler);
-    let words = ["server 0 (pid 7 on h1, 127.0.0.1:1) is lost", "and so was before it server 1 (pid 7", "hint: "];
-    assert!(words.iter().all(|word| error.contains(word)), "{error}");
-}
-
-#[test]
-fn servers_of_different_values_may_be_lost_and_a_job_without_replicas_ends() {
-    let mut scheduler = with_replicas(4);
-    scheduler.unreachable(&[3]);
-    scheduler.unreachable(&[1]);
-    assert_eq!(*scheduler.phase(), JobPhase::Running);
-    scheduler.unreachable(&[0]);
-    assert!(failure(&scheduler).contains("and so was before it server 1 "), "{}", failure(&scheduler));
-    let mut scheduler = complete();
-    let lost = ToScheduler::ServerLost { rank: 0, cause: String::new() };
-    assert!(scheduler.handle(b"a", lost, SECOND).is_err());
-    scheduler.unreachable(b"s");
-    assert!(failure(&scheduler).contains("server 0 (pid 7"), "{}", failure(&scheduler));
-}
-
-/// A scheduler that was started again in a job like that of `with_replicas`.
-fn started_again(servers: usize) -> Scheduler {
-    Scheduler::new(Settings { num_servers: servers, replicas: 2, ..scheduler().settings })
-}
-
-/// What the node of this role and rank knows, which knows nothing of the others.
-fn known(rank: usize) -> KnownJob {
-    let (left, lost_servers, barriers) = Default::default();
-    KnownJob { rank, token: 9, kind: Kind::DistSync, left, lost_servers, barriers, last_barrier: 0 }
-}
-
-/// Worker 0 is `[0]`, server 0 `[10]`.
-fn comes_back(scheduler: &mut Scheduler, role: Role, known: KnownJob) -> Result<(), String> {
-    let identity = [known.rank as u8 + if role == Role::Server { 10 } else { 0 }];
-    scheduler.handle(&identity, ToScheduler::Rejoin { info: info(role), known }, SECOND)
-}
-
-#[test]
-fn a_server_that_a_worker_has_lost_while_there_was_no_scheduler_is_refused_before_and_after_it_comes_back() {
-    for is_first in [false, true] {
-        let mut scheduler = started_again(2);
-        if is_first {
-            comes_back(&mut scheduler, Role::Server, known(1)).unwrap();
-        }
-        comes_back(&mut scheduler, Role::Worker, known(0)).unwrap();
-        let lost = ToScheduler::ServerLost { rank: 1, cause: "its connection closed".to_owned() };
-        scheduler.handle(&[0], lost, SECOND).unwrap();
-        if !is_first {
-            comes_back(&mut scheduler, Role::Server, known(1)).unwrap_err();
-        }
-        let outputs = scheduler.take_outputs();
-        let is_told = |(to, message): &(Identity, FromScheduler)| {
-            *to == [11] && matches!(message, FromScheduler::Abort(error) if error.to_string().contains("server 1"))
-        };
-        assert!(outputs.iter().any(is_told), "{outputs:?}");
-        comes_back(&mut scheduler, Role::Server, known(0)).unwrap();
-        comes_back(&mut scheduler, Role::Worker, known(1)).unwrap();
-        scheduler.tick(SECOND);
-        assert!(scheduler.complete && *scheduler.phase() == JobPhase::Running);
-        let told = scheduler.take_outputs();
-        let to_worker = |worker: u8| (vec![worker], FromScheduler::ServerLost { rank: 1 });
-        assert!(told.contains(&to_worker(0)) && told.contains(&to_worker(1)), "{told:?}");
-    }
-}
-
-#[test]
-fn all_servers_of_a_value_that_are_lost_without_a_scheduler_are_an_error_for_who_comes_back_later_too() {
-    let mut scheduler = started_again(2);
-    let lost = |rank: usize| BTreeMap::from([(rank, format!("server {rank} (pid 7 on h1)"))]);
-    comes_back(&mut scheduler, Role::Worker, KnownJob { lost_servers: lost(0), ..known(0) }).unwrap();
-    comes_back(&mut scheduler, Role::Worker, KnownJob { lost_servers: lost(1), ..known(1) }).unwrap();
-    let error = failure(&scheduler);
-    assert!(error.contains("so was before it server 0 (pid 7 on h1), which held the same values"), "{error}");
-    assert!(sent(&mut scheduler).contains(&"\u{1}: abort".to_owned()));
-    let mut scheduler = started_again(3);
-    comes_back(&mut scheduler, Role::Worker, known(0)).unwrap();
-    scheduler.handle(&[0], ToScheduler::Fault(Error::argument("no such thing", "try another")), SECOND).unwrap();
-    comes_back(&mut scheduler, Role::Server, known(2)).unwrap();
-    let told = scheduler.take_outputs();
-    let [.., (to, FromScheduler::Abort(error))] = &told[..] else { panic!("{told:?}") };
-    assert!(*to == [12] && error.to_string().contains("no such thing"), "{error}");
-    assert!(!scheduler.all_are_back());
-}
-
-#[test]
-fn who_does_not_come_back_is_lost_or_an_error_after_a_while() {
-    let mut scheduler = started_again(2);
-    for (role, rank) in [(Role::Worker, 0), (Role::Worker, 1), (Role::Server, 1)] {
-        comes_back(&mut scheduler, role, known(rank)).unwrap();
-    }
-    let beats = |scheduler: &mut Scheduler, nodes: &[u8], now: Duration| {
-        nodes.iter().for_each(|node| scheduler.handle(&[*node], ToScheduler::Heartbeat { moved: 0 }, now).unwrap());
-        scheduler.tick(now);
-    };
-    beats(&mut scheduler, &[0, 1, 11], SECOND * 14);
-    assert!(!scheduler.complete);
-    beats(&mut scheduler, &[0, 1, 11], SECOND * 16);
-    assert!(scheduler.complete && scheduler.lost_servers.contains_key(&0));
-    let mut scheduler = started_again(2);
-    for (role, rank) in [(Role::Worker, 0), (Role::Server, 0), (Role::Server, 1)] {
-        comes_back(&mut scheduler, role, known(rank)).unwrap();
-    }
-    beats(&mut scheduler, &[0, 10, 11], SECOND * 16);
-    assert!(failure(&scheduler).contains("worker rank(s) [1] did not come back"), "{}", failure(&scheduler));
-}
-
-#[test]
-fn a_worker_that_left_is_known_to_all_again() {
-    let mut scheduler = started_again(2);
-    let left = BTreeMap::from([(1, (info(Role::Worker), Some("ValueError: broken".to_owned())))]);
-    comes_back(&mut scheduler, Role::Worker, KnownJob { left, ..known(0) }).unwrap();
-    comes_back(&mut scheduler, Role::Server, known(0)).unwrap();
-    comes_back(&mut scheduler, Role::Server, known(1)).unwrap();
-    scheduler.tick(SECOND);
-    let why = Some("ValueError: broken".to_owned());
-    let left = FromScheduler::WorkerLeft { rank: 1, info: info(Role::Worker), why };
-    let told = scheduler.take_outputs();
-    assert!(told.contains(&(vec![0], left.clone())) && told.contains(&(vec![10], left)), "{told:?}");
-    scheduler.handle(&[0], ToScheduler::Goodbye, SECOND).unwrap();
-    assert_eq!(*scheduler.phase(), JobPhase::Ended);
-}
-
-#[test]
-fn barriers_go_on_in_a_scheduler_that_was_started_again() {
-    let mut scheduler = started_again(2);
-    comes_back(&mut scheduler, Role::Server, known(0)).unwrap();
-    comes_back(&mut scheduler, Role::Server, known(1)).unwrap();
-    comes_back(&mut scheduler, Role::Worker, KnownJob { barriers: vec![2, 3], last_barrier: 1, ..known(0) }).unwrap();
-    comes_back(&mut scheduler, Role::Worker, KnownJob { last_barrier: 2, ..known(1) }).unwrap();
-    let done = |scheduler: &mut Scheduler| {
-        let outputs = scheduler.take_outputs().into_iter();
-        outputs.filter(|(_, message)| matches!(message, FromScheduler::BarrierDone { .. })).collect::<Vec<_>>()
-    };
-    scheduler.tick(SECOND);
-    assert!(done(&mut scheduler).contains(&(vec![0], FromScheduler::BarrierDone { number: 2 })));
-    scheduler.handle(&[1], ToScheduler::Barrier { number: 3 }, SECOND).unwrap();
-    assert!(done(&mut scheduler).contains(&(vec![0], FromScheduler::BarrierDone { number: 3 })));
-}
-
-#[test]
-fn what_cannot_be_a_node_of_the_job_does_not_come_back() {
-    let refused = |scheduler: &mut Scheduler, role, known| {
-        scheduler.take_outputs();
-        comes_back(scheduler, role, known).unwrap_err();
-        let told = scheduler.take_outputs();
-        assert!(matches!(&told[..], [(_, FromScheduler::Abort(_))]), "{told:?}");
-    };
-    let mut scheduler = started_again(2);
-    let name = "x".repeat(2000);
-    refused(&mut scheduler, Role::Worker, known(2));
-    refused(&mut scheduler, Role::Scheduler, known(0));
-    refused(&mut scheduler, Role::Worker, KnownJob { barriers: vec![1; MAX_BARRIERS + 1], ..known(0) });
-    refused(&mut scheduler, Role::Worker, KnownJob { lost_servers: BTreeMap::from([(2, String::new())]), ..known(0) });
-    refused(&mut scheduler, Role::Worker, KnownJob { lost_servers: BTreeMap::from([(1, name.clone())]), ..known(0) });
-    let left = BTreeMap::from([(0, (NodeInfo { host: name, ..info(Role::Worker) }, None))]);
-    refused(&mut scheduler, Role::Worker, KnownJob { left, ..known(1) });
-    comes_back(&mut scheduler, Role::Worker, known(0)).unwrap();
-    refused(&mut scheduler, Role::Worker, known(0));
-    refused(&mut scheduler, Role::Worker, KnownJob { token: 8, ..known(1) });
-    refused(&mut with_replicas(2), Role::Worker, known(1));
-    refused(&mut complete(), Role::Worker, known(1));
-}
-
-#[test]
-fn asynchronous_values_are_not_on_several_servers() {
-    let mut scheduler = started_again(1);
-    scheduler.handle(b"a", register(Role::Worker, None, Some(Kind::DistAsync)), SECOND).unwrap();
-    assert!(failure(&scheduler).contains("dist_async has no values on 2 servers each"));
 }

@@ -72,7 +72,7 @@ impl WorkerLoop {
         let (servers, _) = elastic.uncommitted.remove(&name).unwrap_or_default();
         let commit = encode(&Request::Commit { key: name.0, round });
         for server in servers {
-            self.servers[server].send(commit.clone());
+            self.servers[server].connection.send(commit.clone());
             count(&self.shared.control, 1);
         }
     }

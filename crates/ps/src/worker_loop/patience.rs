@@ -8,12 +8,12 @@ use ringpull_base::config::{Config, DEADLOCK, NEVER};
 use ringpull_base::waits::{self, IDLE};
 use ringpull_base::{Error, Key, Result, notice};
 
-use super::{SEND_LIMIT, WorkerLoop, count};
+use super::{SEND_LIMIT, ServerConnection, WorkerLoop, count};
 use crate::link::GRACE;
 use crate::message::{ToScheduler, encode};
 use crate::operation::Operation;
 use crate::scheduler::lost_node;
-use crate::socket::{Connection, Event};
+use crate::socket::Event;
 
 /// How long a worker waits for what.
 pub(crate) struct Patience {
@@ -65,11 +65,11 @@ impl WorkerLoop {
 
     /// Asks the server that has kept us waiting longest, once nothing has moved for the limit.
     pub(super) fn ask_who_is_missing(&mut self) -> Result<()> {
-        if self.waiting.is_empty() || self.job.replicas > 1 {
+        if self.waiting.is_empty() {
             self.check_unsent()?;
         }
         let Some((reply, waiting)) = self.waiting.first_key_value() else { return Ok(()) };
-        let server = waiting.server();
+        let server = waiting.server;
         let last = [Some(self.progress), self.left_since, self.claimed].into_iter().flatten().max();
         if last.is_some_and(|last| last.elapsed() < self.patience()) {
             return Ok(());
@@ -77,12 +77,12 @@ impl WorkerLoop {
         match self.asked {
             // An answer clears this; a server that sends none for this long is lost.
             Some(since) if since.elapsed() > self.patience.silence => {
-                if !self.servers[server].has_room(1) {
+                if !self.servers[server].connection.has_room(1) {
                     // The question has not left: what was pushed before it has not.
                     self.asked = Some(Instant::now());
                     return Ok(());
                 }
-                self.lose_server(server, "it does not answer")
+                Err(self.lost_server(server, "it does not answer"))
             }
             Some(_) => Ok(()),
             None => {
@@ -90,7 +90,7 @@ impl WorkerLoop {
                 self.asked = Some(Instant::now());
                 let request = operation.who_is_missing(waiting.item.batch, *reply);
                 count(&self.shared.control, 1);
-                self.servers[server].send(encode(&request));
+                self.servers[server].connection.send(encode(&request));
                 Ok(())
             }
         }
@@ -98,18 +98,13 @@ impl WorkerLoop {
 
     /// Segments that could not even leave for the limit.
     fn check_unsent(&mut self) -> Result<()> {
-        match self.full_server() {
+        let is_full = |server: &ServerConnection| !server.queue.is_empty() && !server.connection.has_room(SEND_LIMIT);
+        match self.servers.iter().position(is_full) {
             Some(server) if self.progress.elapsed() >= self.patience.silence => {
-                self.lose_server(server, "it takes no more messages")
+                Err(self.lost_server(server, "it takes no more messages"))
             }
             _ => Ok(()),
         }
-    }
-
-    /// A server that takes no more of what is to be sent.
-    fn full_server(&self) -> Option<usize> {
-        let waits = (0..self.servers.len()).filter(|shard| !self.servers[*shard].queue.is_empty());
-        waits.flat_map(|shard| self.holders(shard)).find(|server| !self.servers[*server].has_room(SEND_LIMIT))
     }
 
     pub(super) fn claim(&mut self, reply: u64, operation: String, missing: Vec<usize>) -> Result<()> {
@@ -122,14 +117,14 @@ impl WorkerLoop {
             // An answer and a claim keep their order on the way: the second time there is no answer to wait
             // for.
             if std::mem::replace(&mut waiting.vouched, true) {
-                let server = waiting.server();
+                let server = waiting.server;
                 let what =
                     format!("no answer for {waited_s} s to {operation} of key {key}, although it waits for no rank");
                 return Err(self.broken_protocol(server, what));
             }
             return Ok(());
         }
-        if let Some((rank, (_, why))) = missing.iter().find_map(|rank| self.left.get_key_value(rank)) {
+        if let Some((rank, why)) = missing.iter().find_map(|rank| self.left.get_key_value(rank)) {
             let (peer, ranks, why) = (self.job.worker_name(*rank), vec![*rank], why.clone().unwrap_or_default());
             let operation = format!("{operation} of key {key}");
             return Err(Error::Finished { peer, ranks, operation, rank: self.job.rank, why });
@@ -154,7 +149,7 @@ impl WorkerLoop {
                 self.job.rank
             ));
         }
-        if !self.patience.is_only_waiting(since) || (self.job.replicas > 1 && self.full_server().is_some()) {
+        if !self.patience.is_only_waiting(since) {
             return Ok(());
         }
         let site = waits::seen(since).and_then(|place| place.site);
@@ -176,27 +171,22 @@ impl WorkerLoop {
     pub(super) fn look_at_servers(&mut self) -> Result<()> {
         for index in 0..self.servers.len() {
             let server = &mut self.servers[index];
-            while let Some(event) = server.connection.as_ref().and_then(Connection::event) {
+            while let Some(event) = server.connection.event() {
                 match event {
                     Event::Disconnected => drop(server.broken.get_or_insert_with(Instant::now)),
                     Event::Refused(error) => return Err(error),
                 }
             }
             if server.broken.is_some_and(|since| since.elapsed() > GRACE) {
-                self.lose_server(index, "its connection closed")?;
+                return Err(self.lost_server(index, "its connection closed"));
             }
         }
         Ok(())
     }
 
-    /// A server is lost. An error, unless others hold its values: then the scheduler says how it goes on.
-    fn lose_server(&mut self, index: usize, cause: &str) -> Result<()> {
-        if self.job.replicas > 1 {
-            let had_told = std::mem::replace(&mut self.servers[index].is_reported, true);
-            let lost = ToScheduler::ServerLost { rank: index, cause: cause.to_owned() };
-            return if had_told { Ok(()) } else { self.link.send(&lost) };
-        }
-        Err(self.seen(lost_node(self.job.server_name(index), None, cause.to_owned())))
+    /// The error that a server is lost.
+    fn lost_server(&self, index: usize, cause: &str) -> Error {
+        self.seen(lost_node(self.job.server_name(index), None, cause.to_owned()))
     }
 
     pub(super) fn broken_protocol(&self, server: usize, what: String) -> Error {

@@ -72,23 +72,6 @@ impl WorkerLoop {
         }
     }
 
-    /// Server `lost` will not answer: those that are left are asked.
-    pub(super) fn connect_without_a_server(&mut self) {
-        self.let_values_leave();
-        if let Some(connecting) = &mut self.connecting {
-            connecting.flush = Flush::default();
-        }
-    }
-
-    /// The scheduler is lost: nobody says that all are connected, and another one learns from this worker in
-    /// which barriers it is.
-    pub(super) fn connect_without_a_scheduler(&mut self) {
-        self.let_values_leave();
-        if let Some(connecting) = &mut self.connecting {
-            connecting.barriers.clear();
-        }
-    }
-
     /// Says that this worker has come to a barrier, or keeps that behind what was called before it.
     pub(super) fn come_to_barrier(&mut self, number: u64) -> Result<()> {
         let Some(connecting) = &mut self.connecting else { return self.send_barrier(number) };
@@ -135,7 +118,7 @@ mod tests {
     #[test]
     fn a_first_value_leaves_when_the_worker_that_is_not_connected_has_left() {
         a_value_leaves(|other| {
-            other.leave(None).unwrap();
+            other.leave().unwrap();
             None
         });
     }
@@ -233,9 +216,9 @@ mod tests {
             played.answers_a_flush();
             left.join().unwrap();
             if let Some(other) = other {
-                other.leave(None).unwrap();
+                other.leave().unwrap();
             }
-            server.leave(None).unwrap();
+            server.leave().unwrap();
         });
     }
 }

@@ -154,36 +154,6 @@ fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
 }
 
 #[test]
-fn what_waits_for_a_link_is_limited_and_what_is_urgent_leaves_at_once() {
-    let stop = AtomicBool::new(false);
-    let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
-    let mut data = vec![1; 64 * 20];
-    let data: *mut [u8] = &raw mut data[..];
-    runner.limit_waiting(2 * 64);
-    near.kept_back = Some(9);
-    send_out(&mut runner, data, 20, 9, 7);
-    let low = send_out(&mut runner, data, 20, 1, 0);
-    while runner.advance(&mut near, &stop).unwrap() {}
-    assert_eq!(near.sent, [9, 9], "two segments wait for the link, and what is less urgent waits for them");
-    send_out(&mut runner, data, 20, 2, 9);
-    while runner.advance(&mut near, &stop).unwrap() {}
-    assert_eq!(near.sent[2..], [2; 20]);
-    assert_eq!(runner.take_finished().count(), 1);
-    let mut finished = Vec::new();
-    while finished.is_empty() {
-        if !runner.advance(&mut near, &stop).unwrap() {
-            runner.pause(&mut near).unwrap();
-        }
-        finished.extend(runner.take_finished());
-    }
-    assert_eq!(finished, [low], "the peer may need what is less urgent first");
-    near.kept_back = None;
-    while runner.is_busy() {
-        runner.advance(&mut near, &stop).unwrap();
-    }
-}
-
-#[test]
 fn lower_priority_goes_on_while_higher_priority_is_stuck() {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));

@@ -107,7 +107,9 @@ impl Watched {
                 Ok(None) => failed = false,
                 Err(cause) => {
                     if !failed {
-                        event(&format!("{cause}; the job goes on with its hosts"));
+                        let (what, hint) = cause.parts();
+                        let hint = hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
+                        event(&format!("{what}; the job goes on with its hosts{hint}"));
                     }
                     failed = true;
                 }
