@@ -152,12 +152,16 @@ class Member:
         self.parameters.update(dict.fromkeys(parameters))
         self.gradients.extend(self, parameters)
 
-    def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The optimizer's step with gradients that are combined."""
+    def begin_step(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """The optimizer is about to make a step, with these arguments."""
         closure = arguments[0] if arguments else keywords.get("closure")
         # The backward pass of a closure combines what it makes.
         if not callable(closure) or self.gradients.is_incomplete:
             self.synchronize()
+
+    def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The optimizer's step with gradients that are combined."""
+        self.begin_step(arguments, keywords)
         result = step(*arguments, **keywords)
         self.end_step()
         return result

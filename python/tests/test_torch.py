@@ -71,6 +71,12 @@ of_table = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1),
 of_table.zero_grad(set_to_none=True)
 assert "the gradient of table is sparse, and travels in no group" in said(ValueError, lambda _: table(torch.tensor([1])).sum().backward())
 
+of_adasum = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+step = of_adasum.step
+hvd.DistributedOptimizer(of_adasum, op=hvd.Adasum).step()
+if torch.__version__ >= "2":
+    assert "was taken before the optimizer was wrapped" in said(ValueError, lambda _: step())
+
 class Passes:
     def __init__(self, optimizer):
         self.optimizer = optimizer

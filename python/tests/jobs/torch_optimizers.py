@@ -6,6 +6,7 @@ A front is ``ringpull`` or ``horovod``, and a kind that of its store. Gradients 
 With words only programs run whose names have one of them.
 """
 
+import contextlib
 import copy
 import gc
 import inspect
@@ -514,6 +515,24 @@ def a_pass_that_raises(run, options):
 
 
 program(fronts=("horovod",), grouped=({"groups": 1},))(a_pass_that_raises)
+
+
+@program(needs=(2, 0))
+def a_step_that_was_taken_before(run):
+    net = network()
+    optimizer = sgd(net)
+    step, steps = optimizer.step, torch.optim.SGD.step
+    optimizer = run.wrap(optimizer)
+    for at in range(6):
+        optimizer.zero_grad()
+        with optimizer.no_sync() if not run.is_bare and at % 2 else contextlib.nullcontext():
+            run.loss(net).backward()
+        steps(optimizer) if at > 3 else step()
+    for at in range(3):
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, at + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
+        step()
+    return weights(net)
 
 
 @program(fronts=("horovod",))

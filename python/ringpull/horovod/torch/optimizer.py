@@ -244,6 +244,9 @@ class _AdasumMember(Member):
     def synchronize(self) -> None:
         """Gradients do not travel."""
 
+    def begin_step(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        raise ValueError("this step was taken before the optimizer was wrapped, and Adasum does not combine it\n  hint: call the step of the wrapped optimizer")
+
     def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         reduction: Any = self.gradients.reduction
         self.gradients.is_named = True
