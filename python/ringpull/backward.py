@@ -18,8 +18,9 @@ import copy
 import gc
 import itertools
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -33,19 +34,34 @@ __all__ = ["Gradients", "Member", "Reach", "Reduction", "as_real", "fill"]
 #: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
 #: backward pass in a pass.
 _NESTING = vars(torch.autograd.function.BackwardCFunction)["apply"].__code__
+_BACKWARD = torch.autograd.backward.__code__
 
 # PyTorch's types do not have it.
 _engine: Any = vars(torch.autograd.Variable)["_execution_engine"]
 
 
-def _is_nested() -> bool:
-    """Whether the pass that is ending here is part of another."""
-    frame: FrameType | None = sys._getframe()
+#: What identifies a pass: nothing but its thread before PyTorch 2.0, where those on a GPU are alike.
+_present_pass: Callable[[], int] = getattr(vars(torch)["_C"], "_current_graph_task_id", threading.get_ident)
+
+#: The pass that has accumulated a gradient last.
+_last_pass = -1
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame, that which has called it, and so on."""
     while frame is not None:
-        if frame.f_code is _NESTING:
-            return True
+        yield frame
         frame = frame.f_back
-    return False
+
+
+def _node_around() -> Any:
+    """The node of another pass that the pass of this thread is part of: the node is being run. None if it is part of none."""
+    return next((frame.f_locals["self"] for frame in _outward(sys._getframe()) if frame.f_code is _NESTING), None)
+
+
+def _threads_in_passes() -> int:
+    """How many threads are inside of ``backward()``."""
+    return sum(any(frame.f_code is _BACKWARD for frame in _outward(top)) for top in sys._current_frames().values())
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,18 +226,33 @@ def _in_order() -> list[Gradients]:
     return sorted(_every, key=lambda one: one._number)
 
 
+#: Hooks that wait for the end of a pass around one that has ended.
+_awaiting: list[Any] = []
+
+
 def _end_of_pass() -> None:
     """A backward pass that combines has computed everything."""
     opened = [one for one in _in_order() if one._is_open]
-    if opened and _is_nested():
-        # The pass around it may add to the same gradients.
+    if not opened:
+        return
+    node = _node_around()
+    if node is not None:
+        # The pass around it may add to the same gradients, and runs next what follows the node.
         for one in opened:
             one._arrive()
+        _awaiting.extend(follower.register_hook(_pass_around_goes_on) for follower, _ in node.next_functions if follower is not None)
         return
+    while _awaiting:
+        _awaiting.pop().remove()
     _combine([one for one in opened if one._is_last_pass])
     for one in opened:
         one._is_open = False
         one._passes += 1
+
+
+def _pass_around_goes_on(*_: Any) -> None:
+    """Has the end of the pass noticed that goes on here."""
+    _engine.queue_callback(_end_of_pass)
 
 
 def _combine(opened: list[Gradients]) -> None:
@@ -345,7 +376,7 @@ class Gradients:
         if other.reduction.result() == self.reduction.result():
             return
         shared = next(parameter for parameter in member.parameters if parameter in other._watched)
-        name = self.reduction.names.get(shared) or other.reduction.names.get(shared) or f"a parameter of shape {list(shared.shape)}"
+        name = self.reduction.names.get(shared) or other._name(shared)
         raise ArgumentError(
             f"the gradient of {name} is combined by another optimizer already, in another way: over other ranks, or by another sum\n"
             "  hint: call close() of that optimizer first, or delete it"
@@ -443,12 +474,26 @@ class Gradients:
         if not (self.reduction.is_included and all(member.communicates for member in members)):
             self._is_local = True
             return
+        self._check_pass(parameter)
         _engine.queue_callback(_end_of_pass)
         self._is_open = True
         if not self._is_last_pass:
             self._is_local = True
         elif self.is_named and self._is_last_hook(parameter):
             self._leave(parameter)
+
+    def _check_pass(self, parameter: Any) -> None:
+        """Raises an error if another pass is under way than the one that has reached the parameter, and none is part of the other."""
+        global _last_pass
+        was, _last_pass = _last_pass, _present_pass()
+        if was != _last_pass and any(one._is_open for one in _every) and _node_around() is None and _threads_in_passes() > 1:
+            raise ArgumentError(
+                f"a backward pass has reached {self._name(parameter)} while one of another thread is under way\n"
+                "  hint: let one thread call backward(): ranks combine the gradients of their passes in one order"
+            )
+
+    def _name(self, parameter: Any) -> str:
+        return self.reduction.names.get(parameter) or f"a parameter of shape {list(parameter.shape)}"
 
     def combine(self) -> None:
         """Sends what has not left, and waits for all."""

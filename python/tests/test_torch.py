@@ -40,6 +40,7 @@ def test_whatever_works_with_an_optimizer_works_over_ranks(front):
 
 
 MISTAKES = """
+import threading
 import torch, ringpull, ringpull.torch, ringpull.horovod.torch as hvd
 hvd.init()
 store, net = ringpull.create("local"), torch.nn.Linear(2, 1)
@@ -108,6 +109,22 @@ class Own(ringpull.torch.DistributedOptimizer):
         self.steps += 1
         super().step()
 
+nets = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)) for _ in range(2)]
+both = [ringpull.torch.DistributedOptimizer(torch.optim.SGD(one.parameters(), lr=0.1), store, named_parameters=one.named_parameters()) for one in nets]
+texts = []
+
+def in_another_thread(grad):
+    def passes():
+        texts.append(said(ringpull.ArgumentError, lambda _: nets[1](torch.ones(1, 2)).sum().backward()))
+
+    worker = threading.Thread(target=passes)
+    worker.start()
+    worker.join()
+
+between = nets[0][0](torch.ones(1, 2))
+between.register_hook(in_another_thread)
+nets[0][1](between).sum().backward()
+assert len(texts) == 1 and texts[0].startswith("a backward pass has reached 1.") and "while one of another thread is under way" in texts[0], texts
 own = Own(torch.optim.SGD(net.parameters(), lr=0.1), store)
 own.step()
 assert own.steps == 1

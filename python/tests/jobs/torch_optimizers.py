@@ -13,6 +13,7 @@ import inspect
 import io
 import pickle
 import sys
+import threading
 import warnings
 import weakref
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
 
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2] if part.isdigit())
 
@@ -517,6 +519,28 @@ def a_pass_that_raises(run, options):
 program(fronts=("horovod",), grouped=({"groups": 1},))(a_pass_that_raises)
 
 
+@program(step=(None, 1), passes=(None, 2), intermediate=("intermediate", 2), beside=("beside", 2))
+def a_pass_in_a_pass_reaches_all(run, how, passes):
+    """Of two checkpoints, one in the other, so that the pass around them accumulates nothing itself."""
+    net, other = network(), nn.Linear(3, 3)
+    optimizer = run.wrap(sgd(net))
+    optimizer.backward_passes_per_step = passes
+    with torch.no_grad():
+        other.weight.fill_(0.5), other.bias.fill_(0.5)
+    for _ in range(3):
+        net.zero_grad()
+        for at in range(2):
+            given = torch.linspace(-1, 1 + at, 12).reshape(4, 3).requires_grad_()
+            made = other(given) if how == "intermediate" else given
+            made = checkpoint(lambda x: checkpoint(lambda y: (at + 1) * run.loss(net, y), x, use_reentrant=True), made, use_reentrant=True)
+            if how == "beside":
+                made = made + checkpoint(lambda x: net(x).sum(), torch.ones(2, 3, requires_grad=True), use_reentrant=True)
+            made.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+    return weights(net)
+
+
 @program(needs=(2, 0))
 def a_step_that_was_taken_before(run):
     net = network()
@@ -533,6 +557,17 @@ def a_step_that_was_taken_before(run):
             parameter.grad = torch.full_like(parameter, at + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
         step()
     return weights(net)
+
+
+@program()
+def passes_by_turns_of_two_threads(run):
+    nets = network(), network()
+    optimizers = [run.wrap(sgd(net)) for net in nets]
+    for at in range(4):
+        worker = threading.Thread(target=train, args=(run, nets[at % 2], optimizers[at % 2], 1))
+        worker.start()
+        worker.join()
+    return weights(nets[0]) + weights(nets[1])
 
 
 @program(fronts=("horovod",))
