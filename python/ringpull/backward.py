@@ -98,6 +98,8 @@ class Reduction:
 
     #: Whether this rank takes part.
     is_included = True
+    #: Whether a pass may add to what is combined, which is combined again then. An average stays the same average.
+    adds_up = True
 
     @property
     def reach(self) -> Reach | None:
@@ -120,11 +122,8 @@ class Reduction:
         """A gradient for a parameter that has none here."""
         return torch.zeros_like(parameter)
 
-    def send(self, parameter: Any, again: bool, is_combined: bool) -> Any:
-        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`finish` is given. Does not wait.
-
-        One that ``is_combined`` has been before, and a pass has added to it.
-        """
+    def send(self, parameter: Any, again: bool) -> Any:
+        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`finish` is given. Does not wait."""
         raise NotImplementedError
 
     def finish(self, parameter: Any, grad: torch.Tensor, handle: Any) -> None:
@@ -276,7 +275,7 @@ def _combine(opened: list[Gradients]) -> None:
         asked.append((reach.ask(made, present, {parameter for one in every for parameter in one._watched}), every))
     travelling = []
     for answer, every in asked:
-        unsent = [[parameter for parameter in one._trained() if parameter not in one._sent] for one in every]
+        unsent = [[parameter for parameter in one._trained() if parameter not in one._sent and not one._is_final(parameter)] for one in every]
         found = answer() if any(unsent) else None
         for one, left in zip(every, unsent):
             one._made.update(one._sent)
@@ -303,8 +302,8 @@ def _follow_types(some: list[Gradients]) -> None:
             one.reduction.name(one._watched)
 
 
-def _remove(handles: dict[Any, Any]) -> None:
-    for handle in handles.values():
+def _remove(handles: dict[Any, list[Any]]) -> None:
+    for handle in itertools.chain(*handles.values()):
         handle.remove()
 
 
@@ -321,7 +320,7 @@ class Gradients:
         #: Each parameter, with the node that accumulates its gradient if that has to be kept.
         self._watched: dict[Any, Any] = {}
         #: Their hooks.
-        self._handles: dict[Any, Any] = {}
+        self._handles: dict[Any, list[Any]] = {}
         #: Gradients that travel, with their handles. None of these may be read or written.
         self._in_flight: dict[Any, tuple[torch.Tensor, Any]] = {}
         #: What has arrived since gradients were cleared.
@@ -420,17 +419,20 @@ class Gradients:
     def _release(self, parameters: list[Any]) -> None:
         for parameter in parameters:
             del self._watched[parameter]
-            if parameter in self._handles:
-                self._handles.pop(parameter).remove()
+            for handle in self._handles.pop(parameter, []):
+                handle.remove()
 
     def _hook(self, parameter: Any) -> Any:
         # Nothing on a parameter may keep what sends its gradient, or itself.
         own, of = weakref.ref(self), weakref.ref(parameter)
 
-        def ready(*_: Any) -> None:
-            gradients = own()
-            if gradients is not None:
-                gradients._ready(of())
+        def calls(method: Callable[[Gradients, Any], None]) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                gradients = own()
+                if gradients is not None:
+                    method(gradients, of())
+
+            return hook
 
         # A parameter that is frozen now may be trained later, and can be watched only while it is not.
         trained = parameter.requires_grad
@@ -438,21 +440,23 @@ class Gradients:
             return None
         parameter.requires_grad_(True)
         try:
+            # Before its gradient is added to.
+            before = [] if self.reduction.adds_up else [parameter.register_hook(calls(Gradients._check_sum))]
             if hasattr(parameter, "register_post_accumulate_grad_hook"):
-                self._handles[parameter] = parameter.register_post_accumulate_grad_hook(ready)
+                self._handles[parameter] = [parameter.register_post_accumulate_grad_hook(calls(Gradients._ready)), *before]
                 return None
             # Before PyTorch 2.1: the node that accumulates the gradient, which lives as long as somebody
             # holds it.
             with torch.enable_grad():
                 node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-            self._handles[parameter] = node.register_hook(ready)
+            self._handles[parameter] = [node.register_hook(calls(Gradients._ready)), *before]
             return node
         finally:
             parameter.requires_grad_(trained)
 
     def _is_last_hook(self, parameter: Any) -> bool:
         """Whether no other hook of the parameter comes after ours, which might change the gradient."""
-        handle = self._handles[parameter]
+        handle = self._handles[parameter][0]
         hooks = handle.hooks_dict_ref()
         return not hooks or next(reversed(hooks)) == handle.id
 
@@ -514,6 +518,21 @@ class Gradients:
             self._sent.update(self._made)
             self.combine()
 
+    def _is_final(self, parameter: Any) -> bool:
+        """Whether the gradient is combined, and must not be so again in this step. One that has become zero on all ranks is a new one."""
+        if self.reduction.adds_up or parameter not in self._combined or parameter.grad is None:
+            return False
+        values = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+        return bool(values.count_nonzero())
+
+    def _check_sum(self, parameter: Any) -> None:
+        """Raises an error if a pass is about to add to what must not be combined again."""
+        if self._is_final(parameter):
+            raise ValueError(
+                f"the gradient of {self._name(parameter)} is a sum over the ranks already, and a backward pass adds to it\n"
+                "  hint: give backward_passes_per_step, make all passes but the last inside optimizer.no_sync(), or average"
+            )
+
     def _give_names(self) -> None:
         if not self.is_named:
             self.is_named = True
@@ -537,8 +556,8 @@ class Gradients:
         calls = self._calls.get(parameter, 0)
         self._calls[parameter] = calls + 1
         self._sent.add(parameter)
-        combined = self._combined.get(parameter)
-        handle = self.reduction.send(parameter, calls > 0, combined is not None and combined() is parameter.grad)
+        # Before it is looked at: one that is sent may become a dense one.
+        handle = self.reduction.send(parameter, calls > 0)
         self._in_flight[parameter] = parameter.grad, handle
 
     def _arrive(self) -> None:
@@ -549,8 +568,7 @@ class Gradients:
     def _finish(self, parameter: Any, grad: torch.Tensor, handle: Any) -> None:
         is_grad = parameter.grad is grad
         self.reduction.finish(parameter, grad, handle)
-        if is_grad:
-            self._combined[parameter] = weakref.ref(parameter.grad)
+        self._combined[parameter] = weakref.ref(parameter.grad if is_grad else grad)
 
     # Steps.
 

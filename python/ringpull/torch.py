@@ -405,7 +405,7 @@ class _OnStore(Reduction):
             else:
                 _broadcast(self._store, _next_key(self._store, f"{self._prefix}.value"), parameter)
 
-    def send(self, parameter: Any, again: bool, is_combined: bool) -> tuple[Handle, torch.Tensor]:
+    def send(self, parameter: Any, again: bool) -> tuple[Handle, torch.Tensor]:
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         key = self._keys.of(parameter) + (".again" if again else "")
         if self._keys.is_new(key):

@@ -62,9 +62,13 @@ text = said(ringpull.ArgumentError, by_sum)
 assert text.startswith("the gradient of weight is combined by another optimizer already") and "call close() of that optimizer first" in text, text
 average.close()
 summed = by_sum(torch.optim.SGD(net.parameters(), lr=0.1))
-net(torch.ones(1, 2)).sum().backward()
-text = said(ValueError, lambda _: net(torch.ones(1, 2)).sum().backward())
-assert text.startswith("the gradient of ") and "is a sum over the ranks already" in text and "backward_passes_per_step" in text, text
+for is_replaced, makes_graph in (False, False), (False, True), (True, False), (True, True):
+    summed.zero_grad()
+    net(torch.ones(1, 2)).sum().backward()
+    for parameter in net.parameters() if is_replaced else ():
+        parameter.grad = parameter.grad.clamp(-0.5, 0.5)
+    text = said(ValueError, lambda _: net(torch.ones(1, 2)).sum().backward(create_graph=makes_graph))
+    assert text.startswith("the gradient of ") and "is a sum over the ranks already" in text and "backward_passes_per_step" in text, text
 assert "a generator is no optimizer" in said(ringpull.ArgumentError, lambda _: ringpull.torch.DistributedOptimizer(net.parameters(), store))
 summed.close()
 table = torch.nn.Embedding(4, 2, sparse=True)

@@ -571,6 +571,28 @@ def passes_by_turns_of_two_threads(run):
 
 
 @program(fronts=("horovod",))
+def a_sum_of_passes_over_different_parts(run):
+    net, table = network(), nn.Embedding(4, 2, sparse=True)
+    with torch.no_grad():
+        table.weight.fill_(0.5)
+    both = nn.ModuleList([net, table])
+    optimizer = run.wrap(torch.optim.SGD(both.parameters(), lr=0.1 / run.ranks), is_sum=True)
+    for at in range(4):
+        # In place, which the optimizer is not told.
+        for parameter in both.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_() if at % 2 else setattr(parameter, "grad", None)
+        for part in net[0], net[2], table:
+            given = torch.tensor([1, 2]) if part is table else torch.ones(1, part.in_features)
+            loss = part(given).square().sum() + (run.off(part.parameters()) if part is not table else 0)
+            loss.backward(create_graph=part is net[0])
+            for parameter in part.parameters():
+                parameter.grad = parameter.grad.detach() * 0.5
+        optimizer.step()
+    return weights(both)
+
+
+@program(fronts=("horovod",))
 def a_sum_that_is_thrown_away(run):
     net = network()
     optimizer = run.wrap(torch.optim.SGD(net.parameters(), lr=0.1 / run.ranks), is_sum=True)
