@@ -237,9 +237,8 @@ class _Keys(Reach):
         self._all: list[tuple[weakref.ref[Any], str]] = []
         #: The same by the parameter's id, which another may have later, with its type and shape.
         self._by_id: dict[int, tuple[weakref.ref[Any], str, Any]] = {}
-        #: Keys that the store has, and what messages call them; the key by which names are compared.
+        #: Keys that the store has, and what messages call them.
         self._known: set[str] = set()
-        self._comparing = _next_key(store, "names")
         self._names: dict[str, str] = {}
         #: For each number of parameters, a key and an array: which gradients this rank has made, which it has, which it watches.
         self._arrays: dict[int, tuple[str, torch.Tensor]] = {}
@@ -276,10 +275,10 @@ class _Keys(Reach):
         digest = float(zlib.crc32("\n".join(names).encode()) >> 12)
         # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
         own = torch.tensor([digest, digest * digest], dtype=torch.float64)
-        if self.is_new(self._comparing):
-            self._store.init(self._comparing, torch.zeros_like(own))
-        total = own.clone()
-        self._store.pushpull(self._comparing, total, keep=False)
+        # One that is pushed again would begin steps in `ringpull top`.
+        key, total = _next_key(self._store, "names"), own.clone()
+        self._store.init(key, torch.zeros_like(own))
+        self._store.pushpull(key, total, keep=False)
         if not bool((total == own * self._store.num_workers).all()):
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise ArgumentError(
