@@ -30,7 +30,9 @@ def test_whoever_reads_a_gradient_reads_the_average_and_passes_add_up():
 @pytest.mark.parametrize("front", ["ringpull", "horovod"])
 def test_whatever_works_with_an_optimizer_works_with_a_wrapped_one(front):
     status, output = run([sys.executable, HERE / "jobs/torch_optimizers.py", front])
-    assert (status, output) == (0, "that is all\n")
+    # PyTorch itself may have warned.
+    lines = output.splitlines()
+    assert status == 0 and "that is all" in lines and not any(line.startswith(f"{front}: ") for line in lines), output
 
 
 @pytest.mark.parametrize("front", ["ringpull:dist_sync_mpi", "horovod"])
