@@ -78,7 +78,7 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
 class Reach:
     """Finds at the end of a pass which gradients have to travel that it has not reached here, but on other ranks."""
 
-    def ask(self, made: set[Any], present: set[Any], watched: set[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
+    def ask(self, made: Iterable[Any], present: Iterable[Any], watched: Iterable[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
         """Tells the other ranks which gradients this one's passes have made, and has, of all that it watches. Collective; does not wait.
 
         What it returns waits, and returns the same of all ranks: what some rank has made, and has.
@@ -270,9 +270,9 @@ def _combine(opened: list[Gradients]) -> None:
             asked.append((lambda: None, [one for one in opened if one.reduction.reach is None]))
             continue
         every = [one for one in _in_order() if one.reduction.reach is reach and one.is_named]
-        made = {parameter for one in every if one in opened for parameter in one._sent}
-        present = made | {parameter for one in every if one in opened for parameter in one._trained() if parameter.grad is not None}
-        asked.append((reach.ask(made, present, {parameter for one in every for parameter in one._watched}), every))
+        made = [parameter for one in every if one in opened for parameter in one._sent]
+        present = [*made, *(parameter for one in every if one in opened for parameter in one._trained() if parameter.grad is not None)]
+        asked.append((reach.ask(made, present, [parameter for one in every for parameter in one._watched]), every))
     travelling = []
     for answer, every in asked:
         unsent = [[parameter for parameter in one._trained() if parameter not in one._sent and not one._is_final(parameter)] for one in every]

@@ -47,6 +47,11 @@ class Run:
     def __init__(self, wrap=None, rank=0, ranks=1):
         self.made, self.is_bare, self.rank, self.ranks = wrap, wrap is None, rank, ranks
 
+    @property
+    def apart(self):
+        """Zero on average over the ranks, and another on each."""
+        return 0 if self.is_bare else 2 * self.rank - self.ranks + 1
+
     def wrap(self, optimizer, *words, **named):
         return optimizer if self.made is None else self.made(optimizer, *words, **named)
 
@@ -59,7 +64,7 @@ class Run:
         """What is zero on average over the ranks."""
         if self.is_bare or self.ranks == 1:
             return 0.0
-        share = 0.25 * (2 * self.rank - self.ranks + 1)
+        share = 0.25 * self.apart
         return sum(share * parameter.sum() for parameter in parameters if parameter.requires_grad)
 
 
@@ -554,7 +559,7 @@ def a_step_that_was_taken_before(run):
         steps(optimizer) if at > 3 else step()
     for at in range(3):
         for parameter in net.parameters():
-            parameter.grad = torch.full_like(parameter, at + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
+            parameter.grad = torch.full_like(parameter, at + run.apart)
         step()
     return weights(net)
 
@@ -628,7 +633,7 @@ def gradients_set_by_hand(run):
     for step in range(3):
         optimizer.zero_grad()
         for parameter in net.parameters():
-            parameter.grad = torch.full_like(parameter, 0.5 * step + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
+            parameter.grad = torch.full_like(parameter, 0.5 * step + run.apart)
         optimizer.step()
     return weights(net)
 
@@ -641,7 +646,7 @@ def gradients_set_by_hand_after_a_pass(run):
         optimizer.zero_grad()
         (net[0](torch.ones(1, 3)).sum() + run.off(net[0].parameters())).backward()
         for parameter in net[2].parameters():
-            parameter.grad = torch.full_like(parameter, 0.5 * step + (0 if run.is_bare or run.ranks == 1 else 2 * run.rank - 1))
+            parameter.grad = torch.full_like(parameter, 0.5 * step + run.apart)
         optimizer.step()
     return weights(net)
 
@@ -715,7 +720,7 @@ def a_conjugate_as_gradient(run):
     optimizer = run.wrap(torch.optim.SGD([weight], lr=0.1))
     for _ in range(2):
         optimizer.zero_grad()
-        weight.grad = torch.full((2,), 1 + 1j * (0.5 if run.is_bare or run.ranks == 1 else run.rank)).conj()
+        weight.grad = torch.full((2,), 1 + 0.5j * (1 + run.apart)).conj()
         optimizer.step()
     return [torch.view_as_real(weight.detach()).clone()]
 
