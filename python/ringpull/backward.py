@@ -18,8 +18,9 @@ import copy
 import gc
 import itertools
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -33,19 +34,34 @@ __all__ = ["Gradients", "Member", "Reach", "Reduction", "as_real", "fill"]
 #: The frame of a backward function that is written in Python, such as that of a checkpoint, which runs a
 #: backward pass in a pass.
 _NESTING = vars(torch.autograd.function.BackwardCFunction)["apply"].__code__
+_BACKWARD = torch.autograd.backward.__code__
 
 # PyTorch's types do not have it.
 _engine: Any = vars(torch.autograd.Variable)["_execution_engine"]
 
 
-def _is_nested() -> bool:
-    """Whether the pass that is ending here is part of another."""
-    frame: FrameType | None = sys._getframe()
+#: What identifies a pass: nothing but its thread before PyTorch 2.0, where those on a GPU are alike.
+_present_pass: Callable[[], int] = getattr(vars(torch)["_C"], "_current_graph_task_id", threading.get_ident)
+
+#: The pass that has accumulated a gradient last.
+_last_pass = -1
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frame, that which has called it, and so on."""
     while frame is not None:
-        if frame.f_code is _NESTING:
-            return True
+        yield frame
         frame = frame.f_back
-    return False
+
+
+def _node_around() -> Any:
+    """The node of another pass that the pass of this thread is part of: the node is being run. None if it is part of none."""
+    return next((frame.f_locals["self"] for frame in _outward(sys._getframe()) if frame.f_code is _NESTING), None)
+
+
+def _threads_in_passes() -> int:
+    """How many threads are inside of ``backward()``."""
+    return sum(any(frame.f_code is _BACKWARD for frame in _outward(top)) for top in sys._current_frames().values())
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,7 +78,7 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
 class Reach:
     """Finds at the end of a pass which gradients have to travel that it has not reached here, but on other ranks."""
 
-    def ask(self, made: set[Any], present: set[Any], watched: set[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
+    def ask(self, made: Iterable[Any], present: Iterable[Any], watched: Iterable[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
         """Tells the other ranks which gradients this one's passes have made, and has, of all that it watches. Collective; does not wait.
 
         What it returns waits, and returns the same of all ranks: what some rank has made, and has.
@@ -82,6 +98,8 @@ class Reduction:
 
     #: Whether this rank takes part.
     is_included = True
+    #: Whether a pass may add to what is combined, which is combined again then. An average stays the same average.
+    adds_up = True
 
     @property
     def reach(self) -> Reach | None:
@@ -104,11 +122,8 @@ class Reduction:
         """A gradient for a parameter that has none here."""
         return torch.zeros_like(parameter)
 
-    def send(self, parameter: Any, again: bool, is_combined: bool) -> Any:
-        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`finish` is given. Does not wait.
-
-        One that ``is_combined`` has been before, and a pass has added to it.
-        """
+    def send(self, parameter: Any, again: bool) -> Any:
+        """Lets a gradient leave, ``again`` in the same step if it has; returns what :meth:`finish` is given. Does not wait."""
         raise NotImplementedError
 
     def finish(self, parameter: Any, grad: torch.Tensor, handle: Any) -> None:
@@ -152,12 +167,16 @@ class Member:
         self.parameters.update(dict.fromkeys(parameters))
         self.gradients.extend(self, parameters)
 
-    def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The optimizer's step with gradients that are combined."""
+    def begin_step(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """The optimizer is about to make a step, with these arguments."""
         closure = arguments[0] if arguments else keywords.get("closure")
         # The backward pass of a closure combines what it makes.
         if not callable(closure) or self.gradients.is_incomplete:
             self.synchronize()
+
+    def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The optimizer's step with gradients that are combined."""
+        self.begin_step(arguments, keywords)
         result = step(*arguments, **keywords)
         self.end_step()
         return result
@@ -206,18 +225,33 @@ def _in_order() -> list[Gradients]:
     return sorted(_every, key=lambda one: one._number)
 
 
+#: Hooks that wait for the end of a pass around one that has ended.
+_awaiting: list[Any] = []
+
+
 def _end_of_pass() -> None:
     """A backward pass that combines has computed everything."""
     opened = [one for one in _in_order() if one._is_open]
-    if opened and _is_nested():
-        # The pass around it may add to the same gradients.
+    if not opened:
+        return
+    node = _node_around()
+    if node is not None:
+        # The pass around it may add to the same gradients, and runs next what follows the node.
         for one in opened:
             one._arrive()
+        _awaiting.extend(follower.register_hook(_pass_around_goes_on) for follower, _ in node.next_functions if follower is not None)
         return
+    while _awaiting:
+        _awaiting.pop().remove()
     _combine([one for one in opened if one._is_last_pass])
     for one in opened:
         one._is_open = False
         one._passes += 1
+
+
+def _pass_around_goes_on(*_: Any) -> None:
+    """Has the end of the pass noticed that goes on here."""
+    _engine.queue_callback(_end_of_pass)
 
 
 def _combine(opened: list[Gradients]) -> None:
@@ -236,12 +270,12 @@ def _combine(opened: list[Gradients]) -> None:
             asked.append((lambda: None, [one for one in opened if one.reduction.reach is None]))
             continue
         every = [one for one in _in_order() if one.reduction.reach is reach and one.is_named]
-        made = {parameter for one in every if one in opened for parameter in one._sent}
-        present = made | {parameter for one in every if one in opened for parameter in one._trained() if parameter.grad is not None}
-        asked.append((reach.ask(made, present, {parameter for one in every for parameter in one._watched}), every))
+        made = [parameter for one in every if one in opened for parameter in one._sent]
+        present = [*made, *(parameter for one in every if one in opened for parameter in one._trained() if parameter.grad is not None)]
+        asked.append((reach.ask(made, present, [parameter for one in every for parameter in one._watched]), every))
     travelling = []
     for answer, every in asked:
-        unsent = [[parameter for parameter in one._trained() if parameter not in one._sent] for one in every]
+        unsent = [[parameter for parameter in one._trained() if parameter not in one._sent and not one._is_final(parameter)] for one in every]
         found = answer() if any(unsent) else None
         for one, left in zip(every, unsent):
             one._made.update(one._sent)
@@ -268,8 +302,8 @@ def _follow_types(some: list[Gradients]) -> None:
             one.reduction.name(one._watched)
 
 
-def _remove(handles: dict[Any, Any]) -> None:
-    for handle in handles.values():
+def _remove(handles: dict[Any, list[Any]]) -> None:
+    for handle in itertools.chain(*handles.values()):
         handle.remove()
 
 
@@ -286,7 +320,7 @@ class Gradients:
         #: Each parameter, with the node that accumulates its gradient if that has to be kept.
         self._watched: dict[Any, Any] = {}
         #: Their hooks.
-        self._handles: dict[Any, Any] = {}
+        self._handles: dict[Any, list[Any]] = {}
         #: Gradients that travel, with their handles. None of these may be read or written.
         self._in_flight: dict[Any, tuple[torch.Tensor, Any]] = {}
         #: What has arrived since gradients were cleared.
@@ -341,7 +375,7 @@ class Gradients:
         if other.reduction.result() == self.reduction.result():
             return
         shared = next(parameter for parameter in member.parameters if parameter in other._watched)
-        name = self.reduction.names.get(shared) or other.reduction.names.get(shared) or f"a parameter of shape {list(shared.shape)}"
+        name = self.reduction.names.get(shared) or other._name(shared)
         raise ArgumentError(
             f"the gradient of {name} is combined by another optimizer already, in another way: over other ranks, or by another sum\n"
             "  hint: call close() of that optimizer first, or delete it"
@@ -385,17 +419,20 @@ class Gradients:
     def _release(self, parameters: list[Any]) -> None:
         for parameter in parameters:
             del self._watched[parameter]
-            if parameter in self._handles:
-                self._handles.pop(parameter).remove()
+            for handle in self._handles.pop(parameter, []):
+                handle.remove()
 
     def _hook(self, parameter: Any) -> Any:
         # Nothing on a parameter may keep what sends its gradient, or itself.
         own, of = weakref.ref(self), weakref.ref(parameter)
 
-        def ready(*_: Any) -> None:
-            gradients = own()
-            if gradients is not None:
-                gradients._ready(of())
+        def calls(method: Callable[[Gradients, Any], None]) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                gradients = own()
+                if gradients is not None:
+                    method(gradients, of())
+
+            return hook
 
         # A parameter that is frozen now may be trained later, and can be watched only while it is not.
         trained = parameter.requires_grad
@@ -403,21 +440,23 @@ class Gradients:
             return None
         parameter.requires_grad_(True)
         try:
+            # Before its gradient is added to.
+            before = [] if self.reduction.adds_up else [parameter.register_hook(calls(Gradients._check_sum))]
             if hasattr(parameter, "register_post_accumulate_grad_hook"):
-                self._handles[parameter] = parameter.register_post_accumulate_grad_hook(ready)
+                self._handles[parameter] = [parameter.register_post_accumulate_grad_hook(calls(Gradients._ready)), *before]
                 return None
             # Before PyTorch 2.1: the node that accumulates the gradient, which lives as long as somebody
             # holds it.
             with torch.enable_grad():
                 node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
-            self._handles[parameter] = node.register_hook(ready)
+            self._handles[parameter] = [node.register_hook(calls(Gradients._ready)), *before]
             return node
         finally:
             parameter.requires_grad_(trained)
 
     def _is_last_hook(self, parameter: Any) -> bool:
         """Whether no other hook of the parameter comes after ours, which might change the gradient."""
-        handle = self._handles[parameter]
+        handle = self._handles[parameter][0]
         hooks = handle.hooks_dict_ref()
         return not hooks or next(reversed(hooks)) == handle.id
 
@@ -439,12 +478,26 @@ class Gradients:
         if not (self.reduction.is_included and all(member.communicates for member in members)):
             self._is_local = True
             return
+        self._check_pass(parameter)
         _engine.queue_callback(_end_of_pass)
         self._is_open = True
         if not self._is_last_pass:
             self._is_local = True
         elif self.is_named and self._is_last_hook(parameter):
             self._leave(parameter)
+
+    def _check_pass(self, parameter: Any) -> None:
+        """Raises an error if another pass is under way than the one that has reached the parameter, and none is part of the other."""
+        global _last_pass
+        was, _last_pass = _last_pass, _present_pass()
+        if was != _last_pass and any(one._is_open for one in _every) and _node_around() is None and _threads_in_passes() > 1:
+            raise ArgumentError(
+                f"a backward pass has reached {self._name(parameter)} while one of another thread is under way\n"
+                "  hint: let one thread call backward(): ranks combine the gradients of their passes in one order"
+            )
+
+    def _name(self, parameter: Any) -> str:
+        return self.reduction.names.get(parameter) or f"a parameter of shape {list(parameter.shape)}"
 
     def combine(self) -> None:
         """Sends what has not left, and waits for all."""
@@ -464,6 +517,21 @@ class Gradients:
                 self._calls.setdefault(parameter, 1)
             self._sent.update(self._made)
             self.combine()
+
+    def _is_final(self, parameter: Any) -> bool:
+        """Whether the gradient is combined, and must not be so again in this step. One that has become zero on all ranks is a new one."""
+        if self.reduction.adds_up or parameter not in self._combined or parameter.grad is None:
+            return False
+        values = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+        return bool(values.count_nonzero())
+
+    def _check_sum(self, parameter: Any) -> None:
+        """Raises an error if a pass is about to add to what must not be combined again."""
+        if self._is_final(parameter):
+            raise ValueError(
+                f"the gradient of {self._name(parameter)} is a sum over the ranks already, and a backward pass adds to it\n"
+                "  hint: give backward_passes_per_step, make all passes but the last inside optimizer.no_sync(), or average"
+            )
 
     def _give_names(self) -> None:
         if not self.is_named:
@@ -488,8 +556,8 @@ class Gradients:
         calls = self._calls.get(parameter, 0)
         self._calls[parameter] = calls + 1
         self._sent.add(parameter)
-        combined = self._combined.get(parameter)
-        handle = self.reduction.send(parameter, calls > 0, combined is not None and combined() is parameter.grad)
+        # Before it is looked at: one that is sent may become a dense one.
+        handle = self.reduction.send(parameter, calls > 0)
         self._in_flight[parameter] = parameter.grad, handle
 
     def _arrive(self) -> None:
@@ -500,8 +568,7 @@ class Gradients:
     def _finish(self, parameter: Any, grad: torch.Tensor, handle: Any) -> None:
         is_grad = parameter.grad is grad
         self.reduction.finish(parameter, grad, handle)
-        if is_grad:
-            self._combined[parameter] = weakref.ref(parameter.grad)
+        self._combined[parameter] = weakref.ref(parameter.grad if is_grad else grad)
 
     # Steps.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 import types
 import warnings
 import weakref
@@ -55,7 +56,7 @@ def _combining(front: type, inner: Any) -> type:
 
     @functools.wraps(inner.step)
     def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        return self._step_combined(functools.partial(inner.step, self), arguments, keywords)
+        return _step(self, functools.partial(inner.step, self), arguments, keywords)
 
     # PyTorch wraps the method of a class that is not, to call hooks: the inner one calls them.
     vars(step)["hooked"] = True
@@ -83,13 +84,45 @@ def _loaded(kind: type) -> Any:
     return object.__new__(kind)
 
 
+def _step(optimizer: Any, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Takes the step of the inner optimizer's class, or what the program has put in its place, with gradients that are combined."""
+    stepped, optimizer._gradients_steps = optimizer._gradients_steps, True
+    try:
+        return optimizer._step_combined(step, arguments, keywords)
+    finally:
+        optimizer._gradients_steps = stepped
+
+
+def _is_bypassed(optimizer: Any) -> bool:
+    """Whether an optimizer whose gradients are combined makes a step by another method than its own, such as one that was taken before."""
+    return vars(optimizer).get("_gradients_member") is not None and not optimizer._gradients_steps
+
+
+def _before_step(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    if _is_bypassed(optimizer):
+        _follow_groups(optimizer, optimizer._gradients_member)
+        # PyTorch gives hooks the arguments of the function, and that is the optimizer first.
+        optimizer._gradients_member.begin_step(arguments[1:], keywords)
+
+
+def _after_step(optimizer: Any, *_: Any) -> None:
+    if _is_bypassed(optimizer):
+        optimizer._gradients_member.end_step()
+
+
+# PyTorch 2.0 or later calls these for every step of every optimizer.
+_of_steps: Any = sys.modules[torch.optim.Optimizer.__module__]
+if hasattr(_of_steps, "register_optimizer_step_pre_hook"):
+    _of_steps.register_optimizer_step_pre_hook(_before_step)
+    _of_steps.register_optimizer_step_post_hook(_after_step)
+
+
 def _with_step(optimizer: Any) -> Any:
     """The step that the program has given the optimizer in place of its class's, such as one that a schedule counts."""
     own, step = weakref.ref(optimizer), optimizer.step
 
     def combined(*arguments: Any, **keywords: Any) -> Any:
-        made: Any = own()
-        return made._step_combined(step, arguments, keywords)
+        return _step(own(), step, arguments, keywords)
 
     if isinstance(step, types.MethodType):
         made: Any = types.MethodType(functools.wraps(step.__func__)(lambda _, *arguments, **keywords: combined(*arguments, **keywords)), optimizer)
@@ -161,8 +194,10 @@ class CombiningOptimizer(_Unannounced, _Optimizer):
 
     #: None in one whose gradients are not combined: it was closed, or made by ``type(optimizer)(...)``.
     _gradients_member: Member | None = None
+    #: Whether a step is under way that is ours.
+    _gradients_steps = False
     #: Attributes that are ours.
-    _gradients_own: ClassVar[tuple[str, ...]] = ("_gradients_member",)
+    _gradients_own: ClassVar[tuple[str, ...]] = ("_gradients_member", "_gradients_steps")
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Does nothing: the optimizer was made before."""

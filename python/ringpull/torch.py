@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -111,15 +112,16 @@ class _Keys(Reach):
         self._all: list[tuple[weakref.ref[Any], str]] = []
         #: The same by the parameter's id, which another may have later, with its type and shape.
         self._by_id: dict[int, tuple[weakref.ref[Any], str, Any]] = {}
-        #: Keys that the store has, and what messages call them; the key by which names are compared.
+        #: Keys that the store has, and what messages call them.
         self._known: set[str] = set()
-        self._comparing = _next_key(store, "names")
         self._names: dict[str, str] = {}
+        #: The place in that order of each parameter's last key, by its id.
+        self._places: dict[int, int] = {}
         #: For each number of parameters, a key and an array: which gradients this rank has made, which it has, which it watches.
-        self._arrays: dict[int, tuple[str, torch.Tensor]] = {}
-        #: How many parameters were asked about last, and the answer, which nobody may have needed.
+        self._arrays: dict[int, tuple[str, array[int], torch.Tensor]] = {}
+        #: How many parameters were asked about last, and what waits for the answer, which nobody may have needed.
         self._count = 0
-        self._answer: Callable[[], tuple[set[Any], set[Any]]] | None = None
+        self._check: Callable[[], object] | None = None
 
     @property
     def _store(self) -> KVStore:
@@ -132,6 +134,7 @@ class _Keys(Reach):
         if known is None or known[0]() is not parameter or known[2] != present:
             key = _next_key(self._store, prefix)
             self._by_id[id(parameter)] = weakref.ref(parameter), key, present
+            self._places[id(parameter)] = len(self._all)
             self._all.append((weakref.ref(parameter), key))
 
     def is_current(self, parameter: Any) -> bool:
@@ -150,10 +153,10 @@ class _Keys(Reach):
         digest = float(zlib.crc32("\n".join(names).encode()) >> 12)
         # The ranks' numbers are equal if, and only if, their sum and that of their squares are what they would be then.
         own = torch.tensor([digest, digest * digest], dtype=torch.float64)
-        if self.is_new(self._comparing):
-            self._store.init(self._comparing, torch.zeros_like(own))
-        total = own.clone()
-        self._store.pushpull(self._comparing, total, keep=False)
+        # One that is pushed again would begin steps in `ringpull top`.
+        key, total = _next_key(self._store, "names"), own.clone()
+        self._store.init(key, torch.zeros_like(own))
+        self._store.pushpull(key, total, keep=False)
         if not bool((total == own * self._store.num_workers).all()):
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise ArgumentError(
@@ -172,56 +175,62 @@ class _Keys(Reach):
         self._known.add(key)
         return was_new
 
-    def ask(self, made: set[Any], present: set[Any], watched: set[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
+    def ask(self, made: Iterable[Any], present: Iterable[Any], watched: Iterable[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
         if self._store.num_workers == 1:
-            return lambda: (made, present)
-        last, self._answer = self._answer, None
+            sets = set(made), set(present)
+            return lambda: sets
+        last, self._check = self._check, None
         if last is not None:
             last()
         if self._count and self._count < len(self._all):
             # There are new ones: those that live on no rank any more are left out.
-            alive = self._sum([[ref() is not None for ref, _ in self._all[: self._count]]] * 3)()[0]
+            living = [at for at, (ref, _) in enumerate(self._all[: self._count]) if ref() is not None]
+            alive = self._sum(self._count, [living])()[0]
             self._all = [entry for entry, ranks in zip(self._all, alive) if ranks] + self._all[self._count :]
             self._by_id = {own: entry for own, entry in self._by_id.items() if entry[0]() is not None}
+            self._places = {id(ref()): at for at, (ref, _) in enumerate(self._all) if ref() is not None}
         self._count = len(self._all)
         entries = list(self._all)
-        known = [ref() for ref, _ in entries]
-        total = self._sum([[one in some for one in known] for some in (made, present, watched)])
+        places = [[place for place in map(self._places.get, map(id, some)) if place is not None] for some in (made, present, watched)]
+        total = self._sum(len(entries), places)
 
-        def answer() -> tuple[set[Any], set[Any]]:
-            makers, havers = set(), set()
-            for (ref, key), making, having, watching in zip(entries, *total()):
-                if 0 < having and watching < self._store.num_workers:
+        def check() -> list[list[int]]:
+            sums = total()
+            for (_, key), having, watching in zip(entries, *sums[1:]):
+                if watching < self._store.num_workers and having:
                     raise ArgumentError(
                         f"the gradient of {self._names.get(key, key)} is averaged on {watching} of {self._store.num_workers} ranks: the others have no "
                         "optimizer for it any more\n  hint: call close() of an optimizer on every rank before it is dropped or replaced on any"
                     )
-                if making:
-                    makers.add(ref())
-                if having:
-                    havers.add(ref())
+            return sums
+
+        def answer() -> tuple[set[Any], set[Any]]:
+            makers, havers, _ = ({ref() for (ref, _), ranks in zip(entries, row) if ranks} for row in check())
             return makers, havers
 
-        self._answer = answer
-        if any(one is not None and one not in watched for one in known):
-            answer()
+        self._check = check
+        if len(places[2]) < len(entries):
+            check()
         return answer
 
-    def _sum(self, rows: list[list[bool]]) -> Callable[[], list[list[int]]]:
-        """Begins to sum three rows of one length over the ranks."""
-        count = len(rows[0])
+    def _sum(self, count: int, rows: list[list[int]]) -> Callable[[], list[list[int]]]:
+        """Begins to sum three rows of that length over the ranks, of which this one has ones in these places."""
         if count not in self._arrays:
-            self._arrays[count] = _next_key(self._store, "reached"), torch.zeros(3, count, dtype=torch.int32)
+            values = array("i", bytes(12 * count))
+            self._arrays[count] = _next_key(self._store, "reached"), values, torch.frombuffer(values, dtype=torch.int32)
             self.call(self._arrays[count][0], "what a backward pass has reached")
-            self._store.init(*self._arrays[count])
-        key, array = self._arrays[count]
-        array.copy_(torch.tensor(rows))
-        handle = self._store.pushpull(key, array, wait=False, keep=False)
+            self._store.init(self._arrays[count][0], self._arrays[count][2])
+        key, values, shared = self._arrays[count]
+        values[:] = array("i", bytes(12 * count))
+        for at, row in enumerate(rows):
+            for place in row:
+                values[at * count + place] = 1
+        handle = self._store.pushpull(key, shared, wait=False, keep=False)
 
         def total() -> list[list[int]]:
             handle.wait()
-            sums: list[list[int]] = array.tolist()
-            return sums
+            sums = values.tolist()
+            return [sums[at * count : (at + 1) * count] for at in range(3)]
 
         return total
 
@@ -279,7 +288,7 @@ class _OnStore(Reduction):
             else:
                 _broadcast(self._store, _next_key(self._store, f"{self._prefix}.value"), parameter)
 
-    def send(self, parameter: Any, again: bool, is_combined: bool) -> tuple[Handle, torch.Tensor]:
+    def send(self, parameter: Any, again: bool) -> tuple[Handle, torch.Tensor]:
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         key = self._keys.of(parameter) + (".again" if again else "")
         if self._keys.is_new(key):

@@ -130,6 +130,25 @@ def has_left(store: Leaving) -> None:
     _open.pop(store, None)
 
 
+def leave(store: Leaving) -> None:
+    """Ends a store, unless it has left or is the parent's of a fork: at the end of the program, or when nothing has it any more."""
+    if _open.pop(store, None) != os.getpid():
+        return
+    raised = getattr(sys, "last_value", None)
+    try:
+        if raised is None:
+            store.finish()
+        else:
+            store.report_failure(in_words(raised))
+    except RuntimeError as error:
+        if not uncaught.is_said(error):
+            known = uncaught.ours(error)
+            said = f"ringpull: at the end of the program: {error}\n" if known is None else uncaught.say(known)
+            print(said, end="", file=sys.stderr, flush=True)
+    finally:
+        store.close()
+
+
 _after: list[tuple[int, Callable[[], None]]] = []
 
 
@@ -141,21 +160,8 @@ def after_stores(end: Callable[[], None]) -> None:
 @atexit.register
 def close_stores() -> None:
     """Ends every store that is still open, once. Servers count a worker that ends without a goodbye as lost, and an updater needs Python to finish what was pushed."""
-    raised = getattr(sys, "last_value", None)
-    for store in [store for store, pid in list(_open.items()) if pid == os.getpid()]:
-        try:
-            if raised is None:
-                store.finish()
-            else:
-                store.report_failure(in_words(raised))
-        except RuntimeError as error:
-            if not uncaught.is_said(error):
-                known = uncaught.ours(error)
-                said = f"ringpull: at the end of the program: {error}\n" if known is None else uncaught.say(known)
-                print(said, end="", file=sys.stderr, flush=True)
-        finally:
-            store.close()
-            has_left(store)
+    for store in list(_open):
+        leave(store)
     for pid, end in _after:
         if pid == os.getpid():
             end()

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from ranks import FOUR, HAS_IMAGES, HERE, ROOT, all_done, job, launched, mpi, run
+from ranks import FOUR, HAS_IMAGES, HERE, ROOT, all_done, job, launched, mpi, run, well
 
 mx = pytest.importorskip("mxnet")
 
@@ -345,6 +345,28 @@ def test_an_uncaught_fault_is_reported_once_in_a_few_lines_with_mxnets_name_of_t
     assert done.status and len(lines) <= 6 and lines[0].startswith("Traceback"), f"{done}"
     assert re.fullmatch(r"rank 0: failed: StalledError: push of key \d \('head_(weight|bias)'\) .*rank\(s\) \[1\] have not called it", lines[-2]), f"{done}"
     assert lines[-1].startswith("  hint: ") and "join" not in lines[-1] and done.ranks[0].err.count("have not called it") == 1, f"{done}"
+
+
+DROPPED = """
+import mxnet as mx
+import ringpull.mxnet
+store = mx.kv.create("dist_sync_mpi")
+store.init("w", mx.nd.zeros(3))
+slow, out = mx.nd.zeros((600, 600)), mx.nd.zeros(3)
+for _ in range(30):
+    slow = mx.nd.dot(slow, slow)
+store.push("w", slow[0, :3] + 1)
+store.pull("w", out)
+if store.rank == 0:
+    print(out.asnumpy().tolist())
+# MXNet has not begun with the other rank's push.
+del store
+"""
+
+
+def test_a_store_that_is_dropped_does_first_what_was_called():
+    done = well(mpi(2, "-c", DROPPED))
+    assert done.ranks[0].out == "[2.0, 2.0, 2.0]\n", f"{done}"
 
 
 EXAMPLE = ROOT / "examples/mxnet/train.py"

@@ -89,7 +89,8 @@ FAULTS = {
     ),
     "dead": (f"os._exit(3) if rank == 0 else {ONES}", [1, 2], ["PeerLostError", "rank 0"], {}),
     "dead in a group": (
-        "group = dist.new_group([0, 1]); os._exit(3) if rank == 0 else busy([1]) if rank == 2 else "
+        # Rank 0 has PyTorch's own store, through which groups are made.
+        "group = dist.new_group([0, 1]); dist.barrier(); os._exit(3) if rank == 0 else busy([1]) if rank == 2 else "
         "dist.all_reduce(torch.ones(3), group=group)",
         [1],
         ["PeerLostError", "ranks [0, 1]"],

@@ -18,8 +18,7 @@ CHECKOUTS = {
     "mxnet": "https://github.com/apache/mxnet, tag v1.9.1",
     "kubeflow-ppc64le-examples": "https://github.com/lehrig/kubeflow-ppc64le-examples",
     "insightface": "https://github.com/deepinsight/insightface",
-    "kubeflow-components": "https://github.com/lehrig/kubeflow-ppc64le-components",
-    "kubeflow-examples": "https://github.com/lehrig/kubeflow-ppc64le-examples",
+    "kubeflow-ppc64le-components": "https://github.com/lehrig/kubeflow-ppc64le-components",
 }
 
 

@@ -114,8 +114,9 @@ def test_an_example_starts_its_ranks_itself(checkout, tmp_path, example):
 def test_an_example_of_tensorflow_without_keras_says_what_to_do(checkout, tmp_path, example):
     needs("keras")
     done = of_two_ranks(tmp_path, checkout("horovod") / "examples" / example)
-    for printed in done.ranks:
-        assert "ringpull.horovod has no horovod.tensorflow.init\n  hint: TensorFlow is here with Keras alone" in printed.err, f"{done}"
+    # The launcher may end the other rank while it still imports TensorFlow.
+    said = "ringpull.horovod has no horovod.tensorflow.init\n  hint: TensorFlow is here with Keras alone"
+    assert done.status != 0 and any(said in printed.err for printed in done.ranks), f"{done}"
 
 
 def test_the_list_of_horovods_names_is_that_of_the_checkout(checkout):

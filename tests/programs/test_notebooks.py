@@ -57,12 +57,12 @@ def python_with_kfp(folder):
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=["images", "audio"])
 def test_a_published_notebook_compiles_and_writes_the_job_that_it_means(tmp_path, tmp_path_factory, monkeypatch, capsys, checkout, notebook, workers):
     yaml = pytest.importorskip("yaml")
-    cells = json.loads((checkout("kubeflow-examples") / notebook).read_text())["cells"]
+    cells = json.loads((checkout("kubeflow-ppc64le-examples") / notebook).read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     program = "\n".join([HEADER, *(text for text in sources if any(part in text for part in WANTED)), FOOTER])
     (tmp_path / "namespace").write_text("team")
     (tmp_path / "cells.py").write_text(program.replace("/var/run/secrets/kubernetes.io/serviceaccount/namespace", str(tmp_path / "namespace")))
-    catalog = checkout("kubeflow-components")
+    catalog = checkout("kubeflow-ppc64le-components")
     python = python_with_kfp(tmp_path_factory.getbasetemp() / "kfp")
     words = [python, tmp_path / "cells.py", catalog, kubeflow.__file__, tmp_path]
     subprocess.run(words, check=True, env=os.environ | {"NUMBER_OF_WORKERS": workers})

@@ -27,7 +27,7 @@ from .. import _native, arguments, optimizers, uncaught
 from ..arguments import pairs
 from ..errors import ArgumentError, KVStoreError, UnknownKeyError, UnsupportedError
 from ..place import waits_in
-from ..worker import Worker, close_stores, leave_at_exit
+from ..worker import Worker, close_stores, leave, leave_at_exit
 from .optimizer import StoredOptimizer, mapped
 from .slot import Slot, dtype_name
 
@@ -134,9 +134,10 @@ class MXNetKVStore(Worker, mxnet.kvstore.KVStore):  # type: ignore[misc]  # MXNe
         leave_at_exit(self._closing)
 
     def __del__(self) -> None:
-        native = getattr(self, "_native", None)
-        if native is not None:
-            native.close()
+        # As MXNet's own stores do, after what its engine has not begun.
+        closing = getattr(self, "_closing", None)
+        if closing is not None:
+            leave(closing)
 
     # What the store is.
 

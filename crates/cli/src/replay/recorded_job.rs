@@ -1,6 +1,6 @@
 //! What `RINGPULL_RECORD` says of a job: its keys, a worker's calls with their times, and its steps.
 //!
-//! A step begins with each push of the key that is pushed first. Between two calls a worker computes, but for
+//! A step begins with each push of the first key that is pushed again. Between two calls a worker computes, but for
 //! the time in which it waits in calls. Where that was between two calls is not recorded: a replay waits
 //! first.
 
@@ -65,6 +65,10 @@ pub(crate) struct StepTime {
 }
 
 impl TimedCall {
+    fn pushes(&self) -> bool {
+        matches!(self.what, RecordedCall::Push { .. })
+    }
+
     /// Whether the worker waited for values before it.
     pub(crate) fn waits(&self) -> bool {
         self.waited_s > WAIT_S
@@ -84,7 +88,7 @@ impl RecordedJob {
     /// The error of a job without a [`step`](Self::step).
     pub(crate) fn too_short() -> Error {
         Error::argument(
-            "the recording has fewer than two steps: a step begins with each push of the key that is pushed first",
+            "the recording has fewer than two steps: a step begins with each push of the first key that is pushed again",
             "record a job of several steps",
         )
     }
@@ -101,7 +105,8 @@ impl RecordedJob {
     /// push also the forward pass was: that layer has what the others lack of a backward pass.
     pub(crate) fn as_model(&self, compute_s: f64) -> String {
         let (mut pushed, mut steps): (Vec<(usize, f64)>, usize) = (Vec::new(), 0);
-        for call in self.calls.iter().filter(|call| matches!(call.what, RecordedCall::Push { .. })) {
+        let of_steps = self.calls.iter().skip_while(|call| !call.begins_step);
+        for call in of_steps.filter(|call| call.pushes()) {
             steps += usize::from(call.begins_step);
             let before_s = if call.begins_step { 0.0 } else { call.compute_s };
             match pushed.iter_mut().find(|(key, _)| *key == call.key) {
@@ -171,7 +176,7 @@ fn job(lines: impl Iterator<Item = Result<RecordedLine>>) -> Result<Option<Recor
     let by_rows: BTreeSet<Key> = lines.iter().filter_map(by_rows).collect();
     let mut job =
         RecordedJob { kind: Kind::Local, workers: 1, keys: Vec::new(), calls: Vec::new(), by_rows: by_rows.len() };
-    let (mut before, mut first) = (None, None);
+    let mut before = None;
     for line in lines {
         let (key, what, priority, when) = match line {
             RecordedLine::Store { kind, workers, .. } => {
@@ -195,10 +200,16 @@ fn job(lines: impl Iterator<Item = Result<RecordedLine>>) -> Result<Option<Recor
             let passed = (when.at_s - before.at_s).max(0.0);
             When { at_s: passed, waited_s: (when.waited_s - before.waited_s).clamp(0.0, passed) }
         });
-        let begins_step = matches!(what, RecordedCall::Push { .. }) && *first.get_or_insert(key) == key;
-        job.calls.push(TimedCall { key, what, priority, compute_s: at_s - waited_s, waited_s, begins_step });
+        job.calls.push(TimedCall { key, what, priority, compute_s: at_s - waited_s, waited_s, begins_step: false });
     }
-    Ok(first.map(|_| job))
+    let pushed: Vec<usize> = job.calls.iter().filter(|call| call.pushes()).map(|call| call.key).collect();
+    // A key that is pushed once was pushed before the first step.
+    let is_again = |key: &&usize| pushed.iter().filter(|other| other == key).nth(1).is_some();
+    let Some(&first) = pushed.iter().find(is_again).or(pushed.first()) else { return Ok(None) };
+    for call in &mut job.calls {
+        call.begins_step = call.pushes() && call.key == first;
+    }
+    Ok(Some(job))
 }
 
 #[cfg(test)]
@@ -210,13 +221,12 @@ mod tests {
         RecordedLine::Push { key, update: 1, pulls: true, priority: 0, rows: None, hash: None, when }
     }
 
+    fn init(key: &str) -> RecordedLine {
+        let when = When { at_s: 0.0, waited_s: 0.0 };
+        RecordedLine::Init { key: key.into(), dtype: DType::F32, shape: vec![2, 3], when }
+    }
+
     fn lines(calls: impl IntoIterator<Item = RecordedLine>) -> impl Iterator<Item = Result<RecordedLine>> {
-        let init = |key: &str| RecordedLine::Init {
-            key: key.into(),
-            dtype: DType::F32,
-            shape: vec![2, 3],
-            when: When { at_s: 0.0, waited_s: 0.0 },
-        };
         let store = RecordedLine::Store { kind: Kind::DistSync, rank: 0, workers: 4 };
         [store, init("a"), init("b")].into_iter().chain(calls).map(Ok).collect::<Vec<_>>().into_iter()
     }
@@ -242,6 +252,8 @@ mod tests {
         // A step computes for 2 s: 1.5 s before the push of b, which is first, and 0.5 s before that of a.
         let steps = (0..4)
             .flat_map(|step| [push("b", 2.0 * f64::from(step), 0.0), push("a", 2.0 * f64::from(step) + 0.5, 0.0)]);
+        // Before the first step.
+        let steps = [init("once"), push("once", 0.0, 0.0)].into_iter().chain(steps);
         let job = job(lines(steps)).unwrap().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model");

@@ -115,7 +115,7 @@ pub(crate) fn account(merged: &Merged) -> Account {
         account.awaited_s = awaited.get(&account.rank).copied().unwrap_or_default() / account.steps.max(1) as f64;
     }
     let shares: Vec<Share> = accounts.iter().map(|account| account.share).collect();
-    let steps_by = if marked { "the program's own marks" } else { "the key that is pushed first" }.to_owned();
+    let steps_by = if marked { "the program's own marks" } else { "the first key that is pushed again" }.to_owned();
     Account { steps_by, mean: Share::mean(&shares), keys: keys(&ranks), ranks: accounts }
 }
 
@@ -142,7 +142,9 @@ fn steps(spans: &[Timed]) -> (Vec<(f64, f64)>, bool) {
     }
     let mut pushes: Vec<&Timed> = spans.iter().filter(|span| span.phase == Phase::Push).collect();
     pushes.sort_by(|a, b| a.start.total_cmp(&b.start));
-    let Some(first) = pushes.first() else { return (Vec::new(), false) };
+    // A key that is pushed once was pushed before the first step.
+    let is_again = |span: &&&Timed| pushes.iter().filter(|other| other.name == span.name).nth(1).is_some();
+    let Some(first) = pushes.iter().find(is_again).or(pushes.first()) else { return (Vec::new(), false) };
     let starts: Vec<f64> = pushes.iter().filter(|span| span.name == first.name).map(|span| span.start).collect();
     let found: Vec<(f64, f64)> = starts.windows(2).map(|pair| (pair[0], pair[1])).collect();
     if !found.is_empty() {

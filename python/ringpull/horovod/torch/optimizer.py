@@ -86,6 +86,10 @@ class _Allreduce(Reduction):
         self._prefix = ""
 
     @property
+    def adds_up(self) -> bool:  # type: ignore[override]
+        return self._op == Average
+
+    @property
     def is_included(self) -> bool:  # type: ignore[override]
         return self.process_set.process_set_id is None or self.process_set.included()
 
@@ -131,13 +135,8 @@ class _Allreduce(Reduction):
             return {}
         return {"prescale_factor": 1.0 / self._predivide, "postscale_factor": self._predivide}
 
-    def send(self, parameter: Any, again: bool, is_combined: bool) -> Any:
+    def send(self, parameter: Any, again: bool) -> Any:
         name = self.called[parameter]
-        if is_combined and self._op != Average:
-            raise ValueError(
-                f"the gradient of {self.names.get(parameter, name)} is a sum over the ranks already, and a backward pass has added to it\n"
-                "  hint: give backward_passes_per_step, make all passes but the last inside optimizer.no_sync(), or average"
-            )
         # Ranks that make different numbers of passes in a step must not add gradients of different steps.
         more = ".again" if again else ""
         group = self._of.get(parameter)
@@ -243,6 +242,9 @@ class _AdasumMember(Member):
 
     def synchronize(self) -> None:
         """Gradients do not travel."""
+
+    def begin_step(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        raise ValueError("this step was taken before the optimizer was wrapped, and Adasum does not combine it\n  hint: call the step of the wrapped optimizer")
 
     def step(self, step: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         reduction: Any = self.gradients.reduction
