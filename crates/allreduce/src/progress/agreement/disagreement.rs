@@ -1,4 +1,4 @@
-//! What to say of calls that are not alike.
+//! The error text for calls of one operation that differ between ranks.
 
 use ringpull_base::{Error, INIT_ALIKE};
 
