@@ -1,10 +1,10 @@
-//! One rank's calls: announced one by one, or begun in a frozen order without a message.
+//! The calls of one rank: announced one by one, or begun in a frozen order without a message.
 //!
-//! A rank begins by announcing each call to rank 0 (`agreement`). When rank 0 has frozen the sequence, calls
-//! are only taken note of, and units begin as soon as this rank has called their members. A call that does
-//! not fit, or a caller that waits for what cannot begin, ends that: the rank asks rank 0 to stop all ranks.
-//! Each then says how many units it has begun; all run to the furthest of them, and what lies beyond is
-//! announced again.
+//! A rank begins by announcing each call to rank 0 (`agreement`). After rank 0 has frozen the sequence, calls
+//! are only recorded, and each unit begins as soon as this rank has called its members. A call that does not
+//! fit, or a caller that waits for an operation that cannot begin, ends that: the rank asks rank 0 to stop
+//! all ranks. Each rank then reports how many units it has begun. All run to the furthest of them, and later
+//! calls are announced again.
 //!
 //! Pure: nothing here sends, waits or knows the time.
 
@@ -16,7 +16,7 @@ use crate::progress::frozen::{Frozen, Unit};
 use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, Stopped, Terms, Topic, Transfer};
 use crate::progress::rest::{Due, Rest};
 
-/// What has to be done about a call or a message.
+/// An action that follows from a call or a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Act {
     /// Tell rank 0 of it.
@@ -25,8 +25,8 @@ pub enum Act {
     Begin(Unit),
     /// Every rank has called it.
     Run(Launch),
-    /// This rank has not made this call, and has joined: a job has to stand in for it. What begins it
-    /// follows.
+    /// Make a job for a call that this rank has not made because it has joined. The action that begins the
+    /// job follows.
     StandIn(Call),
     /// Tell rank 0 that this rank has joined.
     Join,
@@ -56,7 +56,7 @@ enum RankPhase {
     Pending(RunTo),
 }
 
-/// Whether a rank has data left.
+/// The state of a rank's data: some is left, or the rank has joined.
 #[derive(Clone, Copy, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
 enum Data {
@@ -71,29 +71,29 @@ enum Data {
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Calls {
     rank: usize,
-    /// Whether sums are done one after another, on every rank in one order.
+    /// True if sums are done one after another, in the same order on every rank.
     sums_block: bool,
     ordinals: BTreeMap<Topic, u64>,
-    /// How many messages this rank has sent and received: rank 0 brings them together by other means than by
-    /// the calls of each kind.
+    /// The number of messages that this rank has sent and received. Rank 0 pairs them by envelope, not by a
+    /// count of calls on each topic.
     messages: u64,
-    /// How many names of collectives are among them, if this rank is the only one.
+    /// The number of names of collectives among them; only kept if this rank is the only one.
     names: Option<usize>,
     /// Calls made, and those of them that have not begun.
     made: u64,
     /// Those of them that are of process sets.
     of_sets: u64,
-    /// How often the key was pushed, or the named collective called, that was so most often.
+    /// The largest number of pushes of one key, or of calls of one named collective.
     steps: u64,
     open: BTreeMap<u64, Call>,
-    /// Whether a caller has waited since the last call.
+    /// True if a caller has waited since the last call.
     waited: bool,
     data: Data,
     mode: RankPhase,
     frozen: Option<Frozen>,
     /// While something is outstanding: that, and what launches meanwhile.
     rest: Rest,
-    /// Whether the last frozen cycle was stopped behind what this rank had begun.
+    /// True if other ranks had begun more units than this one when the last frozen cycle was stopped.
     is_behind: bool,
 }
 
@@ -125,22 +125,22 @@ impl Calls {
         Calls { names: Some(0), ..Calls::new(0, false) }
     }
 
-    /// How many calls were made.
+    /// The number of calls made.
     pub fn made(&self) -> u64 {
         self.made
     }
 
-    /// How many calls were made that are not of a process set.
+    /// The number of calls made that are not of a process set.
     pub fn made_of_all(&self) -> u64 {
         self.made - self.of_sets
     }
 
-    /// How often the key was pushed, or the named collective called, that was so most often.
+    /// The largest number of pushes of one key, or of calls of one named collective.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// How many calls on `topic` have been made; of a message, how many messages.
+    /// The number of calls made on `topic`; for a message, the number of messages.
     pub fn ordinal(&self, topic: &Topic) -> u64 {
         if matches!(topic, Topic::Message(_)) {
             return self.messages;
@@ -148,7 +148,7 @@ impl Calls {
         self.ordinals.get(topic).copied().unwrap_or(0)
     }
 
-    /// How many calls on each topic have been made.
+    /// The number of calls made on each topic.
     pub(super) fn ordinals(&self) -> impl Iterator<Item = (&Topic, u64)> {
         self.ordinals.iter().map(|(topic, made)| (topic, *made))
     }
@@ -171,7 +171,7 @@ impl Calls {
             self.made += 1;
             *names += usize::from(ordinal == 0 && topic.is_named());
             if *names > MOST_NAMES {
-                // What has been called has begun.
+                // On a single rank, every operation that was called has begun.
                 self.ordinals.retain(|topic, _| !topic.is_named());
                 *names = 0;
             }
@@ -214,7 +214,7 @@ impl Calls {
         self.data = Data::Left;
     }
 
-    /// Whether this rank has joined.
+    /// Returns true if this rank has joined.
     pub fn has_joined(&self) -> bool {
         self.data != Data::Left
     }
@@ -300,13 +300,13 @@ impl Calls {
         }
     }
 
-    /// How many calls have not begun.
+    /// The number of calls that have not begun.
     #[cfg(test)]
     pub fn unbegun(&self) -> usize {
         self.open.len()
     }
 
-    /// How many names of collectives are remembered.
+    /// The number of names of collectives that are remembered.
     #[cfg(test)]
     pub fn names(&self) -> usize {
         self.ordinals.keys().filter(|topic| topic.is_named()).count()
@@ -341,8 +341,8 @@ impl Calls {
         Some(stopped)
     }
 
-    /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in
-    /// which it was called.
+    /// Begins the units up to the furthest rank's, after all ranks have stopped. Later calls are announced,
+    /// in the order in which they were made.
     pub fn run_to(&mut self, end: RunTo) -> Vec<Act> {
         let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.epoch() == end.epoch) else { return Vec::new() };
         self.is_behind = frozen.begun() < end.until;
@@ -369,7 +369,7 @@ impl Calls {
     /// Stands in for what others have begun of the frozen cycle and this rank, which has joined, has not
     /// called.
     fn make_up(&mut self) -> Vec<Act> {
-        // What was said before rank 0 stopped the ranks is forgotten.
+        // Rank 0 has dropped a join that was sent before it stopped the ranks.
         self.data = Data::Ended;
         let Some(frozen) = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Pending(_))) else {
             return Vec::new();
@@ -408,7 +408,7 @@ impl Calls {
         (unit < frozen.begun()).then_some(unit)
     }
 
-    /// How far this rank has come in the last frozen cycle.
+    /// Returns the number of units that this rank has begun of the last frozen cycle.
     pub fn begun(&self) -> Option<Stopped> {
         let frozen = self.frozen.as_ref()?;
         let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
@@ -474,8 +474,9 @@ impl Calls {
         acts
     }
 
-    /// Whether this rank is to begin nothing of the cycle, which blocks: it sends or receives, and what it
-    /// begins could not go on before another rank has called its unit, which may wait for the message first.
+    /// Returns true if this rank must begin no unit of the cycle, which blocks, because it sends or receives.
+    /// A unit that it begins could not go on before another rank has called that unit, and that rank may wait
+    /// for the message first.
     fn shuns_cycle(&self) -> bool {
         let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Frozen));
         self.messages > 0 && frozen.is_some_and(|frozen| self.sums_block || frozen.runs_alone())

@@ -1,18 +1,18 @@
-//! The comm thread: begins what is launched, keeps several sums under way, and hands on what is finished.
+//! The comm thread: begins launched operations, keeps several sums under way, and hands on the finished ones.
 //!
-//! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a
-//! job that wants the communicator to itself is run when nothing else of all ranks is under way. The sums of
-//! a bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice is
-//! asked again when those are done. What is finished is handed on in the order in which it was begun, except
-//! that one may overtake those of lower priority, and one that another waits for may overtake all; never one
-//! of its own topic.
+//! It alone talks to the transport. Sums begin as they are launched, up to a number, and progress together. A
+//! job that needs the communicator to itself runs when no other operation of all ranks is under way. The sums
+//! of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice
+//! is asked again when those are done. Finished operations are handed on in the order in which they began,
+//! with two exceptions: one may overtake those of lower priority, and one that another waits for may overtake
+//! all. None overtakes an operation of its own topic.
 //!
-//! A sum that is divided begins when no earlier operation of its topics is under way, because the update of
-//! its part needs the value that those leave. Until then it is held. It keeps back nothing but later
-//! operations of its topics and what runs alone.
+//! A divided sum begins when no earlier operation of its topics is under way, because the update of its part
+//! needs the value that those leave. Until then it is held. It delays only later operations of its topics and
+//! jobs that run alone.
 //!
-//! What is of a process set begins at once and is waited for by nothing, whatever is held: its ranks begin it
-//! between other operations of all ranks, each where it hears of it.
+//! An operation of a process set begins at once, and no operation waits for it: its ranks begin it between
+//! other operations of all ranks, each where it receives the launch.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -42,12 +42,12 @@ struct Running {
     jobs: Vec<(Topic, Box<dyn Job>)>,
     bucket: Option<(Buffer, Layout)>,
     launch: Launch,
-    /// Whether the job is asked what comes next.
+    /// True if the job is asked for its next messages.
     advances: bool,
     priority: i32,
     /// `None` when it is finished.
     ticket: Option<Ticket>,
-    /// When it was begun, by the timeline's clock.
+    /// The time at which it began, by the timeline's clock.
     since_ns: u64,
 }
 
@@ -56,7 +56,7 @@ struct Comm<'a> {
     communicator: Communicator,
     /// In the order in which they were begun.
     running: Vec<Running>,
-    /// What is of all ranks and may not begin yet, in order.
+    /// Commands of all ranks that may not begin yet, in order.
     held: VecDeque<Command>,
     finishing: &'a Sender<Box<dyn Job>>,
     /// Memory of buckets, for the next ones of the same length.
@@ -78,7 +78,7 @@ pub(super) fn communicate(
     loop {
         if comm.running.is_empty() && shared.is_renewed() {
             let fault = shared.fault.get().expect("a generation ends by a fault");
-            // What is sent is sent under this lock, and nothing once there is a fault: this is all.
+            // Commands are sent under this lock, and none after a fault: these are all.
             let waiting = shared.waiting.lock();
             let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
             drop(waiting);
@@ -118,13 +118,13 @@ pub(super) fn communicate(
 }
 
 impl Comm<'_> {
-    /// How many operations of all ranks are under way.
+    /// The number of operations of all ranks that are under way.
     fn running_of_all(&self) -> usize {
         self.running.iter().filter(|running| !running.is_of_a_set()).count()
     }
 
-    /// Whether a command has to be held, or there are others that it may not pass. What is of a process set
-    /// never is: its ranks may wait for it before they come to what is under way.
+    /// Returns true if a command must be held, or may not pass others that are held. An operation of a
+    /// process set is never held: its ranks may wait for it before they come to the operations under way.
     fn holds(&self, command: &Command) -> bool {
         let is_of_all = match command {
             Command::Run(_, launch) => launch.topic.set().is_none(),
@@ -135,7 +135,7 @@ impl Comm<'_> {
         is_of_all && (!self.held.is_empty() || !may_begin())
     }
 
-    /// The first of those held that may begin. What it passes has its room.
+    /// Takes the first held command that may begin. The commands that it passes keep their room.
     fn take_held(&mut self) -> Option<Command> {
         let room = MOST_RUNNING.saturating_sub(self.running_of_all());
         let may_pass = |at: &usize| *at == 0 || !self.keeps_place(&self.held[*at]);
@@ -144,8 +144,8 @@ impl Comm<'_> {
         self.held.remove(at)
     }
 
-    /// Whether a command waits for operations of its topics: a divided sum for those under way, and any for
-    /// those that are held before it.
+    /// Returns true if a command waits for operations of its topics: a divided sum waits for those under way,
+    /// and any command for those that are held before it.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
         // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
@@ -155,8 +155,8 @@ impl Comm<'_> {
             || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
     }
 
-    /// Whether a command passes none of those held: another rank that has begun it begins nothing else until
-    /// it is done.
+    /// Returns true if a command passes none of those held: another rank that has begun it begins nothing
+    /// else until it is done.
     fn keeps_place(&self, command: &Command) -> bool {
         let runs_alone = |job: &dyn Job| job.transfer() == Transfer::Alone || job.checks();
         self.communicator.sums_block()
@@ -287,7 +287,7 @@ impl Comm<'_> {
                 return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
             }
         }
-        // What blocks is at it from here on.
+        // A job that blocks runs from here on.
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let since_ns = timeline::now_ns();
         self.running.push(Running { jobs, bucket: None, launch, advances: true, priority, ticket: None, since_ns });
@@ -311,7 +311,7 @@ impl Comm<'_> {
         Ok(())
     }
 
-    /// What comes before the sums of these jobs; the first fault, if there was one.
+    /// Runs the checks that come before the sums of these jobs. Returns the first fault, if there was one.
     fn check(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], launch: &Launch) -> Result<(), Error> {
         self.drain();
         for (topic, job) in jobs.iter_mut().filter(|(_, job)| job.checks()) {
@@ -330,11 +330,11 @@ impl Comm<'_> {
         Ok(())
     }
 
-    /// What this rank makes of the sums of its part of what the jobs add.
+    /// Returns the update that this rank applies to the sums of its part of the bucket.
     fn part_update(&self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Result<PartUpdate, Error> {
         let rank = self.communicator.rank();
         let mut start = layout.parts().range(0..rank).len() * layout.element();
-        // Where each piece begins in the bucket, where in its job's memory, and its update.
+        // For each piece: its range in the bucket, its start in its job's memory, and its update.
         let mut pieces: Vec<(Range<usize>, usize, PartUpdate)> = Vec::new();
         for (job, piece) in layout.pieces_of(rank) {
             let update = jobs[job].1.part_update(piece.clone())?;

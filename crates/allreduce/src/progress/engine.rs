@@ -32,8 +32,8 @@ use crate::progress::status;
 use crate::transport::control::Control;
 use crate::transport::inproc;
 
-/// How long a process that has met a fault stays, so that its peers can report the fault before a launcher
-/// ends them.
+/// The time that a process stays after a fault, so that its peers can report the fault before a launcher ends
+/// them.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
@@ -118,7 +118,7 @@ impl Engine {
         self.current.get().size
     }
 
-    /// How many losses of ranks the job has gone on after.
+    /// The number of losses of ranks after which the job has gone on.
     pub fn generation(&self) -> u64 {
         self.current.generation()
     }
@@ -128,12 +128,12 @@ impl Engine {
         self.current.changes(seen)
     }
 
-    /// Whether the job goes on when it loses a rank.
+    /// Returns true if the job goes on when it loses a rank.
     pub fn is_elastic(&self) -> bool {
         self.current.get().elastic.is_some()
     }
 
-    /// Whether this rank only reduces: it is [served](Self::serve), and calls nothing.
+    /// Returns true if this rank only reduces: it is [served](Self::serve), and calls nothing.
     pub fn is_helper(&self) -> bool {
         self.current.get().is_helper()
     }
@@ -160,7 +160,7 @@ impl Engine {
         outcome
     }
 
-    /// What every rank must have set alike: plans of one kind and segments of one size fit together.
+    /// The settings that every rank must have alike: plans of one kind and segments of one size fit together.
     pub fn sums(&self) -> &Sums {
         &self.sums
     }
@@ -170,7 +170,7 @@ impl Engine {
         self.current.get().library.clone()
     }
 
-    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
+    /// The placement of the ranks, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub fn placement(&self) -> String {
         self.current.get().placement.clone()
     }
@@ -181,7 +181,8 @@ impl Engine {
         self.stores.fetch_add(1, Ordering::Relaxed) as u32
     }
 
-    /// How many stores this rank has made. Where a loss has kept some rank from one, they differ.
+    /// The number of stores that this rank has made. The numbers differ between ranks if a loss has kept a
+    /// rank from making one.
     pub fn stores(&self) -> u64 {
         self.stores.load(Ordering::Relaxed)
     }
@@ -200,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// Who makes the jobs of that store while this rank has joined.
+    /// Sets the maker of jobs of that store while this rank has joined.
     pub fn introduce(&self, store: u32, stand_in: Weak<dyn StandIn>) {
         self.current.get().stand_ins.lock().insert(store, stand_in);
     }
@@ -235,12 +236,12 @@ impl Engine {
         self.current.get().end(fault);
     }
 
-    /// Whether the engine ends, as it does when the process exits.
+    /// Returns true if the engine ends, as it does when the process exits.
     pub fn is_leaving(&self) -> bool {
         self.current.get().leaving.load(Ordering::Acquire)
     }
 
-    /// Whether a caller has been given the first fault.
+    /// Returns true if a caller has received the first fault.
     pub fn is_reported(&self) -> bool {
         self.current.get().reported.load(Ordering::Acquire)
     }
@@ -258,8 +259,8 @@ impl Engine {
         self.current.when_first(work);
     }
 
-    /// What every rank is doing: on rank 0, which asks them. Blocks for about a second at most; a rank that
-    /// has not answered by then is left out.
+    /// Returns the state of every rank. Called on rank 0, which asks the others. Blocks for about 1 s at
+    /// most; a rank that has not answered by then is left out.
     pub fn status(&self) -> JobStatus {
         status::ask_everybody(&self.current.get())
     }
@@ -311,8 +312,8 @@ impl Engine {
         check_generation(&self.current.get(), generation)
     }
 
-    /// Notified when a caller waits for a call's result, or reads it. What is fused with what never reaches
-    /// across such a point.
+    /// Records that a caller waits for the result of a call, or reads it. No bucket has operations from both
+    /// sides of such a point.
     pub fn wait(&self) {
         self.current.wait();
     }
@@ -326,8 +327,8 @@ impl Engine {
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
     ///
-    /// What `work` gives to the host's collectives must lie in `memory`, which it is given back: the
-    /// transport may use it after a fault, when `work` has returned, and so it is never freed then.
+    /// Memory that `work` gives to the host's collectives must lie in `memory`, which is passed to it. The
+    /// transport may use that memory after a fault, when `work` has returned, so it is never freed then.
     pub fn collective<T: Send + 'static>(
         &self,
         name: &str,
@@ -408,7 +409,7 @@ impl Engine {
         *next
     }
 
-    /// What a job answers when it is done, or a fault. Blocks.
+    /// Waits for a job, and returns its answer or a fault. Blocks.
     pub fn wait_for<T>(&self, answer: &Answer<T>) -> Result<T> {
         self.wait();
         self.answered(&answer.0)
@@ -420,7 +421,8 @@ impl Engine {
         waits::in_pieces(Some(limit), |limit| self.answer(&answer.0, limit))
     }
 
-    /// What a job answers, if it is done. Who asks does not wait: what was called before goes on as it would.
+    /// Returns a job's answer if the job is done. Does not count as a wait: earlier calls are fused as they
+    /// would be without it.
     pub fn take<T>(&self, answer: &Answer<T>) -> Result<Option<T>> {
         self.answer(&answer.0, Some(Duration::ZERO))
     }
@@ -490,7 +492,7 @@ impl Engine {
         let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
         drop(shared);
         let before = self.current.generation();
-        // Whether something that this rank has called was not done when it last looked before a fault.
+        // True if this rank had called an operation that was not done, at the last look before a fault.
         let mut was_open = true;
         let mut is_well = || {
             let shared = self.current.get();
@@ -503,9 +505,9 @@ impl Engine {
         while is_well() && self.current.get().has_calls() {
             std::thread::sleep(LOOK);
         }
-        // What is being finished may fail, of which the caller knows before the engine does: the others hear
-        // of the error only if this rank has not left before. An updater that never returns keeps nobody
-        // longer than the limit.
+        // A job that is being finished may fail, and the caller learns of that before the engine does. The
+        // others hear of the error only if this rank has not left before. An updater that never returns
+        // delays the end by at most the limit.
         let mut left = self.limit;
         while is_well() && !self.current.get().unfinished.is_empty() && !left.is_zero() && !is_own_thread() {
             left = left.saturating_sub(LOOK);
@@ -600,7 +602,8 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
     }
 }
 
-/// Whether the caller is a thread of an engine, which has called the program and must not wait for itself.
+/// Returns true if the caller is a thread of an engine. Such a thread has called the program and must not
+/// wait for itself.
 fn is_own_thread() -> bool {
     std::thread::current().name().is_some_and(|name| [renewal::COMM, renewal::FINISH].contains(&name))
 }

@@ -1,13 +1,13 @@
-//! From the calls that rank 0 receives to a frozen cycle.
+//! Finds a cycle in the calls that rank 0 receives, and freezes it.
 //!
-//! Rank 0 looks for a period in its own sequence of calls. When one has come often enough, a line is drawn
-//! behind its last call. What lies before the line launches as ever; what lies behind it, on any rank,
-//! belongs to the frozen cycle and is held. When everything before the line has launched, every rank's calls
-//! of the last period are known, and with them where it waits.
+//! Rank 0 looks for a period in its own sequence of calls. A line is drawn behind the last call of a period
+//! that has come often enough. Operations before the line launch as before. Operations behind the line, on
+//! any rank, belong to the frozen cycle and are held. Every rank's calls of the last period are known when
+//! every operation before the line has launched, and so are the places where it waits.
 //!
-//! A rank that makes a call from behind the line while it has still to call one from before it may wait for
-//! the one to make the other; then the cycle is given up. That, too, follows from that rank's sequence and
-//! not from when its calls arrive.
+//! A rank may make a call from behind the line while it has still to make one from before it. It may then
+//! wait for the first to be done before it makes the second, so the cycle is given up. That, too, follows
+//! from the rank's sequence of calls and not from the time at which they arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -27,16 +27,16 @@ struct Seen {
     waited: bool,
 }
 
-/// What each rank has called since the last freeze.
+/// The calls of each rank since the last freeze.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Logs {
     seen: Vec<VecDeque<Seen>>,
-    /// What these are about: many ranks call the same.
+    /// The topics that the entries name by number: many ranks call the same.
     topics: Vec<Topic>,
     numbers: BTreeMap<Topic, u32>,
     /// Rank 0's calls, except those that never repeat.
     own: VecDeque<Call>,
-    /// How many calls rank 0 has made on each topic.
+    /// The number of calls that rank 0 has made on each topic.
     counts: BTreeMap<Topic, u64>,
     sequence: Sequence,
 }
@@ -102,7 +102,7 @@ impl Logs {
         self.sequence.period(times).filter(is_whole)
     }
 
-    /// Whether something in that period runs alone.
+    /// Returns true if an operation in that period runs alone.
     pub(super) fn runs_alone(&self, period: usize) -> bool {
         self.own.range(self.own.len() - period..).any(|call| call.transfer == Transfer::Alone)
     }
@@ -181,7 +181,7 @@ impl Logs {
     }
 
     pub(super) fn clear(&mut self) {
-        // What a step of many ranks takes is given back.
+        // The memory is freed: a step of many ranks takes much of it.
         self.seen.iter_mut().for_each(|seen| *seen = VecDeque::new());
         self.topics.clear();
         self.numbers.clear();
@@ -191,7 +191,7 @@ impl Logs {
 }
 
 impl Freezing {
-    /// Whether the operation lies behind the line.
+    /// Returns true if the operation lies behind the line.
     pub(super) fn is_beyond(&self, topic: &Topic, ordinal: u64) -> bool {
         self.line.get(topic).is_none_or(|line| ordinal >= *line)
     }
@@ -212,12 +212,12 @@ impl Freezing {
         self.unlaunched -= 1;
     }
 
-    /// Whether everything before the line has launched.
+    /// Returns true if every operation before the line has launched.
     pub(super) fn is_ready(&self) -> bool {
         self.unlaunched == 0
     }
 
-    /// Whether some rank's calls cross the line.
+    /// Returns true if some rank's calls cross the line.
     pub(super) fn has_crossed(&self) -> bool {
         self.has_crossed
     }

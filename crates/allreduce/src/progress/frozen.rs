@@ -14,7 +14,7 @@ pub struct Unit {
     pub number: u32,
     /// Topic and ordinal of each, in the order in which they lie in a bucket.
     pub members: Vec<(Topic, u64)>,
-    /// What a cycle sums in all.
+    /// The bytes that one cycle sums.
     pub cycle_bytes: usize,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Frozen {
     unit_of: Vec<u32>,
     /// Units begun, since the freeze: all before this one.
     begun: u64,
-    /// What has been called of each cycle that is not done, by the rank's own count of calls.
+    /// The calls of each cycle that is not done, by the rank's own count of calls.
     called: BTreeMap<u64, Vec<Option<u64>>>,
 }
 
@@ -100,8 +100,9 @@ impl Frozen {
         Some(spot.cycle * self.freeze.units.len() as u64 + u64::from(self.unit_of[spot.step as usize]))
     }
 
-    /// Records the rank's `index`-th call. Whether it fits: a call that is not part of the cycle, differs
-    /// from what was called before, or is `most` cycles ahead of one that was left out, does not.
+    /// Records the rank's `index`-th call. Returns true if it fits. A call does not fit if it is not part of
+    /// the cycle, differs from an earlier call of its step, or is `most` cycles ahead of a call that was left
+    /// out.
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
         let fits = self.expected(call).is_some_and(|(_, fits)| fits);
@@ -124,18 +125,18 @@ impl Frozen {
         Some(complete)
     }
 
-    /// Whether a unit runs alone: it waits for what was begun before it, and what is begun after it waits for
-    /// it.
+    /// Returns true if a unit runs alone: it waits for the units begun before it, and the units begun after
+    /// it wait for it.
     pub(super) fn is_alone(&self, number: u64) -> bool {
         self.members(number).any(|step| step.transfer == Transfer::Alone)
     }
 
-    /// Whether some unit does.
+    /// Returns true if some unit runs alone.
     pub(super) fn runs_alone(&self) -> bool {
         self.freeze.steps.iter().any(|step| step.transfer == Transfer::Alone)
     }
 
-    /// What a unit is about.
+    /// The topics of a unit.
     pub(super) fn topics(&self, number: u64) -> Vec<Topic> {
         self.members(number).map(|step| step.topic.clone()).collect()
     }
@@ -165,7 +166,7 @@ impl Frozen {
         place.first + cycle * place.steps.len() as u64 + within as u64
     }
 
-    /// What this rank has not called of these units, in their order.
+    /// Returns the operations of these units that this rank has not called, in the order of the units.
     pub(super) fn uncalled(&self, units: impl Iterator<Item = u64>) -> Vec<(&Step, u64)> {
         let each = self.freeze.units.len() as u64;
         let members = units.flat_map(|number| {

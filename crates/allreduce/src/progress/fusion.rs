@@ -1,9 +1,9 @@
-//! Which operations are summed together, and in which order: a function of the sequence of calls and of where
-//! their callers wait.
+//! Cuts a frozen cycle into units, which are summed together. The units and their order are a function of the
+//! sequence of calls and of where their callers wait.
 //!
-//! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element
-//! type and one reduction that travel as one, and are all divided or none of them is. Long sums are not
-//! copied into buckets, and do not end them: a bucket collects the short sums between them.
+//! A unit is one operation, or a bucket: several short sums of one element type and one reduction that travel
+//! as one. Either all sums of a bucket are divided or none is. Long sums are not copied into buckets, and do
+//! not end them: a bucket collects the short sums between them.
 //!
 //! No unit has operations from both sides of a wait. If some rank waits for `a` before it calls `b`, the
 //! phase of `a` is lower than that of `b` (`phases`). So an operation that a rank waits for never needs a

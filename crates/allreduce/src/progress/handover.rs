@@ -22,7 +22,8 @@ impl<N: Number> Handover<N> {
         self.0.add(u32::MAX, Ordering::Release);
     }
 
-    /// Whether every job is finished. If so, this thread sees everything that the finishing thread wrote.
+    /// Returns true if every job is finished. This thread then sees everything that the finishing thread
+    /// wrote.
     pub(super) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }

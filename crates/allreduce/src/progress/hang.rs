@@ -15,9 +15,9 @@ use ringpull_base::{notice, timeline, waits};
 use crate::progress::shared::Shared;
 use crate::transport::{messages, open_messages};
 
-/// How long the comm thread may take to fail what is under way: it looks between any two messages.
+/// The time in which the comm thread must fail the operations under way: it looks between any two messages.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often to look.
+/// The interval between two looks.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
 /// Since when nothing has moved after a fault, and how much had.

@@ -29,12 +29,12 @@ pub trait StandIn: Send + Sync {
 
 /// An operation between its call and its end.
 pub trait Job: Send {
-    /// What the job asks of the transport.
+    /// The job's use of the transport.
     fn transfer(&self) -> Transfer {
         Transfer::Alone
     }
 
-    /// Whether `check` comes before all else; the same on every rank.
+    /// Returns true if `check` comes before all else; the same on every rank.
     fn checks(&self) -> bool {
         false
     }
@@ -67,21 +67,21 @@ pub trait Job: Send {
     /// For [`Transfer::Alone`]: the collective part as a whole, on the comm thread.
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()>;
 
-    /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if
-    /// nothing is left to finish before.
+    /// Returns true if `finish` takes less time than to wake another thread. The comm thread then calls it,
+    /// if no earlier job is left to finish.
     fn is_soon_finished(&self) -> bool {
         false
     }
 
-    /// What follows on this rank alone, on the finishing thread or the comm thread.
+    /// Does the rest of the job on this rank alone, on the finishing thread or the comm thread.
     fn finish(self: Box<Self>) -> Result<()>;
 
     /// Called instead of `finish` when the job will never be done. The transport may still use the job's
     /// memory, if it was ever given any of it.
     fn fail(self: Box<Self>, fault: &Error);
 
-    /// Whether the job can be done once more by other ranks, if this has to be. It then begins anew, with
-    /// memory that the transport has never had: what it has may still be in use.
+    /// Prepares the job for a retry by other ranks. Returns false if the job cannot be retried. A retry uses
+    /// memory that the transport has never had, because the transport may still use the memory that it has.
     fn again(&mut self) -> bool {
         false
     }
@@ -91,7 +91,8 @@ pub trait Job: Send {
         Err(Error::bug("an operation was done elsewhere, and cannot be given"))
     }
 
-    /// What is kept of a job whose generation of ranks ends, if it can be done once more.
+    /// Returns the saved inputs of the job for a retry, when its generation of ranks ends; `None` if it
+    /// cannot be retried.
     #[doc(hidden)]
     #[allow(private_interfaces)]
     fn orphan(&mut self) -> Option<Orphan> {
@@ -109,10 +110,10 @@ pub(super) struct Orphan {
     pub(super) job: Box<dyn Job>,
 }
 
-/// Where what a job gives its caller goes.
+/// The sender of a job's answer to its caller.
 pub struct Reply<T>(Sender<Result<T>>);
 
-/// What a job gives its caller, who may wait for it: see [`Engine::wait_for`](super::Engine::wait_for).
+/// A job's answer to its caller, who may wait for it: see [`Engine::wait_for`](super::Engine::wait_for).
 pub struct Answer<T>(pub(super) Receiver<Result<T>>);
 
 /// The two ends of an answer.
@@ -129,7 +130,7 @@ impl<T> Reply<T> {
 }
 
 impl<T> Answer<T> {
-    /// Whether it is there.
+    /// Returns true if the answer has arrived.
     pub fn is_there(&self) -> bool {
         !self.0.is_empty()
     }
@@ -140,7 +141,7 @@ pub(super) type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> R
 /// A collective that the caller waits for.
 pub(super) struct Direct<T> {
     work: Option<Work<T>>,
-    /// What the work lets the transport use.
+    /// The memory that the work lets the transport use.
     memory: Vec<Tensor>,
     value: Option<T>,
     result: Sender<Result<T>>,

@@ -1,8 +1,8 @@
-//! What a generation of ranks keeps for the next one: the operations that were called and are not done.
+//! The operations that a generation of ranks saves for the next one: those that were called and are not done.
 //!
-//! Each call is wrapped so that it can be taken out with what it needs to be called again ([`Orphan`]). How
-//! many operations of a topic are done is counted from the start of the job, so that ranks that have come
-//! through a loss differently far can be compared (`renewal`).
+//! Each call is wrapped so that it can be taken out with the inputs for a retry ([`Orphan`]). The finished
+//! operations of each topic are counted from the start of the job, so that survivors with different counts
+//! can be compared (`renewal`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,12 +17,12 @@ use crate::interpreter::Ticket;
 use crate::progress::job::{Job, Orphan};
 use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
-/// What a generation keeps for the next one.
+/// The operations that a generation saves for the next one.
 pub(super) struct Elastic {
-    /// How many operations of each topic were done before this generation.
+    /// The number of operations of each topic that were done before this generation.
     pub(super) before: BTreeMap<Topic, u64>,
     orphans: Mutex<Orphans>,
-    /// How many operations were called.
+    /// The number of operations that were called.
     called: AtomicU64,
 }
 
@@ -61,12 +61,12 @@ impl Elastic {
         Ok(())
     }
 
-    /// Whether there is or may be a next generation.
+    /// Returns true if there is or may be a next generation.
     pub(super) fn goes_on(&self) -> bool {
         !matches!(*self.orphans.lock(), Orphans::Ended)
     }
 
-    /// Whether what is kept still waits for the next generation.
+    /// Returns true if the saved operations still wait for the next generation.
     pub(super) fn waits(&self) -> bool {
         matches!(*self.orphans.lock(), Orphans::Kept(_))
     }

@@ -43,10 +43,10 @@ impl Sequence {
         true
     }
 
-    /// The length of the shortest period of which the last `times` make up the end of the sequence. What was
-    /// called more than once lately must be part of it: three pushes of one key in a row are no cycle of a
-    /// program that pushes others, too. Nor are barriers alone, one at the end of a step and one at the
-    /// beginning of the next: nothing would be gained.
+    /// Returns the length of the shortest period of which the last `times` repetitions are the end of the
+    /// sequence. A call that came more than once lately must be part of the period: three pushes of one key
+    /// in a row are no cycle of a program that pushes other keys, too. A period of barriers alone does not
+    /// count, as of one at the end of a step and one at the beginning of the next: it would save nothing.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let calls = &self.calls;
         (1..=calls.len() / times).find(|period| {

@@ -50,7 +50,7 @@ pub fn serve(config: &Config, eager_bytes: Option<usize>) -> Result<()> {
 }
 
 fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
-    /// Whether a call was interrupted while MPI started, which goes on by itself and cannot begin again.
+    /// True if a call was interrupted while MPI started. MPI goes on by itself then, and cannot begin again.
     static STARTING: Mutex<bool> = Mutex::new(false);
     static OWNER: OnceLock<Process> = OnceLock::new();
     // MPI is initialised once, and a child of the process that has it cannot have another.
@@ -165,7 +165,7 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
     }
 }
 
-/// Where a rank can be reached, and where it is reached already.
+/// The addresses at which a rank can be reached, and those at which it is reached already.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Whereabouts {
     /// Rank 0's.
@@ -204,7 +204,8 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
     Ok((control, Connections::of_ranks(ends, |other| ranks[other].network == ranks[rank].network)))
 }
 
-/// What a rank tells the others before they can talk otherwise.
+/// The settings and the network of a rank, which it sends to the others before it has any other connection to
+/// them.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Introduction {

@@ -1,18 +1,18 @@
-//! From one generation of ranks to the next: what the ranks that are left have done differently far is
-//! brought level, and what none of them has done is done again.
+//! Leads from one generation of ranks to the next: survivors with different progress are brought to the same
+//! operations, and operations that none of them has done are retried.
 //!
-//! 1. The transport and the control star are made anew over the ranks that are left (`Succession`), and the
-//!    placement, the schedules, the agreement and the threads with them. The measured model is kept.
-//! 2. Every rank sends to all others how many operations of each topic it has done.
-//! 3. What some rank has done counts, with what the lost rank had given to it: ranks that lack it get its sum
-//!    from the lowest rank that has it, and update their value by it as they would have.
-//! 4. What no rank has done is called again, in the order of each rank's calls, by the ranks that are left.
+//! 1. The transport and the control star are connected again over the survivors (`Succession`), and the
+//!    placement, the schedules, the agreement and the threads are made anew. The measured model is kept.
+//! 2. Every rank sends to all others the number of operations of each topic that it has done.
+//! 3. An operation that some rank has done counts, including the lost rank's contribution to it. Ranks that
+//!    lack it get its sum from the lowest rank that has it, and update their value by it as they would have.
+//! 4. An operation that no rank has done is called again by the survivors, in the order of each rank's calls.
 //!
-//! If another rank is lost meanwhile, all of that begins again over those that are left then: a rank that has
-//! come further only has done more.
+//! If another rank is lost meanwhile, all of that begins again over the survivors of that loss. Ranks that
+//! have come further have then only done more.
 //!
-//! A rank may be lost while some ranks still start and others have started. So all begin alike, after a loss
-//! and without one: each says which of the two it does, and those that start have done nothing.
+//! A rank may be lost while some ranks still start and others have started. So all ranks begin alike, after a
+//! loss and without one. Each reports which of the two it does, and those that start have done nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,13 +69,13 @@ pub(super) struct Before<'a> {
     learned: &'a Learned,
 }
 
-/// What a generation begins with.
+/// The state in which a generation begins.
 #[derive(Default)]
 pub(super) struct Beginning {
     /// The numbers that its ranks had when they began to connect.
     ranks: Vec<usize>,
     number: u64,
-    /// How many operations of each topic are done.
+    /// The number of operations of each topic that are done.
     done: BTreeMap<Topic, u64>,
 }
 
@@ -146,7 +146,8 @@ pub(super) fn ready(
     }
 }
 
-/// What all ranks of a job that goes on after losses do first, whether they start or go on. Collective.
+/// Does the first steps of all ranks of a job that goes on after losses, both of those that start and of
+/// those that go on. Collective.
 fn begin_alike(
     communicator: &mut Communicator,
     config: &Config,
@@ -170,8 +171,8 @@ fn begin_alike(
     bring_level(before, ranks[communicator.rank()], communicator)
 }
 
-/// Whether ranks that have begun have heard nothing from this one, `rank` of `size` in their star, and gone
-/// on without it. They have said so on the star before they ended the connections to it.
+/// Returns true if ranks that have begun have heard nothing from this one, `rank` of `size` in their star,
+/// and gone on without it. They have reported that on the star before they ended the connections to it.
 fn is_given_up(rank: usize, size: usize, events: &Receiver<Event>) -> bool {
     let until = Instant::now() + LEARNING;
     while let Ok(event) = events.recv_deadline(until) {
@@ -227,7 +228,7 @@ impl Generation {
                 }
                 return drop(finisher.join());
             };
-            // What is finished is finished: from here on no job changes but by this thread.
+            // Finished jobs stay finished: from here on only this thread changes a job.
             drop(finisher.join());
             wait_for_all(&shared);
             if !shared.is_renewed() {
@@ -297,7 +298,7 @@ fn renew(
     Ok(next)
 }
 
-/// What a rank sends to all others.
+/// The progress of a rank, which it sends to all others.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Account {
     generation: u64,
@@ -327,7 +328,7 @@ impl Account {
     }
 }
 
-/// What was summed of some topics.
+/// The sums of some topics.
 type SumsByTopic = Vec<(Topic, Vec<u8>)>;
 
 /// Lets every rank have what some rank has done. A rank that starts, of the number `rank`, has done nothing.
@@ -407,7 +408,7 @@ fn fail_together<T>(communicator: &mut Communicator, cause: Error) -> Result<T> 
     Err(cause)
 }
 
-/// How many operations of each topic this rank has done, of those that can be done again.
+/// Returns the number of operations of each topic that this rank has done, of those that can be retried.
 fn done_here(shared: &Shared, elastic: &Elastic) -> BTreeMap<Topic, u64> {
     let calls = shared.calls.lock();
     shared.fail_waiting();
@@ -462,7 +463,7 @@ fn check_complete(shared: &Shared) -> Result<()> {
     stores.iter().try_for_each(|store| store.check_complete())
 }
 
-/// What every rank gives. Collective.
+/// Returns the values that all ranks pass. Collective.
 fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(comm: &mut Communicator, own: &T) -> Result<Vec<T>> {
     let bytes = postcard::to_stdvec(own).expect("plain data");
     let lens = comm.gather_word(bytes.len() as u64, 0)?;

@@ -1,10 +1,11 @@
-//! What is left to begin after a frozen cycle was stopped: its units up to the furthest rank's, then what
-//! launches.
+//! The operations left to begin after a frozen cycle was stopped: its units up to the furthest rank's, then
+//! the launches that follow.
 //!
-//! Sums that move beside others may begin in any order, so some go ahead of one that this rank has not called
-//! yet. What runs alone stays in its place: another rank that runs it begins nothing later, and waits for
-//! what it began before. So nothing passes it, and it passes nothing. Nor does an operation pass an earlier
-//! one of its key, whose value would replace that of the later one.
+//! Sums that progress beside others may begin in any order, so some go ahead of a sum that this rank has not
+//! called yet. An operation that runs alone keeps its place. Another rank that runs it begins nothing later,
+//! and waits for the operations that it began before. So nothing passes such an operation, and it passes
+//! nothing. Nor does an operation pass an earlier one of its key, whose value would replace that of the later
+//! one.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -14,17 +15,17 @@ use crate::progress::messages::{Launch, Topic};
 /// for that one.
 const AHEAD: usize = 16;
 
-/// What may begin.
+/// An operation that may begin.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
 pub(super) enum Due {
     /// A unit of the frozen cycle, when this rank has called all its members.
     Unit(u64),
-    /// What every rank has called.
+    /// An operation that every rank has called.
     Launch(Launch),
 }
 
-/// What is left to begin.
+/// An operation that is left to begin.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Entry {
     due: Due,
@@ -81,7 +82,7 @@ impl Rest {
         self.due.iter().flatten().filter_map(unit)
     }
 
-    /// Whether everything has begun.
+    /// Returns true if every operation has begun.
     pub(super) fn is_empty(&self) -> bool {
         self.due.is_empty()
     }
@@ -91,8 +92,8 @@ impl Rest {
 mod tests {
     use super::*;
 
-    /// What begins of units 0, 1, ..., of which `alone` run alone and `same` are of one key, when `called`
-    /// have been called, in that order.
+    /// Returns the units that begin, in that order, of units 0, 1, ... when `called` have been called. The
+    /// units in `alone` run alone, and those in `same` are of one key.
     fn begin_of(count: u64, alone: &[u64], same: &[u64], called: &[u64]) -> Vec<u64> {
         let mut rest = Rest::default();
         for unit in 0..count {

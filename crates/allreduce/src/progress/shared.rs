@@ -1,4 +1,4 @@
-//! What the threads of one rank's engine share, and how a fault reaches all of them.
+//! The state that the threads of one rank's engine share, and the way in which a fault reaches all of them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,7 +38,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// What it is about.
+    /// The topics of the command's operations.
     pub(super) fn topics(&self) -> impl Iterator<Item = &Topic> {
         let (one, members) = match self {
             Command::Run(_, launch) => (Some(&launch.topic), &[][..]),
@@ -60,7 +60,7 @@ impl Command {
         }
     }
 
-    /// Whether it is a sum that is divided.
+    /// Returns true if it is a divided sum.
     pub(super) fn is_divided(&self) -> bool {
         match self {
             Command::Run(job, _) => job.transfer().is_divided(),
@@ -70,7 +70,7 @@ impl Command {
     }
 }
 
-/// What makes the jobs of each store.
+/// The makers of jobs, by store, for calls that a rank that has joined does not make.
 type StandIns = Arc<Mutex<BTreeMap<u32, Weak<dyn StandIn>>>>;
 
 /// The state that the caller, the comm thread, the finishing thread and the control thread share.
@@ -82,21 +82,21 @@ pub(super) struct Shared {
     pub(super) helpers: usize,
     /// The library under the transport.
     pub(super) library: String,
-    /// Where the ranks are, in words.
+    /// The placement of the ranks, as text.
     pub(super) placement: String,
     pub(super) control: Control,
     /// Set with the first fault; the collectives watch it.
     pub(super) stop: Arc<AtomicBool>,
-    /// What is kept for the next generation of ranks, if there is to be one after a loss.
+    /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
     pub(super) elastic: Option<Elastic>,
     /// Lets the transport take ranks for lost from which nothing is heard.
     sever: Option<Sever>,
-    /// Whether nothing was heard from a rank whose process may live.
+    /// True if nothing was heard from a rank whose process may live.
     pub(super) is_silent: AtomicBool,
-    /// Which generation of ranks it is.
+    /// The number of this generation of ranks.
     pub(super) generation: u64,
     pub(super) fault: OnceLock<Error>,
-    /// Who is told of it.
+    /// Called with the fault.
     pub(super) on_fault: OnceLock<OnFault>,
     /// After a loss: why the job cannot go on.
     verdict: OnceLock<Error>,
@@ -105,10 +105,10 @@ pub(super) struct Shared {
     pub(super) reported: AtomicBool,
     /// Why other ranks would end, as far as they have said so here.
     pub(super) reasons: Mutex<BTreeMap<usize, String>>,
-    /// Whether the reason why this rank would end was sent to the others.
+    /// True if the reason why this rank would end was sent to the others.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
-    /// Whether this rank has said that it calls nothing more.
+    /// True if this rank has reported that it calls nothing more.
     has_left: AtomicBool,
     /// All ranks are done, or one has left and its process has ended: ending the library has a limit from
     /// then on.
@@ -116,20 +116,21 @@ pub(super) struct Shared {
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
     /// Orders of rank 0 that were obeyed.
     pub(super) orders: AtomicU64,
-    /// What a caller waits at that has joined.
+    /// The sender that ends the wait of a caller that has joined.
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
-    /// What a helper waits at until the job has ended.
+    /// The sender that ends the wait of a helper, when the job has ended.
     pub(super) serving: Mutex<Option<Sender<Result<()>>>>,
     /// Memory of a helper's sums.
     pub(super) rooms: Arc<Rooms>,
-    /// What makes the jobs of each store for calls that a rank that has joined does not make.
+    /// The makers of jobs, by store, for calls that a rank that has joined does not make.
     pub(super) stand_ins: StandIns,
-    /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in
-    /// order.
+    /// Locked before `waiting` by a thread that takes both. Commands that are sent to the comm thread under
+    /// it are in order.
     pub(super) calls: Mutex<Calls>,
-    /// What the comm thread is at, in the order in which it began: the number, and one topic of it.
+    /// The operations of the comm thread that are under way, in the order in which they began: the number,
+    /// and one topic of each.
     pub(super) running: Mutex<UnderWay>,
-    /// What it was at before.
+    /// The operation that was under way last.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
     /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
@@ -137,7 +138,7 @@ pub(super) struct Shared {
     pub(super) unfinished: Handover,
     /// Tensors that were lent and have not been returned, of those whose owners are notified when they are.
     pub(super) watched: Arc<AtomicU64>,
-    /// Whether there was none of them left at some time since the last call.
+    /// True if none of these was left at some time since the last call.
     pub(super) all_returned: Arc<AtomicBool>,
     /// Notes of rank 0 to itself.
     pub(super) own_notes: Sender<ControlMessage>,
@@ -148,18 +149,18 @@ pub(super) struct Shared {
     pub(super) answers: Answers,
 }
 
-/// Whether a fault may be the loss of a process.
+/// Returns true if a fault may be the loss of a process.
 pub(super) fn is_loss(fault: &Error) -> bool {
     matches!(fault, Error::PeerLost { .. } | Error::Library { .. } | Error::Stopped {})
 }
 
-/// What a generation of ranks has of the one before it.
+/// The state that a generation of ranks takes over from the one before it.
 #[derive(Default)]
 pub(super) struct Inherited {
     /// In a job that goes on without lost ranks.
     pub(super) sever: Option<Sever>,
     generation: u64,
-    /// How many operations of each topic are done.
+    /// The number of operations of each topic that are done.
     done: BTreeMap<Topic, u64>,
     stand_ins: StandIns,
     watched: Arc<AtomicU64>,
@@ -260,7 +261,7 @@ impl Shared {
         })
     }
 
-    /// How many processes the job has.
+    /// The number of processes of the job.
     pub(super) fn ranks(&self) -> usize {
         self.size + self.helpers
     }
@@ -363,7 +364,7 @@ impl Shared {
                         }
                     }
                 }
-                // What cannot be sent is a fault, which takes it.
+                // A job that cannot be sent is a fault, which takes the lock.
                 drop(waiting);
                 self.tell_rank_0(ControlMessage::Forgot);
                 Vec::new()
@@ -477,7 +478,7 @@ impl Shared {
         }
     }
 
-    /// Whether there was a fault that ends this generation of ranks, and not the job.
+    /// Returns true if there was a fault that ends this generation of ranks, and not the job.
     pub(super) fn is_renewed(&self) -> bool {
         self.elastic.as_ref().is_some_and(|elastic| self.fault.get().is_some_and(is_loss) && elastic.goes_on())
     }
@@ -556,7 +557,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether this rank has called what has not begun.
+    /// Returns true if this rank has called an operation that has not begun.
     pub(super) fn has_calls(&self) -> bool {
         self.is_renewed() || !self.waiting.lock().is_empty()
     }
@@ -595,22 +596,24 @@ impl Shared {
         running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))
     }
 
-    /// Whether what this rank is at is an operation of a process set.
+    /// Returns true if this rank's present operation is of a process set.
     pub(super) fn is_at_a_set(&self) -> bool {
         self.present().is_some_and(|topic| topic.set().is_some())
     }
 
-    /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
+    /// Returns this rank's present operation: the one that runs, or one that it has called and that waits for
+    /// the peers.
     pub(super) fn doing(&self) -> Option<String> {
         self.present().map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
     }
 
-    /// Whether this rank waits for calls of its peers, and not only for what is on its way.
+    /// Returns true if this rank waits for calls of its peers, and not only for data that is on its way.
     pub(super) fn awaits_calls(&self) -> bool {
         !self.waiting.lock().is_empty() || self.joining.lock().is_some()
     }
 
-    /// What changes while anything comes on: payload within a host, messages between hosts.
+    /// Returns a number that changes while anything progresses: payload within a host, messages between
+    /// hosts.
     pub(super) fn moved(&self) -> u64 {
         let moved = [&self.sent_bytes, &self.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
         moved[0].wrapping_add(moved[1]).wrapping_add(messages())

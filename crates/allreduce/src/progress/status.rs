@@ -1,4 +1,4 @@
-//! What every rank is doing, when somebody asks: rank 0 asks all ranks over the control star, and waits a
+//! Answers the question of what every rank is doing: rank 0 asks all ranks over the control star, and waits a
 //! moment for the answers. While nobody asks nothing is sent.
 
 use std::sync::Weak;
@@ -11,7 +11,7 @@ use crate::progress::answers::Come;
 use crate::progress::messages::ControlMessage;
 use crate::progress::shared::Shared;
 
-/// How long rank 0 waits for answers: a machine that is busy may take its time.
+/// The time that rank 0 waits for answers: a busy machine may be slow to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// On rank 0: the answers of all ranks, those that come in time. Blocks, for about a second at most.

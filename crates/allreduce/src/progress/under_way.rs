@@ -1,4 +1,4 @@
-//! What the comm thread is at, and for how long it has been at something.
+//! The comm thread's operations under way, and the time for which it has had any.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use ringpull_base::status::Stopwatch;
 
 use crate::progress::messages::Topic;
 
-/// What the comm thread is at, in the order in which it began: the number, and one topic of it.
+/// The comm thread's operations under way, in the order in which they began: the number, and one topic of
+/// each.
 #[derive(Default)]
 pub(super) struct UnderWay {
     operations: Vec<(u32, Topic)>,

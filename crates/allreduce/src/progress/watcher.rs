@@ -59,14 +59,14 @@ pub(super) struct Watcher {
     clock: Clock,
     interval: Duration,
     silence_s: f64,
-    /// How long a frozen cycle may make no progress before every rank reports how far it is.
+    /// The time without progress of a frozen cycle after which every rank reports its progress.
     patience_s: f64,
     /// On rank 0: when to warn about a rank that others wait for, which doubles each time; and where those
     /// ranks have said they are.
     warn_s: f64,
     next_warning_s: f64,
     sites: BTreeMap<usize, String>,
-    /// When they were asked.
+    /// The time at which they were asked.
     asked_s: Option<f64>,
     timeout: Duration,
     /// Since when rank 0 has been asking where this rank's program is, if it has.
@@ -79,12 +79,13 @@ pub(super) struct Watcher {
     orders: Vec<u64>,
     /// Since when the ranks that are left are about to go on without a lost one.
     renewed: Option<Instant>,
-    /// What was seen of a frozen cycle that does not come on, and since when.
+    /// The last snapshot of a frozen cycle that makes no progress, and the time since which it has not
+    /// changed.
     standstill: Option<(CycleSnapshot, f64)>,
 }
 
-/// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has
-/// moved so far.
+/// A snapshot that stays the same while a frozen cycle makes no progress: the unit that is waited for, and
+/// the bytes moved so far.
 #[derive(PartialEq, Clone)]
 struct CycleSnapshot {
     epoch: u32,
@@ -183,7 +184,7 @@ impl Watcher {
         }
     }
 
-    /// How long to wait for a message: until the next look at the clock, or shortly where somebody is asked
+    /// Returns the time to wait for a message: until the next look at the clock, or less if a rank was asked
     /// where its program is.
     fn pause(&self, next_tick: Instant) -> Duration {
         const SHORT: Duration = Duration::from_millis(50);
@@ -343,8 +344,8 @@ impl Watcher {
                 let has_left = self.has_left(shared, peer);
                 let awaited = !has_left || shared.doing().is_some();
                 if self.departed[peer] && shared.awaits_calls() {
-                    // This rank has called an operation since, for which that peer will not come. What is on
-                    // its way had all of that peer's data before it left.
+                    // This rank has called an operation since, which that peer will not call. An operation
+                    // that is under way had all of that peer's data before it left.
                     let operation = self.interrupted(shared);
                     let why = self.why(shared, peer).unwrap_or_default().to_owned();
                     let (peer, ranks) = (self.name(peer), vec![peer]);
@@ -524,8 +525,8 @@ impl Watcher {
         }
     }
 
-    /// The ranks from which nothing is heard any more, or almost: a link that was cut took all of them away.
-    /// Where the job goes on without them, they and all others hear of it first.
+    /// Returns the ranks from which nothing is heard, now or very soon: a link that was cut separates all of
+    /// them at once. If the job goes on without them, they and all others hear of it first.
     fn silent(&self, shared: &Shared, first: usize, now_s: f64) -> Vec<usize> {
         let almost_s = self.silence_s - ALMOST * self.interval.as_secs_f64();
         let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
@@ -547,7 +548,7 @@ impl Watcher {
         shared.poison(&fault, true);
     }
 
-    /// Whether a rank has left in order, as a helper does when every other rank is done.
+    /// Returns true if a rank has left in order, as a helper does when every other rank is done.
     fn has_left(&self, shared: &Shared, rank: usize) -> bool {
         if rank < shared.size { self.agreement.has_left(rank) } else { shared.ending.load(Ordering::Acquire) }
     }
@@ -561,7 +562,7 @@ impl Watcher {
         self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
     }
 
-    /// What this rank was doing, as far as it is known.
+    /// Describes the present operation of this rank, as far as it is known.
     fn interrupted(&self, shared: &Shared) -> String {
         shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done())
     }

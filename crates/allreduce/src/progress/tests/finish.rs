@@ -1,4 +1,4 @@
-//! Which thread finishes what, and in which order.
+//! Tests which thread finishes which job, and in which order.
 
 use std::thread;
 use std::time::Duration;
@@ -58,7 +58,7 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     submit(2, false, &held);
     submit(3, true, &free);
     submit(4, false, &free);
-    // When 4 runs, 3 has been handed on.
+    // Job 3 has been handed on when job 4 runs.
     while running.recv().unwrap() < 4 {}
     assert!(heard.is_empty(), "2 is not finished");
     drop(release);

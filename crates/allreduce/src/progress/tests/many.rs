@@ -1,4 +1,4 @@
-//! What rank 0 receives, sends and stores in a job of many ranks until it needs no more messages.
+//! Tests the messages and memory of rank 0 in a job of many ranks, until it needs no more messages.
 
 use std::time::{Duration, Instant};
 
