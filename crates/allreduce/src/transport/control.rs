@@ -9,21 +9,21 @@ use ringpull_base::Result;
 
 use crate::transport::star::Links;
 
-/// What arrives over the star.
+/// An event of the star.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A frame from a peer, whole and in order.
     Frame {
-        /// Who sent it.
+        /// The sender.
         from: usize,
         /// Its bytes.
         bytes: Vec<u8>,
     },
     /// Nothing will come from this peer any more.
     Gone {
-        /// Who is gone.
+        /// The rank that is gone.
         rank: usize,
-        /// How that was noticed.
+        /// The sign by which that was noticed.
         cause: String,
     },
 }
@@ -94,7 +94,7 @@ impl Control {
         }
     }
 
-    /// What has arrived.
+    /// The events that have arrived.
     pub fn events(&self) -> &Receiver<Event> {
         &self.events
     }

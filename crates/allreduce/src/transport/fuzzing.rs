@@ -1,5 +1,5 @@
-//! What the fuzz targets try of this layer: the first bytes of a control connection, and its frames over
-//! connections that break ([`Link`]). Only in builds of `cargo fuzz`.
+//! The parts of this layer that the fuzz targets run: the first bytes of a control connection, and its frames
+//! over connections that break ([`Link`]). Only in builds of `cargo fuzz`.
 
 pub use super::wire::link::{Link, Move};
 

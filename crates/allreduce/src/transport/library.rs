@@ -159,8 +159,9 @@ pub(super) fn check_threads(api: &Api, is_initialised_here: bool, provided: c_in
     })
 }
 
-/// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds
-/// or knows that there are more ranks than cores. Yielding once more would cost another turn of all others.
+/// Returns true if the library yields the processor whenever nothing has arrived, as Open MPI does if
+/// `mpirun` finds or knows that there are more ranks than cores. A second yield would cost another turn of
+/// all other processes.
 pub(super) fn yields_when_idle(library: &str) -> bool {
     let says =
         |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "f" | "false" | "n" | "no" | "disabled"));
@@ -168,9 +169,9 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
     library.starts_with("Open MPI") && asked.unwrap_or(false)
 }
 
-/// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments
-/// measured 1.07 of the bandwidth bound where Open MPI's 64 KiB took up to 4.8, and 1.05 where UCX's took
-/// 1.37 under MPICH. What the user has set is left as it is.
+/// Sets parameters of the library that the user has not set. Over TCP a message above the eager limit is sent
+/// only after a round trip. A limit above our segments measured 1.07 of the bandwidth bound where Open MPI's
+/// 64 KiB took up to 4.8, and 1.05 where UCX's took 1.37 under MPICH.
 pub(super) fn set_parameters(eager_bytes: Option<usize>) {
     for (name, value) in config::library_settings(eager_bytes) {
         set_parameter(name, &value);

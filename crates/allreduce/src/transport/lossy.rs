@@ -34,7 +34,7 @@ impl Mpi {
         }
     }
 
-    /// What `successor` needs to go on without the lost ranks of this communicator.
+    /// Returns the state that `successor` needs to go on without the lost ranks of this communicator.
     pub fn heritage(&self) -> Option<Heritage> {
         let ulfm = self.ulfm.filter(|_| self.initialised_here)?;
         let Mpi { api, comm, remaining, rank, name, yields, .. } = self;
@@ -122,7 +122,7 @@ impl Mpi {
     }
 }
 
-/// What is left of ranks of which some were lost, for those that go on.
+/// The MPI state that survivors of a loss go on with.
 pub struct Heritage {
     api: &'static Api,
     ulfm: Ulfm,
@@ -134,10 +134,12 @@ pub struct Heritage {
 }
 
 impl Heritage {
-    /// MPI over the processes that are left, and their ranks before; nothing if all are left. MPI may have
-    /// told other ranks of a loss and not this one, which learns of it with them: so after `patience` it goes
-    /// on without that. Waits for all that are left; collective. On the thread that initialised MPI. What is
-    /// under way is never looked at again, and has tags that no later message has.
+    /// Returns MPI over the processes that are left, and their ranks before; `None` if all are left. Waits
+    /// for all that are left; collective. On the thread that initialised MPI.
+    ///
+    /// MPI may have reported a loss to other ranks and not to this one, which then learns of it from them:
+    /// after `patience` it goes on without MPI's report. Messages under way are never looked at again, and
+    /// have tags that no later message has.
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
         while self.ulfm.failures(self.comm) <= self.remaining.lost() && begun.elapsed() < patience {

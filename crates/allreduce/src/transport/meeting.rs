@@ -1,5 +1,5 @@
-//! How ranks meet at counters in memory that they share: nobody goes on before all have come, and what was
-//! written before the meeting is seen after it.
+//! Lets ranks meet at counters in memory that they share: no rank goes on before all have come, and writes
+//! made before the meeting are visible after it.
 //!
 //! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the
 //! memory model allows.
@@ -26,7 +26,7 @@ pub(crate) trait Bed: Number {
     fn wake(&self);
 }
 
-/// How long one sleep lasts at most.
+/// The greatest length of one sleep.
 const NAP: Duration = Duration::from_millis(20);
 
 impl Number for AtomicU32 {
@@ -106,8 +106,8 @@ impl<N: Bed> Meeting<'_, N> {
         }
         self.sleepers.add(1, Ordering::SeqCst);
         let mut outcome = Ok(());
-        // Whoever stores the next generation sees the sleeper, or the sleeper sees that generation: both are
-        // `SeqCst`.
+        // The rank that stores the next generation sees the sleeper, or the sleeper sees that generation:
+        // both are `SeqCst`.
         while outcome.is_ok() && self.generation.load(Ordering::SeqCst) == generation {
             outcome = look();
             if outcome.is_ok() {
@@ -248,11 +248,11 @@ pub(crate) mod tests {
         }
     }
 
-    /// What these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load of the
-    /// generation in `wait` weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened from
-    /// `SeqCst`, the store of the generation weakened to `Relaxed`, and a last rank that wakes nobody. What
-    /// is weakened from `SeqCst` before a load that has kept its own is not found: the fence of that load
-    /// stands for both.
+    /// The faults that these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load
+    /// of the generation in `wait` weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened
+    /// from `SeqCst`, the store of the generation weakened to `Relaxed`, and a last rank that wakes nobody.
+    /// They do not find an access that is weakened from `SeqCst` before a load that has kept its own: the
+    /// fence of that load stands for both.
     #[test]
     fn writes_before_a_meeting_are_visible_after_it_and_no_rank_sleeps_through_it() {
         ranks(2, 3, rounds(3, 2, 0));

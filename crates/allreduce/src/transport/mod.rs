@@ -39,7 +39,7 @@ use ringpull_base::Result;
 /// comes on.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 
-/// How many messages of MPI have been sent and received in this process.
+/// The number of messages of MPI that have been sent and received in this process.
 pub fn messages() -> u64 {
     MESSAGES.load(Ordering::Relaxed)
 }
@@ -47,7 +47,7 @@ pub fn messages() -> u64 {
 /// Messages of MPI that this process has begun to send or receive and that are not done.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
-/// How many messages of MPI are under way in this process.
+/// The number of messages of MPI that are under way in this process.
 pub fn open_messages() -> usize {
     OPEN.load(Ordering::Relaxed)
 }
@@ -56,7 +56,7 @@ fn opened() {
     OPEN.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What is under way is given up: it will never be done.
+/// Gives up the messages under way: they will never be done.
 fn forget_open() {
     OPEN.store(0, Ordering::Relaxed);
 }
@@ -85,19 +85,22 @@ pub enum BlockCollective {
     ReduceScatter(ringpull_base::DType),
 }
 
-/// When a send is done, in MPI's words.
+/// The condition on which a send is done, in MPI's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendMode {
-    /// When the memory may change: the bytes may still be on their way, or wait at the peer for a receive.
+    /// Done when the memory may change: the bytes may still be on their way, or wait at the peer for a
+    /// receive.
     Standard,
-    /// When the peer has also begun to receive them. Standard where the transport cannot answer for that.
+    /// Done when the peer has also begun to receive them. As `Standard` if the transport cannot tell.
     Synchronous,
 }
 
-/// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
+/// The messages between one rank and the others: posts sends and receives, several in flight, and reports
+/// which are done.
 ///
 /// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive
-/// of b from a with that stamp; both name the same length, and it is an error, not a mixture, if they do not.
+/// of b from a with that stamp. Both must name the same length; it is an error, not a mixture, if they do
+/// not.
 pub trait Transport {
     /// This rank.
     fn rank(&self) -> usize;
@@ -137,7 +140,7 @@ pub trait Transport {
         std::thread::sleep(longest);
     }
 
-    /// Whether every message waits until the peer has begun to receive it.
+    /// Returns true if every message waits until the peer has begun to receive it.
     fn waits_for_peers(&self) -> bool {
         false
     }
@@ -161,7 +164,8 @@ pub trait Transport {
         })
     }
 
-    /// Whether `send` and `recv` take addresses of devices' memory, as the library behind it says.
+    /// Returns true if `send` and `recv` take addresses of devices' memory, as the library behind the
+    /// transport reports.
     fn takes_device_memory(&self) -> bool {
         false
     }

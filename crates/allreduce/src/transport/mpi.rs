@@ -34,7 +34,8 @@ fn tag(stamp: Stamp, lost: usize) -> c_int {
     ((lost as u32) << TAG_BITS | of_a_set | stamp & TAG_MASK) as c_int
 }
 
-/// What is the same for all processes that reach each other over loopback, and for hardly any others.
+/// Returns a number that is the same for all processes that reach each other over loopback, and for hardly
+/// any others.
 pub fn network_id() -> u64 {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|_| std::process::id().to_string());
     let namespace = std::fs::read_link("/proc/self/ns/net").map(|name| name.to_string_lossy().into_owned());
@@ -56,10 +57,11 @@ pub struct Mpi {
     pub(super) requests: Requests,
     pub(super) inflight: Vec<InFlight>,
     pub(super) sockets: Sockets,
-    /// Whether a look at requests that are not done yields the processor.
+    /// True if a look at requests that are not done yields the processor.
     pub(super) yields: bool,
-    /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not
-    /// this thread, there is no looking after answers to synchronous messages then, so there are none.
+    /// True if this thread initialised MPI. The thread that did may finalise it as soon as none of our
+    /// messages is under way. If that is another thread, no answers to synchronous messages can be awaited
+    /// then, so no message is synchronous.
     pub(super) initialised_here: bool,
     /// For a job that goes on without lost ranks.
     pub(super) ulfm: Option<Ulfm>,
@@ -68,8 +70,8 @@ pub struct Mpi {
 #[derive(Clone, Copy)]
 pub(super) struct InFlight {
     pub(super) token: u32,
-    /// Whether it is a receive, the peer and the tag: of those that have them alike, none is done before an
-    /// earlier one.
+    /// The direction (true for a receive), the peer and the tag. Of the messages that have them alike, none
+    /// is done before an earlier one.
     pub(super) way: (bool, usize, c_int),
     /// For a receive: the peer, the stamp and the length that are due.
     pub(super) due: Option<(usize, Stamp, usize)>,
@@ -209,12 +211,12 @@ impl Mpi {
         }
     }
 
-    /// Whether the job can go on without lost ranks.
+    /// Returns true if the job can go on without lost ranks.
     pub fn is_elastic(&self) -> bool {
         self.ulfm.is_some() && self.initialised_here
     }
 
-    /// Whether this process's thread has initialised MPI, and not the program before.
+    /// Returns true if this process's thread has initialised MPI, and not the program before.
     pub fn is_initialised_here(&self) -> bool {
         self.initialised_here
     }
@@ -233,8 +235,8 @@ impl Mpi {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// What finalises MPI if `initialise` initialised it. To be called on the same thread; peers that never
-    /// come are waited for.
+    /// Returns a function that finalises MPI if `initialise` initialised it. To be called on the same thread;
+    /// peers that never come are waited for.
     pub fn finaliser(&self) -> Box<dyn FnOnce()> {
         if self.initialised_here { Box::new(finalise) } else { Box::new(|| ()) }
     }
@@ -451,7 +453,7 @@ impl Mpi {
         }
     }
 
-    /// What MPI counts in an int.
+    /// Converts a count to MPI's int.
     fn count(&self, count: usize) -> Result<c_int> {
         let reason = || format!("MPI counts elements in an int, too short for {count}; choose another algorithm");
         c_int::try_from(count).map_err(|_| self.unsupported(reason()))

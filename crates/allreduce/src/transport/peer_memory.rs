@@ -12,9 +12,9 @@ use std::sync::OnceLock;
 /// A number of this process that others can find and check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
-    /// Where it is.
+    /// The address of the number.
     pub address: u64,
-    /// What it is: nobody else's memory has it.
+    /// The number: no other process's memory has it.
     pub value: u64,
 }
 
@@ -49,7 +49,7 @@ fn allow_processes_of_the_launcher() {
     }
 }
 
-/// Whether that process has that number, which this one can read.
+/// Returns true if that process has that number, and this one can read it.
 pub fn can_read(pid: u32, probe: Probe) -> bool {
     // Miri does not know the call.
     if cfg!(miri) || probe == Probe::NONE {
@@ -64,8 +64,8 @@ pub fn can_read(pid: u32, probe: Probe) -> bool {
 /// Copies memory of that process.
 ///
 /// # Safety
-/// `to` is valid for `len_bytes` bytes, and nobody else touches them. What the other process writes meanwhile
-/// may be read in part.
+/// `to` is valid for `len_bytes` bytes, and nobody else touches them. Bytes that the other process writes
+/// meanwhile may be read in part.
 pub unsafe fn read(pid: u32, from: u64, to: *mut u8, len_bytes: usize) -> io::Result<()> {
     transfer(len_bytes, |done| {
         let own = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len_bytes - done };

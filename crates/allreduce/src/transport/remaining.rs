@@ -1,4 +1,4 @@
-//! Which processes of a communicator are left after losses, and their ranks.
+//! The processes of a communicator that are left after losses, and their ranks.
 
 use std::ffi::c_int;
 
@@ -7,7 +7,7 @@ use std::ffi::c_int;
 pub(super) struct Remaining {
     /// Of each rank, its number in the communicator.
     numbers: Vec<c_int>,
-    /// How many there were at first.
+    /// The number of processes at first.
     begun: usize,
 }
 
@@ -25,8 +25,8 @@ impl Remaining {
         self.numbers[rank]
     }
 
-    /// How many are lost. Ranks that agree on who is left agree on that, and had another number before; those
-    /// of another part of a job that was cut send them nothing.
+    /// The number of lost processes. Ranks that agree on who is left agree on this number, which differs from
+    /// that before the loss. Ranks of another part of a job that was cut send them nothing.
     pub(super) fn lost(&self) -> usize {
         self.begun - self.numbers.len()
     }

@@ -1,15 +1,15 @@
 //! The control star over TCP: rank 0 listens, the others connect. One thread in each process reads, writes
 //! and connects again.
 //!
-//! | what happens to a connection | what follows |
+//! | event of a connection | effect |
 //! | --- | --- |
 //! | its other end closes it, as the end of a process does | the peer is gone |
 //! | it fails (a reset, nothing confirmed for `RINGPULL_SILENCE`) | the other ranks connect to rank 0 again, and frames go on where they stopped |
 //! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |
 //! | nothing is heard over it for `RINGPULL_SILENCE` | the peer is lost, which `progress::watcher` finds |
 //!
-//! Who connects has to prove the job's secret first (`greeting`), within `GREETING`; strangers keep nobody
-//! waiting (`pending`). The thread is in `thread`.
+//! A process that connects must prove the job's secret first (`greeting`), within `GREETING`. Strangers do
+//! not delay the ranks (`pending`). The thread is in `thread`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -32,15 +32,16 @@ use thread::{Role, start};
 mod pending;
 mod thread;
 
-/// How long one attempt to connect may take, and how long until the next.
+/// The time that one attempt to connect may take, and the time until the next.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
-/// How long rank 0 still waits for the others when one of them is gone. Whoever reads the events knows more.
+/// The time that rank 0 still waits for the others when one of them is gone. The reader of the events knows
+/// more.
 const COMING: Duration = Duration::from_millis(200);
-/// How often rank 0 looks up while it waits for the others.
+/// The interval at which rank 0 looks up while it waits for the others.
 const GATHERING: Duration = Duration::from_millis(20);
 
-/// How long to wait for what.
+/// The time limits of a start.
 #[derive(Debug, Clone, Copy)]
 pub struct StartLimits {
     /// A rank that does not come is named after this time, and each time it has doubled.
@@ -65,8 +66,8 @@ impl Hub {
         Ok(Hub { pending: PendingConnections::listen(is_local)?, secret: Secret::new_random()? })
     }
 
-    /// What the other ranks need to find this hub and to prove that they are of its job: the secret, then
-    /// addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
+    /// Returns the text with which the other ranks find this hub and prove that they are of its job: the
+    /// secret, then addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
     pub fn invitation(&self) -> Result<String> {
         let mut invitation = self.secret.reveal().to_owned();
         for address in self.pending.addresses().map_err(failed("name"))? {

@@ -1,13 +1,13 @@
-//! What an MPI with fault tolerance (ULFM, as in Open MPI 5) has beside the standard: which processes of a
-//! communicator have failed, and an agreement on that. Most libraries lack it.
+//! The part of MPI with fault tolerance (ULFM, as in Open MPI 5) that the standard lacks: the list of failed
+//! processes of a communicator, and an agreement on it. Most libraries lack it.
 //!
-//! A message that was under way when a process was lost is never touched again: it is neither completed nor
-//! freed, and the memory that it names is kept for ever. Open MPI 5.0 ends the process if a message fails that
-//! was freed. So nothing is revoked either: each rank learns of a loss from the control star, or from MPI's
-//! own list. And no communicator is made after a loss: Open MPI 5.0.11 ends the process if another one is lost
-//! while it makes one (docs/decisions/shrink-in-place.md). MPI does not notice a process that is silent, because it was
-//! stopped or its link was cut: then this process ends the connections to it ([`Connections`]), which is a loss to
-//! MPI.
+//! A message that was under way when a process was lost is never touched again. It is neither completed nor
+//! freed, and its memory is kept for ever: Open MPI 5.0 ends the process if a message fails that was freed.
+//! So nothing is revoked either: each rank learns of a loss from the control star, or from MPI's own list. No
+//! communicator is made after a loss: Open MPI 5.0.11 ends the process if another process is lost while it
+//! makes one (docs/decisions/shrink-in-place.md). MPI does not notice a process that is silent because it was
+//! stopped or its link was cut. This process then ends the connections to it ([`Connections`]), which is a
+//! loss to MPI.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ const ATTEMPTS: usize = 1000;
 #[derive(Clone, Copy)]
 pub(super) struct Ulfm(&'static Api);
 
-/// Whether this process's MPI library has what it takes to go on without a lost rank.
+/// Returns true if this process's MPI library has the functions to go on without a lost rank.
 pub fn has_ulfm() -> bool {
     api().is_ok_and(|api| Ulfm::of(api).is_some())
 }
@@ -43,7 +43,7 @@ impl Ulfm {
         Self::of(api).filter(|_| config::launcher_survives_losses())
     }
 
-    /// How many processes of `comm` are known to have failed. Quick.
+    /// Returns the number of processes of `comm` that are known to have failed. Quick.
     pub(super) fn failures(self, comm: Comm) -> usize {
         let mut count: c_int = 0;
         // SAFETY: the communicator lives; no rank is to be written.

@@ -1,9 +1,10 @@
-//! A shared window of the ranks of one host: a place to meet, and room for what they show each other.
+//! A shared window of the ranks of one host: a place to meet, and room for the data that they show each
+//! other.
 //!
-//! Every rank has a *local rank*. Ranks meet: nobody passes a meeting before all have come, and what was
-//! written before it is seen after it. Who waits gives its core away for a moment and then sleeps in the
-//! kernel until the last one comes, so that ranks may outnumber cores; it wakes now and then to see whether
-//! the job was stopped.
+//! Every rank has a *local rank*. Ranks meet: none passes a meeting before all have come, and writes made
+//! before it are visible after it. A rank that waits gives its core away for a moment. It then sleeps in the
+//! kernel until the last rank comes, so that ranks may outnumber cores. It wakes now and then to see if the
+//! job was stopped.
 //!
 //! ```text
 //!   counters | a local rank's state, one line each | short slots: 2 a local rank | slots: 2 a local rank | sums: 2
@@ -27,7 +28,7 @@ pub const SHORT_BYTES: usize = 16 << 10;
 /// costs a meeting, and one that finds a rank without a core costs as much as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const LONGEST_SLOT_BYTES: usize = 1 << 20;
-/// What all slots and places for sums take, unless their least is more.
+/// The bytes of all slots and places for sums, unless their least is more.
 const ALL_SLOTS_BYTES: usize = 8 << 20;
 
 const LINE_BYTES: usize = 64;
@@ -46,8 +47,8 @@ const SHOWN: usize = 8;
 const TAKEN: usize = 16;
 const NAMES: usize = 24;
 
-/// How long a rank that waits gives its core away again and again before it sleeps: waking up takes a good
-/// part of that.
+/// The time for which a waiting rank gives its core away again and again before it sleeps: to wake up takes a
+/// good part of that time.
 const AWAKE: Duration = Duration::from_micros(100);
 /// A nap is shorter by far; what is beyond is the absence of this process, not of its peers.
 const LONGEST_NAP: Duration = Duration::from_millis(200);
@@ -61,7 +62,7 @@ pub enum Absence {
     Missing {
         /// The local ranks.
         local_ranks: Vec<usize>,
-        /// How long.
+        /// The time that it has waited.
         waited: Duration,
     },
 }
@@ -77,7 +78,7 @@ pub struct Window {
     slot_bytes: usize,
 }
 
-/// What a slot holds in a window of this many local ranks.
+/// Returns the bytes of a slot in a window of this many local ranks.
 fn slot_bytes(local_size: usize) -> usize {
     let equal = ALL_SLOTS_BYTES / (2 * (local_size + 1));
     (equal / SLOT_BYTES * SLOT_BYTES).clamp(SLOT_BYTES, LONGEST_SLOT_BYTES)
@@ -115,7 +116,7 @@ impl Window {
             + (2 * (local_size + 1) * SLOT_BYTES).max(ALL_SLOTS_BYTES)
     }
 
-    /// Where peers find it.
+    /// The address at which peers find it.
     pub fn address(&self) -> Address {
         self.region.address()
     }
@@ -135,7 +136,7 @@ impl Window {
         self.at(self.short + (turn % 2 * self.local_size + local_rank) * SHORT_BYTES)
     }
 
-    /// What a slot and the place for sums hold.
+    /// The bytes of a slot, and of the place for sums.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
@@ -155,7 +156,7 @@ impl Window {
         self.shown(self.local_rank).store(number, Ordering::Relaxed);
     }
 
-    /// What a local rank showed before the last meeting.
+    /// Returns the number that a local rank showed before the last meeting.
     pub fn see(&self, local_rank: usize) -> u64 {
         self.shown(local_rank).load(Ordering::Relaxed)
     }
@@ -258,7 +259,7 @@ impl Window {
     }
 }
 
-/// How long a rank has waited while none came or made progress.
+/// The time that a rank has waited while none came or made progress.
 struct Inactivity {
     waited: Duration,
     activity: u32,

@@ -1,10 +1,10 @@
-//! One control connection between two ranks: whole frames, in order, each once, over as many TCP connections
-//! as it takes.
+//! One control connection between two ranks: whole frames, in order, each once, over any number of TCP
+//! connections.
 //!
 //! A frame is its length (`u32`), the number of frames that its sender has received (`u64`), and its bytes.
-//! Frames are kept until the other end says that it has them. When a connection breaks, the ends greet each
-//! other again with these numbers, and each sends what the other lacks. Sending never blocks: what the system
-//! does not take now is sent by the star's thread.
+//! Frames are kept until the other end confirms that it has them. After a connection breaks, the ends greet
+//! each other again with these numbers, and each sends the frames that the other lacks. Sending never blocks:
+//! bytes that the system does not take now are sent by the star's thread.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -19,12 +19,12 @@ use ringpull_base::{Error, Result, forked};
 
 /// The longest frame; a longer one is a protocol error.
 pub(crate) const MAX_FRAME_BYTES: usize = 64 << 20;
-/// What may be on its way to one peer; more accumulates only if that peer takes nothing.
+/// The bytes that may be on their way to one peer; more accumulate only if that peer takes nothing.
 const MAX_QUEUED_BYTES: usize = 4 * MAX_FRAME_BYTES;
 const HEADER_BYTES: usize = 4 + 8;
-/// How much is handed to the system, or taken from it, at once.
+/// The bytes that are handed to the system, or taken from it, at once.
 const PIECE_BYTES: usize = 64 << 10;
-/// How much is read before another connection has its turn.
+/// The bytes that are read before another connection has its turn.
 const TURN_BYTES: usize = 16 * PIECE_BYTES;
 
 /// One end.
@@ -40,7 +40,7 @@ struct State {
     kept: VecDeque<Vec<u8>>,
     acknowledged: u64,
     queued_bytes: usize,
-    /// How many of those went into `out` on this connection.
+    /// The number of those that went into `out` on this connection.
     composed: usize,
     /// Bytes for the system, from `out_at`.
     out: Vec<u8>,
@@ -75,8 +75,8 @@ impl Wire {
         stream.set_nonblocking(true)?;
         // Otherwise the peer would not notice the end of this process.
         forked::close_in_child(stream.as_raw_fd());
-        // What was sent and is not confirmed for so long breaks the connection. TCP repeats it ever more
-        // rarely, and another connection comes sooner; nothing is lost by it.
+        // Bytes that are not confirmed for this time break the connection. TCP repeats them ever more rarely,
+        // and another connection comes sooner; nothing is lost by it.
         let limit = (silence / 4).as_millis().max(1000);
         rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(limit).unwrap_or(u32::MAX))?;
         let mut state = self.state.lock();
@@ -91,7 +91,7 @@ impl Wire {
         Some((Arc::clone(state.stream.as_ref()?), state.has_more()))
     }
 
-    /// How many frames have come.
+    /// The number of frames that have come.
     pub(super) fn received(&self) -> u64 {
         self.state.lock().received
     }
@@ -101,8 +101,8 @@ impl Wire {
         self.state.lock().stream = None;
     }
 
-    /// Queues a frame, and hands the system what it takes at once. Whether the star's thread has to go on
-    /// with it.
+    /// Queues a frame, and hands the system the bytes that it takes at once. Returns true if the star's
+    /// thread has to send the rest.
     pub(super) fn send(&self, bytes: &[u8]) -> Result<bool> {
         if bytes.len() > MAX_FRAME_BYTES {
             let what = format!("a control message of {} bytes, of at most {MAX_FRAME_BYTES}", bytes.len());
@@ -135,7 +135,7 @@ impl Wire {
         self.state.lock().flush().map_err(Broken::Failed)
     }
 
-    /// Whether everything was handed to the system, as far as there is a connection.
+    /// Returns true if everything was handed to the system, or if there is no connection.
     pub(super) fn is_flushed(&self) -> bool {
         let state = self.state.lock();
         state.stream.is_none() || !state.has_more()
@@ -281,7 +281,8 @@ mod tests {
         far.attach(there, near.received(), SILENCE).unwrap();
     }
 
-    /// What comes at `to` until it has been quiet for a moment, while `from` sends what it still has.
+    /// Returns the frames that arrive at `to` until it has been quiet for a moment, while `from` sends the
+    /// bytes that it still has.
     fn drain(from: &Wire, to: &Wire) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let mut quiet = 0;
@@ -321,7 +322,7 @@ mod tests {
             } else {
                 far.receive(|frame| came.push(frame)).unwrap();
             }
-            // Whatever is on its way is lost.
+            // The bytes on their way are lost.
             near.detach();
             far.detach();
         }

@@ -20,9 +20,9 @@ use crate::transport::star::pending::{Arrival, PendingConnections};
 use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, StartLimits, failed, greet};
 use crate::transport::wire::{Broken, Wire};
 
-/// How often the port of a peer is tried whose connection failed and that has not come back.
+/// The interval at which the port of a peer is tried whose connection failed and that has not come back.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long what was sent last may take to leave when the star ends.
+/// The time that the last frames may take to leave when the star ends.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The connections of one rank: rank 0 has one to each other rank, the others have one to rank 0.
@@ -43,32 +43,32 @@ struct Losses {
     stop: Option<Arc<AtomicBool>>,
 }
 
-/// What this end does to have connections.
+/// The part of this end in making connections.
 pub(super) enum Role {
     Hub(PendingConnections),
     Leaf {
         address: SocketAddr,
         port: u16,
-        /// How often it has connected.
+        /// The number of times that it has connected.
         attempt: u32,
         /// Never accepts: that it listens says that the process lives.
         _presence: TcpListener,
     },
 }
 
-/// What is known of a peer beside its wire.
+/// The state of a peer beside its wire.
 #[derive(Default)]
 struct Standing {
-    /// Where its process listens, of those that connect to rank 0.
+    /// The address at which its process listens, of those that connect to rank 0.
     presence: Option<SocketAddr>,
-    /// Whether it was reached there: only then does a closed port say that the process is gone, and no
-    /// firewall.
+    /// True if it was reached there. Only then does a closed port show that the process is gone, and not that
+    /// there is a firewall.
     was_reached: bool,
     /// Over which of this host's addresses it has connected.
     way: Option<IpAddr>,
     /// The number of its last connection: an earlier one that is read later is not to replace it.
     attempt: u32,
-    /// When to try something next, while its connection is broken.
+    /// The time of the next attempt, while its connection is broken.
     broken: Option<Instant>,
     is_gone: bool,
 }
@@ -88,7 +88,7 @@ struct Star {
     wake: Arc<OwnedFd>,
     ends: Arc<AtomicBool>,
     losses: Arc<Mutex<Losses>>,
-    /// What was found of a peer's port by a thread that tried it.
+    /// The state of peers' ports, found by threads that tried them.
     tried: (Sender<Tried>, Receiver<Tried>),
 }
 
@@ -163,7 +163,7 @@ impl Star {
         drop(fds);
         if events[0] {
             let mut count = [0; 8];
-            // Whoever wakes the thread again does so anew.
+            // A later wake writes to it anew.
             rustix::io::read(&*self.wake, &mut count).ok();
         }
         for ((peer, _), _) in streams.iter().zip(&events[1..]).filter(|(_, happened)| **happened) {
@@ -180,8 +180,8 @@ impl Star {
         let news = &self.news;
         // Nobody listens any more once this end has closed.
         let take = |bytes| drop(news.send(Event::Frame { from: peer, bytes }));
-        // What has come is read before anything is sent: after a failed write the system says that the peer
-        // has closed.
+        // Bytes that have come are read before anything is sent: after a failed write the system reports that
+        // the peer has closed.
         let outcome = wire.receive(take).and_then(|()| wire.flush());
         match outcome {
             Ok(()) => {}
@@ -320,8 +320,9 @@ impl Star {
         }
     }
 
-    /// Sends what is left, and says that nothing follows. What still comes is read, for who still listens, and
-    /// as the system would answer it with a reset, which could overtake what was sent.
+    /// Sends the frames that are left, and then the end of the stream. Frames that still come are read, for a
+    /// caller who still listens. If they were not, the system would answer them with a reset, which could
+    /// overtake the last frames sent.
     fn part(&mut self) {
         let end = Instant::now() + LAST_WORDS;
         let peers: Vec<(usize, &Wire)> =

@@ -1,9 +1,8 @@
 //! The two ends of a control connection over a network in memory, for tests and fuzz targets.
 //!
-//! Rank 0's end is number 0. Each direction carries bytes in order and delays them for as long as it likes. A
-//! connection may break at any time at the other rank's end, which loses what is on its way to it. That rank
-//! greets again, as `star` does, while rank 0's end may still read from the connection before.
-// What fuzz targets use is public in their builds only.
+//! Rank 0's end is number 0. Each direction carries bytes in order and delays them for any time. A connection
+//! may break at any time at the other rank's end, which loses the bytes on their way to it. That rank greets
+//! again, as `star` does, while rank 0's end may still read from the connection before.
 #![allow(unreachable_pub)]
 
 use std::collections::VecDeque;
@@ -11,7 +10,7 @@ use std::io::{ErrorKind, Write};
 
 use super::State;
 
-/// What may happen next.
+/// An event that may happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
     /// This end sends its next frame.
@@ -28,7 +27,7 @@ pub enum Move {
     Welcome,
 }
 
-/// Where the other rank is in making a connection.
+/// The state of the other rank in making a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Leaf {
     Detached,
@@ -40,7 +39,7 @@ enum Leaf {
 /// Two ends, and the bytes between them.
 pub struct Link {
     ends: [State; 2],
-    /// Whether rank 0 has had a connection.
+    /// True if rank 0 has had a connection.
     is_admitted: bool,
     leaf: Leaf,
     /// Bytes on their way to each end.
@@ -149,7 +148,7 @@ impl Link {
         if end == 0 { self.is_admitted } else { self.leaf == Leaf::Attached }
     }
 
-    /// Whether each end has everything that the other has sent.
+    /// Returns true if each end has everything that the other has sent.
     pub fn is_complete(&self) -> bool {
         (0..2).all(|end| self.ends[end].received == self.sent[1 - end])
     }
@@ -168,7 +167,7 @@ impl Link {
         assert!(self.is_complete(), "{:?} of {:?}", self.ends.each_ref().map(|end| end.received), self.sent);
     }
 
-    /// What the future depends on.
+    /// The state on which the future depends.
     pub fn snapshot(&self) -> Snapshot {
         let end = |end: &State| {
             let State { kept, acknowledged, queued_bytes, composed, out, out_at, input, received, .. } = end;
@@ -190,10 +189,11 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Every state, and from each the way to its end. A state is made again from the moves that led to it.
+    /// Explores every state, and from each the way to its end. A state is made again from the moves that led
+    /// to it.
     ///
-    /// What this has been seen to find: an `input` that is kept when another connection begins, and frames
-    /// that stay behind because `composed` is not counted down.
+    /// The faults that this has been seen to find: an `input` that is kept when another connection begins,
+    /// and frames that stay behind because `composed` is not counted down.
     fn explore(frames: [u64; 2], breaks: usize) -> (usize, usize) {
         let mut seen = HashSet::new();
         let mut queue: VecDeque<(Vec<Move>, usize)> = VecDeque::from([(Vec::new(), 0)]);
