@@ -18,11 +18,11 @@ use crate::transport::Stamp;
 /// An operation that was begun. Tickets ascend.
 pub type Ticket = u64;
 
-/// How far the messages of a lane have been posted.
+/// The progress of a lane: the messages that have been posted.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LaneProgress {
     pub(super) inflight: usize,
-    /// What has been sent without asking, if it is a lane that sends.
+    /// The bytes that were sent without asking, if it is a lane that sends.
     pub(super) unasked: Unasked,
     /// Bytes of the messages that are still to be posted, in either direction.
     pub(super) left: usize,
@@ -42,11 +42,11 @@ impl LaneProgress {
     }
 }
 
-/// Where an operation's bytes are.
+/// The memory of an operation's bytes.
 pub(super) enum Memory {
     /// In a buffer that begins here. Sums of this rank's part may have to be updated before others get them.
     Host(*mut u8, Option<Halfway>),
-    /// Where the endpoint says.
+    /// At the addresses that the endpoint returns.
     Endpoint(Box<dyn Endpoint>),
 }
 
@@ -93,8 +93,8 @@ impl Flight {
         self.unfinished == 0
     }
 
-    /// Whether a message must not be posted yet, as it would send what is not there, or overwrite what is
-    /// still needed.
+    /// Returns true if a message must not be posted yet, because it would send bytes that are not there, or
+    /// overwrite bytes that are still needed.
     pub(super) fn waits(&self, index: u32) -> bool {
         self.pending[index as usize] > 1
     }
@@ -116,7 +116,7 @@ impl Flight {
         }
     }
 
-    /// Where the bytes of a message to send stand.
+    /// Returns the address of the bytes of a message to send.
     pub(super) fn outgoing(&mut self, index: u32, scratch: &mut Scratch) -> Result<*const u8> {
         let message = &self.schedule.all[index as usize];
         match &mut self.memory {
@@ -194,8 +194,8 @@ impl Flight {
         Ok(Some((copy, self.release(index, scratch)?)))
     }
 
-    /// Marks a message as done by the transport. What was sent is finished; what was received is as soon as
-    /// those before it are done. Returns the bytes of all that this finished.
+    /// Marks a message as done by the transport. A sent message is finished. A received message is finished
+    /// as soon as those before it are done. Returns the bytes of all messages that this finished.
     pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let message = &self.schedule.all[index as usize];
         if message.action != Action::Send {

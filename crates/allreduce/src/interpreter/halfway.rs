@@ -20,7 +20,7 @@ pub(super) struct Halfway {
     own: Range<usize>,
     /// The first message of the second half.
     second: u32,
-    /// Where the segments begin that have been updated.
+    /// The starts of the segments that have been updated.
     updated: HashSet<usize>,
     update: PartUpdate,
 }
@@ -33,7 +33,7 @@ impl Halfway {
         Halfway { own, second, updated: HashSet::new(), update }
     }
 
-    /// Whether a message that leaves now takes sums along that have to be updated before.
+    /// Returns true if a message that leaves now carries sums that must be updated before.
     pub(super) fn is_due(&mut self, index: u32, message: &Message) -> bool {
         index >= self.second && self.own.contains(&message.start) && self.updated.insert(message.start)
     }

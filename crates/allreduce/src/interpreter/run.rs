@@ -43,7 +43,7 @@ pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 pub struct Runner {
     /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
     segment_bytes: usize,
-    /// How long a run waits while nothing moves.
+    /// The time that a run waits while nothing moves.
     pub limit: Duration,
     /// Payload bytes sent so far.
     pub sent_bytes: u64,
@@ -55,20 +55,20 @@ pub struct Runner {
     finished: Vec<Ticket>,
     /// Bytes of all messages that are not done.
     open_bytes: usize,
-    /// What is in flight to each peer, of all operations.
+    /// The messages in flight to each peer, of all operations.
     sending: Vec<Ahead>,
-    /// How many bytes may wait for the link to a peer.
+    /// The number of bytes that may wait for the link to a peer.
     most_waiting: usize,
     /// Messages in flight from each peer, of all operations.
     receiving: Vec<usize>,
     /// For each peer, the highest priority of the messages that are ready and held back.
     held: Vec<Option<i32>>,
-    /// Whether nothing has moved for [`STANDSTILL`], and no message that was held back has left since.
+    /// True if nothing has moved for [`STANDSTILL`], and no message that was held back has left since.
     stands_still: bool,
     tokens: Tokens,
     scratch: Scratch,
     done: Vec<u32>,
-    /// Whether something may be posted that could not be before.
+    /// True if a message may be posted that could not be before.
     changed: bool,
     idle: Idle,
 }
@@ -192,7 +192,7 @@ impl Runner {
     /// Waits a little; for the caller, if nothing has moved. An error if nothing has moved for the limit.
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.flights.is_empty() {
-            // What is finished without a message has nothing to wait for.
+            // An operation that finished without a message has nothing to wait for.
             self.idle = Idle::default();
             return Ok(());
         }
@@ -207,7 +207,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Whether anything is under way.
+    /// Returns true if any operation is under way.
     pub fn is_busy(&self) -> bool {
         !self.flights.is_empty()
     }
@@ -290,7 +290,7 @@ impl Runner {
     ///
     /// # Safety
     /// The transport can read and write at the addresses that the endpoint returns, and nobody else does
-    /// until the endpoint is notified that their message is done; after an error, never again. What the
+    /// until the endpoint is notified that their message is done; after an error, never again. Data that the
     /// endpoint borrows need not live on then: it is never called again.
     pub unsafe fn run_between(
         &mut self,
@@ -300,8 +300,8 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: the lifetime alone is changed. When this returns the endpoint has been dropped with its
-        // flight, or has been forgotten.
+        // SAFETY: the lifetime alone is changed. At the return of this function the endpoint has been dropped
+        // with its flight, or has been forgotten.
         let endpoint = unsafe { std::mem::transmute::<Box<dyn Endpoint + '_>, Box<dyn Endpoint>>(endpoint) };
         let ticket = self.board(schedule, Memory::Endpoint(endpoint), stamp, i32::MAX);
         self.until(ticket, transport, stop)
@@ -432,7 +432,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Whom this rank waits for, when nothing has moved for too long.
+    /// Returns the error that names the peers that this rank waits for, when nothing has moved for too long.
     fn stuck(&self, rank: usize, waited: Duration) -> Error {
         let mut peers: Vec<usize> = self.flights.iter().flat_map(Flight::awaited).collect();
         peers.sort_unstable();

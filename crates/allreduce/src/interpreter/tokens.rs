@@ -12,9 +12,9 @@ pub(super) struct Given {
     pub(super) ticket: Ticket,
     /// The message of its schedule.
     pub(super) index: u32,
-    /// How it was sent, if it is a message that this rank sends.
+    /// The mode in which it was sent, if it is a message that this rank sends.
     pub(super) mode: SendMode,
-    /// When it was given to the transport, by the timeline's clock.
+    /// The time at which it was given to the transport, by the timeline's clock.
     pub(super) since_ns: u64,
 }
 
@@ -38,7 +38,7 @@ impl Tokens {
         }
     }
 
-    /// What the token was given for.
+    /// Returns the message for which the token was given.
     pub(super) fn redeem(&mut self, token: u32) -> Given {
         self.free.push(token);
         self.given[token as usize]

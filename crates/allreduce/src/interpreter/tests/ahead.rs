@@ -1,4 +1,4 @@
-//! What is sent to a peer, and in which order, while the peer receives only some of it.
+//! Tests the messages sent to a peer, and their order, while the peer receives only some of them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -30,14 +30,14 @@ struct Recorder {
     sent: Vec<Stamp>,
     kept_back: Option<Stamp>,
     kept: Vec<u32>,
-    /// Which of the messages were synchronous.
+    /// The places of the messages that were synchronous.
     asked: Vec<usize>,
     /// Those that are not done before `answer`, if they are kept back.
     unanswered: Option<Vec<Unanswered>>,
 }
 
 impl Recorder {
-    /// Rank 0 of 2. What it sends is done at once, whatever the other does.
+    /// Rank 0 of 2. Its sends are done at once, whatever the other does.
     fn new() -> (Self, inproc::Inproc) {
         let mut ends = inproc::world(2).into_iter();
         let (Some(end), Some(other)) = (ends.next(), ends.next()) else { unreachable!("a world of two has two ends") };
