@@ -47,8 +47,8 @@ fn interface_of(compiler: &str) -> Option<String> {
     text.lines().find_map(|line| line.trim().strip_prefix("ringpull interface ")).map(str::to_owned)
 }
 
-/// Whether the plugin could be made. It is not linked with the compiler's MPI: it takes the functions of the one that the
-/// process has loaded.
+/// Builds the plugin. Returns true if that succeeded. The plugin is not linked with the compiler's MPI: it
+/// takes the functions of the one that the process has loaded.
 fn build(compiler: &str, file: &Path) -> bool {
     let object = file.with_extension("o");
     let mut words = compiler.split_whitespace();

@@ -1,4 +1,5 @@
-//! What this process says of itself: the MPI it has loaded, the launcher that started it, its environment.
+//! The parts of this process on which the choice depends: the MPI it has loaded, the launcher that started
+//! it, its environment.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -9,10 +10,11 @@ use crate::family::Family;
 /// Names the library of MPI to use, or its folder; or `none`.
 pub(crate) const MPI: &str = "RINGPULL_MPI";
 
-/// How many processes up a launcher is looked for: between it and a rank may be shells, `env` and debuggers.
+/// The number of ancestors among which a launcher is looked for: between it and a rank may be shells, `env`
+/// and debuggers.
 const GENERATIONS: usize = 8;
 
-/// What the choice depends on.
+/// The parts of this process on which the choice depends.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Process {
     /// Libraries of MPI that are in this process.

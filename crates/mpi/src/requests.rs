@@ -22,12 +22,12 @@ impl Requests {
         Requests { api, slots, indices: Vec::new(), statuses: Vec::new(), ends: Vec::new() }
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.slots.len
     }
 
-    /// Whether there is none.
+    /// Returns true if there is none.
     pub fn is_empty(&self) -> bool {
         self.slots.len == 0
     }

@@ -93,7 +93,7 @@ pub struct Api {
     pub reduce_scatter: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, c_int, Comm) -> c_int,
     /// `MPIX_Query_cuda_support`: 0 or 1, and no code.
     pub takes_device_memory: unsafe extern "C" fn() -> c_int,
-    /// Whether the library has the three functions that follow: 0 or 1, and no code.
+    /// Returns 1 if the library has the three functions that follow, and 0 otherwise; no error code.
     pub survives_losses: unsafe extern "C" fn() -> c_int,
     /// `MPIX_Comm_get_failed`: how many ranks have failed, and those of them for which there is room.
     pub get_failed: unsafe extern "C" fn(Comm, *mut c_int, c_int, *mut c_int) -> c_int,
