@@ -1,13 +1,14 @@
 //! Collectives of all ranks or of some, begun to be advanced beside others.
 //!
-//! A process set's ranks are numbered as they stand in its list: its plan is made for as many ranks, and then
-//! names theirs (`Plan::among`). A set's collectives always go by messages and never block, so that those of
-//! other sets, and of the whole job, go on beside them. Where all ranks of the job share memory, its own go
-//! through that and are done at once; then no other collective of all ranks is to be under way.
+//! The ranks of a process set are numbered as they stand in its list. Its plan is made for as many ranks as
+//! the list has, and then names theirs (`Plan::among`). A set's collectives always go by messages and never
+//! block, so that those of other sets, and of the whole job, progress beside them. If all ranks of the job
+//! share memory, the job's own collectives go through that and are done at once; no other collective of all
+//! ranks may then be under way.
 //!
 //! All of them are unsafe to begin: the memory stays valid, and nobody else touches it, until the ticket is
-//! reported by [`take_finished`](super::Executor::take_finished); after an error, of this or of any later
-//! call, for ever. What is only read may be read by others.
+//! reported by [`take_finished`](super::Executor::take_finished). After an error, of this or of any later
+//! call, that holds for ever. Memory that is only read may be read by others.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -24,10 +25,10 @@ use crate::communicator::two_buffers::{BlockExchange, Scatter};
 use crate::interpreter::Ticket;
 use crate::transport::{BlockCollective, Stamp};
 
-/// Which ranks of the job take part, in their order: all if there is no list.
+/// The ranks of the job that take part, in their order; `None` for all.
 pub type ProcessSet<'a> = Option<&'a [usize]>;
 
-/// What distinguishes an operation under way from others.
+/// The identity of an operation under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Passage {
     /// In its messages.
@@ -48,9 +49,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// What `out` holds becomes what `which` gives of `input`, by plans or by the library's own collective.
-    /// All ranks call it, and it blocks. After an error both stay locked for ever, as the transport may still
-    /// use them.
+    /// Does the collective `which` from `input` into `out`, by plans or by the library's own collective. All
+    /// ranks call it, and it blocks. After an error both tensors stay locked for ever, as the transport may
+    /// still use them.
     pub fn collect(
         &mut self,
         (which, is_native): (BlockCollective, bool),

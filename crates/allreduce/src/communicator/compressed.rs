@@ -118,7 +118,7 @@ struct Exchange<'a> {
     ends: &'a mut dyn Ends,
     /// The elements of the own part.
     own: Range<usize>,
-    /// What the transport is busy with, by address.
+    /// The memory that the transport is busy with, by address.
     given: HashMap<*mut u8, Buffer>,
     /// Codes that leave, by the place of their segment.
     leaving: HashMap<usize, Buffer>,
@@ -176,7 +176,7 @@ fn lost(what: &str, rank: usize) -> Error {
 impl Endpoint for Exchange<'_> {
     fn wire_bytes(&self, message: &Message) -> usize {
         let elements = elements(message);
-        // What is sent of the own part, and received of another, are sums.
+        // Segments of the own part that are sent, and those of others that are received, are sums.
         if self.is_own(&elements) == (message.action == Action::Send) {
             self.codec.sum_bytes(elements.len(), self.size)
         } else {

@@ -67,8 +67,9 @@ impl Communicator {
         self.executor.gather(parts, stamp, fill)
     }
 
-    /// What every rank has for this one, in the order of the ranks: `input` has `given[r]` bytes for rank `r`,
-    /// and `taken[r]` come from it. After an error the transport keeps the memory that it has made.
+    /// Exchanges blocks with every rank, and returns those received in the order of the ranks: `input` has
+    /// `given[r]` bytes for rank `r`, and `taken[r]` come from it. After an error the transport keeps the
+    /// memory that it has made.
     ///
     /// # Safety
     /// After an error `input` stays valid, and nobody changes it, until the transport is gone.

@@ -19,15 +19,15 @@ use crate::transport::{Stamp, Transport};
 pub struct Executor {
     pub(super) transport: Box<dyn Transport>,
     pub(super) runner: Runner,
-    /// How many ranks, the first ones, take part in what is of all ranks: those with a contribution.
+    /// The number of ranks that take part in operations of all ranks: the first ones, which contribute.
     members: usize,
-    /// When it is set, what is under way ends in an error.
+    /// Set to end the operations under way in an error.
     pub(super) stop: Arc<AtomicBool>,
 }
 
 impl Executor {
-    /// Over `transport`, in messages of at most `segment_bytes` where a schedule does not say otherwise. What
-    /// does not move for `limit` is lost.
+    /// An executor over `transport`, in messages of at most `segment_bytes` unless a schedule requires
+    /// others. An operation that does not move for `limit` is lost.
     pub(super) fn new(
         transport: Box<dyn Transport>,
         segment_bytes: usize,
@@ -48,12 +48,12 @@ impl Executor {
         self.members
     }
 
-    /// Whether this rank only reduces.
+    /// Returns true if this rank only reduces.
     pub(super) fn is_helper(&self) -> bool {
         self.rank() >= self.members
     }
 
-    /// What `work` gives among all ranks, helpers too.
+    /// Does `work` among all ranks, helpers too.
     pub(super) fn with_helpers<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let workers = std::mem::replace(&mut self.members, self.transport.size());
         let outcome = work(self);
@@ -142,7 +142,7 @@ impl Executor {
         self.transport.progress();
     }
 
-    /// What was begun and has finished since this was asked last.
+    /// Returns the operations that have finished since the last call.
     pub fn take_finished(&mut self) -> impl Iterator<Item = Ticket> {
         self.runner.take_finished()
     }
@@ -222,7 +222,7 @@ impl Executor {
         self.runner.schedule(plan, DType::U8)
     }
 
-    /// What `data` is after `schedule`. After an error the transport keeps it.
+    /// Runs `schedule` on `data` and returns it. After an error the transport keeps it.
     pub(super) fn move_buffer(&mut self, schedule: &Arc<Schedule>, data: Buffer, stamp: Stamp) -> Result<Buffer> {
         // SAFETY: after an error the memory is never freed.
         keep_after_error(data, |bytes| unsafe { self.run(schedule, bytes, stamp) })

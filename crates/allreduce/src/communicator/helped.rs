@@ -1,13 +1,12 @@
 //! Helpers: ranks that only reduce. They bring no contribution, keep no sum, and make no call.
 //!
 //! A helper takes part in sums between hosts that `auto` finds faster with it (`ringpull_plan::Links`), and
-//! in nothing else. Rank 0 asks all helpers over the control star when it begins such a sum; the other ranks
-//! begin theirs without a word, and a helper's library keeps what comes early. So the agreement, frozen
-//! cycles and their end are the workers' alone.
+//! in nothing else. Rank 0 asks all helpers over the control star when it begins such a sum. The other ranks
+//! begin theirs without a message to the helpers, and a helper's library keeps data that comes early. So the
+//! agreement, frozen cycles and their end concern the workers alone.
 //!
-//! What a host's ranks sum in shared memory has no use for a helper, and a helper that shares a host with a
-//! worker has a share of that worker's link only. So helpers are idle unless every rank is on a host of its
-//! own.
+//! A helper is of no use to sums within a host, in shared memory. A helper that shares a host with a worker
+//! has only a share of that worker's link. So helpers are idle unless every rank is on a host of its own.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -30,7 +29,7 @@ const FIRST: Stamp = 0;
 /// With fewer workers a helper takes nothing off them.
 const WORKERS: usize = 3;
 
-/// What rank 0 asks of the helpers: to take part in a sum.
+/// Rank 0's request to the helpers to take part in a sum.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     sum: Sum,
@@ -93,7 +92,7 @@ impl Helpers {
         Ok(Helpers { count, idle })
     }
 
-    /// How many take part in sums.
+    /// The number of helpers that take part in sums.
     pub(super) fn active(&self) -> usize {
         if self.idle.is_some() { 0 } else { self.count }
     }
@@ -129,10 +128,11 @@ impl Communicator {
         schedule
     }
 
-    /// On a helper: begins its part of a sum.
+    /// Begins a helper's part of a sum.
     ///
     /// # Safety
-    /// As for [`begin_allreduce`](Self::begin_allreduce). What `data` holds has no meaning before and after.
+    /// As for [`begin_allreduce`](Self::begin_allreduce). The content of `data` has no meaning before and
+    /// after.
     pub unsafe fn begin_help(&mut self, asked: &Asked, data: *mut [u8]) -> Ticket {
         let schedule = self.schedule(asked.sum);
         // SAFETY: as the caller promises.

@@ -31,11 +31,11 @@ pub(super) struct Hosts<'a> {
     pub(super) ranks: &'a [Vec<usize>],
     /// The racks they stand in, if there are two.
     pub(super) racks: Option<&'a Racks>,
-    /// What is known of the network between them.
+    /// The model of the network between them.
     pub(super) model: &'a Model,
     /// Their links, if these are not alike.
     pub(super) links: Option<&'a Links>,
-    /// How messages are cut.
+    /// The lengths into which messages are cut.
     pub(super) segments: Segments,
 }
 
@@ -73,7 +73,7 @@ pub(super) unsafe fn allreduce(
     node.allgather(data, &bounds, limits)
 }
 
-/// How many ranks of each host talk to other hosts.
+/// Returns the number of ranks of each host that talk to other hosts.
 fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
     let fewest = hosts.iter().map(Vec::len).min().unwrap_or(1);
     fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)

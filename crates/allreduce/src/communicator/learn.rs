@@ -153,8 +153,8 @@ impl Found {
     }
 }
 
-/// What `source` of rank 0 says about `hosts` (ranks by host, the last `helpers` of which only reduce), and
-/// their racks if it names two. Collective; measures nothing.
+/// Takes the model and the racks of `hosts` from rank 0's `source` (ranks by host, the last `helpers` of
+/// which only reduce). Returns racks if the source names two. Collective; measures nothing.
 pub(super) fn learn(
     executor: &mut Executor,
     hosts: &[Vec<usize>],

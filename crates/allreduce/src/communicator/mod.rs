@@ -73,7 +73,7 @@ pub struct Communicator {
     executor: Executor,
     choice: AlgorithmChoice,
     learned: Learned,
-    /// How messages are cut.
+    /// The lengths into which messages are cut.
     cuts: Segments,
     schedules: Schedules,
     divided: DividedSchedules,
@@ -85,8 +85,8 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Collectives over `transport`, of which the last `helpers` ranks only reduce. When `stop` is set, a
-    /// running operation returns an error. Collective.
+    /// A communicator over `transport`, of which the last `helpers` ranks only reduce. A running operation
+    /// returns an error when `stop` is set. Collective.
     pub fn new(transport: Box<dyn Transport>, helpers: usize, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
         // Longer than the control star waits for a silent rank: the star reports which rank is lost, while a
         // runner knows only its neighbours.
@@ -169,7 +169,7 @@ impl Communicator {
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);
     }
 
-    /// What is known of the cluster has changed.
+    /// Drops the schedules, because the knowledge of the cluster has changed.
     fn forget_schedules(&mut self) {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
     }
@@ -199,12 +199,12 @@ impl Communicator {
         self.learned.model.bucket_bytes(self.size(), self.cuts)
     }
 
-    /// How sums are computed.
+    /// The way in which sums are computed.
     pub fn choice(&self) -> AlgorithmChoice {
         self.choice
     }
 
-    /// How long ranks wait for each other.
+    /// The time that ranks wait for each other.
     pub fn limit(&self) -> Duration {
         self.executor.runner.limit
     }
@@ -219,7 +219,7 @@ impl Communicator {
         &mut self.executor
     }
 
-    /// How messages are cut.
+    /// The lengths into which messages are cut.
     pub fn segments(&self) -> Segments {
         self.cuts
     }
@@ -245,7 +245,7 @@ impl Communicator {
         self.executor.size()
     }
 
-    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each, and 2 helpers`.
+    /// The placement of the ranks, as text: `8 ranks on 2 hosts, shared memory within each, and 2 helpers`.
     pub fn placement(&self) -> String {
         self.placement.description() + &self.helpers.description()
     }

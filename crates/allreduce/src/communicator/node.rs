@@ -12,12 +12,12 @@
 //!   between two meetings:    copy in 0 | copy in 1, sum 0 | copy in 2, sum 1, copy out 0 | ... | copy out n-1
 //! ```
 //!
-//! Slots and sums stay in the cache, so memory is still read once and written once. Buffers of both sorts may
-//! meet: those in an arena are read and written where they are. The shortest buffers are shown to all, and
-//! every rank takes from all of them what it needs by itself: one meeting.
+//! Slots and sums stay in the cache, so memory is still read once and written once. One operation may have
+//! buffers of both sorts: those in an arena are read and written in place. The shortest buffers are shown to
+//! all ranks, and every rank takes from all of them the bytes that it needs: one meeting.
 //!
-//! Where ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer elsewhere is
-//! as good as one in an arena, but for a copy by the kernel: two meetings, however long it is.
+//! If ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer elsewhere is as
+//! good as one in an arena, except for a copy by the kernel: two meetings for a buffer of any length.
 //!
 //! In an alltoall a slot has room for every other local rank, and each takes its own out of all slots.
 //!
@@ -41,7 +41,7 @@ use crate::transport::window::{Absence, SHORT_BYTES, Window};
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// What all ranks of a host together read of a short buffer before it is quicker to share the work.
+/// The bytes that all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
 /// An operation's stamp, and what ends its waits.
@@ -51,11 +51,11 @@ pub(super) struct WaitLimits<'a> {
     pub(super) stamp: Stamp,
     /// Set when the job has failed.
     pub(super) stop: &'a AtomicBool,
-    /// How long nothing may happen.
+    /// The time for which nothing may happen.
     pub(super) limit: Duration,
 }
 
-/// Who needs the sum of a byte.
+/// The ranks that need the sum of a byte.
 #[derive(Clone, Copy)]
 enum Keepers<'a> {
     All,
@@ -63,11 +63,11 @@ enum Keepers<'a> {
     Owners(&'a Parts),
 }
 
-/// What a rank gives to a reduction, and where its result goes.
+/// A rank's input to a reduction, and the place of its result.
 struct NodeInput {
     from: *const u8,
     len_bytes: usize,
-    /// Where the first byte that this rank keeps of the result goes: into the same buffer, or another.
+    /// The place of the first byte that this rank keeps of the result: in the same buffer, or another.
     to: *mut u8,
     is_in_place: bool,
 }
@@ -215,7 +215,7 @@ impl Node {
             });
             return self.end(taken, limits);
         }
-        // What one slot holds for each local rank.
+        // The bytes of one slot for each local rank.
         let room_bytes = (self.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
         let rounds = block_bytes.div_ceil(room_bytes);
         let piece = |round: usize| round * room_bytes..((round + 1) * room_bytes).min(block_bytes);
@@ -240,8 +240,8 @@ impl Node {
                     unsafe { copy(if other == local_rank { own } else { room }, to, piece.len()) };
                 }
             }
-            // Whoever comes to the last one has read the slots: the next operation may fill them before it
-            // meets.
+            // A rank that comes to the last meeting has read the slots: the next operation may fill them
+            // before it meets.
             self.meet(limits)?;
         }
         Ok(())
@@ -377,8 +377,8 @@ impl Node {
         self.show_short(data, data.len(), sum, limits)
     }
 
-    /// Whether every local rank has what the owners have made of their sums by `update`: that is so if all
-    /// buffers are in arenas.
+    /// Sums the ranks' inputs for `keepers`. Returns true if every local rank has the values that the owners
+    /// have computed from their sums by `update`: that is so if all buffers are in arenas.
     fn reduce(
         &mut self,
         arithmetic: Arithmetic,
@@ -597,7 +597,7 @@ impl Node {
         self.window.show(self.reach.shown(data.as_ptr(), data.len()));
     }
 
-    /// What the local ranks have shown.
+    /// Returns the buffers that the local ranks have shown.
     fn buffers(&mut self, own: *mut u8, len_bytes: usize) -> Buffers {
         let shown = (0..self.window.local_size()).map(|local_rank| self.window.see(local_rank));
         self.reach.buffers((own, len_bytes), (self.window.local_rank(), self.window.slot_bytes()), shown)
@@ -665,7 +665,7 @@ fn pieces(range: Range<usize>, len_bytes: usize) -> impl Iterator<Item = Range<u
     range.clone().step_by(len_bytes).map(move |start| start..(start + len_bytes).min(range.end))
 }
 
-/// What an operation is called in the window.
+/// The name of an operation in the window.
 fn name(len_bytes: usize, stamp: Stamp) -> u64 {
     (len_bytes as u64) << 32 ^ u64::from(stamp)
 }
@@ -677,7 +677,7 @@ fn share_of(range: Range<usize>, grain: usize, local_rank: usize, local_size: us
     at(grains.start)..at(grains.end)
 }
 
-/// What both ranges have; an empty range within `one` if they have nothing.
+/// Returns the common part of both ranges; an empty range within `one` if they have none.
 fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let start = other.start.clamp(one.start, one.end);
     start..other.end.clamp(start, one.end)

@@ -5,28 +5,28 @@
 //! take part, exchange their times, and compute the same numbers from them. Many ranks run several rings at
 //! the same time ([`ProbeRing`]). In the terms of the model, for `n` ranks:
 //!
-//! | run | its time, without what is known already |
+//! | run | its time, without the costs that are known already |
 //! | --- | --- |
 //! | ring of a byte for each rank, a step | `A + O + n W` |
 //! | star of a byte, half of it | `A + (n-1) (O + W)` |
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with `x` bytes on each link | `x (1/b + n w)` |
 //! | the same in a ring of two hosts, while `i` ranks are idle | `x (1/b + (n - i) w)` |
-//! | ring, long, after another | `x (1/B + n w)`: what shapers let through at once has been used up |
+//! | ring, long, after another | `x (1/B + n w)`: the burst that shapers let through at once has been used up |
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
 //! The short runs move so few bytes that most shapers do not delay them. One that does delays the ring of two
 //! hosts too, which runs right after the ring and moves as many bytes over each link in each direction. If it
-//! delayed the ring more, that would be counted as the ranks' work, `w`. Where no rank is idle, as on two
-//! hosts, `w` is not told from `1/b`, and is taken for 0. A long ring that takes half as long again as it
-//! would at `b` was delayed by a shaper: then its time is `x/B` and that of direct is `F x/B`, and known
+//! delayed the ring more, that would be counted as the ranks' work, `w`. If no rank is idle, as on two hosts,
+//! `w` cannot be separated from `1/b`, and is taken for 0. A long ring that takes half as long again as it
+//! would at `b` was delayed by a shaper. Its time is then `x/B` and that of direct is `F x/B`, and known
 //! costs are not subtracted. Without a shaper, `P` is the number of bytes that the short runs moved.
 //!
 //! The long runs start small and grow until one takes [`LONG_ENOUGH_US`] and longer than latency alone: so a
 //! slow network is not busy for long, and the run on a fast one is not too short to measure. If that one's
-//! later runs take much less time, the next longer one takes its place. `C` is measured
-//! on each rank by itself, while all do the same.
+//! later runs take much less time, the next longer one takes its place. `C` is measured on each rank by
+//! itself, while all do the same.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
-/// What sums.
+/// The ranks that sum in a run.
 #[derive(Clone, Copy)]
 pub(super) enum ProbeRun {
     /// All ranks together.
@@ -136,10 +136,10 @@ impl LongParts {
 /// Runs the probe's allreduces and times them: on the ranks themselves, or, in tests, in simulated time
 /// (`simulated_probe.rs`). The methods that return a `Result` are collective.
 pub(super) trait ProbeRunner {
-    /// How many ranks there are, and how many the longest ring has.
+    /// The number of ranks, and the number in the longest ring.
     fn sizes(&self) -> (usize, usize);
 
-    /// How many ranks are idle while two hosts of each ring are at work.
+    /// The number of ranks that are idle while two hosts of each ring are at work.
     fn idle(&self) -> usize;
 
     fn segment_bytes(&self) -> usize;
@@ -150,8 +150,8 @@ pub(super) trait ProbeRunner {
     /// Microseconds since some moment.
     fn now_us(&self) -> f64;
 
-    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring. What it took, in
-    /// microseconds: nothing on ranks that are idle meanwhile.
+    /// Sums once: `len` bytes over all ranks, or for each rank of a ring. Returns the time in microseconds; 0
+    /// on ranks that are idle meanwhile.
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
 
     /// Every rank's `own` rows, in the order of the ranks; of a simulation only one.
@@ -313,7 +313,7 @@ impl ProbeRunner for Prober<'_> {
                 took? * steps(self.ring.longest) / (times * steps(members.len()))
             }
         };
-        // What comes next would wait for those that are still at work.
+        // The next run would wait for ranks that are still at work.
         self.gather([0.0])?;
         Ok(own_us)
     }
@@ -332,7 +332,7 @@ impl<'a> Prober<'a> {
         Prober { executor, ring, begun: Instant::now() }
     }
 
-    /// What a ring of these ranks takes, with parts of so many bytes; nothing if this rank is none of them.
+    /// Returns the time of a ring of these ranks, with parts of `part` bytes; 0 if this rank is none of them.
     fn ring_among(&mut self, members: &[usize], part: usize) -> Result<f64> {
         let own = self.executor.rank();
         let Some(place) = members.iter().position(|member| *member == own) else { return Ok(0.0) };
@@ -350,12 +350,12 @@ impl<'a> Prober<'a> {
     }
 }
 
-/// How many batches are run if the second has taken so long.
+/// Returns the number of batches to run, if the second took `batch_us`.
 fn batches_in(batch_us: f64) -> usize {
     ((BATCHES_US / batch_us) as usize).clamp(*BATCHES.start(), *BATCHES.end())
 }
 
-/// What a long ring takes at least, if the smallest takes so long.
+/// Returns the least time of a long ring, if the smallest took `smallest_us`.
 fn long_enough_us(smallest_us: f64) -> f64 {
     LONG_ENOUGH_US.max(BEYOND_LATENCY * smallest_us)
 }
@@ -365,13 +365,14 @@ fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
-/// What the model predicts for a ring of `ring_size` ranks while all `size` ranks run such rings. What a
-/// message costs every rank, it costs for the messages of all rings.
+/// Returns the model's prediction for a ring of `ring_size` ranks while all `size` ranks run such rings. The
+/// cost of a message to every rank counts for the messages of all rings.
 pub(super) fn ring_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     of_all_rings(model, sizes).predicted_us(Algorithm::Ring, sizes.1 * part, sizes.1, segment_bytes)
 }
 
-/// What the model predicts for as many steps by two hosts of each ring, if each has one rank.
+/// Returns the model's prediction for the same number of steps by two hosts of each ring, if each has one
+/// rank.
 #[cfg(test)]
 pub(super) fn two_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     let once = of_all_rings(model, sizes).predicted_us(Algorithm::Ring, 2 * part, 2, segment_bytes);
@@ -476,7 +477,7 @@ mod tests {
 
     const SEGMENT: usize = 256 << 10;
 
-    /// What a cluster with these numbers would measure.
+    /// Returns the times that a cluster with these numbers would measure.
     fn times_on(model: &Model, size: usize) -> Times {
         let ring_size = ProbeRing::longest_of(size);
         let short_part = short_part(ring_size);

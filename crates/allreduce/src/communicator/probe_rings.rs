@@ -17,10 +17,10 @@ pub(super) struct ProbeRing {
     pub(super) members: Vec<usize>,
     /// Those of its first machine and of its last, or two ranks if there is one machine.
     pub(super) of_two: Vec<usize>,
-    /// How many ranks are in no ring's `of_two`.
+    /// The number of ranks that are in no ring's `of_two`.
     pub(super) idle: usize,
-    /// How many ranks the longest of the rings has. Times are told as those of a ring of so many, and buffers
-    /// have as many parts or fewer.
+    /// The number of ranks of the longest of the rings. Times are given as those of a ring of this length,
+    /// and buffers have at most this number of parts.
     pub(super) longest: usize,
 }
 
@@ -47,13 +47,13 @@ impl ProbeRing {
         ProbeRing { members, of_two, idle: machine_of.len() - at_work, longest }
     }
 
-    /// What [`longest`](Self::longest) is on so many hosts of one rank each.
+    /// Returns [`longest`](Self::longest) on this number of hosts of one rank each.
     #[cfg(test)]
     pub(super) fn longest_of(hosts: usize) -> usize {
         groups(hosts).map(|group| group.len()).max().unwrap_or(1)
     }
 
-    /// What [`idle`](Self::idle) is on so many hosts of one rank each.
+    /// Returns [`idle`](Self::idle) on this number of hosts of one rank each.
     #[cfg(test)]
     pub(super) fn idle_of(hosts: usize) -> usize {
         groups(hosts).map(|group| group.len().saturating_sub(2)).sum()

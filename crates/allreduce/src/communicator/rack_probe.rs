@@ -1,17 +1,19 @@
 //! Finds two racks and slow links by measuring hosts in pairs. Racks are looked for if they are not named.
 //!
 //! A narrow link between racks is slow only when several pairs of hosts use it at once. So hosts exchange
-//! data in pairs, all pairs of a round at the same time, until every host has met every other: a tournament
-//! by the circle method (in round `r` of `m` hosts, `i` meets `r - i`, modulo `m - 1`). Two groups of hosts
-//! are racks if, without exception, the times within a group are short and those between the groups are long.
-//! Load on a machine slows some pairs down, but hardly ever so that two groups result. So tournaments are
-//! repeated, each pair's shortest time counts, and two in a row must find the same racks.
+//! data in pairs, all pairs of a round at the same time, until every host has been paired with every other.
+//! The rounds follow the circle method of tournaments (in round `r` of `m` hosts, `i` meets `r - i`, modulo
+//! `m - 1`). Two groups of hosts are racks if, without exception, the times within a group are short and
+//! those between the groups are long. Load on a machine slows some pairs down, but hardly ever so that two
+//! groups result. So tournaments are repeated, each pair's shortest time counts, and two in a row must find
+//! the same racks.
 //!
-//! Both of a pair take the time until what the other sends has come, so a link has a rate for each direction.
-//! A host sends as fast as its messages to hosts whose links receive no more slowly: about as fast as to the
-//! one that takes them fastest. What other load adds to a time does not last through all of a host's
+//! Both hosts of a pair take the time until the other's data has come, so a link has a rate for each
+//! direction. A host sends as fast as its messages to hosts whose links receive no more slowly: about as fast
+//! as to the host that takes them fastest. The delay by other load does not last through all of a host's
 //! exchanges. With a host whose link is slow all are slow, so no two groups are found. Links that seem to
-//! differ are measured again, with more bytes, until all pairs but a few take what the rates say.
+//! differ are measured again, with more bytes, until all pairs but a few take the time that the rates
+//! predict.
 //!
 //! The racks are used only if the plan for racks is predicted to be faster: a ring over hosts in the order of
 //! the racks may be nearly as fast.
@@ -23,8 +25,8 @@ use ringpull_plan::{Algorithm, LinkRates, Links};
 
 use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
 
-/// How many hosts are measured in pairs: with fewer neither racks nor weighted parts are of use; with more, a
-/// tournament takes too long.
+/// The numbers of hosts that are measured in pairs. With fewer hosts neither racks nor weighted parts are of
+/// use; with more, a tournament takes too long.
 pub const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
 /// With fewer hosts, times fall into two groups by chance too often.
 const RACKED: usize = 6;
@@ -34,7 +36,7 @@ const TOURNAMENTS: usize = 16;
 /// takes what the rates say: a shaper that saves up while a busy host does not send lets some of a short game
 /// through at once, and on busy hosts chance makes links of many rates.
 const SURE: std::ops::RangeInclusive<usize> = 3..=8;
-/// What a pair's time may differ from that of its slower link.
+/// The factor by which a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;
 /// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host
 /// waited: of 0.05 s at 50 Mbit/s, 128 KiB are a third, and equal links seemed to differ in three of four
@@ -51,10 +53,10 @@ const SPREAD: f64 = 1.5;
 /// The time of the plan for racks, relative to that of its busiest link.
 const OVERHEAD: f64 = 1.15;
 
-/// What each host's message to each other host takes to come, in microseconds.
+/// The time of each host's message to each other host, in microseconds.
 type PairTimes = Vec<Vec<f64>>;
 
-/// What games between pairs of hosts have shown.
+/// The results of exchanges between pairs of hosts.
 #[derive(Default)]
 pub(super) struct Pairs {
     /// The racks, bit `h` for host `h`; 0 if all are in one rack, or if the plan for racks would not be
@@ -134,7 +136,7 @@ impl Prober<'_> {
         Ok(None)
     }
 
-    /// What a byte on a link takes in a ring over the hosts' first ranks, in microseconds.
+    /// Returns the time of a byte on a link, in a ring over the hosts' first ranks, in microseconds.
     fn ring_of(&mut self, hosts: &[Vec<usize>], len: usize) -> Result<f64> {
         let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
         let mut own_us = 0.0;
@@ -171,8 +173,8 @@ impl Prober<'_> {
         Ok(pairs)
     }
 
-    /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has
-    /// then been used up. What the second of its messages takes to come, in microseconds.
+    /// Exchanges `bytes` with rank `other` twice, which does the same: the burst that shapers let through at
+    /// first has then been used up. Returns the time of the second message of `other`, in microseconds.
     fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
         let rank = self.executor.rank();
         let (data, _) = self.timed(&ringpull_plan::exchange(rank, other, bytes), Buffer::zeroed(2 * bytes))?;
@@ -202,10 +204,10 @@ fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
     sends.into_iter().zip(receives).map(|(out, into)| LinkRates { sends: rate(out), receives: rate(into) }).collect()
 }
 
-/// What each host's messages one way typically take, as `pairs` says by host and other host, and `back` the
-/// other way about.
+/// Returns the typical time of each host's messages in one direction. `pairs` has the times by host and other
+/// host, and `back` those of the other direction.
 fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
-    /// What noise adds to a time, or takes from it.
+    /// The factor by which noise changes a time, up or down.
     const NOISE: f64 = 1.25;
     let with_others = |host: usize| (0..pairs.len()).filter(move |other| *other != host);
     let shortest = |times: &PairTimes| -> Vec<f64> {
@@ -236,7 +238,7 @@ fn both_ways(pairs: &PairTimes) -> PairTimes {
     (0..pairs.len()).map(|host| (0..pairs.len()).map(|other| longer(host, other)).collect()).collect()
 }
 
-/// Whether what all messages take, but for a quarter, is what the slower of their links says.
+/// Returns true if all messages but a quarter take the time that the slower of their links predicts.
 fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
     let hosts = 0..rates.len();
     let all = || hosts.clone().flat_map(|from| hosts.clone().map(move |to| (from, to))).filter(|(from, to)| from != to);
@@ -265,12 +267,12 @@ fn typical(played: &[PairTimes]) -> PairTimes {
     (0..hosts).map(|host| (0..hosts).map(|other| median(host, other)).collect()).collect()
 }
 
-/// How many rounds it takes until every host has met every other.
+/// Returns the number of rounds until every host has met every other.
 fn rounds(hosts: usize) -> usize {
     hosts.next_multiple_of(2) - 1
 }
 
-/// Whom `host` meets in `round`, if anybody.
+/// Returns the host that `host` meets in `round`, if any.
 fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     let odd = rounds(hosts);
     let other = if host == odd {
@@ -284,12 +286,12 @@ fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     (other < hosts).then_some(other)
 }
 
-/// What a pair sends in each direction, where a byte takes so long in a ring.
+/// Returns the bytes that a pair sends in each direction, where a byte takes `ring_us_per_byte` in a ring.
 fn short_game_bytes(ring_us_per_byte: f64) -> f64 {
     (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end())
 }
 
-/// Whether the times are nearly equal, without the longest and the shortest tenth.
+/// Returns true if the times are nearly equal, without the longest and the shortest tenth.
 fn are_alike(pairs: &PairTimes) -> bool {
     let sorted = sorted(pairs);
     let tenth = sorted.len() / 10;
@@ -319,7 +321,7 @@ fn split(pairs: &PairTimes) -> Option<u64> {
     })
 }
 
-/// Whether sums that cross the link between `racks` once are faster than a ring over all hosts.
+/// Returns true if sums that cross the link between `racks` once are faster than a ring over all hosts.
 fn is_worth_it(racks: u64, pairs: &PairTimes, bytes: usize, ring_us_per_byte: f64) -> bool {
     let hosts = pairs.len();
     let within = |host: usize, other: usize| !is_apart(racks, host, other);
@@ -344,8 +346,8 @@ fn is_worth_it(racks: u64, pairs: &PairTimes, bytes: usize, ring_us_per_byte: f6
 mod tests {
     use super::*;
 
-    /// What a tournament measures where host `h` stands in rack `h` of `racks` and a byte takes `(host,
-    /// uplink)` microseconds.
+    /// Returns the times of a tournament where host `h` stands in rack `h` of `racks` and a byte takes
+    /// `(host, uplink)` microseconds.
     fn times(racks: u64, hosts: usize, bytes: usize, host_us: f64, uplink_us: f64) -> PairTimes {
         let mut pairs = vec![vec![f64::INFINITY; hosts]; hosts];
         for round in 0..rounds(hosts) {

@@ -12,15 +12,16 @@ use ringpull_base::buffer::region::Region;
 
 use crate::transport::peer_memory;
 
-/// What a rank shows that can be read at an address; any other number is a place in its arena, from 1, or 0.
+/// The bit of a shown number that is an address; any other number is a place in the rank's arena, from 1, or
+/// 0.
 const IS_ADDRESS: u64 = 1 << 63;
-/// What is summed at once of mapped buffers.
+/// The bytes of mapped buffers that are summed at once.
 const TAKEN_BYTES: usize = 512 << 10;
-/// What all inputs of one piece take that are read from other processes: they stay in a core's cache.
+/// The bytes of all inputs of one piece that are read from other processes: they stay in a core's cache.
 const ALL_READ_BYTES: usize = 1 << 20;
 const LEAST_READ_BYTES: usize = 64 << 10;
 
-/// Where a local rank's buffer is.
+/// The place of a local rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Mapped(*mut u8),
@@ -29,7 +30,7 @@ enum Place {
     Unreached,
 }
 
-/// How this rank reaches the memory of the others of its host.
+/// This rank's ways to the memory of the others of its host.
 pub(super) struct Reach {
     /// Each local rank's arena as it is mapped here; none if arenas cannot be shared.
     pub(super) arenas: Vec<Region>,
@@ -43,12 +44,12 @@ impl Reach {
         Reach { arenas, processes, scratch: None }
     }
 
-    /// Whether ranks read each other's processes.
+    /// Returns true if ranks read each other's processes.
     pub(super) fn reads_processes(&self) -> bool {
         self.processes.is_some()
     }
 
-    /// What the other ranks have to know of this memory: see [`IS_ADDRESS`].
+    /// Returns the number that shows this memory to the other ranks: see [`IS_ADDRESS`].
     pub(super) fn shown(&self, from: *const u8, len_bytes: usize) -> u64 {
         let arena = if self.arenas.is_empty() { None } else { arena::of_process() };
         // SAFETY: the caller has lent it; only its address is looked at.
@@ -100,7 +101,7 @@ impl Reach {
     }
 }
 
-/// Whether the kernel can read it for others: it refuses what a device has mapped.
+/// Returns true if the kernel can read it for others: it refuses memory that a device has mapped.
 fn is_ordinary(memory: &[u8]) -> bool {
     let pid = std::process::id();
     let mut byte = 0_u8;
@@ -114,9 +115,9 @@ fn is_ordinary(memory: &[u8]) -> bool {
 pub(super) struct Buffers {
     pub(super) own: *mut u8,
     pub(super) len_bytes: usize,
-    /// What goes through the window at once.
+    /// The bytes that go through the window at once.
     piece_bytes: usize,
-    /// What is read and summed at once where every buffer is reached.
+    /// The bytes that are read and summed at once if every buffer is reached.
     pub(super) taken_bytes: usize,
     local_rank: usize,
     places: Vec<Place>,
@@ -126,7 +127,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Where a local rank's buffer is in this process, if it is.
+    /// Returns the address of a local rank's buffer in this process, if it is mapped there.
     pub(super) fn mapped(&self, local_rank: usize) -> Option<*mut u8> {
         match self.places[local_rank] {
             Place::Mapped(place) => Some(place),
@@ -147,12 +148,12 @@ impl Buffers {
         (0..self.places.len()).all(|local_rank| self.is_reached(local_rank))
     }
 
-    /// Whether a buffer is reached through its process, by others than that.
+    /// Returns true if other ranks reach a buffer through its process.
     pub(super) fn is_in_process(&self, local_rank: usize) -> bool {
         matches!(self.places[local_rank], Place::InProcess(_))
     }
 
-    /// Whether some buffer is. Every local rank gets the same answer.
+    /// Returns true if some buffer is reached through its process. Every local rank gets the same answer.
     pub(super) fn reads_processes(&self) -> bool {
         (0..self.places.len()).any(|local_rank| self.is_in_process(local_rank))
     }

@@ -16,14 +16,14 @@ use ringpull_plan::{Links, Model, Plan, Schedule, Segments};
 
 use crate::communicator::placement::Placement;
 
-/// What decides how a sum is done.
+/// The properties of a sum that decide how it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Sum {
     pub(super) choice: AlgorithmChoice,
     pub(super) dtype: DType,
     pub(super) reduction: Reduction,
     pub(super) len_bytes: usize,
-    /// What its step sums in all; 0 where that is not known.
+    /// The bytes that its step sums in all; 0 if that is not known.
     pub(super) step_bytes: usize,
     /// Messages are at least this long, rather than as long as the model says.
     pub(super) least_bytes: Option<usize>,

@@ -80,7 +80,7 @@ mod tests {
 
     const SEGMENT: usize = 256 << 10;
 
-    /// What the probe of so many hosts finds.
+    /// Returns the model that the probe of `hosts` hosts finds.
     fn found(model: &Model, hosts: usize) -> Model {
         fit(&SimulatedProbe::new(model, hosts, SEGMENT).measure().unwrap())
     }

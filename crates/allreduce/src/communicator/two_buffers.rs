@@ -75,16 +75,17 @@ impl Endpoint for Scatter {
     }
 }
 
-/// An alltoall: what is sent stands in the input, and behind its `input_bytes` come the places of the output.
-/// What the rank has for itself is copied a piece with each message that arrives: no link waits for it.
+/// An alltoall: the blocks to send are in the input, and behind its `input_bytes` come the places of the
+/// output. The rank's block for itself is copied a piece with each message that arrives, so that no link
+/// waits for the copy.
 pub(super) struct BlockExchange {
     input: *const u8,
     input_bytes: usize,
     out: *mut u8,
-    /// What is not copied yet of the rank's block for itself, and where that goes in the output.
+    /// The rest of the rank's block for itself that is not copied yet, and its place in the output.
     own: Range<usize>,
     kept_start: usize,
-    /// What is copied at a time.
+    /// The bytes that are copied at a time.
     piece_bytes: usize,
 }
 

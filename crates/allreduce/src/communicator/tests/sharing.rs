@@ -16,8 +16,8 @@ use crate::communicator::begun::Passage;
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
 
-/// Runs `work` on every rank of a world in which ranks with the same number are on the same host. What is in
-/// no arena goes through the window.
+/// Runs `work` on every rank of a world in which ranks with the same number are on the same host. Buffers in
+/// no arena go through the window.
 fn on_ranks<T: Send>(hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sync) -> Vec<T> {
     on_ranks_that_read(false, hosts, work)
 }
