@@ -74,11 +74,11 @@ struct Outstanding {
 enum Phase {
     /// Operations launch one by one.
     Open,
-    /// A cycle was found; it is frozen when every rank has called what comes before it.
+    /// A cycle was found. It is frozen when every rank has made the calls before it.
     Freezing(Freezing),
     /// No rank announces anything. The cycle has this many units.
     Frozen { epoch: u32, units: u64 },
-    /// The ranks say how far they have come.
+    /// The ranks report how many units they have begun.
     Stopping { epoch: u32, units: u64, answers: Vec<Option<Stopped>>, overdue: Option<Overdue> },
 }
 
@@ -126,7 +126,7 @@ pub struct Agreement {
     /// True if a frozen cycle stood still although no rank was behind: each rank waited for something that
     /// the units did not let begin. Another cycle would stand still, too.
     has_stood_still: bool,
-    /// The unit at which a cycle last stood so.
+    /// The unit at which a cycle last stood still in that way.
     still_at: Option<u64>,
 }
 
@@ -273,7 +273,7 @@ impl Agreement {
         Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call, from: None })
     }
 
-    /// A call of an operation of a process set.
+    /// Records a call of an operation of a process set, and returns the orders that follow from it.
     fn call_of_set(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
         self.heard_s = now_s;
         let (name, size) = ((call.topic.clone(), call.ordinal), self.size);

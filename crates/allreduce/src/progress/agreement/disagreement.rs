@@ -1,4 +1,4 @@
-//! The error text for calls of one operation that differ between ranks.
+//! The error for calls of one operation that differ between ranks.
 
 use ringpull_base::{Error, INIT_ALIKE};
 

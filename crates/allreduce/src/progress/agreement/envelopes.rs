@@ -2,10 +2,10 @@
 //!
 //! The rule is MPI's. Rank 0 has the calls of each rank in the order in which the rank made them. A receive
 //! from a named rank takes the first message of that rank that is left. A receive from any rank takes the
-//! message that was announced first. A message goes to the first receive of its destination that takes it, be
-//! its sender named there or not. So messages with one tag from one rank to another do not overtake each
-//! other. Rank 0 decides once which message a receive gets, and both ends follow its decision. If two ranks
-//! send to a receive from any rank, the rank whose call comes to rank 0 first is the sender.
+//! message that was announced first. A message goes to the first receive of its destination that takes it,
+//! whether that receive names the sender or not. So messages with one tag from one rank to another do not
+//! overtake each other. Rank 0 decides once which message a receive gets, and both ends follow its decision.
+//! If two ranks send to a receive from any rank, the rank whose call comes to rank 0 first is the sender.
 //!
 //! A rank counts its sends and receives, and a launch names each end's call by that end's count.
 

@@ -1,5 +1,4 @@
-//! Reports the late ranks, the time that others have waited for them, and the deadlocks, from rank 0's table
-//! of calls.
+//! Finds late ranks and deadlocks in rank 0's table of calls.
 
 use ringpull_base::{Error, Key};
 

@@ -52,7 +52,8 @@ impl Names {
         self.known.remove(topic);
     }
 
-    /// Counts a call as the others do.
+    /// Subtracts the forgotten calls from a call's ordinal, if the rank had not forgotten them when it
+    /// called.
     pub(super) fn count(&self, rank: usize, call: &mut Call) {
         if self.awaited.contains(&rank)
             && let Some(made) = self.forgotten.get(&call.topic)
@@ -63,7 +64,7 @@ impl Names {
 }
 
 impl Agreement {
-    /// The order to forget names, if it is time for it.
+    /// Returns the order to forget names, if it is due.
     pub(super) fn forget_names(&mut self) -> Option<Order> {
         let names = &self.names;
         let is_due = names.known.len() > names.most && names.launches >= names.next_look && names.awaited.is_empty();
