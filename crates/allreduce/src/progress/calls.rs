@@ -19,11 +19,11 @@ use crate::progress::rest::{Due, Rest};
 /// An action that follows from a call or a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Act {
-    /// Tell rank 0 of it.
+    /// Announce the call to rank 0.
     Announce(Call),
-    /// All members have been called.
+    /// Begin a unit: all its members have been called.
     Begin(Unit),
-    /// Every rank has called it.
+    /// Run an operation: every rank has called it.
     Run(Launch),
     /// Make a job for a call that this rank has not made because it has joined. The action that begins the
     /// job follows.
@@ -32,16 +32,16 @@ pub enum Act {
     Join,
     /// Ask rank 0 to stop the frozen cycle of this epoch.
     Invalidate(u32),
-    /// Tell rank 0 that this rank has called what was outstanding.
+    /// Tell rank 0 that this rank has made its outstanding calls.
     CaughtUp,
-    /// The ranks do not agree.
+    /// Fail, because the ranks do not agree.
     Fault(Error),
 }
 
-/// A rank that is the only one forgets the names of collectives when there are more.
+/// The number of names of collectives above which a rank without peers forgets them.
 const MOST_NAMES: usize = 1024;
 
-/// In this many cycles a rank may be with calls while it has not made those of an earlier one.
+/// The number of cycles of which a rank may have made calls while it has not made those of an earlier one.
 const CYCLES: u64 = 2;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
@@ -50,9 +50,9 @@ enum RankPhase {
     Agreeing,
     /// Units begin as they are complete.
     Frozen,
-    /// No unit begins; rank 0 is going to say how far to go.
+    /// No unit begins; rank 0 is about to send the last unit to begin.
     Stopped,
-    /// Units up to some number are still to begin; what is beyond is announced.
+    /// Units up to some number are still to begin. Later calls are announced.
     Pending(RunTo),
 }
 
@@ -61,13 +61,13 @@ enum RankPhase {
 #[cfg_attr(test, derive(serde::Serialize))]
 enum Data {
     Left,
-    /// None, which is reported when every call has been announced that has not begun.
+    /// No data is left. Reported to rank 0 when every call that has not begun has been announced.
     Ended,
-    /// None, and this was reported to rank 0.
+    /// No data is left, and this was reported to rank 0.
     Joined,
 }
 
-/// One rank's calls that have not begun, and how they will.
+/// One rank's calls that have not begun, and the way in which they will.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Calls {
     rank: usize,
@@ -91,15 +91,15 @@ pub struct Calls {
     data: Data,
     mode: RankPhase,
     frozen: Option<Frozen>,
-    /// While something is outstanding: that, and what launches meanwhile.
+    /// The units left to begin after a stop, and the operations launched meanwhile.
     rest: Rest,
     /// True if other ranks had begun more units than this one when the last frozen cycle was stopped.
     is_behind: bool,
 }
 
 impl Calls {
-    /// No calls, of `rank`; `sums_block` if a sum is done when the one before it is, on every rank in one
-    /// order.
+    /// An empty record of the calls of `rank`. `sums_block` is true if a sum is done only after the one
+    /// before it, in the same order on every rank.
     pub fn new(rank: usize, sums_block: bool) -> Self {
         Calls {
             rank,
@@ -153,7 +153,7 @@ impl Calls {
         self.ordinals.iter().map(|(topic, made)| (topic, *made))
     }
 
-    /// A call is made; returns what has to be done.
+    /// Records a call, and returns the actions that follow.
     pub fn call(&mut self, topic: Topic, operation: Operation, terms: Terms, transfer: Transfer) -> Vec<Act> {
         let next = match &topic {
             Topic::Message(_) => &mut self.messages,
@@ -178,7 +178,8 @@ impl Calls {
             return vec![Act::Run(Launch { topic, ordinal, number: ordinal as u32, call: None, from: None })];
         }
         if topic.set().is_some() {
-            // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
+            // The call is in no frozen cycle and waits for no outstanding operation, because its ranks are
+            // not all.
             self.made += 1;
             self.of_sets += 1;
             let mut acts = if self.shuns_cycle() { self.deviate() } else { Vec::new() };
@@ -197,7 +198,8 @@ impl Calls {
         index
     }
 
-    /// This rank has no data left: it stands in for what the others call until [`joined`](Self::joined).
+    /// Records that this rank has no data left. It stands in for the calls of the others until
+    /// [`joined`](Self::joined).
     pub fn join(&mut self) -> Vec<Act> {
         self.data = Data::Ended;
         let mut acts = self.wait();
@@ -209,7 +211,7 @@ impl Calls {
         acts
     }
 
-    /// Every rank has joined.
+    /// Records that every rank has joined.
     pub fn joined(&mut self) {
         self.data = Data::Left;
     }
@@ -219,7 +221,7 @@ impl Calls {
         self.data != Data::Left
     }
 
-    /// Says that this rank has joined, once what it called before has been announced.
+    /// Returns the report that this rank has joined, once its earlier calls have been announced.
     fn tell(&mut self) -> Option<Act> {
         if self.data != Data::Ended || matches!(self.mode, RankPhase::Stopped) {
             return None;
@@ -228,7 +230,7 @@ impl Calls {
         Some(Act::Join)
     }
 
-    /// A caller waits, or looks at what a call has given: whatever was called before must be able to begin
+    /// Records that a caller waits, or reads the result of a call: all earlier calls must be able to begin
     /// without another call.
     pub fn wait(&mut self) -> Vec<Act> {
         self.waited = true;
@@ -238,14 +240,14 @@ impl Calls {
         }
     }
 
-    /// The next call follows on the return of everything that was called before, to a caller that is told of
-    /// each return. It may have waited for that and does not say so.
+    /// Records that all earlier calls have returned, to a caller that is notified of each return. It may have
+    /// waited for that without reporting it.
     pub fn all_returned(&mut self) {
         self.waited = true;
     }
 
-    /// An operation was launched by itself. On ranks that have begun what is outstanding here it comes behind
-    /// that.
+    /// Records an operation that was launched by itself. It comes after the outstanding units, which other
+    /// ranks have begun before it.
     pub fn launched(&mut self, launch: Launch) -> Vec<Act> {
         let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
         let found = found.map(|(index, call)| (*index, call.transfer));
@@ -273,7 +275,7 @@ impl Calls {
         acts
     }
 
-    /// An operation has failed by itself, and will not be launched.
+    /// Records an operation that has failed by itself and will not be launched.
     pub fn refused(&mut self, topic: &Topic, ordinal: u64) {
         let found = self.open.iter().find(|(_, call)| call.ordinal == ordinal && call.topic == *topic);
         let index = found.map(|(index, _)| *index);
@@ -286,7 +288,8 @@ impl Calls {
         *next = (*next).max(ordinal + 1);
     }
 
-    /// These names, which every rank has called so often, are forgotten: calls made since count from 0.
+    /// Forgets these names. The number beside each is that of every rank's calls of it: later calls count
+    /// from 0.
     pub fn forget(&mut self, topics: &[(Topic, u64)]) {
         for (topic, made) in topics {
             if let Some(next) = self.ordinals.get_mut(topic) {
@@ -312,10 +315,10 @@ impl Calls {
         self.ordinals.keys().filter(|topic| topic.is_named()).count()
     }
 
-    /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
+    /// Freezes the sequence of calls. Calls that were announced and not launched are its first.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        // Nothing to stand in for, and nothing outstanding: no sequence is frozen while rank 0 knows of a
-        // rank that has joined or has something outstanding.
+        // There is no call to stand in for, and none outstanding: no sequence is frozen while rank 0 knows of
+        // a rank that has joined or has outstanding calls.
         let mut acts = self.launched(freeze.last.clone());
         self.frozen = Some(Frozen::new(freeze));
         self.mode = RankPhase::Frozen;
@@ -334,7 +337,7 @@ impl Calls {
         acts
     }
 
-    /// Stops the frozen cycle of `epoch`; how far this rank has come in it.
+    /// Stops the frozen cycle of `epoch`. Returns this rank's progress in it.
     pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
         let stopped = self.begun().filter(|stopped| stopped.epoch == epoch)?;
         self.mode = RankPhase::Stopped;
@@ -366,8 +369,8 @@ impl Calls {
         acts
     }
 
-    /// Stands in for what others have begun of the frozen cycle and this rank, which has joined, has not
-    /// called.
+    /// Stands in for operations of the frozen cycle that others have begun and that this rank, which has
+    /// joined, has not called.
     fn make_up(&mut self) -> Vec<Act> {
         // Rank 0 has dropped a join that was sent before it stopped the ranks.
         self.data = Data::Ended;
@@ -415,7 +418,7 @@ impl Calls {
         Some(Stopped { epoch: frozen.epoch(), begun: frozen.begun(), missing })
     }
 
-    /// Finds the way of a call that is open.
+    /// Announces an open call, or begins the unit that it completes.
     fn place(&mut self, index: u64) -> Vec<Act> {
         let call = &self.open[&index];
         let Some(frozen) = &mut self.frozen else { return vec![Act::Announce(call.clone())] };
@@ -446,7 +449,7 @@ impl Calls {
         }
     }
 
-    /// Begins what may begin.
+    /// Begins the operations that may begin.
     fn begin(&mut self) -> Vec<Act> {
         let mut acts = Vec::new();
         let Some(frozen) = &mut self.frozen else { return acts };

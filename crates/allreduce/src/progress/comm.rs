@@ -54,7 +54,7 @@ struct Running {
 struct Comm<'a> {
     shared: &'a Shared,
     communicator: Communicator,
-    /// In the order in which they were begun.
+    /// The operations under way, in the order in which they began.
     running: Vec<Running>,
     /// Commands of all ranks that may not begin yet, in order.
     held: VecDeque<Command>,
@@ -112,7 +112,7 @@ pub(super) fn communicate(
         comm.go_on();
     }
     if shared.fault.get().is_some() {
-        // Requests may be in sum; the library must not be called any more, not even to free it.
+        // Requests may still refer to it. The library must not be called any more, not even to free it.
         std::mem::forget(comm.communicator);
     }
 }
@@ -167,8 +167,8 @@ impl Comm<'_> {
             }
     }
 
-    /// The next command, while nothing is under way. A caller that waited for what is just done may have one
-    /// soon, and to sleep would make it wait longer.
+    /// Returns the next command, while no operation is under way. A caller that waited for the last operation
+    /// may have one soon, and a sleep would delay it.
     fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
         const LINGER: Duration = Duration::from_micros(50);
         const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
@@ -199,8 +199,7 @@ impl Comm<'_> {
         self.take(topics.zip(jobs).collect(), launch, unit.cycle_bytes);
     }
 
-    /// Begins a sum, of a step that sums so many bytes if that is known, or a job's messages, or runs a job
-    /// that wants the communicator to itself.
+    /// Begins a sum or a job's messages, or runs a job that needs the communicator to itself.
     fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
@@ -300,7 +299,7 @@ impl Comm<'_> {
         }
     }
 
-    /// Asks the job of an operation what comes next.
+    /// Asks the job of an operation for its next messages.
     fn advance(&mut self, at: usize) -> Result<(), Error> {
         let Running { jobs, launch, ticket, since_ns, .. } = &mut self.running[at];
         let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
@@ -354,7 +353,7 @@ impl Comm<'_> {
         }))
     }
 
-    /// A bucket of what the jobs add.
+    /// Returns a bucket that holds the jobs' addends.
     fn fill(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Buffer {
         let len_bytes = layout.len_bytes();
         let kept = self.buckets.iter().position(|bucket| bucket.bytes().len() == len_bytes);
@@ -378,7 +377,7 @@ impl Comm<'_> {
         }
         self.buckets.push(bucket);
         if self.buckets.len() > MOST_RUNNING {
-            // Of a cycle that is no more.
+            // A bucket of a cycle that has ended.
             self.buckets.remove(0);
         }
     }
@@ -408,7 +407,7 @@ impl Comm<'_> {
         self.shared.received_bytes.store(received, Ordering::Relaxed);
     }
 
-    /// Moves what is under way, or waits a little.
+    /// Advances the operations under way, or waits a little.
     fn go_on(&mut self) {
         let executor = self.communicator.executor();
         let outcome = executor.advance().and_then(|moved| if moved { Ok(()) } else { executor.pause() });
@@ -426,7 +425,7 @@ impl Comm<'_> {
         }
     }
 
-    /// Hands on what is finished and may go.
+    /// Hands on the finished operations whose turn it is.
     fn hand_on(&mut self) {
         loop {
             let finished: Vec<Ticket> = self.communicator.executor().take_finished().collect();
@@ -483,7 +482,7 @@ impl Comm<'_> {
         }
     }
 
-    /// The first cause is everybody's; everything under way fails with it.
+    /// Reports the cause to all ranks, if it is the first. Every operation under way fails with it.
     fn fail(&mut self, cause: &Error, job: Option<Box<dyn Job>>) {
         self.shared.poison(cause, true);
         let fault = self.shared.fault.get().unwrap_or(cause);

@@ -1,4 +1,4 @@
-//! The ranks that a transport joins, how it is ended, and how those that are left go on after a loss.
+//! The ranks of a transport, its end, and the way in which survivors of a loss go on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) fn is_enough(part: &[usize], size: usize) -> bool {
     2 * part.len() + usize::from(part.contains(&0)) > size
 }
 
-/// An error unless of `size` ranks that start enough are left.
+/// Returns an error if too few of `size` ranks that start are left.
 pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
     if is_enough(ranks, size) {
         return Ok(());
@@ -35,7 +35,7 @@ pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
 /// A function that connects a transport and its control star; called on the comm thread.
 pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
 
-/// A transport that is ready, and how to end it.
+/// A transport that is ready, and the function that ends it.
 pub struct Connected {
     /// The wire.
     pub transport: Box<dyn Transport>,
@@ -55,9 +55,9 @@ pub struct Succession {
     pub ranks: Vec<usize>,
     /// The number of ranks before them.
     pub among: usize,
-    /// Connects those that are left. Returns what it is given if no rank is lost. On the comm thread.
+    /// Connects the survivors. Returns the fault that it is given if no rank is lost. On the comm thread.
     pub next: Next,
-    /// Lets the transport take ranks for lost from which nothing is heard.
+    /// Makes the transport treat ranks as lost from which nothing is heard.
     pub sever: Sever,
 }
 

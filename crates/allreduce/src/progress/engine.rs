@@ -1,8 +1,8 @@
-//! The threads behind a store that sums by allreduce.
+//! The threads of a store that sums by allreduce.
 //!
 //! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has
 //! called it; the comm thread, which alone talks to the transport, runs launched jobs in the order of their
-//! numbers; the finishing thread applies updates and hands out results, but for short ones that the comm
+//! numbers; the finishing thread applies updates and hands out results, except short ones, which the comm
 //! thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
@@ -46,7 +46,7 @@ pub struct Engine {
     sets: Mutex<BTreeMap<(u64, Vec<usize>), u32>>,
     process: Process,
     files: Mutex<Vec<PathBuf>>,
-    /// The file that says that this rank has ended in order.
+    /// A file that shows that this rank has ended in order.
     ended: Mutex<Option<PathBuf>>,
 }
 
@@ -84,7 +84,8 @@ impl Engine {
         Engine::in_process_with_helpers(size, 0, config)
     }
 
-    /// The same with helpers, whose engines come last, each to be [served](Self::serve) by a thread.
+    /// As [`in_process`](Self::in_process), with helpers. Their engines come last, and a thread must
+    /// [serve](Self::serve) each.
     pub fn in_process_with_helpers(workers: usize, helpers: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let size = workers + helpers;
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
@@ -123,7 +124,7 @@ impl Engine {
         self.current.generation()
     }
 
-    /// Those losses, from the one at place `seen` on.
+    /// The changes by those losses, from the one at place `seen` on.
     pub fn changes(&self, seen: usize) -> Vec<Change> {
         self.current.changes(seen)
     }
@@ -138,8 +139,8 @@ impl Engine {
         self.current.get().is_helper()
     }
 
-    /// On a helper: takes part in the sums of the others until all of them are done, and then leaves. Blocks.
-    /// An error if the job fails.
+    /// Takes part in the sums of the others, on a helper, until all of them are done, and then leaves.
+    /// Blocks. Returns an error if the job fails.
     pub fn serve(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
         let shared = self.current.get();
@@ -150,7 +151,7 @@ impl Engine {
             shared.served();
         }
         drop(shared);
-        // No wait for another rank: that a helper waits says nothing about the job.
+        // Not counted as a wait for another rank: a helper's wait shows nothing about the job.
         let outcome = waits::until(|limit| self.answer(&answer, limit));
         if outcome.is_err() {
             // The caller reports it.
@@ -216,13 +217,13 @@ impl Engine {
         fault
     }
 
-    /// The first fault, without taking note that a caller has been given it.
+    /// Returns the first fault, without recording that a caller has received it.
     pub fn first_fault(&self) -> Option<Error> {
         self.current.get().fatal().cloned()
     }
 
-    /// Lets `hook` know of the first fault, which may have come already. To be called once, in a job that
-    /// does not go on without lost ranks.
+    /// Calls `hook` with the first fault, which may have come already. To be called once, in a job that does
+    /// not go on without lost ranks.
     pub fn on_fault(&self, hook: OnFault) {
         let shared = self.current.get();
         let hook = shared.on_fault.get_or_init(|| hook);
@@ -254,7 +255,7 @@ impl Engine {
         (sent, received, control)
     }
 
-    /// Does `work` when this is rank 0: now, or when a loss makes it that, on the comm thread.
+    /// Does `work` when this is rank 0: now, or on the comm thread when a loss makes it rank 0.
     pub fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
         self.current.when_first(work);
     }
@@ -280,20 +281,20 @@ impl Engine {
         self.files.lock().push(file);
     }
 
-    /// Writes an empty file when this rank and all others that are left have ended in order. If one is lost
-    /// after this rank has come to its end, nothing is written.
+    /// Writes an empty file when this rank and all survivors have ended in order. Writes nothing if a rank is
+    /// lost after this rank has come to its end.
     pub fn write_at_end(&self, file: PathBuf) {
         *self.ended.lock() = Some(file);
     }
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
-    /// `terms`. Returns at once. An error while this rank has joined.
+    /// `terms`. Returns at once, with an error if this rank has joined.
     pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         self.current.get().submit(topic, operation, terms, job)
     }
 
-    /// As [`submit`](Self::submit), among the ranks of that generation alone: an error if the job has lost
-    /// one since.
+    /// As [`submit`](Self::submit), among the ranks of that generation alone. Returns an error if the job has
+    /// lost one since.
     pub fn submit_in(
         &self,
         generation: u64,
@@ -307,7 +308,7 @@ impl Engine {
         shared.submit(topic, operation, terms, job)
     }
 
-    /// An error if the job has lost a rank since that generation.
+    /// Returns an error if the job has lost a rank since that generation.
     pub fn check_generation(&self, generation: u64) -> Result<()> {
         check_generation(&self.current.get(), generation)
     }
@@ -318,7 +319,7 @@ impl Engine {
         self.current.wait();
     }
 
-    /// Tells the engine the same on behalf of a tensor.
+    /// Returns the waiter by which a tensor reports the same.
     pub fn waiter(&self) -> Weak<dyn Waiter> {
         // The annotation makes the trait object out of a `Weak` of a sized type.
         let current: Weak<Current> = Arc::downgrade(&self.current);
@@ -358,8 +359,8 @@ impl Engine {
         self.answered(&answer)
     }
 
-    /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The
-    /// last rank to join. Blocks.
+    /// Joins, because this rank has no data left: until every rank has joined it adds zeros to the sums of
+    /// the others. Returns the last rank to join. Blocks.
     pub fn join(&self) -> Result<usize> {
         let shared = self.current.get();
         if shared.elastic.is_some() {
@@ -444,8 +445,8 @@ impl Engine {
         }
     }
 
-    /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when
-    /// it does; `None`: not any more.
+    /// Tells the other ranks the error that this rank would end with, because it may have no time for that
+    /// when it ends. `None` withdraws it.
     pub fn failing(&self, why: Option<&str>) {
         let shared = self.current.get();
         let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
@@ -459,7 +460,7 @@ impl Engine {
         }
     }
 
-    /// This rank unwinds and will call no more: says so to every rank, so that none waits for it.
+    /// Tells every rank that this rank unwinds and will call no more, so that none waits for it.
     pub fn give_up(&self) {
         let shared = self.current.get();
         let (peer, ranks) = (shared.peer().to_string(), vec![shared.rank]);
@@ -474,20 +475,20 @@ impl Engine {
         shared.end(&fault);
     }
 
-    /// The process that it serves, which is not the caller's if that is a forked child.
+    /// The process of the engine, which is not the caller's if that is a forked child.
     pub fn process(&self) -> Process {
         self.process
     }
 
-    /// Ends the engine: waits for what was called, informs the peers, ends the library. After a fault it ends
-    /// at once. Nothing in a forked child, whose parent goes on.
+    /// Ends the engine: waits for the calls made, informs the peers, ends the library. After a fault it ends
+    /// at once. Does nothing in a forked child, whose parent goes on.
     pub fn leave(&self) {
         const LOOK: Duration = Duration::from_millis(1);
         if !self.process.is_here() || self.current.get().leaving.swap(true, Ordering::AcqRel) {
             return;
         }
         self.files.lock().drain(..).for_each(|file| drop(std::fs::remove_file(file)));
-        // A thread that is given the fault from now on may have no time to say so.
+        // A thread that receives the fault from now on may have no time to report it.
         let shared = self.current.get();
         let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
         drop(shared);
@@ -513,7 +514,7 @@ impl Engine {
             left = left.saturating_sub(LOOK);
             std::thread::sleep(LOOK);
         }
-        // After a loss what was kept comes first again.
+        // After a loss the saved operations come first.
         let say_goodbye = || {
             let shared = self.current.get();
             if shared.elastic.is_none() || shared.fatal().is_some() || !shared.has_calls() {
@@ -576,7 +577,7 @@ impl Drop for Engine {
     }
 }
 
-/// Waits until every rank has come this far, which starting MPI waits for, and says so when it takes long.
+/// Waits until every rank has come this far, which the start of MPI waits for. Warns when it takes long.
 fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> {
     // A short limit is for steps, and processes start more slowly.
     const LEAST: Duration = Duration::from_secs(60);

@@ -16,12 +16,12 @@ use crate::progress::messages::{Call, Step, Topic, Transfer};
 use crate::progress::period::Sequence;
 use crate::progress::phases::phases;
 
-/// The most calls of a rank that are remembered.
+/// The number of calls of a rank that are remembered at most.
 const MEMORY: usize = 1 << 15;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Seen {
-    /// Its number in [`Logs::topics`].
+    /// The topic's number in [`Logs::topics`].
     topic: u32,
     ordinal: u64,
     waited: bool,
@@ -91,9 +91,9 @@ impl Logs {
         }
     }
 
-    /// The length of the shortest period that makes up the end of rank 0's calls `times` times. It begins
-    /// where rank 0 has waited, if that waits in it at all: other ranks make the calls of a step in other
-    /// orders, and a line within it would cut theirs.
+    /// Returns the length of the shortest period whose last `times` repetitions are the end of rank 0's
+    /// calls. It begins where rank 0 has waited, if rank 0 waits in it at all: other ranks make the calls of
+    /// a step in other orders, and a line within the step would cut theirs.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let is_whole = |period: &usize| {
             let mut waits = self.own.range(self.own.len() - period..).map(|call| call.waited);
@@ -167,7 +167,7 @@ impl Logs {
         (steps, units)
     }
 
-    /// Forgets what was called of these, and the sequence of calls that they are in.
+    /// Forgets the calls of these topics, and the sequence of calls that they are in.
     pub(super) fn forget(&mut self, topics: &BTreeMap<Topic, u64>) {
         if topics.keys().any(|topic| topic.set().is_none()) {
             self.clear();
@@ -196,7 +196,7 @@ impl Freezing {
         self.line.get(topic).is_none_or(|line| ordinal >= *line)
     }
 
-    /// A rank has made one more call.
+    /// Records one more call of a rank.
     pub(super) fn call(&mut self, rank: usize, topic: &Topic, ordinal: u64) {
         if self.is_beyond(topic, ordinal) {
             self.beyond[rank] = true;
@@ -207,7 +207,7 @@ impl Freezing {
         }
     }
 
-    /// An operation before the line has launched.
+    /// Records that an operation before the line has launched.
     pub(super) fn launched(&mut self) {
         self.unlaunched -= 1;
     }

@@ -1,4 +1,4 @@
-//! A frozen cycle on one rank: what has been called of it, and which units may begin.
+//! A frozen cycle on one rank: the calls made of it, and the units that may begin.
 //!
 //! Pure. Units begin in one order, which is the same on every rank. A unit may begin when this rank has
 //! called all its members.
@@ -21,7 +21,7 @@ pub struct Unit {
 /// The operations of one topic in a cycle.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct TopicSteps {
-    /// The ordinal of the first of them in the first cycle.
+    /// The ordinal of its first operation in the first cycle.
     first: u64,
     /// Their steps.
     steps: Vec<u32>,
@@ -34,7 +34,7 @@ struct Spot {
     step: u32,
 }
 
-/// A frozen cycle, and where this rank is in it.
+/// A frozen cycle, and this rank's progress in it.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Frozen {
     freeze: Freeze,
@@ -88,7 +88,7 @@ impl Frozen {
         Some(Spot { cycle: at / times, step: place.steps[(at % times) as usize] })
     }
 
-    /// The step that the call should be, and whether it is.
+    /// Returns the step that the call should be, and true if it is that step.
     pub(super) fn expected(&self, call: &Call) -> Option<(&Step, bool)> {
         let step = &self.freeze.steps[self.spot(call)?.step as usize];
         Some((step, step.operation == call.operation && step.terms == call.terms))

@@ -67,8 +67,8 @@ impl Current {
         self.changes.lock().last().map_or(0, |change| change.generation)
     }
 
-    /// The next generation takes the place of `old`, and gets what that has kept, and what is still called
-    /// there.
+    /// Replaces the generation `old` by the next one, which gets the operations saved there, and those that
+    /// are still called there.
     pub(super) fn replace(&self, old: &Shared, next: &Arc<Shared>, change: Change) {
         old.fail_waiting();
         let follower = Arc::clone(next);
@@ -81,7 +81,7 @@ impl Current {
             let follows = || Error::bug("a generation of ranks follows one that was to be the last");
             next.end(&old.fatal().cloned().unwrap_or_else(follows));
         }
-        // A caller may wait for what was called before.
+        // A caller may wait for an operation called before.
         next.wait();
         self.changes.lock().push(change);
         *self.shared.write() = Arc::clone(next);

@@ -12,12 +12,12 @@ use crate::transport::meeting::Number;
 pub(super) struct Handover<N = AtomicU32>(N);
 
 impl<N: Number> Handover<N> {
-    /// The comm thread gives one more job, before it sends it.
+    /// Counts a job of the comm thread, before it is sent.
     pub(super) fn give(&self) {
         self.0.add(1, Ordering::Relaxed);
     }
 
-    /// The finishing thread has finished one.
+    /// Counts a job as finished, on the finishing thread.
     pub(super) fn finished(&self) {
         self.0.add(u32::MAX, Ordering::Release);
     }

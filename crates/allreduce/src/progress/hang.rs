@@ -1,10 +1,10 @@
 //! The end of a process whose MPI library does not return, if no caller can be given the fault.
 //!
-//! After a fault the comm thread fails what is under way, and so its callers hear of it. It cannot while it
-//! is in a call of MPI's that never returns: after a reset of a connection Open MPI 4.1 has been seen to go
-//! round in its list of events. A program that only waits for such an operation would wait for ever. So its
-//! process prints the fault and ends. One that does something else is left alone: it hears of the fault by
-//! its next call, and may save its work before.
+//! After a fault the comm thread fails the operations under way, and so their callers hear of it. It cannot
+//! while it is in a call of MPI that never returns: after a reset of a connection Open MPI 4.1 has been seen
+//! to loop in its list of events. A program that only waits for such an operation would wait for ever. So its
+//! process prints the fault and ends. A program that does something else is left alone: its next call returns
+//! the fault, and it may save its work before.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The interval between two looks.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// Since when nothing has moved after a fault, and how much had.
+/// The time since which nothing has moved after a fault, and the amount that had moved.
 #[derive(Default)]
 pub(super) struct Hang {
     since: Option<(Instant, u64)>,

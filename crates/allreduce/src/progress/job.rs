@@ -12,16 +12,17 @@ use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
-    /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can
-    /// stand in for it.
+    /// Returns the job of a call that others have made and this rank has not: it adds zeros. Returns an error
+    /// if no job can stand in for it.
     fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>>;
 
-    /// The sum of the key's last operation that is done here, for ranks that lack it; `None` if it has none.
+    /// Returns the sum of the key's last operation that is done here, for ranks that lack it; `None` if there
+    /// is none.
     fn last_sum(&self, _key: &Key) -> Option<Vec<u8>> {
         None
     }
 
-    /// An error if what it has cannot go on without the ranks that are lost.
+    /// Returns an error if the store cannot go on without the lost ranks.
     fn check_complete(&self) -> Result<()> {
         Ok(())
     }
@@ -39,32 +40,32 @@ pub trait Job: Send {
         false
     }
 
-    /// A collective that comes first, on the comm thread, when nothing else is under way.
+    /// Runs a collective that comes first, on the comm thread, when no other operation is under way.
     fn check(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
         Ok(())
     }
 
-    /// For [`Transfer::Sum`]: the memory to sum, in which the sum is returned; the same memory each time. On
-    /// the comm thread.
+    /// Returns the memory to sum, for [`Transfer::Sum`]. The sum is returned in it; it is the same memory
+    /// each time. On the comm thread.
     fn addend(&mut self) -> &mut [u8] {
         &mut []
     }
 
-    /// For a [`Transfer::Sum`] that is divided: what this rank makes of the sums of its part, a range of the
-    /// addend in bytes. Asked once, before the memory is. On the comm thread, when no earlier operation of
-    /// the same topic is under way.
+    /// Returns the update of this rank's part, a range of the addend in bytes, for a divided
+    /// [`Transfer::Sum`]. Called once, before `addend`, on the comm thread, when no earlier operation of the
+    /// same topic is under way.
     fn part_update(&mut self, _part: Range<usize>) -> Result<PartUpdate> {
         Err(Error::bug("an operation is divided and has no update"))
     }
 
-    /// For [`Transfer::Messages`]: begins what the job has to send and receive, on the comm thread; asked
-    /// again whenever the ticket that it has returned last is finished. `None` if nothing is left. It blocks
-    /// only if it is of all ranks and [`sums_block`](Communicator::sums_block).
+    /// Begins the next messages of a job, for [`Transfer::Messages`], on the comm thread. Called again when
+    /// the ticket that it returned last is finished. Returns `None` if no message is left. It blocks only if
+    /// it is of all ranks and [`sums_block`](Communicator::sums_block).
     fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<Ticket>> {
         Ok(None)
     }
 
-    /// For [`Transfer::Alone`]: the collective part as a whole, on the comm thread.
+    /// Does the collective part as a whole, for [`Transfer::Alone`], on the comm thread.
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()>;
 
     /// Returns true if `finish` takes less time than to wake another thread. The comm thread then calls it,
@@ -86,7 +87,7 @@ pub trait Job: Send {
         false
     }
 
-    /// Other ranks have done the operation, and this is their sum: as if it was done here.
+    /// Finishes the job with the sum of other ranks that have done the operation.
     fn given(self: Box<Self>, _sum: &[u8]) -> Result<()> {
         Err(Error::bug("an operation was done elsewhere, and cannot be given"))
     }
@@ -116,14 +117,14 @@ pub struct Reply<T>(Sender<Result<T>>);
 /// A job's answer to its caller, who may wait for it: see [`Engine::wait_for`](super::Engine::wait_for).
 pub struct Answer<T>(pub(super) Receiver<Result<T>>);
 
-/// The two ends of an answer.
+/// Returns the two ends of an answer.
 pub fn answer<T>() -> (Reply<T>, Answer<T>) {
     let (result, answer) = crossbeam_channel::bounded(1);
     (Reply(result), Answer(answer))
 }
 
 impl<T> Reply<T> {
-    /// Gives it; a caller that has gone needs none.
+    /// Sends the answer; a caller that has gone needs none.
     pub fn send(self, outcome: Result<T>) {
         drop(self.0.send(outcome));
     }
@@ -162,7 +163,7 @@ impl<T: Send> Job for Direct<T> {
     }
 
     fn is_soon_finished(&self) -> bool {
-        // To let go of memory may take its time.
+        // To free memory may take long.
         self.memory.is_empty()
     }
 

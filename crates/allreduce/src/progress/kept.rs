@@ -28,7 +28,7 @@ pub(super) struct Elastic {
 
 enum Orphans {
     Kept(Vec<Orphan>),
-    /// They went to the next generation, and those that still come do.
+    /// The saved operations went to the next generation, and so do those that still come.
     Passed(Box<dyn Fn(Orphan) + Send>),
     /// The job has ended without a next generation.
     Ended,
@@ -39,14 +39,14 @@ impl Elastic {
         Elastic { before, orphans: Mutex::new(Orphans::Kept(Vec::new())), called: AtomicU64::new(0) }
     }
 
-    /// The job of a call that is kept if its generation ends before it is done.
+    /// Returns the job of a call that is kept if its generation ends before it is done.
     pub(super) fn keep(&self, topic: &Topic, operation: &Operation, terms: &Terms, job: Box<dyn Job>) -> Box<dyn Job> {
         let place = self.called.fetch_add(1, Ordering::Relaxed);
         let (topic, operation, terms) = (topic.clone(), operation.clone(), terms.clone());
         Box::new(KeptJob(Some(Orphan { place, topic, operation, terms, job })))
     }
 
-    /// Takes the job, unless it cannot be done again or nothing is kept any more.
+    /// Takes the job, unless it cannot be retried or no job is kept any more.
     pub(super) fn adopt(&self, mut job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
         let mut orphans = self.orphans.lock();
         if matches!(*orphans, Orphans::Ended) {
@@ -71,7 +71,7 @@ impl Elastic {
         matches!(*self.orphans.lock(), Orphans::Kept(_))
     }
 
-    /// Ends the job without a next generation. Returns what was kept for it.
+    /// Ends the job without a next generation. Returns the operations saved for it.
     pub(super) fn end(&self) -> Vec<Orphan> {
         let mut orphans = self.orphans.lock();
         let Orphans::Kept(kept) = &mut *orphans else { return Vec::new() };
@@ -80,8 +80,8 @@ impl Elastic {
         kept
     }
 
-    /// Gives what was kept to `next`, in the order of the calls, and what still comes. Not if there is to be
-    /// no next generation.
+    /// Gives the saved operations to `next`, in the order of the calls, and later those that still come.
+    /// Returns false if no saved operations wait for a next generation.
     pub(super) fn pass(&self, next: Box<dyn Fn(Orphan) + Send>) -> bool {
         let mut orphans = self.orphans.lock();
         let Orphans::Kept(kept) = &mut *orphans else { return false };
@@ -91,7 +91,7 @@ impl Elastic {
         true
     }
 
-    /// Does `work` on what is kept.
+    /// Does `work` on the saved operations.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Vec<Orphan>) -> T) -> Option<T> {
         match &mut *self.orphans.lock() {
             Orphans::Kept(kept) => Some(work(kept)),

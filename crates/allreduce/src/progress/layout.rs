@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use ringpull_plan::Parts;
 
-/// Of jobs' memory of some lengths, in elements.
+/// The layout of several jobs' memory, in elements.
 pub(super) struct Layout {
     element: usize,
     /// The owners' parts of each job's memory.
@@ -21,7 +21,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// `lens_bytes` are the lengths of the jobs' memory, whose elements have `element` bytes.
+    /// The layout of jobs whose memory has the lengths `lens_bytes`, in elements of `element` bytes.
     pub(super) fn new(lens_bytes: impl Iterator<Item = usize>, element: usize, owners: usize) -> Self {
         Layout { element, jobs: lens_bytes.map(|len| Parts::even(len / element, owners)).collect(), owners }
     }
@@ -47,7 +47,7 @@ impl Layout {
         (0..self.owners).flat_map(|owner| self.pieces_of(owner))
     }
 
-    /// Those of one owner.
+    /// The pieces of one owner.
     pub(super) fn pieces_of(&self, owner: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let piece = move |parts: &Parts| {
             let range = parts.range(owner..owner + 1);

@@ -32,17 +32,17 @@ pub enum Topic {
     Collective {
         /// The `comm`-th communicator or store that the process created.
         comm: u32,
-        /// The ranks of the job that it is of, if not all: its process set.
+        /// The ranks of its process set; `None` for all ranks of the job.
         set: Option<Vec<usize>>,
         /// The name that its callers give it. A collective without a name is identified by its place among
         /// those without one.
         name: Option<Key>,
     },
-    /// A send or a receive, which rank 0 brings together (`agreement/envelopes.rs`).
+    /// A send or a receive; rank 0 pairs them (`agreement/envelopes.rs`).
     Message(Envelope),
 }
 
-/// By what a rank's send or receive is told apart. Ranks are those of the job.
+/// The identity of a rank's send or receive. Ranks are those of the job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Envelope {
     /// The number of the communicator, as of a collective.
@@ -62,7 +62,7 @@ pub struct Envelope {
 pub enum Peering {
     /// The rank that it is sent to.
     To(usize),
-    /// The rank that it comes from; whichever sends first, if none is named.
+    /// The rank that it comes from; `None` for the rank that sends first.
     From(Option<usize>),
 }
 
@@ -75,7 +75,7 @@ impl Peering {
         }
     }
 
-    /// The same by other numbers of the ranks.
+    /// Returns the same end by other numbers of the ranks.
     #[must_use]
     pub fn map(self, number: impl FnOnce(usize) -> usize) -> Self {
         match self {
@@ -200,12 +200,12 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Some ranks of a communicator become one of their own.
+    /// The operation by which some ranks of a communicator get one of their own.
     pub fn split() -> Self {
         Operation::Collective("split".to_owned())
     }
 
-    /// A send or a receive: the two ends of a message call one operation.
+    /// The operation of a send or a receive: the two ends of a message call the same one.
     pub fn message() -> Self {
         Operation::Collective("send and recv".to_owned())
     }
@@ -229,7 +229,7 @@ pub struct Sums {
     algorithm: AlgorithmChoice,
     segment_bytes: usize,
     segment_is_fixed: bool,
-    /// After how many updates of a key its replicas are compared; 0: never.
+    /// The number of updates of a key after which its replicas are compared; 0: never.
     pub check_replicas: u64,
     /// True if values are in the memory of devices.
     pub on_devices: bool,
@@ -402,7 +402,7 @@ pub struct RunTo {
 pub enum Order {
     /// An operation may begin.
     Launch(Launch),
-    /// An operation of a communicator fails, and nothing else.
+    /// An operation of a communicator fails; no other operation does.
     Refuse(Refusal),
     /// The sequence of calls is frozen.
     Freeze(Freeze),
@@ -412,7 +412,7 @@ pub enum Order {
     RunTo(RunTo),
     /// Every rank has joined, this one last.
     Joined(usize),
-    /// These names are forgotten, which every rank has called so often: later calls of them count from 0.
+    /// These names are forgotten. Every rank has made this number of calls of each: later calls count from 0.
     Forget(Vec<(Topic, u64)>),
 }
 
@@ -425,7 +425,7 @@ impl Order {
     }
 }
 
-/// A rank has waited long for a unit of a frozen cycle.
+/// A report that a rank has waited long for a unit of a frozen cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overdue {
     /// True if the unit has begun on that rank, and makes no progress.
@@ -434,7 +434,7 @@ pub struct Overdue {
     pub waited_s: f64,
 }
 
-/// A rank waits in a call for what cannot begin.
+/// A report that a rank waits in a call for an operation that cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stuck {
     /// The number of orders of rank 0 that it had received.
@@ -453,41 +453,41 @@ pub(super) enum ControlMessage {
     Called(Call),
     /// To rank 0: the frozen cycle of this epoch cannot go on.
     Invalidate(u32, Option<Overdue>),
-    /// To rank 0: this rank has called what was outstanding of a frozen cycle that was stopped.
+    /// To rank 0: this rank has made its outstanding calls of a frozen cycle that was stopped.
     CaughtUp,
     /// To rank 0: this rank has no data left.
     Joined,
-    /// To rank 0: how far this rank has come in a frozen cycle.
+    /// To rank 0: this rank's progress in a frozen cycle.
     Stopped(Stopped),
     /// From rank 0.
     Order(Order),
     Failed(Error),
-    /// This rank makes no more calls; how far it has come in a frozen cycle.
+    /// This rank makes no more calls, and this is its progress in a frozen cycle.
     Leaving(Option<Stopped>),
     /// To rank 0: this rank is leaving, and all that it has called is done.
     Done,
     /// From rank 0: every rank is done.
     Ending,
-    /// A sign of life.
+    /// A heartbeat.
     Alive,
-    /// Why this rank would end, if it ended now: its last call failed.
+    /// The error that this rank would end with, if it ended now: its last call failed.
     Failing(Option<String>),
-    /// To rank 0: this rank waits in a call for what cannot begin, or does so no more.
+    /// To rank 0: this rank waits in a call for an operation that cannot begin, or no longer does.
     Stuck(Option<Stuck>),
     /// To rank 0: messages of MPI are under way here, and none has moved for a while; or they move again.
     DataStill(bool),
     /// From rank 0: other ranks wait for this one; where is its program?
     Where,
-    /// There.
+    /// To rank 0: the place of this rank's program.
     At(String),
-    /// From rank 0, or to it from a rank that was asked by SIGUSR1: what are you doing?
-    /// The question's number comes back with the answer.
+    /// A request for the receiver's state, from rank 0, or to it from a rank that received SIGUSR1. The
+    /// answer has the same number.
     Describe(u32),
-    /// To rank 0: this.
+    /// To rank 0: the answer to `Describe`.
     Described(u32, Box<RankStatus>),
-    /// From rank 0: what all ranks are doing, in lines.
+    /// From rank 0: the state of all ranks, in lines.
     Everybody(String),
-    /// What time is it? With the asker's own.
+    /// A request for rank 0's time, with the asker's own.
     Asked(u64),
     /// The asker's time, and rank 0's.
     Answered(u64, u64),

@@ -1,4 +1,4 @@
-//! The phases of a cycle: between which of its operations some rank waits.
+//! The phases of a cycle: they separate operations between which some rank waits.
 
 use std::collections::BTreeSet;
 

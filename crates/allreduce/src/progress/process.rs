@@ -26,10 +26,10 @@ use crate::transport::{Connections, Transport, has_ulfm, identity, mpi_library};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
-/// This process's engine over all ranks of its MPI job. The first call is collective. An error if `config`
-/// wants sums made in another way than by the engine there is. The MPI library is to send up to `eager_bytes`
-/// without asking, the same on every rank: into what is prepared for less it writes past the end. `None`
-/// leaves it its own limit.
+/// This process's engine over all ranks of its MPI job. The first call is collective. Returns an error if
+/// `config` requires sums in another way than the existing engine's. The MPI library is to send up to
+/// `eager_bytes` without asking, the same on every rank: into what is prepared for less it writes past the
+/// end. `None` leaves it its own limit.
 ///
 /// In a helper it does not return but for an error: the helper takes part in the sums of its job, and the
 /// process exits when the others are done, as MXNet's servers do.
@@ -121,7 +121,7 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
     })
 }
 
-/// Why a job that is to go on without lost ranks will not.
+/// Explains why a job that was set to go on without lost ranks will not.
 fn not_elastic(mpi: &Mpi) -> String {
     let library = mpi.name();
     let why = if !mpi.is_initialised_here() {
@@ -150,7 +150,7 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
                 };
                 let sever = Arc::new(move |ranks: &[usize]| ends.sever(ranks));
                 let succession = Some(Succession { ranks, among, next: Box::new(next), sever });
-                // Nobody ends MPI: whoever is lost meanwhile would be waited for without end.
+                // MPI is not finalised: it would wait without end for a rank that is lost meanwhile.
                 let finalise = Box::new(|| ());
                 let transport = Box::new(mpi);
                 return Ok(Connected { transport, control, helpers: 0, finalise, succession });
@@ -173,7 +173,7 @@ struct Whereabouts {
     ends: BTreeSet<SocketAddr>,
 }
 
-/// The control star of the present ranks, by messages alone, and what connects them. Blocks; collective.
+/// Connects the control star of the present ranks, by messages alone. Blocks; collective.
 fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Control, Connections)> {
     /// The longest invitation, and the longest address as it is sent.
     const INVITATION_BYTES: usize = 4096;
@@ -209,8 +209,8 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Introduction {
-    /// The settings that all must have alike. Segments have one length, as no rank is to get a message longer
-    /// than what its library has prepared for.
+    /// The settings that all must have alike. Segments have one length, as no rank may get a message longer
+    /// than its library has prepared for.
     settings: AlikeValues,
     /// The length of a segment, which a program may set without naming it.
     segment_bytes: u64,
@@ -232,7 +232,7 @@ impl Introduction {
         }
     }
 
-    /// Those of all ranks, by one of MPI's own collectives. Blocks; collective.
+    /// Returns the introductions of all ranks, by one of MPI's own collectives. Blocks; collective.
     fn of_all(mpi: &mut Mpi, own: Self) -> Result<Vec<Self>> {
         let mut ranks = vec![Self::zeroed(); mpi.size()];
         ranks[mpi.rank()] = own;
@@ -240,7 +240,7 @@ impl Introduction {
         Ok(ranks)
     }
 
-    /// The same error on every rank unless they can work together.
+    /// Returns the same error on every rank if they cannot work together.
     fn check(ranks: &[Self]) -> Result<()> {
         let helpers = ranks.iter().filter(|rank| rank.is_helper == 1).count();
         if helpers > 0 && ranks.iter().any(|rank| rank.is_elastic == 1) {

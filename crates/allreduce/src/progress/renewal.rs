@@ -79,8 +79,8 @@ pub(super) struct Beginning {
     done: BTreeMap<Topic, u64>,
 }
 
-/// Makes a communicator of connected ranks, and brings those level that go on after a loss; a rank without
-/// `before` starts. If a rank is lost meanwhile, the same without it.
+/// Makes a communicator of connected ranks, and brings survivors of a loss to the same operations. A rank
+/// without `before` starts. If a rank is lost meanwhile, begins again without it.
 pub(super) fn ready(
     mut connected: Connected,
     config: &Config,
@@ -187,7 +187,7 @@ fn is_given_up(rank: usize, size: usize, events: &Receiver<Event>) -> bool {
     false
 }
 
-/// Drops what takes its time to end.
+/// Drops a value whose drop may take long, on a thread of its own.
 fn end_later(what: impl Send + 'static) {
     drop(std::thread::Builder::new().name("ringpull-end".to_owned()).spawn(move || drop(what)));
 }
@@ -213,8 +213,8 @@ impl Generation {
         Ok(Generation { shared, communicator, inbox, finishing, finisher, succession, finalise })
     }
 
-    /// Runs what is launched until this rank leaves or there was a fault, over as many generations as it
-    /// takes.
+    /// Runs launched operations, over any number of generations, until this rank leaves or a fault ends the
+    /// job.
     pub(super) fn run(mut self, config: &Config, current: &Current) {
         let _guard = AbortOnPanic;
         loop {
@@ -243,8 +243,8 @@ impl Generation {
     }
 }
 
-/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is
-/// finished, which it says.
+/// The finishing thread: does the work that takes long. Ends, and reports it, when the comm thread has run
+/// every job and all of them are finished.
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     finished.iter().for_each(|job| shared.finish(job));
@@ -269,8 +269,8 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
     builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
 }
 
-/// Returns when all ranks are done, or there was a fault, if this rank has left: until then it may be needed
-/// by those that go on after a loss. One whose program fails is not waited for, and does not wait.
+/// Returns when all ranks are done, or there was a fault, if this rank has left: until then the survivors of
+/// a loss may need it. A rank whose program fails does not wait, and the others do not wait for it.
 fn wait_for_all(shared: &Shared) {
     let is_over = || shared.ending.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
     while shared.fault.get().is_none() && !is_over() {
@@ -303,10 +303,10 @@ fn renew(
 struct Account {
     generation: u64,
     done: Vec<(Topic, u64)>,
-    /// Its number before, and why others would end, as far as it knows.
+    /// Its number before, and the errors that others would end with, as far as it knows them.
     rank: usize,
     reasons: Vec<(usize, String)>,
-    /// Why it cannot go on without the lost rank.
+    /// The error for which it cannot go on without the lost rank.
     cannot: Option<Error>,
 }
 
@@ -331,9 +331,9 @@ impl Account {
 /// The sums of some topics.
 type SumsByTopic = Vec<(Topic, Vec<u8>)>;
 
-/// Lets every rank have what some rank has done. A rank that starts, of the number `rank`, has done nothing.
-/// The next generation's number is above all before: a rank may have come through a loss that another still
-/// works on.
+/// Gives every rank the sums of the operations that some rank has done. A rank that starts, of the number
+/// `rank`, has done nothing. The next generation's number is above all before it: a rank may have come
+/// through a loss that another has not.
 fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Communicator) -> Result<Beginning> {
     let own = before.map_or_else(|| Ok(Account::of_a_start(rank)), Account::of)?;
     let all: Vec<Account> = gather(communicator, &own)?;
@@ -401,8 +401,8 @@ fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Comm
     Ok(Beginning { number, done, ranks: Vec::new() })
 }
 
-/// Fails with an error that every rank finds in what it has gathered, once all have gathered it: to a rank that
-/// still does, one that has ended is a loss, without which it would go on. Collective.
+/// Fails with an error that every rank finds in the values that it has gathered, once all have gathered them.
+/// To a rank that still gathers, a rank that has ended is a loss, after which it would go on. Collective.
 fn fail_together<T>(communicator: &mut Communicator, cause: Error) -> Result<T> {
     drop(gather(communicator, &()));
     Err(cause)
@@ -438,9 +438,10 @@ fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
     }
 }
 
-/// Of ranks that do not hear each other and all live, one part alone may go on: the larger one, or that of
-/// rank 0. A rank whose process has ended is no such part, but others that live may have ended the
-/// connections to this one: they have said so on the control star, and it is given the time to be read.
+/// Checks that this part of the ranks may go on. If parts of the ranks live and do not hear each other, only
+/// one may: the larger one, or that of rank 0. A rank whose process has ended is no such part. Others that
+/// live may have ended the connections to this one: they have reported that on the control star, and there is
+/// time to read it.
 fn check_quorum(shared: &Shared, left: &[Account]) -> Result<()> {
     let ranks: Vec<usize> = left.iter().map(|account| account.rank).collect();
     if is_enough(&ranks, shared.size) {

@@ -11,8 +11,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use crate::progress::messages::{Launch, Topic};
 
-/// This many may go ahead of the first that cannot begin: fewer than can be under way, so that there is room
-/// for that one.
+/// The number of operations that may go ahead of the first that cannot begin. It is lower than the number
+/// that can be under way, so that there is room for the first.
 const AHEAD: usize = 16;
 
 /// An operation that may begin.
@@ -46,7 +46,8 @@ impl Rest {
         self.due.push_back(Some(Entry { due, topics, is_alone }));
     }
 
-    /// Takes out an entry that may begin. `is_called` says of a unit whether this rank has called all of it.
+    /// Takes out an entry that may begin. `is_called` returns true for a unit if this rank has called all of
+    /// it.
     pub(super) fn pop(&mut self, is_called: impl Fn(u64) -> bool) -> Option<Due> {
         let place = self.first(is_called)?;
         let taken = self.due[place].take();

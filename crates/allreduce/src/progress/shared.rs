@@ -32,7 +32,7 @@ pub(super) enum Command {
     Run(Box<dyn Job>, Launch),
     /// A unit of a frozen cycle.
     Unit(Vec<Box<dyn Job>>, Unit),
-    /// Go on with what is under way, or see that there was a fault.
+    /// Go on with the operations under way, or see that there was a fault.
     Go,
     Stop,
 }
@@ -89,7 +89,7 @@ pub(super) struct Shared {
     pub(super) stop: Arc<AtomicBool>,
     /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
     pub(super) elastic: Option<Elastic>,
-    /// Lets the transport take ranks for lost from which nothing is heard.
+    /// Makes the transport treat ranks as lost from which nothing is heard.
     sever: Option<Sever>,
     /// True if nothing was heard from a rank whose process may live.
     pub(super) is_silent: AtomicBool,
@@ -98,23 +98,23 @@ pub(super) struct Shared {
     pub(super) fault: OnceLock<Error>,
     /// Called with the fault.
     pub(super) on_fault: OnceLock<OnFault>,
-    /// After a loss: why the job cannot go on.
+    /// The error for which the job cannot go on after a loss.
     verdict: OnceLock<Error>,
-    /// After a loss: what has failed on this rank, for which the job is not to go on.
+    /// The error on this rank for which the job must not go on after a loss.
     pub(super) failed: OnceLock<Error>,
     pub(super) reported: AtomicBool,
-    /// Why other ranks would end, as far as they have said so here.
+    /// The errors that other ranks would end with, as far as they have reported them here.
     pub(super) reasons: Mutex<BTreeMap<usize, String>>,
     /// True if the reason why this rank would end was sent to the others.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
     /// True if this rank has reported that it calls nothing more.
     has_left: AtomicBool,
-    /// All ranks are done, or one has left and its process has ended: ending the library has a limit from
-    /// then on.
+    /// True if all ranks are done, or one has left and its process has ended. The end of the library has a
+    /// time limit from then on.
     pub(super) ending: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
-    /// Orders of rank 0 that were obeyed.
+    /// The number of orders of rank 0 that were carried out.
     pub(super) orders: AtomicU64,
     /// The sender that ends the wait of a caller that has joined.
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
@@ -140,7 +140,7 @@ pub(super) struct Shared {
     pub(super) watched: Arc<AtomicU64>,
     /// True if none of these was left at some time since the last call.
     pub(super) all_returned: Arc<AtomicBool>,
-    /// Notes of rank 0 to itself.
+    /// Control messages of rank 0 to itself.
     pub(super) own_notes: Sender<ControlMessage>,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
@@ -157,7 +157,7 @@ pub(super) fn is_loss(fault: &Error) -> bool {
 /// The state that a generation of ranks takes over from the one before it.
 #[derive(Default)]
 pub(super) struct Inherited {
-    /// In a job that goes on without lost ranks.
+    /// Set in a job that goes on without lost ranks.
     pub(super) sever: Option<Sever>,
     generation: u64,
     /// The number of operations of each topic that are done.
@@ -279,19 +279,19 @@ impl Shared {
         }
     }
 
-    /// On rank 0: asks all helpers to take part in a sum.
+    /// Asks all helpers to take part in a sum. Called on rank 0.
     pub(super) fn ask_helpers(&self, asked: &Asked) {
         (self.size..self.ranks()).for_each(|helper| self.tell(helper, &ControlMessage::Help(asked.clone())));
     }
 
-    /// On a helper: takes part in a sum.
+    /// Takes part in a sum. Called on a helper.
     pub(super) fn help(&self, asked: Asked) {
         let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
         let job = Box::new(Help::new(asked, Arc::clone(&self.rooms)));
         drop(self.commands.send(Command::Run(job, launch)));
     }
 
-    /// On a helper: the job has ended.
+    /// Ends the wait of `serve` on a helper: the job has ended.
     pub(super) fn served(&self) {
         self.serving.lock().take().into_iter().for_each(|result| drop(result.send(Ok(()))));
     }
@@ -313,7 +313,7 @@ impl Shared {
         }
     }
 
-    /// Rank 0 sends it to every other rank; another rank sends it to rank 0.
+    /// Sends a message: from rank 0 to every other rank, from another rank to rank 0.
     pub(super) fn tell_everyone(&self, note: &ControlMessage) {
         let peers = if self.rank == 0 { 1..self.ranks() } else { 0..1 };
         peers.for_each(|peer| self.tell(peer, note));
@@ -373,7 +373,8 @@ impl Shared {
         self.act(acts);
     }
 
-    /// Does what follows from a call or a message. With `calls` locked, so that things go their way in order.
+    /// Does the actions that follow from a call or a message. With `calls` locked, so that they are done in
+    /// order.
     pub(super) fn act(&self, acts: Vec<Act>) {
         for act in acts {
             match act {
@@ -454,12 +455,12 @@ impl Shared {
         }
         self.fail_waiting();
         if self.elastic.is_some() {
-            // It may sleep, and has to make the next generation.
+            // The comm thread may sleep, and has to make the next generation.
             drop(self.commands.send(Command::Go));
         }
     }
 
-    /// Nothing is heard from these ranks, whose processes may live: from here on they are lost to MPI too.
+    /// Makes these ranks lost to MPI too. Nothing is heard from them, and their processes may live.
     pub(super) fn forsake(&self, ranks: &[usize]) {
         self.is_silent.store(true, Ordering::Release);
         if let Some(sever) = &self.sever {
@@ -467,7 +468,7 @@ impl Shared {
         }
     }
 
-    /// Why this rank does not go on, which does not hear the others.
+    /// Returns the error of a rank that does not hear the others and does not go on.
     pub(super) fn cut_off(&self, why: &str) -> Error {
         Error::PeerLost {
             peer: self.peer().to_string(),
@@ -488,8 +489,8 @@ impl Shared {
         self.verdict.get().or_else(|| self.fault.get().filter(|_| !self.is_renewed()))
     }
 
-    /// There will be no next generation: what was kept fails. Ranks that have the loss before it, and wait
-    /// for this one, are told why.
+    /// Ends the job without a next generation: saved operations fail. Ranks that still have the loss before
+    /// them, and wait for this rank, are told the reason.
     pub(super) fn end(&self, fault: &Error) {
         let fault = &fault.clone().met_by(self.rank);
         let is_second = self.is_renewed() && self.verdict.set(fault.clone()).is_ok();
@@ -502,8 +503,8 @@ impl Shared {
         self.fail_waiting();
     }
 
-    /// Finishes what was summed. An error of that, such as an updater's, ends the job on all ranks. After a
-    /// loss those that are left get it when they would go on.
+    /// Finishes a job. An error, such as an updater's, ends the job on all ranks. After a loss the survivors
+    /// get it when they would go on.
     pub(super) fn finish(&self, job: Box<dyn Job>) {
         if let Err(cause) = job.finish() {
             self.poison(&cause, true);
@@ -514,14 +515,14 @@ impl Shared {
         self.unfinished.finished();
     }
 
-    /// After a fault: the job fails, or is kept to be done again.
+    /// Fails a job after a fault, or keeps it for a retry.
     pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
         if let Err(job) = self.keep(job) {
             job.fail(self.verdict.get().unwrap_or(fault));
         }
     }
 
-    /// After a fault: keeps the job to be done again, if it can be.
+    /// Keeps a job after a fault for a retry, if it can be retried.
     fn keep(&self, job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
         match &self.elastic {
             Some(elastic) if self.is_renewed() => elastic.adopt(job),
@@ -529,7 +530,8 @@ impl Shared {
         }
     }
 
-    /// Calls an operation: `job` runs when every rank has called it. An error while this rank has joined.
+    /// Calls an operation: `job` runs when every rank has called it. Returns an error if this rank has
+    /// joined.
     pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         let transfer = job.transfer();
         {
@@ -562,7 +564,7 @@ impl Shared {
         self.is_renewed() || !self.waiting.lock().is_empty()
     }
 
-    /// This rank calls nothing more. To be said once to each generation.
+    /// Reports that this rank calls nothing more. Sent once in each generation.
     pub(super) fn say_goodbye(&self) {
         if self.has_left.swap(true, Ordering::AcqRel) {
             return;
@@ -580,7 +582,7 @@ impl Shared {
     pub(super) fn fail_waiting(&self) {
         let Some(fault) = self.verdict.get().or_else(|| self.fault.get()) else { return };
         let mut waiting = self.waiting.lock();
-        // Locked until the last is kept: who then finds none here finds all of them kept.
+        // Locked until the last is kept: a thread that then finds none here finds all of them kept.
         let all = std::mem::take(&mut *waiting).into_values();
         let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
         drop(waiting);
@@ -643,7 +645,7 @@ impl Waiter for Shared {
     }
 }
 
-/// Why nothing can stand in for a call on a rank that has joined.
+/// Returns the error for a call that no job can stand in for on a rank that has joined.
 fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
     Error::argument(
         format!("{} of key {} after rank {rank} has joined: {reason}", call.operation, call.topic.key()),

@@ -48,7 +48,7 @@ struct Since {
 }
 
 impl Standstill {
-    /// Looks, and has `tell` report to rank 0 what has changed.
+    /// Looks, and reports a change to rank 0 by `tell`.
     pub(super) fn tell(&mut self, shared: &Shared, now_s: f64, tell: impl FnOnce(Option<Stuck>)) {
         let stuck = self.look(shared, now_s);
         if stuck != self.told {
@@ -57,8 +57,8 @@ impl Standstill {
         }
     }
 
-    /// Looks whether messages of MPI are under way and none has moved, and has `tell` say to rank 0 what has
-    /// changed of it.
+    /// Looks if messages of MPI are under way and none has moved, and reports a change of that to rank 0 by
+    /// `tell`.
     pub(super) fn tell_data(&mut self, now_s: f64, tell: impl FnOnce(bool)) {
         let moved = messages();
         let (_, since_s) =

@@ -2,8 +2,8 @@
 //! others. Reports the state of every rank on SIGUSR1.
 //!
 //! If a program left SIGTERM alone, its process still ends by it, but a moment later. In that time the fault
-//! that is the reason arrives, and the caller, or else this file, reports it. A program that handles or
-//! ignores SIGTERM goes on to do so, before `create` or after it: it may need all of its grace period to
+//! that is the reason arrives, and the caller, or else this file, reports it. A program's own handling of
+//! SIGTERM is left as it is, set before `create` or after it: the program may need all of its grace period to
 //! write a checkpoint. A handler that was installed later and calls the one that it found calls nothing here.
 //! The same holds for SIGUSR1, whose default would end the process.
 #![allow(unsafe_code)]
@@ -118,7 +118,7 @@ extern "C" fn on_signal(signal: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
-/// In a forked child, which has no thread that waits: the signals do what they do by default.
+/// Restores the default effect of the signals in a forked child, which has no thread that waits for them.
 fn let_go() {
     for signal in SIGNALS.into_iter().filter(|signal| is_ours(*signal)) {
         set(signal, libc::SIG_DFL);
@@ -146,8 +146,8 @@ fn wait(mut woken: UnixStream, engine: &Weak<Engine>) {
             std::thread::sleep(Duration::from_millis(5));
         }
         if let Some(fault) = engine.first_fault() {
-            // The caller has the error in its hands, or gets it with the output it reads: time to say so and
-            // to end by itself.
+            // The caller has the error, or gets it with the output it reads. It gets time to report it and to
+            // end by itself.
             std::thread::sleep(REPORT);
             if !engine.is_reported() && !engine.is_leaving() && !last_words::has_spoken() {
                 notice(&format!("ringpull: rank {}: {fault}", engine.rank()));

@@ -38,7 +38,7 @@ impl UnderWay {
         self.replace(std::iter::empty());
     }
 
-    /// For how long there has been an operation, all together.
+    /// The total time for which there has been an operation.
     pub(super) fn moving(&self) -> Duration {
         self.time.elapsed()
     }

@@ -1,6 +1,6 @@
-//! The control thread: takes what arrives over the control star, launches what every rank has called, and
-//! notices which ranks are missing or gone. It has three time limits, `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and
-//! `RINGPULL_SILENCE`, and needs none if every rank waits for another.
+//! The control thread: takes the messages of the control star, launches operations that every rank has
+//! called, and notices ranks that are missing or gone. It has three time limits, `RINGPULL_WARN`,
+//! `RINGPULL_TIMEOUT` and `RINGPULL_SILENCE`, and needs none if every rank waits for another.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -25,12 +25,13 @@ use crate::progress::standstill::Standstill;
 use crate::progress::status;
 use crate::transport::control::Event;
 
-/// In which so many heartbeats are missing, nothing was heard from a rank for almost as long as from one that
-/// is lost.
+/// The number of heartbeats by which a silence may be shorter than that of a lost rank and still count as
+/// nearly as long.
 const ALMOST: f64 = 1.5;
 
-/// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer
-/// gap is its own absence (a stopped process, a machine that slept) and no silence of the others.
+/// A clock of the seconds in which this process could hear its peers. The control thread looks once an
+/// interval. A longer gap is its own absence (a stopped process, a machine that slept) and no silence of the
+/// others.
 struct Clock {
     looked: Instant,
     now: Duration,
@@ -50,34 +51,34 @@ pub(super) struct Watcher {
     agreement: Agreement,
     peers: BTreeMap<usize, Peer>,
     heard_s: Vec<f64>,
-    /// On rank 0: when some rank was last not heard for a few heartbeats.
+    /// The time at which some rank was last not heard for a few heartbeats; on rank 0.
     all_heard_s: f64,
     /// Peers that left in order and whose processes have ended since.
     departed: Vec<bool>,
-    /// On rank 0: which ranks have done all that they had called.
+    /// True for each rank that has finished all its calls; on rank 0.
     done: Vec<bool>,
     clock: Clock,
     interval: Duration,
     silence_s: f64,
     /// The time without progress of a frozen cycle after which every rank reports its progress.
     patience_s: f64,
-    /// On rank 0: when to warn about a rank that others wait for, which doubles each time; and where those
-    /// ranks have said they are.
+    /// The time until the next warning about a rank that others wait for, which doubles each time, and the
+    /// places that those ranks have reported; on rank 0.
     warn_s: f64,
     next_warning_s: f64,
     sites: BTreeMap<usize, String>,
     /// The time at which they were asked.
     asked_s: Option<f64>,
     timeout: Duration,
-    /// Since when rank 0 has been asking where this rank's program is, if it has.
+    /// The time since which rank 0 has been asking for the place of this rank's program.
     asked: Option<Instant>,
     still: Standstill,
     hang: Hang,
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
-    /// On rank 0: how many orders each rank was given.
+    /// The number of orders that each rank was given; on rank 0.
     orders: Vec<u64>,
-    /// Since when the ranks that are left are about to go on without a lost one.
+    /// The time since which the survivors are about to go on without a lost rank.
     renewed: Option<Instant>,
     /// The last snapshot of a frozen cycle that makes no progress, and the time since which it has not
     /// changed.
@@ -95,7 +96,7 @@ struct CycleSnapshot {
 }
 
 impl Watcher {
-    /// One whose buckets hold `bucket_bytes`, if it is rank 0's.
+    /// A watcher whose buckets hold `bucket_bytes`, if it is rank 0's.
     pub(super) fn new(config: &Config, (size, helpers): (usize, usize), bucket_bytes: usize) -> Self {
         let interval = config.heartbeat_interval.min(config.silence() / 4);
         Watcher {
@@ -124,7 +125,7 @@ impl Watcher {
         }
     }
 
-    /// Each sum is done when the one before it is, on every rank in one order.
+    /// Records that sums block: each is done only after the one before it, in the same order on every rank.
     pub(super) fn sums_block(&mut self) {
         self.agreement.sums_block();
     }
@@ -370,7 +371,7 @@ impl Watcher {
                     self.all_heard_s = now_s;
                 }
             }
-            // After the silent ones: that a rank is silent explains why it has not called.
+            // After the silent ranks: the silence of a rank explains why it has not called.
             if !shared.running.lock().is_empty() {
                 self.agreement.heard(now_s);
             }
@@ -402,8 +403,7 @@ impl Watcher {
         }
     }
 
-    /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does
-    /// nothing.
+    /// Ends the job if the survivors do not begin to go on: MPI waits for a rank that lives and does nothing.
     fn check_renewal(&mut self, shared: &Shared) {
         let Some(elastic) = shared.elastic.as_ref().filter(|elastic| shared.is_renewed() && elastic.waits()) else {
             return;
@@ -421,7 +421,7 @@ impl Watcher {
         }
     }
 
-    /// Reports which ranks keep others waiting, and where their programs are.
+    /// Reports the ranks that others wait for, and the places of their programs.
     fn warn(&mut self, shared: &Shared, now_s: f64) {
         let Some(late) = self.agreement.late() else {
             self.next_warning_s = self.warn_s;
@@ -480,7 +480,7 @@ impl Watcher {
         )
     }
 
-    /// Answers rank 0's question where this rank's program is.
+    /// Answers rank 0's question for the place of this rank's program.
     fn say_where(&mut self, shared: &Shared) {
         if let Some(place) = self.asked.and_then(waits::seen) {
             self.asked = None;
@@ -568,7 +568,7 @@ impl Watcher {
     }
 }
 
-/// Rank 0 sends to every rank that an order concerns, to itself last, since the way to the others is longer.
+/// Sends orders to every rank that they concern. Rank 0 is the last, since the way to the others is longer.
 fn spread(shared: &Shared, given: &mut [u64], orders: Vec<Order>) {
     for order in orders {
         for peer in (1..shared.size).filter(|peer| order.concerns(*peer)) {
