@@ -7,8 +7,8 @@ use ringpull_base::Secret;
 
 use super::greeting::{self, HELLO_BYTES, Hello, Nonce, WELCOME_BYTES};
 
-/// Reads `bytes` as a greeting and as its answer, and what was made of them as each; whoever does not know
-/// the secret is believed nothing.
+/// Reads `bytes` as a greeting and as its answer, and reads a greeting that was written. Bytes without proof
+/// of the secret must be refused.
 ///
 /// # Panics
 ///

@@ -17,7 +17,7 @@ pub(super) const HELLO_BYTES: usize = 4 + 4 + 8 + 2 + NONCE_BYTES + CODE_BYTES;
 /// The length of rank 0's answer to that: the frames it has received, its code.
 pub(super) const WELCOME_BYTES: usize = 8 + CODE_BYTES;
 
-/// Bytes that nobody has seen before.
+/// Random bytes that are used once.
 pub(super) type Nonce = [u8; NONCE_BYTES];
 
 /// The greeting of a rank to rank 0.
@@ -33,7 +33,7 @@ pub(super) struct Hello {
 }
 
 impl Hello {
-    /// The answer to rank 0's challenge.
+    /// Returns the answer to rank 0's challenge.
     pub(super) fn encode(&self, secret: &Secret, challenge: &Nonce, nonce: &Nonce) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&self.rank.to_le_bytes());
@@ -62,7 +62,7 @@ impl Hello {
     }
 }
 
-/// Rank 0's answer to the other's nonce: how many frames it has received.
+/// Returns rank 0's answer to the other's nonce, with the number of frames that it has received.
 pub(super) fn welcome(secret: &Secret, received: u64, challenge: &Nonce, nonce: &Nonce) -> [u8; WELCOME_BYTES] {
     let mut bytes = [0; WELCOME_BYTES];
     let said = received.to_le_bytes();

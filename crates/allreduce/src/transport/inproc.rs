@@ -29,9 +29,9 @@ pub struct Inproc {
     rank: usize,
     to: Vec<Sender<(Stamp, Message)>>,
     from: Vec<Receiver<(Stamp, Message)>>,
-    /// Per peer and stamp: receives that have no message yet.
+    /// The receives that have no message yet, per peer and stamp.
     posted: Vec<BTreeMap<Stamp, VecDeque<Posted>>>,
-    /// Per peer and stamp: messages that have no receive yet.
+    /// The messages that have no receive yet, per peer and stamp.
     early: Vec<BTreeMap<Stamp, VecDeque<Message>>>,
     sent: Vec<u32>,
     /// The tokens of synchronous sends that the peers have received.

@@ -1,5 +1,5 @@
-//! Messages among ranks of which one may be lost, and how those that are left go on in the same communicator
-//! (`ulfm` has MPI's part).
+//! Messages among ranks of which one may be lost. The survivors go on in the same communicator (`ulfm` has
+//! MPI's part).
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -15,7 +15,7 @@ use crate::transport::ulfm::Ulfm;
 use crate::transport::{SendMode, Stamp, Transport};
 
 impl Mpi {
-    /// An error if a process of the communicator is known to be lost. Lets the library find out.
+    /// Returns an error if a process of the communicator is known to be lost. Lets the library find out.
     pub fn check_failures(&mut self) -> Result<()> {
         self.progress();
         self.checked_failures()
@@ -49,8 +49,9 @@ impl Mpi {
         })
     }
 
-    /// Every rank's bytes, of which each gives as many. An error if a rank is lost meanwhile. Blocks;
-    /// collective. By messages of our own, as a collective of the library may leave freed ones behind.
+    /// Returns every rank's bytes, of the same length on each. Returns an error if a rank is lost meanwhile.
+    /// Blocks; collective. Uses messages of our own, as a collective of the library may leave freed ones
+    /// behind.
     pub fn exchange(&mut self, own: &[u8], stamp: Stamp) -> Result<Vec<Vec<u8>>> {
         let given = own.to_vec();
         let mut taken = vec![vec![0; own.len()]; self.size];

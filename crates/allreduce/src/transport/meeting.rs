@@ -14,7 +14,7 @@ use rustix::thread::{Timespec, futex};
 pub(crate) trait Number {
     fn load(&self, ordering: Ordering) -> u32;
     fn store(&self, value: u32, ordering: Ordering);
-    /// Adds to it; what it was before.
+    /// Adds to it, and returns the value before.
     fn add(&self, value: u32, ordering: Ordering) -> u32;
 }
 
@@ -48,7 +48,7 @@ impl Bed for AtomicU32 {
         let nap = Timespec::try_from(NAP).expect("a nap is a valid time");
         match futex::wait(self, futex::Flags::empty(), value, Some(&nap)) {
             Ok(()) | Err(Errno::TIMEDOUT | Errno::AGAIN | Errno::INTR) => {}
-            // A system without this call: then by looking.
+            // The system lacks this call: look at intervals instead.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
@@ -72,8 +72,8 @@ pub(super) struct Meeting<'a, N> {
 }
 
 impl<N: Bed> Meeting<'_, N> {
-    /// Comes to a meeting of `ranks` ranks; `met` publishes how many this rank has come to. Returns the
-    /// meeting to wait for, unless this was the last rank.
+    /// Comes to a meeting of `ranks` ranks. `met` publishes the number of meetings that this rank has come
+    /// to. Returns the meeting to wait for, unless this was the last rank.
     pub(super) fn come(&self, met: &N, ranks: u32) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         met.store(generation.wrapping_add(1), Ordering::Relaxed);
@@ -88,8 +88,8 @@ impl<N: Bed> Meeting<'_, N> {
         None
     }
 
-    /// Waits until the meeting takes place: while `is_awake` says so by looking, then asleep, with a call of
-    /// `look` before each sleep, whose error ends it.
+    /// Waits until the meeting takes place: awake as long as `is_awake` returns true, then asleep. `look` is
+    /// called before each sleep, and its error ends the wait.
     pub(super) fn wait<E>(
         &self,
         generation: u32,

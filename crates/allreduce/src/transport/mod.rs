@@ -3,8 +3,8 @@
 //! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on
 //! what is launched, carry errors, and notice at once when a process is gone. It carries no gradient.
 //!
-//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); who has to know
-//! that messages move has the transport [`observed`].
+//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); [`observed`]
+//! notifies a user of a transport when messages have moved.
 #![allow(unsafe_code)]
 
 pub mod control;
@@ -35,8 +35,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ringpull_base::Result;
 
-/// Messages of MPI that have been sent or received in this process, of whatever operation: whether anything
-/// comes on.
+/// The number of messages of MPI that have been sent or received in this process, of any operation: it shows
+/// progress.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 
 /// The number of messages of MPI that have been sent and received in this process.
@@ -66,12 +66,12 @@ fn moved(messages: usize) {
     OPEN.fetch_sub(messages, Ordering::Relaxed);
 }
 
-/// Names the operation a message belongs to: the messages of operations that are in flight together do not
-/// mix, and none waits behind another's. Operations whose stamps differ by a multiple of 16384 must not be in
-/// flight together, but for those of which one has the bit [`OF_A_SET`] and the other has not.
+/// The number of the operation that a message belongs to. The messages of operations that are in flight
+/// together do not mix, and none waits behind another's. Operations whose stamps differ by a multiple of
+/// 16384 must not be in flight together, unless only one of them has the bit [`OF_A_SET`].
 pub type Stamp = u32;
 
-/// In the stamp of a process set's operation. These are numbered by themselves.
+/// The bit in the stamp of a process set's operation. These operations have numbers of their own.
 pub const OF_A_SET: Stamp = 1 << 31;
 
 /// A collective of equal blocks, such as a library may have.
@@ -129,7 +129,7 @@ pub trait Transport {
     /// fit into a socket. Does not block.
     fn progress(&mut self) {}
 
-    /// Lets others run for a moment, between two looks at what may come very soon.
+    /// Lets others run for a moment, between two looks for a message that may come very soon.
     fn relax(&mut self) {
         std::thread::yield_now();
     }
@@ -145,8 +145,7 @@ pub trait Transport {
         false
     }
 
-    /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks;
-    /// collective.
+    /// Sums `data` over all ranks in place by the library's own allreduce, if it has one. Blocks; collective.
     fn native_allreduce(&mut self, _dtype: ringpull_base::DType, _data: &mut [u8]) -> Result<()> {
         Err(ringpull_base::Error::Unsupported {
             kind: self.name(),
@@ -155,7 +154,8 @@ pub trait Transport {
         })
     }
 
-    /// `out` becomes what `which` gives of `input`, by the library's own collective, if it has one. Blocks.
+    /// Does the collective `which` from `input` into `out` by the library's own function, if it has one.
+    /// Blocks.
     fn native_collective(&mut self, _which: BlockCollective, _input: &[u8], _out: &mut [u8]) -> Result<()> {
         Err(ringpull_base::Error::Unsupported {
             kind: self.name(),
@@ -170,14 +170,13 @@ pub trait Transport {
         false
     }
 
-    /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The
-    /// same on every rank. Collective.
+    /// Returns for each rank the lowest rank of its host. The same on every rank. Collective.
     fn hosts(&mut self) -> Result<Vec<usize>> {
         Ok((0..self.size()).collect())
     }
 
-    /// From now on the library's own collectives, and [`hosts`](Self::hosts), are of the first `workers`
-    /// ranks, and no other rank calls them. Messages may go to every rank as before. Collective.
+    /// Limits the library's own collectives, and [`hosts`](Self::hosts), to the first `workers` ranks from
+    /// now on: no other rank calls them. Messages may go to every rank as before. Collective.
     fn narrow(&mut self, workers: usize) -> Result<()>;
 
     /// The name of the library behind it.

@@ -49,7 +49,7 @@ pub struct Mpi {
     pub(super) comm: Comm,
     /// The ranks' numbers there.
     pub(super) remaining: Remaining,
-    /// Of the ranks that call the library's collectives, and how many these are.
+    /// The communicator of the ranks that call the library's collectives, and their number.
     collective: (Comm, usize),
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -63,7 +63,7 @@ pub struct Mpi {
     /// messages is under way. If that is another thread, no answers to synchronous messages can be awaited
     /// then, so no message is synchronous.
     pub(super) initialised_here: bool,
-    /// For a job that goes on without lost ranks.
+    /// Set in a job that goes on without lost ranks.
     pub(super) ulfm: Option<Ulfm>,
 }
 
@@ -91,8 +91,8 @@ pub(crate) fn finalise() {
     }
 }
 
-/// Lets the library take what has arrived, also of losses. Nothing is received; what is wrong will be found by
-/// the next operation.
+/// Lets the library take messages that have arrived, and reports of losses. Receives nothing; the next
+/// operation finds an error.
 pub(super) fn probe(api: &Api, comm: Comm) {
     // SAFETY: the communicator lives.
     unsafe { (api.probe)(comm) };
@@ -104,8 +104,8 @@ pub(super) fn own(api: &Api) -> Comm {
     unsafe { (api.comm_self)() }
 }
 
-/// Lets a launcher that may start the job again know that all ranks have started MPI: from now on the others
-/// go on without one that ends, and before they would wait for it.
+/// Tells a launcher that may start the job again that all ranks have started MPI. From now on the others go
+/// on without a rank that ends; before, they would wait for it.
 fn mark_start() {
     let marked = config::elastic().map(|job| {
         job.map(|(folder, generation)| OwnFolder::open(&folder)?.mark(&format!("{STARTED}{generation}"))).transpose()
@@ -183,7 +183,8 @@ impl Mpi {
         Ok(Mpi::over(api, comm, Remaining::all(size), rank, name, yields, (initialised_here, ulfm)))
     }
 
-    /// MPI over these remaining of a communicator of its own. No message has the tags of another over as many.
+    /// MPI over the remaining processes of a communicator of its own. No message has the tags of another over
+    /// the same number.
     pub(super) fn over(
         api: &'static Api,
         comm: Comm,
@@ -221,7 +222,7 @@ impl Mpi {
         self.initialised_here
     }
 
-    /// Rank 0's `text` on every rank. Blocks; collective.
+    /// Returns rank 0's `text` on every rank. Blocks; collective.
     pub fn broadcast_text(&mut self, text: &str) -> Result<String> {
         let mut len = text.len() as c_int;
         // SAFETY: one int is broadcast from and to a valid int.
@@ -442,7 +443,8 @@ impl Mpi {
         })
     }
 
-    /// An error if ranks were lost: the library's collectives of a communicator end with the first one.
+    /// Returns an error if ranks were lost: the library's collectives of a communicator end with the first
+    /// loss.
     fn check_whole(&self) -> Result<()> {
         match self.remaining.lost() {
             0 => Ok(()),
@@ -477,7 +479,8 @@ impl Mpi {
     }
 }
 
-/// A message that is not as long as the one due is an error: its bytes have been received but are never used.
+/// Returns an error if a message is not as long as the one due: its bytes have been received but are never
+/// used.
 pub(super) fn check_arrival(rank: usize, from: usize, stamp: Stamp, len: usize, end: End) -> Result<()> {
     if usize::try_from(end.bytes) == Ok(len) {
         return Ok(());

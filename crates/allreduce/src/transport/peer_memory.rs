@@ -19,7 +19,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Of a process that is not to be read.
+    /// The probe of a process that must not be read.
     pub const NONE: Probe = Probe { address: 0, value: 0 };
 }
 
@@ -38,7 +38,8 @@ pub fn probe() -> Probe {
     Probe { address: std::ptr::from_ref(value) as u64, value: *value }
 }
 
-/// Yama's scope 1, Ubuntu's default, wants a process to name who may trace it: a process and its descendants.
+/// Allows processes of the launcher to read this one. Yama's scope 1, Ubuntu's default, requires a process to
+/// name the process that may trace it, with its descendants.
 fn allow_processes_of_the_launcher() {
     let scope = std::fs::read_to_string(Path::new("/proc/sys/kernel/yama/ptrace_scope"));
     if scope.is_ok_and(|scope| scope.trim() == "1")

@@ -5,14 +5,14 @@ use std::ffi::c_int;
 /// The processes of a communicator that are left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Remaining {
-    /// Of each rank, its number in the communicator.
+    /// The number of each rank in the communicator.
     numbers: Vec<c_int>,
     /// The number of processes at first.
     begun: usize,
 }
 
 impl Remaining {
-    /// All of so many.
+    /// All of `count` processes.
     pub(super) fn all(count: usize) -> Self {
         Remaining { numbers: (0..count as c_int).collect(), begun: count }
     }
@@ -31,7 +31,7 @@ impl Remaining {
         self.begun - self.numbers.len()
     }
 
-    /// Those that are not among `failed`, by their numbers, and their ranks before.
+    /// Returns the processes that are not among `failed`, by their numbers, and their ranks before.
     pub(super) fn without(&self, failed: &[c_int]) -> (Self, Vec<usize>) {
         let is_left = |rank: &usize| !failed.contains(&self.numbers[*rank]);
         let ranks: Vec<usize> = (0..self.numbers.len()).filter(is_left).collect();

@@ -77,8 +77,8 @@ impl Hub {
         Ok(invitation)
     }
 
-    /// Waits until every other rank has connected, or `meanwhile` returns an error. One that has connected and
-    /// is gone is an error if others do not come soon.
+    /// Waits until every other rank has connected, or `meanwhile` returns an error. Returns an error if a
+    /// rank has connected and is gone, and others do not come soon.
     pub fn gather(
         self,
         size: usize,
@@ -178,7 +178,8 @@ pub fn join(
     })
 }
 
-/// Proves the secret to rank 0, and is shown that it knows it; how many frames it has received.
+/// Proves the secret to rank 0, and checks rank 0's proof. Returns the number of frames that rank 0 has
+/// received.
 fn greet(stream: &TcpStream, secret: &Secret, hello: Hello, limit: Duration) -> std::io::Result<u64> {
     let mut stream = stream;
     stream.set_read_timeout(Some(limit))?;

@@ -20,7 +20,7 @@ use ringpull_mpi::{Api, Comm};
 use crate::transport::library::{api, check};
 use crate::transport::sockets::{own_ends, sever};
 
-/// So often ranks try to agree: two or three times are enough unless more are lost meanwhile.
+/// The number of times that ranks try to agree: 2 or 3 are enough unless more ranks are lost meanwhile.
 const ATTEMPTS: usize = 1000;
 
 /// The functions of a library that has them.
@@ -93,13 +93,13 @@ impl Ulfm {
 pub struct Connections(Vec<BTreeSet<SocketAddr>>);
 
 impl Connections {
-    /// This process's, to be sent to the others.
+    /// Returns this process's ends, to be sent to the others.
     pub fn own() -> BTreeSet<SocketAddr> {
         own_ends()
     }
 
-    /// Those that the ranks have sent. Addresses of loopback are of use between ranks of one network alone;
-    /// `is_near` is whether a rank is in this one's.
+    /// The ends that the ranks have sent. Addresses of loopback are of use only between ranks of one network;
+    /// `is_near` is true for a rank of this one's.
     pub fn of_ranks(mut ends: Vec<BTreeSet<SocketAddr>>, is_near: impl Fn(usize) -> bool) -> Self {
         for (_, ends) in ends.iter_mut().enumerate().filter(|(rank, _)| !is_near(*rank)) {
             ends.retain(|end| !end.ip().is_loopback());
@@ -107,8 +107,8 @@ impl Connections {
         Connections(ends)
     }
 
-    /// Ends what connects this process to these ranks, so that MPI takes them for lost: it waits for a
-    /// process that lives, and is silent. May be called on any thread.
+    /// Ends the connections of this process to these ranks, so that MPI treats them as lost: it would wait
+    /// for a process that lives and is silent. May be called on any thread.
     pub fn sever(&self, ranks: &[usize]) {
         let ends = ranks.iter().filter_map(|rank| self.0.get(*rank)).flatten().copied().collect();
         let count = sever(&ends);

@@ -36,7 +36,7 @@ pub(super) struct Wire {
 #[derive(Default)]
 struct State {
     stream: Option<Arc<TcpStream>>,
-    /// Frames that the peer has not said it has, the first of them being number `acknowledged`.
+    /// Frames that the peer has not confirmed. The first of them has the number `acknowledged`.
     kept: VecDeque<Vec<u8>>,
     acknowledged: u64,
     queued_bytes: usize,
@@ -48,17 +48,18 @@ struct State {
     /// Bytes from the system that are not a whole frame yet.
     input: Vec<u8>,
     received: u64,
-    /// Why a sender could not write: the system says so once, and to a reader then that the peer has closed.
+    /// The error for which a sender could not write. The system reports it once, and then tells a reader that
+    /// the peer has closed.
     failed: Option<std::io::Error>,
     is_closed: bool,
 }
 
-/// Why nothing more comes over a connection.
+/// The reason for which nothing more comes over a connection.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// The peer has closed it, which its process does or the end of its process.
     Closed,
-    /// It failed, whatever became of the peer.
+    /// It failed; the peer may live.
     Failed(std::io::Error),
     /// The peer breaks the protocol.
     Wrong(String),
@@ -85,7 +86,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The connection, if there is one, and whether it has something to send that the system has not taken.
+    /// The connection, if there is one, and true if it has bytes to send that the system has not taken.
     pub(super) fn stream(&self) -> Option<(Arc<TcpStream>, bool)> {
         let state = self.state.lock();
         Some((Arc::clone(state.stream.as_ref()?), state.has_more()))
@@ -130,7 +131,7 @@ impl Wire {
         Ok(state.has_more())
     }
 
-    /// Hands the system what it takes.
+    /// Hands the system the bytes that it takes.
     pub(super) fn flush(&self) -> std::result::Result<(), Broken> {
         self.state.lock().flush().map_err(Broken::Failed)
     }
@@ -163,7 +164,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Takes nothing more to send, and says so to the peer once everything was.
+    /// Takes no more frames to send, and ends the stream once all were sent.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -242,7 +243,7 @@ impl State {
         Ok(())
     }
 
-    /// The peer has this many frames.
+    /// Drops the frames that the peer has: the first `theirs`.
     fn acknowledge(&mut self, theirs: u64) -> std::io::Result<()> {
         let sent = self.acknowledged + self.kept.len() as u64;
         if theirs > sent || theirs < self.acknowledged {

@@ -39,7 +39,7 @@ struct PendingConnection {
     said: Vec<u8>,
 }
 
-/// A rank of the job: who connected has proved the secret.
+/// A connection of a rank of the job, which has proved the secret.
 pub(super) struct Arrival {
     pub(super) stream: TcpStream,
     pub(super) from: SocketAddr,
@@ -129,7 +129,7 @@ impl PendingConnections {
     }
 }
 
-/// The addresses of this host, loopback last, without those that say nothing without the name of a link.
+/// The addresses of this host, loopback last, without those that need the name of a link.
 fn interfaces() -> Result<Vec<IpAddr>> {
     let found = if_addrs::get_if_addrs().map_err(|cause| Error::io("list", "network interfaces", &cause))?;
     let mut found: Vec<IpAddr> = found.into_iter().map(|interface| interface.ip()).collect();

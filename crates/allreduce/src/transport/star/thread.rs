@@ -34,10 +34,10 @@ pub(in crate::transport) struct Links {
     thread: Option<JoinHandle<()>>,
 }
 
-/// For ranks that cannot read the star's events yet.
+/// The first loss, for ranks that cannot read the star's events yet.
 #[derive(Default)]
 struct Losses {
-    /// The first peer that is gone, and how that was noticed.
+    /// The first peer that is gone, and the sign by which that was noticed.
     first: Option<(usize, String)>,
     /// Is set when a peer is gone.
     stop: Option<Arc<AtomicBool>>,
@@ -375,7 +375,7 @@ impl Links {
         self.wires[peer].as_ref()?.stream().map(|(stream, _)| stream)
     }
 
-    /// The first peer that is gone, and how that was noticed.
+    /// The first peer that is gone, and the sign by which that was noticed.
     pub(super) fn first_loss(&self) -> Option<(usize, String)> {
         self.losses.lock().first.clone()
     }

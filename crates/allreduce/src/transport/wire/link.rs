@@ -47,10 +47,10 @@ pub struct Link {
     sent: [u64; 2],
 }
 
-/// Everything that distinguishes two states of a link by what they can do next.
+/// The parts of a link's state on which its next moves depend.
 pub type Snapshot = (bool, String, [VecDeque<u8>; 2], [u64; 2]);
 
-/// Takes this many bytes.
+/// A socket that takes this many bytes.
 struct BoundedSocket<'a>(usize, &'a mut VecDeque<u8>);
 
 impl Write for BoundedSocket<'_> {
@@ -82,7 +82,7 @@ impl Default for Link {
 }
 
 impl Link {
-    /// Does it, if it can be done now.
+    /// Makes a move, if it can be made now.
     ///
     /// # Panics
     ///
