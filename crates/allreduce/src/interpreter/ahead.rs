@@ -20,11 +20,11 @@ use crate::transport::SendMode;
 /// Messages in flight to one peer. Two keep a link busy; more hide the polling interval of a sleeping
 /// receiver.
 pub(super) const WINDOW: usize = 4;
-/// Between synchronous messages. Four times this is what 1 Gbit/s carries while a receiver waits 64 ms for
-/// its turn on a busy processor: of many tensors half of it cost a twentieth of the time on such hosts, twice
-/// it gained nothing.
+/// The bytes between synchronous messages. A link of 1 Gbit/s carries four times this number while a receiver
+/// waits 64 ms for its turn on a busy processor. With many tensors on such hosts, half this number cost a
+/// twentieth of the time, and twice the number gained nothing.
 pub(super) const UNASKED_BYTES: usize = 2 << 20;
-/// A short message counts as this much: the library keeps a record of each.
+/// The bytes for which a short message counts: the library keeps a record of each.
 const LEAST_BYTES: usize = 1 << 10;
 
 /// The messages on their way to one peer, of all operations.
@@ -35,7 +35,7 @@ pub(super) struct Ahead {
     synchronous: usize,
     /// Bytes of the others: they wait for the link.
     waiting_bytes: usize,
-    /// Sent since the last synchronous message.
+    /// The bytes sent since the last synchronous message.
     unasked: Unasked,
 }
 

@@ -25,14 +25,14 @@ pub trait Endpoint {
     /// The address of the bytes of a message to send. Called once, when the message leaves.
     fn outgoing(&mut self, message: &Message, scratch: &mut Scratch) -> Result<*const u8>;
 
-    /// The transport is done with what was sent.
+    /// Called when the transport is done with a message that was sent.
     fn sent(&mut self, message: &Message, scratch: &mut Scratch);
 
-    /// A place for the bytes of a message from `peer`. They may be written from now on.
+    /// Returns a place for the bytes of a message from `peer`. They may be written from now on.
     fn incoming(&mut self, message: &Message, peer: usize, scratch: &mut Scratch) -> Result<*mut u8>;
 
-    /// The bytes in `place` have arrived, and all that comes before them in the plan is done. Blocks until
-    /// both may be used again.
+    /// Takes the bytes in `place`, which have arrived. All messages before it in the plan are done. Blocks
+    /// until both may be used again.
     fn received(&mut self, message: &Message, peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()>;
 }
 
@@ -40,6 +40,6 @@ pub trait Endpoint {
 pub(super) enum Room {
     /// Memory for bytes that arrive to be added, or for a copy of bytes that are sent.
     Own(Buffer),
-    /// A place of the endpoint's.
+    /// A place that the endpoint gave.
     Given(*mut u8),
 }

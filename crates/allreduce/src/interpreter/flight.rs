@@ -60,11 +60,11 @@ pub(super) struct Flight {
     /// The places of the schedule's lanes.
     pub(super) out: Vec<LaneProgress>,
     pub(super) into: Vec<LaneProgress>,
-    /// For each message, how many of those that it waits for are not finished; itself counts until it may be
-    /// counted as done: when the transport is done with it, or has a copy.
+    /// For each message, the number of unfinished messages that it waits for. The message itself counts until
+    /// the transport is done with it, or has a copy.
     pending: Vec<u32>,
     unfinished: usize,
-    /// Buffers for messages that arrive and are not added yet, and for copies of what is sent.
+    /// Buffers for messages that arrive and are not added yet, and for copies of messages that are sent.
     rooms: HashMap<u32, Room>,
 }
 
@@ -136,7 +136,8 @@ impl Flight {
         }
     }
 
-    /// A place for what a message brings; `None` where that is a place in the buffer which is still in use.
+    /// Returns a place for the bytes of a message to receive; `None` if that is a place in the buffer which
+    /// is still in use.
     pub(super) fn incoming(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<*mut u8>> {
         let message = &self.schedule.all[index as usize];
         let is_copy = message.action == Action::Copy;
@@ -164,8 +165,8 @@ impl Flight {
         Ok(Some(start))
     }
 
-    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and whether it was
-    /// sent.
+    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and true if the
+    /// message was sent.
     pub(super) fn leave_lane(&mut self, index: u32) -> (usize, bool) {
         let message = &self.schedule.all[index as usize];
         let is_sent = message.action == Action::Send;
@@ -175,9 +176,9 @@ impl Flight {
         (lanes[message.lane as usize].peer, is_sent)
     }
 
-    /// Copies what a message is to send, so that what waits for this goes on now and not when the transport
-    /// is done with it. Returns the copy's address, and the bytes of all that this finished; none if nothing
-    /// waits, or the bytes are not in host memory.
+    /// Copies the bytes of a message to send, so that messages that wait for it go on now and not when the
+    /// transport is done with it. Returns the copy's address, and the bytes of all messages that this
+    /// finished. Returns none if no message waits, or the bytes are not in host memory.
     pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
         let Memory::Host(base, _) = self.memory else { return Ok(None) };
         if self.schedule.dependents(index).is_empty() {
@@ -215,8 +216,8 @@ impl Flight {
         }
     }
 
-    /// Counts a message as done for those that wait for it, and finishes all that was received and that this
-    /// allows to finish. Returns its bytes.
+    /// Counts a message as done for those that wait for it, and finishes the received messages that can
+    /// finish now. Returns their bytes.
     fn release(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let mut finished_bytes = 0;
         self.pending[index as usize] -= 1;
@@ -238,7 +239,7 @@ impl Flight {
         Ok(finished_bytes)
     }
 
-    /// Adds or copies what has arrived.
+    /// Adds or copies the bytes that have arrived.
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
         if message.action == Action::Copy && matches!(self.memory, Memory::Host(..)) {

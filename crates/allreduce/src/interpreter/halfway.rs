@@ -11,8 +11,8 @@ use std::ops::Range;
 use ringpull_base::Result;
 use ringpull_plan::{Action, Message, Schedule};
 
-/// Replaces the sums that begin at a byte of the buffer by what every rank gets instead, such as new weights.
-/// Each byte of the rank's part is given to it once, in any order.
+/// Replaces the sums that begin at a byte of the buffer by the values that every rank gets instead, such as
+/// new weights. Each byte of the rank's part is given to it once, in any order.
 pub type PartUpdate = Box<dyn FnMut(usize, &mut [u8]) -> Result<()> + Send>;
 
 /// The update of one operation.
@@ -26,7 +26,7 @@ pub(super) struct Halfway {
 }
 
 impl Halfway {
-    /// Of this rank's part `own`, in bytes.
+    /// The update of this rank's part `own`, in bytes.
     pub(super) fn new(schedule: &Schedule, own: Range<usize>, update: PartUpdate) -> Self {
         let arrives = |message: &Message| message.action != Action::Send && own.contains(&message.start);
         let second = schedule.all.iter().rposition(arrives).map_or(0, |last| last as u32 + 1);

@@ -1,4 +1,4 @@
-//! Waiting that leaves the cores to those who compute.
+//! Waits that leave the cores to threads that compute.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ impl Idle {
         self.waited
     }
 
-    /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is
-    /// over.
+    /// Waits a little for the `bytes` that are still to come. Returns an error with the time waited if
+    /// `limit` is over.
     pub(super) fn wait(
         &mut self,
         limit: Duration,
@@ -31,7 +31,8 @@ impl Idle {
         /// be quick. An eighth was seen to hold up sums of many tensors; a fortieth kept processors busy with
         /// every few packets.
         const PART: u32 = 16;
-        /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
+        /// The longest time that counts as a round. A round is far shorter; a longer time is the absence of
+        /// this process, not of its peers.
         const LONGEST_ROUND: Duration = Duration::from_millis(200);
         let now = Instant::now();
         self.waited += now.duration_since(self.looked.unwrap_or(now)).min(LONGEST_ROUND);

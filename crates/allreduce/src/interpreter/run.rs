@@ -41,7 +41,7 @@ pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 /// Executes schedules over the transport that each call names: the whole job's, or that of a group of its
 /// ranks.
 pub struct Runner {
-    /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
+    /// The most bytes of one message in plans that [`schedule`](Self::schedule) cuts.
     segment_bytes: usize,
     /// The time that a run waits while nothing moves.
     pub limit: Duration,
@@ -49,7 +49,7 @@ pub struct Runner {
     pub sent_bytes: u64,
     /// Payload bytes received so far.
     pub received_bytes: u64,
-    /// In the order of preference: higher priority, then begun earlier.
+    /// The operations under way, in the order of preference: higher priority, then begun earlier.
     flights: Vec<Flight>,
     begun: Ticket,
     finished: Vec<Ticket>,
@@ -99,21 +99,21 @@ impl Runner {
         }
     }
 
-    /// From now on a peer that has two messages to come, and so many `bytes` of what waits for the link, is
-    /// sent no third one, except as the first of its operation: a more urgent one would come after them.
-    /// Without this there is no limit in bytes.
+    /// Limits the data that waits for a link: a peer that has two messages to come, with `bytes` that wait
+    /// for the link, is sent no third one, except as the first of its operation. A more urgent message would
+    /// come after them. Without this call there is no limit in bytes.
     ///
     /// It is for a transport whose standard messages are done when a connection has taken them.
     pub fn limit_waiting(&mut self, bytes: usize) {
         self.most_waiting = bytes;
     }
 
-    /// The most bytes of a message of what [`schedule`](Self::schedule) cuts.
+    /// Returns the most bytes of a message in plans that [`schedule`](Self::schedule) cuts.
     pub fn segment_bytes(&self) -> usize {
         self.segment_bytes
     }
 
-    /// This rank's `plan` on elements of `dtype`, in messages as long as they may be.
+    /// Returns this rank's `plan` on elements of `dtype`, in the longest messages allowed.
     pub fn schedule(&self, plan: &Plan, dtype: DType) -> Arc<Schedule> {
         Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
     }
@@ -176,11 +176,11 @@ impl Runner {
         self.begun
     }
 
-    /// Posts and takes what can be posted and taken now. Does not block. Returns whether to call it again at
-    /// once, as more may be posted.
+    /// Posts the messages that can be posted now, and takes those that have arrived. Does not block. Returns
+    /// true if it should be called again at once, as more may be posted.
     ///
-    /// An error if a message is not the expected one, or soon after `stop` is set. After an error every
-    /// running operation is lost.
+    /// Returns an error if a message is not the expected one, or soon after `stop` is set. After an error
+    /// every running operation is lost.
     pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
         let outcome = self.step(transport, stop);
         if outcome.is_err() {
@@ -189,7 +189,8 @@ impl Runner {
         outcome
     }
 
-    /// Waits a little; for the caller, if nothing has moved. An error if nothing has moved for the limit.
+    /// Waits a little, to be called if nothing has moved. Returns an error if nothing has moved for the
+    /// limit.
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.flights.is_empty() {
             // An operation that finished without a message has nothing to wait for.

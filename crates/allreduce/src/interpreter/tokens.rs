@@ -1,4 +1,4 @@
-//! The numbers by which the transport refers to messages, and what is known of each message when it is done.
+//! The numbers by which the transport refers to messages, and the record of each message until it is done.
 
 use ringpull_base::timeline;
 
@@ -26,7 +26,7 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// A token for message `index` of an operation, from now on.
+    /// Returns a token for message `index` of an operation, valid from now on.
     pub(super) fn give(&mut self, ticket: Ticket, index: u32, mode: SendMode) -> u32 {
         let given = Given { ticket, index, mode, since_ns: timeline::now_ns() };
         if let Some(token) = self.free.pop() {
