@@ -31,7 +31,7 @@ pub type ProcessSet<'a> = Option<&'a [usize]>;
 /// The identity of an operation under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Passage {
-    /// In its messages.
+    /// The stamp of its messages.
     pub stamp: Stamp,
     /// A higher one goes first.
     pub priority: i32,
@@ -104,7 +104,7 @@ impl Communicator {
         self.complete(begun)
     }
 
-    /// This rank's place in a process set, and how many ranks that has.
+    /// Returns this rank's place in a process set, and the number of the set's ranks.
     ///
     /// # Panics
     /// If this rank is not in it.

@@ -32,8 +32,8 @@ use crate::interpreter::{Endpoint, Scratch};
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each.
-    /// The gradient stands in `out` itself if none is given.
+    /// Sums the compressed gradients of all ranks into `out`, with the same bits on each rank. The gradient
+    /// is in `out` itself if none is given.
     pub fn allreduce_compressed(
         &mut self,
         compression: &Compression,
@@ -52,8 +52,8 @@ impl Communicator {
         }
     }
 
-    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that somebody
-    /// else has encoded and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
+    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that the
+    /// caller has encoded and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
     /// writes it.
     pub fn allreduce_codes(
         &mut self,
@@ -125,14 +125,15 @@ struct Exchange<'a> {
     /// For each segment of the own part that has not been added up, by its place, the codes that have come,
     /// by rank.
     gathered: HashMap<usize, Vec<(usize, Buffer)>>,
-    /// For each that has been, its sum, and how many ranks it has still to be sent to.
+    /// For each segment that has been added up, its sum, and the number of ranks to which it must still be
+    /// sent.
     sums: HashMap<usize, (Buffer, usize)>,
 }
 
 const ELEMENT: usize = size_of::<f32>();
 
 impl<'a> Exchange<'a> {
-    /// Of a gradient of `len` elements.
+    /// The exchange of a gradient of `len` elements.
     fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn Ends) -> Self {
         let own = ringpull_plan::part_in_turns(rank, size, len, Codec::BLOCK);
         let (given, leaving) = (HashMap::new(), HashMap::new());

@@ -1,8 +1,8 @@
-//! The two ends of an exchange of codes on one rank: where the codes of its gradient come from, and where the
-//! sums of all ranks go.
+//! The two ends of an exchange of codes on one rank: the source of its gradient's codes, and the target of
+//! all ranks' sums.
 //!
-//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`Coded`] is one that
-//! somebody else has encoded and will decode: a device.
+//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`Coded`] is a gradient
+//! that a device has encoded and will decode.
 
 use std::ops::Range;
 

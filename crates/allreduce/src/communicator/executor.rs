@@ -61,13 +61,13 @@ impl Executor {
         outcome
     }
 
-    /// From now on only the first `workers` ranks take part in what is of all ranks. Collective.
+    /// Limits operations of all ranks to the first `workers` ranks from now on. Collective.
     pub(super) fn narrow(&mut self, workers: usize) -> Result<()> {
         self.members = workers;
         self.transport.narrow(workers)
     }
 
-    /// Lets a more urgent message wait for little else. The fastest link carries so much.
+    /// Limits the bytes in front of a more urgent message, by the rate of the fastest link.
     pub(super) fn shorten_queues(&mut self, link_bytes_per_us: f64) {
         // A limit in bytes of messages that wait for the peer would leave the link idle for a round trip.
         if !self.transport.waits_for_peers() {
@@ -75,7 +75,7 @@ impl Executor {
         }
     }
 
-    /// An error once the job is stopping.
+    /// Returns an error once the job is stopping.
     pub(super) fn go_on(&self) -> Result<()> {
         if self.stop.load(Ordering::Acquire) { Err(Error::Stopped {}) } else { Ok(()) }
     }
@@ -126,18 +126,19 @@ impl Executor {
         unsafe { self.runner.begin_between(schedule, endpoint, stamp, priority) }
     }
 
-    /// Moves what can be moved now; whether anything did. Does not block.
+    /// Moves the messages that can move now. Returns true if any did. Does not block.
     pub fn advance(&mut self) -> Result<bool> {
         self.runner.advance(&mut *self.transport, &self.stop)
     }
 
-    /// To be called when nothing has moved: waits a little. An error if nothing has moved for too long.
+    /// Waits a little, to be called when nothing has moved. Returns an error if nothing has moved for too
+    /// long.
     pub fn pause(&mut self) -> Result<()> {
         self.runner.pause(&mut *self.transport)
     }
 
-    /// To be called now and then while nothing is under way here: others may still wait for what the library
-    /// owes them. Does not block.
+    /// Lets the library make progress, to be called now and then while nothing is under way here: others may
+    /// still wait for its messages. Does not block.
     pub fn progress(&mut self) {
         self.transport.progress();
     }
@@ -196,8 +197,8 @@ impl Executor {
         unsafe { self.runner.run_between(schedule, endpoint, &mut *self.transport, stamp, &self.stop) }
     }
 
-    /// Runs `into` on `data`, and `out`, which touches other bytes of it, beside that; what `clock` says when
-    /// the first is done. After an error the transport keeps the data.
+    /// Runs `into` on `data` and, beside it, `out`, which touches other bytes. Returns the reading of `clock`
+    /// when `into` is done. After an error the transport keeps the data.
     pub(super) fn move_beside<T>(
         &mut self,
         (out, out_stamp): (&Arc<Schedule>, Stamp),
@@ -217,7 +218,7 @@ impl Executor {
         Ok(read.expect("it is read before there is no error"))
     }
 
-    /// This rank's `plan` on bytes, in messages as long as they may be.
+    /// Returns this rank's `plan` on bytes, in the longest messages allowed.
     pub(super) fn schedule(&self, plan: &Plan) -> Arc<Schedule> {
         self.runner.schedule(plan, DType::U8)
     }
@@ -228,7 +229,7 @@ impl Executor {
         keep_after_error(data, |bytes| unsafe { self.run(schedule, bytes, stamp) })
     }
 
-    /// Makes `words` those of rank 0, which are as many on every rank.
+    /// Replaces `words` by those of rank 0. Their number is the same on every rank.
     pub(super) fn tell<T: Pod>(&mut self, words: &mut [T], stamp: Stamp) -> Result<()> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
         let schedule = self.schedule(&ringpull_plan::broadcast(0, self.rank(), self.size(), bytes.len()));
@@ -238,7 +239,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Every rank's part, of which `fill` writes this rank's.
+    /// Returns every rank's part, of which `fill` writes this rank's.
     pub(super) fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         let rank = self.rank();
         let mut all = Buffer::zeroed(parts.len());
@@ -247,7 +248,7 @@ impl Executor {
         self.move_buffer(&schedule, all, stamp)
     }
 
-    /// Every rank's `own` row, in the order of the ranks.
+    /// Returns every rank's `own` row, in the order of the ranks.
     pub(super) fn gather_rows<T: Pod, const N: usize>(&mut self, own: &[T; N], stamp: Stamp) -> Result<Vec<[T; N]>> {
         let row_bytes = size_of::<[T; N]>();
         let parts = Parts::of((0..=self.size()).map(|rank| rank * row_bytes).collect());

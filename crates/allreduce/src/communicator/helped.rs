@@ -26,7 +26,7 @@ use crate::transport::Stamp;
 
 /// The stamp of the messages by which ranks find out about helpers.
 const FIRST: Stamp = 0;
-/// With fewer workers a helper takes nothing off them.
+/// The number of workers below which a helper does not relieve them.
 const WORKERS: usize = 3;
 
 /// Rank 0's request to the helpers to take part in a sum.
@@ -38,7 +38,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Of the buffer.
+    /// The length of the buffer.
     pub fn len_bytes(&self) -> usize {
         self.sum.len_bytes
     }
@@ -54,20 +54,20 @@ impl Asked {
     }
 }
 
-/// Sends that to every helper.
+/// A function that sends the request to every helper.
 pub(super) type Ask = Box<dyn Fn(Asked)>;
 
 /// The helpers of a job.
 #[derive(Debug, Default)]
 pub(super) struct Helpers {
     count: usize,
-    /// Why they are idle.
+    /// The reason for which they are idle.
     idle: Option<&'static str>,
 }
 
 impl Helpers {
-    /// The last `count` ranks, and whether they can be of use. From then on collectives are of the others.
-    /// Collective.
+    /// Finds the helpers, which are the last `count` ranks, and checks if they can be of use. From then on
+    /// collectives are of the other ranks. Collective.
     pub(super) fn find(executor: &mut Executor, count: usize, config: &Config) -> Result<Self> {
         if count == 0 {
             return Ok(Helpers::default());
@@ -97,7 +97,7 @@ impl Helpers {
         if self.idle.is_some() { 0 } else { self.count }
     }
 
-    /// For the end of a sentence about ranks.
+    /// The end of a sentence about ranks.
     pub(super) fn description(&self) -> String {
         let plural = if self.count == 1 { "" } else { "s" };
         match (self.count, self.idle) {
@@ -109,12 +109,12 @@ impl Helpers {
 }
 
 impl Communicator {
-    /// Rank 0 asks the helpers by this.
+    /// Sets the function by which rank 0 asks the helpers.
     pub fn ask_helpers_by(&mut self, ask: Box<dyn Fn(Asked)>) {
         self.ask = Some(ask);
     }
 
-    /// The schedule of a sum in which helpers may take part; if they do, rank 0 asks them now.
+    /// Returns the schedule of a sum in which helpers may take part. Rank 0 asks them now if they do.
     pub(super) fn helped_schedule(&mut self, sum: Sum, stamp: Stamp, priority: i32) -> Arc<Schedule> {
         let sum = Sum { may_be_helped: self.helpers.active() > 0, ..sum };
         let schedule = self.schedule(sum);

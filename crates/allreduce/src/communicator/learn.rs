@@ -1,7 +1,7 @@
 //! The numbers by which `auto` plans: those of a cluster file, or the same constants everywhere.
 //!
-//! A start measures nothing: what it found would depend on what else the hosts do, and with it the plan of a
-//! sum, and the last bits of the sum. Rank 0 reads the file and sends its text, so that all ranks hold the
+//! A start measures nothing: the result would depend on other load of the hosts, and so would the plan of a
+//! sum and the last bits of the sum. Rank 0 reads the file and sends its text, so that all ranks hold the
 //! same bits whatever is set or stored elsewhere.
 
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::executor::Executor;
 use super::racks::Racks;
 use crate::transport::{OF_A_SET, Stamp};
 
-/// No operation of a job has this number.
+/// The stamp of these messages, which no operation of a job has.
 const STAMP: Stamp = OF_A_SET - 1;
 /// Linux's limit for the name of a host.
 const NAME_BYTES: usize = 64;
@@ -54,8 +54,8 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Says in the log what was learned and what follows from it on `size` ranks, of which one talks for each
-    /// of `hosts` hosts.
+    /// Logs the numbers learned, and the choices that follow on `size` ranks, of which one talks for each of
+    /// `hosts` hosts.
     pub(super) fn explain(&self, hosts: usize, size: usize, has_racks: bool, segments: Segments) {
         tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
         if hosts < size {
@@ -104,9 +104,9 @@ impl Learned {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct HostCard {
-    /// Filled up with zeros.
+    /// The name of the host, filled up with zeros.
     name: [u8; NAME_BYTES],
-    /// A hash of everything that makes it this host.
+    /// A hash of the host's identity.
     identity: u64,
 }
 
@@ -117,7 +117,7 @@ pub(super) struct JobHosts {
 }
 
 impl JobHosts {
-    /// Those of the ranks of `executor`, by host. Collective.
+    /// Returns the hosts of the ranks of `executor`. Collective.
     pub(super) fn gather(executor: &mut Executor, hosts: &[Vec<usize>]) -> Result<Self> {
         let mut own = HostCard { name: [0; NAME_BYTES], identity: xxh3_64(cluster_cache::this_host().as_bytes()) };
         let name = host_name();
@@ -206,7 +206,7 @@ pub(super) fn learn(
     Ok((Learned { model: cluster.model(&job.names), links, source, age, is_of_the_cluster: true }, racks))
 }
 
-/// The links of so many hosts. Without rates they are alike.
+/// Returns the links of `hosts` hosts. Without rates they are alike.
 fn links_of(rates: &[LinkRates], hosts: usize, helpers: usize) -> Option<Links> {
     match (rates, helpers) {
         (_, 0) => Links::of(rates),
@@ -239,7 +239,7 @@ fn find(source: &ClusterSource, job: &JobHosts) -> Found {
     }
 }
 
-/// The text of a cluster file that is one.
+/// Reads a cluster file, and checks that it is one.
 fn read(path: &Path) -> Result<String> {
     let io = |cause: &std::io::Error| Error::io("read the cluster file", path.display(), cause);
     let text = std::fs::read_to_string(path).map_err(|cause| io(&cause))?;

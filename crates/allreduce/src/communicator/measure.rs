@@ -14,9 +14,9 @@ use super::{Communicator, cluster_cache};
 const TIMES: usize = 3;
 
 impl Communicator {
-    /// Measures the hosts and their network. If `is_kept`, the cache of rank 0's user gets the result, for later
-    /// jobs of just these hosts. `report` hears on every rank what is measured next. Collective; takes seconds,
-    /// or on many slow links minutes.
+    /// Measures the hosts and their network. If `is_kept`, the cache of rank 0's user gets the result, for
+    /// later jobs of just these hosts. `report` is called on every rank with the name of the next
+    /// measurement. Collective; takes seconds, or on many slow links minutes.
     pub fn measure_cluster(&mut self, is_kept: bool, report: &dyn Fn(&str)) -> Result<Cluster> {
         let rank = self.rank();
         if self.placement.is_one_host() {
@@ -55,7 +55,7 @@ impl Communicator {
     }
 }
 
-/// Of each number the median.
+/// Returns the median of each number.
 fn middle(models: &[Model]) -> Model {
     let numbers: Vec<[f64; size_of::<Model>() / size_of::<f64>()]> =
         models.iter().copied().map(bytemuck::cast).collect();

@@ -10,7 +10,7 @@
 //! constants. `measure` makes such a file: `probe` and `rack_probe` run allreduces and exchanges for it.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
-//! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
+//! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` finds the racks of hosts;
 //! `schedules` caches the schedule of each kind of sum; `compressed` sums gradients that `ends` encodes and
 //! decodes. The store sums the memory of devices (`src/on_devices`).
 
@@ -79,7 +79,7 @@ pub struct Communicator {
     divided: DividedSchedules,
     placement: Placement,
     helpers: Helpers,
-    /// On rank 0: what asks the helpers to take part in a sum.
+    /// The function that asks the helpers to take part in a sum; on rank 0.
     ask: Option<Ask>,
     takes_device_memory: bool,
 }
@@ -157,7 +157,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Goes on by what ranks of the same cluster have learned. Nothing is measured.
+    /// Uses the numbers that ranks of the same cluster have learned. Nothing is measured.
     pub fn go_on_from(&mut self, learned: &Learned) {
         // Racks and links are those of hosts of which some may be gone.
         self.learned = Learned { links: None, ..learned.clone() };
@@ -174,7 +174,7 @@ impl Communicator {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
     }
 
-    /// Goes by what was learned. A rate that is not of this cluster shortens no queue: it may be far too low.
+    /// Uses the numbers learned. A rate that is not of this cluster shortens no queue: it may be far too low.
     fn take_up_what_was_learned(&mut self) {
         self.forget_schedules();
         let Learned { model, links, is_of_the_cluster, .. } = &self.learned;
@@ -209,7 +209,7 @@ impl Communicator {
         self.executor.runner.limit
     }
 
-    /// An error once the job is stopping: for code outside this type that waits for other ranks.
+    /// Returns an error once the job is stopping: for code outside this type that waits for other ranks.
     pub fn go_on(&self) -> Result<()> {
         self.executor.go_on()
     }

@@ -44,7 +44,7 @@ const PAGE_BYTES: usize = 4096;
 /// The bytes that all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
-/// An operation's stamp, and what ends its waits.
+/// An operation's stamp, and the conditions that end its waits.
 #[derive(Clone, Copy)]
 pub(super) struct WaitLimits<'a> {
     /// Names the operation, as in messages.
@@ -86,7 +86,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// The ranks that see `window`, and reach each other's memory by `reach`.
+    /// The node of the ranks that see `window` and reach each other's memory by `reach`.
     pub(super) fn new(window: Window, reach: Reach, rank: usize) -> Self {
         Node { window, reach, rank, turn: 0, moved_bytes: 0 }
     }
@@ -96,7 +96,7 @@ impl Node {
         self.window.local_rank()
     }
 
-    /// Lets the waiting ranks know that this one gets on.
+    /// Lets the waiting ranks know that this one makes progress.
     pub(super) fn beat(&self) {
         self.window.beat();
     }
@@ -106,7 +106,7 @@ impl Node {
         self.moved_bytes
     }
 
-    /// `data` becomes the sum over all local ranks.
+    /// Sums `data` over all local ranks in place.
     pub(super) fn allreduce(&mut self, arithmetic: Arithmetic, data: &mut [u8], limits: WaitLimits) -> Result<()> {
         if data.len() <= SHORT_BYTES && data.len() * self.window.local_size() <= SHORT_TOTAL_BYTES {
             return self.allreduce_short(arithmetic, data, limits);
@@ -116,8 +116,8 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::All, None, limits).map(drop)
     }
 
-    /// Part `s` of `data`, bounded in bytes, becomes its sum over all local ranks at local rank `s`. The rest
-    /// of `data` has no meaning afterwards.
+    /// Sums part `s` of `data`, bounded in bytes, over all local ranks at local rank `s`. The rest of `data`
+    /// has no meaning afterwards.
     pub(super) fn reduce_scatter(
         &mut self,
         arithmetic: Arithmetic,
@@ -141,8 +141,8 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::Owners(parts), update, limits)
     }
 
-    /// Part `s` of `data`, bounded in bytes, becomes what local rank `s` makes of its sum over all local
-    /// ranks, on every one of them.
+    /// Sums part `s` of `data`, bounded in bytes, over all local ranks. Local rank `s` updates the sum, and
+    /// every local rank gets the result.
     pub(super) fn allreduce_updating(
         &mut self,
         arithmetic: Arithmetic,
@@ -165,7 +165,7 @@ impl Node {
         Ok(())
     }
 
-    /// `out` becomes what the reduction makes of all local ranks' parts `s` at local rank `s`.
+    /// Reduces all local ranks' parts `s` into `out` at local rank `s`.
     pub(super) fn reduce_scatter_into(
         &mut self,
         arithmetic: Arithmetic,
@@ -188,8 +188,8 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::Owners(parts), None, limits).map(drop)
     }
 
-    /// Block `s` of `out` becomes block `l` of the local rank `s`, where `l` is this one. `input` and `out`
-    /// have as many blocks of one length as there are local ranks.
+    /// Copies block `l` of each local rank `s` to block `s` of `out`, where `l` is this local rank. `input`
+    /// and `out` have a block of the same length for each local rank.
     pub(super) fn alltoall(&mut self, input: &[u8], out: &mut [u8], limits: WaitLimits) -> Result<()> {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         let block_bytes = input.len() / local_size;
@@ -247,8 +247,8 @@ impl Node {
         Ok(())
     }
 
-    /// Shows at most `SHORT_BYTES` to all local ranks, and lets `take` have what each shows. `name_bytes` is
-    /// the same on all.
+    /// Shows at most `SHORT_BYTES` to all local ranks, and passes the bytes that each shows to `take`.
+    /// `name_bytes` is the same on all.
     fn show_short(
         &mut self,
         own: &[u8],
@@ -267,13 +267,13 @@ impl Node {
         Ok(())
     }
 
-    /// Every local rank gets part `s` of `data`, bounded in bytes, from local rank `s`.
+    /// Gives every local rank part `s` of `data`, bounded in bytes, from local rank `s`.
     pub(super) fn allgather(&mut self, data: &mut [u8], parts: &Parts, limits: WaitLimits) -> Result<()> {
         // SAFETY: it is borrowed.
         unsafe { self.allgather_at(data.as_mut_ptr(), parts, limits) }
     }
 
-    /// Every local rank gets the `len_bytes` bytes at `start` from local rank `root`, which only reads its
+    /// Gives every local rank the `len_bytes` bytes at `start` from local rank `root`, which only reads its
     /// own.
     ///
     /// # Safety
@@ -499,8 +499,8 @@ impl Node {
         Ok(())
     }
 
-    /// Sums this rank's share of buffers that are all reached, then what ranks that did not get a core have
-    /// left of theirs.
+    /// Sums this rank's share of buffers that are all reached, then the rest of the shares of ranks that did
+    /// not get a core.
     fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) -> Moved {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         for owner in (local_rank..local_size).chain(0..local_rank) {
@@ -521,7 +521,7 @@ impl Node {
         Ok(())
     }
 
-    /// Sums `range` of buffers that are all reached, for those who keep it.
+    /// Sums `range` of buffers that are all reached, for the ranks that keep it.
     fn sum_reached(
         &self,
         arithmetic: Arithmetic,
@@ -548,13 +548,13 @@ impl Node {
         })
     }
 
-    /// The range of every buffer, all of which are reached: where it is, or a copy.
+    /// Returns the range of every buffer, all of which are reached: its address, or that of a copy.
     fn inputs(&self, buffers: &Buffers, range: &Range<usize>) -> std::result::Result<Vec<*const u8>, Unreachable> {
         let input = |other: usize| buffers.input(other, range.clone()).map_err(|cause| (other, cause));
         (0..self.window.local_size()).map(input).collect()
     }
 
-    /// Sums `share` of the piece `turn` of all buffers for those who keep it; what is in no arena stands in
+    /// Sums `share` of the piece `turn` of all buffers for the ranks that keep it. Buffers in no arena are in
     /// the slots of that piece.
     fn sum(&self, arithmetic: Arithmetic, buffers: &Buffers, share: &Range<usize>, turn: usize, keepers: Keepers) {
         let local_size = self.window.local_size();
@@ -592,7 +592,7 @@ impl Node {
         unsafe { copy(own.add(piece.start), to, piece.len()) };
     }
 
-    /// Shows where `data` is.
+    /// Shows the place of `data` to the other ranks.
     fn show(&self, data: &[u8]) {
         self.window.show(self.reach.shown(data.as_ptr(), data.len()));
     }
@@ -603,8 +603,8 @@ impl Node {
         self.reach.buffers((own, len_bytes), (self.window.local_rank(), self.window.slot_bytes()), shown)
     }
 
-    /// The last meeting of an operation. A rank that has died is missed there: that is the better error. If
-    /// one rank could not do its part, no rank has the result.
+    /// Ends an operation by its last meeting. A rank that has died is missed there: that is the better error.
+    /// If one rank could not do its part, no rank has the result.
     fn end(&self, moved: Moved, limits: WaitLimits) -> Result<()> {
         if let Err((local_rank, _)) = &moved {
             self.window.fail(*local_rank);
@@ -633,7 +633,8 @@ impl Node {
         self.window.name(self.turn, name(len_bytes, stamp));
     }
 
-    /// The first meeting of an operation: all must have come to the same one.
+    /// Comes to the first meeting of an operation. Returns an error if the ranks have come to different
+    /// operations.
     fn meet_first(&self, len_bytes: usize, limits: WaitLimits) -> Result<()> {
         self.meet(limits)?;
         match self.window.differs(self.turn, name(len_bytes, limits.stamp)) {

@@ -30,7 +30,7 @@ use crate::transport::window::Window;
 /// The stamp of the first messages of all.
 const FIRST: Stamp = 0;
 
-/// With fewer hosts, racks make no difference worth asking for.
+/// The number of hosts below which racks make no useful difference.
 const RACKED: usize = 4;
 
 const MOST_CORES: u64 = 1 << 16;
@@ -39,7 +39,7 @@ const MOST_CORES: u64 = 1 << 16;
 const CARD_WORDS: usize = 15;
 type Card = [u64; CARD_WORDS];
 
-/// The ranks by host, and this rank's way to its neighbours.
+/// The ranks by host, and this rank's access to its neighbours' memory.
 pub(super) struct Placement {
     /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that
     /// shares no memory is on a host of its own.
@@ -84,7 +84,7 @@ impl Placement {
         self.racks.as_ref()?.plan(rank, len_bytes / element_bytes, element_bytes)
     }
 
-    /// Every rank on a host of its own.
+    /// The placement with every rank on a host of its own.
     pub(super) fn apart(size: usize) -> Self {
         Placement {
             hosts: (0..size).map(|rank| vec![rank]).collect(),
@@ -95,7 +95,7 @@ impl Placement {
         }
     }
 
-    /// Finds out. Collective. `read_memory` is that of the configuration.
+    /// Finds the placement. Collective. `read_memory` is that of the configuration.
     pub(super) fn find(executor: &mut Executor, read_memory: Option<bool>) -> Result<Self> {
         let (rank, size) = (executor.rank(), executor.size());
         let lowest = executor.transport.hosts()?;
@@ -221,8 +221,8 @@ fn reads_processes(wanted: Option<bool>, ranks: &[usize], cards: &[Card]) -> boo
     is_wanted && ranks.iter().all(|rank| peer_memory::can_read(cards[*rank][2] as u32, probe(&cards[*rank])))
 }
 
-/// The cores that this process may use: a name of the set, times [`MOST_CORES`], and how many it may use of
-/// them at once. A launcher that binds ranks gives each a set of its own.
+/// The cores that this process may use: a name of the set, times [`MOST_CORES`], plus the number of cores
+/// that it may use at once. A launcher that binds ranks gives each a set of its own.
 fn own_cores() -> u64 {
     let set = rustix::thread::sched_getaffinity(None).map_or(0, |set| {
         let members: Vec<u8> = (0..rustix::thread::CpuSet::MAX_CPU).map(|core| u8::from(set.is_set(core))).collect();

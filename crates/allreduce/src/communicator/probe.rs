@@ -39,12 +39,13 @@ use super::executor::Executor;
 use super::probe_rings::{ProbeRing, steps};
 use crate::transport::{OF_A_SET, Stamp};
 
-/// No operation of a job has these numbers: what goes two ways at once has both.
+/// The stamps of the probe, which no operation of a job has. An exchange in both directions at once uses
+/// both.
 pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
-/// Runs of each short collective: as many batches of this many runs as fit in this time by what the second
-/// takes, within these limits. The lower quartile counts, of two or three the shortest, since other load
-/// makes most runs longer.
+/// The runs of each short collective. The number of batches is such that they fit in the time below by the
+/// time of the second batch, within the limits. The lower quartile counts, or the shortest of two or three,
+/// since other load makes most runs longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
@@ -58,8 +59,8 @@ const LONG_ENOUGH_US: f64 = 8_000.0;
 /// The least time of a long ring's later runs is at least this part of what is long enough. If it is less,
 /// other load delayed the first runs, and the ring may have moved only what a shaper lets through at once.
 const STILL_LONG: f64 = 0.75;
-/// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes
-/// behind latency.
+/// The factor by which a long enough ring takes longer than the smallest: latency hides behind bytes, and
+/// bytes behind latency.
 const BEYOND_LATENCY: f64 = 2.0;
 /// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
 /// long.
@@ -86,21 +87,22 @@ pub(super) enum ProbeRun {
     Two,
 }
 
-/// Times in microseconds, each the same on every rank, and what they are times of.
+/// The times in microseconds, each the same on every rank, and the lengths that were run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Times {
     /// The ranks that all take part, and those of a ring.
     pub(super) size: usize,
     pub(super) ring_size: usize,
-    /// Allreduces: of ring and direct one byte for each rank, of the star one byte in all.
+    /// The times of allreduces: of ring and direct with one byte for each rank, of the star with one byte in
+    /// all.
     pub(super) ring_us: f64,
     pub(super) star_us: f64,
     pub(super) direct_us: f64,
-    /// A ring of as many parts as it has ranks.
+    /// The time of a ring with one part for each of its ranks.
     pub(super) short_part: usize,
     pub(super) short_ring_us: f64,
-    /// As many steps of the ranks of two hosts, with parts of a byte and with the same, and how many ranks
-    /// are idle meanwhile.
+    /// The time of the same number of steps by the ranks of two hosts, with parts of a byte and with the same
+    /// parts, and the number of ranks that are idle meanwhile.
     pub(super) two_us: f64,
     pub(super) short_two_us: f64,
     pub(super) idle: usize,
@@ -125,10 +127,10 @@ pub(super) struct LongParts {
 }
 
 impl LongParts {
-    /// Those of buffers of so many bytes, over `size` ranks or rings of `ring_size`.
+    /// The parts of buffers of `bytes`, over `size` ranks or rings of `ring_size`.
     fn of(bytes: usize, size: usize, ring_size: usize) -> Self {
         let ring = bytes.div_ceil(ring_size);
-        // On a slow network no longer than what goes without a rest.
+        // On a slow network the part is no longer than one that is sent without a rest.
         LongParts { ring, direct: bytes.div_ceil(size), rested: RESTED_BYTES.div_ceil(ring_size).min(ring) }
     }
 }
@@ -154,7 +156,7 @@ pub(super) trait ProbeRunner {
     /// on ranks that are idle meanwhile.
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
 
-    /// Every rank's `own` rows, in the order of the ranks; of a simulation only one.
+    /// Returns every rank's `own` rows, in the order of the ranks; a simulation has one row.
     fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>>;
 
     fn rest(&mut self, how_long: Duration);
@@ -256,7 +258,7 @@ pub(super) trait ProbeRunner {
         }))
     }
 
-    /// Of the times of rings, as one ring over all ranks goes at the pace of the slowest.
+    /// Returns the slowest ring's times, as one ring over all ranks is as slow as its slowest part.
     fn slowest<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
         let rows = self.gather(own)?;
         Ok(std::array::from_fn(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)))
@@ -341,7 +343,7 @@ impl<'a> Prober<'a> {
         Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
     }
 
-    /// `data` after `plan`, and the microseconds it took.
+    /// Runs `plan` on `data`. Returns the data and the time in microseconds.
     pub(super) fn timed(&mut self, plan: &Plan, data: Buffer) -> Result<(Buffer, f64)> {
         let schedule = self.executor.schedule(plan);
         let start = Instant::now();
@@ -389,8 +391,8 @@ fn of_all_rings(model: &Model, (size, ring_size): (usize, usize)) -> Model {
     }
 }
 
-/// The numbers with which the model predicts these times, the long ones without the shaper's first bytes. A
-/// number that noise made impossible is replaced by the nearest possible one.
+/// Returns the model that predicts these times, the long ones without the shaper's first bytes. A number that
+/// noise made impossible is replaced by the nearest possible one.
 pub(super) fn fit(times: &Times) -> Model {
     let (n, steps) = (times.size as f64, 2.0 * (times.ring_size - 1) as f64);
     let (step, star, direct) = (times.ring_us / steps, times.star_us / 2.0, times.direct_us / 2.0);

@@ -1,13 +1,15 @@
 //! The rings that the probe times, all at the same time.
 //!
-//! A ring over all of many hosts takes as many steps as there are hosts. Then latency would hide what a link
-//! carries, and a probe would last longer the more hosts there are. A step takes as long in a ring of few.
+//! A ring over many hosts takes a number of steps that grows with the hosts. Latency would then hide the rate
+//! of a link, and a probe would take longer with more hosts. A step takes the same time in a ring of few
+//! hosts.
 
 use std::ops::Range;
 
 use super::placement::ranks_by;
 
-/// So many hosts tell what a step takes. With less than twice as many there is one ring, of all ranks.
+/// The number of hosts that is enough to measure a step. With less than twice this number there is one ring,
+/// of all ranks.
 const HOSTS_OF_A_RING: usize = 8;
 
 /// The ring of one rank: neighbours within it, like those of a ring over all ranks.
@@ -15,7 +17,7 @@ const HOSTS_OF_A_RING: usize = 8;
 pub(super) struct ProbeRing {
     /// Its ranks, in order.
     pub(super) members: Vec<usize>,
-    /// Those of its first machine and of its last, or two ranks if there is one machine.
+    /// The ranks of its first machine and of its last, or two ranks if there is one machine.
     pub(super) of_two: Vec<usize>,
     /// The number of ranks that are in no ring's `of_two`.
     pub(super) idle: usize,
@@ -25,8 +27,8 @@ pub(super) struct ProbeRing {
 }
 
 impl ProbeRing {
-    /// That of `rank`, where each rank is on the machine with this number. The ranks of a machine are in one
-    /// ring, whether they share memory or not: so each ring crosses the network.
+    /// Returns the ring of `rank`. `machine_of` has the number of each rank's machine. The ranks of a machine
+    /// are in one ring, whether they share memory or not: so each ring crosses the network.
     pub(super) fn of(rank: usize, machine_of: &[u64]) -> Self {
         let machines = ranks_by(machine_of);
         let sorted = |mut members: Vec<usize>| {
@@ -60,12 +62,12 @@ impl ProbeRing {
     }
 }
 
-/// Half the steps of a ring of so many ranks.
+/// Returns half the steps of a ring of `ranks` ranks.
 pub(super) fn steps(ranks: usize) -> f64 {
     (ranks.max(2) - 1) as f64
 }
 
-/// Neighbouring hosts in groups of nearly as many.
+/// Returns groups of neighbouring hosts, of nearly equal numbers.
 fn groups(hosts: usize) -> impl Iterator<Item = Range<usize>> {
     let count = (hosts / HOSTS_OF_A_RING).max(1);
     (0..count).map(move |group| group * hosts / count..(group + 1) * hosts / count)

@@ -30,17 +30,18 @@ use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
 pub const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
 /// With fewer hosts, times fall into two groups by chance too often.
 const RACKED: usize = 6;
-/// At most this many tournaments; two in a row must find the same racks.
+/// The most tournaments; two in a row must find the same racks.
 const TOURNAMENTS: usize = 16;
-/// Links that seem to differ are measured in as many tournaments of longer games, until every pair but a few
-/// takes what the rates say: a shaper that saves up while a busy host does not send lets some of a short game
-/// through at once, and on busy hosts chance makes links of many rates.
+/// The numbers of tournaments with longer exchanges in which links that seem to differ are measured, until
+/// every pair but a few takes the time that the rates predict. A shaper that saves up while a busy host does
+/// not send lets part of a short exchange through at once, and on busy hosts chance makes links seem to
+/// differ.
 const SURE: std::ops::RangeInclusive<usize> = 3..=8;
 /// The factor by which a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;
-/// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host
-/// waited: of 0.05 s at 50 Mbit/s, 128 KiB are a third, and equal links seemed to differ in three of four
-/// probes, and in none of seven with this.
+/// The time of a longer exchange. More time would give no better result. Less time would measure the burst
+/// that a shaper has saved up while its host waited: 128 KiB are a third of 0.05 s at 50 Mbit/s. With that
+/// time equal links seemed to differ in 3 of 4 probes, and in none of 7 with this one.
 const LONG_GAME_US: f64 = 150_000.0;
 const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=16_777_216.0;
 /// The bytes that a pair sends in each direction: a ring passes them on in about 50 ms.
@@ -62,7 +63,7 @@ pub(super) struct Pairs {
     /// The racks, bit `h` for host `h`; 0 if all are in one rack, or if the plan for racks would not be
     /// faster.
     pub(super) racks: u64,
-    /// Of each host's link, in bytes per microsecond; none if they are alike.
+    /// The rates of each host's link, in bytes per microsecond; none if they are alike.
     pub(super) rates: Vec<LinkRates>,
 }
 
@@ -109,8 +110,8 @@ impl Prober<'_> {
         Ok(Pairs { racks, rates })
     }
 
-    /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None`
-    /// if they cannot be told.
+    /// Measures the rates of links that seem to have these, by longer exchanges. Returns an empty list if
+    /// they do not differ, and `None` if the rates are not certain.
     fn sure_rates(
         &mut self,
         hosts: &[Vec<usize>],
@@ -143,7 +144,7 @@ impl Prober<'_> {
         if let Some(place) = members.iter().position(|member| *member == self.executor.rank()) {
             let plan = ringpull_plan::allreduce(Algorithm::Ring, place, members.len(), len).among(&members);
             let (schedule, mut data) = (self.executor.schedule(&plan), Buffer::zeroed(len));
-            // The second time what shapers let through at first has been used up.
+            // The burst that shapers let through at first has been used up the second time.
             for _ in 0..2 {
                 let start = Instant::now();
                 data = self.executor.move_buffer(&schedule, data, STAMP)?;
@@ -155,7 +156,7 @@ impl Prober<'_> {
         Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
     }
 
-    /// Every host meets every other.
+    /// Pairs every host with every other, and returns the times of the exchanges.
     fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize) -> Result<PairTimes> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
@@ -178,7 +179,7 @@ impl Prober<'_> {
     fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
         let rank = self.executor.rank();
         let (data, _) = self.timed(&ringpull_plan::exchange(rank, other, bytes), Buffer::zeroed(2 * bytes))?;
-        // One may have had all that it was sent long before the other.
+        // One of the two may have received all its data long before the other.
         self.timed(&ringpull_plan::exchange(rank, other, 1), Buffer::zeroed(2))?;
         let (out, into) = ringpull_plan::exchange_by_direction(rank, other, bytes);
         let (out, into) = (self.executor.schedule(&out), self.executor.schedule(&into));
@@ -189,9 +190,9 @@ impl Prober<'_> {
     }
 }
 
-/// Of each host's link, in bytes per microsecond: by what its messages of `bytes` bytes to hosts whose links
-/// receive no more slowly typically take, of which `step_us` are not the link's; and likewise those that it
-/// receives.
+/// Returns the rates of each host's link, in bytes per microsecond. The rate follows from the typical time of
+/// its messages of `bytes` bytes to hosts whose links receive no more slowly, without `step_us`, which is not
+/// the link's. The rate at which it receives follows in the same way.
 fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
     if played.is_empty() {
         return Vec::new();
@@ -232,7 +233,7 @@ pub(super) fn typical_rate(rates: &[LinkRates]) -> f64 {
     median(&mut rates.iter().map(|rates| rates.slower()).collect::<Vec<_>>())
 }
 
-/// Of each pair the longer time.
+/// Returns the longer time of each pair.
 fn both_ways(pairs: &PairTimes) -> PairTimes {
     let longer = |host: usize, other: usize| pairs[host][other].max(pairs[other][host]);
     (0..pairs.len()).map(|host| (0..pairs.len()).map(|other| longer(host, other)).collect()).collect()
@@ -325,7 +326,7 @@ fn split(pairs: &PairTimes) -> Option<u64> {
 fn is_worth_it(racks: u64, pairs: &PairTimes, bytes: usize, ring_us_per_byte: f64) -> bool {
     let hosts = pairs.len();
     let within = |host: usize, other: usize| !is_apart(racks, host, other);
-    // Of all rounds, what a byte takes over the link between the racks, and what it takes over a host's own.
+    // The least time of a byte in all rounds, over the link between the racks and over a host's own.
     let (mut across_us_per_byte, mut within_us_per_byte) = (f64::INFINITY, f64::INFINITY);
     for round in 0..rounds(hosts) {
         let met = (0..hosts).filter_map(|host| Some((host, partner(host, round, hosts)?)));

@@ -1,4 +1,4 @@
-//! The buffers of one operation of the ranks of a host, and how this rank reaches each of them: it is mapped
+//! The buffers of one operation of the ranks of a host, and this rank's access to each: the buffer is mapped
 //! here, or the kernel reads and writes it in its process, or it is not reached at all.
 #![allow(unsafe_code)]
 
@@ -158,12 +158,12 @@ impl Buffers {
         (0..self.places.len()).any(|local_rank| self.is_in_process(local_rank))
     }
 
-    /// Reaches no buffer any more of which `is_hidden` says so.
+    /// Marks as not reached each buffer for which `is_hidden` returns true.
     fn hide(&mut self, is_hidden: impl Fn(Place) -> bool) {
         self.places.iter_mut().filter(|place| is_hidden(**place)).for_each(|place| *place = Place::Unreached);
     }
 
-    /// Reaches only what is mapped.
+    /// Marks as not reached each buffer that is not mapped.
     pub(super) fn hide_processes(&mut self) {
         self.hide(|place| matches!(place, Place::InProcess(_)));
     }
@@ -180,7 +180,8 @@ impl Buffers {
         index * self.piece_bytes..((index + 1) * self.piece_bytes).min(self.len_bytes)
     }
 
-    /// A range of at most `taken_bytes` of a local rank's buffer, which is reached: where it is, or a copy.
+    /// Returns a range of at most `taken_bytes` of a local rank's buffer, which is reached: its address, or
+    /// that of a copy.
     pub(super) fn input(&self, local_rank: usize, range: Range<usize>) -> io::Result<*const u8> {
         if let Some(place) = self.mapped(local_rank) {
             return Ok(place.wrapping_add(range.start));

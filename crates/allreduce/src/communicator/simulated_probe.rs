@@ -18,7 +18,7 @@ pub(super) struct SimulatedProbe<'a> {
 }
 
 impl<'a> SimulatedProbe<'a> {
-    /// On so many hosts of one rank each.
+    /// A probe on `hosts` hosts of one rank each.
     pub(super) fn new(model: &'a Model, hosts: usize, segment_bytes: usize) -> Self {
         SimulatedProbe { model, hosts, ring_size: ProbeRing::longest_of(hosts), segment_bytes, now_us: 0.0 }
     }
@@ -105,7 +105,7 @@ mod tests {
         burst: f64,
         saved: f64,
         since_us: f64,
-        /// So many of the long rings take a tenth of a second longer, because of other load.
+        /// The number of long rings that take 0.1 s longer, because of other load.
         slow: usize,
     }
 

@@ -83,7 +83,7 @@ impl Communicator {
         Ok(Some(unsafe { self.executor.begin(&schedule, data, stamp, priority) }))
     }
 
-    /// `data` becomes the sum over all ranks, the same bits on each.
+    /// Sums `data` over all ranks in place, with the same bits on each.
     ///
     /// # Safety
     /// After an error the transport may still read and write `data`: it stays valid, and nobody else
@@ -169,7 +169,7 @@ impl Communicator {
         unsafe { self.executor.run_between(&schedule, endpoint, stamp) }
     }
 
-    /// By shared memory within hosts, and by a plan between them.
+    /// Sums by shared memory within hosts, and by a plan between them.
     ///
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).

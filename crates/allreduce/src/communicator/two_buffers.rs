@@ -22,9 +22,9 @@ pub(super) struct Scatter {
     out: *mut u8,
     /// This rank's part of the input.
     own: Range<usize>,
-    /// By the address that the transport has.
+    /// The buffers of arriving segments, by the address that the transport has.
     arriving: HashMap<*mut u8, Buffer>,
-    /// By the place in the buffer.
+    /// The buffers of segments that are passed on, by the place in the plan's buffer.
     passed_on: HashMap<usize, Buffer>,
 }
 
