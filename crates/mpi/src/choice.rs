@@ -13,7 +13,7 @@ pub(crate) struct Candidate {
     pub(crate) path: PathBuf,
 }
 
-/// Why no MPI is used, and what would help.
+/// The reason why no MPI is used, and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
     /// The library that was looked for, and not found.

@@ -23,14 +23,14 @@ const VERSION: u32 = 1;
 static API: OnceLock<Result<&'static Api, Missing>> = OnceLock::new();
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
-/// Names the environment that this process runs in, `sys.prefix` of Python: its `lib` may have an MPI. To be called before
-/// [`load`]; by default it is the folder above that of the program.
+/// Sets the environment that this process runs in, `sys.prefix` of Python: its `lib` may have an MPI. To be
+/// called before [`load`]. The default is the folder above that of the program.
 pub fn run_in(prefix: PathBuf) {
     PREFIX.get_or_init(|| prefix);
 }
 
-/// The MPI that this process uses. The first call loads it, for all libraries that are loaded later; it is the same
-/// ever after. An error says why there is none.
+/// Returns the MPI that this process uses. The first call loads it, for all libraries that are loaded later;
+/// later calls return the same. The error explains why there is none.
 pub fn load() -> Result<&'static Api, Missing> {
     API.get_or_init(find).clone()
 }
@@ -97,7 +97,7 @@ fn open_file(path: &OsStr) -> Result<Library, String> {
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|cause| text_of(&cause))
 }
 
-/// A library stays until the process ends: it has threads and functions that run at exit.
+/// Keeps a library until the process ends: it has threads and functions that run at exit.
 fn keep(library: Library) {
     std::mem::forget(library);
 }

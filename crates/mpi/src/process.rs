@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::family::Family;
 
-/// Names the library of MPI to use, or its folder; or `none`.
+/// The variable that names the library of MPI to use, or its folder; or `none`.
 pub(crate) const MPI: &str = "RINGPULL_MPI";
 
 /// The number of ancestors among which a launcher is looked for: between it and a rank may be shells, `env`
@@ -66,8 +66,8 @@ pub(crate) fn folders_beside(program: &Path) -> Vec<PathBuf> {
     ["lib", "lib64", "lib/release"].iter().map(|folder| prefix.join(folder)).collect()
 }
 
-/// The family whose launcher says that this process is a rank. Slurm's variables are those of MPICH as well
-/// when it starts ranks of Open MPI, and `PMIX_RANK` may be anybody's.
+/// The family whose launcher has set variables of a rank in this process. Slurm's variables are those of
+/// MPICH as well when it starts ranks of Open MPI, and `PMIX_RANK` may be anybody's.
 fn family_of_rank(has: impl Fn(&str) -> bool) -> Option<Family> {
     if has("OMPI_COMM_WORLD_SIZE") {
         Some(Family::OpenMpi)

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// A communicator, whatever it is to the library.
+/// A communicator, in any library's representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Comm(u64);
@@ -29,16 +29,16 @@ pub mod element {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct End {
-    /// Its place among the requests that were asked about.
+    /// Its place among the requests of the call.
     pub index: c_int,
-    /// 0, or MPI's code of what failed.
+    /// 0, or MPI's error code.
     pub error: c_int,
     /// The bytes that have arrived; of no meaning for a message that was sent.
     pub bytes: c_int,
 }
 
-/// The functions of MPI that the engine calls. Each returns MPI's code but where it says otherwise, and may be called
-/// as the MPI standard says of the function that it is named after.
+/// The functions of MPI that the engine calls. Each returns MPI's code unless its comment states otherwise,
+/// and may be called as the MPI standard allows for the function of its name.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "each is named after MPI's own function, which its manual describes")]
@@ -95,7 +95,8 @@ pub struct Api {
     pub takes_device_memory: unsafe extern "C" fn() -> c_int,
     /// Returns 1 if the library has the three functions that follow, and 0 otherwise; no error code.
     pub survives_losses: unsafe extern "C" fn() -> c_int,
-    /// `MPIX_Comm_get_failed`: how many ranks have failed, and those of them for which there is room.
+    /// `MPIX_Comm_get_failed`: the number of ranks that have failed, and those of them for which there is
+    /// room.
     pub get_failed: unsafe extern "C" fn(Comm, *mut c_int, c_int, *mut c_int) -> c_int,
     pub ack_failed: unsafe extern "C" fn(Comm, c_int, *mut c_int) -> c_int,
     pub agree: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
