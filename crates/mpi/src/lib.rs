@@ -1,10 +1,10 @@
 //! MPI behind one table of C functions.
 //!
-//! The code that calls MPI is built once for each binary interface (Open MPI; MPICH, which Intel MPI shares; the
-//! standard one of MPI 5): `plugin.c`, 15 KB each, which `build.rs` compiles with the compilers of MPI that it
-//! finds and puts into this crate. Nothing else of ringpull is compiled against an MPI, or linked with one.
-//! [`load`] finds the library that this process must use when `dist_sync_mpi` is created, and the plugin
-//! that fits it:
+//! The code that calls MPI is built once for each binary interface (Open MPI; MPICH, which Intel MPI shares;
+//! the standard one of MPI 5): `plugin.c`, 15 KB each, which `build.rs` compiles with the compilers of MPI
+//! that it finds and puts into this crate. Nothing else of ringpull is compiled against an MPI, or linked
+//! with one. [`load`] finds the library that this process must use when `dist_sync_mpi` is created, and the
+//! plugin that fits it:
 //!
 //! 1. the MPI that the process has loaded already, as mpi4py does;
 //! 2. the MPI of the `mpirun` that started the process; of that family, the one that `RINGPULL_MPI` names

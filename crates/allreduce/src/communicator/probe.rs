@@ -12,7 +12,7 @@
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with `x` bytes on each link | `x (1/b + n w)` |
 //! | the same in a ring of two hosts, while `i` ranks are idle | `x (1/b + (n - i) w)` |
-//! | ring, long, after another | `x (1/B + n w)`: the burst that shapers let through at once has been used up |
+//! | ring, long, after another | `x (1/B + n w)`: the burst of a shaper is used up |
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!

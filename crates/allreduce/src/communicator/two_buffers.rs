@@ -1,8 +1,8 @@
-//! One rank's end of what gives and takes in different buffers: a reduce-scatter, whose input stays as it is,
-//! and an alltoall.
+//! One rank's end of a collective with an input and an output buffer: a reduce-scatter, whose input stays as
+//! it is, and an alltoall.
 //!
-//! The rank's plan is on one buffer; here its places are found in the two. The job that owns both keeps them
-//! until the operation is finished.
+//! The rank's plan is on one buffer; this module finds its places in the two. The job that owns both keeps
+//! them until the operation is finished.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
