@@ -32,7 +32,7 @@ impl<N: Number> Handover<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::meeting::tests::Modelled;
+    use crate::transport::meeting::tests::LoomNumber;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::mpsc::channel;
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn the_finishing_threads_work_happens_before_what_the_comm_thread_finishes_itself() {
         loom::model(|| {
-            let shared = Arc::new((Handover::<Modelled>::default(), UnsafeCell::new(())));
+            let shared = Arc::new((Handover::<LoomNumber>::default(), UnsafeCell::new(())));
             let (sender, receiver) = channel::<()>();
             let finishing = {
                 let shared = Arc::clone(&shared);

@@ -15,14 +15,14 @@ struct Message {
     waiting: Option<(Sender<u32>, u32)>,
 }
 
-struct Posted {
+struct PostedReceive {
     into: *mut [u8],
     token: u32,
 }
 
 // SAFETY: the pointer is only used by the thread that owns the transport; moving the transport moves that
 // right.
-unsafe impl Send for Posted {}
+unsafe impl Send for PostedReceive {}
 
 /// One rank's end.
 pub struct Inproc {
@@ -30,7 +30,7 @@ pub struct Inproc {
     to: Vec<Sender<(Stamp, Message)>>,
     from: Vec<Receiver<(Stamp, Message)>>,
     /// The receives that have no message yet, per peer and stamp.
-    posted: Vec<BTreeMap<Stamp, VecDeque<Posted>>>,
+    posted: Vec<BTreeMap<Stamp, VecDeque<PostedReceive>>>,
     /// The messages that have no receive yet, per peer and stamp.
     early: Vec<BTreeMap<Stamp, VecDeque<Message>>>,
     sent: Vec<u32>,
@@ -83,7 +83,7 @@ impl Inproc {
         }
     }
 
-    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, message: Message) -> Result<()> {
+    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &PostedReceive, message: Message) -> Result<()> {
         let data = &message.data[..];
         if data.len() != posted.into.len() {
             let what = format!("{} bytes of operation {stamp} instead of {} bytes", data.len(), posted.into.len());
@@ -131,7 +131,7 @@ impl Transport for Inproc {
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
-        let posted = Posted { into, token };
+        let posted = PostedReceive { into, token };
         if let Some(message) = take(&mut self.early[from], stamp) {
             return self.deliver(from, stamp, &posted, message);
         }

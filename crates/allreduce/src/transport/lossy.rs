@@ -10,7 +10,7 @@ use ringpull_mpi::{Api, Comm};
 
 use crate::transport::library::check;
 use crate::transport::mpi::{InFlight, Mpi, check_arrival, own, probe};
-use crate::transport::remaining::Remaining;
+use crate::transport::remaining::RemainingProcesses;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{SendMode, Stamp, Transport};
 
@@ -128,7 +128,7 @@ pub struct Heritage {
     api: &'static Api,
     ulfm: Ulfm,
     comm: Comm,
-    remaining: Remaining,
+    remaining: RemainingProcesses,
     rank: usize,
     name: String,
     yields: bool,

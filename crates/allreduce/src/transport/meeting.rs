@@ -19,7 +19,7 @@ pub(crate) trait Number {
 }
 
 /// A number that ranks may sleep on.
-pub(crate) trait Bed: Number {
+pub(crate) trait SleepCounter: Number {
     /// Sleeps if it still is `value`, until it is woken or for a while.
     fn sleep(&self, value: u32);
     /// Wakes all that sleep.
@@ -43,7 +43,7 @@ impl Number for AtomicU32 {
     }
 }
 
-impl Bed for AtomicU32 {
+impl SleepCounter for AtomicU32 {
     fn sleep(&self, value: u32) {
         let nap = Timespec::try_from(NAP).expect("a nap is a valid time");
         match futex::wait(self, futex::Flags::empty(), value, Some(&nap)) {
@@ -71,7 +71,7 @@ pub(super) struct Meeting<'a, N> {
     pub(super) sleepers: &'a N,
 }
 
-impl<N: Bed> Meeting<'_, N> {
+impl<N: SleepCounter> Meeting<'_, N> {
     /// Comes to a meeting of `ranks` ranks. `met` publishes the number of meetings that this rank has come
     /// to. Returns the meeting to wait for, unless this was the last rank.
     pub(super) fn come(&self, met: &N, ranks: u32) -> Option<u32> {
@@ -139,17 +139,17 @@ pub(crate) mod tests {
 
     /// A number of loom's, which treats `SeqCst` as acquire and release: a fence before each such access
     /// stands for the rest.
-    pub(crate) struct Modelled {
+    pub(crate) struct LoomNumber {
         value: loom::sync::atomic::AtomicU32,
         /// The kernel's queue: it compares and sleeps in one step.
         queue: Mutex<()>,
         woken: Condvar,
     }
 
-    impl Default for Modelled {
+    impl Default for LoomNumber {
         fn default() -> Self {
             let value = loom::sync::atomic::AtomicU32::new(0);
-            Modelled { value, queue: Mutex::new(()), woken: Condvar::new() }
+            LoomNumber { value, queue: Mutex::new(()), woken: Condvar::new() }
         }
     }
 
@@ -160,7 +160,7 @@ pub(crate) mod tests {
         ordering
     }
 
-    impl Number for Modelled {
+    impl Number for LoomNumber {
         fn load(&self, ordering: Ordering) -> u32 {
             self.value.load(fence(ordering))
         }
@@ -174,7 +174,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl Bed for Modelled {
+    impl SleepCounter for LoomNumber {
         /// Never ends by itself: a wake-up that is lost is a deadlock, which loom reports.
         fn sleep(&self, value: u32) {
             let queue = self.queue.lock().unwrap();
@@ -191,10 +191,10 @@ pub(crate) mod tests {
 
     #[derive(Default)]
     struct Place {
-        counters: [Modelled; 3],
-        met: [Modelled; 3],
-        taken: Modelled,
-        done: Modelled,
+        counters: [LoomNumber; 3],
+        met: [LoomNumber; 3],
+        taken: LoomNumber,
+        done: LoomNumber,
     }
 
     impl Place {

@@ -16,7 +16,7 @@ use crate::transport::library::{
     api, check, check_launcher, check_threads, error_text, level_wanted, library_error, mpi_library, set_parameter,
     set_parameters, yields_when_idle,
 };
-use crate::transport::remaining::Remaining;
+use crate::transport::remaining::RemainingProcesses;
 use crate::transport::sockets::Sockets;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
@@ -48,7 +48,7 @@ pub struct Mpi {
     pub(super) api: &'static Api,
     pub(super) comm: Comm,
     /// The ranks' numbers there.
-    pub(super) remaining: Remaining,
+    pub(super) remaining: RemainingProcesses,
     /// The communicator of the ranks that call the library's collectives, and their number.
     collective: (Comm, usize),
     pub(super) rank: usize,
@@ -180,7 +180,7 @@ impl Mpi {
             mark_start();
         }
         let yields = yields_when_idle(&name);
-        Ok(Mpi::over(api, comm, Remaining::all(size), rank, name, yields, (initialised_here, ulfm)))
+        Ok(Mpi::over(api, comm, RemainingProcesses::all(size), rank, name, yields, (initialised_here, ulfm)))
     }
 
     /// MPI over the remaining processes of a communicator of its own. No message has the tags of another over
@@ -188,7 +188,7 @@ impl Mpi {
     pub(super) fn over(
         api: &'static Api,
         comm: Comm,
-        remaining: Remaining,
+        remaining: RemainingProcesses,
         rank: usize,
         name: String,
         yields: bool,

@@ -4,17 +4,17 @@ use std::ffi::c_int;
 
 /// The processes of a communicator that are left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Remaining {
+pub(super) struct RemainingProcesses {
     /// The number of each rank in the communicator.
     numbers: Vec<c_int>,
     /// The number of processes at first.
     begun: usize,
 }
 
-impl Remaining {
+impl RemainingProcesses {
     /// All of `count` processes.
     pub(super) fn all(count: usize) -> Self {
-        Remaining { numbers: (0..count as c_int).collect(), begun: count }
+        RemainingProcesses { numbers: (0..count as c_int).collect(), begun: count }
     }
 
     pub(super) fn size(&self) -> usize {
@@ -36,7 +36,7 @@ impl Remaining {
         let is_left = |rank: &usize| !failed.contains(&self.numbers[*rank]);
         let ranks: Vec<usize> = (0..self.numbers.len()).filter(is_left).collect();
         let numbers = ranks.iter().map(|rank| self.numbers[*rank]).collect();
-        (Remaining { numbers, begun: self.begun }, ranks)
+        (RemainingProcesses { numbers, begun: self.begun }, ranks)
     }
 }
 
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn ranks_keep_their_numbers_when_others_are_lost() {
-        let all = Remaining::all(5);
+        let all = RemainingProcesses::all(5);
         let (four, ranks) = all.without(&[1]);
         assert_eq!((ranks, four.lost()), (vec![0, 2, 3, 4], 1));
         let (two, ranks) = four.without(&[1, 0, 3]);

@@ -56,7 +56,7 @@ struct State {
 
 /// The reason for which nothing more comes over a connection.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum ConnectionFailure {
     /// The peer has closed it, which its process does or the end of its process.
     Closed,
     /// It failed; the peer may live.
@@ -132,8 +132,8 @@ impl Wire {
     }
 
     /// Hands the system the bytes that it takes.
-    pub(super) fn flush(&self) -> std::result::Result<(), Broken> {
-        self.state.lock().flush().map_err(Broken::Failed)
+    pub(super) fn flush(&self) -> std::result::Result<(), ConnectionFailure> {
+        self.state.lock().flush().map_err(ConnectionFailure::Failed)
     }
 
     /// Returns true if everything was handed to the system, or if there is no connection.
@@ -143,14 +143,14 @@ impl Wire {
     }
 
     /// Hands `take` every frame that has come, without blocking.
-    pub(super) fn receive(&self, mut take: impl FnMut(Vec<u8>)) -> std::result::Result<(), Broken> {
+    pub(super) fn receive(&self, mut take: impl FnMut(Vec<u8>)) -> std::result::Result<(), ConnectionFailure> {
         let mut state = self.state.lock();
         let Some(stream) = state.stream.clone() else { return Ok(()) };
         let mut piece = vec![0; PIECE_BYTES];
         let mut turn = 0;
         while turn < TURN_BYTES {
             match (&*stream).read(&mut piece) {
-                Ok(0) => return Err(state.failed.take().map_or(Broken::Closed, Broken::Failed)),
+                Ok(0) => return Err(state.failed.take().map_or(ConnectionFailure::Closed, ConnectionFailure::Failed)),
                 Ok(count) => {
                     turn += count;
                     state.input.extend_from_slice(&piece[..count]);
@@ -158,7 +158,7 @@ impl Wire {
                 }
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => break,
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                Err(cause) => return Err(Broken::Failed(cause)),
+                Err(cause) => return Err(ConnectionFailure::Failed(cause)),
             }
         }
         Ok(())
@@ -224,17 +224,17 @@ impl State {
         }
     }
 
-    fn frames(&mut self, take: &mut impl FnMut(Vec<u8>)) -> std::result::Result<(), Broken> {
+    fn frames(&mut self, take: &mut impl FnMut(Vec<u8>)) -> std::result::Result<(), ConnectionFailure> {
         let mut at = 0;
         while let Some((header, rest)) = self.input[at..].split_at_checked(HEADER_BYTES) {
             let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
             if len > MAX_FRAME_BYTES {
-                return Err(Broken::Wrong(format!("a frame of {len} bytes")));
+                return Err(ConnectionFailure::Wrong(format!("a frame of {len} bytes")));
             }
             let Some(frame) = rest.get(..len) else { break };
             let frame = frame.to_vec();
             let theirs = u64::from_le_bytes(header[4..].try_into().expect("eight bytes"));
-            self.acknowledge(theirs).map_err(|cause| Broken::Wrong(cause.to_string()))?;
+            self.acknowledge(theirs).map_err(|cause| ConnectionFailure::Wrong(cause.to_string()))?;
             at += HEADER_BYTES + len;
             self.received += 1;
             take(frame);
@@ -352,7 +352,7 @@ mod tests {
         wire.attach(near, 0, SILENCE).unwrap();
         (&far).write_all(&[&u32::MAX.to_le_bytes()[..], &[0; 8]].concat()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
-        assert!(matches!(wire.receive(|_| ()), Err(Broken::Wrong(_))));
+        assert!(matches!(wire.receive(|_| ()), Err(ConnectionFailure::Wrong(_))));
         drop(far);
     }
 
@@ -370,6 +370,6 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(is_met(&wire) && matches!(wire.receive(|_| ()), Err(Broken::Failed(_))));
+        assert!(is_met(&wire) && matches!(wire.receive(|_| ()), Err(ConnectionFailure::Failed(_))));
     }
 }

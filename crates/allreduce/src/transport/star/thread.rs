@@ -18,7 +18,7 @@ use crate::transport::control::Event;
 use crate::transport::greeting::{self, Hello};
 use crate::transport::star::pending::{Arrival, PendingConnections};
 use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, StartLimits, failed, greet};
-use crate::transport::wire::{Broken, Wire};
+use crate::transport::wire::{ConnectionFailure, Wire};
 
 /// The interval at which the port of a peer is tried whose connection failed and that has not come back.
 const LOOK: Duration = Duration::from_millis(500);
@@ -58,7 +58,7 @@ pub(super) enum Role {
 
 /// The state of a peer beside its wire.
 #[derive(Default)]
-struct Standing {
+struct PeerState {
     /// The address at which its process listens, of those that connect to rank 0.
     presence: Option<SocketAddr>,
     /// True if it was reached there. Only then does a closed port show that the process is gone, and not that
@@ -74,7 +74,7 @@ struct Standing {
 }
 
 /// A peer, and whether its process listens.
-type Tried = (usize, bool);
+type PortCheck = (usize, bool);
 
 struct Star {
     rank: usize,
@@ -82,14 +82,14 @@ struct Star {
     secret: Secret,
     role: Role,
     wires: Arc<Vec<Option<Wire>>>,
-    standings: Vec<Standing>,
+    standings: Vec<PeerState>,
     news: Sender<Event>,
     come: Option<Sender<usize>>,
     wake: Arc<OwnedFd>,
     ends: Arc<AtomicBool>,
     losses: Arc<Mutex<Losses>>,
     /// The state of peers' ports, found by threads that tried them.
-    tried: (Sender<Tried>, Receiver<Tried>),
+    tried: (Sender<PortCheck>, Receiver<PortCheck>),
 }
 
 /// Starts the thread of rank `rank`.
@@ -115,7 +115,7 @@ pub(super) fn start(
         secret,
         role,
         wires: Arc::clone(&wires),
-        standings: (0..size).map(|_| Standing::default()).collect(),
+        standings: (0..size).map(|_| PeerState::default()).collect(),
         news,
         come,
         wake: Arc::clone(&wake),
@@ -185,9 +185,9 @@ impl Star {
         let outcome = wire.receive(take).and_then(|()| wire.flush());
         match outcome {
             Ok(()) => {}
-            Err(Broken::Closed) => self.gone(peer, "its process ended"),
-            Err(Broken::Wrong(what)) => self.gone(peer, &format!("it sent {what}")),
-            Err(Broken::Failed(cause)) => {
+            Err(ConnectionFailure::Closed) => self.gone(peer, "its process ended"),
+            Err(ConnectionFailure::Wrong(what)) => self.gone(peer, &format!("it sent {what}")),
+            Err(ConnectionFailure::Failed(cause)) => {
                 wire.detach();
                 tracing::info!(rank = self.rank, peer, %cause, "a control connection broke; it is made again");
                 self.standings[peer].broken = Some(Instant::now());
