@@ -29,21 +29,21 @@ const LEAST_BYTES: usize = 1 << 10;
 
 /// The messages on their way to one peer, of all operations.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Ahead {
+pub(super) struct SendWindow {
     messages: usize,
     /// Of these, synchronous ones.
     synchronous: usize,
     /// Bytes of the others: they wait for the link.
     waiting_bytes: usize,
     /// The bytes sent since the last synchronous message.
-    unasked: Unasked,
+    unasked: UnaskedBytes,
 }
 
 /// Bytes sent since a synchronous message.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Unasked(usize);
+pub(super) struct UnaskedBytes(usize);
 
-impl Ahead {
+impl SendWindow {
     /// Returns true if an operation that has a message in flight to this peer must not send another. It must
     /// not if a whole window of them is in flight, or two of which `most_waiting` bytes wait for the link.
     pub(super) fn is_full(&self, most_waiting: usize) -> bool {
@@ -57,12 +57,12 @@ impl Ahead {
 
     /// Records the next message, of `len` bytes, of an operation that has sent `operation` unasked and has
     /// `left` bytes to send after it. Returns the mode in which to send it.
-    pub(super) fn send(&mut self, len: usize, left: usize, operation: &mut Unasked) -> SendMode {
+    pub(super) fn send(&mut self, len: usize, left: usize, operation: &mut UnaskedBytes) -> SendMode {
         self.messages += 1;
         self.unasked.0 += len.max(LEAST_BYTES);
         operation.0 += len.max(LEAST_BYTES);
         let most = if left < UNASKED_BYTES { 2 * UNASKED_BYTES } else { UNASKED_BYTES };
-        if self.unasked.max(*operation) < Unasked(most) && self.synchronous < WINDOW {
+        if self.unasked.max(*operation) < UnaskedBytes(most) && self.synchronous < WINDOW {
             self.waiting_bytes += len;
             return SendMode::Standard;
         }

@@ -9,9 +9,9 @@ use ringpull_base::timeline::{self, Phase};
 use ringpull_kernels::reduce;
 use ringpull_plan::{Action, Lane, Schedule};
 
-use crate::interpreter::ahead::Unasked;
+use crate::interpreter::ahead::UnaskedBytes;
 use crate::interpreter::endpoint::{Endpoint, Room};
-use crate::interpreter::halfway::Halfway;
+use crate::interpreter::halfway::HalfwayUpdate;
 use crate::interpreter::scratch::Scratch;
 use crate::transport::Stamp;
 
@@ -23,7 +23,7 @@ pub type Ticket = u64;
 pub(super) struct LaneProgress {
     pub(super) inflight: usize,
     /// The bytes that were sent without asking, if it is a lane that sends.
-    pub(super) unasked: Unasked,
+    pub(super) unasked: UnaskedBytes,
     /// Bytes of the messages that are still to be posted, in either direction.
     pub(super) left: usize,
     /// The next message of its queue to be posted.
@@ -45,7 +45,7 @@ impl LaneProgress {
 /// The memory of an operation's bytes.
 pub(super) enum Memory {
     /// In a buffer that begins here. Sums of this rank's part may have to be updated before others get them.
-    Host(*mut u8, Option<Halfway>),
+    Host(*mut u8, Option<HalfwayUpdate>),
     /// At the addresses that the endpoint returns.
     Endpoint(Box<dyn Endpoint>),
 }

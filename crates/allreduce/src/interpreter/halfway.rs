@@ -16,7 +16,7 @@ use ringpull_plan::{Action, Message, Schedule};
 pub type PartUpdate = Box<dyn FnMut(usize, &mut [u8]) -> Result<()> + Send>;
 
 /// The update of one operation.
-pub(super) struct Halfway {
+pub(super) struct HalfwayUpdate {
     own: Range<usize>,
     /// The first message of the second half.
     second: u32,
@@ -25,12 +25,12 @@ pub(super) struct Halfway {
     update: PartUpdate,
 }
 
-impl Halfway {
+impl HalfwayUpdate {
     /// The update of this rank's part `own`, in bytes.
     pub(super) fn new(schedule: &Schedule, own: Range<usize>, update: PartUpdate) -> Self {
         let arrives = |message: &Message| message.action != Action::Send && own.contains(&message.start);
         let second = schedule.all.iter().rposition(arrives).map_or(0, |last| last as u32 + 1);
-        Halfway { own, second, updated: HashSet::new(), update }
+        HalfwayUpdate { own, second, updated: HashSet::new(), update }
     }
 
     /// Returns true if a message that leaves now carries sums that must be updated before.

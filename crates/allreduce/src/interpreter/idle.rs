@@ -6,12 +6,12 @@ use crate::transport::Transport;
 
 /// One wait for something to move: yields at first, then waits for data that grow with the time waited.
 #[derive(Default)]
-pub(super) struct Idle {
+pub(super) struct IdleWait {
     looked: Option<Instant>,
     waited: Duration,
 }
 
-impl Idle {
+impl IdleWait {
     /// The time for which nothing has moved.
     pub(super) fn waited(&self) -> Duration {
         self.waited

@@ -23,13 +23,13 @@ use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{DType, Error, Result};
 use ringpull_plan::{Plan, Schedule};
 
-use crate::interpreter::ahead::Ahead;
+use crate::interpreter::ahead::SendWindow;
 use crate::interpreter::endpoint::Endpoint;
 use crate::interpreter::flight::{Flight, Memory, Ticket};
-use crate::interpreter::halfway::{Halfway, PartUpdate};
-use crate::interpreter::idle::Idle;
+use crate::interpreter::halfway::{HalfwayUpdate, PartUpdate};
+use crate::interpreter::idle::IdleWait;
 use crate::interpreter::scratch::Scratch;
-use crate::interpreter::tokens::{Given, Tokens};
+use crate::interpreter::tokens::{PostedMessage, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
 
 /// Receives posted per peer, so that eager messages find their place without a copy.
@@ -56,7 +56,7 @@ pub struct Runner {
     /// Bytes of all messages that are not done.
     open_bytes: usize,
     /// The messages in flight to each peer, of all operations.
-    sending: Vec<Ahead>,
+    sending: Vec<SendWindow>,
     /// The number of bytes that may wait for the link to a peer.
     most_waiting: usize,
     /// Messages in flight from each peer, of all operations.
@@ -70,7 +70,7 @@ pub struct Runner {
     done: Vec<u32>,
     /// True if a message may be posted that could not be before.
     changed: bool,
-    idle: Idle,
+    idle: IdleWait,
 }
 
 impl Runner {
@@ -95,7 +95,7 @@ impl Runner {
             scratch: Scratch::default(),
             done: Vec::new(),
             changed: false,
-            idle: Idle::default(),
+            idle: IdleWait::default(),
         }
     }
 
@@ -143,7 +143,7 @@ impl Runner {
         priority: i32,
     ) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
-        let halfway = Some(Halfway::new(schedule, own, update));
+        let halfway = Some(HalfwayUpdate::new(schedule, own, update));
         self.board(schedule, Memory::Host(data.cast(), halfway), stamp, priority)
     }
 
@@ -164,7 +164,7 @@ impl Runner {
     fn board(&mut self, schedule: &Arc<Schedule>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         self.changed = true;
-        self.idle = Idle::default();
+        self.idle = IdleWait::default();
         let flight = Flight::new(self.begun, Arc::clone(schedule), memory, (stamp, priority));
         self.open_bytes += flight.traffic_bytes();
         if flight.is_finished() {
@@ -194,7 +194,7 @@ impl Runner {
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.flights.is_empty() {
             // An operation that finished without a message has nothing to wait for.
-            self.idle = Idle::default();
+            self.idle = IdleWait::default();
             return Ok(());
         }
         self.idle.wait(self.limit, self.open_bytes, transport).map_err(|waited| {
@@ -335,7 +335,7 @@ impl Runner {
             return Err(Error::Stopped {});
         }
         if !done.is_empty() {
-            self.idle = Idle::default();
+            self.idle = IdleWait::default();
             self.changed = true;
             done.iter().try_for_each(|token| self.complete(*token))?;
         }
@@ -345,7 +345,7 @@ impl Runner {
 
     /// Posts every message whose turn has come.
     fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
-        self.sending.resize(transport.size(), Ahead::default());
+        self.sending.resize(transport.size(), SendWindow::default());
         self.receiving.resize(transport.size(), 0);
         self.held.clear();
         self.held.resize(transport.size(), None);
@@ -410,7 +410,7 @@ impl Runner {
 
     /// Marks a message as done by the transport, and finishes every message that can finish now.
     fn complete(&mut self, token: u32) -> Result<()> {
-        let Given { ticket, index, mode, since_ns } = self.tokens.redeem(token);
+        let PostedMessage { ticket, index, mode, since_ns } = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
         let flight = &mut self.flights[at];

@@ -7,7 +7,7 @@ use crate::transport::SendMode;
 
 /// A message in the transport.
 #[derive(Clone, Copy)]
-pub(super) struct Given {
+pub(super) struct PostedMessage {
     /// The operation.
     pub(super) ticket: Ticket,
     /// The message of its schedule.
@@ -21,14 +21,14 @@ pub(super) struct Given {
 /// The messages in the transport. A token is a place in the list.
 #[derive(Default)]
 pub(super) struct Tokens {
-    given: Vec<Given>,
+    given: Vec<PostedMessage>,
     free: Vec<u32>,
 }
 
 impl Tokens {
     /// Returns a token for message `index` of an operation, valid from now on.
     pub(super) fn give(&mut self, ticket: Ticket, index: u32, mode: SendMode) -> u32 {
-        let given = Given { ticket, index, mode, since_ns: timeline::now_ns() };
+        let given = PostedMessage { ticket, index, mode, since_ns: timeline::now_ns() };
         if let Some(token) = self.free.pop() {
             self.given[token as usize] = given;
             token
@@ -39,7 +39,7 @@ impl Tokens {
     }
 
     /// Returns the message for which the token was given.
-    pub(super) fn redeem(&mut self, token: u32) -> Given {
+    pub(super) fn redeem(&mut self, token: u32) -> PostedMessage {
         self.free.push(token);
         self.given[token as usize]
     }

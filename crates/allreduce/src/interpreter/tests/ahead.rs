@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 20 });
 const SEGMENT: usize = 16 << 10;
 
 /// A synchronous message, and its bytes when it was sent.
-struct Unanswered {
+struct UnansweredMessage {
     token: u32,
     data: *const [u8],
     bytes: Vec<u8>,
@@ -33,7 +33,7 @@ struct Recorder {
     /// The places of the messages that were synchronous.
     asked: Vec<usize>,
     /// Those that are not done before `answer`, if they are kept back.
-    unanswered: Option<Vec<Unanswered>>,
+    unanswered: Option<Vec<UnansweredMessage>>,
 }
 
 impl Recorder {
@@ -68,7 +68,7 @@ impl Transport for Recorder {
             self.asked.push(self.sent.len() - 1);
             if let Some(all) = &mut self.unanswered {
                 // SAFETY: as above.
-                all.push(Unanswered { token, data, bytes: unsafe { &*data }.to_vec() });
+                all.push(UnansweredMessage { token, data, bytes: unsafe { &*data }.to_vec() });
             }
         }
         // SAFETY: as the caller promises.
