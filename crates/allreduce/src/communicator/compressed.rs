@@ -26,7 +26,7 @@ use ringpull_kernels::compress::{Codec, Compression, Feedback};
 use ringpull_plan::{Action, Message, Parts};
 
 use crate::communicator::Communicator;
-use crate::communicator::ends::{Coded, Elements, Ends};
+use crate::communicator::ends::{CodedGradient, Elements, Ends};
 use crate::communicator::schedules::Sum;
 use crate::interpreter::{Endpoint, Scratch};
 use crate::transport::Stamp;
@@ -63,7 +63,7 @@ impl Communicator {
         sums: &mut [u8],
         stamp: Stamp,
     ) -> Result<()> {
-        self.exchange(codec, len, &mut Coded { codec, codes, sums }, stamp)
+        self.exchange(codec, len, &mut CodedGradient { codec, codes, sums }, stamp)
     }
 
     fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn Ends, stamp: Stamp) -> Result<()> {

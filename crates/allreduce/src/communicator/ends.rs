@@ -1,8 +1,8 @@
 //! The two ends of an exchange of codes on one rank: the source of its gradient's codes, and the target of
 //! all ranks' sums.
 //!
-//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`Coded`] is a gradient
-//! that a device has encoded and will decode.
+//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`CodedGradient`] is a
+//! gradient that a device has encoded and will decode.
 
 use std::ops::Range;
 
@@ -38,13 +38,13 @@ impl Ends for Elements<'_> {
 }
 
 /// The codes of a whole gradient, and a place for the whole sum.
-pub(super) struct Coded<'a> {
+pub(super) struct CodedGradient<'a> {
     pub(super) codec: Codec,
     pub(super) codes: &'a [u8],
     pub(super) sums: &'a mut [u8],
 }
 
-impl Ends for Coded<'_> {
+impl Ends for CodedGradient<'_> {
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]) {
         let start = self.codec.code_bytes(range.start);
         codes.copy_from_slice(&self.codes[start..start + codes.len()]);

@@ -131,13 +131,13 @@ impl JobHosts {
 }
 
 /// The source that rank 0 has found.
-enum Found {
+enum FoundSource {
     Text { text: String, source: String, age: Option<Duration> },
     Nothing,
     Wrong(Error),
 }
 
-impl Found {
+impl FoundSource {
     const NOTHING: u64 = 0;
     const TEXT: u64 = 1;
     const CACHED: u64 = 2;
@@ -146,9 +146,11 @@ impl Found {
     /// The kind of source, and the number of bytes of text that follow.
     fn head(&self) -> [u64; 2] {
         match self {
-            Found::Text { text, age, .. } => [if age.is_some() { Self::CACHED } else { Self::TEXT }, text.len() as u64],
-            Found::Nothing => [Self::NOTHING, 0],
-            Found::Wrong(_) => [Self::WRONG, 0],
+            FoundSource::Text { text, age, .. } => {
+                [if age.is_some() { Self::CACHED } else { Self::TEXT }, text.len() as u64]
+            }
+            FoundSource::Nothing => [Self::NOTHING, 0],
+            FoundSource::Wrong(_) => [Self::WRONG, 0],
         }
     }
 }
@@ -166,32 +168,34 @@ pub(super) fn learn(
         return Ok((Learned::default(), None));
     }
     let job = JobHosts::gather(executor, hosts)?;
-    let found = if rank == 0 { find(source, &job) } else { Found::Nothing };
+    let found = if rank == 0 { find(source, &job) } else { FoundSource::Nothing };
     let mut head = found.head();
     executor.tell(&mut head, STAMP)?;
     let mut text = match &found {
-        Found::Text { text, .. } => text.clone().into_bytes(),
-        Found::Nothing | Found::Wrong(_) => vec![0; head[1] as usize],
+        FoundSource::Text { text, .. } => text.clone().into_bytes(),
+        FoundSource::Nothing | FoundSource::Wrong(_) => vec![0; head[1] as usize],
     };
     if head[1] > 0 {
         executor.tell(&mut text, STAMP)?;
     }
-    if let Found::Wrong(cause) = found {
+    if let FoundSource::Wrong(cause) = found {
         return Err(cause);
     }
     match head[0] {
-        Found::WRONG => return Err(Error::on_rank(0, "rank 0 could not use the file that its RINGPULL_CLUSTER names")),
-        Found::NOTHING => {
+        FoundSource::WRONG => {
+            return Err(Error::on_rank(0, "rank 0 could not use the file that its RINGPULL_CLUSTER names"));
+        }
+        FoundSource::NOTHING => {
             let links = links_of(&[], hosts.len(), helpers);
             return Ok((Learned { links, ..Learned::default() }, None));
         }
         _ => {}
     }
-    let is_cached = head[0] == Found::CACHED;
+    let is_cached = head[0] == FoundSource::CACHED;
     let cluster = std::str::from_utf8(&text).map_err(|cause| cause.to_string()).and_then(Cluster::parse);
     let cluster = cluster.map_err(|cause| Error::protocol(None, "rank 0", cause))?;
     let (source, age) = match found {
-        Found::Text { source, age, .. } => (source, age),
+        FoundSource::Text { source, age, .. } => (source, age),
         _ => (if is_cached { "the cache" } else { "a file of rank 0" }.to_owned(), None),
     };
     if rank == 0 {
@@ -215,24 +219,24 @@ fn links_of(rates: &[LinkRates], hosts: usize, helpers: usize) -> Option<Links> 
     }
 }
 
-fn find(source: &ClusterSource, job: &JobHosts) -> Found {
+fn find(source: &ClusterSource, job: &JobHosts) -> FoundSource {
     match source {
-        ClusterSource::None => Found::Nothing,
+        ClusterSource::None => FoundSource::Nothing,
         ClusterSource::File(path) => match read(path) {
-            Ok(text) => Found::Text { text, source: format!("{source}, as rank 0 reports"), age: None },
-            Err(cause) => Found::Wrong(cause),
+            Ok(text) => FoundSource::Text { text, source: format!("{source}, as rank 0 reports"), age: None },
+            Err(cause) => FoundSource::Wrong(cause),
         },
         ClusterSource::Cached => {
             let cached = cluster_cache::file_of(&job.identities).filter(|file| file.exists());
-            let Some(file) = cached else { return Found::Nothing };
+            let Some(file) = cached else { return FoundSource::Nothing };
             match read(&file) {
                 Ok(text) => {
                     let age = Some(cluster_cache::age(&file).unwrap_or_default());
-                    Found::Text { text, source: "the cache".to_owned(), age }
+                    FoundSource::Text { text, source: "the cache".to_owned(), age }
                 }
                 Err(cause) => {
                     tracing::info!(%cause, "the cache's cluster file is not used");
-                    Found::Nothing
+                    FoundSource::Nothing
                 }
             }
         }

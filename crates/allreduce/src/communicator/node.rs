@@ -74,7 +74,7 @@ struct NodeInput {
 
 /// The local rank whose memory could not be used, and why.
 type Unreachable = (usize, std::io::Error);
-type Moved = std::result::Result<(), Unreachable>;
+type MoveResult = std::result::Result<(), Unreachable>;
 
 /// This rank among the ranks of its host.
 pub(super) struct Node {
@@ -465,7 +465,7 @@ impl Node {
         buffers: &Buffers,
         parts: &Parts,
         update: &mut PartUpdate,
-    ) -> Result<Moved> {
+    ) -> Result<MoveResult> {
         let own = self.part_of(parts);
         let local_rank = self.local_rank();
         for piece in pieces(own, buffers.taken_bytes) {
@@ -487,7 +487,7 @@ impl Node {
     }
 
     /// Sums this rank's part of buffers that are all reached to `to`, which is in none of them.
-    fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &Buffers, parts: &Parts, to: *mut u8) -> Moved {
+    fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &Buffers, parts: &Parts, to: *mut u8) -> MoveResult {
         let own = self.part_of(parts);
         for piece in pieces(own.clone(), buffers.taken_bytes) {
             let inputs = self.inputs(buffers, &piece)?;
@@ -501,7 +501,7 @@ impl Node {
 
     /// Sums this rank's share of buffers that are all reached, then the rest of the shares of ranks that did
     /// not get a core.
-    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) -> Moved {
+    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) -> MoveResult {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         for owner in (local_rank..local_size).chain(0..local_rank) {
             let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
@@ -528,7 +528,7 @@ impl Node {
         buffers: &Buffers,
         range: &Range<usize>,
         mut keepers: Range<usize>,
-    ) -> Moved {
+    ) -> MoveResult {
         if range.is_empty() {
             return Ok(());
         }
@@ -605,7 +605,7 @@ impl Node {
 
     /// Ends an operation by its last meeting. A rank that has died is missed there: that is the better error.
     /// If one rank could not do its part, no rank has the result.
-    fn end(&self, moved: Moved, limits: WaitLimits) -> Result<()> {
+    fn end(&self, moved: MoveResult, limits: WaitLimits) -> Result<()> {
         if let Err((local_rank, _)) = &moved {
             self.window.fail(*local_rank);
         }

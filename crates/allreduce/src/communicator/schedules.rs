@@ -37,7 +37,7 @@ pub(super) struct Sum {
 }
 
 /// A plan, and the most bytes that one message carries.
-pub(super) type Planned = (Plan, usize);
+pub(super) type PlannedSum = (Plan, usize);
 
 impl Sum {
     /// A sum between all ranks, without further properties.
@@ -62,7 +62,7 @@ impl Sum {
         placement: &Placement,
         (model, links): (&Model, Option<&Links>),
         cuts: Segments,
-    ) -> Planned {
+    ) -> PlannedSum {
         let element_bytes = self.dtype.size_bytes();
         let len = self.len_bytes / element_bytes;
         if self.is_coded {
@@ -109,20 +109,20 @@ pub fn plan_of_codes(rank: usize, size: usize, len: usize) -> Plan {
 /// The schedules, by the sums that they are for.
 #[derive(Default)]
 pub(super) struct Schedules {
-    kept: HashMap<Sum, Kept>,
+    kept: HashMap<Sum, KeptSchedule>,
     /// The number of messages of all schedules that are kept.
     messages: usize,
 }
 
-struct Kept {
-    planned: Planned,
+struct KeptSchedule {
+    planned: PlannedSum,
     /// `None` where it is too long to be kept.
     schedule: Option<Arc<Schedule>>,
 }
 
 impl Schedules {
     /// The schedule of a sum like this; `plan` makes its plan if it is the first.
-    pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> Planned) -> Arc<Schedule> {
+    pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> PlannedSum) -> Arc<Schedule> {
         /// The most kinds of sums: more than any model's step has. A program that makes more has no use for
         /// old ones.
         const MOST: usize = 1024;
@@ -132,7 +132,7 @@ impl Schedules {
         if self.kept.len() >= MOST && !self.kept.contains_key(&sum) {
             *self = Schedules::default();
         }
-        let kept = self.kept.entry(sum).or_insert_with(|| Kept { planned: plan(), schedule: None });
+        let kept = self.kept.entry(sum).or_insert_with(|| KeptSchedule { planned: plan(), schedule: None });
         if let Some(schedule) = &kept.schedule {
             return Arc::clone(schedule);
         }
@@ -157,7 +157,7 @@ mod tests {
         Sum::of(AlgorithmChoice::Auto, DType::F32, len_bytes)
     }
 
-    fn planned(len_bytes: usize, segment_bytes: usize) -> Planned {
+    fn planned(len_bytes: usize, segment_bytes: usize) -> PlannedSum {
         (ringpull_plan::allreduce(Algorithm::Ring, 0, 2, len_bytes / 4), segment_bytes)
     }
 
