@@ -36,7 +36,7 @@ use ringpull_base::{Error, Key, Reduction};
 
 use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::agreement::names::Names;
-use crate::progress::freezing::{Freezing, Logs};
+use crate::progress::freezing::{Logs, PendingFreeze};
 use crate::progress::messages::{
     Call, Freeze, Launch, Operation, Order, Overdue, Refusal, RunTo, Stopped, Stuck, Topic, Transfer,
 };
@@ -45,7 +45,7 @@ use crate::transport::OF_A_SET;
 pub use late::{Late, STILL_S};
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct Pending {
+struct PendingOperation {
     /// The different calls of the operation; nearly always one.
     kinds: Vec<Call>,
     /// The call of each rank of the job, as an index into `kinds` that counts from 1; 0 if the rank has made
@@ -63,7 +63,7 @@ struct Pending {
 /// A call of a frozen cycle that `by` has begun and another rank has not made.
 #[derive(Clone)]
 #[cfg_attr(test, derive(serde::Serialize))]
-struct Outstanding {
+struct OutstandingCall {
     key: Key,
     operation: Operation,
     by: usize,
@@ -75,7 +75,7 @@ enum Phase {
     /// Operations launch one by one.
     Open,
     /// A cycle was found. It is frozen when every rank has made the calls before it.
-    Freezing(Freezing),
+    Freezing(PendingFreeze),
     /// No rank announces anything. The cycle has this many units.
     Frozen { epoch: u32, units: u64 },
     /// The ranks report how many units they have begun.
@@ -95,9 +95,9 @@ pub struct Agreement {
     size: usize,
     limit_s: f64,
     bucket_bytes: usize,
-    pending: BTreeMap<(Topic, u64), Pending>,
+    pending: BTreeMap<(Topic, u64), PendingOperation>,
     /// The pending operations of process sets.
-    of_sets: BTreeMap<(Topic, u64), Pending>,
+    of_sets: BTreeMap<(Topic, u64), PendingOperation>,
     /// True if there are process sets or messages. If sums block as well, no cycle that blocks may be frozen
     /// beside them.
     has_sets: bool,
@@ -111,7 +111,7 @@ pub struct Agreement {
     /// For each rank that was behind when the last frozen cycle was stopped: the call that it has to make
     /// first. The entry is removed when the rank has made all the calls that it was behind. Nothing is frozen
     /// until then.
-    outstanding: Vec<Option<Outstanding>>,
+    outstanding: Vec<Option<OutstandingCall>>,
     /// Ranks that wait in a call for an operation that cannot begin, and the time since which that is known.
     stuck: Vec<Option<(Stuck, f64)>>,
     /// For each rank that has messages under way: the time since which none has moved.
@@ -197,7 +197,7 @@ impl Agreement {
         self.heard_s = now_s;
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
-        let pending = self.pending.entry(name.clone()).or_insert_with(|| Pending::new(size, None, now_s));
+        let pending = self.pending.entry(name.clone()).or_insert_with(|| PendingOperation::new(size, None, now_s));
         // Checked at each call, not only at the last rank's, which may come long after. Earlier calls are
         // alike.
         if !pending.take(rank, call) && !name.0.is_collective() {
@@ -283,7 +283,7 @@ impl Agreement {
             return Err(Error::protocol(None, format!("rank {rank}"), what));
         }
         let pending = self.of_sets.entry(name.clone());
-        let pending = pending.or_insert_with(|| Pending::new(size, Some(set.to_vec()), now_s));
+        let pending = pending.or_insert_with(|| PendingOperation::new(size, Some(set.to_vec()), now_s));
         pending.take(rank, call);
         if !pending.is_complete() {
             self.check_left()?;
@@ -372,7 +372,7 @@ impl Agreement {
             if self.left.contains(&rank) {
                 return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
             }
-            self.outstanding[rank] = Some(Outstanding { key, operation, by, since_s });
+            self.outstanding[rank] = Some(OutstandingCall { key, operation, by, since_s });
         }
         let is_any_behind = answers.iter().any(|answer| answer.begun < end.until);
         let was_paused = overdue.is_some();
@@ -420,7 +420,7 @@ impl Agreement {
     pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left.insert(rank);
         // If it had called that, it would have reported it (`caught_up`) before.
-        if let Some(Outstanding { key, operation, by, .. }) = self.outstanding[rank].take() {
+        if let Some(OutstandingCall { key, operation, by, .. }) = self.outstanding[rank].take() {
             return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
         }
         let mut orders = self.give_up_cycle();
@@ -442,7 +442,7 @@ impl Agreement {
     }
 
     /// The ranks that an operation waits for.
-    fn lacking(&self, pending: &Pending) -> Vec<usize> {
+    fn lacking(&self, pending: &PendingOperation) -> Vec<usize> {
         // A rank that has joined does not stand in for calls of a process set.
         let is_awaited = |rank: &usize| pending.set.is_some() || !self.joined.contains(rank);
         pending.missing().into_iter().filter(is_awaited).collect()
@@ -450,7 +450,7 @@ impl Agreement {
 
     /// Returns a rank that makes no more calls and that an operation waits for. A receive from any rank waits
     /// in vain only if none of its ranks makes more calls.
-    fn in_vain(&self, pending: &Pending, is_silent: impl Fn(usize) -> bool) -> Option<usize> {
+    fn in_vain(&self, pending: &PendingOperation, is_silent: impl Fn(usize) -> bool) -> Option<usize> {
         let lacking = self.lacking(pending);
         let silent = lacking.iter().copied().find(|rank| is_silent(*rank));
         let (_, call) = pending.first();
@@ -466,7 +466,7 @@ impl Agreement {
     }
 
     /// The operations that some ranks have called and others have not.
-    fn waiting(&self) -> impl Iterator<Item = &Pending> {
+    fn waiting(&self) -> impl Iterator<Item = &PendingOperation> {
         self.pending.values().chain(self.of_sets.values())
     }
 
@@ -492,9 +492,9 @@ fn refuse((topic, ordinal): &(Topic, u64), fault: Error) -> Order {
     Order::Refuse(Refusal { topic: topic.clone(), ordinal: *ordinal, fault })
 }
 
-impl Pending {
+impl PendingOperation {
     fn new(size: usize, set: Option<Vec<usize>>, since_s: f64) -> Self {
-        Pending { kinds: Vec::new(), of: vec![0; size], called: 0, set, since_s, is_refused: false }
+        PendingOperation { kinds: Vec::new(), of: vec![0; size], called: 0, set, since_s, is_refused: false }
     }
 
     /// Records a rank's call. Returns true if it fits the others.

@@ -9,12 +9,12 @@ use ringpull_base::status::{LateRanks, RankStatus};
 pub(super) struct Answers {
     /// Held while somebody asks.
     pub(super) asking: Mutex<()>,
-    pub(super) come: Mutex<Come>,
+    pub(super) come: Mutex<AnswerSet>,
     pub(super) changed: Condvar,
 }
 
 #[derive(Default)]
-pub(super) struct Come {
+pub(super) struct AnswerSet {
     /// The number of the last question: what answers an earlier one is dropped.
     pub(super) question: u32,
     pub(super) ranks: Vec<Option<RankStatus>>,

@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 
 use ringpull_base::Error;
 
-use crate::progress::frozen::{Frozen, Unit};
+use crate::progress::frozen::{FrozenCycle, Unit};
 use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, Stopped, Terms, Topic, Transfer};
-use crate::progress::rest::{Due, Rest};
+use crate::progress::rest::{CatchUpQueue, QueuedOperation};
 
 /// An action that follows from a call or a message.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,7 +59,7 @@ enum RankPhase {
 /// The state of a rank's data: some is left, or the rank has joined.
 #[derive(Clone, Copy, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
-enum Data {
+enum DataState {
     Left,
     /// No data is left. Reported to rank 0 when every call that has not begun has been announced.
     Ended,
@@ -88,11 +88,11 @@ pub struct Calls {
     open: BTreeMap<u64, Call>,
     /// True if a caller has waited since the last call.
     waited: bool,
-    data: Data,
+    data: DataState,
     mode: RankPhase,
-    frozen: Option<Frozen>,
+    frozen: Option<FrozenCycle>,
     /// The units left to begin after a stop, and the operations launched meanwhile.
-    rest: Rest,
+    rest: CatchUpQueue,
     /// True if other ranks had begun more units than this one when the last frozen cycle was stopped.
     is_behind: bool,
 }
@@ -112,10 +112,10 @@ impl Calls {
             steps: 0,
             open: BTreeMap::new(),
             waited: false,
-            data: Data::Left,
+            data: DataState::Left,
             mode: RankPhase::Agreeing,
             frozen: None,
-            rest: Rest::default(),
+            rest: CatchUpQueue::default(),
             is_behind: false,
         }
     }
@@ -201,7 +201,7 @@ impl Calls {
     /// Records that this rank has no data left. It stands in for the calls of the others until
     /// [`joined`](Self::joined).
     pub fn join(&mut self) -> Vec<Act> {
-        self.data = Data::Ended;
+        self.data = DataState::Ended;
         let mut acts = self.wait();
         if matches!(self.mode, RankPhase::Pending(_)) {
             acts.extend(self.make_up());
@@ -213,20 +213,20 @@ impl Calls {
 
     /// Records that every rank has joined.
     pub fn joined(&mut self) {
-        self.data = Data::Left;
+        self.data = DataState::Left;
     }
 
     /// Returns true if this rank has joined.
     pub fn has_joined(&self) -> bool {
-        self.data != Data::Left
+        self.data != DataState::Left
     }
 
     /// Returns the report that this rank has joined, once its earlier calls have been announced.
     fn tell(&mut self) -> Option<Act> {
-        if self.data != Data::Ended || matches!(self.mode, RankPhase::Stopped) {
+        if self.data != DataState::Ended || matches!(self.mode, RankPhase::Stopped) {
             return None;
         }
-        self.data = Data::Joined;
+        self.data = DataState::Joined;
         Some(Act::Join)
     }
 
@@ -267,7 +267,7 @@ impl Calls {
         // A barrier that is launched waits for nobody.
         if matches!(self.mode, RankPhase::Pending(_)) && launch.topic != Topic::Barrier {
             let is_alone = transfer == Transfer::Alone || self.sums_block;
-            self.rest.push(Due::Launch(launch.clone()), vec![launch.topic], is_alone);
+            self.rest.push(QueuedOperation::Launch(launch.clone()), vec![launch.topic], is_alone);
             acts.extend(self.begin());
         } else {
             acts.push(Act::Run(launch));
@@ -320,7 +320,7 @@ impl Calls {
         // There is no call to stand in for, and none outstanding: no sequence is frozen while rank 0 knows of
         // a rank that has joined or has outstanding calls.
         let mut acts = self.launched(freeze.last.clone());
-        self.frozen = Some(Frozen::new(freeze));
+        self.frozen = Some(FrozenCycle::new(freeze));
         self.mode = RankPhase::Frozen;
         if self.shuns_cycle() {
             acts.extend(self.deviate());
@@ -350,7 +350,7 @@ impl Calls {
         let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.epoch() == end.epoch) else { return Vec::new() };
         self.is_behind = frozen.begun() < end.until;
         for unit in frozen.begun()..end.until {
-            self.rest.push(Due::Unit(unit), frozen.topics(unit), frozen.is_alone(unit) || self.sums_block);
+            self.rest.push(QueuedOperation::Unit(unit), frozen.topics(unit), frozen.is_alone(unit) || self.sums_block);
         }
         self.mode = RankPhase::Pending(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
@@ -373,7 +373,7 @@ impl Calls {
     /// joined, has not called.
     fn make_up(&mut self) -> Vec<Act> {
         // Rank 0 has dropped a join that was sent before it stopped the ranks.
-        self.data = Data::Ended;
+        self.data = DataState::Ended;
         let Some(frozen) = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Pending(_))) else {
             return Vec::new();
         };
@@ -457,8 +457,8 @@ impl Calls {
             let complete = match self.mode {
                 RankPhase::Frozen => frozen.begin(),
                 RankPhase::Pending(_) => match self.rest.pop(|unit| frozen.complete(unit).is_some()) {
-                    Some(Due::Unit(unit)) => frozen.complete(unit),
-                    Some(Due::Launch(launch)) => {
+                    Some(QueuedOperation::Unit(unit)) => frozen.complete(unit),
+                    Some(QueuedOperation::Launch(launch)) => {
                         acts.push(Act::Run(launch));
                         continue;
                     }

@@ -38,7 +38,7 @@ use crate::progress::shared::{Command, Shared};
 const MOST_RUNNING: usize = 32;
 
 /// An operation under way: of one job, or of several sums in a bucket.
-struct Running {
+struct RunningOperation {
     jobs: Vec<(Topic, Box<dyn Job>)>,
     bucket: Option<(Buffer, Layout)>,
     launch: Launch,
@@ -55,7 +55,7 @@ struct Comm<'a> {
     shared: &'a Shared,
     communicator: Communicator,
     /// The operations under way, in the order in which they began.
-    running: Vec<Running>,
+    running: Vec<RunningOperation>,
     /// Commands of all ranks that may not begin yet, in order.
     held: VecDeque<Command>,
     finishing: &'a Sender<Box<dyn Job>>,
@@ -151,7 +151,7 @@ impl Comm<'_> {
         // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
         // of the one before it on the same topic: so a rank lacks at most one that another has.
         let waits_for_running = command.is_divided() || self.shared.elastic.is_some();
-        (waits_for_running && self.running.iter().flat_map(Running::topics).any(is_of))
+        (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
     }
 
@@ -271,7 +271,7 @@ impl Comm<'_> {
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
         }
-        self.running.push(Running { jobs, bucket, launch, advances: false, priority, ticket, since_ns });
+        self.running.push(RunningOperation { jobs, bucket, launch, advances: false, priority, ticket, since_ns });
         match begun {
             Ok(_) => self.note(),
             Err(cause) => self.fail(&cause, None),
@@ -289,7 +289,15 @@ impl Comm<'_> {
         // A job that blocks runs from here on.
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let since_ns = timeline::now_ns();
-        self.running.push(Running { jobs, bucket: None, launch, advances: true, priority, ticket: None, since_ns });
+        self.running.push(RunningOperation {
+            jobs,
+            bucket: None,
+            launch,
+            advances: true,
+            priority,
+            ticket: None,
+            since_ns,
+        });
         match self.advance(self.running.len() - 1) {
             Ok(()) => {
                 self.count_traffic();
@@ -301,7 +309,7 @@ impl Comm<'_> {
 
     /// Asks the job of an operation for its next messages.
     fn advance(&mut self, at: usize) -> Result<(), Error> {
-        let Running { jobs, launch, ticket, since_ns, .. } = &mut self.running[at];
+        let RunningOperation { jobs, launch, ticket, since_ns, .. } = &mut self.running[at];
         let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
         *ticket = job.advance(&mut self.communicator, launch)?;
         if ticket.is_none() {
@@ -462,10 +470,10 @@ impl Comm<'_> {
 
     fn may_go(&self, at: usize) -> bool {
         let sum = &self.running[at];
-        let shares = |earlier: &Running| earlier.topics().any(|topic| sum.topics().any(|own| own == topic));
+        let shares = |earlier: &RunningOperation| earlier.topics().any(|topic| sum.topics().any(|own| own == topic));
         let is_awaited = self.held.iter().any(|command| sum.topics().any(|topic| command.is_of(topic)));
-        let is_apart = |earlier: &Running| !earlier.launch.topic.shares_ranks(&sum.launch.topic);
-        let gives_way = |earlier: &Running| {
+        let is_apart = |earlier: &RunningOperation| !earlier.launch.topic.shares_ranks(&sum.launch.topic);
+        let gives_way = |earlier: &RunningOperation| {
             is_apart(earlier) || ((is_awaited || earlier.priority < sum.priority) && !shares(earlier))
         };
         sum.ticket.is_none() && self.running[..at].iter().all(gives_way)
@@ -501,7 +509,7 @@ impl Comm<'_> {
     }
 }
 
-impl Running {
+impl RunningOperation {
     fn topics(&self) -> impl Iterator<Item = &Topic> {
         self.jobs.iter().map(|(topic, _)| topic)
     }

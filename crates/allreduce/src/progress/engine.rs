@@ -24,10 +24,10 @@ use ringpull_base::{Error, OnFault, Result, Tensor, Waiter, last_words, notice, 
 use crate::communicator::Communicator;
 use crate::progress::connected::{Connect, Connected};
 use crate::progress::generation::{Change, Current};
-use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn, Work};
+use crate::progress::job::{Answer, Barrier, DirectCollective, Job, StandIn, Work};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
-use crate::progress::shared::{Inherited, Shared};
+use crate::progress::shared::{InheritedState, Shared};
 use crate::progress::status;
 use crate::transport::control::Control;
 use crate::transport::inproc;
@@ -59,7 +59,7 @@ impl Engine {
             spawn(renewal::COMM, move || {
                 let begun = connect()
                     .and_then(|connected| renewal::ready(connected, &config, None))
-                    .and_then(|(ready, _)| Generation::begin(ready, &config, Inherited::default()));
+                    .and_then(|(ready, _)| Generation::begin(ready, &config, InheritedState::default()));
                 let generation = match begun {
                     Ok(generation) => generation,
                     Err(cause) => return drop(ready.send(Err(cause))),
@@ -353,7 +353,7 @@ impl Engine {
 
     fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, memory: Vec<Tensor>, work: Work<T>) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(Direct::new(work, memory, result));
+        let job = Box::new(DirectCollective::new(work, memory, result));
         shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
         self.answered(&answer)

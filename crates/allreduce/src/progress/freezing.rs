@@ -20,7 +20,7 @@ use crate::progress::phases::phases;
 const MEMORY: usize = 1 << 15;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct Seen {
+struct LoggedCall {
     /// The topic's number in [`Logs::topics`].
     topic: u32,
     ordinal: u64,
@@ -30,7 +30,7 @@ struct Seen {
 /// The calls of each rank since the last freeze.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Logs {
-    seen: Vec<VecDeque<Seen>>,
+    seen: Vec<VecDeque<LoggedCall>>,
     /// The topics that the entries name by number: many ranks call the same.
     topics: Vec<Topic>,
     numbers: BTreeMap<Topic, u32>,
@@ -43,7 +43,7 @@ pub(super) struct Logs {
 
 /// A cycle that is being frozen.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-pub(super) struct Freezing {
+pub(super) struct PendingFreeze {
     /// The first ordinal of each topic behind the point of the freeze.
     line: BTreeMap<Topic, u64>,
     /// Rank 0's calls of the last period.
@@ -79,7 +79,7 @@ impl Logs {
         if seen.len() >= MEMORY {
             seen.pop_front();
         }
-        seen.push_back(Seen { topic, ordinal: call.ordinal, waited: call.waited });
+        seen.push_back(LoggedCall { topic, ordinal: call.ordinal, waited: call.waited });
         if rank == 0 {
             self.counts.insert(call.topic.clone(), call.ordinal + 1);
             if self.sequence.push(call) {
@@ -113,12 +113,12 @@ impl Logs {
         &self,
         period: usize,
         open: impl Iterator<Item = (&'a (Topic, u64), Vec<usize>)>,
-    ) -> Freezing {
+    ) -> PendingFreeze {
         let size = self.seen.len();
         let cycle = self.own.range(self.own.len() - period..).cloned().collect();
         let (missing, beyond) = (vec![0; size], vec![false; size]);
         let mut freezing =
-            Freezing { line: self.counts.clone(), cycle, missing, beyond, unlaunched: 0, has_crossed: false };
+            PendingFreeze { line: self.counts.clone(), cycle, missing, beyond, unlaunched: 0, has_crossed: false };
         for ((topic, ordinal), lacks) in open {
             if !freezing.is_beyond(topic, *ordinal) {
                 freezing.unlaunched += 1;
@@ -126,7 +126,7 @@ impl Logs {
             }
         }
         for (rank, seen) in self.seen.iter().enumerate() {
-            for Seen { topic, ordinal, .. } in seen {
+            for LoggedCall { topic, ordinal, .. } in seen {
                 let is_beyond = freezing.is_beyond(&self.topics[*topic as usize], *ordinal);
                 freezing.has_crossed |= freezing.beyond[rank] && !is_beyond;
                 freezing.beyond[rank] |= is_beyond;
@@ -137,7 +137,7 @@ impl Logs {
     }
 
     /// The operations of the frozen cycle, named as in its first round, and its units.
-    pub(super) fn cycle(&self, freezing: &Freezing, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>) {
+    pub(super) fn cycle(&self, freezing: &PendingFreeze, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>) {
         let mut times: BTreeMap<&Topic, u64> = BTreeMap::new();
         freezing.cycle.iter().for_each(|call| *times.entry(&call.topic).or_default() += 1);
         let step = |call: &Call| Step {
@@ -150,7 +150,7 @@ impl Logs {
         let steps: Vec<Step> = freezing.cycle.iter().map(step).collect();
         let place: BTreeMap<(&Topic, u64), usize> =
             freezing.cycle.iter().enumerate().map(|(index, call)| ((&call.topic, call.ordinal), index)).collect();
-        let parts = |seen: &VecDeque<Seen>| {
+        let parts = |seen: &VecDeque<LoggedCall>| {
             let mut parts: Vec<Vec<usize>> = Vec::new();
             for seen in seen {
                 let step = place.get(&(&self.topics[seen.topic as usize], seen.ordinal));
@@ -190,7 +190,7 @@ impl Logs {
     }
 }
 
-impl Freezing {
+impl PendingFreeze {
     /// Returns true if the operation lies behind the line.
     pub(super) fn is_beyond(&self, topic: &Topic, ordinal: u64) -> bool {
         self.line.get(topic).is_none_or(|line| ordinal >= *line)

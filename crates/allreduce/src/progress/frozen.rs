@@ -29,14 +29,14 @@ struct TopicSteps {
 
 /// A step of a cycle, counted from the freeze.
 #[derive(Clone, Copy)]
-struct Spot {
+struct StepPosition {
     cycle: u64,
     step: u32,
 }
 
 /// A frozen cycle, and this rank's progress in it.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-pub(super) struct Frozen {
+pub(super) struct FrozenCycle {
     freeze: Freeze,
     cycle_bytes: usize,
     places: BTreeMap<Topic, TopicSteps>,
@@ -48,7 +48,7 @@ pub(super) struct Frozen {
     called: BTreeMap<u64, Vec<Option<u64>>>,
 }
 
-impl Frozen {
+impl FrozenCycle {
     pub(super) fn new(freeze: Freeze) -> Self {
         let mut places: BTreeMap<Topic, TopicSteps> = BTreeMap::new();
         for (index, step) in freeze.steps.iter().enumerate() {
@@ -64,7 +64,7 @@ impl Frozen {
             .iter()
             .map(|step| if let Transfer::Sum { len_bytes, .. } = step.transfer { len_bytes } else { 0 });
         let cycle_bytes = sums.sum();
-        Frozen { freeze, cycle_bytes, places, unit_of, begun: 0, called: BTreeMap::new() }
+        FrozenCycle { freeze, cycle_bytes, places, unit_of, begun: 0, called: BTreeMap::new() }
     }
 
     pub(super) fn epoch(&self) -> u32 {
@@ -81,11 +81,11 @@ impl Frozen {
         self.freeze.number
     }
 
-    fn spot(&self, call: &Call) -> Option<Spot> {
+    fn spot(&self, call: &Call) -> Option<StepPosition> {
         let place = self.places.get(&call.topic)?;
         let at = call.ordinal.checked_sub(place.first)?;
         let times = place.steps.len() as u64;
-        Some(Spot { cycle: at / times, step: place.steps[(at % times) as usize] })
+        Some(StepPosition { cycle: at / times, step: place.steps[(at % times) as usize] })
     }
 
     /// Returns the step that the call should be, and true if it is that step.

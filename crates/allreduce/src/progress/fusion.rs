@@ -26,7 +26,7 @@ const SPAN: usize = 16;
 
 /// A bucket to which operations may still be added.
 #[derive(Default)]
-struct Open {
+struct OpenBucket {
     members: Vec<u32>,
     bytes: usize,
     beside_bytes: usize,
@@ -40,7 +40,7 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
     let mut place = vec![0; steps.len()];
     order.iter().enumerate().for_each(|(at, index)| place[*index as usize] = at);
     let mut units: Vec<Vec<u32>> = Vec::new();
-    let mut open: BTreeMap<(DType, Reduction, bool), Open> = BTreeMap::new();
+    let mut open: BTreeMap<(DType, Reduction, bool), OpenBucket> = BTreeMap::new();
     let mut phase = None;
     for index in order {
         let step = &steps[index as usize];

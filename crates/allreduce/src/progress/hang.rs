@@ -22,11 +22,11 @@ pub(super) const LOOK: Duration = Duration::from_millis(200);
 
 /// The time since which nothing has moved after a fault, and the amount that had moved.
 #[derive(Default)]
-pub(super) struct Hang {
+pub(super) struct HangDetector {
     since: Option<(Instant, u64)>,
 }
 
-impl Hang {
+impl HangDetector {
     /// To be called now and then after a fault. Ends the process if the library hangs and the program only
     /// waits.
     pub(super) fn check(&mut self, shared: &Shared) {

@@ -96,13 +96,13 @@ pub trait Job: Send {
     /// cannot be retried.
     #[doc(hidden)]
     #[allow(private_interfaces)]
-    fn orphan(&mut self) -> Option<Orphan> {
+    fn orphan(&mut self) -> Option<SavedOperation> {
         None
     }
 }
 
 /// An operation that was called and is not done.
-pub(super) struct Orphan {
+pub(super) struct SavedOperation {
     /// Its place among the calls of this rank.
     pub(super) place: u64,
     pub(super) topic: Topic,
@@ -140,7 +140,7 @@ impl<T> Answer<T> {
 pub(super) type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
-pub(super) struct Direct<T> {
+pub(super) struct DirectCollective<T> {
     work: Option<Work<T>>,
     /// The memory that the work lets the transport use.
     memory: Vec<Tensor>,
@@ -148,13 +148,13 @@ pub(super) struct Direct<T> {
     result: Sender<Result<T>>,
 }
 
-impl<T> Direct<T> {
+impl<T> DirectCollective<T> {
     pub(super) fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
-        Direct { work: Some(work), memory, value: None, result }
+        DirectCollective { work: Some(work), memory, value: None, result }
     }
 }
 
-impl<T: Send> Job for Direct<T> {
+impl<T: Send> Job for DirectCollective<T> {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         if let Some(work) = self.work.take() {
             self.value = Some(work(comm, &self.memory, launch.number)?);

@@ -167,7 +167,7 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
 
 /// The addresses at which a rank can be reached, and those at which it is reached already.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Whereabouts {
+struct RankAddresses {
     /// Rank 0's.
     invitation: String,
     ends: BTreeSet<SocketAddr>,
@@ -188,13 +188,13 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
     // Every rank has a connection to every other by now, and few to anybody else.
     let most = 2 * size + 32;
     let ends = Connections::own().into_iter().take(most).collect();
-    let mut own = postcard::to_stdvec(&Whereabouts { invitation, ends }).expect("plain data");
+    let mut own = postcard::to_stdvec(&RankAddresses { invitation, ends }).expect("plain data");
     own.resize(INVITATION_BYTES + most * END_BYTES, 0);
     let read = |bytes: &Vec<u8>| {
         let read = postcard::take_from_bytes(bytes).map(|(found, _)| found);
         read.map_err(|cause| Error::protocol(rank, "another rank", cause.to_string()))
     };
-    let all: Vec<Whereabouts> = mpi.exchange(&own, 0)?.iter().map(read).collect::<Result<_>>()?;
+    let all: Vec<RankAddresses> = mpi.exchange(&own, 0)?.iter().map(read).collect::<Result<_>>()?;
     let mut meanwhile = || mpi.check_failures();
     let control = match hub {
         Some(hub) => hub.gather(size, limits, &mut meanwhile)?,

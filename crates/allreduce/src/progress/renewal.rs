@@ -32,9 +32,9 @@ use crate::progress::connected::{Connected, LEARNING, Succession, check_start, i
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::generation::{Change, Current};
 use crate::progress::job::Job;
-use crate::progress::kept::Elastic;
+use crate::progress::kept::RetryStore;
 use crate::progress::messages::{ControlMessage, Topic};
-use crate::progress::shared::{Command, Inherited, Shared, is_loss};
+use crate::progress::shared::{Command, InheritedState, Shared, is_loss};
 use crate::progress::watcher::{Watcher, decode};
 use crate::transport::control::{Control, Event};
 
@@ -54,7 +54,7 @@ pub(super) struct Generation {
 }
 
 /// Ranks that are connected and can talk.
-pub(super) struct Ready {
+pub(super) struct ReadyRanks {
     pub(super) communicator: Communicator,
     pub(super) control: Control,
     pub(super) stop: Arc<AtomicBool>,
@@ -63,7 +63,7 @@ pub(super) struct Ready {
 }
 
 /// A generation that was ended by a loss, for the one that follows.
-pub(super) struct Before<'a> {
+pub(super) struct EndedGeneration<'a> {
     shared: &'a Shared,
     generation: u64,
     learned: &'a Learned,
@@ -71,7 +71,7 @@ pub(super) struct Before<'a> {
 
 /// The state in which a generation begins.
 #[derive(Default)]
-pub(super) struct Beginning {
+pub(super) struct GenerationStart {
     /// The numbers that its ranks had when they began to connect.
     ranks: Vec<usize>,
     number: u64,
@@ -84,8 +84,8 @@ pub(super) struct Beginning {
 pub(super) fn ready(
     mut connected: Connected,
     config: &Config,
-    before: Option<&Before<'_>>,
-) -> Result<(Ready, Beginning)> {
+    before: Option<&EndedGeneration<'_>>,
+) -> Result<(ReadyRanks, GenerationStart)> {
     let mut ranks: Vec<usize> = match &connected.succession {
         Some(succession) => succession.ranks.clone(),
         None => (0..connected.control.size()).collect(),
@@ -102,7 +102,7 @@ pub(super) fn ready(
             let begun = if succession.is_some() {
                 begin_alike(&mut communicator, config, before, (&ranks, among))
             } else {
-                communicator.learn(config).map(|()| Beginning::default())
+                communicator.learn(config).map(|()| GenerationStart::default())
             };
             match begun {
                 Ok(beginning) => Ok((communicator, beginning)),
@@ -123,8 +123,8 @@ pub(super) fn ready(
         };
         match (made, succession) {
             (Ok((communicator, beginning)), succession) => {
-                let ready = Ready { communicator, control, stop, succession, finalise };
-                return Ok((ready, Beginning { ranks, ..beginning }));
+                let ready = ReadyRanks { communicator, control, stop, succession, finalise };
+                return Ok((ready, GenerationStart { ranks, ..beginning }));
             }
             (Err(cause), Some(succession)) if is_loss(&cause) => {
                 let (rank, events) = (control.rank(), control.events().clone());
@@ -133,7 +133,7 @@ pub(super) fn ready(
                 connected = (succession.next)(&cause)?;
                 if let Some(succession) = &connected.succession {
                     if !is_enough(&succession.ranks, ranks.len())
-                        && let Some(Before { shared, .. }) = before
+                        && let Some(EndedGeneration { shared, .. }) = before
                         && is_given_up(rank, ranks.len(), &events)
                     {
                         return Err(shared.cut_off("the others have heard nothing from it while it connected"));
@@ -151,17 +151,17 @@ pub(super) fn ready(
 fn begin_alike(
     communicator: &mut Communicator,
     config: &Config,
-    before: Option<&Before<'_>>,
+    before: Option<&EndedGeneration<'_>>,
     (ranks, among): (&[usize], usize),
-) -> Result<Beginning> {
-    let known = before.map(|Before { learned, .. }| (learned.model, learned.is_of_the_cluster));
+) -> Result<GenerationStart> {
+    let known = before.map(|EndedGeneration { learned, .. }| (learned.model, learned.is_of_the_cluster));
     let all: Vec<Option<(Model, bool)>> = gather(communicator, &known)?;
     let Some((model, is_of_the_cluster)) = all.into_iter().flatten().next() else {
         check_start(ranks, among)?;
         communicator.learn(config)?;
-        return Ok(Beginning::default());
+        return Ok(GenerationStart::default());
     };
-    if let Some(Before { shared, learned, .. }) = before {
+    if let Some(EndedGeneration { shared, learned, .. }) = before {
         communicator.go_on_from(learned);
         communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
     } else {
@@ -194,8 +194,8 @@ fn end_later(what: impl Send + 'static) {
 
 impl Generation {
     /// Starts the threads of a generation.
-    pub(super) fn begin(ready: Ready, config: &Config, mut inherited: Inherited) -> Result<Self> {
-        let Ready { mut communicator, control, stop, succession, finalise } = ready;
+    pub(super) fn begin(ready: ReadyRanks, config: &Config, mut inherited: InheritedState) -> Result<Self> {
+        let ReadyRanks { mut communicator, control, stop, succession, finalise } = ready;
         let (commands, inbox) = unbounded();
         let (own_notes, notes) = unbounded();
         let (finishing, finished) = unbounded::<Box<dyn Job>>();
@@ -287,13 +287,13 @@ fn renew(
 ) -> Result<Generation> {
     let fault = old.fault.get().expect("a generation ends by a fault");
     let connected = (succession.next)(fault)?;
-    let before = Before { shared: old, generation: current.generation(), learned };
-    let (ready, Beginning { ranks, number: generation, done }) = ready(connected, config, Some(&before))?;
+    let before = EndedGeneration { shared: old, generation: current.generation(), learned };
+    let (ready, GenerationStart { ranks, number: generation, done }) = ready(connected, config, Some(&before))?;
     let (rank, size) = (ready.control.rank(), ready.control.size());
     let lost: Vec<usize> = (0..old.size).filter(|rank| !ranks.contains(rank)).collect();
     tracing::info!(rank, size, ?lost, "the job goes on without lost ranks");
     last_words::introduce(rank, size);
-    let next = Generation::begin(ready, config, Inherited::of(old, generation, done))?;
+    let next = Generation::begin(ready, config, InheritedState::of(old, generation, done))?;
     current.replace(old, &next.shared, Change { generation, rank, num_workers: size, lost });
     Ok(next)
 }
@@ -311,7 +311,7 @@ struct Account {
 }
 
 impl Account {
-    fn of(before: &Before<'_>) -> Result<Self> {
+    fn of(before: &EndedGeneration<'_>) -> Result<Self> {
         let shared = before.shared;
         let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
         Ok(Account {
@@ -334,10 +334,14 @@ type SumsByTopic = Vec<(Topic, Vec<u8>)>;
 /// Gives every rank the sums of the operations that some rank has done. A rank that starts, of the number
 /// `rank`, has done nothing. The next generation's number is above all before it: a rank may have come
 /// through a loss that another has not.
-fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Communicator) -> Result<Beginning> {
+fn bring_level(
+    before: Option<&EndedGeneration<'_>>,
+    rank: usize,
+    communicator: &mut Communicator,
+) -> Result<GenerationStart> {
     let own = before.map_or_else(|| Ok(Account::of_a_start(rank)), Account::of)?;
     let all: Vec<Account> = gather(communicator, &own)?;
-    if let Some(Before { shared, .. }) = before {
+    if let Some(EndedGeneration { shared, .. }) = before {
         check_quorum(shared, &all)?;
     }
     // A program that has ended with an error does not count as a loss.
@@ -398,7 +402,7 @@ fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Comm
     }
     let number = 1 + all.iter().map(|account| account.generation).max().unwrap_or(0);
     let done = most.into_iter().map(|(topic, (count, _))| (topic, count)).collect();
-    Ok(Beginning { number, done, ranks: Vec::new() })
+    Ok(GenerationStart { number, done, ranks: Vec::new() })
 }
 
 /// Fails with an error that every rank finds in the values that it has gathered, once all have gathered them.
@@ -409,7 +413,7 @@ fn fail_together<T>(communicator: &mut Communicator, cause: Error) -> Result<T> 
 }
 
 /// Returns the number of operations of each topic that this rank has done, of those that can be retried.
-fn done_here(shared: &Shared, elastic: &Elastic) -> BTreeMap<Topic, u64> {
+fn done_here(shared: &Shared, elastic: &RetryStore) -> BTreeMap<Topic, u64> {
     let calls = shared.calls.lock();
     shared.fail_waiting();
     let mut done = elastic.before.clone();
@@ -427,7 +431,7 @@ fn done_here(shared: &Shared, elastic: &Elastic) -> BTreeMap<Topic, u64> {
 }
 
 /// Finishes the first operation of a topic that is not done here by the sum that other ranks have.
-fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
+fn take(elastic: &RetryStore, topic: &Topic, sum: &[u8]) -> Result<()> {
     let orphan = elastic.with(|orphans| {
         let first = (0..orphans.len()).filter(|at| orphans[*at].topic == *topic).min_by_key(|at| orphans[*at].place)?;
         Some(orphans.swap_remove(first))

@@ -18,7 +18,7 @@ const AHEAD: usize = 16;
 /// An operation that may begin.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
-pub(super) enum Due {
+pub(super) enum QueuedOperation {
     /// A unit of the frozen cycle, when this rank has called all its members.
     Unit(u64),
     /// An operation that every rank has called.
@@ -28,7 +28,7 @@ pub(super) enum Due {
 /// An operation that is left to begin.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct Entry {
-    due: Due,
+    due: QueuedOperation,
     topics: Vec<Topic>,
     is_alone: bool,
 }
@@ -36,19 +36,19 @@ struct Entry {
 /// A queue whose first entry is one that cannot begin yet; an entry that has begun leaves a gap.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-pub(super) struct Rest {
+pub(super) struct CatchUpQueue {
     due: VecDeque<Option<Entry>>,
 }
 
-impl Rest {
+impl CatchUpQueue {
     /// Adds an entry at the end, of these topics. `is_alone` if it runs alone.
-    pub(super) fn push(&mut self, due: Due, topics: Vec<Topic>, is_alone: bool) {
+    pub(super) fn push(&mut self, due: QueuedOperation, topics: Vec<Topic>, is_alone: bool) {
         self.due.push_back(Some(Entry { due, topics, is_alone }));
     }
 
     /// Takes out an entry that may begin. `is_called` returns true for a unit if this rank has called all of
     /// it.
-    pub(super) fn pop(&mut self, is_called: impl Fn(u64) -> bool) -> Option<Due> {
+    pub(super) fn pop(&mut self, is_called: impl Fn(u64) -> bool) -> Option<QueuedOperation> {
         let place = self.first(is_called)?;
         let taken = self.due[place].take();
         while matches!(self.due.front(), Some(None)) {
@@ -66,7 +66,10 @@ impl Rest {
                 return None;
             }
             let is_next = !topics.iter().any(|topic| passed.contains(topic));
-            if is_next && (matches!(due, Due::Launch(_)) || matches!(due, Due::Unit(unit) if is_called(*unit))) {
+            if is_next
+                && (matches!(due, QueuedOperation::Launch(_))
+                    || matches!(due, QueuedOperation::Unit(unit) if is_called(*unit)))
+            {
                 return Some(place);
             }
             if *is_alone {
@@ -79,7 +82,7 @@ impl Rest {
 
     /// The units that have not begun, in their order.
     pub(super) fn units(&self) -> impl Iterator<Item = u64> {
-        let unit = |entry: &Entry| if let Due::Unit(unit) = entry.due { Some(unit) } else { None };
+        let unit = |entry: &Entry| if let QueuedOperation::Unit(unit) = entry.due { Some(unit) } else { None };
         self.due.iter().flatten().filter_map(unit)
     }
 
@@ -96,14 +99,16 @@ mod tests {
     /// Returns the units that begin, in that order, of units 0, 1, ... when `called` have been called. The
     /// units in `alone` run alone, and those in `same` are of one key.
     fn begin_of(count: u64, alone: &[u64], same: &[u64], called: &[u64]) -> Vec<u64> {
-        let mut rest = Rest::default();
+        let mut rest = CatchUpQueue::default();
         for unit in 0..count {
             let key = if same.contains(&unit) { -1 } else { unit as i64 };
             let topic = Topic::Key { store: 0, key: key.into() };
-            rest.push(Due::Unit(unit), vec![topic], alone.contains(&unit));
+            rest.push(QueuedOperation::Unit(unit), vec![topic], alone.contains(&unit));
         }
         let begun = std::iter::from_fn(|| rest.pop(|unit| called.contains(&unit)));
-        begun.map(|due| if let Due::Unit(unit) = due { unit } else { panic!("only units were added") }).collect()
+        begun
+            .map(|due| if let QueuedOperation::Unit(unit) = due { unit } else { panic!("only units were added") })
+            .collect()
     }
 
     fn begin(count: u64, alone: &[u64], called: &[u64]) -> Vec<u64> {

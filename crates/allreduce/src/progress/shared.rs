@@ -20,9 +20,9 @@ use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::help::{Help, Rooms};
 use crate::progress::job::{Barrier, Job, StandIn};
-use crate::progress::kept::Elastic;
+use crate::progress::kept::RetryStore;
 use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
-use crate::progress::under_way::UnderWay;
+use crate::progress::under_way::OperationsUnderWay;
 use crate::transport::control::Control;
 use crate::transport::messages;
 
@@ -88,7 +88,7 @@ pub(super) struct Shared {
     /// Set with the first fault; the collectives watch it.
     pub(super) stop: Arc<AtomicBool>,
     /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
-    pub(super) elastic: Option<Elastic>,
+    pub(super) elastic: Option<RetryStore>,
     /// Makes the transport treat ranks as lost from which nothing is heard.
     sever: Option<Sever>,
     /// True if nothing was heard from a rank whose process may live.
@@ -129,7 +129,7 @@ pub(super) struct Shared {
     pub(super) calls: Mutex<Calls>,
     /// The operations of the comm thread that are under way, in the order in which they began: the number,
     /// and one topic of each.
-    pub(super) running: Mutex<UnderWay>,
+    pub(super) running: Mutex<OperationsUnderWay>,
     /// The operation that was under way last.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
@@ -156,7 +156,7 @@ pub(super) fn is_loss(fault: &Error) -> bool {
 
 /// The state that a generation of ranks takes over from the one before it.
 #[derive(Default)]
-pub(super) struct Inherited {
+pub(super) struct InheritedState {
     /// Set in a job that goes on without lost ranks.
     pub(super) sever: Option<Sever>,
     generation: u64,
@@ -170,9 +170,9 @@ pub(super) struct Inherited {
     since: Option<Instant>,
 }
 
-impl Inherited {
+impl InheritedState {
     pub(super) fn of(old: &Shared, generation: u64, done: BTreeMap<Topic, u64>) -> Self {
-        Inherited {
+        InheritedState {
             sever: None,
             generation,
             done,
@@ -192,7 +192,7 @@ impl Shared {
         control: Control,
         config: &Config,
         (stop, commands, own_notes): (Arc<AtomicBool>, Sender<Command>, Sender<ControlMessage>),
-        inherited: Inherited,
+        inherited: InheritedState,
     ) -> Self {
         let calls = if comm.size() == 1 {
             Calls::of_one_rank()
@@ -210,7 +210,7 @@ impl Shared {
             calls: Mutex::new(calls),
             control,
             stop,
-            elastic: is_elastic.then(|| Elastic::new(inherited.done)),
+            elastic: is_elastic.then(|| RetryStore::new(inherited.done)),
             sever: inherited.sever,
             is_silent: AtomicBool::new(false),
             generation: inherited.generation,
@@ -494,7 +494,7 @@ impl Shared {
     pub(super) fn end(&self, fault: &Error) {
         let fault = &fault.clone().met_by(self.rank);
         let is_second = self.is_renewed() && self.verdict.set(fault.clone()).is_ok();
-        let orphans = self.elastic.as_ref().map(Elastic::end).unwrap_or_default();
+        let orphans = self.elastic.as_ref().map(RetryStore::end).unwrap_or_default();
         if is_second && !is_loss(fault) {
             self.tell_everyone(&ControlMessage::Failed(fault.clone()));
         }

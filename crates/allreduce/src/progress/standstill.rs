@@ -32,7 +32,7 @@ struct CallsSnapshot {
 /// The last snapshot, the time since which it has not changed, and the last report to rank 0.
 #[derive(Default)]
 pub(super) struct Standstill {
-    seen: Option<(CallsSnapshot, Since)>,
+    seen: Option<(CallsSnapshot, StillnessStart)>,
     /// The number of MPI's messages that had moved, the time since which no other has, and the last report to
     /// rank 0 on it.
     data: Option<(u64, f64)>,
@@ -41,7 +41,7 @@ pub(super) struct Standstill {
 }
 
 #[derive(Clone)]
-struct Since {
+struct StillnessStart {
     now_s: f64,
     when: Instant,
     used_s: f64,
@@ -78,7 +78,7 @@ impl Standstill {
         }
         let since = match &self.seen {
             Some((before, since)) if *before == sight => since.clone(),
-            _ => Since { now_s, when: Instant::now(), used_s: used_s() },
+            _ => StillnessStart { now_s, when: Instant::now(), used_s: used_s() },
         };
         let (orders, has_begun) = (sight.orders, !sight.running.is_empty());
         self.seen = Some((sight, since.clone()));

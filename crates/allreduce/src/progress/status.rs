@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::status::{JobStatus, LateRanks, RankStatus};
 
-use crate::progress::answers::Come;
+use crate::progress::answers::AnswerSet;
 use crate::progress::messages::ControlMessage;
 use crate::progress::shared::Shared;
 
@@ -24,7 +24,7 @@ fn ask_once(shared: &Shared) -> JobStatus {
     let answers = &shared.answers;
     let question = {
         let mut come = answers.come.lock();
-        *come = Come { question: come.question.wrapping_add(1), ranks: vec![None; shared.ranks()], late: None };
+        *come = AnswerSet { question: come.question.wrapping_add(1), ranks: vec![None; shared.ranks()], late: None };
         come.question
     };
     let fault = shared.fault.get().map(ToString::to_string);

@@ -9,12 +9,12 @@ use crate::progress::messages::Topic;
 /// The comm thread's operations under way, in the order in which they began: the number, and one topic of
 /// each.
 #[derive(Default)]
-pub(super) struct UnderWay {
+pub(super) struct OperationsUnderWay {
     operations: Vec<(u32, Topic)>,
     time: Stopwatch,
 }
 
-impl UnderWay {
+impl OperationsUnderWay {
     pub(super) fn iter(&self) -> impl Iterator<Item = &(u32, Topic)> {
         self.operations.iter()
     }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn time_counts_while_an_operation_is_under_way_and_overlapping_ones_count_once() {
-        let mut under_way = UnderWay::default();
+        let mut under_way = OperationsUnderWay::default();
         assert_eq!(under_way.moving(), Duration::ZERO);
         under_way.begin(0, Topic::Barrier);
         under_way.begin(1, Topic::Direct);

@@ -18,7 +18,7 @@ use ringpull_base::{Error, after_error, notice, timeline, waits};
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::connected::LEARNING;
-use crate::progress::hang::{Hang, LOOK};
+use crate::progress::hang::{HangDetector, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
 use crate::progress::shared::{Shared, is_loss};
 use crate::progress::standstill::Standstill;
@@ -73,7 +73,7 @@ pub(super) struct Watcher {
     /// The time since which rank 0 has been asking for the place of this rank's program.
     asked: Option<Instant>,
     still: Standstill,
-    hang: Hang,
+    hang: HangDetector,
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
     /// The number of orders that each rank was given; on rank 0.
@@ -117,7 +117,7 @@ impl Watcher {
             timeout: config.timeout,
             asked: None,
             still: Standstill::default(),
-            hang: Hang::default(),
+            hang: HangDetector::default(),
             offset: Offset::default(),
             orders: vec![0; size],
             renewed: None,

@@ -12,7 +12,7 @@
 use ringpull_base::Error;
 
 use crate::progress::agreement::disagreement::disagreement;
-use crate::progress::agreement::{Agreement, Pending, refuse};
+use crate::progress::agreement::{Agreement, PendingOperation, refuse};
 use crate::progress::messages::{Call, Envelope, Launch, Order, Peering, Topic};
 
 type Name = (Topic, u64);
@@ -34,7 +34,7 @@ impl Agreement {
         let name = (call.topic.clone(), call.ordinal);
         let Some((other, pending)) = self.counterpart(envelope).and_then(|other| self.of_sets.remove_entry(&other))
         else {
-            let mut pending = Pending::new(self.size, Some(self.ranks_of(envelope)), now_s);
+            let mut pending = PendingOperation::new(self.size, Some(self.ranks_of(envelope)), now_s);
             pending.take(rank, call);
             self.of_sets.insert(name, pending);
             return self.check_left().map(|()| Vec::new());
@@ -88,7 +88,7 @@ impl Agreement {
     }
 
     /// The first of these calls that is left.
-    fn first(&self, topic: Topic) -> Option<(Name, &Pending)> {
+    fn first(&self, topic: Topic) -> Option<(Name, &PendingOperation)> {
         let (name, pending) = self.of_sets.range((topic.clone(), 0)..=(topic, u64::MAX)).next()?;
         Some((name.clone(), pending))
     }

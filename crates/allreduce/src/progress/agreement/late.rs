@@ -2,7 +2,7 @@
 
 use ringpull_base::{Error, Key};
 
-use crate::progress::agreement::{Agreement, Outstanding, Pending, Phase};
+use crate::progress::agreement::{Agreement, OutstandingCall, PendingOperation, Phase};
 use crate::progress::messages::{Stuck, Topic};
 
 /// The time without any change on a rank, in seconds, after which the rank reports that it stands still.
@@ -64,7 +64,7 @@ impl Agreement {
         self.late_in_cycle().chain(pending).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
     }
 
-    fn late_for(&self, pending: &Pending) -> Late {
+    fn late_for(&self, pending: &PendingOperation) -> Late {
         let ((rank, call), missing, since_s) = (pending.first(), self.lacking(pending), pending.since_s);
         Late { operation: call.operation.to_string(), key: call.topic.key(), rank, missing, since_s }
     }
@@ -72,7 +72,7 @@ impl Agreement {
     /// Returns the operations of the last frozen cycle that some ranks have begun and others have not called.
     fn late_in_cycle(&self) -> impl Iterator<Item = Late> {
         self.outstanding.iter().enumerate().filter_map(|(rank, outstanding)| {
-            let Outstanding { key, operation, by, since_s } = outstanding.clone()?;
+            let OutstandingCall { key, operation, by, since_s } = outstanding.clone()?;
             Some(Late { operation: operation.to_string(), key, rank: by, missing: vec![rank], since_s })
         })
     }
@@ -153,7 +153,7 @@ impl Agreement {
     /// Returns this rank and the operation that it waits for, in the form of [`Error::Deadlock`]. Returns
     /// none if the rank waits for the data of a sum that all have called: a slow link may be the cause.
     fn awaits(&self, rank: usize) -> Option<(usize, String)> {
-        let is_alone = |pending: &&Pending| pending.call(rank).is_some() && !self.lacking(pending).is_empty();
+        let is_alone = |pending: &&PendingOperation| pending.call(rank).is_some() && !self.lacking(pending).is_empty();
         let outstanding = || {
             self.outstanding
                 .iter()
@@ -167,7 +167,7 @@ impl Agreement {
             format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
         } else if let Some((late_rank, outstanding)) = outstanding().filter(|_| own.is_none()) {
             format!("{} of key {}, which rank(s) [{late_rank}] have not called", outstanding.operation, outstanding.key)
-        } else if let Some(Outstanding { key, operation, .. }) = own.filter(|_| !has_begun) {
+        } else if let Some(OutstandingCall { key, operation, .. }) = own.filter(|_| !has_begun) {
             format!("what comes after {operation} of key {key}, which it has not called itself")
         } else if self.joined.contains(&rank) {
             "the others to join".to_owned()
@@ -184,16 +184,16 @@ impl Agreement {
         self.heard_s = now_s;
     }
 
-    fn is_overdue(&self, pending: &Pending, now_s: f64) -> bool {
+    fn is_overdue(&self, pending: &PendingOperation, now_s: f64) -> bool {
         now_s - pending.since_s > self.limit_s && !self.lacking(pending).is_empty()
     }
 
     /// Returns the operation that a rank missing in the barrier itself waits for, or else the barrier. The
     /// ranks in the barrier are often the very ranks that have not called that operation, and may have come
     /// to the barrier first.
-    fn behind_barrier<'a>(&'a self, barrier: &'a Pending) -> &'a Pending {
+    fn behind_barrier<'a>(&'a self, barrier: &'a PendingOperation) -> &'a PendingOperation {
         let awaited = self.lacking(barrier);
-        let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.call(*rank).is_some());
+        let is_held = |pending: &PendingOperation| awaited.iter().any(|rank| pending.call(*rank).is_some());
         let of_keys = self.pending.iter().chain(&self.of_sets).filter(|((topic, _), _)| *topic != Topic::Barrier);
         let mut held =
             of_keys.map(|(_, pending)| pending).filter(|pending| !self.lacking(pending).is_empty() && is_held(pending));
@@ -203,7 +203,7 @@ impl Agreement {
     /// Describes an operation that one of these ranks has called and others have not: two ranks may wait for
     /// each other.
     fn wait_of(&self, ranks: &[usize]) -> Option<String> {
-        let of = |pending: &Pending| ranks.iter().copied().find(|rank| pending.call(*rank).is_some());
+        let of = |pending: &PendingOperation| ranks.iter().copied().find(|rank| pending.call(*rank).is_some());
         self.waiting().find_map(|pending| {
             let (rank, lacking) = (of(pending)?, self.lacking(pending));
             let call = pending.call(rank).filter(|_| !lacking.is_empty())?;

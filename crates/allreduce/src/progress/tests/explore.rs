@@ -43,7 +43,7 @@ enum Expect {
 
 /// The counts of an exploration.
 #[derive(Debug, Default)]
-struct Found {
+struct ExplorationCounts {
     programs: usize,
     states: usize,
     moves: usize,
@@ -152,7 +152,7 @@ fn assert_missing(world: &World, expect: Expect) {
     assert!(agreement.check_time(1000.0).is_err(), "rank 0 does not know what is missing: {:?}", world.programs);
 }
 
-fn explore(start: Point, expect: Expect, found: &mut Found) {
+fn explore(start: Point, expect: Expect, found: &mut ExplorationCounts) {
     let mut seen = HashSet::new();
     let mut compositions = BTreeSet::new();
     let mut open = vec![start];
@@ -181,8 +181,8 @@ fn world(programs: &[Vec<Do>], bucket_bytes: usize, sums_block: bool) -> World {
     world
 }
 
-fn report(name: &str, start: Instant, found: &Found) {
-    let Found { programs, states, moves, ends, faults } = found;
+fn report(name: &str, start: Instant, found: &ExplorationCounts) {
+    let ExplorationCounts { programs, states, moves, ends, faults } = found;
     let s = start.elapsed().as_secs_f64();
     println!(
         "{name}: {programs} sets of programs, {states} states, {moves} moves, {ends} ends, {faults} of them faults, {s:.1} s"
@@ -190,7 +190,7 @@ fn report(name: &str, start: Instant, found: &Found) {
 }
 
 fn explore_one(name: &str, programs: &[Vec<Do>], hurries: usize, expect: Expect) {
-    let (start, mut found) = (Instant::now(), Found::default());
+    let (start, mut found) = (Instant::now(), ExplorationCounts::default());
     for sums_block in [false, true] {
         explore(Point::new(world(programs, 1000, sums_block), hurries), expect, &mut found);
     }
@@ -244,7 +244,7 @@ fn sequences(of: &[Do], most: usize) -> Vec<Vec<Do>> {
 /// Some first calls, a frozen cycle, and then each rank's own choice of a few more calls and waits: every
 /// combination of choices. Ranks leave out the calls of process sets that they are not in.
 fn explore_choices(ranks: usize, first: &[Do], cycle: &[i64], of: &[Do], most: usize, hurries: usize) {
-    let (start, mut found, mut last) = (Instant::now(), Found::default(), Instant::now());
+    let (start, mut found, mut last) = (Instant::now(), ExplorationCounts::default(), Instant::now());
     let choices = sequences(of, most);
     let (mut fitting, mut stuck, combinations) = (0, 0, choices.len().pow(ranks as u32));
     for number in 0..combinations {
@@ -340,7 +340,7 @@ fn whatever_three_ranks_call_after_a_freeze_ends_or_is_known_to_be_missing() {
 /// it.
 #[test]
 fn names_that_are_forgotten_are_told_apart_all_the_same() {
-    let (start, mut found) = (Instant::now(), Found::default());
+    let (start, mut found) = (Instant::now(), ExplorationCounts::default());
     let meet = |name| Do::Meet(ALL, name);
     let pair = |name| Do::Meet(3, name);
     for programs in [

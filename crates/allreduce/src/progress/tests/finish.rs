@@ -14,7 +14,7 @@ use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Operation, Terms, Topic};
 
 /// Says that it runs, and, when it is allowed to, who finished it.
-struct Told {
+struct FinishReporter {
     name: i64,
     is_short: bool,
     may: Receiver<()>,
@@ -22,7 +22,7 @@ struct Told {
     by: Sender<(i64, String)>,
 }
 
-impl Job for Told {
+impl Job for FinishReporter {
     fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
         self.runs.send(self.name).ok();
         Ok(())
@@ -47,7 +47,7 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     let engine = Engine::in_process(1, &Config::default()).unwrap().remove(0);
     let ((told, heard), (runs, running)) = (unbounded(), unbounded());
     let submit = |name: i64, is_short, may: &Receiver<()>| {
-        let job = Told { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
+        let job = FinishReporter { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
         let topic = Topic::Key { store: 0, key: Key::from(name) };
         engine.submit(topic, Operation::Push, Terms::default(), Box::new(job)).unwrap();
     };
@@ -68,13 +68,13 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
 }
 
 /// Gives its caller its outcome, and fails, or not, when it is allowed to.
-struct Slow {
+struct SlowJob {
     given: Sender<Result<()>>,
     may: Receiver<()>,
     outcome: Result<()>,
 }
 
-impl Job for Slow {
+impl Job for SlowJob {
     fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
         Ok(())
     }
@@ -100,7 +100,7 @@ fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let submit = |rank: usize, name: i64, outcome: Result<()>, may: &Receiver<()>| {
         let (given, answer) = unbounded();
         let topic = Topic::Key { store: 0, key: Key::from(name) };
-        let job = Box::new(Slow { given, may: may.clone(), outcome });
+        let job = Box::new(SlowJob { given, may: may.clone(), outcome });
         engines[rank].submit(topic, Operation::Push, Terms::default(), job).unwrap();
         answer
     };

@@ -13,7 +13,7 @@ const KEYS: usize = 161;
 
 /// Of rank 0, from the first call of any rank until the cycle is frozen.
 #[derive(Debug, Default)]
-struct Counted {
+struct MessageCounts {
     received: usize,
     received_bytes: usize,
     sent: usize,
@@ -39,8 +39,8 @@ fn resident_bytes() -> usize {
 }
 
 /// Every rank in turn makes all calls of a step: so all keys are pending on all ranks but the last.
-fn counted(ranks: usize) -> Counted {
-    let (mut table, mut of) = (Agreement::new(ranks, 1800.0, BUCKET_BYTES), Counted::default());
+fn counted(ranks: usize) -> MessageCounts {
+    let (mut table, mut of) = (Agreement::new(ranks, 1800.0, BUCKET_BYTES), MessageCounts::default());
     let (before, mut is_frozen, mut step) = (resident_bytes(), false, 0);
     while !is_frozen {
         assert!(step < 5, "two steps that are alike are frozen");
