@@ -277,8 +277,8 @@ impl Node {
     /// own.
     ///
     /// # Safety
-    /// They are valid, and nobody else touches them until this returns, or reads them only if this is the
-    /// root.
+    /// They are valid. Nobody else touches them until this returns; if this is the root, others may read
+    /// them.
     pub(super) unsafe fn broadcast(
         &mut self,
         root: usize,

@@ -56,7 +56,7 @@ const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
-/// The least time of a long ring's later runs is at least this part of what is long enough. If it is less,
+/// The part of a long enough time that the least time of a long ring's later runs must reach. If it is less,
 /// other load delayed the first runs, and the ring may have moved only what a shaper lets through at once.
 const STILL_LONG: f64 = 0.75;
 /// The factor by which a long enough ring takes longer than the smallest: latency hides behind bytes, and

@@ -79,7 +79,8 @@ mod tests {
 
     use super::*;
 
-    /// The machine of each rank: so many of so many ranks, numbered machine by machine or in turn.
+    /// The machine of each rank, for `count` machines of `ranks` ranks, numbered machine by machine or in
+    /// turn.
     fn machines(count: usize, ranks: usize, in_turn: bool) -> Vec<u64> {
         (0..count * ranks).map(|rank| 7 + if in_turn { rank % count } else { rank / ranks } as u64).collect()
     }

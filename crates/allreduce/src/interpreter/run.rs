@@ -11,7 +11,7 @@
 //! the same peer, unless all messages in flight wait for the peer. Otherwise each operation may always have
 //! one message in flight to each peer; if nothing in flight moves, it may have one in any case. So every
 //! operation ends, however full the others' lanes are, and in whichever order the ranks begin their
-//! operations. A peer may have to buffer what is in flight to it (`ahead`).
+//! operations. A peer may have to buffer the messages in flight to it (`ahead`).
 #![allow(unsafe_code)]
 
 use std::ops::Range;

@@ -7,7 +7,7 @@ use ringpull_base::status::{LateRanks, RankStatus};
 /// The answers that have come to rank 0.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Held while somebody asks.
+    /// Held while a question is open.
     pub(super) asking: Mutex<()>,
     pub(super) come: Mutex<AnswerSet>,
     pub(super) changed: Condvar,

@@ -264,7 +264,7 @@ impl Calls {
             }
             (None, None) => return vec![Act::Run(launch)],
         };
-        // A barrier that is launched waits for nobody.
+        // A barrier that is launched does not wait.
         if matches!(self.mode, RankPhase::Pending(_)) && launch.topic != Topic::Barrier {
             let is_alone = transfer == Transfer::Alone || self.sums_block;
             self.rest.push(QueuedOperation::Launch(launch.clone()), vec![launch.topic], is_alone);

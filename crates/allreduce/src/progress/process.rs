@@ -28,8 +28,8 @@ static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
 /// This process's engine over all ranks of its MPI job. The first call is collective. Returns an error if
 /// `config` requires sums in another way than the existing engine's. The MPI library is to send up to
-/// `eager_bytes` without asking, the same on every rank: into what is prepared for less it writes past the
-/// end. `None` leaves it its own limit.
+/// `eager_bytes` without asking, the same on every rank: it writes past the end of a receiver's memory that
+/// is prepared for less. `None` leaves it its own limit.
 ///
 /// In a helper it does not return but for an error: the helper takes part in the sums of its job, and the
 /// process exits when the others are done, as MXNet's servers do.

@@ -36,8 +36,8 @@ static PID: AtomicI32 = AtomicI32::new(0);
 /// The signals that are handled.
 const SIGNALS: [c_int; 2] = [SIGTERM, SIGUSR1];
 
-/// Explains the end of this process by SIGTERM from now on, and answers SIGUSR1, unless somebody handles or
-/// ignores that signal.
+/// Explains the end of this process by SIGTERM from now on, and answers SIGUSR1, unless the program handles
+/// or ignores that signal.
 pub(super) fn explain(engine: &Arc<Engine>) -> Result<()> {
     let failed = |cause: std::io::Error| Error::io("watch", "signals", &cause);
     if SIGNALS.iter().all(|signal| present(*signal) != libc::SIG_DFL) {

@@ -212,7 +212,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Runs each rank as a thread in every order that loom finds, with at most so many preemptions.
+    /// Runs each rank as a thread in every order that loom finds, with a limited number of preemptions.
     fn ranks(
         ranks: usize,
         preemptions: usize,

@@ -1,7 +1,8 @@
 //! Bytes between two ranks.
 //!
-//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on
-//! what is launched, carry errors, and notice at once when a process is gone. It carries no gradient.
+//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and `mpi`.
+//! Beside it the [`control`] star: a few small messages through rank 0 that agree on the order of launches,
+//! carry errors, and notice at once when a process is gone. It carries no gradient.
 //!
 //! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); [`observed`]
 //! notifies a user of a transport when messages have moved.

@@ -90,7 +90,7 @@ pub unsafe fn write(pid: u32, from: *const u8, to: u64, len_bytes: usize) -> io:
     })
 }
 
-/// Calls `some` with what is done until all is.
+/// Calls `some` with the number of bytes done until all are.
 fn transfer(len_bytes: usize, some: impl Fn(usize) -> isize) -> io::Result<()> {
     let mut done = 0;
     while done < len_bytes {

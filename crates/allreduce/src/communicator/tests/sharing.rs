@@ -22,7 +22,7 @@ fn on_ranks<T: Send>(hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sy
     on_ranks_that_read(false, hosts, work)
 }
 
-/// As [`on_ranks`]; what is in no arena is read in its process if `reads`.
+/// As [`on_ranks`]. Buffers in no arena are read in their process if `reads` is true.
 fn on_ranks_that_read<T: Send>(reads: bool, hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sync) -> Vec<T> {
     arena::of_process().expect("this system has shared memory");
     let config = Config { timeout: Duration::from_secs(20), read_memory: Some(reads), ..Config::default() };

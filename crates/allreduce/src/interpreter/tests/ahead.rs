@@ -24,7 +24,7 @@ struct UnansweredMessage {
     bytes: Vec<u8>,
 }
 
-/// A rank's transport that records what is sent, and does not report that sends of some stamp are done.
+/// A rank's transport that records the messages sent, and does not report that sends of some stamp are done.
 struct Recorder {
     end: inproc::Inproc,
     sent: Vec<Stamp>,

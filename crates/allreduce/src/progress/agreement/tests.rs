@@ -149,7 +149,7 @@ fn two_ranks_that_wait_for_each_others_keys_are_both_named() {
     assert!(text.contains("which rank(s) [0] have not"), "{text}");
 }
 
-/// Every rank waits for the units of a cycle, and none is behind: what is frozen next would stand as well.
+/// Every rank waits for the units of a cycle, and none is behind: the next cycle would stand still as well.
 #[test]
 fn a_cycle_that_stood_still_twice_is_the_last() {
     for waited_s in [None, Some(10.0)] {

@@ -27,10 +27,10 @@ use crate::progress::messages::Stuck;
 enum Expect {
     /// They come to their end.
     Ends,
-    /// They come to their end, and what is fused does not depend on when anything comes.
+    /// They come to their end, and the fused units do not depend on the times at which messages come.
     One,
-    /// As `One`; what is frozen is not stopped before the end, so that nothing is sent in any step after the
-    /// freeze.
+    /// As `One`; the frozen cycle is not stopped before the end, so that no message is sent in any step after
+    /// the freeze.
     Steady,
     /// They do not fit together: no way leads to their end, and in the end it is known why, at once if all
     /// wait.

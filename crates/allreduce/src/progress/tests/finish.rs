@@ -13,7 +13,7 @@ use crate::progress::engine::Engine;
 use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Operation, Terms, Topic};
 
-/// Says that it runs, and, when it is allowed to, who finished it.
+/// A job that reports its run, and then, when it may finish, the thread that finished it.
 struct FinishReporter {
     name: i64,
     is_short: bool,
@@ -67,7 +67,7 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     }
 }
 
-/// Gives its caller its outcome, and fails, or not, when it is allowed to.
+/// A job that sends its outcome to its caller, and ends with it when it may.
 struct SlowJob {
     given: Sender<Result<()>>,
     may: Receiver<()>,
@@ -90,8 +90,8 @@ impl Job for SlowJob {
     }
 }
 
-/// The caller has the error in its hands before the engine has, and ends by it: the others hear of the error
-/// all the same, and not only that a rank has left.
+/// The caller has the error before the engine has it, and ends by it: the others hear of the error all the
+/// same, and not only that a rank has left.
 #[test]
 fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let engines = Engine::in_process(2, &Config::default()).unwrap();

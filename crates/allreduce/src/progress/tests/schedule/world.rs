@@ -122,7 +122,8 @@ impl World {
         self.agreement = Agreement::new(self.ranks.len(), 10.0, bytes);
     }
 
-    /// Lets things happen in a random order until nothing can; whether every program has come to its end.
+    /// Makes moves in a random order until none is possible. Returns true if every program has come to its
+    /// end.
     pub(in crate::progress::tests) fn run(&mut self) -> bool {
         loop {
             let ready = self.moves();
@@ -351,8 +352,8 @@ impl World {
         true
     }
 
-    /// Hands on what has ended: what is of all ranks in its order, unless something waits for it, and what is
-    /// of a set at once.
+    /// Hands on the units that have ended: those of all ranks in their order, unless a unit waits for one,
+    /// and those of a set at once.
     fn hand_on(&mut self, rank: usize) {
         loop {
             let (_, waiting) = self.under_way(rank);
