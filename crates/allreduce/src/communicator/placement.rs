@@ -35,7 +35,7 @@ const RACKED: usize = 4;
 
 const MOST_CORES: u64 = 1 << 16;
 
-/// The length of the data that a rank sends to all others.
+/// The number of words that a rank sends to all others.
 const CARD_WORDS: usize = 15;
 type Card = [u64; CARD_WORDS];
 

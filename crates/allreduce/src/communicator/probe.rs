@@ -82,8 +82,8 @@ pub(super) enum ProbeRun {
     All(Algorithm),
     /// Each ring by itself.
     Ring,
-    /// In each ring the ranks of two hosts alone, as a ring of their own, until they have taken as many
-    /// steps or more.
+    /// The ranks of two hosts alone in each ring, as a ring of their own, until they have taken at least the
+    /// steps of the whole ring.
     Two,
 }
 

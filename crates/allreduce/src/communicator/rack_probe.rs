@@ -28,7 +28,7 @@ use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
 /// The numbers of hosts that are measured in pairs. With fewer hosts neither racks nor weighted parts are of
 /// use; with more, a tournament takes too long.
 pub const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
-/// With fewer hosts, times fall into two groups by chance too often.
+/// The number of hosts below which times fall into two groups by chance too often.
 const RACKED: usize = 6;
 /// The most tournaments; two in a row must find the same racks.
 const TOURNAMENTS: usize = 16;

@@ -31,9 +31,9 @@ const LEAST_BYTES: usize = 1 << 10;
 #[derive(Clone, Copy, Default)]
 pub(super) struct SendWindow {
     messages: usize,
-    /// Of these, synchronous ones.
+    /// The number of these that are synchronous.
     synchronous: usize,
-    /// Bytes of the others: they wait for the link.
+    /// The bytes of the others: they wait for the link.
     waiting_bytes: usize,
     /// The bytes sent since the last synchronous message.
     unasked: UnaskedBytes,

@@ -34,8 +34,8 @@ use crate::transport::{SendMode, Stamp, Transport};
 
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
-/// If nothing has moved for this long, ready messages no longer wait for those in flight: the peer may need
-/// them first.
+/// The time without any movement after which ready messages no longer wait for those in flight: the peer may
+/// need them first.
 pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 
 /// Executes schedules over the transport that each call names: the whole job's, or that of a group of its

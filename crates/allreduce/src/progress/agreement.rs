@@ -109,7 +109,7 @@ pub struct Agreement {
     joined: BTreeSet<usize>,
     heard_s: f64,
     /// For each rank that was behind when the last frozen cycle was stopped: the call that it has to make
-    /// first. The entry is removed when the rank has made all the calls that it was behind. Nothing is frozen
+    /// first. The entry is removed when the rank has made all the calls that it lacked. Nothing is frozen
     /// until then.
     outstanding: Vec<Option<OutstandingCall>>,
     /// Ranks that wait in a call for an operation that cannot begin, and the time since which that is known.

@@ -81,7 +81,7 @@ pub struct Calls {
     names: Option<usize>,
     /// Calls made, and those of them that have not begun.
     made: u64,
-    /// Those of them that are of process sets.
+    /// The calls made that are of process sets.
     of_sets: u64,
     /// The largest number of pushes of one key, or of calls of one named collective.
     steps: u64,

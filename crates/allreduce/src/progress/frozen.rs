@@ -101,8 +101,7 @@ impl FrozenCycle {
     }
 
     /// Records the rank's `index`-th call. Returns true if it fits. A call does not fit if it is not part of
-    /// the cycle, differs from an earlier call of its step, or is `most` cycles ahead of a call that was left
-    /// out.
+    /// the cycle, differs from its step, or is `most` cycles ahead of a call that was left out.
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
         let fits = self.expected(call).is_some_and(|(_, fits)| fits);

@@ -27,8 +27,8 @@ pub(super) struct HangDetector {
 }
 
 impl HangDetector {
-    /// To be called now and then after a fault. Ends the process if the library hangs and the program only
-    /// waits.
+    /// Ends the process if the library hangs and the program only waits. To be called now and then after a
+    /// fault.
     pub(super) fn check(&mut self, shared: &Shared) {
         let Some(fault) = shared.fault.get() else { return };
         if shared.running.lock().is_empty() || open_messages() == 0 {

@@ -319,12 +319,12 @@ pub struct Launch {
     pub number: u32,
     /// The call, if a rank has joined and needs it to make up a call of its own.
     pub call: Option<Box<Call>>,
-    /// Of a receive: the rank that sends.
+    /// The rank that sends, for a receive.
     pub from: Option<usize>,
 }
 
 impl Launch {
-    /// Of a message: the rank that sends it, and the one that receives it.
+    /// Returns the rank that sends a message, and the one that receives it; `None` for other topics.
     pub fn ends(&self) -> Option<[usize; 2]> {
         match &self.topic {
             Topic::Message(Envelope { rank, peer: Peering::To(to), .. }) => Some([*rank, *to]),

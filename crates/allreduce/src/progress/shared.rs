@@ -621,7 +621,7 @@ impl Shared {
         moved[0].wrapping_add(moved[1]).wrapping_add(messages())
     }
 
-    /// As `doing`; between two operations, the one before.
+    /// Returns the present operation as `doing` does or, between two operations, the one before.
     pub(super) fn doing_or_done(&self) -> String {
         let done = || self.last.lock().as_ref().map(|topic| format!("the pause after {}", in_words(topic)));
         self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())

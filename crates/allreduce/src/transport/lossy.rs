@@ -84,7 +84,8 @@ impl Mpi {
         Ok(())
     }
 
-    /// As `poll`, without ever completing a message that has failed: the library would free it, and must not.
+    /// Polls as `poll` does, and never completes a message that has failed: the library would free it, and
+    /// must not.
     pub(super) fn poll_elastic(&mut self, done: &mut Vec<u32>) -> Result<()> {
         let mut waiting: Vec<(bool, usize, c_int)> = Vec::new();
         let mut finished = 0;

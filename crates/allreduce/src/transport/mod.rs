@@ -126,8 +126,8 @@ pub trait Transport {
     /// Appends the tokens that are done to `done`. Does not block.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
 
-    /// To be called now and then while nothing is in flight here: a peer may wait for an answer that did not
-    /// fit into a socket. Does not block.
+    /// Lets the library make progress, to be called now and then while nothing is in flight here: a peer may
+    /// wait for an answer that did not fit into a socket. Does not block.
     fn progress(&mut self) {}
 
     /// Lets others run for a moment, between two looks for a message that may come very soon.

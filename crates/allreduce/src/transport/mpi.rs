@@ -73,7 +73,7 @@ pub(super) struct InFlight {
     /// The direction (true for a receive), the peer and the tag. Of the messages that have them alike, none
     /// is done before an earlier one.
     pub(super) way: (bool, usize, c_int),
-    /// For a receive: the peer, the stamp and the length that are due.
+    /// The peer, the stamp and the length that are due, for a receive.
     pub(super) due: Option<(usize, Stamp, usize)>,
 }
 

@@ -55,7 +55,7 @@ const AWAKE: Duration = Duration::from_micros(100);
 /// not of its peers.
 const LONGEST_NAP: Duration = Duration::from_millis(200);
 
-/// Why a meeting did not take place.
+/// The reason for which a meeting did not take place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
     /// The job was stopped.

@@ -11,7 +11,7 @@ use crate::progress::messages::{Call, ControlMessage, Operation, Order, Terms, T
 /// The keys of ResNet-50.
 const KEYS: usize = 161;
 
-/// Of rank 0, from the first call of any rank until the cycle is frozen.
+/// The messages and the memory of rank 0, from the first call of any rank until the cycle is frozen.
 #[derive(Debug, Default)]
 struct MessageCounts {
     received: usize,
