@@ -190,14 +190,14 @@ pub(crate) mod tests {
     }
 
     #[derive(Default)]
-    struct Place {
+    struct MeetingPlace {
         counters: [LoomNumber; 3],
         met: [LoomNumber; 3],
         taken: LoomNumber,
         done: LoomNumber,
     }
 
-    impl Place {
+    impl MeetingPlace {
         fn meet(&self, rank: usize, ranks: u32, looks: usize) {
             let [arrived, generation, sleepers] = &self.counters;
             let meeting = Meeting { arrived, generation, sleepers };
@@ -216,13 +216,13 @@ pub(crate) mod tests {
     fn ranks(
         ranks: usize,
         preemptions: usize,
-        work: impl Fn(usize, &Place, &[UnsafeCell<()>]) + Copy + Send + Sync + 'static,
+        work: impl Fn(usize, &MeetingPlace, &[UnsafeCell<()>]) + Copy + Send + Sync + 'static,
     ) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions);
         model.check(move || {
             let slots: Vec<UnsafeCell<()>> = (0..2 * ranks).map(|_| UnsafeCell::new(())).collect();
-            let shared = Arc::new((Place::default(), slots));
+            let shared = Arc::new((MeetingPlace::default(), slots));
             let spawn = |rank: usize| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || work(rank, &shared.0, &shared.1))
@@ -235,7 +235,7 @@ pub(crate) mod tests {
 
     /// Writes its own slot, meets, reads all. Accesses that no ordering keeps apart are an error of loom's:
     /// one slot may be filled while the other is read.
-    fn rounds(count: u32, ranks: usize, looks: usize) -> impl Fn(usize, &Place, &[UnsafeCell<()>]) + Copy {
+    fn rounds(count: u32, ranks: usize, looks: usize) -> impl Fn(usize, &MeetingPlace, &[UnsafeCell<()>]) + Copy {
         move |rank, place, slots| {
             for round in 0..count {
                 let slot = |rank: usize| &slots[round as usize % 2 * ranks + rank];

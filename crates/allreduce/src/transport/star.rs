@@ -27,7 +27,7 @@ use crate::transport::control::Control;
 use crate::transport::greeting::{self, CHALLENGE_BYTES, Hello, Nonce, WELCOME_BYTES};
 use pending::PendingConnections;
 pub(super) use thread::Links;
-use thread::{Role, start};
+use thread::{LinkRole, start};
 
 mod pending;
 mod thread;
@@ -86,7 +86,7 @@ impl Hub {
         meanwhile: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Control> {
         let (come, arrivals) = unbounded();
-        let (links, events) = start(0, size, limits, self.secret, Role::Hub(self.pending), Some(come))?;
+        let (links, events) = start(0, size, limits, self.secret, LinkRole::Hub(self.pending), Some(come))?;
         let begun = Instant::now();
         let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), limits.warn);
         let mut gone_since: Option<Instant> = None;
@@ -159,7 +159,7 @@ pub fn join(
             });
             match dialled {
                 Ok((stream, theirs, presence, port)) => {
-                    let role = Role::Leaf { address: *address, port, attempt, _presence: presence };
+                    let role = LinkRole::Leaf { address: *address, port, attempt, _presence: presence };
                     let (links, events) = start(rank, size, limits, secret, role, None)?;
                     links.attach(0, stream, theirs, limits.silence).map_err(failed("use"))?;
                     return Ok(Control::over(rank, size, links, events));

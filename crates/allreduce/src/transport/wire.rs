@@ -30,11 +30,11 @@ const TURN_BYTES: usize = 16 * PIECE_BYTES;
 /// One end.
 pub(super) struct Wire {
     peer: usize,
-    state: Mutex<State>,
+    state: Mutex<WireState>,
 }
 
 #[derive(Default)]
-struct State {
+struct WireState {
     stream: Option<Arc<TcpStream>>,
     /// Frames that the peer has not confirmed. The first of them has the number `acknowledged`.
     kept: VecDeque<Vec<u8>>,
@@ -175,7 +175,7 @@ impl Wire {
     }
 }
 
-impl State {
+impl WireState {
     fn has_more(&self) -> bool {
         self.out_at < self.out.len() || self.composed < self.kept.len()
     }

@@ -40,7 +40,7 @@ struct PendingConnection {
 }
 
 /// A connection of a rank of the job, which has proved the secret.
-pub(super) struct Arrival {
+pub(super) struct ProvedConnection {
     pub(super) stream: TcpStream,
     pub(super) from: SocketAddr,
     pub(super) hello: Hello,
@@ -97,7 +97,7 @@ impl PendingConnections {
 
     /// Takes the connections that came, and gives those that have proved the secret. `size` is that of the
     /// job.
-    pub(super) fn welcome(&mut self, secret: &Secret, size: usize) -> Vec<Arrival> {
+    pub(super) fn welcome(&mut self, secret: &Secret, size: usize) -> Vec<ProvedConnection> {
         let most = MOST_PENDING + size;
         let mut strangers: Vec<(SocketAddr, &str)> = Vec::new();
         for listener in &self.listeners {
@@ -109,7 +109,7 @@ impl PendingConnections {
             match connection.listen(secret) {
                 Ok(Some((hello, nonce))) if (1..size).contains(&(hello.rank as usize)) => {
                     let PendingConnection { stream, from, challenge, .. } = connection;
-                    come.push(Arrival { stream, from, hello, challenge, nonce });
+                    come.push(ProvedConnection { stream, from, hello, challenge, nonce });
                 }
                 Ok(None) if connection.since.elapsed() < GREETING => self.waiting.push(connection),
                 Ok(None) => strangers.push((connection.from, "it said nothing for too long")),

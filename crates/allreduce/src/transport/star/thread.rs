@@ -16,7 +16,7 @@ use ringpull_base::{Result, Secret};
 
 use crate::transport::control::Event;
 use crate::transport::greeting::{self, Hello};
-use crate::transport::star::pending::{Arrival, PendingConnections};
+use crate::transport::star::pending::{PendingConnections, ProvedConnection};
 use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, StartLimits, failed, greet};
 use crate::transport::wire::{ConnectionFailure, Wire};
 
@@ -44,7 +44,7 @@ struct Losses {
 }
 
 /// The part of this end in making connections.
-pub(super) enum Role {
+pub(super) enum LinkRole {
     Hub(PendingConnections),
     Leaf {
         address: SocketAddr,
@@ -80,7 +80,7 @@ struct Star {
     rank: usize,
     limits: StartLimits,
     secret: Secret,
-    role: Role,
+    role: LinkRole,
     wires: Arc<Vec<Option<Wire>>>,
     standings: Vec<PeerState>,
     news: Sender<Event>,
@@ -98,7 +98,7 @@ pub(super) fn start(
     size: usize,
     limits: StartLimits,
     secret: Secret,
-    role: Role,
+    role: LinkRole,
     come: Option<Sender<usize>>,
 ) -> Result<(Links, Receiver<Event>)> {
     let (news, events) = unbounded();
@@ -148,11 +148,11 @@ impl Star {
         for (_, (stream, has_more)) in &streams {
             fds.push(PollFd::new(&**stream, if *has_more { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }));
         }
-        if let Role::Hub(pending) = &self.role {
+        if let LinkRole::Hub(pending) = &self.role {
             fds.extend(pending.fds());
         }
         let is_waiting = self.standings.iter().any(|standing| standing.broken.is_some())
-            || matches!(&self.role, Role::Hub(pending) if pending.are_there());
+            || matches!(&self.role, LinkRole::Hub(pending) if pending.are_there());
         let longest = if is_waiting { NEXT_ATTEMPT } else { Duration::from_secs(1) };
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
         match rustix::event::poll(&mut fds, Some(&longest)) {
@@ -211,21 +211,21 @@ impl Star {
 
     /// Takes the ranks that came.
     fn take_pending(&mut self) {
-        let Role::Hub(pending) = &mut self.role else { return };
+        let LinkRole::Hub(pending) = &mut self.role else { return };
         let come = pending.welcome(&self.secret, self.wires.len());
         if come.is_empty() {
             return;
         }
         come.into_iter().for_each(|arrival| self.admit(arrival));
         let ways: Option<Vec<IpAddr>> = self.standings[1..].iter().map(|standing| standing.way).collect();
-        if let (Some(ways), Role::Hub(pending)) = (ways, &mut self.role) {
+        if let (Some(ways), LinkRole::Hub(pending)) = (ways, &mut self.role) {
             pending.keep(&ways);
         }
     }
 
     /// Gives a rank its connection, its first or another.
-    fn admit(&mut self, arrival: Arrival) {
-        let Arrival { stream, from, hello, challenge, nonce } = arrival;
+    fn admit(&mut self, arrival: ProvedConnection) {
+        let ProvedConnection { stream, from, hello, challenge, nonce } = arrival;
         let rank = hello.rank as usize;
         let standing = &mut self.standings[rank];
         let Some(wire) = self.wires[rank].as_ref().filter(|_| !standing.is_gone) else { return };
@@ -268,8 +268,8 @@ impl Star {
         for peer in 0..self.standings.len() {
             if self.standings[peer].broken.is_some_and(|next| Instant::now() >= next) {
                 match &self.role {
-                    Role::Leaf { .. } => self.redial(),
-                    Role::Hub(_) => {
+                    LinkRole::Leaf { .. } => self.redial(),
+                    LinkRole::Hub(_) => {
                         self.standings[peer].broken = Some(Instant::now() + LOOK);
                         self.look(peer);
                     }
@@ -298,7 +298,7 @@ impl Star {
 
     /// Connects to rank 0 again.
     fn redial(&mut self) {
-        let Role::Leaf { address, port, attempt, .. } = &mut self.role else { return };
+        let LinkRole::Leaf { address, port, attempt, .. } = &mut self.role else { return };
         let Some(wire) = &self.wires[0] else { return };
         *attempt += 1;
         let hello = Hello { rank: self.rank as u32, attempt: *attempt, received: wire.received(), port: *port };

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
 
-use super::State;
+use super::WireState;
 
 /// An event that may happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ enum Leaf {
 
 /// Two ends, and the bytes between them.
 pub struct Link {
-    ends: [State; 2],
+    ends: [WireState; 2],
     /// True if rank 0 has had a connection.
     is_admitted: bool,
     leaf: Leaf,
@@ -72,7 +72,7 @@ impl Write for BoundedSocket<'_> {
 impl Default for Link {
     fn default() -> Self {
         Link {
-            ends: [State::default(), State::default()],
+            ends: [WireState::default(), WireState::default()],
             is_admitted: false,
             leaf: Leaf::Detached,
             flying: Default::default(),
@@ -169,8 +169,8 @@ impl Link {
 
     /// The state on which the future depends.
     pub fn snapshot(&self) -> Snapshot {
-        let end = |end: &State| {
-            let State { kept, acknowledged, queued_bytes, composed, out, out_at, input, received, .. } = end;
+        let end = |end: &WireState| {
+            let WireState { kept, acknowledged, queued_bytes, composed, out, out_at, input, received, .. } = end;
             format!("{kept:?} {acknowledged} {queued_bytes} {composed} {:?} {input:?} {received}", &out[*out_at..])
         };
         let ends = format!("{:?} {} {}", self.leaf, end(&self.ends[0]), end(&self.ends[1]));
