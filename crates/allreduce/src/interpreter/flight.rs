@@ -43,7 +43,7 @@ impl LaneProgress {
 }
 
 /// The memory of an operation's bytes.
-pub(super) enum Memory {
+pub(super) enum FlightMemory {
     /// In a buffer that begins here. Sums of this rank's part may have to be updated before others get them.
     Host(*mut u8, Option<HalfwayUpdate>),
     /// At the addresses that the endpoint returns.
@@ -55,7 +55,7 @@ pub(super) struct Flight {
     pub(super) ticket: Ticket,
     pub(super) priority: i32,
     pub(super) stamp: Stamp,
-    memory: Memory,
+    memory: FlightMemory,
     pub(super) schedule: Arc<Schedule>,
     /// The places of the schedule's lanes.
     pub(super) out: Vec<LaneProgress>,
@@ -72,7 +72,7 @@ impl Flight {
     pub(super) fn new(
         ticket: Ticket,
         schedule: Arc<Schedule>,
-        memory: Memory,
+        memory: FlightMemory,
         (stamp, priority): (Stamp, i32),
     ) -> Self {
         Flight {
@@ -103,16 +103,18 @@ impl Flight {
     pub(super) fn wire_bytes(&self, index: u32) -> usize {
         let message = &self.schedule.all[index as usize];
         match &self.memory {
-            Memory::Host(..) => message.len(),
-            Memory::Endpoint(endpoint) => endpoint.wire_bytes(message),
+            FlightMemory::Host(..) => message.len(),
+            FlightMemory::Endpoint(endpoint) => endpoint.wire_bytes(message),
         }
     }
 
     /// The bytes of all messages on the wire.
     pub(super) fn traffic_bytes(&self) -> usize {
         match &self.memory {
-            Memory::Host(..) => self.schedule.traffic_bytes,
-            Memory::Endpoint(endpoint) => self.schedule.all.iter().map(|message| endpoint.wire_bytes(message)).sum(),
+            FlightMemory::Host(..) => self.schedule.traffic_bytes,
+            FlightMemory::Endpoint(endpoint) => {
+                self.schedule.all.iter().map(|message| endpoint.wire_bytes(message)).sum()
+            }
         }
     }
 
@@ -120,7 +122,7 @@ impl Flight {
     pub(super) fn outgoing(&mut self, index: u32, scratch: &mut Scratch) -> Result<*const u8> {
         let message = &self.schedule.all[index as usize];
         match &mut self.memory {
-            Memory::Host(base, halfway) => {
+            FlightMemory::Host(base, halfway) => {
                 // SAFETY: `start` lies in the buffer.
                 let start = unsafe { base.add(message.start) };
                 if let Some(halfway) = halfway
@@ -132,7 +134,7 @@ impl Flight {
                 }
                 Ok(start.cast_const())
             }
-            Memory::Endpoint(endpoint) => endpoint.outgoing(message, scratch),
+            FlightMemory::Endpoint(endpoint) => endpoint.outgoing(message, scratch),
         }
     }
 
@@ -142,8 +144,8 @@ impl Flight {
         let message = &self.schedule.all[index as usize];
         let is_copy = message.action == Action::Copy;
         let is_in_place = match &self.memory {
-            Memory::Host(..) => is_copy,
-            Memory::Endpoint(endpoint) => is_copy && endpoint.copies_in_place(),
+            FlightMemory::Host(..) => is_copy,
+            FlightMemory::Endpoint(endpoint) => is_copy && endpoint.copies_in_place(),
         };
         if is_in_place && self.waits(index) {
             return Ok(None);
@@ -151,12 +153,12 @@ impl Flight {
         let peer = self.schedule.into[message.lane as usize].peer;
         let (start, room) = match &mut self.memory {
             // SAFETY: `start` lies in the buffer.
-            Memory::Host(base, _) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
-            Memory::Host(..) => {
+            FlightMemory::Host(base, _) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
+            FlightMemory::Host(..) => {
                 let mut room = scratch.take(message.len());
                 (room.bytes_mut().as_mut_ptr(), Room::Own(room))
             }
-            Memory::Endpoint(endpoint) => {
+            FlightMemory::Endpoint(endpoint) => {
                 let start = endpoint.incoming(message, peer, scratch)?;
                 (start, Room::Given(start))
             }
@@ -180,7 +182,7 @@ impl Flight {
     /// transport is done with it. Returns the copy's address, and the bytes of all messages that this
     /// finished. Returns none if no message waits, or the bytes are not in host memory.
     pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
-        let Memory::Host(base, _) = self.memory else { return Ok(None) };
+        let FlightMemory::Host(base, _) = self.memory else { return Ok(None) };
         if self.schedule.dependents(index).is_empty() {
             return Ok(None);
         }
@@ -204,7 +206,7 @@ impl Flight {
         }
         self.unfinished -= 1;
         let len = self.wire_bytes(index);
-        if let Memory::Endpoint(endpoint) = &mut self.memory {
+        if let FlightMemory::Endpoint(endpoint) = &mut self.memory {
             endpoint.sent(&self.schedule.all[index as usize], scratch);
         }
         match self.rooms.remove(&index) {
@@ -242,14 +244,14 @@ impl Flight {
     /// Adds or copies the bytes that have arrived.
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
-        if message.action == Action::Copy && matches!(self.memory, Memory::Host(..)) {
+        if message.action == Action::Copy && matches!(self.memory, FlightMemory::Host(..)) {
             // It has come into its place.
             return Ok(());
         }
         let room = self.rooms.remove(&index).expect("what arrives has a room from when it is posted");
         let _span = timeline::span(Phase::Reduce, || "a segment").bytes(message.len());
         match (room, &mut self.memory) {
-            (Room::Own(room), Memory::Host(base, _)) => {
+            (Room::Own(room), FlightMemory::Host(base, _)) => {
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
                 let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), message.len()) };
                 let Schedule { reduction, dtype, .. } = *self.schedule;
@@ -257,7 +259,7 @@ impl Flight {
                 scratch.put(room);
                 Ok(())
             }
-            (Room::Given(place), Memory::Endpoint(endpoint)) => {
+            (Room::Given(place), FlightMemory::Endpoint(endpoint)) => {
                 let peer = self.schedule.into[message.lane as usize].peer;
                 endpoint.received(message, peer, place, scratch)
             }

@@ -25,7 +25,7 @@ use ringpull_plan::{Plan, Schedule};
 
 use crate::interpreter::ahead::SendWindow;
 use crate::interpreter::endpoint::Endpoint;
-use crate::interpreter::flight::{Flight, Memory, Ticket};
+use crate::interpreter::flight::{Flight, FlightMemory, Ticket};
 use crate::interpreter::halfway::{HalfwayUpdate, PartUpdate};
 use crate::interpreter::idle::IdleWait;
 use crate::interpreter::scratch::Scratch;
@@ -126,7 +126,7 @@ impl Runner {
     /// error it stays so until the transport is gone.
     pub unsafe fn begin(&mut self, schedule: &Arc<Schedule>, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
-        self.board(schedule, Memory::Host(data.cast(), None), stamp, priority)
+        self.board(schedule, FlightMemory::Host(data.cast(), None), stamp, priority)
     }
 
     /// As [`begin`](Self::begin), of a plan in two halves, between which `update` changes the sums of this
@@ -144,7 +144,7 @@ impl Runner {
     ) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
         let halfway = Some(HalfwayUpdate::new(schedule, own, update));
-        self.board(schedule, Memory::Host(data.cast(), halfway), stamp, priority)
+        self.board(schedule, FlightMemory::Host(data.cast(), halfway), stamp, priority)
     }
 
     /// As [`begin`](Self::begin), with an end of this rank's own making.
@@ -158,10 +158,10 @@ impl Runner {
         stamp: Stamp,
         priority: i32,
     ) -> Ticket {
-        self.board(schedule, Memory::Endpoint(endpoint), stamp, priority)
+        self.board(schedule, FlightMemory::Endpoint(endpoint), stamp, priority)
     }
 
-    fn board(&mut self, schedule: &Arc<Schedule>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
+    fn board(&mut self, schedule: &Arc<Schedule>, memory: FlightMemory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         self.changed = true;
         self.idle = IdleWait::default();
@@ -304,7 +304,7 @@ impl Runner {
         // SAFETY: the lifetime alone is changed. At the return of this function the endpoint has been dropped
         // with its flight, or has been forgotten.
         let endpoint = unsafe { std::mem::transmute::<Box<dyn Endpoint + '_>, Box<dyn Endpoint>>(endpoint) };
-        let ticket = self.board(schedule, Memory::Endpoint(endpoint), stamp, i32::MAX);
+        let ticket = self.board(schedule, FlightMemory::Endpoint(endpoint), stamp, i32::MAX);
         self.until(ticket, transport, stop)
     }
 
