@@ -21,7 +21,7 @@ use crate::communicator::Communicator;
 use crate::communicator::node::WaitLimits;
 use crate::communicator::placement::Placement;
 use crate::communicator::schedules::Sum;
-use crate::communicator::two_buffers::{BlockExchange, Scatter};
+use crate::communicator::two_buffers::{BlockExchange, ReduceScatterEnd};
 use crate::interpreter::Ticket;
 use crate::transport::{BlockCollective, Stamp};
 
@@ -225,7 +225,7 @@ impl Communicator {
         let (way, segment_bytes) = choose_reduce_scatter(&self.learned.model, parts.len() * element, size, self.cuts);
         let plan = ringpull_plan::reduce_scatter(way, place, size, parts);
         let schedule = Arc::new(Self::cut(plan, set, dtype, segment_bytes).by(reduction));
-        let endpoint = Box::new(Scatter::new((reduction, dtype), input.cast(), out.cast(), own));
+        let endpoint = Box::new(ReduceScatterEnd::new((reduction, dtype), input.cast(), out.cast(), own));
         // SAFETY: as the caller promises; sums on their way stand in memory of the endpoint's.
         Ok(Some(unsafe { self.executor.begin_between(&schedule, endpoint, passage.stamp, passage.priority) }))
     }

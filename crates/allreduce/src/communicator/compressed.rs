@@ -26,7 +26,7 @@ use ringpull_kernels::compress::{Codec, Compression, Feedback};
 use ringpull_plan::{Action, Message, Parts};
 
 use crate::communicator::Communicator;
-use crate::communicator::ends::{CodedGradient, Elements, Ends};
+use crate::communicator::ends::{CodeEnds, CodedGradient, Elements};
 use crate::communicator::schedules::Sum;
 use crate::interpreter::{Endpoint, Scratch};
 use crate::transport::Stamp;
@@ -66,7 +66,7 @@ impl Communicator {
         self.exchange(codec, len, &mut CodedGradient { codec, codes, sums }, stamp)
     }
 
-    fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn Ends, stamp: Stamp) -> Result<()> {
+    fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn CodeEnds, stamp: Stamp) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         if size == 1 {
             sum_alone(codec, len, ends);
@@ -74,7 +74,7 @@ impl Communicator {
         }
         let schedule =
             self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * size_of::<f32>()) });
-        let exchange = Box::new(Exchange::new(codec, (rank, size), len, ends));
+        let exchange = Box::new(CodeExchange::new(codec, (rank, size), len, ends));
         // SAFETY: the exchange keeps what it gives to the transport in buffers of its own, until it is done
         // or for ever.
         unsafe { self.executor.run_between(&schedule, exchange, stamp) }
@@ -103,7 +103,7 @@ impl Communicator {
 }
 
 /// The sum of one rank's gradient with itself, which needs no message.
-fn sum_alone(codec: Codec, len: usize, ends: &mut dyn Ends) {
+fn sum_alone(codec: Codec, len: usize, ends: &mut dyn CodeEnds) {
     let (mut codes, mut sums) = (vec![0; codec.code_bytes(len)], vec![0; codec.sum_bytes(len, 1)]);
     ends.encode(0..len, &mut codes);
     codec.sum(&[&codes], len, &mut sums);
@@ -111,11 +111,11 @@ fn sum_alone(codec: Codec, len: usize, ends: &mut dyn Ends) {
 }
 
 /// One rank's end of such a sum.
-struct Exchange<'a> {
+struct CodeExchange<'a> {
     codec: Codec,
     rank: usize,
     size: usize,
-    ends: &'a mut dyn Ends,
+    ends: &'a mut dyn CodeEnds,
     /// The elements of the own part.
     own: Range<usize>,
     /// The memory that the transport is busy with, by address.
@@ -132,12 +132,12 @@ struct Exchange<'a> {
 
 const ELEMENT: usize = size_of::<f32>();
 
-impl<'a> Exchange<'a> {
+impl<'a> CodeExchange<'a> {
     /// The exchange of a gradient of `len` elements.
-    fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn Ends) -> Self {
+    fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn CodeEnds) -> Self {
         let own = ringpull_plan::part_in_turns(rank, size, len, Codec::BLOCK);
         let (given, leaving) = (HashMap::new(), HashMap::new());
-        Exchange { codec, rank, size, ends, own, given, leaving, gathered: HashMap::new(), sums: HashMap::new() }
+        CodeExchange { codec, rank, size, ends, own, given, leaving, gathered: HashMap::new(), sums: HashMap::new() }
     }
 
     fn is_own(&self, elements: &Range<usize>) -> bool {
@@ -174,7 +174,7 @@ fn lost(what: &str, rank: usize) -> Error {
     Error::bug(format!("{what} on rank {rank}"))
 }
 
-impl Endpoint for Exchange<'_> {
+impl Endpoint for CodeExchange<'_> {
     fn wire_bytes(&self, message: &Message) -> usize {
         let elements = elements(message);
         // Segments of the own part that are sent, and those of others that are received, are sums.

@@ -10,7 +10,7 @@ use ringpull_kernels::compress::Codec;
 
 /// Asked once for the codes of each segment, and after that given its sums. Segments begin with whole blocks,
 /// and all but the last end with one.
-pub(super) trait Ends {
+pub(super) trait CodeEnds {
     /// Writes the codes of the elements `range`.
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]);
     /// Takes the sums of `count` ranks' codes of `range`.
@@ -26,7 +26,7 @@ pub(super) struct Elements<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-impl Ends for Elements<'_> {
+impl CodeEnds for Elements<'_> {
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]) {
         let gradient = self.gradient.unwrap_or(self.out);
         self.codec.encode(&gradient[range.clone()], &mut self.residual[range], codes);
@@ -44,7 +44,7 @@ pub(super) struct CodedGradient<'a> {
     pub(super) sums: &'a mut [u8],
 }
 
-impl Ends for CodedGradient<'_> {
+impl CodeEnds for CodedGradient<'_> {
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]) {
         let start = self.codec.code_bytes(range.start);
         codes.copy_from_slice(&self.codes[start..start + codes.len()]);

@@ -7,7 +7,7 @@ use super::cluster::Cluster;
 use super::learn::JobHosts;
 use super::probe::{ProbeRunner as _, Prober, fit, median};
 use super::probe_rings::ProbeRing;
-use super::rack_probe::{Pairs, typical_rate};
+use super::rack_probe::{PairResults, typical_rate};
 use super::{Communicator, cluster_cache};
 
 /// The number of times that the network is measured; each number's median counts.
@@ -42,7 +42,7 @@ impl Communicator {
             last = Some(times);
         }
         let times = last.expect("it was measured");
-        let Pairs { racks, rates } = prober.pairs(&hosts, are_named, &times, report)?;
+        let PairResults { racks, rates } = prober.pairs(&hosts, are_named, &times, report)?;
         let cluster = Cluster::of(&with_links(middle(&models), &rates), job.names, &rates, racks);
         if rank == 0
             && is_kept

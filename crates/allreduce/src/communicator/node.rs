@@ -33,7 +33,7 @@ use ringpull_base::{Error, Result};
 use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
-use super::reached::{Buffers, Reach};
+use super::reached::{MemoryReach, ReachedBuffers};
 use crate::interpreter::PartUpdate;
 use crate::transport::Stamp;
 use crate::transport::window::{Absence, SHORT_BYTES, Window};
@@ -79,7 +79,7 @@ type MoveResult = std::result::Result<(), Unreachable>;
 /// This rank among the ranks of its host.
 pub(super) struct Node {
     window: Window,
-    reach: Reach,
+    reach: MemoryReach,
     rank: usize,
     turn: usize,
     moved_bytes: u64,
@@ -87,7 +87,7 @@ pub(super) struct Node {
 
 impl Node {
     /// The node of the ranks that see `window` and reach each other's memory by `reach`.
-    pub(super) fn new(window: Window, reach: Reach, rank: usize) -> Self {
+    pub(super) fn new(window: Window, reach: MemoryReach, rank: usize) -> Self {
         Node { window, reach, rank, turn: 0, moved_bytes: 0 }
     }
 
@@ -462,7 +462,7 @@ impl Node {
     fn update_where_they_are(
         &self,
         arithmetic: Arithmetic,
-        buffers: &Buffers,
+        buffers: &ReachedBuffers,
         parts: &Parts,
         update: &mut PartUpdate,
     ) -> Result<MoveResult> {
@@ -487,7 +487,7 @@ impl Node {
     }
 
     /// Sums this rank's part of buffers that are all reached to `to`, which is in none of them.
-    fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &Buffers, parts: &Parts, to: *mut u8) -> MoveResult {
+    fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &ReachedBuffers, parts: &Parts, to: *mut u8) -> MoveResult {
         let own = self.part_of(parts);
         for piece in pieces(own.clone(), buffers.taken_bytes) {
             let inputs = self.inputs(buffers, &piece)?;
@@ -501,7 +501,7 @@ impl Node {
 
     /// Sums this rank's share of buffers that are all reached, then the rest of the shares of ranks that did
     /// not get a core.
-    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) -> MoveResult {
+    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &ReachedBuffers, keepers: Keepers) -> MoveResult {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         for owner in (local_rank..local_size).chain(0..local_rank) {
             let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
@@ -525,7 +525,7 @@ impl Node {
     fn sum_reached(
         &self,
         arithmetic: Arithmetic,
-        buffers: &Buffers,
+        buffers: &ReachedBuffers,
         range: &Range<usize>,
         mut keepers: Range<usize>,
     ) -> MoveResult {
@@ -549,14 +549,25 @@ impl Node {
     }
 
     /// Returns the range of every buffer, all of which are reached: its address, or that of a copy.
-    fn inputs(&self, buffers: &Buffers, range: &Range<usize>) -> std::result::Result<Vec<*const u8>, Unreachable> {
+    fn inputs(
+        &self,
+        buffers: &ReachedBuffers,
+        range: &Range<usize>,
+    ) -> std::result::Result<Vec<*const u8>, Unreachable> {
         let input = |other: usize| buffers.input(other, range.clone()).map_err(|cause| (other, cause));
         (0..self.window.local_size()).map(input).collect()
     }
 
     /// Sums `share` of the piece `turn` of all buffers for the ranks that keep it. Buffers in no arena are in
     /// the slots of that piece.
-    fn sum(&self, arithmetic: Arithmetic, buffers: &Buffers, share: &Range<usize>, turn: usize, keepers: Keepers) {
+    fn sum(
+        &self,
+        arithmetic: Arithmetic,
+        buffers: &ReachedBuffers,
+        share: &Range<usize>,
+        turn: usize,
+        keepers: Keepers,
+    ) {
         let local_size = self.window.local_size();
         let slot_start = buffers.piece(turn).start;
         let sum = |range: Range<usize>, mut keepers: Range<usize>| {
@@ -598,7 +609,7 @@ impl Node {
     }
 
     /// Returns the buffers that the local ranks have shown.
-    fn buffers(&mut self, own: *mut u8, len_bytes: usize) -> Buffers {
+    fn buffers(&mut self, own: *mut u8, len_bytes: usize) -> ReachedBuffers {
         let shown = (0..self.window.local_size()).map(|local_rank| self.window.see(local_rank));
         self.reach.buffers((own, len_bytes), (self.window.local_rank(), self.window.slot_bytes()), shown)
     }

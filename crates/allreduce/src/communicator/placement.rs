@@ -22,7 +22,7 @@ use ringpull_plan::Plan;
 use super::executor::Executor;
 use super::node::Node;
 use super::racks::{self, Racks};
-use super::reached::Reach;
+use super::reached::MemoryReach;
 use crate::transport::Stamp;
 use crate::transport::peer_memory::{self, Probe};
 use crate::transport::window::Window;
@@ -135,7 +135,7 @@ impl Placement {
         let node = node.filter(|_| succeeded(&own, 0)).map(|(window, arenas)| {
             let arenas = if succeeded(&own, 1) { arenas } else { Vec::new() };
             let processes = succeeded(&own, 2).then(|| own.iter().map(|rank| cards[*rank][2] as u32).collect());
-            Node::new(window, Reach::new(arenas, processes), rank)
+            Node::new(window, MemoryReach::new(arenas, processes), rank)
         });
         let (arenas, processes) = (succeeded(&own, 1), succeeded(&own, 2));
         tracing::debug!(rank, hosts = ?shared, arenas, processes, "ranks that share memory");

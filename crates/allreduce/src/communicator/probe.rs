@@ -89,7 +89,7 @@ pub(super) enum ProbeRun {
 
 /// The times in microseconds, each the same on every rank, and the lengths that were run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Times {
+pub(super) struct ProbeTimes {
     /// The ranks that all take part, and those of a ring.
     pub(super) size: usize,
     pub(super) ring_size: usize,
@@ -162,7 +162,7 @@ pub(super) trait ProbeRunner {
     fn rest(&mut self, how_long: Duration);
 
     /// Takes all times.
-    fn measure(&mut self) -> Result<Times> {
+    fn measure(&mut self) -> Result<ProbeTimes> {
         let (size, ring_size) = self.sizes();
         let (segment_bytes, sum) = (self.segment_bytes(), self.sum_bytes_per_us());
         let short_part = short_part(ring_size);
@@ -193,7 +193,7 @@ pub(super) trait ProbeRunner {
                 break (long, runs);
             }
         };
-        Ok(Times {
+        Ok(ProbeTimes {
             size,
             ring_size,
             ring_us,
@@ -393,7 +393,7 @@ fn of_all_rings(model: &Model, (size, ring_size): (usize, usize)) -> Model {
 
 /// Returns the model that predicts these times, the long ones without the shaper's first bytes. A number that
 /// noise made impossible is replaced by the nearest possible one.
-pub(super) fn fit(times: &Times) -> Model {
+pub(super) fn fit(times: &ProbeTimes) -> Model {
     let (n, steps) = (times.size as f64, 2.0 * (times.ring_size - 1) as f64);
     let (step, star, direct) = (times.ring_us / steps, times.star_us / 2.0, times.direct_us / 2.0);
     let least = 0.02 * step.max(0.1);
@@ -480,7 +480,7 @@ mod tests {
     const SEGMENT: usize = 256 << 10;
 
     /// Returns the times that a cluster with these numbers would measure.
-    fn times_on(model: &Model, size: usize) -> Times {
+    fn times_on(model: &Model, size: usize) -> ProbeTimes {
         let ring_size = ProbeRing::longest_of(size);
         let short_part = short_part(ring_size);
         let (long_part, rested_part) = ((1 << 20) / ring_size, RESTED_BYTES / ring_size);
@@ -488,7 +488,7 @@ mod tests {
         let time = |algorithm, len| model.predicted_us(algorithm, len, size, SEGMENT);
         // Once the burst is used up, every byte goes at the long rate.
         let steady = Model { short_bytes: 0.0, ..*model };
-        Times {
+        ProbeTimes {
             size,
             ring_size,
             ring_us: ring(model, 1),
@@ -557,7 +557,7 @@ mod tests {
             let ring = ProbeRing::of(executor.rank(), &std::array::from_fn::<u64, RANKS, _>(|rank| rank as u64));
             (ring.members.len(), Prober::new(&mut executor, ring).measure().unwrap())
         };
-        let all: Vec<(usize, Times)> = std::thread::scope(|scope| {
+        let all: Vec<(usize, ProbeTimes)> = std::thread::scope(|scope| {
             let ranks: Vec<_> = inproc::world(RANKS).into_iter().map(|end| scope.spawn(|| measured(end))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
@@ -586,7 +586,7 @@ mod tests {
         // A long ring that takes 8 ms of latency is not made longer, and noise adds a quarter.
         let far =
             Model { latency_us: 1000.0, short_bytes_per_us: 1250.0, long_bytes_per_us: 1250.0, ..Model::default() };
-        let mut times = Times { long_part: (64 << 10) / 5, ..times_on(&far, 5) };
+        let mut times = ProbeTimes { long_part: (64 << 10) / 5, ..times_on(&far, 5) };
         let steady = |algorithm| far.predicted_us(algorithm, 5 * times.long_part, 5, SEGMENT);
         (times.long_ring_us, times.long_direct_us) = (1.25 * steady(Algorithm::Ring), 1.25 * steady(Algorithm::Direct));
         let found = fit(&times);

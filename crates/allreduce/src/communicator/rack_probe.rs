@@ -23,7 +23,7 @@ use std::time::Instant;
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::{Algorithm, LinkRates, Links};
 
-use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
+use super::probe::{BACK, ProbeRunner as _, ProbeTimes, Prober, STAMP, median};
 
 /// The numbers of hosts that are measured in pairs. With fewer hosts neither racks nor weighted parts are of
 /// use; with more, a tournament takes too long.
@@ -59,7 +59,7 @@ type PairTimes = Vec<Vec<f64>>;
 
 /// The results of exchanges between pairs of hosts.
 #[derive(Default)]
-pub(super) struct Pairs {
+pub(super) struct PairResults {
     /// The racks, bit `h` for host `h`; 0 if all are in one rack, or if the plan for racks would not be
     /// faster.
     pub(super) racks: u64,
@@ -74,11 +74,11 @@ impl Prober<'_> {
         &mut self,
         hosts: &[Vec<usize>],
         are_named: bool,
-        times: &Times,
+        times: &ProbeTimes,
         report: &dyn Fn(&str),
-    ) -> Result<Pairs> {
+    ) -> Result<PairResults> {
         if !HOSTS.contains(&hosts.len()) {
-            return Ok(Pairs::default());
+            return Ok(PairResults::default());
         }
         let ring_us_per_byte = self.ring_of(hosts, times.ring_size * times.long_part)?;
         let bytes = short_game_bytes(ring_us_per_byte) as usize;
@@ -107,7 +107,7 @@ impl Prober<'_> {
         } else {
             Vec::new()
         };
-        Ok(Pairs { racks, rates })
+        Ok(PairResults { racks, rates })
     }
 
     /// Measures the rates of links that seem to have these, by longer exchanges. Returns an empty list if

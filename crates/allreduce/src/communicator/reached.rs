@@ -23,7 +23,7 @@ const LEAST_READ_BYTES: usize = 64 << 10;
 
 /// The place of a local rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum BufferPlace {
     Mapped(*mut u8),
     /// At an address of its process.
     InProcess(u64),
@@ -31,7 +31,7 @@ enum Place {
 }
 
 /// This rank's ways to the memory of the others of its host.
-pub(super) struct Reach {
+pub(super) struct MemoryReach {
     /// Each local rank's arena as it is mapped here; none if arenas cannot be shared.
     pub(super) arenas: Vec<Region>,
     /// Each local rank's process, if all of them can read each other's memory and do so.
@@ -39,9 +39,9 @@ pub(super) struct Reach {
     scratch: Option<Buffer>,
 }
 
-impl Reach {
+impl MemoryReach {
     pub(super) fn new(arenas: Vec<Region>, processes: Option<Arc<[u32]>>) -> Self {
-        Reach { arenas, processes, scratch: None }
+        MemoryReach { arenas, processes, scratch: None }
     }
 
     /// Returns true if ranks read each other's processes.
@@ -68,27 +68,27 @@ impl Reach {
         (own, len_bytes): (*mut u8, usize),
         (local_rank, piece_bytes): (usize, usize),
         shown: impl Iterator<Item = u64>,
-    ) -> Buffers {
+    ) -> ReachedBuffers {
         let place = |(other, shown): (usize, u64)| match shown {
-            0 => Place::Unreached,
-            address if address & IS_ADDRESS != 0 => Place::InProcess(address ^ IS_ADDRESS),
-            _ if other == local_rank => Place::Mapped(own),
+            0 => BufferPlace::Unreached,
+            address if address & IS_ADDRESS != 0 => BufferPlace::InProcess(address ^ IS_ADDRESS),
+            _ if other == local_rank => BufferPlace::Mapped(own),
             place => {
                 let (offset, arena) = (place as usize - 1, &self.arenas[other]);
                 assert!(offset + len_bytes <= arena.len_bytes(), "a buffer lies within its rank's arena");
-                Place::Mapped(arena.start().as_ptr().wrapping_add(offset))
+                BufferPlace::Mapped(arena.start().as_ptr().wrapping_add(offset))
             }
         };
-        let places: Vec<Place> = shown.enumerate().map(place).collect();
+        let places: Vec<BufferPlace> = shown.enumerate().map(place).collect();
         let count = places.len();
         let mut taken_bytes = TAKEN_BYTES;
         let mut scratch = std::ptr::null_mut();
-        if places.iter().any(|place| matches!(place, Place::InProcess(_))) {
+        if places.iter().any(|place| matches!(place, BufferPlace::InProcess(_))) {
             taken_bytes = (ALL_READ_BYTES / count / 4096 * 4096).clamp(LEAST_READ_BYTES, TAKEN_BYTES);
             let room = self.scratch.get_or_insert_with(|| Buffer::zeroed((count + 1) * taken_bytes));
             scratch = room.bytes_mut().as_mut_ptr();
         }
-        Buffers {
+        ReachedBuffers {
             own,
             len_bytes,
             piece_bytes,
@@ -112,7 +112,7 @@ fn is_ordinary(memory: &[u8]) -> bool {
 }
 
 /// The buffers of one operation.
-pub(super) struct Buffers {
+pub(super) struct ReachedBuffers {
     pub(super) own: *mut u8,
     pub(super) len_bytes: usize,
     /// The bytes that go through the window at once.
@@ -120,18 +120,18 @@ pub(super) struct Buffers {
     /// The bytes that are read and summed at once if every buffer is reached.
     pub(super) taken_bytes: usize,
     local_rank: usize,
-    places: Vec<Place>,
+    places: Vec<BufferPlace>,
     processes: Arc<[u32]>,
     /// Room for a piece of each local rank, and for a sum.
     scratch: *mut u8,
 }
 
-impl Buffers {
+impl ReachedBuffers {
     /// Returns the address of a local rank's buffer in this process, if it is mapped there.
     pub(super) fn mapped(&self, local_rank: usize) -> Option<*mut u8> {
         match self.places[local_rank] {
-            Place::Mapped(place) => Some(place),
-            Place::InProcess(_) if local_rank == self.local_rank => Some(self.own),
+            BufferPlace::Mapped(place) => Some(place),
+            BufferPlace::InProcess(_) if local_rank == self.local_rank => Some(self.own),
             _ => None,
         }
     }
@@ -141,7 +141,7 @@ impl Buffers {
     }
 
     pub(super) fn is_reached(&self, local_rank: usize) -> bool {
-        self.places[local_rank] != Place::Unreached
+        self.places[local_rank] != BufferPlace::Unreached
     }
 
     pub(super) fn all_reached(&self) -> bool {
@@ -150,7 +150,7 @@ impl Buffers {
 
     /// Returns true if other ranks reach a buffer through its process.
     pub(super) fn is_in_process(&self, local_rank: usize) -> bool {
-        matches!(self.places[local_rank], Place::InProcess(_))
+        matches!(self.places[local_rank], BufferPlace::InProcess(_))
     }
 
     /// Returns true if some buffer is reached through its process. Every local rank gets the same answer.
@@ -159,13 +159,13 @@ impl Buffers {
     }
 
     /// Marks as not reached each buffer for which `is_hidden` returns true.
-    fn hide(&mut self, is_hidden: impl Fn(Place) -> bool) {
-        self.places.iter_mut().filter(|place| is_hidden(**place)).for_each(|place| *place = Place::Unreached);
+    fn hide(&mut self, is_hidden: impl Fn(BufferPlace) -> bool) {
+        self.places.iter_mut().filter(|place| is_hidden(**place)).for_each(|place| *place = BufferPlace::Unreached);
     }
 
     /// Marks as not reached each buffer that is not mapped.
     pub(super) fn hide_processes(&mut self) {
-        self.hide(|place| matches!(place, Place::InProcess(_)));
+        self.hide(|place| matches!(place, BufferPlace::InProcess(_)));
     }
 
     pub(super) fn hide_all(&mut self) {
@@ -209,7 +209,7 @@ impl Buffers {
         match (self.mapped(local_rank), self.places[local_rank]) {
             // SAFETY: the range lies in the buffer; the rest is the caller's promise.
             (Some(place), _) => unsafe { place.add(range.start).copy_to_nonoverlapping(to, range.len()) },
-            (_, Place::InProcess(address)) => {
+            (_, BufferPlace::InProcess(address)) => {
                 let from = address + range.start as u64;
                 // SAFETY: as the caller promises.
                 return unsafe { peer_memory::read(self.processes[local_rank], from, to, range.len()) };
@@ -227,7 +227,7 @@ impl Buffers {
         match (self.mapped(local_rank), self.places[local_rank]) {
             // SAFETY: the range lies in the buffer; the rest is the caller's promise.
             (Some(place), _) => unsafe { place.add(range.start).copy_from_nonoverlapping(from, range.len()) },
-            (_, Place::InProcess(address)) => {
+            (_, BufferPlace::InProcess(address)) => {
                 let to = address + range.start as u64;
                 // SAFETY: as the caller promises.
                 return unsafe { peer_memory::write(self.processes[local_rank], from, to, range.len()) };

@@ -16,7 +16,7 @@ use crate::interpreter::{Endpoint, Scratch};
 
 /// A reduce-scatter by a plan in which every segment that is passed on arrives once. Sums on their way stand
 /// where they arrived; that of this rank's part stands in the output, which begins with its own contribution.
-pub(super) struct Scatter {
+pub(super) struct ReduceScatterEnd {
     arithmetic: Arithmetic,
     input: *const u8,
     out: *mut u8,
@@ -28,14 +28,14 @@ pub(super) struct Scatter {
     passed_on: HashMap<usize, Buffer>,
 }
 
-impl Scatter {
+impl ReduceScatterEnd {
     /// `input` has all ranks' parts, `out` this rank's, `own`, as it is in the input.
     pub(super) fn new(arithmetic: Arithmetic, input: *const u8, out: *mut u8, own: Range<usize>) -> Self {
-        Scatter { arithmetic, input, out, own, arriving: HashMap::new(), passed_on: HashMap::new() }
+        ReduceScatterEnd { arithmetic, input, out, own, arriving: HashMap::new(), passed_on: HashMap::new() }
     }
 }
 
-impl Endpoint for Scatter {
+impl Endpoint for ReduceScatterEnd {
     fn copies_in_place(&self) -> bool {
         false
     }
