@@ -51,7 +51,7 @@ struct RunningOperation {
     since_ns: u64,
 }
 
-struct Comm<'a> {
+struct CommThread<'a> {
     shared: &'a Shared,
     communicator: Communicator,
     /// The operations under way, in the order in which they began.
@@ -73,7 +73,7 @@ pub(super) fn communicate(
 ) {
     waits::leave_out_this_thread();
     let (running, held, buckets) = (Vec::new(), VecDeque::new(), Vec::new());
-    let mut comm = Comm { shared, communicator, running, held, finishing, buckets };
+    let mut comm = CommThread { shared, communicator, running, held, finishing, buckets };
     let mut lingers = false;
     loop {
         if comm.running.is_empty() && shared.is_renewed() {
@@ -117,7 +117,7 @@ pub(super) fn communicate(
     }
 }
 
-impl Comm<'_> {
+impl CommThread<'_> {
     /// The number of operations of all ranks that are under way.
     fn running_of_all(&self) -> usize {
         self.running.iter().filter(|running| !running.is_of_a_set()).count()

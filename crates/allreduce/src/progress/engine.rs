@@ -24,7 +24,7 @@ use ringpull_base::{Error, OnFault, Result, Tensor, Waiter, last_words, notice, 
 use crate::communicator::Communicator;
 use crate::progress::connected::{Connect, Connected};
 use crate::progress::generation::{Change, Current};
-use crate::progress::job::{Answer, Barrier, DirectCollective, Job, StandIn, Work};
+use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, Job, StandIn};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
 use crate::progress::shared::{InheritedState, Shared};
@@ -351,7 +351,13 @@ impl Engine {
         self.direct(&shared, name, Vec::new(), Box::new(move |comm, _, stamp| work(comm, stamp)))
     }
 
-    fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, memory: Vec<Tensor>, work: Work<T>) -> Result<T> {
+    fn direct<T: Send + 'static>(
+        &self,
+        shared: &Shared,
+        name: &str,
+        memory: Vec<Tensor>,
+        work: CollectiveWork<T>,
+    ) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
         let job = Box::new(DirectCollective::new(work, memory, result));
         shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;

@@ -137,11 +137,11 @@ impl<T> Answer<T> {
     }
 }
 
-pub(super) type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
+pub(super) type CollectiveWork<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
 pub(super) struct DirectCollective<T> {
-    work: Option<Work<T>>,
+    work: Option<CollectiveWork<T>>,
     /// The memory that the work lets the transport use.
     memory: Vec<Tensor>,
     value: Option<T>,
@@ -149,7 +149,7 @@ pub(super) struct DirectCollective<T> {
 }
 
 impl<T> DirectCollective<T> {
-    pub(super) fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
+    pub(super) fn new(work: CollectiveWork<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
         DirectCollective { work: Some(work), memory, value: None, result }
     }
 }

@@ -300,7 +300,7 @@ fn renew(
 
 /// The progress of a rank, which it sends to all others.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Account {
+struct ProgressReport {
     generation: u64,
     done: Vec<(Topic, u64)>,
     /// Its number before, and the errors that others would end with, as far as it knows them.
@@ -310,11 +310,11 @@ struct Account {
     cannot: Option<Error>,
 }
 
-impl Account {
+impl ProgressReport {
     fn of(before: &EndedGeneration<'_>) -> Result<Self> {
         let shared = before.shared;
         let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
-        Ok(Account {
+        Ok(ProgressReport {
             generation: before.generation,
             done: done_here(shared, elastic).into_iter().collect(),
             rank: shared.rank,
@@ -324,7 +324,7 @@ impl Account {
     }
 
     fn of_a_start(rank: usize) -> Self {
-        Account { generation: 0, done: Vec::new(), rank, reasons: Vec::new(), cannot: None }
+        ProgressReport { generation: 0, done: Vec::new(), rank, reasons: Vec::new(), cannot: None }
     }
 }
 
@@ -339,8 +339,8 @@ fn bring_level(
     rank: usize,
     communicator: &mut Communicator,
 ) -> Result<GenerationStart> {
-    let own = before.map_or_else(|| Ok(Account::of_a_start(rank)), Account::of)?;
-    let all: Vec<Account> = gather(communicator, &own)?;
+    let own = before.map_or_else(|| Ok(ProgressReport::of_a_start(rank)), ProgressReport::of)?;
+    let all: Vec<ProgressReport> = gather(communicator, &own)?;
     if let Some(EndedGeneration { shared, .. }) = before {
         check_quorum(shared, &all)?;
     }
@@ -364,7 +364,7 @@ fn bring_level(
             }
         }
     }
-    let count_of = |account: &Account, topic: &Topic| {
+    let count_of = |account: &ProgressReport, topic: &Topic| {
         let at = account.done.binary_search_by(|(other, _)| other.cmp(topic));
         at.map_or(0, |at| account.done[at].1)
     };
@@ -446,7 +446,7 @@ fn take(elastic: &RetryStore, topic: &Topic, sum: &[u8]) -> Result<()> {
 /// one may: the larger one, or that of rank 0. A rank whose process has ended is no such part. Others that
 /// live may have ended the connections to this one: they have reported that on the control star, and there is
 /// time to read it.
-fn check_quorum(shared: &Shared, left: &[Account]) -> Result<()> {
+fn check_quorum(shared: &Shared, left: &[ProgressReport]) -> Result<()> {
     let ranks: Vec<usize> = left.iter().map(|account| account.rank).collect();
     if is_enough(&ranks, shared.size) {
         return Ok(());

@@ -27,7 +27,7 @@ pub(super) enum QueuedOperation {
 
 /// An operation that is left to begin.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct Entry {
+struct QueueEntry {
     due: QueuedOperation,
     topics: Vec<Topic>,
     is_alone: bool,
@@ -37,13 +37,13 @@ struct Entry {
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct CatchUpQueue {
-    due: VecDeque<Option<Entry>>,
+    due: VecDeque<Option<QueueEntry>>,
 }
 
 impl CatchUpQueue {
     /// Adds an entry at the end, of these topics. `is_alone` if it runs alone.
     pub(super) fn push(&mut self, due: QueuedOperation, topics: Vec<Topic>, is_alone: bool) {
-        self.due.push_back(Some(Entry { due, topics, is_alone }));
+        self.due.push_back(Some(QueueEntry { due, topics, is_alone }));
     }
 
     /// Takes out an entry that may begin. `is_called` returns true for a unit if this rank has called all of
@@ -61,7 +61,7 @@ impl CatchUpQueue {
     fn first(&self, is_called: impl Fn(u64) -> bool) -> Option<usize> {
         let mut passed: BTreeSet<&Topic> = BTreeSet::new();
         for place in 0..self.due.len().min(AHEAD) {
-            let Some(Entry { due, topics, is_alone }) = &self.due[place] else { continue };
+            let Some(QueueEntry { due, topics, is_alone }) = &self.due[place] else { continue };
             if *is_alone && place > 0 {
                 return None;
             }
@@ -82,7 +82,7 @@ impl CatchUpQueue {
 
     /// The units that have not begun, in their order.
     pub(super) fn units(&self) -> impl Iterator<Item = u64> {
-        let unit = |entry: &Entry| if let QueuedOperation::Unit(unit) = entry.due { Some(unit) } else { None };
+        let unit = |entry: &QueueEntry| if let QueuedOperation::Unit(unit) = entry.due { Some(unit) } else { None };
         self.due.iter().flatten().filter_map(unit)
     }
 

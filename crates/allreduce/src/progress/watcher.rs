@@ -32,13 +32,13 @@ const ALMOST: f64 = 1.5;
 /// A clock of the seconds in which this process could hear its peers. The control thread looks once an
 /// interval. A longer gap is its own absence (a stopped process, a machine that slept) and no silence of the
 /// others.
-struct Clock {
+struct HearingClock {
     looked: Instant,
     now: Duration,
     longest: Duration,
 }
 
-impl Clock {
+impl HearingClock {
     fn now_s(&mut self) -> f64 {
         self.now += self.looked.elapsed().min(self.longest);
         self.looked = Instant::now();
@@ -57,7 +57,7 @@ pub(super) struct Watcher {
     departed: Vec<bool>,
     /// True for each rank that has finished all its calls; on rank 0.
     done: Vec<bool>,
-    clock: Clock,
+    clock: HearingClock,
     interval: Duration,
     silence_s: f64,
     /// The time without progress of a frozen cycle after which every rank reports its progress.
@@ -106,7 +106,7 @@ impl Watcher {
             all_heard_s: 0.0,
             departed: vec![false; size + helpers],
             done: vec![false; size],
-            clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
+            clock: HearingClock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
             interval,
             silence_s: config.silence().as_secs_f64(),
             patience_s: (DEADLOCK / 2).min(config.timeout / 4).as_secs_f64(),

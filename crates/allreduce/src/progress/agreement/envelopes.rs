@@ -15,7 +15,7 @@ use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::agreement::{Agreement, PendingOperation, refuse};
 use crate::progress::messages::{Call, Envelope, Launch, Order, Peering, Topic};
 
-type Name = (Topic, u64);
+type CallName = (Topic, u64);
 
 impl Agreement {
     /// Records a rank's call of a send or a receive, and returns the orders that follow from it.
@@ -71,7 +71,7 @@ impl Agreement {
     }
 
     /// Returns the call of the other end, if it was made.
-    fn counterpart(&self, envelope: &Envelope) -> Option<Name> {
+    fn counterpart(&self, envelope: &Envelope) -> Option<CallName> {
         let of = |rank: usize, peer: Peering| Topic::Message(Envelope { rank, peer, ..envelope.clone() });
         let own = envelope.rank;
         match envelope.peer {
@@ -88,7 +88,7 @@ impl Agreement {
     }
 
     /// The first of these calls that is left.
-    fn first(&self, topic: Topic) -> Option<(Name, &PendingOperation)> {
+    fn first(&self, topic: Topic) -> Option<(CallName, &PendingOperation)> {
         let (name, pending) = self.of_sets.range((topic.clone(), 0)..=(topic, u64::MAX)).next()?;
         Some((name.clone(), pending))
     }
