@@ -1,6 +1,6 @@
-//! Compiles `plugin.c` with the compiler of each MPI that is here: `MPICC` and `MPICH_MPICC` if they are set, and those
-//! that Debian and MPI itself install. A machine without any builds everything too, and `dist_sync_mpi` says why it is
-//! not there.
+//! Compiles `plugin.c` with the compiler of each MPI that is here: `MPICC` and `MPICH_MPICC` if they are set,
+//! and those that Debian and MPI itself install. A machine without any builds everything too, and
+//! `dist_sync_mpi` returns an error that explains why it is missing.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

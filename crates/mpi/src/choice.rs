@@ -1,4 +1,4 @@
-//! Which MPI libraries to try, in order, or why there are none.
+//! The MPI libraries to try, in order, or the reason why there are none.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,12 @@ pub(crate) struct Candidate {
     pub(crate) path: PathBuf,
 }
 
-/// Why no MPI is used, and what would help.
+/// The reason why no MPI is used, and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// What was looked for, and not found.
+    /// The library that was looked for, and not found.
     pub reason: String,
-    /// What the user can do.
+    /// The advice to the user.
     pub remedy: String,
 }
 
@@ -126,7 +126,7 @@ fn name_of(launcher: &Launcher) -> String {
     }
 }
 
-/// What `RINGPULL_MPI` names: a library, or the folder of one.
+/// The libraries that `RINGPULL_MPI` names: one library, or those in a folder.
 fn libraries_at(path: &Path) -> Result<Vec<Candidate>, Missing> {
     let found: Vec<Candidate> = if path.is_dir() {
         let beneath = path.join("lib");

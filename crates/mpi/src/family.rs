@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// MPIs whose libraries can take each other's place.
+/// A family of MPIs whose libraries can replace each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     /// Open MPI 4 and 5.
@@ -14,7 +14,7 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    /// All of them, the one that is tried first at the front.
+    /// All families, in the order in which they are tried.
     pub(crate) const ALL: [Family; 3] = [Family::OpenMpi, Family::Mpich, Family::Standard];
 
     /// The names under which the system's loader knows its library.

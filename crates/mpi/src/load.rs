@@ -23,8 +23,8 @@ const VERSION: u32 = 1;
 static API: Mutex<Option<&'static Api>> = Mutex::new(None);
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
-/// Names the environment that this process runs in, `sys.prefix` of Python: its `lib` may have an MPI. To be called before
-/// [`load`]; by default it is the folder above that of the program.
+/// Sets the environment that this process runs in, `sys.prefix` of Python: its `lib` may have an MPI. To be
+/// called before [`load`]. The default is the folder above that of the program.
 pub fn run_in(prefix: PathBuf) {
     PREFIX.get_or_init(|| prefix);
 }
@@ -131,7 +131,7 @@ fn open_file(path: &OsStr) -> Result<(*const Api, Library), String> {
     if version == VERSION { Ok((table, library)) } else { Err(format!("its table has version {version}")) }
 }
 
-/// A library stays until the process ends: it has threads and functions that run at exit.
+/// Keeps a library until the process ends: it has threads and functions that run at exit.
 fn keep(library: Library) {
     std::mem::forget(library);
 }

@@ -1,4 +1,5 @@
-//! What this process says of itself: the MPI it has loaded, the launcher that started it, its environment.
+//! The parts of this process on which the choice depends: the MPI it has loaded, the launcher that started
+//! it, its environment.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -6,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::family::Family;
 
-/// Names the library of MPI to use, or its folder; or `none`.
+/// The variable that names the library of MPI to use, or its folder; or `none`.
 pub(crate) const MPI: &str = "RINGPULL_MPI";
 
-/// How many processes up a launcher is looked for: between it and a rank may be shells, `env` and debuggers.
+/// The number of ancestors among which a launcher is looked for: between it and a rank may be shells, `env`
+/// and debuggers.
 const GENERATIONS: usize = 8;
 
-/// What the choice depends on.
+/// The parts of this process on which the choice depends.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Process {
     /// Libraries of MPI that are in this process.
@@ -69,8 +71,8 @@ pub(crate) fn folders_beside(program: &Path) -> Vec<PathBuf> {
     ["lib", "lib64", "lib/release"].iter().map(|folder| prefix.join(folder)).collect()
 }
 
-/// The family whose launcher says that this process is a rank. Slurm's variables are those of MPICH as well
-/// when it starts ranks of Open MPI, and `PMIX_RANK` may be anybody's.
+/// The family whose launcher has set variables of a rank in this process. Slurm's variables are those of
+/// MPICH as well when it starts ranks of Open MPI, and `PMIX_RANK` may be anybody's.
 fn family_of_rank(has: impl Fn(&str) -> bool) -> Option<Family> {
     if has("OMPI_COMM_WORLD_SIZE") {
         Some(Family::OpenMpi)

@@ -1,4 +1,4 @@
-//! Requests that are under way, as the library has them: one after another in memory.
+//! Requests that are under way, in the library's form: one after another in memory.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -16,18 +16,18 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// None, for calls of this library.
+    /// An empty list, for calls of this library.
     pub fn of(api: &'static Api) -> Self {
         let slots = Slots { memory: Vec::new(), len: 0, bytes: api.request_bytes as usize };
         Requests { api, slots, indices: Vec::new(), statuses: Vec::new(), ends: Vec::new() }
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn len(&self) -> usize {
         self.slots.len
     }
 
-    /// Whether there is none.
+    /// Returns true if there is none.
     pub fn is_empty(&self) -> bool {
         self.slots.len == 0
     }
@@ -49,8 +49,8 @@ impl Requests {
         self.slots.remove(at);
     }
 
-    /// `MPI_Testsome`: its code, and how many are done, whose [`end`](Requests::end)s are known until the next call. They
-    /// stay until they are removed.
+    /// Calls `MPI_Testsome`. Returns its code, and the number of requests that are done, whose
+    /// [`end`](Requests::end)s are known until the next call. They stay until they are removed.
     ///
     /// # Safety
     /// All are active requests of this library, on a thread that may call it.
@@ -73,7 +73,7 @@ impl Requests {
         self.ends[at]
     }
 
-    /// `MPI_Request_get_status` without the status: its code, and whether the request is done.
+    /// Calls `MPI_Request_get_status` without the status. Returns its code, and true if the request is done.
     ///
     /// # Safety
     /// As of [`Requests::test_some`].

@@ -31,14 +31,14 @@ pub mod element {
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct End {
-    /// Its place among the requests that were asked about.
+    /// Its place among the requests of the call.
     pub index: c_int,
-    /// 0, or MPI's code of what failed.
+    /// 0, or MPI's error code.
     pub error: c_int,
 }
 
-/// The functions of MPI that the engine calls. Each returns MPI's code but where it says otherwise, and may be called
-/// as the MPI standard says of the function that it is named after.
+/// The functions of MPI that the engine calls. Each returns MPI's code unless its comment states otherwise,
+/// and may be called as the MPI standard allows for the function of its name.
 #[derive(Debug)]
 #[repr(C)]
 #[allow(missing_docs, reason = "each is named after MPI's own function, which its manual describes")]
@@ -97,9 +97,10 @@ pub struct Api {
     pub reduce_scatter: unsafe extern "C" fn(*const c_void, *mut c_void, c_int, c_int, Comm) -> c_int,
     /// `MPIX_Query_cuda_support`: 0 or 1, and no code.
     pub takes_device_memory: unsafe extern "C" fn() -> c_int,
-    /// Whether the library has the three functions that follow: 0 or 1, and no code.
+    /// Returns 1 if the library has the three functions that follow, and 0 otherwise; no error code.
     pub survives_losses: unsafe extern "C" fn() -> c_int,
-    /// `MPIX_Comm_get_failed`: how many ranks have failed, and those of them for which there is room.
+    /// `MPIX_Comm_get_failed`: the number of ranks that have failed, and those of them for which there is
+    /// room.
     pub get_failed: unsafe extern "C" fn(Comm, *mut c_int, c_int, *mut c_int) -> c_int,
     pub ack_failed: unsafe extern "C" fn(Comm, c_int, *mut c_int) -> c_int,
     pub agree: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,

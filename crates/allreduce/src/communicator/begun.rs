@@ -1,13 +1,14 @@
 //! Collectives of all ranks or of some, begun to be advanced beside others.
 //!
-//! A process set's ranks are numbered as they stand in its list: its plan is made for as many ranks, and then
-//! names theirs (`Plan::among`). A set's collectives always go by messages and never block, so that those of
-//! other sets, and of the whole job, go on beside them. Where all ranks of the job share memory, its own go
-//! through that and are done at once; then no other collective of all ranks is to be under way.
+//! The ranks of a process set are numbered as they stand in its list. Its plan is made for as many ranks as
+//! the list has, and then names theirs (`Plan::among`). A set's collectives always go by messages and never
+//! block, so that those of other sets, and of the whole job, progress beside them. If all ranks of the job
+//! share memory, the job's own collectives go through that and are done at once; no other collective of all
+//! ranks may then be under way.
 //!
 //! All of them are unsafe to begin: the memory stays valid, and nobody else touches it, until the ticket is
-//! reported by [`take_finished`](super::Executor::take_finished); after an error, of this or of any later
-//! call, for ever. What is only read may be read by others.
+//! reported by [`take_finished`](super::Executor::take_finished). After an error, of this or of any later
+//! call, that holds for ever. Memory that is only read may be read by others.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -20,17 +21,17 @@ use crate::communicator::Communicator;
 use crate::communicator::node::WaitLimits;
 use crate::communicator::placement::Placement;
 use crate::communicator::schedules::Sum;
-use crate::communicator::two_buffers::{BlockExchange, Scatter};
+use crate::communicator::two_buffers::{BlockExchange, ReduceScatterEnd};
 use crate::interpreter::Ticket;
 use crate::transport::{BlockCollective, Stamp};
 
-/// Which ranks of the job take part, in their order: all if there is no list.
+/// The ranks of the job that take part, in their order; `None` for all.
 pub type ProcessSet<'a> = Option<&'a [usize]>;
 
-/// What distinguishes an operation under way from others.
+/// The identity of an operation under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Passage {
-    /// In its messages.
+    /// The stamp of its messages.
     pub stamp: Stamp,
     /// A higher one goes first.
     pub priority: i32,
@@ -48,9 +49,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// What `out` holds becomes what `which` gives of `input`, by plans or by the library's own collective.
-    /// All ranks call it, and it blocks. After an error both stay locked for ever, as the transport may still
-    /// use them.
+    /// Does the collective `which` from `input` into `out`, by plans or by the library's own collective. All
+    /// ranks call it, and it blocks. After an error both tensors stay locked for ever, as the transport may
+    /// still use them.
     pub fn collect(
         &mut self,
         (which, is_native): (BlockCollective, bool),
@@ -103,7 +104,7 @@ impl Communicator {
         self.complete(begun)
     }
 
-    /// This rank's place in a process set, and how many ranks that has.
+    /// Returns this rank's place in a process set, and the number of the set's ranks.
     ///
     /// # Panics
     /// If this rank is not in it.
@@ -224,7 +225,7 @@ impl Communicator {
         let (way, segment_bytes) = choose_reduce_scatter(&self.learned.model, parts.len() * element, size, self.cuts);
         let plan = ringpull_plan::reduce_scatter(way, place, size, parts);
         let schedule = Arc::new(Self::cut(plan, set, dtype, segment_bytes).by(reduction));
-        let endpoint = Box::new(Scatter::new((reduction, dtype), input.cast(), out.cast(), own));
+        let endpoint = Box::new(ReduceScatterEnd::new((reduction, dtype), input.cast(), out.cast(), own));
         // SAFETY: as the caller promises; sums on their way stand in memory of the endpoint's.
         Ok(Some(unsafe { self.executor.begin_between(&schedule, endpoint, passage.stamp, passage.priority) }))
     }

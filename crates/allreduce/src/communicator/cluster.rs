@@ -1,5 +1,5 @@
-//! The cluster file: the hosts of a cluster and what their network carries, as TOML that a person can read and
-//! edit. `ringpull probe` writes it, and jobs read it (`learn`).
+//! The cluster file: the hosts of a cluster and the rates of their network, as TOML that a person can read
+//! and edit. `ringpull probe` writes it, and jobs read it (`learn`).
 //!
 //! A file may name more hosts than a job has. Hosts of a job that it does not name have the rates of
 //! `[network]`.
@@ -96,7 +96,7 @@ const NUMBERS: [NetworkNumber; 9] = [
 ];
 
 impl Cluster {
-    /// Reads the text of a file; an error, in words, says what is wrong with it.
+    /// Reads the text of a file. The error explains what is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let cluster: Cluster = toml::from_str(text).map_err(|cause| cause.to_string().trim_end().to_owned())?;
         if !cluster.network.model().is_sound() {

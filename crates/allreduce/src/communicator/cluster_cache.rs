@@ -1,6 +1,5 @@
-//! The cluster files in the user's cache folder: one for each set of hosts, whose name is a hash of everything
-//! that makes them these hosts: each one's name, its network interfaces with their hardware addresses and
-//! rates, and its cores.
+//! The cluster files in the user's cache folder: one for each set of hosts. Its name is a hash of each host's
+//! name, network interfaces with their hardware addresses and rates, and cores.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Result, files};
 
-/// The cache keeps the latest files: containers and emulated hosts are new ones, with new addresses, each
+/// The number of latest files that the cache keeps: containers and emulated hosts have new addresses each
 /// time they are made.
 const KEPT: usize = 32;
 
@@ -21,7 +20,7 @@ pub(super) fn age(file: &Path) -> Option<Duration> {
     Some(fs::metadata(file).ok()?.modified().ok()?.elapsed().unwrap_or_default())
 }
 
-/// Whole or not at all: another job may read it at the same time.
+/// Writes a file whole or not at all: another job may read it at the same time.
 pub(super) fn store(path: &Path, text: &str) -> Result<()> {
     let io = |cause: std::io::Error| Error::io("write the cluster file", path.display(), &cause);
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -50,7 +49,7 @@ fn forget(folder: &Path, stored: &Path) {
     }
 }
 
-/// The file of the cache for just the hosts of these identities, if this user has a cache.
+/// The file of the cache for exactly the hosts of these identities, if this user has a cache.
 pub(super) fn file_of(identities: &[u64]) -> Option<PathBuf> {
     let mut sorted = identities.to_vec();
     sorted.sort_unstable();

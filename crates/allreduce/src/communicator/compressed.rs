@@ -26,14 +26,14 @@ use ringpull_kernels::compress::{Codec, Compression, Feedback};
 use ringpull_plan::{Action, Message, Parts};
 
 use crate::communicator::Communicator;
-use crate::communicator::ends::{Coded, Elements, Ends};
+use crate::communicator::ends::{CodeEnds, CodedGradient, Elements};
 use crate::communicator::schedules::Sum;
 use crate::interpreter::{Endpoint, Scratch};
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// `out` becomes the sum over all ranks of what their compressed gradients say, the same bits on each.
-    /// The gradient stands in `out` itself if none is given.
+    /// Sums the compressed gradients of all ranks into `out`, with the same bits on each rank. The gradient
+    /// is in `out` itself if none is given.
     pub fn allreduce_compressed(
         &mut self,
         compression: &Compression,
@@ -52,8 +52,8 @@ impl Communicator {
         }
     }
 
-    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that somebody
-    /// else has encoded and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
+    /// As [`allreduce_compressed`](Self::allreduce_compressed), of a gradient of `len` elements that the
+    /// caller has encoded and will decode: `sums` becomes the sum of all ranks' `codes`, as [`Codec::sum`]
     /// writes it.
     pub fn allreduce_codes(
         &mut self,
@@ -63,10 +63,10 @@ impl Communicator {
         sums: &mut [u8],
         stamp: Stamp,
     ) -> Result<()> {
-        self.exchange(codec, len, &mut Coded { codec, codes, sums }, stamp)
+        self.exchange(codec, len, &mut CodedGradient { codec, codes, sums }, stamp)
     }
 
-    fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn Ends, stamp: Stamp) -> Result<()> {
+    fn exchange(&mut self, codec: Codec, len: usize, ends: &mut dyn CodeEnds, stamp: Stamp) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         if size == 1 {
             sum_alone(codec, len, ends);
@@ -74,7 +74,7 @@ impl Communicator {
         }
         let schedule =
             self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * size_of::<f32>()) });
-        let exchange = Box::new(Exchange::new(codec, (rank, size), len, ends));
+        let exchange = Box::new(CodeExchange::new(codec, (rank, size), len, ends));
         // SAFETY: the exchange keeps what it gives to the transport in buffers of its own, until it is done
         // or for ever.
         unsafe { self.executor.run_between(&schedule, exchange, stamp) }
@@ -103,7 +103,7 @@ impl Communicator {
 }
 
 /// The sum of one rank's gradient with itself, which needs no message.
-fn sum_alone(codec: Codec, len: usize, ends: &mut dyn Ends) {
+fn sum_alone(codec: Codec, len: usize, ends: &mut dyn CodeEnds) {
     let (mut codes, mut sums) = (vec![0; codec.code_bytes(len)], vec![0; codec.sum_bytes(len, 1)]);
     ends.encode(0..len, &mut codes);
     codec.sum(&[&codes], len, &mut sums);
@@ -111,32 +111,33 @@ fn sum_alone(codec: Codec, len: usize, ends: &mut dyn Ends) {
 }
 
 /// One rank's end of such a sum.
-struct Exchange<'a> {
+struct CodeExchange<'a> {
     codec: Codec,
     rank: usize,
     size: usize,
-    ends: &'a mut dyn Ends,
+    ends: &'a mut dyn CodeEnds,
     /// The elements of the own part.
     own: Range<usize>,
-    /// What the transport is busy with, by address.
+    /// The memory that the transport is busy with, by address.
     given: HashMap<*mut u8, Buffer>,
     /// Codes that leave, by the place of their segment.
     leaving: HashMap<usize, Buffer>,
     /// For each segment of the own part that has not been added up, by its place, the codes that have come,
     /// by rank.
     gathered: HashMap<usize, Vec<(usize, Buffer)>>,
-    /// For each that has been, its sum, and how many ranks it has still to be sent to.
+    /// For each segment that has been added up, its sum, and the number of ranks to which it must still be
+    /// sent.
     sums: HashMap<usize, (Buffer, usize)>,
 }
 
 const ELEMENT: usize = size_of::<f32>();
 
-impl<'a> Exchange<'a> {
-    /// Of a gradient of `len` elements.
-    fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn Ends) -> Self {
+impl<'a> CodeExchange<'a> {
+    /// The exchange of a gradient of `len` elements.
+    fn new(codec: Codec, (rank, size): (usize, usize), len: usize, ends: &'a mut dyn CodeEnds) -> Self {
         let own = ringpull_plan::part_in_turns(rank, size, len, Codec::BLOCK);
         let (given, leaving) = (HashMap::new(), HashMap::new());
-        Exchange { codec, rank, size, ends, own, given, leaving, gathered: HashMap::new(), sums: HashMap::new() }
+        CodeExchange { codec, rank, size, ends, own, given, leaving, gathered: HashMap::new(), sums: HashMap::new() }
     }
 
     fn is_own(&self, elements: &Range<usize>) -> bool {
@@ -173,10 +174,10 @@ fn lost(what: &str, rank: usize) -> Error {
     Error::bug(format!("{what} on rank {rank}"))
 }
 
-impl Endpoint for Exchange<'_> {
+impl Endpoint for CodeExchange<'_> {
     fn wire_bytes(&self, message: &Message) -> usize {
         let elements = elements(message);
-        // What is sent of the own part, and received of another, are sums.
+        // Segments of the own part that are sent, and those of others that are received, are sums.
         if self.is_own(&elements) == (message.action == Action::Send) {
             self.codec.sum_bytes(elements.len(), self.size)
         } else {

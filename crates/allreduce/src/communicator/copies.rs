@@ -1,4 +1,4 @@
-//! Broadcast, allgather and alltoall: what ranks give each other as it is.
+//! Broadcast, allgather and alltoall: collectives that copy data and do not reduce it.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::communicator::node::WaitLimits;
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// `data` becomes rank `root`'s.
+    /// Replaces `data` by that of rank `root`.
     ///
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).
@@ -27,7 +27,7 @@ impl Communicator {
         unsafe { self.executor.run(&schedule, data, stamp) }
     }
 
-    /// `data` becomes every other rank's, which call [`broadcast`](Self::broadcast) with this rank as the
+    /// Sends `data` to every other rank. The others call [`broadcast`](Self::broadcast) with this rank as the
     /// root.
     ///
     /// # Safety
@@ -43,7 +43,7 @@ impl Communicator {
         unsafe { self.executor.send_out(&schedule, data, stamp) }
     }
 
-    /// Rank `root`'s `data` become those of all ranks, which share one host's memory.
+    /// Replaces all ranks' `data` by those of rank `root`. The ranks share one host's memory.
     ///
     /// # Safety
     /// They are valid until this returns; the root's are only read, nobody else touches the others'.
@@ -55,20 +55,21 @@ impl Communicator {
         unsafe { node.broadcast(root, (data.cast(), data.len()), limits) }
     }
 
-    /// Every rank's `own` word.
+    /// Returns every rank's `own` word.
     pub fn gather_word(&mut self, own: u64, stamp: Stamp) -> Result<Vec<u64>> {
         let rows = self.executor.gather_rows(&[own], stamp)?;
         Ok(rows.into_iter().map(|[word]| word).collect())
     }
 
-    /// Every rank's part, bounded in bytes, of which `fill` writes this rank's. After an error the transport
-    /// keeps the memory.
+    /// Returns every rank's part, bounded in bytes, of which `fill` writes this rank's. After an error the
+    /// transport keeps the memory.
     pub fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         self.executor.gather(parts, stamp, fill)
     }
 
-    /// What every rank has for this one, in the order of the ranks: `input` has `given[r]` bytes for rank `r`,
-    /// and `taken[r]` come from it. After an error the transport keeps the memory that it has made.
+    /// Exchanges blocks with every rank, and returns those received in the order of the ranks: `input` has
+    /// `given[r]` bytes for rank `r`, and `taken[r]` come from it. After an error the transport keeps the
+    /// memory that it has made.
     ///
     /// # Safety
     /// After an error `input` stays valid, and nobody changes it, until the transport is gone.

@@ -1,12 +1,12 @@
 //! Sums that each rank updates for all: an allreduce in two halves, with the update of a rank's part between
 //! them.
 //!
-//! A reduce-scatter gives each rank the sums of its part, the rank makes of them what all are to get (new
-//! weights, in the same bytes), and an allgather gives every rank all parts. By messages the halves are one
-//! plan, and each segment is updated as it leaves (`interpreter::halfway`). In shared memory each rank
-//! updates its part where the sums of all ranks' buffers have been put. Both move what an allreduce moves. If
-//! some hosts have several ranks and there are several hosts, all messages go between ranks: along a ring,
-//! one rank of a host sends to the next host.
+//! A reduce-scatter gives each rank the sums of its part. The rank replaces them by the values that all will
+//! get (new weights, in the same bytes). An allgather then gives every rank all parts. By messages the halves
+//! are one plan, and each segment is updated as it leaves (`interpreter::halfway`). In shared memory each
+//! rank updates its part where the sums of all ranks' buffers have been put. Both move the same number of
+//! bytes as an allreduce. If some hosts have several ranks and there are several hosts, all messages go
+//! between ranks: along a ring, one rank of a host sends to the next host.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -21,14 +21,13 @@ use crate::communicator::node::WaitLimits;
 use crate::interpreter::{PartUpdate, Ticket};
 use crate::transport::Stamp;
 
-/// The schedules of such sums, by what they follow from: the element type, the parts and the length of the
-/// step.
+/// The schedules of such sums, by element type, parts and length of the step.
 #[derive(Default)]
 pub(super) struct DividedSchedules(HashMap<(DType, Parts, usize), Arc<Schedule>>);
 
 impl Communicator {
-    /// Begins to give every rank what the owners of `parts` make of their sums: rank `r` calls its `update`
-    /// for the bytes of part `r`. Its ticket, or `None` if it had to be done at once and is, as in
+    /// Begins a divided sum: rank `r` sums part `r` and calls its `update` for those bytes, and every rank
+    /// gets all parts. Returns the ticket, or `None` if it had to be done at once and is, as in
     /// [`begin_allreduce`](Self::begin_allreduce).
     ///
     /// # Safety
@@ -62,7 +61,7 @@ impl Communicator {
     }
 
     fn divided_schedule(&mut self, dtype: DType, parts: Parts, step_bytes: usize) -> Arc<Schedule> {
-        /// More than the buckets and keys of any step.
+        /// The number of schedules kept: more than the buckets and keys of any step.
         const MOST: usize = 1024;
         let (rank, size, cuts) = (self.rank(), self.size(), self.cuts);
         let (way, segment_bytes) = match self.choice {
@@ -85,7 +84,7 @@ impl Communicator {
         Arc::clone(made)
     }
 
-    /// Every rank gets part `r` of `data`, bounded in bytes, from rank `r`.
+    /// Gives every rank part `r` of `data`, bounded in bytes, from rank `r`.
     ///
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).

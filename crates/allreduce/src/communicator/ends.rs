@@ -1,8 +1,8 @@
-//! The two ends of an exchange of codes on one rank: where the codes of its gradient come from, and where the
-//! sums of all ranks go.
+//! The two ends of an exchange of codes on one rank: the source of its gradient's codes, and the target of
+//! all ranks' sums.
 //!
-//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`Coded`] is one that
-//! somebody else has encoded and will decode: a device.
+//! [`Elements`] is a gradient in host memory, encoded and decoded segment by segment. [`CodedGradient`] is a
+//! gradient that a device has encoded and will decode.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use ringpull_kernels::compress::Codec;
 
 /// Asked once for the codes of each segment, and after that given its sums. Segments begin with whole blocks,
 /// and all but the last end with one.
-pub(super) trait Ends {
+pub(super) trait CodeEnds {
     /// Writes the codes of the elements `range`.
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]);
     /// Takes the sums of `count` ranks' codes of `range`.
@@ -26,7 +26,7 @@ pub(super) struct Elements<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-impl Ends for Elements<'_> {
+impl CodeEnds for Elements<'_> {
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]) {
         let gradient = self.gradient.unwrap_or(self.out);
         self.codec.encode(&gradient[range.clone()], &mut self.residual[range], codes);
@@ -38,13 +38,13 @@ impl Ends for Elements<'_> {
 }
 
 /// The codes of a whole gradient, and a place for the whole sum.
-pub(super) struct Coded<'a> {
+pub(super) struct CodedGradient<'a> {
     pub(super) codec: Codec,
     pub(super) codes: &'a [u8],
     pub(super) sums: &'a mut [u8],
 }
 
-impl Ends for Coded<'_> {
+impl CodeEnds for CodedGradient<'_> {
     fn encode(&mut self, range: Range<usize>, codes: &mut [u8]) {
         let start = self.codec.code_bytes(range.start);
         codes.copy_from_slice(&self.codes[start..start + codes.len()]);

@@ -19,15 +19,15 @@ use crate::transport::{Stamp, Transport};
 pub struct Executor {
     pub(super) transport: Box<dyn Transport>,
     pub(super) runner: Runner,
-    /// How many ranks, the first ones, take part in what is of all ranks: those with a contribution.
+    /// The number of ranks that take part in operations of all ranks: the first ones, which contribute.
     members: usize,
-    /// When it is set, what is under way ends in an error.
+    /// Set to end the operations under way in an error.
     pub(super) stop: Arc<AtomicBool>,
 }
 
 impl Executor {
-    /// Over `transport`, in messages of at most `segment_bytes` where a schedule does not say otherwise. What
-    /// does not move for `limit` is lost.
+    /// An executor over `transport`, in messages of at most `segment_bytes` unless a schedule requires
+    /// others. An operation that does not move for `limit` is lost.
     pub(super) fn new(
         transport: Box<dyn Transport>,
         segment_bytes: usize,
@@ -48,12 +48,12 @@ impl Executor {
         self.members
     }
 
-    /// Whether this rank only reduces.
+    /// Returns true if this rank only reduces.
     pub(super) fn is_helper(&self) -> bool {
         self.rank() >= self.members
     }
 
-    /// What `work` gives among all ranks, helpers too.
+    /// Does `work` among all ranks, helpers too.
     pub(super) fn with_helpers<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let workers = std::mem::replace(&mut self.members, self.transport.size());
         let outcome = work(self);
@@ -61,13 +61,13 @@ impl Executor {
         outcome
     }
 
-    /// From now on only the first `workers` ranks take part in what is of all ranks. Collective.
+    /// Limits operations of all ranks to the first `workers` ranks from now on. Collective.
     pub(super) fn narrow(&mut self, workers: usize) -> Result<()> {
         self.members = workers;
         self.transport.narrow(workers)
     }
 
-    /// An error once the job is stopping.
+    /// Returns an error once the job is stopping.
     pub(super) fn go_on(&self) -> Result<()> {
         if self.stop.load(Ordering::Acquire) { Err(Error::Stopped {}) } else { Ok(()) }
     }
@@ -118,23 +118,24 @@ impl Executor {
         unsafe { self.runner.begin_between(schedule, endpoint, stamp, priority) }
     }
 
-    /// Moves what can be moved now; whether anything did. Does not block.
+    /// Moves the messages that can move now. Returns true if any did. Does not block.
     pub fn advance(&mut self) -> Result<bool> {
         self.runner.advance(&mut *self.transport, &self.stop)
     }
 
-    /// To be called when nothing has moved: waits a little. An error if nothing has moved for too long.
+    /// Waits a little, to be called when nothing has moved. Returns an error if nothing has moved for too
+    /// long.
     pub fn pause(&mut self) -> Result<()> {
         self.runner.pause(&mut *self.transport)
     }
 
-    /// To be called now and then while nothing is under way here: others may still wait for what the library
-    /// owes them. Does not block.
+    /// Lets the library make progress, to be called now and then while nothing is under way here: others may
+    /// still wait for its messages. Does not block.
     pub fn progress(&mut self) {
         self.transport.progress();
     }
 
-    /// What was begun and has finished since this was asked last.
+    /// Returns the operations that have finished since the last call.
     pub fn take_finished(&mut self) -> impl Iterator<Item = Ticket> {
         self.runner.take_finished()
     }
@@ -188,8 +189,8 @@ impl Executor {
         unsafe { self.runner.run_between(schedule, endpoint, &mut *self.transport, stamp, &self.stop) }
     }
 
-    /// Runs `into` on `data`, and `out`, which touches other bytes of it, beside that; what `clock` says when
-    /// the first is done. After an error the transport keeps the data.
+    /// Runs `into` on `data` and, beside it, `out`, which touches other bytes. Returns the reading of `clock`
+    /// when `into` is done. After an error the transport keeps the data.
     pub(super) fn move_beside<T>(
         &mut self,
         (out, out_stamp): (&Arc<Schedule>, Stamp),
@@ -209,18 +210,18 @@ impl Executor {
         Ok(read.expect("it is read before there is no error"))
     }
 
-    /// This rank's `plan` on bytes, in messages as long as they may be.
+    /// Returns this rank's `plan` on bytes, in the longest messages allowed.
     pub(super) fn schedule(&self, plan: &Plan) -> Arc<Schedule> {
         self.runner.schedule(plan, DType::U8)
     }
 
-    /// What `data` is after `schedule`. After an error the transport keeps it.
+    /// Runs `schedule` on `data` and returns it. After an error the transport keeps it.
     pub(super) fn move_buffer(&mut self, schedule: &Arc<Schedule>, data: Buffer, stamp: Stamp) -> Result<Buffer> {
         // SAFETY: after an error the memory is never freed.
         keep_after_error(data, |bytes| unsafe { self.run(schedule, bytes, stamp) })
     }
 
-    /// Makes `words` those of rank 0, which are as many on every rank.
+    /// Replaces `words` by those of rank 0. Their number is the same on every rank.
     pub(super) fn tell<T: Pod>(&mut self, words: &mut [T], stamp: Stamp) -> Result<()> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
         let schedule = self.schedule(&ringpull_plan::broadcast(0, self.rank(), self.size(), bytes.len()));
@@ -230,7 +231,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Every rank's part, of which `fill` writes this rank's.
+    /// Returns every rank's part, of which `fill` writes this rank's.
     pub(super) fn gather(&mut self, parts: Parts, stamp: Stamp, fill: impl FnOnce(&mut [u8])) -> Result<Buffer> {
         let rank = self.rank();
         let mut all = Buffer::zeroed(parts.len());
@@ -239,7 +240,7 @@ impl Executor {
         self.move_buffer(&schedule, all, stamp)
     }
 
-    /// Every rank's `own` row, in the order of the ranks.
+    /// Returns every rank's `own` row, in the order of the ranks.
     pub(super) fn gather_rows<T: Pod, const N: usize>(&mut self, own: &[T; N], stamp: Stamp) -> Result<Vec<[T; N]>> {
         let row_bytes = size_of::<[T; N]>();
         let parts = Parts::of((0..=self.size()).map(|rank| rank * row_bytes).collect());

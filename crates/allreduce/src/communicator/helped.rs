@@ -1,13 +1,12 @@
 //! Helpers: ranks that only reduce. They bring no contribution, keep no sum, and make no call.
 //!
 //! A helper takes part in sums between hosts that `auto` finds faster with it (`ringpull_plan::Links`), and
-//! in nothing else. Rank 0 asks all helpers over the control star when it begins such a sum; the other ranks
-//! begin theirs without a word, and a helper's library keeps what comes early. So the agreement, frozen
-//! cycles and their end are the workers' alone.
+//! in nothing else. Rank 0 asks all helpers over the control star when it begins such a sum. The other ranks
+//! begin theirs without a message to the helpers, and a helper's library keeps data that comes early. So the
+//! agreement, frozen cycles and their end concern the workers alone.
 //!
-//! What a host's ranks sum in shared memory has no use for a helper, and a helper that shares a host with a
-//! worker has a share of that worker's link only. So helpers are idle unless every rank is on a host of its
-//! own.
+//! A helper is of no use to sums within a host, in shared memory. A helper that shares a host with a worker
+//! has only a share of that worker's link. So helpers are idle unless every rank is on a host of its own.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -27,10 +26,10 @@ use crate::transport::Stamp;
 
 /// The stamp of the messages by which ranks find out about helpers.
 const FIRST: Stamp = 0;
-/// With fewer workers a helper takes nothing off them.
+/// The number of workers below which a helper does not relieve them.
 const WORKERS: usize = 3;
 
-/// What rank 0 asks of the helpers: to take part in a sum.
+/// Rank 0's request to the helpers to take part in a sum.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
     sum: Sum,
@@ -39,7 +38,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Of the buffer.
+    /// The length of the buffer.
     pub fn len_bytes(&self) -> usize {
         self.sum.len_bytes
     }
@@ -55,20 +54,20 @@ impl Asked {
     }
 }
 
-/// Sends that to every helper.
+/// A function that sends the request to every helper.
 pub(super) type Ask = Box<dyn Fn(Asked)>;
 
 /// The helpers of a job.
 #[derive(Debug, Default)]
 pub(super) struct Helpers {
     count: usize,
-    /// Why they are idle.
+    /// The reason for which they are idle.
     idle: Option<&'static str>,
 }
 
 impl Helpers {
-    /// The last `count` ranks, and whether they can be of use. From then on collectives are of the others.
-    /// Collective.
+    /// Finds the helpers, which are the last `count` ranks, and checks if they can be of use. From then on
+    /// collectives are of the other ranks. Collective.
     pub(super) fn find(executor: &mut Executor, count: usize, config: &Config) -> Result<Self> {
         if count == 0 {
             return Ok(Helpers::default());
@@ -93,12 +92,12 @@ impl Helpers {
         Ok(Helpers { count, idle })
     }
 
-    /// How many take part in sums.
+    /// The number of helpers that take part in sums.
     pub(super) fn active(&self) -> usize {
         if self.idle.is_some() { 0 } else { self.count }
     }
 
-    /// For the end of a sentence about ranks.
+    /// The end of a sentence about ranks.
     pub(super) fn description(&self) -> String {
         let plural = if self.count == 1 { "" } else { "s" };
         match (self.count, self.idle) {
@@ -110,12 +109,12 @@ impl Helpers {
 }
 
 impl Communicator {
-    /// Rank 0 asks the helpers by this.
+    /// Sets the function by which rank 0 asks the helpers.
     pub fn ask_helpers_by(&mut self, ask: Box<dyn Fn(Asked)>) {
         self.ask = Some(ask);
     }
 
-    /// The schedule of a sum in which helpers may take part; if they do, rank 0 asks them now.
+    /// Returns the schedule of a sum in which helpers may take part. Rank 0 asks them now if they do.
     pub(super) fn helped_schedule(&mut self, sum: Sum, stamp: Stamp, priority: i32) -> Arc<Schedule> {
         let sum = Sum { may_be_helped: self.helpers.active() > 0, ..sum };
         let schedule = self.schedule(sum);
@@ -129,10 +128,11 @@ impl Communicator {
         schedule
     }
 
-    /// On a helper: begins its part of a sum.
+    /// Begins a helper's part of a sum.
     ///
     /// # Safety
-    /// As for [`begin_allreduce`](Self::begin_allreduce). What `data` holds has no meaning before and after.
+    /// As for [`begin_allreduce`](Self::begin_allreduce). The content of `data` has no meaning before and
+    /// after.
     pub unsafe fn begin_help(&mut self, asked: &Asked, data: *mut [u8]) -> Ticket {
         let schedule = self.schedule(asked.sum);
         // SAFETY: as the caller promises.

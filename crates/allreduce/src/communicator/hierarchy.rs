@@ -19,28 +19,28 @@ use super::node::{Node, WaitLimits};
 use super::racks::Racks;
 use super::schedules::{Schedules, Sum};
 
-/// A leader more is worth its messages from this share on.
+/// The shortest share for which one more leader is worth its messages.
 const LEAST_SHARE_BYTES: usize = 256 << 10;
-/// More flows at once out of one host only get into each other's way.
+/// The most leaders of a host: more flows at once out of one host delay each other.
 const MOST_LEADERS: usize = 4;
 
 /// The hosts of a job.
 #[derive(Clone, Copy)]
 pub(super) struct Hosts<'a> {
-    /// The ranks of each.
+    /// The ranks of each host.
     pub(super) ranks: &'a [Vec<usize>],
     /// The racks they stand in, if there are two.
     pub(super) racks: Option<&'a Racks>,
-    /// What is known of the network between them.
+    /// The model of the network between them.
     pub(super) model: &'a Model,
     /// Their links, if these are not alike.
     pub(super) links: Option<&'a Links>,
-    /// How messages are cut.
+    /// The lengths into which messages are cut.
     pub(super) segments: Segments,
 }
 
-/// `data` becomes the sum over all ranks of `hosts`, between them by what `auto` goes by; `node` is this
-/// rank's own, if it has neighbours.
+/// Sums `data` in place over all ranks of `hosts`, between hosts by the plan that `auto` chooses. `node` is
+/// this rank's own, if it has neighbours.
 ///
 /// # Safety
 /// After an error the transport may still read and write `data`: it stays valid, and nobody else
@@ -57,8 +57,8 @@ pub(super) unsafe fn allreduce(
     let shares = Parts::even(data.len() / element, leaders);
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
     let Some(node) = node else {
-        // Alone on its host: then every host has one leader, and the share is the buffer.
-        // SAFETY: as the caller promises.
+        // The rank is alone on its host: every host has one leader, and the share is the buffer. SAFETY: as
+        // the caller promises.
         return unsafe { between_hosts(hosts, 0, (executor, schedules), arithmetic, data, limits, &|| ()) };
     };
     node.reduce_scatter(arithmetic, data, &bounds, limits)?;
@@ -73,7 +73,7 @@ pub(super) unsafe fn allreduce(
     node.allgather(data, &bounds, limits)
 }
 
-/// How many ranks of each host talk to other hosts.
+/// Returns the number of ranks of each host that talk to other hosts.
 fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
     let fewest = hosts.iter().map(Vec::len).min().unwrap_or(1);
     fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)

@@ -1,7 +1,7 @@
 //! The numbers by which `auto` plans: those of a cluster file, or the same constants everywhere.
 //!
-//! A start measures nothing: what it found would depend on what else the hosts do, and with it the plan of a
-//! sum, and the last bits of the sum. Rank 0 reads the file and sends its text, so that all ranks hold the
+//! A start measures nothing: the result would depend on other load of the hosts, and so would the plan of a
+//! sum and the last bits of the sum. Rank 0 reads the file and sends its text, so that all ranks hold the
 //! same bits whatever is set or stored elsewhere.
 
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::executor::Executor;
 use super::racks::Racks;
 use crate::transport::{OF_A_SET, Stamp};
 
-/// No operation of a job has this number.
+/// The stamp of these messages, which no operation of a job has.
 const STAMP: Stamp = OF_A_SET - 1;
 /// Linux's limit for the name of a host.
 const NAME_BYTES: usize = 64;
@@ -46,8 +46,8 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Says in the log what was learned and what follows from it on `size` ranks, of which one talks for each
-    /// of `hosts` hosts.
+    /// Logs the numbers learned, and the choices that follow on `size` ranks, of which one talks for each of
+    /// `hosts` hosts.
     pub(super) fn explain(&self, hosts: usize, size: usize, has_racks: bool, segments: Segments) {
         tracing::debug!("auto goes by {}: {:?}", self.source, self.model);
         if hosts < size {
@@ -96,9 +96,9 @@ impl Learned {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct HostCard {
-    /// Filled up with zeros.
+    /// The name of the host, filled up with zeros.
     name: [u8; NAME_BYTES],
-    /// A hash of everything that makes it this host.
+    /// A hash of the host's identity.
     identity: u64,
 }
 
@@ -109,7 +109,7 @@ pub(super) struct JobHosts {
 }
 
 impl JobHosts {
-    /// Those of the ranks of `executor`, by host. Collective.
+    /// Returns the hosts of the ranks of `executor`. Collective.
     pub(super) fn gather(executor: &mut Executor, hosts: &[Vec<usize>]) -> Result<Self> {
         let mut own = HostCard { name: [0; NAME_BYTES], identity: xxh3_64(cluster_cache::this_host().as_bytes()) };
         let name = host_name();
@@ -123,13 +123,13 @@ impl JobHosts {
 }
 
 /// The source that rank 0 has found.
-enum Found {
+enum FoundSource {
     Text { text: String, source: String, age: Option<Duration> },
     Nothing,
     Wrong(Error),
 }
 
-impl Found {
+impl FoundSource {
     const NOTHING: u64 = 0;
     const TEXT: u64 = 1;
     const CACHED: u64 = 2;
@@ -138,15 +138,18 @@ impl Found {
     /// The kind of source, and the number of bytes of text that follow.
     fn head(&self) -> [u64; 2] {
         match self {
-            Found::Text { text, age, .. } => [if age.is_some() { Self::CACHED } else { Self::TEXT }, text.len() as u64],
-            Found::Nothing => [Self::NOTHING, 0],
-            Found::Wrong(_) => [Self::WRONG, 0],
+            FoundSource::Text { text, age, .. } => {
+                [if age.is_some() { Self::CACHED } else { Self::TEXT }, text.len() as u64]
+            }
+            FoundSource::Nothing => [Self::NOTHING, 0],
+            FoundSource::Wrong(_) => [Self::WRONG, 0],
         }
     }
 }
 
-/// What `source` of rank 0 says about `hosts` (ranks by host, the last `helpers` of which only reduce), and
-/// their racks if it names two. Collective; measures nothing. More racks are an error if the job goes by them.
+/// Takes the model and the racks of `hosts` from rank 0's `source` (ranks by host, the last `helpers` of
+/// which only reduce). Returns racks if the source names two; more are an error if the job uses them.
+/// Collective; measures nothing.
 pub(super) fn learn(
     executor: &mut Executor,
     hosts: &[Vec<usize>],
@@ -158,32 +161,34 @@ pub(super) fn learn(
         return Ok((Learned::default(), None));
     }
     let job = JobHosts::gather(executor, hosts)?;
-    let found = if rank == 0 { find(source, &job) } else { Found::Nothing };
+    let found = if rank == 0 { find(source, &job) } else { FoundSource::Nothing };
     let mut head = found.head();
     executor.tell(&mut head, STAMP)?;
     let mut text = match &found {
-        Found::Text { text, .. } => text.clone().into_bytes(),
-        Found::Nothing | Found::Wrong(_) => vec![0; head[1] as usize],
+        FoundSource::Text { text, .. } => text.clone().into_bytes(),
+        FoundSource::Nothing | FoundSource::Wrong(_) => vec![0; head[1] as usize],
     };
     if head[1] > 0 {
         executor.tell(&mut text, STAMP)?;
     }
-    if let Found::Wrong(cause) = found {
+    if let FoundSource::Wrong(cause) = found {
         return Err(cause);
     }
     match head[0] {
-        Found::WRONG => return Err(Error::on_rank(0, "rank 0 could not use the file that its RINGPULL_CLUSTER names")),
-        Found::NOTHING => {
+        FoundSource::WRONG => {
+            return Err(Error::on_rank(0, "rank 0 could not use the file that its RINGPULL_CLUSTER names"));
+        }
+        FoundSource::NOTHING => {
             let links = links_of(&[], hosts.len(), helpers);
             return Ok((Learned { links, ..Learned::default() }, None));
         }
         _ => {}
     }
-    let is_cached = head[0] == Found::CACHED;
+    let is_cached = head[0] == FoundSource::CACHED;
     let cluster = std::str::from_utf8(&text).map_err(|cause| cause.to_string()).and_then(Cluster::parse);
     let cluster = cluster.map_err(|cause| Error::protocol(None, "rank 0", cause))?;
     let (source, age) = match found {
-        Found::Text { source, age, .. } => (source, age),
+        FoundSource::Text { source, age, .. } => (source, age),
         _ => (if is_cached { "the cache" } else { "a file of rank 0" }.to_owned(), None),
     };
     if rank == 0 {
@@ -201,7 +206,7 @@ pub(super) fn learn(
     Ok((Learned { model: cluster.model(&job.names), links, source, age }, racks))
 }
 
-/// The links of so many hosts. Without rates they are alike.
+/// Returns the links of `hosts` hosts. Without rates they are alike.
 fn links_of(rates: &[LinkRates], hosts: usize, helpers: usize) -> Option<Links> {
     match (rates, helpers) {
         (_, 0) => Links::of(rates),
@@ -210,31 +215,31 @@ fn links_of(rates: &[LinkRates], hosts: usize, helpers: usize) -> Option<Links> 
     }
 }
 
-fn find(source: &ClusterSource, job: &JobHosts) -> Found {
+fn find(source: &ClusterSource, job: &JobHosts) -> FoundSource {
     match source {
-        ClusterSource::None => Found::Nothing,
+        ClusterSource::None => FoundSource::Nothing,
         ClusterSource::File(path) => match read(path) {
-            Ok(text) => Found::Text { text, source: format!("{source}, as rank 0 reports"), age: None },
-            Err(cause) => Found::Wrong(cause),
+            Ok(text) => FoundSource::Text { text, source: format!("{source}, as rank 0 reports"), age: None },
+            Err(cause) => FoundSource::Wrong(cause),
         },
         ClusterSource::Cached => {
             let cached = cluster_cache::file_of(&job.identities).filter(|file| file.exists());
-            let Some(file) = cached else { return Found::Nothing };
+            let Some(file) = cached else { return FoundSource::Nothing };
             match read(&file) {
                 Ok(text) => {
                     let age = Some(cluster_cache::age(&file).unwrap_or_default());
-                    Found::Text { text, source: "the cache".to_owned(), age }
+                    FoundSource::Text { text, source: "the cache".to_owned(), age }
                 }
                 Err(cause) => {
                     tracing::info!(%cause, "the cache's cluster file is not used");
-                    Found::Nothing
+                    FoundSource::Nothing
                 }
             }
         }
     }
 }
 
-/// The text of a cluster file that is one.
+/// Reads a cluster file, and checks that it is one.
 fn read(path: &Path) -> Result<String> {
     let io = |cause: &std::io::Error| Error::io("read the cluster file", path.display(), cause);
     let text = std::fs::read_to_string(path).map_err(|cause| io(&cause))?;

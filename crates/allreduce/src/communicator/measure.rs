@@ -7,16 +7,16 @@ use super::cluster::Cluster;
 use super::learn::JobHosts;
 use super::probe::{ProbeRunner as _, Prober, fit, median};
 use super::probe_rings::ProbeRing;
-use super::rack_probe::{Pairs, typical_rate};
+use super::rack_probe::{PairResults, typical_rate};
 use super::{Communicator, cluster_cache};
 
 /// The number of times that the network is measured; each number's median counts.
 const TIMES: usize = 3;
 
 impl Communicator {
-    /// Measures the hosts and their network. If `is_kept`, the cache of rank 0's user gets the result, for later
-    /// jobs of just these hosts. `report` hears on every rank what is measured next. Collective; takes seconds,
-    /// or on many slow links minutes.
+    /// Measures the hosts and their network. If `is_kept`, the cache of rank 0's user gets the result, for
+    /// later jobs of just these hosts. `report` is called on every rank with the name of the next
+    /// measurement. Collective; takes seconds, or on many slow links minutes.
     pub fn measure_cluster(&mut self, is_kept: bool, report: &dyn Fn(&str)) -> Result<Cluster> {
         let rank = self.rank();
         if self.placement.is_one_host() {
@@ -42,7 +42,7 @@ impl Communicator {
             last = Some(times);
         }
         let times = last.expect("it was measured");
-        let Pairs { racks, rates } = prober.pairs(&hosts, are_named, &times, report)?;
+        let PairResults { racks, rates } = prober.pairs(&hosts, are_named, &times, report)?;
         let cluster = Cluster::of(&with_links(middle(&models), &rates), job.names, &rates, racks);
         if rank == 0
             && is_kept
@@ -55,7 +55,7 @@ impl Communicator {
     }
 }
 
-/// Of each number the median.
+/// Returns the median of each number.
 fn middle(models: &[Model]) -> Model {
     let numbers: Vec<[f64; size_of::<Model>() / size_of::<f64>()]> =
         models.iter().copied().map(bytemuck::cast).collect();

@@ -10,7 +10,7 @@
 //! constants. `measure` makes such a file: `probe` and `rack_probe` run allreduces and exchanges for it.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
-//! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` knows which rack a host is in;
+//! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` finds the racks of hosts;
 //! `schedules` caches the schedule of each kind of sum; `compressed` sums gradients that `ends` encodes and
 //! decodes. The store sums the memory of devices (`src/on_devices`).
 
@@ -72,20 +72,20 @@ pub struct Communicator {
     executor: Executor,
     choice: AlgorithmChoice,
     learned: Learned,
-    /// How messages are cut.
+    /// The lengths into which messages are cut.
     cuts: Segments,
     schedules: Schedules,
     divided: DividedSchedules,
     placement: Placement,
     helpers: Helpers,
-    /// On rank 0: what asks the helpers to take part in a sum.
+    /// The function that asks the helpers to take part in a sum; on rank 0.
     ask: Option<Ask>,
     takes_device_memory: bool,
 }
 
 impl Communicator {
-    /// Collectives over `transport`, of which the last `helpers` ranks only reduce. When `stop` is set, a
-    /// running operation returns an error. Collective.
+    /// A communicator over `transport`, of which the last `helpers` ranks only reduce. A running operation
+    /// returns an error when `stop` is set. Collective.
     pub fn new(transport: Box<dyn Transport>, helpers: usize, config: &Config, stop: Arc<AtomicBool>) -> Result<Self> {
         // Longer than the control star waits for a silent rank: the star reports which rank is lost, while a
         // runner knows only its neighbours.
@@ -157,7 +157,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Goes on by what ranks of the same cluster have learned. Nothing is measured.
+    /// Uses the numbers that ranks of the same cluster have learned. Nothing is measured.
     pub fn go_on_from(&mut self, learned: &Learned) {
         // Racks and links are those of hosts of which some may be gone.
         self.learned = Learned { links: None, ..learned.clone() };
@@ -169,7 +169,7 @@ impl Communicator {
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);
     }
 
-    /// What is known of the cluster has changed.
+    /// Drops the schedules, because the knowledge of the cluster has changed.
     fn forget_schedules(&mut self) {
         (self.schedules, self.divided) = (Schedules::default(), DividedSchedules::default());
     }
@@ -187,17 +187,17 @@ impl Communicator {
         self.learned.model.bucket_bytes(self.size(), self.cuts)
     }
 
-    /// How sums are computed.
+    /// The way in which sums are computed.
     pub fn choice(&self) -> AlgorithmChoice {
         self.choice
     }
 
-    /// How long ranks wait for each other.
+    /// The time that ranks wait for each other.
     pub fn limit(&self) -> Duration {
         self.executor.runner.limit
     }
 
-    /// An error once the job is stopping: for code outside this type that waits for other ranks.
+    /// Returns an error once the job is stopping: for code outside this type that waits for other ranks.
     pub fn go_on(&self) -> Result<()> {
         self.executor.go_on()
     }
@@ -207,7 +207,7 @@ impl Communicator {
         &mut self.executor
     }
 
-    /// How messages are cut.
+    /// The lengths into which messages are cut.
     pub fn segments(&self) -> Segments {
         self.cuts
     }
@@ -233,7 +233,7 @@ impl Communicator {
         self.executor.size()
     }
 
-    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each, and 2 helpers`.
+    /// The placement of the ranks, as text: `8 ranks on 2 hosts, shared memory within each, and 2 helpers`.
     pub fn placement(&self) -> String {
         self.placement.description() + &self.helpers.description()
     }

@@ -12,12 +12,12 @@
 //!   between two meetings:    copy in 0 | copy in 1, sum 0 | copy in 2, sum 1, copy out 0 | ... | copy out n-1
 //! ```
 //!
-//! Slots and sums stay in the cache, so memory is still read once and written once. Buffers of both sorts may
-//! meet: those in an arena are read and written where they are. The shortest buffers are shown to all, and
-//! every rank takes from all of them what it needs by itself: one meeting.
+//! Slots and sums stay in the cache, so memory is still read once and written once. One operation may have
+//! buffers of both sorts: those in an arena are read and written in place. The shortest buffers are shown to
+//! all ranks, and every rank takes from all of them the bytes that it needs: one meeting.
 //!
-//! Where ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer elsewhere is
-//! as good as one in an arena, but for a copy by the kernel: two meetings, however long it is.
+//! If ranks read the memory of each other's processes ([`reached`](super::reached)), a buffer elsewhere is as
+//! good as one in an arena, except for a copy by the kernel: two meetings for a buffer of any length.
 //!
 //! In an alltoall a slot has room for every other local rank, and each takes its own out of all slots.
 //!
@@ -33,7 +33,7 @@ use ringpull_base::{Error, Result};
 use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
-use super::reached::{Buffers, Reach};
+use super::reached::{MemoryReach, ReachedBuffers};
 use crate::interpreter::PartUpdate;
 use crate::transport::Stamp;
 use crate::transport::window::{Absence, SHORT_BYTES, Window};
@@ -41,21 +41,21 @@ use crate::transport::window::{Absence, SHORT_BYTES, Window};
 /// Shares of a piece begin on a line of the cache, those of a whole buffer on a page.
 const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 4096;
-/// What all ranks of a host together read of a short buffer before it is quicker to share the work.
+/// The bytes that all ranks of a host together read of a short buffer before it is quicker to share the work.
 const SHORT_TOTAL_BYTES: usize = 64 << 10;
 
-/// An operation's stamp, and what ends its waits.
+/// An operation's stamp, and the conditions that end its waits.
 #[derive(Clone, Copy)]
 pub(super) struct WaitLimits<'a> {
     /// Names the operation, as in messages.
     pub(super) stamp: Stamp,
     /// Set when the job has failed.
     pub(super) stop: &'a AtomicBool,
-    /// How long nothing may happen.
+    /// The time for which nothing may happen.
     pub(super) limit: Duration,
 }
 
-/// Who needs the sum of a byte.
+/// The ranks that need the sum of a byte.
 #[derive(Clone, Copy)]
 enum Keepers<'a> {
     All,
@@ -63,31 +63,31 @@ enum Keepers<'a> {
     Owners(&'a Parts),
 }
 
-/// What a rank gives to a reduction, and where its result goes.
+/// A rank's input to a reduction, and the place of its result.
 struct NodeInput {
     from: *const u8,
     len_bytes: usize,
-    /// Where the first byte that this rank keeps of the result goes: into the same buffer, or another.
+    /// The place of the first byte that this rank keeps of the result: in the same buffer, or another.
     to: *mut u8,
     is_in_place: bool,
 }
 
 /// The local rank whose memory could not be used, and why.
 type Unreachable = (usize, std::io::Error);
-type Moved = std::result::Result<(), Unreachable>;
+type MoveResult = std::result::Result<(), Unreachable>;
 
 /// This rank among the ranks of its host.
 pub(super) struct Node {
     window: Window,
-    reach: Reach,
+    reach: MemoryReach,
     rank: usize,
     turn: usize,
     moved_bytes: u64,
 }
 
 impl Node {
-    /// The ranks that see `window`, and reach each other's memory by `reach`.
-    pub(super) fn new(window: Window, reach: Reach, rank: usize) -> Self {
+    /// The node of the ranks that see `window` and reach each other's memory by `reach`.
+    pub(super) fn new(window: Window, reach: MemoryReach, rank: usize) -> Self {
         Node { window, reach, rank, turn: 0, moved_bytes: 0 }
     }
 
@@ -96,7 +96,7 @@ impl Node {
         self.window.local_rank()
     }
 
-    /// Lets the waiting ranks know that this one gets on.
+    /// Lets the waiting ranks know that this one makes progress.
     pub(super) fn beat(&self) {
         self.window.beat();
     }
@@ -106,7 +106,7 @@ impl Node {
         self.moved_bytes
     }
 
-    /// `data` becomes the sum over all local ranks.
+    /// Sums `data` over all local ranks in place.
     pub(super) fn allreduce(&mut self, arithmetic: Arithmetic, data: &mut [u8], limits: WaitLimits) -> Result<()> {
         if data.len() <= SHORT_BYTES && data.len() * self.window.local_size() <= SHORT_TOTAL_BYTES {
             return self.allreduce_short(arithmetic, data, limits);
@@ -116,8 +116,8 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::All, None, limits).map(drop)
     }
 
-    /// Part `s` of `data`, bounded in bytes, becomes its sum over all local ranks at local rank `s`. The rest
-    /// of `data` has no meaning afterwards.
+    /// Sums part `s` of `data`, bounded in bytes, over all local ranks at local rank `s`. The rest of `data`
+    /// has no meaning afterwards.
     pub(super) fn reduce_scatter(
         &mut self,
         arithmetic: Arithmetic,
@@ -141,8 +141,8 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::Owners(parts), update, limits)
     }
 
-    /// Part `s` of `data`, bounded in bytes, becomes what local rank `s` makes of its sum over all local
-    /// ranks, on every one of them.
+    /// Sums part `s` of `data`, bounded in bytes, over all local ranks. Local rank `s` updates the sum, and
+    /// every local rank gets the result.
     pub(super) fn allreduce_updating(
         &mut self,
         arithmetic: Arithmetic,
@@ -165,7 +165,7 @@ impl Node {
         Ok(())
     }
 
-    /// `out` becomes what the reduction makes of all local ranks' parts `s` at local rank `s`.
+    /// Reduces all local ranks' parts `s` into `out` at local rank `s`.
     pub(super) fn reduce_scatter_into(
         &mut self,
         arithmetic: Arithmetic,
@@ -188,8 +188,8 @@ impl Node {
         self.reduce(arithmetic, &given, Keepers::Owners(parts), None, limits).map(drop)
     }
 
-    /// Block `s` of `out` becomes block `l` of the local rank `s`, where `l` is this one. `input` and `out`
-    /// have as many blocks of one length as there are local ranks.
+    /// Copies block `l` of each local rank `s` to block `s` of `out`, where `l` is this local rank. `input`
+    /// and `out` have a block of the same length for each local rank.
     pub(super) fn alltoall(&mut self, input: &[u8], out: &mut [u8], limits: WaitLimits) -> Result<()> {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         let block_bytes = input.len() / local_size;
@@ -215,7 +215,7 @@ impl Node {
             });
             return self.end(taken, limits);
         }
-        // What one slot holds for each local rank.
+        // The bytes of one slot for each local rank.
         let room_bytes = (self.window.slot_bytes() / local_size / LINE_BYTES).max(1) * LINE_BYTES;
         let rounds = block_bytes.div_ceil(room_bytes);
         let piece = |round: usize| round * room_bytes..((round + 1) * room_bytes).min(block_bytes);
@@ -240,15 +240,15 @@ impl Node {
                     unsafe { copy(if other == local_rank { own } else { room }, to, piece.len()) };
                 }
             }
-            // Whoever comes to the last one has read the slots: the next operation may fill them before it
-            // meets.
+            // A rank that comes to the last meeting has read the slots: the next operation may fill them
+            // before it meets.
             self.meet(limits)?;
         }
         Ok(())
     }
 
-    /// Shows at most `SHORT_BYTES` to all local ranks, and lets `take` have what each shows. `name_bytes` is
-    /// the same on all.
+    /// Shows at most `SHORT_BYTES` to all local ranks, and passes the bytes that each shows to `take`.
+    /// `name_bytes` is the same on all.
     fn show_short(
         &mut self,
         own: &[u8],
@@ -267,18 +267,18 @@ impl Node {
         Ok(())
     }
 
-    /// Every local rank gets part `s` of `data`, bounded in bytes, from local rank `s`.
+    /// Gives every local rank part `s` of `data`, bounded in bytes, from local rank `s`.
     pub(super) fn allgather(&mut self, data: &mut [u8], parts: &Parts, limits: WaitLimits) -> Result<()> {
         // SAFETY: it is borrowed.
         unsafe { self.allgather_at(data.as_mut_ptr(), parts, limits) }
     }
 
-    /// Every local rank gets the `len_bytes` bytes at `start` from local rank `root`, which only reads its
+    /// Gives every local rank the `len_bytes` bytes at `start` from local rank `root`, which only reads its
     /// own.
     ///
     /// # Safety
-    /// They are valid, and nobody else touches them until this returns, or reads them only if this is the
-    /// root.
+    /// They are valid. Nobody else touches them until this returns; if this is the root, others may read
+    /// them.
     pub(super) unsafe fn broadcast(
         &mut self,
         root: usize,
@@ -377,8 +377,8 @@ impl Node {
         self.show_short(data, data.len(), sum, limits)
     }
 
-    /// Whether every local rank has what the owners have made of their sums by `update`: that is so if all
-    /// buffers are in arenas.
+    /// Sums the ranks' inputs for `keepers`. Returns true if every local rank has the values that the owners
+    /// have computed from their sums by `update`: that is so if all buffers are in arenas.
     fn reduce(
         &mut self,
         arithmetic: Arithmetic,
@@ -462,10 +462,10 @@ impl Node {
     fn update_where_they_are(
         &self,
         arithmetic: Arithmetic,
-        buffers: &Buffers,
+        buffers: &ReachedBuffers,
         parts: &Parts,
         update: &mut PartUpdate,
-    ) -> Result<Moved> {
+    ) -> Result<MoveResult> {
         let own = self.part_of(parts);
         let local_rank = self.local_rank();
         for piece in pieces(own, buffers.taken_bytes) {
@@ -487,7 +487,7 @@ impl Node {
     }
 
     /// Sums this rank's part of buffers that are all reached to `to`, which is in none of them.
-    fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &Buffers, parts: &Parts, to: *mut u8) -> Moved {
+    fn sum_own_part(&self, arithmetic: Arithmetic, buffers: &ReachedBuffers, parts: &Parts, to: *mut u8) -> MoveResult {
         let own = self.part_of(parts);
         for piece in pieces(own.clone(), buffers.taken_bytes) {
             let inputs = self.inputs(buffers, &piece)?;
@@ -499,9 +499,9 @@ impl Node {
         Ok(())
     }
 
-    /// Sums this rank's share of buffers that are all reached, then what ranks that did not get a core have
-    /// left of theirs.
-    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &Buffers, keepers: Keepers) -> Moved {
+    /// Sums this rank's share of buffers that are all reached, then the rest of the shares of ranks that did
+    /// not get a core.
+    fn sum_where_they_are(&self, arithmetic: Arithmetic, buffers: &ReachedBuffers, keepers: Keepers) -> MoveResult {
         let (local_rank, local_size) = (self.local_rank(), self.window.local_size());
         for owner in (local_rank..local_size).chain(0..local_rank) {
             let share = share_of(0..buffers.len_bytes, PAGE_BYTES, owner, local_size);
@@ -521,14 +521,14 @@ impl Node {
         Ok(())
     }
 
-    /// Sums `range` of buffers that are all reached, for those who keep it.
+    /// Sums `range` of buffers that are all reached, for the ranks that keep it.
     fn sum_reached(
         &self,
         arithmetic: Arithmetic,
-        buffers: &Buffers,
+        buffers: &ReachedBuffers,
         range: &Range<usize>,
         mut keepers: Range<usize>,
-    ) -> Moved {
+    ) -> MoveResult {
         if range.is_empty() {
             return Ok(());
         }
@@ -548,15 +548,26 @@ impl Node {
         })
     }
 
-    /// The range of every buffer, all of which are reached: where it is, or a copy.
-    fn inputs(&self, buffers: &Buffers, range: &Range<usize>) -> std::result::Result<Vec<*const u8>, Unreachable> {
+    /// Returns the range of every buffer, all of which are reached: its address, or that of a copy.
+    fn inputs(
+        &self,
+        buffers: &ReachedBuffers,
+        range: &Range<usize>,
+    ) -> std::result::Result<Vec<*const u8>, Unreachable> {
         let input = |other: usize| buffers.input(other, range.clone()).map_err(|cause| (other, cause));
         (0..self.window.local_size()).map(input).collect()
     }
 
-    /// Sums `share` of the piece `turn` of all buffers for those who keep it; what is in no arena stands in
+    /// Sums `share` of the piece `turn` of all buffers for the ranks that keep it. Buffers in no arena are in
     /// the slots of that piece.
-    fn sum(&self, arithmetic: Arithmetic, buffers: &Buffers, share: &Range<usize>, turn: usize, keepers: Keepers) {
+    fn sum(
+        &self,
+        arithmetic: Arithmetic,
+        buffers: &ReachedBuffers,
+        share: &Range<usize>,
+        turn: usize,
+        keepers: Keepers,
+    ) {
         let local_size = self.window.local_size();
         let slot_start = buffers.piece(turn).start;
         let sum = |range: Range<usize>, mut keepers: Range<usize>| {
@@ -592,20 +603,20 @@ impl Node {
         unsafe { copy(own.add(piece.start), to, piece.len()) };
     }
 
-    /// Shows where `data` is.
+    /// Shows the place of `data` to the other ranks.
     fn show(&self, data: &[u8]) {
         self.window.show(self.reach.shown(data.as_ptr(), data.len()));
     }
 
-    /// What the local ranks have shown.
-    fn buffers(&mut self, own: *mut u8, len_bytes: usize) -> Buffers {
+    /// Returns the buffers that the local ranks have shown.
+    fn buffers(&mut self, own: *mut u8, len_bytes: usize) -> ReachedBuffers {
         let shown = (0..self.window.local_size()).map(|local_rank| self.window.see(local_rank));
         self.reach.buffers((own, len_bytes), (self.window.local_rank(), self.window.slot_bytes()), shown)
     }
 
-    /// The last meeting of an operation. A rank that has died is missed there: that is the better error. If
-    /// one rank could not do its part, no rank has the result.
-    fn end(&self, moved: Moved, limits: WaitLimits) -> Result<()> {
+    /// Ends an operation by its last meeting. A rank that has died is missed there: that is the better error.
+    /// If one rank could not do its part, no rank has the result.
+    fn end(&self, moved: MoveResult, limits: WaitLimits) -> Result<()> {
         if let Err((local_rank, _)) = &moved {
             self.window.fail(*local_rank);
         }
@@ -633,7 +644,8 @@ impl Node {
         self.window.name(self.turn, name(len_bytes, stamp));
     }
 
-    /// The first meeting of an operation: all must have come to the same one.
+    /// Comes to the first meeting of an operation. Returns an error if the ranks have come to different
+    /// operations.
     fn meet_first(&self, len_bytes: usize, limits: WaitLimits) -> Result<()> {
         self.meet(limits)?;
         match self.window.differs(self.turn, name(len_bytes, limits.stamp)) {
@@ -665,7 +677,7 @@ fn pieces(range: Range<usize>, len_bytes: usize) -> impl Iterator<Item = Range<u
     range.clone().step_by(len_bytes).map(move |start| start..(start + len_bytes).min(range.end))
 }
 
-/// What an operation is called in the window.
+/// The name of an operation in the window.
 fn name(len_bytes: usize, stamp: Stamp) -> u64 {
     (len_bytes as u64) << 32 ^ u64::from(stamp)
 }
@@ -677,7 +689,7 @@ fn share_of(range: Range<usize>, grain: usize, local_rank: usize, local_size: us
     at(grains.start)..at(grains.end)
 }
 
-/// What both ranges have; an empty range within `one` if they have nothing.
+/// Returns the common part of both ranges; an empty range within `one` if they have none.
 fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let start = other.start.clamp(one.start, one.end);
     start..other.end.clamp(start, one.end)

@@ -1,11 +1,12 @@
-//! Which ranks share a host, and the shared memory between those that do. Found once, at the start; nothing
-//! is configured.
+//! Finds the ranks that share a host, and the shared memory between them. Done once, at the start, without
+//! configuration.
 //!
-//! MPI says which ranks could share memory; ranks whose hosts have different names do not, whatever it says,
-//! as the emulated hosts of one machine. Every rank then sends to all others where its memory can be found,
-//! tries to map that of its neighbours, and sends to all others whether it could: all ranks draw the same
-//! conclusion, and a host on which one attempt failed (a container that hides its processes, say) goes on
-//! with messages. In the same way they find out whether they can read the memory of each other's processes.
+//! MPI reports which ranks could share memory. Ranks whose hosts have different names do not share it,
+//! whatever MPI reports, such as the emulated hosts of one machine. Every rank then sends the address of its
+//! memory to all others, tries to map that of its neighbours, and sends to all others if it could. So all
+//! ranks draw the same conclusion, and a host on which one attempt failed (a container that hides its
+//! processes, say) goes on with messages. In the same way they find out if they can read the memory of each
+//! other's processes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -21,7 +22,7 @@ use ringpull_plan::Plan;
 use super::executor::Executor;
 use super::node::Node;
 use super::racks::{self, Racks};
-use super::reached::Reach;
+use super::reached::MemoryReach;
 use crate::transport::Stamp;
 use crate::transport::peer_memory::{self, Probe};
 use crate::transport::window::Window;
@@ -29,37 +30,37 @@ use crate::transport::window::Window;
 /// The stamp of the first messages of all.
 const FIRST: Stamp = 0;
 
-/// With fewer hosts, racks make no difference worth asking for.
+/// The number of hosts below which racks make no useful difference.
 const RACKED: usize = 4;
 
 const MOST_CORES: u64 = 1 << 16;
 
-/// What a rank sends to all others.
+/// The number of words that a rank sends to all others.
 const CARD_WORDS: usize = 15;
 type Card = [u64; CARD_WORDS];
 
-/// The ranks by host, and this rank's way to its neighbours.
+/// The ranks by host, and this rank's access to its neighbours' memory.
 pub(super) struct Placement {
     /// The ranks of each host in ascending order, hosts in the order of their lowest ranks. A rank that
     /// shares no memory is on a host of its own.
     pub(super) hosts: Vec<Vec<usize>>,
-    /// How many hosts MPI runs ranks on, whether these share memory or not.
+    /// The number of hosts on which MPI runs ranks, be their memory shared or not.
     machines: usize,
     /// The racks the hosts stand in, if there are two.
     pub(super) racks: Option<Racks>,
-    /// Whether every rank has a name for its rack, be it one for all.
+    /// True if every rank has a name for its rack, be it one for all.
     pub(super) are_racks_named: bool,
     /// This rank's neighbours, if it has any.
     pub(super) node: Option<Node>,
 }
 
 impl Placement {
-    /// Whether all ranks share one host's memory.
+    /// Returns true if all ranks share one host's memory.
     pub(super) fn is_one_host(&self) -> bool {
         self.hosts.len() == 1
     }
 
-    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
+    /// The placement of the ranks, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub(super) fn description(&self) -> String {
         let (ranks, machines) = (self.hosts.iter().map(Vec::len).sum::<usize>(), self.machines);
         let plural = |count| if count == 1 { "" } else { "s" };
@@ -73,7 +74,7 @@ impl Placement {
         format!("{ranks} rank{} on {machines} host{}{memory}", plural(ranks), plural(machines))
     }
 
-    /// Whether some ranks share memory.
+    /// Returns true if some ranks share memory.
     pub(super) fn has_neighbours(&self) -> bool {
         self.hosts.iter().any(|ranks| ranks.len() > 1)
     }
@@ -83,7 +84,7 @@ impl Placement {
         self.racks.as_ref()?.plan(rank, len_bytes / element_bytes, element_bytes)
     }
 
-    /// Every rank on a host of its own.
+    /// The placement with every rank on a host of its own.
     pub(super) fn apart(size: usize) -> Self {
         Placement {
             hosts: (0..size).map(|rank| vec![rank]).collect(),
@@ -94,7 +95,7 @@ impl Placement {
         }
     }
 
-    /// Finds out. Collective. `read_memory` is that of the configuration.
+    /// Finds the placement. Collective. `read_memory` is that of the configuration.
     pub(super) fn find(executor: &mut Executor, read_memory: Option<bool>) -> Result<Self> {
         let (rank, size) = (executor.rank(), executor.size());
         let lowest = executor.transport.hosts()?;
@@ -134,7 +135,7 @@ impl Placement {
         let node = node.filter(|_| succeeded(&own, 0)).map(|(window, arenas)| {
             let arenas = if succeeded(&own, 1) { arenas } else { Vec::new() };
             let processes = succeeded(&own, 2).then(|| own.iter().map(|rank| cards[*rank][2] as u32).collect());
-            Node::new(window, Reach::new(arenas, processes), rank)
+            Node::new(window, MemoryReach::new(arenas, processes), rank)
         });
         let (arenas, processes) = (succeeded(&own, 1), succeeded(&own, 2));
         tracing::debug!(rank, hosts = ?shared, arenas, processes, "ranks that share memory");
@@ -202,16 +203,16 @@ pub(super) fn ranks_by<K: Eq + Hash>(keys: impl IntoIterator<Item = K>) -> Vec<V
     groups
 }
 
-/// Whether so many ranks of a host may turn out to read each other's memory. If they cannot, nobody is
-/// allowed to.
+/// Returns true if this number of ranks of a host may turn out to read each other's memory. If they cannot,
+/// nobody is allowed to.
 fn may_read(wanted: Option<bool>, neighbours: usize) -> bool {
     wanted.unwrap_or(neighbours == 2 || own_cores() % MOST_CORES < neighbours as u64)
 }
 
-/// Whether this rank can read the memory of its neighbours' processes, and should: it does if `wanted`, and
-/// if that is not said, where it pays. The window costs a meeting at each piece, and at each of them ranks
-/// that outnumber the cores wait for one. But the kernel's copies take more of a core, and the more ranks,
-/// the more of them.
+/// Returns true if this rank can read the memory of its neighbours' processes, and should. It should if
+/// `wanted` is true, or, without `wanted`, if that is faster. The window costs a meeting at each piece, and
+/// at each meeting ranks that outnumber the cores wait for one. But the kernel's copies take more of a core,
+/// and the more ranks there are, the more of them.
 fn reads_processes(wanted: Option<bool>, ranks: &[usize], cards: &[Card]) -> bool {
     let probe = |card: &Card| Probe { address: card[12], value: card[13] };
     let sets: BTreeSet<u64> = ranks.iter().map(|rank| cards[*rank][14]).collect();
@@ -220,8 +221,8 @@ fn reads_processes(wanted: Option<bool>, ranks: &[usize], cards: &[Card]) -> boo
     is_wanted && ranks.iter().all(|rank| peer_memory::can_read(cards[*rank][2] as u32, probe(&cards[*rank])))
 }
 
-/// The cores that this process may use: a name of the set, times [`MOST_CORES`], and how many it may use of
-/// them at once. A launcher that binds ranks gives each a set of its own.
+/// The cores that this process may use: a name of the set, times [`MOST_CORES`], plus the number of cores
+/// that it may use at once. A launcher that binds ranks gives each a set of its own.
 fn own_cores() -> u64 {
     let set = rustix::thread::sched_getaffinity(None).map_or(0, |set| {
         let members: Vec<u8> = (0..rustix::thread::CpuSet::MAX_CPU).map(|core| u8::from(set.is_set(core))).collect();

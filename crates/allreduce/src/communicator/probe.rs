@@ -5,28 +5,28 @@
 //! take part, exchange their times, and compute the same numbers from them. Many ranks run several rings at
 //! the same time ([`ProbeRing`]). In the terms of the model, for `n` ranks:
 //!
-//! | run | its time, without what is known already |
+//! | run | its time, without the costs that are known already |
 //! | --- | --- |
 //! | ring of a byte for each rank, a step | `A + O + n W` |
 //! | star of a byte, half of it | `A + (n-1) (O + W)` |
 //! | direct of `n` bytes, half of it | `A + (n-1) O + n (n-1) W` |
 //! | ring with `x` bytes on each link | `x (1/b + n w)` |
 //! | the same in a ring of two hosts, while `i` ranks are idle | `x (1/b + (n - i) w)` |
-//! | ring, long, after another | `x (1/B + n w)`: what shapers let through at once has been used up |
+//! | ring, long, after another | `x (1/B + n w)`: the burst of a shaper is used up |
 //! | ring, after a rest | `P/b + (x-P)/B` |
 //! | direct, long, after another | `x (F/B + n w)` |
 //!
 //! The short runs move so few bytes that most shapers do not delay them. One that does delays the ring of two
 //! hosts too, which runs right after the ring and moves as many bytes over each link in each direction. If it
-//! delayed the ring more, that would be counted as the ranks' work, `w`. Where no rank is idle, as on two
-//! hosts, `w` is not told from `1/b`, and is taken for 0. A long ring that takes half as long again as it
-//! would at `b` was delayed by a shaper: then its time is `x/B` and that of direct is `F x/B`, and known
+//! delayed the ring more, that would be counted as the ranks' work, `w`. If no rank is idle, as on two hosts,
+//! `w` cannot be separated from `1/b`, and is taken for 0. A long ring that takes half as long again as it
+//! would at `b` was delayed by a shaper. Its time is then `x/B` and that of direct is `F x/B`, and known
 //! costs are not subtracted. Without a shaper, `P` is the number of bytes that the short runs moved.
 //!
 //! The long runs start small and grow until one takes [`LONG_ENOUGH_US`] and longer than latency alone: so a
 //! slow network is not busy for long, and the run on a fast one is not too short to measure. If that one's
-//! later runs take much less time, the next longer one takes its place. `C` is measured
-//! on each rank by itself, while all do the same.
+//! later runs take much less time, the next longer one takes its place. `C` is measured on each rank by
+//! itself, while all do the same.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -39,12 +39,13 @@ use super::executor::Executor;
 use super::probe_rings::{ProbeRing, steps};
 use crate::transport::{OF_A_SET, Stamp};
 
-/// No operation of a job has these numbers: what goes two ways at once has both.
+/// The stamps of the probe, which no operation of a job has. An exchange in both directions at once uses
+/// both.
 pub(super) const STAMP: Stamp = OF_A_SET - 1;
 pub(super) const BACK: Stamp = OF_A_SET - 2;
-/// Runs of each short collective: as many batches of this many runs as fit in this time by what the second
-/// takes, within these limits. The lower quartile counts, of two or three the shortest, since other load
-/// makes most runs longer.
+/// The runs of each short collective. The number of batches is such that they fit in the time below by the
+/// time of the second batch, within the limits. The lower quartile counts, or the shortest of two or three,
+/// since other load makes most runs longer.
 const BATCHES: RangeInclusive<usize> = 2..=28;
 const RUNS: usize = 2;
 const BATCHES_US: f64 = 500_000.0;
@@ -55,11 +56,11 @@ const MOST_SHORT_BYTES: usize = 64 << 10;
 /// The long transfers grow fourfold from the first to at most the last of these buffers.
 const LONG_BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const LONG_ENOUGH_US: f64 = 8_000.0;
-/// The least time of a long ring's later runs is at least this part of what is long enough. If it is less,
+/// The part of a long enough time that the least time of a long ring's later runs must reach. If it is less,
 /// other load delayed the first runs, and the ring may have moved only what a shaper lets through at once.
 const STILL_LONG: f64 = 0.75;
-/// A long enough ring takes as many times what the smallest takes: latency hides behind bytes, and bytes
-/// behind latency.
+/// The factor by which a long enough ring takes longer than the smallest: latency hides behind bytes, and
+/// bytes behind latency.
 const BEYOND_LATENCY: f64 = 2.0;
 /// The transfer after a rest, whose time shows a shaper's burst: longer than a burst, but not many times as
 /// long.
@@ -74,33 +75,34 @@ const REST: Duration = Duration::from_millis(2);
 /// Long transfers use segments as `auto` does for long buffers.
 const SUM_BYTES: usize = 256 << 10;
 
-/// What sums.
+/// The ranks that sum in a run.
 #[derive(Clone, Copy)]
 pub(super) enum ProbeRun {
     /// All ranks together.
     All(Algorithm),
     /// Each ring by itself.
     Ring,
-    /// In each ring the ranks of two hosts alone, as a ring of their own, until they have taken as many
-    /// steps or more.
+    /// The ranks of two hosts alone in each ring, as a ring of their own, until they have taken at least the
+    /// steps of the whole ring.
     Two,
 }
 
-/// Times in microseconds, each the same on every rank, and what they are times of.
+/// The times in microseconds, each the same on every rank, and the lengths that were run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Times {
+pub(super) struct ProbeTimes {
     /// The ranks that all take part, and those of a ring.
     pub(super) size: usize,
     pub(super) ring_size: usize,
-    /// Allreduces: of ring and direct one byte for each rank, of the star one byte in all.
+    /// The times of allreduces: of ring and direct with one byte for each rank, of the star with one byte in
+    /// all.
     pub(super) ring_us: f64,
     pub(super) star_us: f64,
     pub(super) direct_us: f64,
-    /// A ring of as many parts as it has ranks.
+    /// The time of a ring with one part for each of its ranks.
     pub(super) short_part: usize,
     pub(super) short_ring_us: f64,
-    /// As many steps of the ranks of two hosts, with parts of a byte and with the same, and how many ranks
-    /// are idle meanwhile.
+    /// The time of the same number of steps by the ranks of two hosts, with parts of a byte and with the same
+    /// parts, and the number of ranks that are idle meanwhile.
     pub(super) two_us: f64,
     pub(super) short_two_us: f64,
     pub(super) idle: usize,
@@ -125,10 +127,10 @@ pub(super) struct LongParts {
 }
 
 impl LongParts {
-    /// Those of buffers of so many bytes, over `size` ranks or rings of `ring_size`.
+    /// The parts of buffers of `bytes`, over `size` ranks or rings of `ring_size`.
     fn of(bytes: usize, size: usize, ring_size: usize) -> Self {
         let ring = bytes.div_ceil(ring_size);
-        // On a slow network no longer than what goes without a rest.
+        // On a slow network the part is no longer than one that is sent without a rest.
         LongParts { ring, direct: bytes.div_ceil(size), rested: RESTED_BYTES.div_ceil(ring_size).min(ring) }
     }
 }
@@ -136,10 +138,10 @@ impl LongParts {
 /// Runs the probe's allreduces and times them: on the ranks themselves, or, in tests, in simulated time
 /// (`simulated_probe.rs`). The methods that return a `Result` are collective.
 pub(super) trait ProbeRunner {
-    /// How many ranks there are, and how many the longest ring has.
+    /// The number of ranks, and the number in the longest ring.
     fn sizes(&self) -> (usize, usize);
 
-    /// How many ranks are idle while two hosts of each ring are at work.
+    /// The number of ranks that are idle while two hosts of each ring are at work.
     fn idle(&self) -> usize;
 
     fn segment_bytes(&self) -> usize;
@@ -150,17 +152,17 @@ pub(super) trait ProbeRunner {
     /// Microseconds since some moment.
     fn now_us(&self) -> f64;
 
-    /// Sums once: `len` bytes over all ranks, or as many for each rank of a ring. What it took, in
-    /// microseconds: nothing on ranks that are idle meanwhile.
+    /// Sums once: `len` bytes over all ranks, or for each rank of a ring. Returns the time in microseconds; 0
+    /// on ranks that are idle meanwhile.
     fn run(&mut self, run: ProbeRun, len: usize) -> Result<f64>;
 
-    /// Every rank's `own` rows, in the order of the ranks; of a simulation only one.
+    /// Returns every rank's `own` rows, in the order of the ranks; a simulation has one row.
     fn gather<const N: usize>(&mut self, own: [f64; N]) -> Result<Vec<[f64; N]>>;
 
     fn rest(&mut self, how_long: Duration);
 
     /// Takes all times.
-    fn measure(&mut self) -> Result<Times> {
+    fn measure(&mut self) -> Result<ProbeTimes> {
         let (size, ring_size) = self.sizes();
         let (segment_bytes, sum) = (self.segment_bytes(), self.sum_bytes_per_us());
         let short_part = short_part(ring_size);
@@ -191,7 +193,7 @@ pub(super) trait ProbeRunner {
                 break (long, runs);
             }
         };
-        Ok(Times {
+        Ok(ProbeTimes {
             size,
             ring_size,
             ring_us,
@@ -256,7 +258,7 @@ pub(super) trait ProbeRunner {
         }))
     }
 
-    /// Of the times of rings, as one ring over all ranks goes at the pace of the slowest.
+    /// Returns the slowest ring's times, as one ring over all ranks is as slow as its slowest part.
     fn slowest<const N: usize>(&mut self, own: [f64; N]) -> Result<[f64; N]> {
         let rows = self.gather(own)?;
         Ok(std::array::from_fn(|at| rows.iter().map(|row| row[at]).fold(0.0, f64::max)))
@@ -313,7 +315,7 @@ impl ProbeRunner for Prober<'_> {
                 took? * steps(self.ring.longest) / (times * steps(members.len()))
             }
         };
-        // What comes next would wait for those that are still at work.
+        // The next run would wait for ranks that are still at work.
         self.gather([0.0])?;
         Ok(own_us)
     }
@@ -332,7 +334,7 @@ impl<'a> Prober<'a> {
         Prober { executor, ring, begun: Instant::now() }
     }
 
-    /// What a ring of these ranks takes, with parts of so many bytes; nothing if this rank is none of them.
+    /// Returns the time of a ring of these ranks, with parts of `part` bytes; 0 if this rank is none of them.
     fn ring_among(&mut self, members: &[usize], part: usize) -> Result<f64> {
         let own = self.executor.rank();
         let Some(place) = members.iter().position(|member| *member == own) else { return Ok(0.0) };
@@ -341,7 +343,7 @@ impl<'a> Prober<'a> {
         Ok(self.timed(&plan, Buffer::zeroed(len))?.1)
     }
 
-    /// `data` after `plan`, and the microseconds it took.
+    /// Runs `plan` on `data`. Returns the data and the time in microseconds.
     pub(super) fn timed(&mut self, plan: &Plan, data: Buffer) -> Result<(Buffer, f64)> {
         let schedule = self.executor.schedule(plan);
         let start = Instant::now();
@@ -350,12 +352,12 @@ impl<'a> Prober<'a> {
     }
 }
 
-/// How many batches are run if the second has taken so long.
+/// Returns the number of batches to run, if the second took `batch_us`.
 fn batches_in(batch_us: f64) -> usize {
     ((BATCHES_US / batch_us) as usize).clamp(*BATCHES.start(), *BATCHES.end())
 }
 
-/// What a long ring takes at least, if the smallest takes so long.
+/// Returns the least time of a long ring, if the smallest took `smallest_us`.
 fn long_enough_us(smallest_us: f64) -> f64 {
     LONG_ENOUGH_US.max(BEYOND_LATENCY * smallest_us)
 }
@@ -365,13 +367,14 @@ fn short_part(size: usize) -> usize {
     ((SHORT_BYTES * size).min(MOST_SHORT_BYTES) / 2 / (size - 1)).max(1)
 }
 
-/// What the model predicts for a ring of `ring_size` ranks while all `size` ranks run such rings. What a
-/// message costs every rank, it costs for the messages of all rings.
+/// Returns the model's prediction for a ring of `ring_size` ranks while all `size` ranks run such rings. The
+/// cost of a message to every rank counts for the messages of all rings.
 pub(super) fn ring_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     of_all_rings(model, sizes).predicted_us(Algorithm::Ring, sizes.1 * part, sizes.1, segment_bytes)
 }
 
-/// What the model predicts for as many steps by two hosts of each ring, if each has one rank.
+/// Returns the model's prediction for the same number of steps by two hosts of each ring, if each has one
+/// rank.
 #[cfg(test)]
 pub(super) fn two_us(model: &Model, sizes: (usize, usize), part: usize, segment_bytes: usize) -> f64 {
     let once = of_all_rings(model, sizes).predicted_us(Algorithm::Ring, 2 * part, 2, segment_bytes);
@@ -388,9 +391,9 @@ fn of_all_rings(model: &Model, (size, ring_size): (usize, usize)) -> Model {
     }
 }
 
-/// The numbers with which the model predicts these times, the long ones without the shaper's first bytes. A
-/// number that noise made impossible is replaced by the nearest possible one.
-pub(super) fn fit(times: &Times) -> Model {
+/// Returns the model that predicts these times, the long ones without the shaper's first bytes. A number that
+/// noise made impossible is replaced by the nearest possible one.
+pub(super) fn fit(times: &ProbeTimes) -> Model {
     let (n, steps) = (times.size as f64, 2.0 * (times.ring_size - 1) as f64);
     let (step, star, direct) = (times.ring_us / steps, times.star_us / 2.0, times.direct_us / 2.0);
     let least = 0.02 * step.max(0.1);
@@ -476,8 +479,8 @@ mod tests {
 
     const SEGMENT: usize = 256 << 10;
 
-    /// What a cluster with these numbers would measure.
-    fn times_on(model: &Model, size: usize) -> Times {
+    /// Returns the times that a cluster with these numbers would measure.
+    fn times_on(model: &Model, size: usize) -> ProbeTimes {
         let ring_size = ProbeRing::longest_of(size);
         let short_part = short_part(ring_size);
         let (long_part, rested_part) = ((1 << 20) / ring_size, RESTED_BYTES / ring_size);
@@ -485,7 +488,7 @@ mod tests {
         let time = |algorithm, len| model.predicted_us(algorithm, len, size, SEGMENT);
         // Once the burst is used up, every byte goes at the long rate.
         let steady = Model { short_bytes: 0.0, ..*model };
-        Times {
+        ProbeTimes {
             size,
             ring_size,
             ring_us: ring(model, 1),
@@ -554,7 +557,7 @@ mod tests {
             let ring = ProbeRing::of(executor.rank(), &std::array::from_fn::<u64, RANKS, _>(|rank| rank as u64));
             (ring.members.len(), Prober::new(&mut executor, ring).measure().unwrap())
         };
-        let all: Vec<(usize, Times)> = std::thread::scope(|scope| {
+        let all: Vec<(usize, ProbeTimes)> = std::thread::scope(|scope| {
             let ranks: Vec<_> = inproc::world(RANKS).into_iter().map(|end| scope.spawn(|| measured(end))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
@@ -583,7 +586,7 @@ mod tests {
         // A long ring that takes 8 ms of latency is not made longer, and noise adds a quarter.
         let far =
             Model { latency_us: 1000.0, short_bytes_per_us: 1250.0, long_bytes_per_us: 1250.0, ..Model::default() };
-        let mut times = Times { long_part: (64 << 10) / 5, ..times_on(&far, 5) };
+        let mut times = ProbeTimes { long_part: (64 << 10) / 5, ..times_on(&far, 5) };
         let steady = |algorithm| far.predicted_us(algorithm, 5 * times.long_part, 5, SEGMENT);
         (times.long_ring_us, times.long_direct_us) = (1.25 * steady(Algorithm::Ring), 1.25 * steady(Algorithm::Direct));
         let found = fit(&times);

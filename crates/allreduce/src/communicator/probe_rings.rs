@@ -1,13 +1,15 @@
 //! The rings that the probe times, all at the same time.
 //!
-//! A ring over all of many hosts takes as many steps as there are hosts. Then latency would hide what a link
-//! carries, and a probe would last longer the more hosts there are. A step takes as long in a ring of few.
+//! A ring over many hosts takes a number of steps that grows with the hosts. Latency would then hide the rate
+//! of a link, and a probe would take longer with more hosts. A step takes the same time in a ring of few
+//! hosts.
 
 use std::ops::Range;
 
 use super::placement::ranks_by;
 
-/// So many hosts tell what a step takes. With less than twice as many there is one ring, of all ranks.
+/// The number of hosts that is enough to measure a step. With less than twice this number there is one ring,
+/// of all ranks.
 const HOSTS_OF_A_RING: usize = 8;
 
 /// The ring of one rank: neighbours within it, like those of a ring over all ranks.
@@ -15,18 +17,18 @@ const HOSTS_OF_A_RING: usize = 8;
 pub(super) struct ProbeRing {
     /// Its ranks, in order.
     pub(super) members: Vec<usize>,
-    /// Those of its first machine and of its last, or two ranks if there is one machine.
+    /// The ranks of its first machine and of its last, or two ranks if there is one machine.
     pub(super) of_two: Vec<usize>,
-    /// How many ranks are in no ring's `of_two`.
+    /// The number of ranks that are in no ring's `of_two`.
     pub(super) idle: usize,
-    /// How many ranks the longest of the rings has. Times are told as those of a ring of so many, and buffers
-    /// have as many parts or fewer.
+    /// The number of ranks of the longest of the rings. Times are given as those of a ring of this length,
+    /// and buffers have at most this number of parts.
     pub(super) longest: usize,
 }
 
 impl ProbeRing {
-    /// That of `rank`, where each rank is on the machine with this number. The ranks of a machine are in one
-    /// ring, whether they share memory or not: so each ring crosses the network.
+    /// Returns the ring of `rank`. `machine_of` has the number of each rank's machine. The ranks of a machine
+    /// are in one ring, whether they share memory or not: so each ring crosses the network.
     pub(super) fn of(rank: usize, machine_of: &[u64]) -> Self {
         let machines = ranks_by(machine_of);
         let sorted = |mut members: Vec<usize>| {
@@ -47,25 +49,25 @@ impl ProbeRing {
         ProbeRing { members, of_two, idle: machine_of.len() - at_work, longest }
     }
 
-    /// What [`longest`](Self::longest) is on so many hosts of one rank each.
+    /// Returns [`longest`](Self::longest) on this number of hosts of one rank each.
     #[cfg(test)]
     pub(super) fn longest_of(hosts: usize) -> usize {
         groups(hosts).map(|group| group.len()).max().unwrap_or(1)
     }
 
-    /// What [`idle`](Self::idle) is on so many hosts of one rank each.
+    /// Returns [`idle`](Self::idle) on this number of hosts of one rank each.
     #[cfg(test)]
     pub(super) fn idle_of(hosts: usize) -> usize {
         groups(hosts).map(|group| group.len().saturating_sub(2)).sum()
     }
 }
 
-/// Half the steps of a ring of so many ranks.
+/// Returns half the steps of a ring of `ranks` ranks.
 pub(super) fn steps(ranks: usize) -> f64 {
     (ranks.max(2) - 1) as f64
 }
 
-/// Neighbouring hosts in groups of nearly as many.
+/// Returns groups of neighbouring hosts, of nearly equal numbers.
 fn groups(hosts: usize) -> impl Iterator<Item = Range<usize>> {
     let count = (hosts / HOSTS_OF_A_RING).max(1);
     (0..count).map(move |group| group * hosts / count..(group + 1) * hosts / count)
@@ -77,7 +79,8 @@ mod tests {
 
     use super::*;
 
-    /// The machine of each rank: so many of so many ranks, numbered machine by machine or in turn.
+    /// The machine of each rank, for `count` machines of `ranks` ranks, numbered machine by machine or in
+    /// turn.
     fn machines(count: usize, ranks: usize, in_turn: bool) -> Vec<u64> {
         (0..count * ranks).map(|rank| 7 + if in_turn { rank % count } else { rank / ranks } as u64).collect()
     }

@@ -1,17 +1,19 @@
 //! Finds two racks and slow links by measuring hosts in pairs. Racks are looked for if they are not named.
 //!
 //! A narrow link between racks is slow only when several pairs of hosts use it at once. So hosts exchange
-//! data in pairs, all pairs of a round at the same time, until every host has met every other: a tournament
-//! by the circle method (in round `r` of `m` hosts, `i` meets `r - i`, modulo `m - 1`). Two groups of hosts
-//! are racks if, without exception, the times within a group are short and those between the groups are long.
-//! Load on a machine slows some pairs down, but hardly ever so that two groups result. So tournaments are
-//! repeated, each pair's shortest time counts, and two in a row must find the same racks.
+//! data in pairs, all pairs of a round at the same time, until every host has been paired with every other.
+//! The rounds follow the circle method of tournaments (in round `r` of `m` hosts, `i` meets `r - i`, modulo
+//! `m - 1`). Two groups of hosts are racks if, without exception, the times within a group are short and
+//! those between the groups are long. Load on a machine slows some pairs down, but hardly ever so that two
+//! groups result. So tournaments are repeated, each pair's shortest time counts, and two in a row must find
+//! the same racks.
 //!
-//! Both of a pair take the time until what the other sends has come, so a link has a rate for each direction.
-//! A host sends as fast as its messages to hosts whose links receive no more slowly: about as fast as to the
-//! one that takes them fastest. What other load adds to a time does not last through all of a host's
+//! Both hosts of a pair take the time until the other's data has come, so a link has a rate for each
+//! direction. A host sends as fast as its messages to hosts whose links receive no more slowly: about as fast
+//! as to the host that takes them fastest. The delay by other load does not last through all of a host's
 //! exchanges. With a host whose link is slow all are slow, so no two groups are found. Links that seem to
-//! differ are measured again, with more bytes, until all pairs but a few take what the rates say.
+//! differ are measured again, with more bytes, until all pairs but a few take the time that the rates
+//! predict.
 //!
 //! The racks are used only if the plan for racks is predicted to be faster: a ring over hosts in the order of
 //! the racks may be nearly as fast.
@@ -21,24 +23,25 @@ use std::time::Instant;
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::{Algorithm, LinkRates, Links};
 
-use super::probe::{BACK, ProbeRunner as _, Prober, STAMP, Times, median};
+use super::probe::{BACK, ProbeRunner as _, ProbeTimes, Prober, STAMP, median};
 
-/// How many hosts are measured in pairs: with fewer neither racks nor weighted parts are of use; with more, a
-/// tournament takes too long.
+/// The numbers of hosts that are measured in pairs. With fewer hosts neither racks nor weighted parts are of
+/// use; with more, a tournament takes too long.
 const HOSTS: std::ops::RangeInclusive<usize> = 3..=32;
-/// With fewer hosts, times fall into two groups by chance too often.
+/// The number of hosts below which times fall into two groups by chance too often.
 const RACKED: usize = 6;
-/// At most this many tournaments; two in a row must find the same racks.
+/// The most tournaments; two in a row must find the same racks.
 const TOURNAMENTS: usize = 16;
-/// Links that seem to differ are measured in as many tournaments of longer games, until every pair but a few
-/// takes what the rates say: a shaper that saves up while a busy host does not send lets some of a short game
-/// through at once, and on busy hosts chance makes links of many rates.
+/// The numbers of tournaments with longer exchanges in which links that seem to differ are measured, until
+/// every pair but a few takes the time that the rates predict. A shaper that saves up while a busy host does
+/// not send lets part of a short exchange through at once, and on busy hosts chance makes links seem to
+/// differ.
 const SURE: std::ops::RangeInclusive<usize> = 3..=8;
-/// What a pair's time may differ from that of its slower link.
+/// The factor by which a pair's time may differ from that of its slower link.
 const FIT: f64 = 1.15;
-/// A longer game would tell no more. A shorter one would tell what a shaper has saved up while its host
-/// waited: of 0.05 s at 50 Mbit/s, 128 KiB are a third, and equal links seemed to differ in three of four
-/// probes, and in none of seven with this.
+/// The time of a longer exchange. More time would give no better result. Less time would measure the burst
+/// that a shaper has saved up while its host waited: 128 KiB are a third of 0.05 s at 50 Mbit/s. With that
+/// time equal links seemed to differ in 3 of 4 probes, and in none of 7 with this one.
 const LONG_GAME_US: f64 = 150_000.0;
 const LONG_GAME_BYTES: std::ops::RangeInclusive<f64> = 16_384.0..=16_777_216.0;
 /// The bytes that a pair sends in each direction: a ring passes them on in about 50 ms.
@@ -51,16 +54,16 @@ const SPREAD: f64 = 1.5;
 /// The time of the plan for racks, relative to that of its busiest link.
 const OVERHEAD: f64 = 1.15;
 
-/// What each host's message to each other host takes to come, in microseconds.
+/// The time of each host's message to each other host, in microseconds.
 type PairTimes = Vec<Vec<f64>>;
 
-/// What games between pairs of hosts have shown.
+/// The results of exchanges between pairs of hosts.
 #[derive(Default)]
-pub(super) struct Pairs {
+pub(super) struct PairResults {
     /// The racks, bit `h` for host `h`; 0 if all are in one rack, or if the plan for racks would not be
     /// faster.
     pub(super) racks: u64,
-    /// Of each host's link, in bytes per microsecond; none if they are alike.
+    /// The rates of each host's link, in bytes per microsecond; none if they are alike.
     pub(super) rates: Vec<LinkRates>,
 }
 
@@ -71,11 +74,11 @@ impl Prober<'_> {
         &mut self,
         hosts: &[Vec<usize>],
         are_named: bool,
-        times: &Times,
+        times: &ProbeTimes,
         report: &dyn Fn(&str),
-    ) -> Result<Pairs> {
+    ) -> Result<PairResults> {
         if !HOSTS.contains(&hosts.len()) {
-            return Ok(Pairs::default());
+            return Ok(PairResults::default());
         }
         let ring_us_per_byte = self.ring_of(hosts, times.ring_size * times.long_part)?;
         let bytes = short_game_bytes(ring_us_per_byte) as usize;
@@ -104,11 +107,11 @@ impl Prober<'_> {
         } else {
             Vec::new()
         };
-        Ok(Pairs { racks, rates })
+        Ok(PairResults { racks, rates })
     }
 
-    /// The rates of links that seem to have these, by longer games; empty if they do not differ, and `None`
-    /// if they cannot be told.
+    /// Measures the rates of links that seem to have these, by longer exchanges. Returns an empty list if
+    /// they do not differ, and `None` if the rates are not certain.
     fn sure_rates(
         &mut self,
         hosts: &[Vec<usize>],
@@ -134,14 +137,14 @@ impl Prober<'_> {
         Ok(None)
     }
 
-    /// What a byte on a link takes in a ring over the hosts' first ranks, in microseconds.
+    /// Returns the time of a byte on a link, in a ring over the hosts' first ranks, in microseconds.
     fn ring_of(&mut self, hosts: &[Vec<usize>], len: usize) -> Result<f64> {
         let members: Vec<usize> = hosts.iter().map(|ranks| ranks[0]).collect();
         let mut own_us = 0.0;
         if let Some(place) = members.iter().position(|member| *member == self.executor.rank()) {
             let plan = ringpull_plan::allreduce(Algorithm::Ring, place, members.len(), len).among(&members);
             let (schedule, mut data) = (self.executor.schedule(&plan), Buffer::zeroed(len));
-            // The second time what shapers let through at first has been used up.
+            // The burst that shapers let through at first has been used up the second time.
             for _ in 0..2 {
                 let start = Instant::now();
                 data = self.executor.move_buffer(&schedule, data, STAMP)?;
@@ -153,7 +156,7 @@ impl Prober<'_> {
         Ok(median(&mut times) * hosts.len() as f64 / (2 * (hosts.len() - 1) * len.max(1)) as f64)
     }
 
-    /// Every host meets every other.
+    /// Pairs every host with every other, and returns the times of the exchanges.
     fn tournament(&mut self, hosts: &[Vec<usize>], bytes: usize) -> Result<PairTimes> {
         let mut pairs = vec![vec![0.0; hosts.len()]; hosts.len()];
         let own = hosts.iter().position(|ranks| ranks[0] == self.executor.rank());
@@ -171,12 +174,12 @@ impl Prober<'_> {
         Ok(pairs)
     }
 
-    /// Exchanges `bytes` with rank `other`, which does the same, twice: what shapers let through at first has
-    /// then been used up. What the second of its messages takes to come, in microseconds.
+    /// Exchanges `bytes` with rank `other` twice, which does the same: the burst that shapers let through at
+    /// first has then been used up. Returns the time of the second message of `other`, in microseconds.
     fn game(&mut self, other: usize, bytes: usize) -> Result<f64> {
         let rank = self.executor.rank();
         let (data, _) = self.timed(&ringpull_plan::exchange(rank, other, bytes), Buffer::zeroed(2 * bytes))?;
-        // One may have had all that it was sent long before the other.
+        // One of the two may have received all its data long before the other.
         self.timed(&ringpull_plan::exchange(rank, other, 1), Buffer::zeroed(2))?;
         let (out, into) = ringpull_plan::exchange_by_direction(rank, other, bytes);
         let (out, into) = (self.executor.schedule(&out), self.executor.schedule(&into));
@@ -187,9 +190,9 @@ impl Prober<'_> {
     }
 }
 
-/// Of each host's link, in bytes per microsecond: by what its messages of `bytes` bytes to hosts whose links
-/// receive no more slowly typically take, of which `step_us` are not the link's; and likewise those that it
-/// receives.
+/// Returns the rates of each host's link, in bytes per microsecond. The rate follows from the typical time of
+/// its messages of `bytes` bytes to hosts whose links receive no more slowly, without `step_us`, which is not
+/// the link's. The rate at which it receives follows in the same way.
 fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
     if played.is_empty() {
         return Vec::new();
@@ -202,10 +205,10 @@ fn rates(played: &[PairTimes], bytes: usize, step_us: f64) -> Vec<LinkRates> {
     sends.into_iter().zip(receives).map(|(out, into)| LinkRates { sends: rate(out), receives: rate(into) }).collect()
 }
 
-/// What each host's messages one way typically take, as `pairs` says by host and other host, and `back` the
-/// other way about.
+/// Returns the typical time of each host's messages in one direction. `pairs` has the times by host and other
+/// host, and `back` those of the other direction.
 fn one_way(pairs: &PairTimes, back: &PairTimes) -> Vec<f64> {
-    /// What noise adds to a time, or takes from it.
+    /// The factor by which noise changes a time, up or down.
     const NOISE: f64 = 1.25;
     let with_others = |host: usize| (0..pairs.len()).filter(move |other| *other != host);
     let shortest = |times: &PairTimes| -> Vec<f64> {
@@ -230,13 +233,13 @@ pub(super) fn typical_rate(rates: &[LinkRates]) -> f64 {
     median(&mut rates.iter().map(|rates| rates.slower()).collect::<Vec<_>>())
 }
 
-/// Of each pair the longer time.
+/// Returns the longer time of each pair.
 fn both_ways(pairs: &PairTimes) -> PairTimes {
     let longer = |host: usize, other: usize| pairs[host][other].max(pairs[other][host]);
     (0..pairs.len()).map(|host| (0..pairs.len()).map(|other| longer(host, other)).collect()).collect()
 }
 
-/// Whether what all messages take, but for a quarter, is what the slower of their links says.
+/// Returns true if all messages but a quarter take the time that the slower of their links predicts.
 fn fit(rates: &[LinkRates], pairs: &PairTimes, bytes: usize, step_us: f64) -> bool {
     let hosts = 0..rates.len();
     let all = || hosts.clone().flat_map(|from| hosts.clone().map(move |to| (from, to))).filter(|(from, to)| from != to);
@@ -265,12 +268,12 @@ fn typical(played: &[PairTimes]) -> PairTimes {
     (0..hosts).map(|host| (0..hosts).map(|other| median(host, other)).collect()).collect()
 }
 
-/// How many rounds it takes until every host has met every other.
+/// Returns the number of rounds until every host has met every other.
 fn rounds(hosts: usize) -> usize {
     hosts.next_multiple_of(2) - 1
 }
 
-/// Whom `host` meets in `round`, if anybody.
+/// Returns the host that `host` meets in `round`, if any.
 fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     let odd = rounds(hosts);
     let other = if host == odd {
@@ -284,12 +287,12 @@ fn partner(host: usize, round: usize, hosts: usize) -> Option<usize> {
     (other < hosts).then_some(other)
 }
 
-/// What a pair sends in each direction, where a byte takes so long in a ring.
+/// Returns the bytes that a pair sends in each direction, where a byte takes `ring_us_per_byte` in a ring.
 fn short_game_bytes(ring_us_per_byte: f64) -> f64 {
     (GAME_US / ring_us_per_byte).clamp(*GAME_BYTES.start(), *GAME_BYTES.end())
 }
 
-/// Whether the times are nearly equal, without the longest and the shortest tenth.
+/// Returns true if the times are nearly equal, without the longest and the shortest tenth.
 fn are_alike(pairs: &PairTimes) -> bool {
     let sorted = sorted(pairs);
     let tenth = sorted.len() / 10;
@@ -319,11 +322,11 @@ fn split(pairs: &PairTimes) -> Option<u64> {
     })
 }
 
-/// Whether sums that cross the link between `racks` once are faster than a ring over all hosts.
+/// Returns true if sums that cross the link between `racks` once are faster than a ring over all hosts.
 fn is_worth_it(racks: u64, pairs: &PairTimes, bytes: usize, ring_us_per_byte: f64) -> bool {
     let hosts = pairs.len();
     let within = |host: usize, other: usize| !is_apart(racks, host, other);
-    // Of all rounds, what a byte takes over the link between the racks, and what it takes over a host's own.
+    // The least time of a byte in all rounds, over the link between the racks and over a host's own.
     let (mut across_us_per_byte, mut within_us_per_byte) = (f64::INFINITY, f64::INFINITY);
     for round in 0..rounds(hosts) {
         let met = (0..hosts).filter_map(|host| Some((host, partner(host, round, hosts)?)));
@@ -344,8 +347,8 @@ fn is_worth_it(racks: u64, pairs: &PairTimes, bytes: usize, ring_us_per_byte: f6
 mod tests {
     use super::*;
 
-    /// What a tournament measures where host `h` stands in rack `h` of `racks` and a byte takes `(host,
-    /// uplink)` microseconds.
+    /// Returns the times of a tournament where host `h` stands in rack `h` of `racks` and a byte takes
+    /// `(host, uplink)` microseconds.
     fn times(racks: u64, hosts: usize, bytes: usize, host_us: f64, uplink_us: f64) -> PairTimes {
         let mut pairs = vec![vec![f64::INFINITY; hosts]; hosts];
         for round in 0..rounds(hosts) {

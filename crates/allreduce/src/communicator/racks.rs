@@ -1,5 +1,4 @@
-//! Two racks: which hosts stand in which, and the plan that crosses the link between them as little as can
-//! be.
+//! Two racks: the hosts of each, and the plan that moves the fewest bytes over the link between them.
 //!
 //! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if that knows the network; otherwise the
 //! cluster file may name it. Names matter only if all ranks have one and there are two different ones.
@@ -7,11 +6,11 @@
 use ringpull_base::config;
 use ringpull_plan::Plan;
 
-/// Shorter sums take the plans for one rack, whose messages are fewer.
+/// The length below which sums take the plans for one rack, which need fewer messages.
 const LEAST_BYTES: usize = 1 << 20;
-/// A block of a piece is about this long: some segments.
+/// The approximate length of a block of a piece: some segments.
 const BLOCK_BYTES: usize = 512 << 10;
-/// More pieces than this save less time than they cost messages.
+/// The most pieces: more of them cost more for their messages than they save.
 const MOST_PIECES: usize = 64;
 
 /// The hosts of each rack, by their number among the hosts.
@@ -38,7 +37,7 @@ impl Racks {
         &self.hosts
     }
 
-    /// The plan of host `place` for `len` elements, if they are enough.
+    /// Returns the plan of host `place` for `len` elements, if they are enough.
     pub(super) fn plan(&self, place: usize, len: usize, element_bytes: usize) -> Option<Plan> {
         let len_bytes = len * element_bytes;
         let [one, other] = &self.hosts;

@@ -1,4 +1,4 @@
-//! The buffers of one operation of the ranks of a host, and how this rank reaches each of them: it is mapped
+//! The buffers of one operation of the ranks of a host, and this rank's access to each: the buffer is mapped
 //! here, or the kernel reads and writes it in its process, or it is not reached at all.
 #![allow(unsafe_code)]
 
@@ -12,25 +12,26 @@ use ringpull_base::buffer::region::Region;
 
 use crate::transport::peer_memory;
 
-/// What a rank shows that can be read at an address; any other number is a place in its arena, from 1, or 0.
+/// The bit of a shown number that is an address; any other number is a place in the rank's arena, from 1, or
+/// 0.
 const IS_ADDRESS: u64 = 1 << 63;
-/// What is summed at once of mapped buffers.
+/// The bytes of mapped buffers that are summed at once.
 const TAKEN_BYTES: usize = 512 << 10;
-/// What all inputs of one piece take that are read from other processes: they stay in a core's cache.
+/// The bytes of all inputs of one piece that are read from other processes: they stay in a core's cache.
 const ALL_READ_BYTES: usize = 1 << 20;
 const LEAST_READ_BYTES: usize = 64 << 10;
 
-/// Where a local rank's buffer is.
+/// The place of a local rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum BufferPlace {
     Mapped(*mut u8),
     /// At an address of its process.
     InProcess(u64),
     Unreached,
 }
 
-/// How this rank reaches the memory of the others of its host.
-pub(super) struct Reach {
+/// This rank's ways to the memory of the others of its host.
+pub(super) struct MemoryReach {
     /// Each local rank's arena as it is mapped here; none if arenas cannot be shared.
     pub(super) arenas: Vec<Region>,
     /// Each local rank's process, if all of them can read each other's memory and do so.
@@ -38,17 +39,17 @@ pub(super) struct Reach {
     scratch: Option<Buffer>,
 }
 
-impl Reach {
+impl MemoryReach {
     pub(super) fn new(arenas: Vec<Region>, processes: Option<Arc<[u32]>>) -> Self {
-        Reach { arenas, processes, scratch: None }
+        MemoryReach { arenas, processes, scratch: None }
     }
 
-    /// Whether ranks read each other's processes.
+    /// Returns true if ranks read each other's processes.
     pub(super) fn reads_processes(&self) -> bool {
         self.processes.is_some()
     }
 
-    /// What the other ranks have to know of this memory: see [`IS_ADDRESS`].
+    /// Returns the number that shows this memory to the other ranks: see [`IS_ADDRESS`].
     pub(super) fn shown(&self, from: *const u8, len_bytes: usize) -> u64 {
         let arena = if self.arenas.is_empty() { None } else { arena::of_process() };
         // SAFETY: the caller has lent it; only its address is looked at.
@@ -67,27 +68,27 @@ impl Reach {
         (own, len_bytes): (*mut u8, usize),
         (local_rank, piece_bytes): (usize, usize),
         shown: impl Iterator<Item = u64>,
-    ) -> Buffers {
+    ) -> ReachedBuffers {
         let place = |(other, shown): (usize, u64)| match shown {
-            0 => Place::Unreached,
-            address if address & IS_ADDRESS != 0 => Place::InProcess(address ^ IS_ADDRESS),
-            _ if other == local_rank => Place::Mapped(own),
+            0 => BufferPlace::Unreached,
+            address if address & IS_ADDRESS != 0 => BufferPlace::InProcess(address ^ IS_ADDRESS),
+            _ if other == local_rank => BufferPlace::Mapped(own),
             place => {
                 let (offset, arena) = (place as usize - 1, &self.arenas[other]);
                 assert!(offset + len_bytes <= arena.len_bytes(), "a buffer lies within its rank's arena");
-                Place::Mapped(arena.start().as_ptr().wrapping_add(offset))
+                BufferPlace::Mapped(arena.start().as_ptr().wrapping_add(offset))
             }
         };
-        let places: Vec<Place> = shown.enumerate().map(place).collect();
+        let places: Vec<BufferPlace> = shown.enumerate().map(place).collect();
         let count = places.len();
         let mut taken_bytes = TAKEN_BYTES;
         let mut scratch = std::ptr::null_mut();
-        if places.iter().any(|place| matches!(place, Place::InProcess(_))) {
+        if places.iter().any(|place| matches!(place, BufferPlace::InProcess(_))) {
             taken_bytes = (ALL_READ_BYTES / count / 4096 * 4096).clamp(LEAST_READ_BYTES, TAKEN_BYTES);
             let room = self.scratch.get_or_insert_with(|| Buffer::zeroed((count + 1) * taken_bytes));
             scratch = room.bytes_mut().as_mut_ptr();
         }
-        Buffers {
+        ReachedBuffers {
             own,
             len_bytes,
             piece_bytes,
@@ -100,7 +101,7 @@ impl Reach {
     }
 }
 
-/// Whether the kernel can read it for others: it refuses what a device has mapped.
+/// Returns true if the kernel can read it for others: it refuses memory that a device has mapped.
 fn is_ordinary(memory: &[u8]) -> bool {
     let pid = std::process::id();
     let mut byte = 0_u8;
@@ -111,26 +112,26 @@ fn is_ordinary(memory: &[u8]) -> bool {
 }
 
 /// The buffers of one operation.
-pub(super) struct Buffers {
+pub(super) struct ReachedBuffers {
     pub(super) own: *mut u8,
     pub(super) len_bytes: usize,
-    /// What goes through the window at once.
+    /// The bytes that go through the window at once.
     piece_bytes: usize,
-    /// What is read and summed at once where every buffer is reached.
+    /// The bytes that are read and summed at once if every buffer is reached.
     pub(super) taken_bytes: usize,
     local_rank: usize,
-    places: Vec<Place>,
+    places: Vec<BufferPlace>,
     processes: Arc<[u32]>,
     /// Room for a piece of each local rank, and for a sum.
     scratch: *mut u8,
 }
 
-impl Buffers {
-    /// Where a local rank's buffer is in this process, if it is.
+impl ReachedBuffers {
+    /// Returns the address of a local rank's buffer in this process, if it is mapped there.
     pub(super) fn mapped(&self, local_rank: usize) -> Option<*mut u8> {
         match self.places[local_rank] {
-            Place::Mapped(place) => Some(place),
-            Place::InProcess(_) if local_rank == self.local_rank => Some(self.own),
+            BufferPlace::Mapped(place) => Some(place),
+            BufferPlace::InProcess(_) if local_rank == self.local_rank => Some(self.own),
             _ => None,
         }
     }
@@ -140,31 +141,31 @@ impl Buffers {
     }
 
     pub(super) fn is_reached(&self, local_rank: usize) -> bool {
-        self.places[local_rank] != Place::Unreached
+        self.places[local_rank] != BufferPlace::Unreached
     }
 
     pub(super) fn all_reached(&self) -> bool {
         (0..self.places.len()).all(|local_rank| self.is_reached(local_rank))
     }
 
-    /// Whether a buffer is reached through its process, by others than that.
+    /// Returns true if other ranks reach a buffer through its process.
     pub(super) fn is_in_process(&self, local_rank: usize) -> bool {
-        matches!(self.places[local_rank], Place::InProcess(_))
+        matches!(self.places[local_rank], BufferPlace::InProcess(_))
     }
 
-    /// Whether some buffer is. Every local rank gets the same answer.
+    /// Returns true if some buffer is reached through its process. Every local rank gets the same answer.
     pub(super) fn reads_processes(&self) -> bool {
         (0..self.places.len()).any(|local_rank| self.is_in_process(local_rank))
     }
 
-    /// Reaches no buffer any more of which `is_hidden` says so.
-    fn hide(&mut self, is_hidden: impl Fn(Place) -> bool) {
-        self.places.iter_mut().filter(|place| is_hidden(**place)).for_each(|place| *place = Place::Unreached);
+    /// Marks as not reached each buffer for which `is_hidden` returns true.
+    fn hide(&mut self, is_hidden: impl Fn(BufferPlace) -> bool) {
+        self.places.iter_mut().filter(|place| is_hidden(**place)).for_each(|place| *place = BufferPlace::Unreached);
     }
 
-    /// Reaches only what is mapped.
+    /// Marks as not reached each buffer that is not mapped.
     pub(super) fn hide_processes(&mut self) {
-        self.hide(|place| matches!(place, Place::InProcess(_)));
+        self.hide(|place| matches!(place, BufferPlace::InProcess(_)));
     }
 
     pub(super) fn hide_all(&mut self) {
@@ -179,7 +180,8 @@ impl Buffers {
         index * self.piece_bytes..((index + 1) * self.piece_bytes).min(self.len_bytes)
     }
 
-    /// A range of at most `taken_bytes` of a local rank's buffer, which is reached: where it is, or a copy.
+    /// Returns a range of at most `taken_bytes` of a local rank's buffer, which is reached: its address, or
+    /// that of a copy.
     pub(super) fn input(&self, local_rank: usize, range: Range<usize>) -> io::Result<*const u8> {
         if let Some(place) = self.mapped(local_rank) {
             return Ok(place.wrapping_add(range.start));
@@ -207,7 +209,7 @@ impl Buffers {
         match (self.mapped(local_rank), self.places[local_rank]) {
             // SAFETY: the range lies in the buffer; the rest is the caller's promise.
             (Some(place), _) => unsafe { place.add(range.start).copy_to_nonoverlapping(to, range.len()) },
-            (_, Place::InProcess(address)) => {
+            (_, BufferPlace::InProcess(address)) => {
                 let from = address + range.start as u64;
                 // SAFETY: as the caller promises.
                 return unsafe { peer_memory::read(self.processes[local_rank], from, to, range.len()) };
@@ -225,7 +227,7 @@ impl Buffers {
         match (self.mapped(local_rank), self.places[local_rank]) {
             // SAFETY: the range lies in the buffer; the rest is the caller's promise.
             (Some(place), _) => unsafe { place.add(range.start).copy_from_nonoverlapping(from, range.len()) },
-            (_, Place::InProcess(address)) => {
+            (_, BufferPlace::InProcess(address)) => {
                 let to = address + range.start as u64;
                 // SAFETY: as the caller promises.
                 return unsafe { peer_memory::write(self.processes[local_rank], from, to, range.len()) };

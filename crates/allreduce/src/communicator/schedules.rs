@@ -16,30 +16,31 @@ use ringpull_plan::{Links, Model, Plan, Schedule, Segments};
 
 use crate::communicator::placement::Placement;
 
-/// What decides how a sum is done.
+/// The properties of a sum that decide how it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Sum {
     pub(super) choice: AlgorithmChoice,
     pub(super) dtype: DType,
     pub(super) reduction: Reduction,
     pub(super) len_bytes: usize,
-    /// What its step sums in all; 0 where that is not known.
+    /// The bytes that its step sums in all; 0 if that is not known.
     pub(super) step_bytes: usize,
-    /// Messages are at least this long, rather than as long as the model says.
+    /// The least length of messages, instead of the length that the model predicts to be best.
     pub(super) least_bytes: Option<usize>,
-    /// Between the ranks that have this rank's place on each host, rather than between all ranks.
+    /// True if the sum is between the ranks that have this rank's place on each host, and not between all
+    /// ranks.
     pub(super) between_hosts: bool,
-    /// Of codes rather than of elements.
+    /// True if the sum is of codes, and not of elements.
     pub(super) is_coded: bool,
-    /// Helpers may take part in it.
+    /// True if helpers may take part in it.
     pub(super) may_be_helped: bool,
 }
 
 /// A plan, and the most bytes that one message carries.
-pub(super) type Planned = (Plan, usize);
+pub(super) type PlannedSum = (Plan, usize);
 
 impl Sum {
-    /// A sum between all ranks, of which no more is known.
+    /// A sum between all ranks, without further properties.
     pub(super) fn of(choice: AlgorithmChoice, dtype: DType, len_bytes: usize) -> Self {
         Sum {
             choice,
@@ -61,7 +62,7 @@ impl Sum {
         placement: &Placement,
         (model, links): (&Model, Option<&Links>),
         cuts: Segments,
-    ) -> Planned {
+    ) -> PlannedSum {
         let element_bytes = self.dtype.size_bytes();
         let len = self.len_bytes / element_bytes;
         if self.is_coded {
@@ -95,7 +96,7 @@ impl Sum {
 
 /// The shortest and the longest segment of codes, in elements. The longest is 32 KiB of 2-bit codes.
 const SEGMENT_LEN: (usize, usize) = (16 << 10, 128 << 10);
-/// A part has about this many segments, so that filling and draining the pipeline costs little.
+/// The approximate number of segments of a part: enough that filling and draining the pipeline costs little.
 const SEGMENTS_PER_PART: usize = 16;
 
 /// The plan of `rank` for the codes of a gradient of `len` elements.
@@ -105,32 +106,33 @@ pub fn plan_of_codes(rank: usize, size: usize, len: usize) -> Plan {
     ringpull_plan::allreduce_in_turns(rank, size, len, (Codec::BLOCK, segment))
 }
 
-/// Schedules by what they are for.
+/// The schedules, by the sums that they are for.
 #[derive(Default)]
 pub(super) struct Schedules {
-    kept: HashMap<Sum, Kept>,
-    /// Of all schedules that are kept.
+    kept: HashMap<Sum, KeptSchedule>,
+    /// The number of messages of all schedules that are kept.
     messages: usize,
 }
 
-struct Kept {
-    planned: Planned,
+struct KeptSchedule {
+    planned: PlannedSum,
     /// `None` where it is too long to be kept.
     schedule: Option<Arc<Schedule>>,
 }
 
 impl Schedules {
     /// The schedule of a sum like this; `plan` makes its plan if it is the first.
-    pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> Planned) -> Arc<Schedule> {
-        /// More kinds of sums than any model's step has. A program that makes more has no use for old ones.
+    pub(super) fn find(&mut self, sum: Sum, plan: impl FnOnce() -> PlannedSum) -> Arc<Schedule> {
+        /// The most kinds of sums: more than any model's step has. A program that makes more has no use for
+        /// old ones.
         const MOST: usize = 1024;
-        /// As many messages as sums of 2 GB have on eight ranks; they take some megabytes. A schedule beyond
-        /// this limit is cut again for each sum.
+        /// The most messages: sums of 2 GB on eight ranks have this number, and they take some megabytes. A
+        /// schedule beyond this limit is cut again for each sum.
         const MOST_MESSAGES: usize = 128 << 10;
         if self.kept.len() >= MOST && !self.kept.contains_key(&sum) {
             *self = Schedules::default();
         }
-        let kept = self.kept.entry(sum).or_insert_with(|| Kept { planned: plan(), schedule: None });
+        let kept = self.kept.entry(sum).or_insert_with(|| KeptSchedule { planned: plan(), schedule: None });
         if let Some(schedule) = &kept.schedule {
             return Arc::clone(schedule);
         }
@@ -155,7 +157,7 @@ mod tests {
         Sum::of(AlgorithmChoice::Auto, DType::F32, len_bytes)
     }
 
-    fn planned(len_bytes: usize, segment_bytes: usize) -> Planned {
+    fn planned(len_bytes: usize, segment_bytes: usize) -> PlannedSum {
         (ringpull_plan::allreduce(Algorithm::Ring, 0, 2, len_bytes / 4), segment_bytes)
     }
 

@@ -18,7 +18,7 @@ pub(super) struct SimulatedProbe<'a> {
 }
 
 impl<'a> SimulatedProbe<'a> {
-    /// On so many hosts of one rank each.
+    /// A probe on `hosts` hosts of one rank each.
     pub(super) fn new(model: &'a Model, hosts: usize, segment_bytes: usize) -> Self {
         SimulatedProbe { model, hosts, ring_size: ProbeRing::longest_of(hosts), segment_bytes, now_us: 0.0 }
     }
@@ -80,7 +80,7 @@ mod tests {
 
     const SEGMENT: usize = 256 << 10;
 
-    /// What the probe of so many hosts finds.
+    /// Returns the model that the probe of `hosts` hosts finds.
     fn found(model: &Model, hosts: usize) -> Model {
         fit(&SimulatedProbe::new(model, hosts, SEGMENT).measure().unwrap())
     }
@@ -99,25 +99,25 @@ mod tests {
     }
 
     /// A probe whose links have shapers: `saved` bytes of each direction go at once, the others at `rate`.
-    struct Shaped<'a> {
+    struct ShapedProbe<'a> {
         probe: SimulatedProbe<'a>,
         rate: f64,
         burst: f64,
         saved: f64,
         since_us: f64,
-        /// So many of the long rings take a tenth of a second longer, because of other load.
+        /// The number of long rings that take 0.1 s longer, because of other load.
         slow: usize,
     }
 
-    impl<'a> Shaped<'a> {
+    impl<'a> ShapedProbe<'a> {
         fn new(open: &'a Model, hosts: usize, rate: f64) -> Self {
             let burst = f64::from(128 << 10);
             let probe = SimulatedProbe::new(open, hosts, SEGMENT);
-            Shaped { probe, rate, burst, saved: burst, since_us: 0.0, slow: 0 }
+            ShapedProbe { probe, rate, burst, saved: burst, since_us: 0.0, slow: 0 }
         }
     }
 
-    impl ProbeRunner for Shaped<'_> {
+    impl ProbeRunner for ShapedProbe<'_> {
         fn sizes(&self) -> (usize, usize) {
             self.probe.sizes()
         }
@@ -173,7 +173,7 @@ mod tests {
         for (hosts, rate) in
             [(2, 24.0), (2, 6.0), (3, 24.0), (4, 6.0), (8, 6.0), (8, 25.0), (12, 6.0), (15, 3.0), (16, 6.0), (16, 12.0)]
         {
-            let found = fit(&Shaped::new(&open, hosts, rate).measure().unwrap());
+            let found = fit(&ShapedProbe::new(&open, hosts, rate).measure().unwrap());
             assert!((0.8..1.7).contains(&(found.long_bytes_per_us / rate)), "{hosts} hosts at {rate}: {found:?}");
             assert!(found.shared_us_per_byte * hosts as f64 * rate < 0.3, "{hosts} hosts at {rate}: {found:?}");
             let segments = Segments { most_bytes: SEGMENT, is_fixed: false };
@@ -186,7 +186,7 @@ mod tests {
     fn long_rings_that_other_load_delays_are_no_reason_to_stop_before_a_shaper_shows() {
         let open = Model { latency_us: 1700.0, short_bytes_per_us: 60.0, long_bytes_per_us: 60.0, ..Model::default() };
         for slow in [0, 2, 4] {
-            let found = fit(&Shaped { slow, ..Shaped::new(&open, 64, 2.4) }.measure().unwrap());
+            let found = fit(&ShapedProbe { slow, ..ShapedProbe::new(&open, 64, 2.4) }.measure().unwrap());
             assert!((0.8..1.7).contains(&(found.long_bytes_per_us / 2.4)), "{slow} slow ones: {found:?}");
         }
     }

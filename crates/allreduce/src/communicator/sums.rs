@@ -16,12 +16,12 @@ use crate::interpreter::{Endpoint, Ticket};
 use crate::transport::Stamp;
 
 impl Communicator {
-    /// How a reduction is done: the library's own allreduce is a sum.
+    /// Returns the choice for a reduction: the library's own allreduce is a sum.
     fn choice_for(choice: AlgorithmChoice, reduction: Reduction) -> AlgorithmChoice {
         if choice == AlgorithmChoice::Native && reduction != Reduction::Sum { AlgorithmChoice::Auto } else { choice }
     }
 
-    /// Whether sums by `choice` are done in shared memory or by the library, and not by a plan.
+    /// Returns true if sums by `choice` are done in shared memory or by the library, and not by a plan.
     fn sums_at_once(&self, choice: AlgorithmChoice) -> bool {
         match choice {
             AlgorithmChoice::Auto | AlgorithmChoice::Nccl => self.placement.has_neighbours(),
@@ -39,18 +39,18 @@ impl Communicator {
         self.schedules.find(sum, || sum.plan((rank, size), placement, cluster, cuts))
     }
 
-    /// Whether all ranks sum in shared memory, which adds in the order of the ranks anyway.
+    /// Returns true if all ranks sum in shared memory, which adds in the order of the ranks anyway.
     fn is_ordered_anyway(&self) -> bool {
         self.placement.is_one_host() && self.placement.has_neighbours()
     }
 
-    /// Whether sums by the communicator's own choice are done at once, one after another on every rank in one
-    /// order.
+    /// Returns true if sums by the communicator's own choice are done at once, one after another, in the same
+    /// order on every rank.
     pub fn sums_block(&self) -> bool {
         self.sums_at_once(self.choice)
     }
 
-    /// Whether all ranks share one host's memory, and collectives go through it.
+    /// Returns true if all ranks share one host's memory, and collectives go through it.
     pub(super) fn is_in_one_memory(&self) -> bool {
         self.sums_block() && self.placement.is_one_host()
     }
@@ -83,7 +83,7 @@ impl Communicator {
         Ok(Some(unsafe { self.executor.begin(&schedule, data, stamp, priority) }))
     }
 
-    /// `data` becomes the sum over all ranks, the same bits on each.
+    /// Sums `data` over all ranks in place, with the same bits on each.
     ///
     /// # Safety
     /// After an error the transport may still read and write `data`: it stays valid, and nobody else
@@ -93,8 +93,8 @@ impl Communicator {
         unsafe { self.allreduce_by(self.choice, dtype, data, stamp) }
     }
 
-    /// What `tensor` holds becomes the sum over all ranks, by the given way. After an error it stays locked
-    /// for ever, as the transport may still use its memory.
+    /// Sums `tensor` over all ranks in place, by the given way. After an error it stays locked for ever, as
+    /// the transport may still use its memory.
     pub fn allreduce_tensor(&mut self, choice: AlgorithmChoice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
         let mut guard = tensor.write();
         // SAFETY: after an error neither the lock nor the memory behind it is ever given back.
@@ -142,7 +142,7 @@ impl Communicator {
         unsafe { self.executor.run(&schedule, data, stamp) }
     }
 
-    /// Whether [`allreduce_between`](Self::allreduce_between) may be given addresses in the memory of
+    /// Returns true if [`allreduce_between`](Self::allreduce_between) accepts addresses in the memory of
     /// devices.
     pub fn takes_device_memory(&self) -> bool {
         self.takes_device_memory
@@ -169,7 +169,7 @@ impl Communicator {
         unsafe { self.executor.run_between(&schedule, endpoint, stamp) }
     }
 
-    /// By shared memory within hosts, and by a plan between them.
+    /// Sums by shared memory within hosts, and by a plan between them.
     ///
     /// # Safety
     /// As for [`allreduce`](Self::allreduce).

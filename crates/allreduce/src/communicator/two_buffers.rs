@@ -1,8 +1,8 @@
-//! One rank's end of what gives and takes in different buffers: a reduce-scatter, whose input stays as it is,
-//! and an alltoall.
+//! One rank's end of a collective with an input and an output buffer: a reduce-scatter, whose input stays as
+//! it is, and an alltoall.
 //!
-//! The rank's plan is on one buffer; here its places are found in the two. The job that owns both keeps them
-//! until the operation is finished.
+//! The rank's plan is on one buffer; this module finds its places in the two. The job that owns both keeps
+//! them until the operation is finished.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -16,26 +16,26 @@ use crate::interpreter::{Endpoint, Scratch};
 
 /// A reduce-scatter by a plan in which every segment that is passed on arrives once. Sums on their way stand
 /// where they arrived; that of this rank's part stands in the output, which begins with its own contribution.
-pub(super) struct Scatter {
+pub(super) struct ReduceScatterEnd {
     arithmetic: Arithmetic,
     input: *const u8,
     out: *mut u8,
     /// This rank's part of the input.
     own: Range<usize>,
-    /// By the address that the transport has.
+    /// The buffers of arriving segments, by the address that the transport has.
     arriving: HashMap<*mut u8, Buffer>,
-    /// By the place in the buffer.
+    /// The buffers of segments that are passed on, by the place in the plan's buffer.
     passed_on: HashMap<usize, Buffer>,
 }
 
-impl Scatter {
+impl ReduceScatterEnd {
     /// `input` has all ranks' parts, `out` this rank's, `own`, as it is in the input.
     pub(super) fn new(arithmetic: Arithmetic, input: *const u8, out: *mut u8, own: Range<usize>) -> Self {
-        Scatter { arithmetic, input, out, own, arriving: HashMap::new(), passed_on: HashMap::new() }
+        ReduceScatterEnd { arithmetic, input, out, own, arriving: HashMap::new(), passed_on: HashMap::new() }
     }
 }
 
-impl Endpoint for Scatter {
+impl Endpoint for ReduceScatterEnd {
     fn copies_in_place(&self) -> bool {
         false
     }
@@ -75,16 +75,17 @@ impl Endpoint for Scatter {
     }
 }
 
-/// An alltoall: what is sent stands in the input, and behind its `input_bytes` come the places of the output.
-/// What the rank has for itself is copied a piece with each message that arrives: no link waits for it.
+/// An alltoall: the blocks to send are in the input, and behind its `input_bytes` come the places of the
+/// output. The rank's block for itself is copied a piece with each message that arrives, so that no link
+/// waits for the copy.
 pub(super) struct BlockExchange {
     input: *const u8,
     input_bytes: usize,
     out: *mut u8,
-    /// What is not copied yet of the rank's block for itself, and where that goes in the output.
+    /// The rest of the rank's block for itself that is not copied yet, and its place in the output.
     own: Range<usize>,
     kept_start: usize,
-    /// What is copied at a time.
+    /// The bytes that are copied at a time.
     piece_bytes: usize,
 }
 

@@ -1,9 +1,9 @@
-//! What happens to a segment before it leaves a rank and after it has arrived, if that is more than to add or
-//! copy it in host memory.
+//! The handling of a segment before it leaves a rank and after it has arrived, if more is needed than to add
+//! or copy it in host memory.
 //!
 //! The interpreter decides which message goes when. For most operations the bytes of a message are those of
-//! the buffer, and what arrives is added to them or takes their place. An [`Endpoint`] may do otherwise:
-//! encode a gradient segment by segment, or add by a kernel what lies in the memory of a device.
+//! the buffer, and bytes that arrive are added to them or replace them. An [`Endpoint`] may do otherwise:
+//! encode a gradient segment by segment, or add the memory of a device by a kernel.
 
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::Message;
@@ -18,28 +18,28 @@ pub trait Endpoint {
         message.len()
     }
 
-    /// Whether what is received with [`Copy`](ringpull_plan::Action::Copy) is written into its place in the
-    /// buffer as it arrives.
+    /// Returns true if segments received with [`Copy`](ringpull_plan::Action::Copy) are written into their
+    /// place in the buffer as they arrive.
     fn copies_in_place(&self) -> bool;
 
     /// The address of the bytes of a message to send. Called once, when the message leaves.
     fn outgoing(&mut self, message: &Message, scratch: &mut Scratch) -> Result<*const u8>;
 
-    /// The transport is done with what was sent.
+    /// Called when the transport is done with a message that was sent.
     fn sent(&mut self, message: &Message, scratch: &mut Scratch);
 
-    /// A place for the bytes of a message from `peer`. They may be written from now on.
+    /// Returns a place for the bytes of a message from `peer`. They may be written from now on.
     fn incoming(&mut self, message: &Message, peer: usize, scratch: &mut Scratch) -> Result<*mut u8>;
 
-    /// The bytes in `place` have arrived, and all that comes before them in the plan is done. Blocks until
-    /// both may be used again.
+    /// Takes the bytes in `place`, which have arrived. All messages before it in the plan are done. Blocks
+    /// until both may be used again.
     fn received(&mut self, message: &Message, peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()>;
 }
 
-/// Where a message's bytes are, if not in the buffer.
+/// The memory of a message's bytes, if not the buffer.
 pub(super) enum Room {
-    /// What arrives to be added, or a copy of what is sent.
+    /// Memory for bytes that arrive to be added, or for a copy of bytes that are sent.
     Own(Buffer),
-    /// A place of the endpoint's.
+    /// A place that the endpoint gave.
     Given(*mut u8),
 }

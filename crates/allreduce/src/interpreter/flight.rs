@@ -9,21 +9,21 @@ use ringpull_base::timeline::{self, Phase};
 use ringpull_kernels::reduce;
 use ringpull_plan::{Action, Lane, Schedule};
 
-use crate::interpreter::ahead::Unasked;
+use crate::interpreter::ahead::UnaskedBytes;
 use crate::interpreter::endpoint::{Endpoint, Room};
-use crate::interpreter::halfway::Halfway;
+use crate::interpreter::halfway::HalfwayUpdate;
 use crate::interpreter::scratch::Scratch;
 use crate::transport::Stamp;
 
 /// An operation that was begun. Tickets ascend.
 pub type Ticket = u64;
 
-/// How far the messages of a lane have been posted.
+/// The progress of a lane: the messages that have been posted.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LaneProgress {
     pub(super) inflight: usize,
-    /// What has been sent without asking, if it is a lane that sends.
-    pub(super) unasked: Unasked,
+    /// The bytes that were sent without asking, if it is a lane that sends.
+    pub(super) unasked: UnaskedBytes,
     /// Bytes of the messages that are still to be posted, in either direction.
     pub(super) left: usize,
     /// The next message of its queue to be posted.
@@ -42,11 +42,11 @@ impl LaneProgress {
     }
 }
 
-/// Where an operation's bytes are.
-pub(super) enum Memory {
+/// The memory of an operation's bytes.
+pub(super) enum FlightMemory {
     /// In a buffer that begins here. Sums of this rank's part may have to be updated before others get them.
-    Host(*mut u8, Option<Halfway>),
-    /// Where the endpoint says.
+    Host(*mut u8, Option<HalfwayUpdate>),
+    /// At the addresses that the endpoint returns.
     Endpoint(Box<dyn Endpoint>),
 }
 
@@ -55,16 +55,16 @@ pub(super) struct Flight {
     pub(super) ticket: Ticket,
     pub(super) priority: i32,
     pub(super) stamp: Stamp,
-    memory: Memory,
+    memory: FlightMemory,
     pub(super) schedule: Arc<Schedule>,
     /// The places of the schedule's lanes.
     pub(super) out: Vec<LaneProgress>,
     pub(super) into: Vec<LaneProgress>,
-    /// For each message, how many of those that it waits for are not finished; itself counts until it may be
-    /// counted as done: when the transport is done with it, or has a copy.
+    /// For each message, the number of unfinished messages that it waits for. The message itself counts until
+    /// the transport is done with it, or has a copy.
     pending: Vec<u32>,
     unfinished: usize,
-    /// Buffers for messages that arrive and are not added yet, and for copies of what is sent.
+    /// Buffers for messages that arrive and are not added yet, and for copies of messages that are sent.
     rooms: HashMap<u32, Room>,
 }
 
@@ -72,7 +72,7 @@ impl Flight {
     pub(super) fn new(
         ticket: Ticket,
         schedule: Arc<Schedule>,
-        memory: Memory,
+        memory: FlightMemory,
         (stamp, priority): (Stamp, i32),
     ) -> Self {
         Flight {
@@ -93,8 +93,8 @@ impl Flight {
         self.unfinished == 0
     }
 
-    /// Whether a message must not be posted yet, as it would send what is not there, or overwrite what is
-    /// still needed.
+    /// Returns true if a message must not be posted yet, because it would send bytes that are not there, or
+    /// overwrite bytes that are still needed.
     pub(super) fn waits(&self, index: u32) -> bool {
         self.pending[index as usize] > 1
     }
@@ -103,24 +103,26 @@ impl Flight {
     pub(super) fn wire_bytes(&self, index: u32) -> usize {
         let message = &self.schedule.all[index as usize];
         match &self.memory {
-            Memory::Host(..) => message.len(),
-            Memory::Endpoint(endpoint) => endpoint.wire_bytes(message),
+            FlightMemory::Host(..) => message.len(),
+            FlightMemory::Endpoint(endpoint) => endpoint.wire_bytes(message),
         }
     }
 
     /// The bytes of all messages on the wire.
     pub(super) fn traffic_bytes(&self) -> usize {
         match &self.memory {
-            Memory::Host(..) => self.schedule.traffic_bytes,
-            Memory::Endpoint(endpoint) => self.schedule.all.iter().map(|message| endpoint.wire_bytes(message)).sum(),
+            FlightMemory::Host(..) => self.schedule.traffic_bytes,
+            FlightMemory::Endpoint(endpoint) => {
+                self.schedule.all.iter().map(|message| endpoint.wire_bytes(message)).sum()
+            }
         }
     }
 
-    /// Where the bytes of a message to send stand.
+    /// Returns the address of the bytes of a message to send.
     pub(super) fn outgoing(&mut self, index: u32, scratch: &mut Scratch) -> Result<*const u8> {
         let message = &self.schedule.all[index as usize];
         match &mut self.memory {
-            Memory::Host(base, halfway) => {
+            FlightMemory::Host(base, halfway) => {
                 // SAFETY: `start` lies in the buffer.
                 let start = unsafe { base.add(message.start) };
                 if let Some(halfway) = halfway
@@ -132,17 +134,18 @@ impl Flight {
                 }
                 Ok(start.cast_const())
             }
-            Memory::Endpoint(endpoint) => endpoint.outgoing(message, scratch),
+            FlightMemory::Endpoint(endpoint) => endpoint.outgoing(message, scratch),
         }
     }
 
-    /// A place for what a message brings; `None` where that is a place in the buffer which is still in use.
+    /// Returns a place for the bytes of a message to receive; `None` if that is a place in the buffer which
+    /// is still in use.
     pub(super) fn incoming(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<*mut u8>> {
         let message = &self.schedule.all[index as usize];
         let is_copy = message.action == Action::Copy;
         let is_in_place = match &self.memory {
-            Memory::Host(..) => is_copy,
-            Memory::Endpoint(endpoint) => is_copy && endpoint.copies_in_place(),
+            FlightMemory::Host(..) => is_copy,
+            FlightMemory::Endpoint(endpoint) => is_copy && endpoint.copies_in_place(),
         };
         if is_in_place && self.waits(index) {
             return Ok(None);
@@ -150,12 +153,12 @@ impl Flight {
         let peer = self.schedule.into[message.lane as usize].peer;
         let (start, room) = match &mut self.memory {
             // SAFETY: `start` lies in the buffer.
-            Memory::Host(base, _) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
-            Memory::Host(..) => {
+            FlightMemory::Host(base, _) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
+            FlightMemory::Host(..) => {
                 let mut room = scratch.take(message.len());
                 (room.bytes_mut().as_mut_ptr(), Room::Own(room))
             }
-            Memory::Endpoint(endpoint) => {
+            FlightMemory::Endpoint(endpoint) => {
                 let start = endpoint.incoming(message, peer, scratch)?;
                 (start, Room::Given(start))
             }
@@ -164,8 +167,8 @@ impl Flight {
         Ok(Some(start))
     }
 
-    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and whether it was
-    /// sent.
+    /// Takes a message, with which the transport is done, off its lane. Returns the peer, and true if the
+    /// message was sent.
     pub(super) fn leave_lane(&mut self, index: u32) -> (usize, bool) {
         let message = &self.schedule.all[index as usize];
         let is_sent = message.action == Action::Send;
@@ -175,11 +178,11 @@ impl Flight {
         (lanes[message.lane as usize].peer, is_sent)
     }
 
-    /// Copies what a message is to send, so that what waits for this goes on now and not when the transport
-    /// is done with it. Returns the copy's address, and the bytes of all that this finished; none if nothing
-    /// waits, or the bytes are not in host memory.
+    /// Copies the bytes of a message to send, so that messages that wait for it go on now and not when the
+    /// transport is done with it. Returns the copy's address, and the bytes of all messages that this
+    /// finished. Returns none if no message waits, or the bytes are not in host memory.
     pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
-        let Memory::Host(base, _) = self.memory else { return Ok(None) };
+        let FlightMemory::Host(base, _) = self.memory else { return Ok(None) };
         if self.schedule.dependents(index).is_empty() {
             return Ok(None);
         }
@@ -194,8 +197,8 @@ impl Flight {
         Ok(Some((copy, self.release(index, scratch)?)))
     }
 
-    /// Marks a message as done by the transport. What was sent is finished; what was received is as soon as
-    /// those before it are done. Returns the bytes of all that this finished.
+    /// Marks a message as done by the transport. A sent message is finished. A received message is finished
+    /// as soon as those before it are done. Returns the bytes of all messages that this finished.
     pub(super) fn settle(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let message = &self.schedule.all[index as usize];
         if message.action != Action::Send {
@@ -203,7 +206,7 @@ impl Flight {
         }
         self.unfinished -= 1;
         let len = self.wire_bytes(index);
-        if let Memory::Endpoint(endpoint) = &mut self.memory {
+        if let FlightMemory::Endpoint(endpoint) = &mut self.memory {
             endpoint.sent(&self.schedule.all[index as usize], scratch);
         }
         match self.rooms.remove(&index) {
@@ -215,8 +218,8 @@ impl Flight {
         }
     }
 
-    /// Counts a message as done for those that wait for it, and finishes all that was received and that this
-    /// allows to finish. Returns its bytes.
+    /// Counts a message as done for those that wait for it, and finishes the received messages that can
+    /// finish now. Returns their bytes.
     fn release(&mut self, index: u32, scratch: &mut Scratch) -> Result<usize> {
         let mut finished_bytes = 0;
         self.pending[index as usize] -= 1;
@@ -238,17 +241,17 @@ impl Flight {
         Ok(finished_bytes)
     }
 
-    /// Adds or copies what has arrived.
+    /// Adds or copies the bytes that have arrived.
     fn finish(&mut self, index: u32, scratch: &mut Scratch) -> Result<()> {
         let message = &self.schedule.all[index as usize];
-        if message.action == Action::Copy && matches!(self.memory, Memory::Host(..)) {
+        if message.action == Action::Copy && matches!(self.memory, FlightMemory::Host(..)) {
             // It has come into its place.
             return Ok(());
         }
         let room = self.rooms.remove(&index).expect("what arrives has a room from when it is posted");
         let _span = timeline::span(Phase::Reduce, || "a segment").bytes(message.len());
         match (room, &mut self.memory) {
-            (Room::Own(room), Memory::Host(base, _)) => {
+            (Room::Own(room), FlightMemory::Host(base, _)) => {
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
                 let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), message.len()) };
                 let Schedule { reduction, dtype, .. } = *self.schedule;
@@ -256,7 +259,7 @@ impl Flight {
                 scratch.put(room);
                 Ok(())
             }
-            (Room::Given(place), Memory::Endpoint(endpoint)) => {
+            (Room::Given(place), FlightMemory::Endpoint(endpoint)) => {
                 let peer = self.schedule.into[message.lane as usize].peer;
                 endpoint.received(message, peer, place, scratch)
             }

@@ -11,29 +11,29 @@ use std::ops::Range;
 use ringpull_base::Result;
 use ringpull_plan::{Action, Message, Schedule};
 
-/// Replaces the sums that begin at a byte of the buffer by what every rank gets instead, such as new weights.
-/// Each byte of the rank's part is given to it once, in any order.
+/// Replaces the sums that begin at a byte of the buffer by the values that every rank gets instead, such as
+/// new weights. Each byte of the rank's part is given to it once, in any order.
 pub type PartUpdate = Box<dyn FnMut(usize, &mut [u8]) -> Result<()> + Send>;
 
 /// The update of one operation.
-pub(super) struct Halfway {
+pub(super) struct HalfwayUpdate {
     own: Range<usize>,
     /// The first message of the second half.
     second: u32,
-    /// Where the segments begin that have been updated.
+    /// The starts of the segments that have been updated.
     updated: HashSet<usize>,
     update: PartUpdate,
 }
 
-impl Halfway {
-    /// Of this rank's part `own`, in bytes.
+impl HalfwayUpdate {
+    /// The update of this rank's part `own`, in bytes.
     pub(super) fn new(schedule: &Schedule, own: Range<usize>, update: PartUpdate) -> Self {
         let arrives = |message: &Message| message.action != Action::Send && own.contains(&message.start);
         let second = schedule.all.iter().rposition(arrives).map_or(0, |last| last as u32 + 1);
-        Halfway { own, second, updated: HashSet::new(), update }
+        HalfwayUpdate { own, second, updated: HashSet::new(), update }
     }
 
-    /// Whether a message that leaves now takes sums along that have to be updated before.
+    /// Returns true if a message that leaves now carries sums that must be updated before.
     pub(super) fn is_due(&mut self, index: u32, message: &Message) -> bool {
         index >= self.second && self.own.contains(&message.start) && self.updated.insert(message.start)
     }

@@ -1,4 +1,4 @@
-//! Waiting that leaves the cores to those who compute.
+//! Waits that leave the cores to threads that compute.
 
 use std::time::{Duration, Instant};
 
@@ -6,19 +6,19 @@ use crate::transport::Transport;
 
 /// One wait for something to move: yields at first, then waits for data that grow with the time waited.
 #[derive(Default)]
-pub(super) struct Idle {
+pub(super) struct IdleWait {
     looked: Option<Instant>,
     waited: Duration,
 }
 
-impl Idle {
-    /// How long nothing has moved.
+impl IdleWait {
+    /// The time for which nothing has moved.
     pub(super) fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Waits a little for what is still to come, so many bytes; an error with the time waited if `limit` is
-    /// over.
+    /// Waits a little for the `bytes` that are still to come. Returns an error with the time waited if
+    /// `limit` is over.
     pub(super) fn wait(
         &mut self,
         limit: Duration,
@@ -31,7 +31,8 @@ impl Idle {
         /// be quick. An eighth was seen to hold up sums of many tensors; a fortieth kept processors busy with
         /// every few packets.
         const PART: u32 = 16;
-        /// A round is shorter by far; what is beyond is the absence of this process, not of its peers.
+        /// The longest time that counts as a round. A round is far shorter; a longer time is the absence of
+        /// this process, not of its peers.
         const LONGEST_ROUND: Duration = Duration::from_millis(200);
         let now = Instant::now();
         self.waited += now.duration_since(self.looked.unwrap_or(now)).min(LONGEST_ROUND);
@@ -48,19 +49,21 @@ impl Idle {
     }
 }
 
-/// How long a rank yields, and does not sleep, while nothing moves of what is still to be sent and received,
-/// so many bytes.
+/// Returns the time for which a rank yields, and does not sleep, while nothing moves of the `bytes` that are
+/// still to be sent and received.
 ///
-/// What is short, or the end of what is long, is all latency: to wake from a sleep would take a good part of
-/// its time. So it is worth yields for as long as it should take. By ring, direct or circulant a sum of 256
-/// KiB sends and receives 896 KiB on eight ranks, and sleeps there cost it up to a third of its time.
+/// A short operation, or the end of a long one, is all latency: to wake from a sleep would take a good part
+/// of its time. So a rank yields for the time that the operation should take. By ring, direct or circulant a
+/// sum of 256 KiB sends and receives 896 KiB on eight ranks, and sleeps there cost it up to a third of its
+/// time.
 fn looks(bytes: usize) -> Duration {
     const SHORT_BYTES: usize = 1 << 20;
     const SHORT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(2500));
-    /// What is left at last goes one way, where a link of 1 Gbit/s carries 125, and a segment of 256 KiB
-    /// takes 2.1 ms. With a millisecond for all, 256 KiB on two hosts (`ringpull bench allreduce --sizes
-    /// 256KiB`), of which the second half takes 1.05 ms, took 1.33 ms instead of 1.18, and 1 MiB 8.01 instead
-    /// of 7.80. For a peer that is late the longest of these is busy for nothing, once.
+    /// The last bytes go one way, where a link of 1 Gbit/s carries 125 bytes per microsecond, and a segment
+    /// of 256 KiB takes 2.1 ms. With 1 ms for all lengths, 256 KiB on two hosts (`ringpull bench allreduce
+    /// --sizes 256KiB`), of which the second half takes 1.05 ms, took 1.33 ms instead of 1.18 ms, and 1 MiB
+    /// took 8.01 ms instead of 7.80 ms. If a peer is late, a rank yields in vain once, for the longest of
+    /// these times.
     const BYTES_PER_US: u64 = 80;
     const LONG: Duration = Duration::from_micros(20);
     if bytes > SHORT_BYTES {

@@ -1,10 +1,10 @@
-//! Does what a [`Schedule`](ringpull_plan::Schedule) says over a transport: one to its end, or several begun
-//! and advanced together.
+//! Executes a [`Schedule`](ringpull_plan::Schedule) over a transport: one to its end, or several begun and
+//! advanced together.
 //!
-//! `flight` is a schedule under way; `run` the interpreter; `idle` how it waits; `ahead` how far it may be
-//! ahead of a peer; `endpoint` what happens to a segment at an end, if that is more than to add or copy it;
-//! `halfway` what becomes of a sum before others get it; `scratch` what arrives to be added; `tokens` what a
-//! message is to the transport.
+//! `flight` is a schedule under way; `run` the interpreter; `idle` its waits; `ahead` the limit of data sent
+//! ahead of a peer; `endpoint` the handling of a segment at an end, if more is needed than to add or copy it;
+//! `halfway` the update of a sum before others get it; `scratch` the memory of bytes to be added; `tokens`
+//! the numbers of messages in the transport.
 
 mod ahead;
 mod endpoint;

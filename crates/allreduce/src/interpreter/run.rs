@@ -11,7 +11,7 @@
 //! the same peer, unless all messages in flight wait for the peer. Otherwise each operation may always have
 //! one message in flight to each peer; if nothing in flight moves, it may have one in any case. So every
 //! operation ends, however full the others' lanes are, and in whichever order the ranks begin their
-//! operations. A peer may have to buffer what is in flight to it (`ahead`).
+//! operations. A peer may have to buffer the messages in flight to it (`ahead`).
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -23,52 +23,52 @@ use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{DType, Error, Result};
 use ringpull_plan::{Plan, Schedule};
 
-use crate::interpreter::ahead::Ahead;
+use crate::interpreter::ahead::SendWindow;
 use crate::interpreter::endpoint::Endpoint;
-use crate::interpreter::flight::{Flight, Memory, Ticket};
-use crate::interpreter::halfway::{Halfway, PartUpdate};
-use crate::interpreter::idle::Idle;
+use crate::interpreter::flight::{Flight, FlightMemory, Ticket};
+use crate::interpreter::halfway::{HalfwayUpdate, PartUpdate};
+use crate::interpreter::idle::IdleWait;
 use crate::interpreter::scratch::Scratch;
-use crate::interpreter::tokens::{Given, Tokens};
+use crate::interpreter::tokens::{PostedMessage, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
 
 /// Receives posted per peer, so that eager messages find their place without a copy.
 const RECV_WINDOW: usize = 8;
-/// If nothing has moved for this long, ready messages no longer wait for those in flight: the peer may need
-/// them first.
+/// The time without any movement after which ready messages no longer wait for those in flight: the peer may
+/// need them first.
 pub(super) const STANDSTILL: Duration = Duration::from_millis(100);
 
 /// Executes schedules over the transport that each call names: the whole job's, or that of a group of its
 /// ranks.
 pub struct Runner {
-    /// The most bytes one message carries of what [`schedule`](Self::schedule) cuts.
+    /// The most bytes of one message in plans that [`schedule`](Self::schedule) cuts.
     segment_bytes: usize,
-    /// How long a run waits while nothing moves.
+    /// The time that a run waits while nothing moves.
     pub limit: Duration,
     /// Payload bytes sent so far.
     pub sent_bytes: u64,
     /// Payload bytes received so far.
     pub received_bytes: u64,
-    /// In the order of preference: higher priority, then begun earlier.
+    /// The operations under way, in the order of preference: higher priority, then begun earlier.
     flights: Vec<Flight>,
     begun: Ticket,
     finished: Vec<Ticket>,
     /// Bytes of all messages that are not done.
     open_bytes: usize,
-    /// What is in flight to each peer, of all operations.
-    sending: Vec<Ahead>,
+    /// The messages in flight to each peer, of all operations.
+    sending: Vec<SendWindow>,
     /// Messages in flight from each peer, of all operations.
     receiving: Vec<usize>,
     /// For each peer, the highest priority of the messages that are ready and held back.
     held: Vec<Option<i32>>,
-    /// Whether nothing has moved for [`STANDSTILL`], and no message that was held back has left since.
+    /// True if nothing has moved for [`STANDSTILL`], and no message that was held back has left since.
     stands_still: bool,
     tokens: Tokens,
     scratch: Scratch,
     done: Vec<u32>,
-    /// Whether something may be posted that could not be before.
+    /// True if a message may be posted that could not be before.
     changed: bool,
-    idle: Idle,
+    idle: IdleWait,
 }
 
 impl Runner {
@@ -92,16 +92,16 @@ impl Runner {
             scratch: Scratch::default(),
             done: Vec::new(),
             changed: false,
-            idle: Idle::default(),
+            idle: IdleWait::default(),
         }
     }
 
-    /// The most bytes of a message of what [`schedule`](Self::schedule) cuts.
+    /// Returns the most bytes of a message in plans that [`schedule`](Self::schedule) cuts.
     pub fn segment_bytes(&self) -> usize {
         self.segment_bytes
     }
 
-    /// This rank's `plan` on elements of `dtype`, in messages as long as they may be.
+    /// Returns this rank's `plan` on elements of `dtype`, in the longest messages allowed.
     pub fn schedule(&self, plan: &Plan, dtype: DType) -> Arc<Schedule> {
         Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
     }
@@ -114,7 +114,7 @@ impl Runner {
     /// error it stays so until the transport is gone.
     pub unsafe fn begin(&mut self, schedule: &Arc<Schedule>, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
-        self.board(schedule, Memory::Host(data.cast(), None), stamp, priority)
+        self.board(schedule, FlightMemory::Host(data.cast(), None), stamp, priority)
     }
 
     /// As [`begin`](Self::begin), of a plan in two halves, between which `update` changes the sums of this
@@ -131,8 +131,8 @@ impl Runner {
         priority: i32,
     ) -> Ticket {
         assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
-        let halfway = Some(Halfway::new(schedule, own, update));
-        self.board(schedule, Memory::Host(data.cast(), halfway), stamp, priority)
+        let halfway = Some(HalfwayUpdate::new(schedule, own, update));
+        self.board(schedule, FlightMemory::Host(data.cast(), halfway), stamp, priority)
     }
 
     /// As [`begin`](Self::begin), with an end of this rank's own making.
@@ -146,13 +146,13 @@ impl Runner {
         stamp: Stamp,
         priority: i32,
     ) -> Ticket {
-        self.board(schedule, Memory::Endpoint(endpoint), stamp, priority)
+        self.board(schedule, FlightMemory::Endpoint(endpoint), stamp, priority)
     }
 
-    fn board(&mut self, schedule: &Arc<Schedule>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
+    fn board(&mut self, schedule: &Arc<Schedule>, memory: FlightMemory, stamp: Stamp, priority: i32) -> Ticket {
         self.begun += 1;
         self.changed = true;
-        self.idle = Idle::default();
+        self.idle = IdleWait::default();
         let flight = Flight::new(self.begun, Arc::clone(schedule), memory, (stamp, priority));
         self.open_bytes += flight.traffic_bytes();
         if flight.is_finished() {
@@ -164,11 +164,11 @@ impl Runner {
         self.begun
     }
 
-    /// Posts and takes what can be posted and taken now. Does not block. Returns whether to call it again at
-    /// once, as more may be posted.
+    /// Posts the messages that can be posted now, and takes those that have arrived. Does not block. Returns
+    /// true if it should be called again at once, as more may be posted.
     ///
-    /// An error if a message is not the expected one, or soon after `stop` is set. After an error every
-    /// running operation is lost.
+    /// Returns an error if a message is not the expected one, or soon after `stop` is set. After an error
+    /// every running operation is lost.
     pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
         let outcome = self.step(transport, stop);
         if outcome.is_err() {
@@ -177,11 +177,12 @@ impl Runner {
         outcome
     }
 
-    /// Waits a little; for the caller, if nothing has moved. An error if nothing has moved for the limit.
+    /// Waits a little, to be called if nothing has moved. Returns an error if nothing has moved for the
+    /// limit.
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
         if self.flights.is_empty() {
-            // What is finished without a message has nothing to wait for.
-            self.idle = Idle::default();
+            // An operation that finished without a message has nothing to wait for.
+            self.idle = IdleWait::default();
             return Ok(());
         }
         self.idle.wait(self.limit, self.open_bytes, transport).map_err(|waited| {
@@ -195,7 +196,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Whether anything is under way.
+    /// Returns true if any operation is under way.
     pub fn is_busy(&self) -> bool {
         !self.flights.is_empty()
     }
@@ -278,7 +279,7 @@ impl Runner {
     ///
     /// # Safety
     /// The transport can read and write at the addresses that the endpoint returns, and nobody else does
-    /// until the endpoint is notified that their message is done; after an error, never again. What the
+    /// until the endpoint is notified that their message is done; after an error, never again. Data that the
     /// endpoint borrows need not live on then: it is never called again.
     pub unsafe fn run_between(
         &mut self,
@@ -288,10 +289,10 @@ impl Runner {
         stamp: Stamp,
         stop: &AtomicBool,
     ) -> Result<()> {
-        // SAFETY: the lifetime alone is changed. When this returns the endpoint has been dropped with its
-        // flight, or has been forgotten.
+        // SAFETY: the lifetime alone is changed. At the return of this function the endpoint has been dropped
+        // with its flight, or has been forgotten.
         let endpoint = unsafe { std::mem::transmute::<Box<dyn Endpoint + '_>, Box<dyn Endpoint>>(endpoint) };
-        let ticket = self.board(schedule, Memory::Endpoint(endpoint), stamp, i32::MAX);
+        let ticket = self.board(schedule, FlightMemory::Endpoint(endpoint), stamp, i32::MAX);
         self.until(ticket, transport, stop)
     }
 
@@ -322,7 +323,7 @@ impl Runner {
             return Err(Error::Stopped {});
         }
         if !done.is_empty() {
-            self.idle = Idle::default();
+            self.idle = IdleWait::default();
             self.changed = true;
             done.iter().try_for_each(|token| self.complete(*token))?;
         }
@@ -332,7 +333,7 @@ impl Runner {
 
     /// Posts every message whose turn has come.
     fn post(&mut self, transport: &mut dyn Transport) -> Result<()> {
-        self.sending.resize(transport.size(), Ahead::default());
+        self.sending.resize(transport.size(), SendWindow::default());
         self.receiving.resize(transport.size(), 0);
         self.held.clear();
         self.held.resize(transport.size(), None);
@@ -397,7 +398,7 @@ impl Runner {
 
     /// Marks a message as done by the transport, and finishes every message that can finish now.
     fn complete(&mut self, token: u32) -> Result<()> {
-        let Given { ticket, index, mode, since_ns } = self.tokens.redeem(token);
+        let PostedMessage { ticket, index, mode, since_ns } = self.tokens.redeem(token);
         let at = self.flights.iter().position(|flight| flight.ticket == ticket);
         let at = at.expect("an operation stays until all its messages are done");
         let flight = &mut self.flights[at];
@@ -420,7 +421,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Whom this rank waits for, when nothing has moved for too long.
+    /// Returns the error that names the peers that this rank waits for, when nothing has moved for too long.
     fn stuck(&self, rank: usize, waited: Duration) -> Error {
         let mut peers: Vec<usize> = self.flights.iter().flat_map(Flight::awaited).collect();
         peers.sort_unstable();

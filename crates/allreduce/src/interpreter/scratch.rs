@@ -1,5 +1,5 @@
-//! Host memory for what arrives to be added, and for what is sent and stands in no buffer. It is kept for the
-//! next.
+//! Host memory for bytes that arrive to be added, and for bytes that are sent and are in no buffer. It is
+//! kept for later messages.
 
 use std::collections::BTreeMap;
 

@@ -1,27 +1,29 @@
-//! Which operations launch, and in which order: decided by rank 0, the same for every rank.
+//! Decides the order in which operations launch: rank 0 does so, for every rank.
 //!
-//! An operation is named by content: its topic (a key of a store, a barrier) and how many operations this
-//! rank has called on that topic before. Ranks may therefore call in different orders. Rank 0 collects the
-//! calls; an operation launches when every rank has called it alike. Calls that do not fit together, and
-//! calls that stay alone, become one error for all ranks.
+//! An operation is named by content: its topic (a key of a store, a barrier) and the number of operations
+//! that this rank has called on that topic before. Ranks may therefore call in different orders. Rank 0
+//! collects the calls. An operation launches when every rank has called it alike. Calls that do not fit
+//! together, and calls that stay alone, become one error for all ranks.
 //!
-//! When rank 0's own calls have repeated themselves, the sequence is frozen (`freezing`): from then on every
-//! rank begins the same units in the same order, as soon as it has called what is in them, and no message is
-//! sent. When some rank's calls do not fit any more, all ranks are stopped, run to the furthest of them, and
-//! are agreed with one by one again. What is frozen, and when, follows from the sequences of calls and from
-//! where their callers wait, not from the time at which they come. (Where callers of `Tensor::watched` wait
-//! is inferred, and that does follow from time.) A cycle that stood still although every rank had come as far
-//! is the last.
+//! The sequence is frozen when rank 0's own calls have repeated themselves (`freezing`). From then on every
+//! rank begins the same units in the same order, each as soon as the rank has made the unit's calls, and no
+//! message is sent. All ranks are stopped when the calls of one no longer fit. They run to the unit that the
+//! furthest rank has begun, and their calls are agreed one by one again. The frozen sequence follows from the
+//! sequences of calls and from where their callers wait, not from the time at which the calls come. (The
+//! place where callers of `Tensor::watched` wait is inferred, and that does follow from time.) If a cycle
+//! stands still although every rank has come equally far, no further cycle is frozen.
 //!
-//! A process set's operations launch when all of its ranks have called them, in any phase: no cycle has them,
-//! their numbers are their own, and only their ranks are told. So are messages between two ranks, whose sends
-//! and receives are brought together in `envelopes`. Calls of one communicator's operation that do not fit
-//! together fail that operation, on every rank that it has, and nothing else.
+//! The operations of a process set launch when all of its ranks have called them, in any phase. They are in
+//! no cycle, have numbers of their own, and are announced only to the ranks of the set. The same holds for
+//! messages between two ranks; `envelopes` pairs their sends and receives. Calls of one operation of a
+//! communicator that do not fit together fail that operation on every rank of the communicator, and nothing
+//! else.
 //!
-//! A rank that has no data left joins: operations launch without its call, and it stands in for them, until
-//! all ranks have joined. While some rank has joined nothing is frozen.
+//! A rank that has no data left joins. Operations then launch without its call, and a job of the engine takes
+//! part in them in its place (`StandIn`), until all ranks have joined. Nothing is frozen while some rank has
+//! joined.
 //!
-//! Pure: time comes in as a number, and the messages to all ranks go out as [`Order`]s.
+//! Pure: time comes in as a number, and the messages to all ranks are returned as [`Order`]s.
 
 mod disagreement;
 mod envelopes;
@@ -34,7 +36,7 @@ use ringpull_base::{Error, Key, Reduction};
 
 use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::agreement::names::Names;
-use crate::progress::freezing::{Freezing, Logs};
+use crate::progress::freezing::{Logs, PendingFreeze};
 use crate::progress::messages::{
     Call, Freeze, Launch, Operation, Order, Overdue, Refusal, RunTo, Stopped, Stuck, Topic, Transfer,
 };
@@ -43,24 +45,25 @@ use crate::transport::OF_A_SET;
 pub use late::{Late, STILL_S};
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct Pending {
-    /// The different calls of it, in nearly all jobs one.
+struct PendingOperation {
+    /// The different calls of the operation; nearly always one.
     kinds: Vec<Call>,
-    /// Which of these each rank of the job has made, from 1; 0 if none.
+    /// The call of each rank of the job, as an index into `kinds` that counts from 1; 0 if the rank has made
+    /// none.
     of: Vec<u32>,
-    /// How many ranks have made one.
+    /// The number of ranks that have made a call.
     called: usize,
-    /// The ranks that are to call it, if not all.
+    /// The ranks that must call it; `None` if all must.
     set: Option<Vec<usize>>,
     since_s: f64,
-    /// Whether some of its calls do not fit together.
+    /// True if some of its calls do not fit together.
     is_refused: bool,
 }
 
 /// A call of a frozen cycle that `by` has begun and another rank has not made.
 #[derive(Clone)]
 #[cfg_attr(test, derive(serde::Serialize))]
-struct Outstanding {
+struct OutstandingCall {
     key: Key,
     operation: Operation,
     by: usize,
@@ -71,46 +74,47 @@ struct Outstanding {
 enum Phase {
     /// Operations launch one by one.
     Open,
-    /// A cycle was found; it is frozen when every rank has called what comes before it.
-    Freezing(Freezing),
+    /// A cycle was found. It is frozen when every rank has made the calls before it.
+    Freezing(PendingFreeze),
     /// No rank announces anything. The cycle has this many units.
     Frozen { epoch: u32, units: u64 },
-    /// The ranks say how far they have come.
+    /// The ranks report how many units they have begun.
     Stopping { epoch: u32, units: u64, answers: Vec<Option<Stopped>>, overdue: Option<Overdue> },
 }
 
-/// A cycle is frozen when it has come this often; twice as often, up to the most, each time that this was too
-/// early.
+/// A cycle is frozen when it has come this many times. Each time that this was too early, the number doubles,
+/// up to `MOST_TIMES`.
 const TIMES: usize = 2;
 const MOST_TIMES: usize = 64;
-/// A cycle that ran so often before it was stopped was not frozen too early.
+/// A cycle that ran this many times before it was stopped was not frozen too early.
 const LONG_CYCLES: u64 = 16;
 
-/// Rank 0's table of calls that wait for the other ranks'.
+/// Rank 0's table of calls that wait for the calls of other ranks.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Agreement {
     size: usize,
     limit_s: f64,
     bucket_bytes: usize,
-    pending: BTreeMap<(Topic, u64), Pending>,
-    /// The same of process sets.
-    of_sets: BTreeMap<(Topic, u64), Pending>,
-    /// Whether there are process sets or messages, and whether sums block, so that no cycle that blocks may be frozen
+    pending: BTreeMap<(Topic, u64), PendingOperation>,
+    /// The pending operations of process sets.
+    of_sets: BTreeMap<(Topic, u64), PendingOperation>,
+    /// True if there are process sets or messages. If sums block as well, no cycle that blocks may be frozen
     /// beside them.
     has_sets: bool,
     sums_block: bool,
     left: BTreeSet<usize>,
     /// The error that each rank would end with, if it ended now.
     failing: Vec<Option<String>>,
-    /// Ranks that have no data left, and when any rank has last said something of what it does.
+    /// Ranks that have no data left, and the time of the last message of any rank about its calls.
     joined: BTreeSet<usize>,
     heard_s: f64,
-    /// What each rank that was behind when the last frozen cycle was stopped has to call first, until it has
-    /// called all of it. Nothing is frozen meanwhile.
-    outstanding: Vec<Option<Outstanding>>,
-    /// Ranks that wait in a call for what cannot begin, and since when that is known.
+    /// For each rank that was behind when the last frozen cycle was stopped: the call that it has to make
+    /// first. The entry is removed when the rank has made all the calls that it lacked. Nothing is frozen
+    /// until then.
+    outstanding: Vec<Option<OutstandingCall>>,
+    /// Ranks that wait in a call for an operation that cannot begin, and the time since which that is known.
     stuck: Vec<Option<(Stuck, f64)>>,
-    /// Since when a rank that has messages under way has seen none move.
+    /// For each rank that has messages under way: the time since which none has moved.
     still_s: Vec<Option<f64>>,
     launched: u32,
     launched_of_sets: u32,
@@ -119,10 +123,10 @@ pub struct Agreement {
     phase: Phase,
     epochs: u32,
     times: usize,
-    /// Whether a frozen cycle stood still although no rank was behind: each waited for what its units did not
-    /// let begin. Another would, too.
+    /// True if a frozen cycle stood still although no rank was behind: each rank waited for something that
+    /// the units did not let begin. Another cycle would stand still, too.
     has_stood_still: bool,
-    /// The unit at which a cycle last stood so.
+    /// The unit at which a cycle last stood still in that way.
     still_at: Option<u64>,
 }
 
@@ -157,12 +161,12 @@ impl Agreement {
         }
     }
 
-    /// Each sum is done when the one before it is, on every rank in one order.
+    /// Records that sums block: each is done only after the one before it, in the same order on every rank.
     pub fn sums_block(&mut self) {
         self.sums_block = true;
     }
 
-    /// Records a call; returns what follows from it.
+    /// Records a call, and returns the orders that follow from it.
     pub fn call(&mut self, rank: usize, mut call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
         self.names.count(rank, &mut call);
         let mut orders = self.take(rank, call, now_s)?;
@@ -185,16 +189,17 @@ impl Agreement {
             return Ok(orders);
         }
         if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
-            // It was announced before the rank knew of the freeze; it takes it for part of the cycle, or
-            // announces it again.
+            // The call was announced before the rank knew of the freeze. The rank takes it for part of the
+            // cycle, or announces it again.
             return Ok(Vec::new());
         }
         self.logs.push(rank, &call);
         self.heard_s = now_s;
         let name = (call.topic.clone(), call.ordinal);
         let size = self.size;
-        let pending = self.pending.entry(name.clone()).or_insert_with(|| Pending::new(size, None, now_s));
-        // Not only when the last rank has called it, which may be long after. Earlier calls are alike.
+        let pending = self.pending.entry(name.clone()).or_insert_with(|| PendingOperation::new(size, None, now_s));
+        // Checked at each call, not only at the last rank's, which may come long after. Earlier calls are
+        // alike.
         if !pending.take(rank, call) && !name.0.is_collective() {
             return Err(disagreement(pending));
         }
@@ -213,7 +218,7 @@ impl Agreement {
         if is_complete && !is_held {
             orders.push(self.launch(&name));
             if matches!(orders.last(), Some(Order::Refuse(_))) {
-                // A sequence with such a call is none to be repeated.
+                // A sequence with such a call must not be repeated.
                 self.logs.clear();
                 orders.extend(self.reopen());
             }
@@ -249,7 +254,7 @@ impl Agreement {
         }
     }
 
-    /// What every rank has called, or has left out because it has joined.
+    /// Launches an operation that every rank has called, or has left out because it has joined.
     fn launch(&mut self, name: &(Topic, u64)) -> Order {
         let pending = self.pending.remove(name).expect("what launches was pending");
         self.names.launched(&name.0, name.1);
@@ -268,7 +273,7 @@ impl Agreement {
         Order::Launch(Launch { topic: name.0.clone(), ordinal: name.1, number: self.launched, call, from: None })
     }
 
-    /// A call of an operation of a process set.
+    /// Records a call of an operation of a process set, and returns the orders that follow from it.
     fn call_of_set(&mut self, rank: usize, call: Call, now_s: f64) -> Result<Vec<Order>, Error> {
         self.heard_s = now_s;
         let (name, size) = ((call.topic.clone(), call.ordinal), self.size);
@@ -278,7 +283,7 @@ impl Agreement {
             return Err(Error::protocol(None, format!("rank {rank}"), what));
         }
         let pending = self.of_sets.entry(name.clone());
-        let pending = pending.or_insert_with(|| Pending::new(size, Some(set.to_vec()), now_s));
+        let pending = pending.or_insert_with(|| PendingOperation::new(size, Some(set.to_vec()), now_s));
         pending.take(rank, call);
         if !pending.is_complete() {
             self.check_left()?;
@@ -303,14 +308,15 @@ impl Agreement {
         let (steps, units) = self.logs.cycle(freezing, self.bucket_bytes);
         self.epochs += 1;
         self.phase = Phase::Frozen { epoch: self.epochs, units: units.len() as u64 };
-        // What is left was called after the cycle began: each rank finds its own calls in it.
+        // The pending calls that remain were made after the cycle began: each rank finds its own calls in
+        // it.
         self.pending.clear();
         self.logs.clear();
         steps.iter().for_each(|step| self.names.is_frozen(&step.topic));
         Order::Freeze(Freeze { epoch: self.epochs, last, number: self.launched.wrapping_add(1), steps, units })
     }
 
-    /// Goes back to launching one by one; what every rank has called launches now.
+    /// Goes back to launching one by one. Operations that every rank has called launch now.
     fn reopen(&mut self) -> Vec<Order> {
         self.phase = Phase::Open;
         let complete = self.pending.iter().filter(|(_, pending)| self.lacking(pending).is_empty());
@@ -318,12 +324,12 @@ impl Agreement {
         complete.iter().map(|name| self.launch(name)).collect()
     }
 
-    /// A cycle that did not last has to come more often before the next is frozen.
+    /// Requires more repetitions before the next cycle is frozen, because this one did not last.
     fn try_less_often(&mut self, cycles: u64) {
         self.times = if cycles >= LONG_CYCLES { TIMES } else { (self.times * 2).min(MOST_TIMES) };
     }
 
-    /// Nothing that is frozen or about to be stays so.
+    /// Stops a frozen cycle, or one that is about to be frozen.
     fn give_up_cycle(&mut self) -> Vec<Order> {
         match self.phase {
             Phase::Frozen { epoch, .. } => self.invalidate(epoch, None),
@@ -332,7 +338,7 @@ impl Agreement {
         }
     }
 
-    /// A rank asks for the frozen cycle of `epoch` to be stopped.
+    /// Stops the frozen cycle of `epoch`, because a rank has asked for it.
     pub fn invalidate(&mut self, epoch: u32, overdue: Option<Overdue>) -> Vec<Order> {
         match self.phase {
             Phase::Frozen { epoch: frozen, units } if frozen == epoch => {
@@ -344,7 +350,8 @@ impl Agreement {
         }
     }
 
-    /// A rank says how far it has come.
+    /// Records the number of units that a rank has begun. Orders all ranks to run to the furthest, when all
+    /// have answered.
     pub fn stopped(&mut self, rank: usize, stopped: Stopped, now_s: f64) -> Result<Vec<Order>, Error> {
         let Phase::Stopping { epoch, units, answers, overdue } = &mut self.phase else { return Ok(Vec::new()) };
         if stopped.epoch != *epoch {
@@ -365,28 +372,29 @@ impl Agreement {
             if self.left.contains(&rank) {
                 return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
             }
-            self.outstanding[rank] = Some(Outstanding { key, operation, by, since_s });
+            self.outstanding[rank] = Some(OutstandingCall { key, operation, by, since_s });
         }
         let is_any_behind = answers.iter().any(|answer| answer.begun < end.until);
         let was_paused = overdue.is_some();
-        // All may have paused there once.
+        // It may be by chance that all paused there once.
         let place = end.until % *units;
         if overdue.is_some_and(|overdue| !overdue.has_begun) && !is_any_behind {
             self.has_stood_still = self.still_at.replace(place) == Some(place);
         }
         self.phase = Phase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
-        // A pause says nothing of how long a cycle lasts.
+        // A pause does not show that a cycle did not last.
         if !was_paused {
             self.try_less_often(cycles);
         }
         Ok(vec![Order::RunTo(end)])
     }
 
-    /// A rank has no data left: what the others call launches without it until all have joined.
+    /// Records that a rank has no data left: operations of the others launch without it until all have
+    /// joined.
     pub fn join(&mut self, rank: usize, now_s: f64) -> Result<Vec<Order>, Error> {
         match self.phase {
-            // It says so again when all have run to the furthest of them.
+            // The rank joins again when all have run to the furthest of them.
             Phase::Frozen { epoch, .. } => return Ok(self.invalidate(epoch, None)),
             Phase::Stopping { .. } => return Ok(Vec::new()),
             Phase::Open | Phase::Freezing(_) => {}
@@ -398,8 +406,8 @@ impl Agreement {
             self.check_left()?;
         } else {
             self.joined.clear();
-            // Calls that ranks stood in for are missing in the logs; and that they ended is no sign that a
-            // cycle did not last.
+            // The logs lack the calls of ranks that had joined. Their end is no sign that a cycle did not
+            // last.
             self.logs.clear();
             self.times = TIMES;
             orders.push(Order::Joined(rank));
@@ -407,11 +415,12 @@ impl Agreement {
         Ok(orders)
     }
 
-    /// A rank has left in order, after it had come so far in a frozen cycle. An error if others wait for it.
+    /// Records that a rank has left in order, after it had begun these units of a frozen cycle. Returns an
+    /// error if others wait for it.
     pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left.insert(rank);
-        // Had it called that, it would have said so (`caught_up`) before.
-        if let Some(Outstanding { key, operation, by, .. }) = self.outstanding[rank].take() {
+        // If it had called that, it would have reported it (`caught_up`) before.
+        if let Some(OutstandingCall { key, operation, by, .. }) = self.outstanding[rank].take() {
             return Err(self.gone(rank, &format!("{operation} of key {key}"), by));
         }
         let mut orders = self.give_up_cycle();
@@ -422,41 +431,42 @@ impl Agreement {
         Ok(orders)
     }
 
-    /// Whether a rank has left in order.
+    /// Returns true if a rank has left in order.
     pub fn has_left(&self, rank: usize) -> bool {
         self.left.contains(&rank)
     }
 
-    /// A rank has called what was outstanding of the last frozen cycle.
+    /// Records that a rank has made the outstanding calls of the last frozen cycle.
     pub fn caught_up(&mut self, rank: usize) {
         self.outstanding[rank] = None;
     }
 
     /// The ranks that an operation waits for.
-    fn lacking(&self, pending: &Pending) -> Vec<usize> {
+    fn lacking(&self, pending: &PendingOperation) -> Vec<usize> {
         // A rank that has joined does not stand in for calls of a process set.
         let is_awaited = |rank: &usize| pending.set.is_some() || !self.joined.contains(rank);
         pending.missing().into_iter().filter(is_awaited).collect()
     }
 
-    /// A rank for which an operation waits in vain, if some make no more calls: of a receive from any rank,
-    /// only if all of them do not.
-    fn in_vain(&self, pending: &Pending, is_silent: impl Fn(usize) -> bool) -> Option<usize> {
+    /// Returns a rank that makes no more calls and that an operation waits for. A receive from any rank waits
+    /// in vain only if none of its ranks makes more calls.
+    fn in_vain(&self, pending: &PendingOperation, is_silent: impl Fn(usize) -> bool) -> Option<usize> {
         let lacking = self.lacking(pending);
         let silent = lacking.iter().copied().find(|rank| is_silent(*rank));
         let (_, call) = pending.first();
         silent.filter(|_| !call.topic.is_from_any() || lacking.iter().all(|rank| is_silent(*rank)))
     }
 
-    /// The rank that left, what another waits for, and that other.
+    /// Returns the error for an operation that rank `by` waits for and that a rank which has left did not
+    /// call.
     fn gone(&self, rank: usize, operation: &str, by: usize) -> Error {
         let why = self.why(rank).unwrap_or_default().to_owned();
         let (peer, operation) = (format!("rank {rank}"), operation.to_owned());
         Error::Finished { peer, ranks: vec![rank], operation, rank: by, why }
     }
 
-    /// What some ranks have called and others have not.
-    fn waiting(&self) -> impl Iterator<Item = &Pending> {
+    /// The operations that some ranks have called and others have not.
+    fn waiting(&self) -> impl Iterator<Item = &PendingOperation> {
         self.pending.values().chain(self.of_sets.values())
     }
 
@@ -477,19 +487,19 @@ impl Agreement {
     }
 }
 
-/// The error of that operation alone.
+/// Returns the order that fails this operation alone.
 fn refuse((topic, ordinal): &(Topic, u64), fault: Error) -> Order {
     Order::Refuse(Refusal { topic: topic.clone(), ordinal: *ordinal, fault })
 }
 
-impl Pending {
+impl PendingOperation {
     fn new(size: usize, set: Option<Vec<usize>>, since_s: f64) -> Self {
-        Pending { kinds: Vec::new(), of: vec![0; size], called: 0, set, since_s, is_refused: false }
+        PendingOperation { kinds: Vec::new(), of: vec![0; size], called: 0, set, since_s, is_refused: false }
     }
 
-    /// Takes note of a rank's call; whether it fits to the others.
+    /// Records a rank's call. Returns true if it fits the others.
     fn take(&mut self, rank: usize, call: Call) -> bool {
-        // Where ranks wait is in the logs.
+        // The logs hold where ranks wait.
         let call = Call { waited: false, ..call };
         let fits = self.kinds.first().is_none_or(|first| first.is_like(&call));
         let known = self.kinds.iter().position(|kind| *kind == call);
@@ -503,7 +513,7 @@ impl Pending {
         fits
     }
 
-    /// Whether every rank has called it.
+    /// Returns true if every rank has called it.
     fn is_complete(&self) -> bool {
         self.called == self.set.as_ref().map_or(self.of.len(), Vec::len)
     }

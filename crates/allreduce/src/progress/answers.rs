@@ -4,17 +4,17 @@ use parking_lot::{Condvar, Mutex};
 
 use ringpull_base::status::{LateRanks, RankStatus};
 
-/// On rank 0: the answers that have come.
+/// The answers that have come to rank 0.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Held while somebody asks.
+    /// Held while a question is open.
     pub(super) asking: Mutex<()>,
-    pub(super) come: Mutex<Come>,
+    pub(super) come: Mutex<AnswerSet>,
     pub(super) changed: Condvar,
 }
 
 #[derive(Default)]
-pub(super) struct Come {
+pub(super) struct AnswerSet {
     /// The number of the last question: what answers an earlier one is dropped.
     pub(super) question: u32,
     pub(super) ranks: Vec<Option<RankStatus>>,
@@ -22,7 +22,7 @@ pub(super) struct Come {
 }
 
 impl Answers {
-    /// Takes that of rank `from`.
+    /// Records the answer of rank `from`.
     pub(super) fn take(&self, question: u32, from: usize, status: RankStatus) {
         let mut come = self.come.lock();
         if come.question == question

@@ -1,10 +1,10 @@
-//! One rank's calls: announced one by one, or begun in a frozen order without a message.
+//! The calls of one rank: announced one by one, or begun in a frozen order without a message.
 //!
-//! A rank begins by announcing each call to rank 0 (`agreement`). When rank 0 has frozen the sequence, calls
-//! are only taken note of, and units begin as soon as this rank has called their members. A call that does
-//! not fit, or a caller that waits for what cannot begin, ends that: the rank asks rank 0 to stop all ranks.
-//! Each then says how many units it has begun; all run to the furthest of them, and what lies beyond is
-//! announced again.
+//! A rank begins by announcing each call to rank 0 (`agreement`). After rank 0 has frozen the sequence, calls
+//! are only recorded, and each unit begins as soon as this rank has called its members. A call that does not
+//! fit, or a caller that waits for an operation that cannot begin, ends that: the rank asks rank 0 to stop
+//! all ranks. Each rank then reports how many units it has begun. All run to the furthest of them, and later
+//! calls are announced again.
 //!
 //! Pure: nothing here sends, waits or knows the time.
 
@@ -12,36 +12,36 @@ use std::collections::BTreeMap;
 
 use ringpull_base::Error;
 
-use crate::progress::frozen::{Frozen, Unit};
+use crate::progress::frozen::{FrozenCycle, Unit};
 use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, Stopped, Terms, Topic, Transfer};
-use crate::progress::rest::{Due, Rest};
+use crate::progress::rest::{CatchUpQueue, QueuedOperation};
 
-/// What has to be done about a call or a message.
+/// An action that follows from a call or a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Act {
-    /// Tell rank 0 of it.
+    /// Announce the call to rank 0.
     Announce(Call),
-    /// All members have been called.
+    /// Begin a unit: all its members have been called.
     Begin(Unit),
-    /// Every rank has called it.
+    /// Run an operation: every rank has called it.
     Run(Launch),
-    /// This rank has not made this call, and has joined: a job has to stand in for it. What begins it
-    /// follows.
+    /// Make a job for a call that this rank has not made because it has joined. The action that begins the
+    /// job follows.
     StandIn(Call),
     /// Tell rank 0 that this rank has joined.
     Join,
     /// Ask rank 0 to stop the frozen cycle of this epoch.
     Invalidate(u32),
-    /// Tell rank 0 that this rank has called what was outstanding.
+    /// Tell rank 0 that this rank has made its outstanding calls.
     CaughtUp,
-    /// The ranks do not agree.
+    /// Fail, because the ranks do not agree.
     Fault(Error),
 }
 
-/// A rank that is the only one forgets the names of collectives when there are more.
+/// The number of names of collectives above which a rank without peers forgets them.
 const MOST_NAMES: usize = 1024;
 
-/// In this many cycles a rank may be with calls while it has not made those of an earlier one.
+/// The number of cycles of which a rank may have made calls while it has not made those of an earlier one.
 const CYCLES: u64 = 2;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
@@ -50,56 +50,56 @@ enum RankPhase {
     Agreeing,
     /// Units begin as they are complete.
     Frozen,
-    /// No unit begins; rank 0 is going to say how far to go.
+    /// No unit begins; rank 0 is about to send the last unit to begin.
     Stopped,
-    /// Units up to some number are still to begin; what is beyond is announced.
+    /// Units up to some number are still to begin. Later calls are announced.
     Pending(RunTo),
 }
 
-/// Whether a rank has data left.
+/// The state of a rank's data: some is left, or the rank has joined.
 #[derive(Clone, Copy, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
-enum Data {
+enum DataState {
     Left,
-    /// None, which is reported when every call has been announced that has not begun.
+    /// No data is left. Reported to rank 0 when every call that has not begun has been announced.
     Ended,
-    /// None, and this was reported to rank 0.
+    /// No data is left, and this was reported to rank 0.
     Joined,
 }
 
-/// One rank's calls that have not begun, and how they will.
+/// One rank's calls that have not begun, and the way in which they will.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub struct Calls {
     rank: usize,
-    /// Whether sums are done one after another, on every rank in one order.
+    /// True if sums are done one after another, in the same order on every rank.
     sums_block: bool,
     ordinals: BTreeMap<Topic, u64>,
-    /// How many messages this rank has sent and received: rank 0 brings them together by other means than by
-    /// the calls of each kind.
+    /// The number of messages that this rank has sent and received. Rank 0 pairs them by envelope, not by a
+    /// count of calls on each topic.
     messages: u64,
-    /// How many names of collectives are among them, if this rank is the only one.
+    /// The number of names of collectives among them; only kept if this rank is the only one.
     names: Option<usize>,
     /// Calls made, and those of them that have not begun.
     made: u64,
-    /// Those of them that are of process sets.
+    /// The calls made that are of process sets.
     of_sets: u64,
-    /// How often the key was pushed, or the named collective called, that was so most often.
+    /// The largest number of pushes of one key, or of calls of one named collective.
     steps: u64,
     open: BTreeMap<u64, Call>,
-    /// Whether a caller has waited since the last call.
+    /// True if a caller has waited since the last call.
     waited: bool,
-    data: Data,
+    data: DataState,
     mode: RankPhase,
-    frozen: Option<Frozen>,
-    /// While something is outstanding: that, and what launches meanwhile.
-    rest: Rest,
-    /// Whether the last frozen cycle was stopped behind what this rank had begun.
+    frozen: Option<FrozenCycle>,
+    /// The units left to begin after a stop, and the operations launched meanwhile.
+    rest: CatchUpQueue,
+    /// True if other ranks had begun more units than this one when the last frozen cycle was stopped.
     is_behind: bool,
 }
 
 impl Calls {
-    /// No calls, of `rank`; `sums_block` if a sum is done when the one before it is, on every rank in one
-    /// order.
+    /// An empty record of the calls of `rank`. `sums_block` is true if a sum is done only after the one
+    /// before it, in the same order on every rank.
     pub fn new(rank: usize, sums_block: bool) -> Self {
         Calls {
             rank,
@@ -112,10 +112,10 @@ impl Calls {
             steps: 0,
             open: BTreeMap::new(),
             waited: false,
-            data: Data::Left,
+            data: DataState::Left,
             mode: RankPhase::Agreeing,
             frozen: None,
-            rest: Rest::default(),
+            rest: CatchUpQueue::default(),
             is_behind: false,
         }
     }
@@ -125,22 +125,22 @@ impl Calls {
         Calls { names: Some(0), ..Calls::new(0, false) }
     }
 
-    /// How many calls were made.
+    /// The number of calls made.
     pub fn made(&self) -> u64 {
         self.made
     }
 
-    /// How many calls were made that are not of a process set.
+    /// The number of calls made that are not of a process set.
     pub fn made_of_all(&self) -> u64 {
         self.made - self.of_sets
     }
 
-    /// How often the key was pushed, or the named collective called, that was so most often.
+    /// The largest number of pushes of one key, or of calls of one named collective.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// How many calls on `topic` have been made; of a message, how many messages.
+    /// The number of calls made on `topic`; for a message, the number of messages.
     pub fn ordinal(&self, topic: &Topic) -> u64 {
         if matches!(topic, Topic::Message(_)) {
             return self.messages;
@@ -148,12 +148,12 @@ impl Calls {
         self.ordinals.get(topic).copied().unwrap_or(0)
     }
 
-    /// How many calls on each topic have been made.
+    /// The number of calls made on each topic.
     pub(super) fn ordinals(&self) -> impl Iterator<Item = (&Topic, u64)> {
         self.ordinals.iter().map(|(topic, made)| (topic, *made))
     }
 
-    /// A call is made; returns what has to be done.
+    /// Records a call, and returns the actions that follow.
     pub fn call(&mut self, topic: Topic, operation: Operation, terms: Terms, transfer: Transfer) -> Vec<Act> {
         let next = match &topic {
             Topic::Message(_) => &mut self.messages,
@@ -171,14 +171,15 @@ impl Calls {
             self.made += 1;
             *names += usize::from(ordinal == 0 && topic.is_named());
             if *names > MOST_NAMES {
-                // What has been called has begun.
+                // On a single rank, every operation that was called has begun.
                 self.ordinals.retain(|topic, _| !topic.is_named());
                 *names = 0;
             }
             return vec![Act::Run(Launch { topic, ordinal, number: ordinal as u32, call: None, from: None })];
         }
         if topic.set().is_some() {
-            // No part of any frozen cycle, and behind nothing that is outstanding: its ranks are not all.
+            // The call is in no frozen cycle and waits for no outstanding operation, because its ranks are
+            // not all.
             self.made += 1;
             self.of_sets += 1;
             let mut acts = if self.shuns_cycle() { self.deviate() } else { Vec::new() };
@@ -197,9 +198,10 @@ impl Calls {
         index
     }
 
-    /// This rank has no data left: it stands in for what the others call until [`joined`](Self::joined).
+    /// Records that this rank has no data left. It stands in for the calls of the others until
+    /// [`joined`](Self::joined).
     pub fn join(&mut self) -> Vec<Act> {
-        self.data = Data::Ended;
+        self.data = DataState::Ended;
         let mut acts = self.wait();
         if matches!(self.mode, RankPhase::Pending(_)) {
             acts.extend(self.make_up());
@@ -209,26 +211,26 @@ impl Calls {
         acts
     }
 
-    /// Every rank has joined.
+    /// Records that every rank has joined.
     pub fn joined(&mut self) {
-        self.data = Data::Left;
+        self.data = DataState::Left;
     }
 
-    /// Whether this rank has joined.
+    /// Returns true if this rank has joined.
     pub fn has_joined(&self) -> bool {
-        self.data != Data::Left
+        self.data != DataState::Left
     }
 
-    /// Says that this rank has joined, once what it called before has been announced.
+    /// Returns the report that this rank has joined, once its earlier calls have been announced.
     fn tell(&mut self) -> Option<Act> {
-        if self.data != Data::Ended || matches!(self.mode, RankPhase::Stopped) {
+        if self.data != DataState::Ended || matches!(self.mode, RankPhase::Stopped) {
             return None;
         }
-        self.data = Data::Joined;
+        self.data = DataState::Joined;
         Some(Act::Join)
     }
 
-    /// A caller waits, or looks at what a call has given: whatever was called before must be able to begin
+    /// Records that a caller waits, or reads the result of a call: all earlier calls must be able to begin
     /// without another call.
     pub fn wait(&mut self) -> Vec<Act> {
         self.waited = true;
@@ -238,14 +240,14 @@ impl Calls {
         }
     }
 
-    /// The next call follows on the return of everything that was called before, to a caller that is told of
-    /// each return. It may have waited for that and does not say so.
+    /// Records that all earlier calls have returned, to a caller that is notified of each return. It may have
+    /// waited for that without reporting it.
     pub fn all_returned(&mut self) {
         self.waited = true;
     }
 
-    /// An operation was launched by itself. On ranks that have begun what is outstanding here it comes behind
-    /// that.
+    /// Records an operation that was launched by itself. It comes after the outstanding units, which other
+    /// ranks have begun before it.
     pub fn launched(&mut self, launch: Launch) -> Vec<Act> {
         let found = self.open.iter().find(|(_, call)| call.ordinal == launch.ordinal && call.topic == launch.topic);
         let found = found.map(|(index, call)| (*index, call.transfer));
@@ -262,10 +264,10 @@ impl Calls {
             }
             (None, None) => return vec![Act::Run(launch)],
         };
-        // A barrier that is launched waits for nobody.
+        // A barrier that is launched does not wait.
         if matches!(self.mode, RankPhase::Pending(_)) && launch.topic != Topic::Barrier {
             let is_alone = transfer == Transfer::Alone || self.sums_block;
-            self.rest.push(Due::Launch(launch.clone()), vec![launch.topic], is_alone);
+            self.rest.push(QueuedOperation::Launch(launch.clone()), vec![launch.topic], is_alone);
             acts.extend(self.begin());
         } else {
             acts.push(Act::Run(launch));
@@ -273,7 +275,7 @@ impl Calls {
         acts
     }
 
-    /// An operation has failed by itself, and will not be launched.
+    /// Records an operation that has failed by itself and will not be launched.
     pub fn refused(&mut self, topic: &Topic, ordinal: u64) {
         let found = self.open.iter().find(|(_, call)| call.ordinal == ordinal && call.topic == *topic);
         let index = found.map(|(index, _)| *index);
@@ -286,7 +288,8 @@ impl Calls {
         *next = (*next).max(ordinal + 1);
     }
 
-    /// These names, which every rank has called so often, are forgotten: calls made since count from 0.
+    /// Forgets these names. The number beside each is that of every rank's calls of it: later calls count
+    /// from 0.
     pub fn forget(&mut self, topics: &[(Topic, u64)]) {
         for (topic, made) in topics {
             if let Some(next) = self.ordinals.get_mut(topic) {
@@ -300,24 +303,24 @@ impl Calls {
         }
     }
 
-    /// How many calls have not begun.
+    /// The number of calls that have not begun.
     #[cfg(test)]
     pub fn unbegun(&self) -> usize {
         self.open.len()
     }
 
-    /// How many names of collectives are remembered.
+    /// The number of names of collectives that are remembered.
     #[cfg(test)]
     pub fn names(&self) -> usize {
         self.ordinals.keys().filter(|topic| topic.is_named()).count()
     }
 
-    /// The sequence of calls is frozen. Those that were announced and not launched are the first of it.
+    /// Freezes the sequence of calls. Calls that were announced and not launched are its first.
     pub fn freeze(&mut self, freeze: Freeze) -> Vec<Act> {
-        // Nothing to stand in for, and nothing outstanding: no sequence is frozen while rank 0 knows of a
-        // rank that has joined or has something outstanding.
+        // There is no call to stand in for, and none outstanding: no sequence is frozen while rank 0 knows of
+        // a rank that has joined or has outstanding calls.
         let mut acts = self.launched(freeze.last.clone());
-        self.frozen = Some(Frozen::new(freeze));
+        self.frozen = Some(FrozenCycle::new(freeze));
         self.mode = RankPhase::Frozen;
         if self.shuns_cycle() {
             acts.extend(self.deviate());
@@ -334,20 +337,20 @@ impl Calls {
         acts
     }
 
-    /// Stops the frozen cycle of `epoch`; how far this rank has come in it.
+    /// Stops the frozen cycle of `epoch`. Returns this rank's progress in it.
     pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
         let stopped = self.begun().filter(|stopped| stopped.epoch == epoch)?;
         self.mode = RankPhase::Stopped;
         Some(stopped)
     }
 
-    /// All ranks have stopped, and this is how far they go. What lies beyond is announced, in the order in
-    /// which it was called.
+    /// Begins the units up to the furthest rank's, after all ranks have stopped. Later calls are announced,
+    /// in the order in which they were made.
     pub fn run_to(&mut self, end: RunTo) -> Vec<Act> {
         let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.epoch() == end.epoch) else { return Vec::new() };
         self.is_behind = frozen.begun() < end.until;
         for unit in frozen.begun()..end.until {
-            self.rest.push(Due::Unit(unit), frozen.topics(unit), frozen.is_alone(unit) || self.sums_block);
+            self.rest.push(QueuedOperation::Unit(unit), frozen.topics(unit), frozen.is_alone(unit) || self.sums_block);
         }
         self.mode = RankPhase::Pending(end);
         let open: Vec<u64> = self.open.keys().copied().collect();
@@ -366,11 +369,11 @@ impl Calls {
         acts
     }
 
-    /// Stands in for what others have begun of the frozen cycle and this rank, which has joined, has not
-    /// called.
+    /// Stands in for operations of the frozen cycle that others have begun and that this rank, which has
+    /// joined, has not called.
     fn make_up(&mut self) -> Vec<Act> {
-        // What was said before rank 0 stopped the ranks is forgotten.
-        self.data = Data::Ended;
+        // Rank 0 has dropped a join that was sent before it stopped the ranks.
+        self.data = DataState::Ended;
         let Some(frozen) = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Pending(_))) else {
             return Vec::new();
         };
@@ -408,14 +411,14 @@ impl Calls {
         (unit < frozen.begun()).then_some(unit)
     }
 
-    /// How far this rank has come in the last frozen cycle.
+    /// Returns the number of units that this rank has begun of the last frozen cycle.
     pub fn begun(&self) -> Option<Stopped> {
         let frozen = self.frozen.as_ref()?;
         let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
         Some(Stopped { epoch: frozen.epoch(), begun: frozen.begun(), missing })
     }
 
-    /// Finds the way of a call that is open.
+    /// Announces an open call, or begins the unit that it completes.
     fn place(&mut self, index: u64) -> Vec<Act> {
         let call = &self.open[&index];
         let Some(frozen) = &mut self.frozen else { return vec![Act::Announce(call.clone())] };
@@ -446,7 +449,7 @@ impl Calls {
         }
     }
 
-    /// Begins what may begin.
+    /// Begins the operations that may begin.
     fn begin(&mut self) -> Vec<Act> {
         let mut acts = Vec::new();
         let Some(frozen) = &mut self.frozen else { return acts };
@@ -454,8 +457,8 @@ impl Calls {
             let complete = match self.mode {
                 RankPhase::Frozen => frozen.begin(),
                 RankPhase::Pending(_) => match self.rest.pop(|unit| frozen.complete(unit).is_some()) {
-                    Some(Due::Unit(unit)) => frozen.complete(unit),
-                    Some(Due::Launch(launch)) => {
+                    Some(QueuedOperation::Unit(unit)) => frozen.complete(unit),
+                    Some(QueuedOperation::Launch(launch)) => {
                         acts.push(Act::Run(launch));
                         continue;
                     }
@@ -474,8 +477,9 @@ impl Calls {
         acts
     }
 
-    /// Whether this rank is to begin nothing of the cycle, which blocks: it sends or receives, and what it
-    /// begins could not go on before another rank has called its unit, which may wait for the message first.
+    /// Returns true if this rank must begin no unit of the cycle, which blocks, because it sends or receives.
+    /// A unit that it begins could not go on before another rank has called that unit, and that rank may wait
+    /// for the message first.
     fn shuns_cycle(&self) -> bool {
         let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Frozen));
         self.messages > 0 && frozen.is_some_and(|frozen| self.sums_block || frozen.runs_alone())

@@ -1,18 +1,18 @@
-//! The comm thread: begins what is launched, keeps several sums under way, and hands on what is finished.
+//! The comm thread: begins launched operations, keeps several sums under way, and hands on the finished ones.
 //!
-//! It alone talks to the transport. Sums are begun as they are launched, up to a number, and move together; a
-//! job that wants the communicator to itself is run when nothing else of all ranks is under way. The sums of
-//! a bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice is
-//! asked again when those are done. What is finished is handed on in the order in which it was begun, except
-//! that one may overtake those of lower priority, and one that another waits for may overtake all; never one
-//! of its own topic.
+//! It alone talks to the transport. Sums begin as they are launched, up to a number, and progress together. A
+//! job that needs the communicator to itself runs when no other operation of all ranks is under way. The sums
+//! of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice
+//! is asked again when those are done. Finished operations are handed on in the order in which they began,
+//! with two exceptions: one may overtake those of lower priority, and one that another waits for may overtake
+//! all. None overtakes an operation of its own topic.
 //!
-//! A sum that is divided begins when no earlier operation of its topics is under way, because the update of
-//! its part needs the value that those leave. Until then it is held. It keeps back nothing but later
-//! operations of its topics and what runs alone.
+//! A divided sum begins when no earlier operation of its topics is under way, because the update of its part
+//! needs the value that those leave. Until then it is held. It delays only later operations of its topics and
+//! jobs that run alone.
 //!
-//! What is of a process set begins at once and is waited for by nothing, whatever is held: its ranks begin it
-//! between other operations of all ranks, each where it hears of it.
+//! An operation of a process set begins at once, and no operation waits for it: its ranks begin it between
+//! other operations of all ranks, each where it receives the launch.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -38,25 +38,25 @@ use crate::progress::shared::{Command, Shared};
 const MOST_RUNNING: usize = 32;
 
 /// An operation under way: of one job, or of several sums in a bucket.
-struct Running {
+struct RunningOperation {
     jobs: Vec<(Topic, Box<dyn Job>)>,
     bucket: Option<(Buffer, Layout)>,
     launch: Launch,
-    /// Whether the job is asked what comes next.
+    /// True if the job is asked for its next messages.
     advances: bool,
     priority: i32,
     /// `None` when it is finished.
     ticket: Option<Ticket>,
-    /// When it was begun, by the timeline's clock.
+    /// The time at which it began, by the timeline's clock.
     since_ns: u64,
 }
 
-struct Comm<'a> {
+struct CommThread<'a> {
     shared: &'a Shared,
     communicator: Communicator,
-    /// In the order in which they were begun.
-    running: Vec<Running>,
-    /// What is of all ranks and may not begin yet, in order.
+    /// The operations under way, in the order in which they began.
+    running: Vec<RunningOperation>,
+    /// Commands of all ranks that may not begin yet, in order.
     held: VecDeque<Command>,
     finishing: &'a Sender<Box<dyn Job>>,
     /// Memory of buckets, for the next ones of the same length.
@@ -73,12 +73,12 @@ pub(super) fn communicate(
 ) {
     waits::leave_out_this_thread();
     let (running, held, buckets) = (Vec::new(), VecDeque::new(), Vec::new());
-    let mut comm = Comm { shared, communicator, running, held, finishing, buckets };
+    let mut comm = CommThread { shared, communicator, running, held, finishing, buckets };
     let mut lingers = false;
     loop {
         if comm.running.is_empty() && shared.is_renewed() {
             let fault = shared.fault.get().expect("a generation ends by a fault");
-            // What is sent is sent under this lock, and nothing once there is a fault: this is all.
+            // Commands are sent under this lock, and none after a fault: these are all.
             let waiting = shared.waiting.lock();
             let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
             drop(waiting);
@@ -112,19 +112,19 @@ pub(super) fn communicate(
         comm.go_on();
     }
     if shared.fault.get().is_some() {
-        // Requests may be in sum; the library must not be called any more, not even to free it.
+        // Requests may still refer to it. The library must not be called any more, not even to free it.
         std::mem::forget(comm.communicator);
     }
 }
 
-impl Comm<'_> {
-    /// How many operations of all ranks are under way.
+impl CommThread<'_> {
+    /// The number of operations of all ranks that are under way.
     fn running_of_all(&self) -> usize {
         self.running.iter().filter(|running| !running.is_of_a_set()).count()
     }
 
-    /// Whether a command has to be held, or there are others that it may not pass. What is of a process set
-    /// never is: its ranks may wait for it before they come to what is under way.
+    /// Returns true if a command must be held, or may not pass others that are held. An operation of a
+    /// process set is never held: its ranks may wait for it before they come to the operations under way.
     fn holds(&self, command: &Command) -> bool {
         let is_of_all = match command {
             Command::Run(_, launch) => launch.topic.set().is_none(),
@@ -135,7 +135,7 @@ impl Comm<'_> {
         is_of_all && (!self.held.is_empty() || !may_begin())
     }
 
-    /// The first of those held that may begin. What it passes has its room.
+    /// Takes the first held command that may begin. The commands that it passes keep their room.
     fn take_held(&mut self) -> Option<Command> {
         let room = MOST_RUNNING.saturating_sub(self.running_of_all());
         let may_pass = |at: &usize| *at == 0 || !self.keeps_place(&self.held[*at]);
@@ -144,19 +144,19 @@ impl Comm<'_> {
         self.held.remove(at)
     }
 
-    /// Whether a command waits for operations of its topics: a divided sum for those under way, and any for
-    /// those that are held before it.
+    /// Returns true if a command waits for operations of its topics: a divided sum waits for those under way,
+    /// and any command for those that are held before it.
     fn waits(&self, command: &Command, place: usize) -> bool {
         let is_of = |topic: &Topic| command.is_of(topic);
         // In a job that goes on without lost ranks, no rank finishes an operation before every rank has all
         // of the one before it on the same topic: so a rank lacks at most one that another has.
         let waits_for_running = command.is_divided() || self.shared.elastic.is_some();
-        (waits_for_running && self.running.iter().flat_map(Running::topics).any(is_of))
+        (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
             || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
     }
 
-    /// Whether a command passes none of those held: another rank that has begun it begins nothing else until
-    /// it is done.
+    /// Returns true if a command passes none of those held: another rank that has begun it begins nothing
+    /// else until it is done.
     fn keeps_place(&self, command: &Command) -> bool {
         let runs_alone = |job: &dyn Job| job.transfer() == Transfer::Alone || job.checks();
         self.communicator.sums_block()
@@ -167,8 +167,8 @@ impl Comm<'_> {
             }
     }
 
-    /// The next command, while nothing is under way. A caller that waited for what is just done may have one
-    /// soon, and to sleep would make it wait longer.
+    /// Returns the next command, while no operation is under way. A caller that waited for the last operation
+    /// may have one soon, and a sleep would delay it.
     fn next(&mut self, inbox: &Receiver<Command>, lingers: bool) -> Result<Command, RecvTimeoutError> {
         const LINGER: Duration = Duration::from_micros(50);
         const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
@@ -199,8 +199,7 @@ impl Comm<'_> {
         self.take(topics.zip(jobs).collect(), launch, unit.cycle_bytes);
     }
 
-    /// Begins a sum, of a step that sums so many bytes if that is known, or a job's messages, or runs a job
-    /// that wants the communicator to itself.
+    /// Begins a sum or a job's messages, or runs a job that needs the communicator to itself.
     fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.fault.get() {
             return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
@@ -272,7 +271,7 @@ impl Comm<'_> {
         if ticket.is_none() {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
         }
-        self.running.push(Running { jobs, bucket, launch, advances: false, priority, ticket, since_ns });
+        self.running.push(RunningOperation { jobs, bucket, launch, advances: false, priority, ticket, since_ns });
         match begun {
             Ok(_) => self.note(),
             Err(cause) => self.fail(&cause, None),
@@ -287,10 +286,18 @@ impl Comm<'_> {
                 return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
             }
         }
-        // What blocks is at it from here on.
+        // A job that blocks runs from here on.
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let since_ns = timeline::now_ns();
-        self.running.push(Running { jobs, bucket: None, launch, advances: true, priority, ticket: None, since_ns });
+        self.running.push(RunningOperation {
+            jobs,
+            bucket: None,
+            launch,
+            advances: true,
+            priority,
+            ticket: None,
+            since_ns,
+        });
         match self.advance(self.running.len() - 1) {
             Ok(()) => {
                 self.count_traffic();
@@ -300,9 +307,9 @@ impl Comm<'_> {
         }
     }
 
-    /// Asks the job of an operation what comes next.
+    /// Asks the job of an operation for its next messages.
     fn advance(&mut self, at: usize) -> Result<(), Error> {
-        let Running { jobs, launch, ticket, since_ns, .. } = &mut self.running[at];
+        let RunningOperation { jobs, launch, ticket, since_ns, .. } = &mut self.running[at];
         let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
         *ticket = job.advance(&mut self.communicator, launch)?;
         if ticket.is_none() {
@@ -311,7 +318,7 @@ impl Comm<'_> {
         Ok(())
     }
 
-    /// What comes before the sums of these jobs; the first fault, if there was one.
+    /// Runs the checks that come before the sums of these jobs. Returns the first fault, if there was one.
     fn check(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], launch: &Launch) -> Result<(), Error> {
         self.drain();
         for (topic, job) in jobs.iter_mut().filter(|(_, job)| job.checks()) {
@@ -330,11 +337,11 @@ impl Comm<'_> {
         Ok(())
     }
 
-    /// What this rank makes of the sums of its part of what the jobs add.
+    /// Returns the update that this rank applies to the sums of its part of the bucket.
     fn part_update(&self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Result<PartUpdate, Error> {
         let rank = self.communicator.rank();
         let mut start = layout.parts().range(0..rank).len() * layout.element();
-        // Where each piece begins in the bucket, where in its job's memory, and its update.
+        // For each piece: its range in the bucket, its start in its job's memory, and its update.
         let mut pieces: Vec<(Range<usize>, usize, PartUpdate)> = Vec::new();
         for (job, piece) in layout.pieces_of(rank) {
             let update = jobs[job].1.part_update(piece.clone())?;
@@ -354,7 +361,7 @@ impl Comm<'_> {
         }))
     }
 
-    /// A bucket of what the jobs add.
+    /// Returns a bucket that holds the jobs' addends.
     fn fill(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Buffer {
         let len_bytes = layout.len_bytes();
         let kept = self.buckets.iter().position(|bucket| bucket.bytes().len() == len_bytes);
@@ -378,7 +385,7 @@ impl Comm<'_> {
         }
         self.buckets.push(bucket);
         if self.buckets.len() > MOST_RUNNING {
-            // Of a cycle that is no more.
+            // A bucket of a cycle that has ended.
             self.buckets.remove(0);
         }
     }
@@ -408,7 +415,7 @@ impl Comm<'_> {
         self.shared.received_bytes.store(received, Ordering::Relaxed);
     }
 
-    /// Moves what is under way, or waits a little.
+    /// Advances the operations under way, or waits a little.
     fn go_on(&mut self) {
         let executor = self.communicator.executor();
         let outcome = executor.advance().and_then(|moved| if moved { Ok(()) } else { executor.pause() });
@@ -426,7 +433,7 @@ impl Comm<'_> {
         }
     }
 
-    /// Hands on what is finished and may go.
+    /// Hands on the finished operations whose turn it is.
     fn hand_on(&mut self) {
         loop {
             let finished: Vec<Ticket> = self.communicator.executor().take_finished().collect();
@@ -463,10 +470,10 @@ impl Comm<'_> {
 
     fn may_go(&self, at: usize) -> bool {
         let sum = &self.running[at];
-        let shares = |earlier: &Running| earlier.topics().any(|topic| sum.topics().any(|own| own == topic));
+        let shares = |earlier: &RunningOperation| earlier.topics().any(|topic| sum.topics().any(|own| own == topic));
         let is_awaited = self.held.iter().any(|command| sum.topics().any(|topic| command.is_of(topic)));
-        let is_apart = |earlier: &Running| !earlier.launch.topic.shares_ranks(&sum.launch.topic);
-        let gives_way = |earlier: &Running| {
+        let is_apart = |earlier: &RunningOperation| !earlier.launch.topic.shares_ranks(&sum.launch.topic);
+        let gives_way = |earlier: &RunningOperation| {
             is_apart(earlier) || ((is_awaited || earlier.priority < sum.priority) && !shares(earlier))
         };
         sum.ticket.is_none() && self.running[..at].iter().all(gives_way)
@@ -483,7 +490,7 @@ impl Comm<'_> {
         }
     }
 
-    /// The first cause is everybody's; everything under way fails with it.
+    /// Reports the cause to all ranks, if it is the first. Every operation under way fails with it.
     fn fail(&mut self, cause: &Error, job: Option<Box<dyn Job>>) {
         self.shared.poison(cause, true);
         let fault = self.shared.fault.get().unwrap_or(cause);
@@ -502,7 +509,7 @@ impl Comm<'_> {
     }
 }
 
-impl Running {
+impl RunningOperation {
     fn topics(&self) -> impl Iterator<Item = &Topic> {
         self.jobs.iter().map(|(topic, _)| topic)
     }

@@ -1,4 +1,4 @@
-//! The ranks that a transport joins, how it is ended, and how those that are left go on after a loss.
+//! The ranks of a transport, its end, and the way in which survivors of a loss go on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use ringpull_base::{Error, Result};
 use crate::transport::Transport;
 use crate::transport::control::Control;
 
-/// How long MPI may take to learn that a process is gone whose end was noticed otherwise.
+/// The time that MPI may take to learn of the end of a process that was noticed otherwise.
 pub(super) const LEARNING: Duration = Duration::from_millis(200);
 
-/// Whether this part of `size` ranks may go on where others may live that it cannot reach: it is more than half
-/// of them, or half of them with rank 0.
+/// Returns true if this part of `size` ranks may go on although others may live that it cannot reach. The
+/// part must be more than half of them, or half of them with rank 0.
 pub(super) fn is_enough(part: &[usize], size: usize) -> bool {
     2 * part.len() + usize::from(part.contains(&0)) > size
 }
 
-/// An error unless of `size` ranks that start enough are left.
+/// Returns an error if too few of `size` ranks that start are left.
 pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
     if is_enough(ranks, size) {
         return Ok(());
@@ -32,32 +32,32 @@ pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
     })
 }
 
-/// How a transport and its control star come to be; called on the comm thread.
+/// A function that connects a transport and its control star; called on the comm thread.
 pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
 
-/// A transport that is ready, and how to end it.
+/// A transport that is ready, and the function that ends it.
 pub struct Connected {
     /// The wire.
     pub transport: Box<dyn Transport>,
     /// The control star over the same ranks.
     pub control: Control,
-    /// How many of the ranks, the last ones, only reduce.
+    /// The number of helpers, which only reduce. They are the last ranks.
     pub helpers: usize,
-    /// What ends the library, after the transport was dropped without a fault.
+    /// Ends the library, after the transport was dropped without a fault.
     pub finalise: Box<dyn FnOnce()>,
-    /// How those that are left go on when a rank is lost, if they can.
+    /// The way in which the survivors of a lost rank connect; `None` if the job cannot go on without a rank.
     pub succession: Option<Succession>,
 }
 
-/// How the ranks that are left go on when a rank is lost.
+/// The way in which the survivors of a lost rank connect.
 pub struct Succession {
     /// The numbers that the present ranks had among those before them.
     pub ranks: Vec<usize>,
-    /// How many those were.
+    /// The number of ranks before them.
     pub among: usize,
-    /// Connects those that are left. Returns what it is given if no rank is lost. On the comm thread.
+    /// Connects the survivors. Returns the fault that it is given if no rank is lost. On the comm thread.
     pub next: Next,
-    /// Lets the transport take ranks for lost from which nothing is heard.
+    /// Makes the transport treat ranks as lost from which nothing is heard.
     pub sever: Sever,
 }
 

@@ -1,8 +1,8 @@
-//! The threads behind a store that sums by allreduce.
+//! The threads of a store that sums by allreduce.
 //!
 //! `submit` names an operation and returns. The control thread of rank 0 launches it when every rank has
 //! called it; the comm thread, which alone talks to the transport, runs launched jobs in the order of their
-//! numbers; the finishing thread applies updates and hands out results, but for short ones that the comm
+//! numbers; the finishing thread applies updates and hands out results, except short ones, which the comm
 //! thread hands out itself. The first fault poisons the engine: it is spread to every rank, running
 //! collectives stop, every job that waits fails with it, and so does every later call.
 
@@ -24,16 +24,16 @@ use ringpull_base::{Error, OnFault, Result, Tensor, Waiter, last_words, notice, 
 use crate::communicator::Communicator;
 use crate::progress::connected::{Connect, Connected};
 use crate::progress::generation::{Change, Current};
-use crate::progress::job::{Answer, Barrier, Direct, Job, StandIn, Work};
+use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, Job, StandIn};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
-use crate::progress::shared::{Inherited, Shared};
+use crate::progress::shared::{InheritedState, Shared};
 use crate::progress::status;
 use crate::transport::control::Control;
 use crate::transport::inproc;
 
-/// How long a process that has met a fault stays, so that its peers can report the fault before a launcher
-/// ends them.
+/// The time that a process stays after a fault, so that its peers can report the fault before a launcher ends
+/// them.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
@@ -46,7 +46,7 @@ pub struct Engine {
     sets: Mutex<BTreeMap<(u64, Vec<usize>), u32>>,
     process: Process,
     files: Mutex<Vec<PathBuf>>,
-    /// The file that says that this rank has ended in order.
+    /// A file that shows that this rank has ended in order.
     ended: Mutex<Option<PathBuf>>,
 }
 
@@ -59,7 +59,7 @@ impl Engine {
             spawn(renewal::COMM, move || {
                 let begun = connect()
                     .and_then(|connected| renewal::ready(connected, &config, None))
-                    .and_then(|(ready, _)| Generation::begin(ready, &config, Inherited::default()));
+                    .and_then(|(ready, _)| Generation::begin(ready, &config, InheritedState::default()));
                 let generation = match begun {
                     Ok(generation) => generation,
                     Err(cause) => return drop(ready.send(Err(cause))),
@@ -84,7 +84,8 @@ impl Engine {
         Engine::in_process_with_helpers(size, 0, config)
     }
 
-    /// The same with helpers, whose engines come last, each to be [served](Self::serve) by a thread.
+    /// As [`in_process`](Self::in_process), with helpers. Their engines come last, and a thread must
+    /// [serve](Self::serve) each.
     pub fn in_process_with_helpers(workers: usize, helpers: usize, config: &Config) -> Result<Vec<Arc<Engine>>> {
         let size = workers + helpers;
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
@@ -118,28 +119,28 @@ impl Engine {
         self.current.get().size
     }
 
-    /// How many losses of ranks the job has gone on after.
+    /// The number of losses of ranks after which the job has gone on.
     pub fn generation(&self) -> u64 {
         self.current.generation()
     }
 
-    /// Those losses, from the one at place `seen` on.
+    /// The changes by those losses, from the one at place `seen` on.
     pub fn changes(&self, seen: usize) -> Vec<Change> {
         self.current.changes(seen)
     }
 
-    /// Whether the job goes on when it loses a rank.
+    /// Returns true if the job goes on when it loses a rank.
     pub fn is_elastic(&self) -> bool {
         self.current.get().elastic.is_some()
     }
 
-    /// Whether this rank only reduces: it is [served](Self::serve), and calls nothing.
+    /// Returns true if this rank only reduces: it is [served](Self::serve), and calls nothing.
     pub fn is_helper(&self) -> bool {
         self.current.get().is_helper()
     }
 
-    /// On a helper: takes part in the sums of the others until all of them are done, and then leaves. Blocks.
-    /// An error if the job fails.
+    /// Takes part in the sums of the others, on a helper, until all of them are done, and then leaves.
+    /// Blocks. Returns an error if the job fails.
     pub fn serve(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
         let shared = self.current.get();
@@ -150,7 +151,7 @@ impl Engine {
             shared.served();
         }
         drop(shared);
-        // No wait for another rank: that a helper waits says nothing about the job.
+        // Not counted as a wait for another rank: a helper's wait shows nothing about the job.
         let outcome = waits::until(|limit| self.answer(&answer, limit));
         if outcome.is_err() {
             // The caller reports it.
@@ -160,7 +161,7 @@ impl Engine {
         outcome
     }
 
-    /// What every rank must have set alike: plans of one kind and segments of one size fit together.
+    /// The settings that every rank must have alike: plans of one kind and segments of one size fit together.
     pub fn sums(&self) -> &Sums {
         &self.sums
     }
@@ -170,7 +171,7 @@ impl Engine {
         self.current.get().library.clone()
     }
 
-    /// Where the ranks are, as text: `8 ranks on 2 hosts, shared memory within each`.
+    /// The placement of the ranks, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub fn placement(&self) -> String {
         self.current.get().placement.clone()
     }
@@ -181,7 +182,8 @@ impl Engine {
         self.stores.fetch_add(1, Ordering::Relaxed) as u32
     }
 
-    /// How many stores this rank has made. Where a loss has kept some rank from one, they differ.
+    /// The number of stores that this rank has made. The numbers differ between ranks if a loss has kept a
+    /// rank from making one.
     pub fn stores(&self) -> u64 {
         self.stores.load(Ordering::Relaxed)
     }
@@ -200,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// Who makes the jobs of that store while this rank has joined.
+    /// Sets the maker of jobs of that store while this rank has joined.
     pub fn introduce(&self, store: u32, stand_in: Weak<dyn StandIn>) {
         self.current.get().stand_ins.lock().insert(store, stand_in);
     }
@@ -215,13 +217,13 @@ impl Engine {
         fault
     }
 
-    /// The first fault, without taking note that a caller has been given it.
+    /// Returns the first fault, without recording that a caller has received it.
     pub fn first_fault(&self) -> Option<Error> {
         self.current.get().fatal().cloned()
     }
 
-    /// Lets `hook` know of the first fault, which may have come already. To be called once, in a job that
-    /// does not go on without lost ranks.
+    /// Calls `hook` with the first fault, which may have come already. To be called once, in a job that does
+    /// not go on without lost ranks.
     pub fn on_fault(&self, hook: OnFault) {
         let shared = self.current.get();
         let hook = shared.on_fault.get_or_init(|| hook);
@@ -235,12 +237,12 @@ impl Engine {
         self.current.get().end(fault);
     }
 
-    /// Whether the engine ends, as it does when the process exits.
+    /// Returns true if the engine ends, as it does when the process exits.
     pub fn is_leaving(&self) -> bool {
         self.current.get().leaving.load(Ordering::Acquire)
     }
 
-    /// Whether a caller has been given the first fault.
+    /// Returns true if a caller has received the first fault.
     pub fn is_reported(&self) -> bool {
         self.current.get().reported.load(Ordering::Acquire)
     }
@@ -253,13 +255,13 @@ impl Engine {
         (sent, received, control)
     }
 
-    /// Does `work` when this is rank 0: now, or when a loss makes it that, on the comm thread.
+    /// Does `work` when this is rank 0: now, or on the comm thread when a loss makes it rank 0.
     pub fn when_first(&self, work: Box<dyn FnOnce() + Send>) {
         self.current.when_first(work);
     }
 
-    /// What every rank is doing: on rank 0, which asks them. Blocks for about a second at most; a rank that
-    /// has not answered by then is left out.
+    /// Returns the state of every rank. Called on rank 0, which asks the others. Blocks for about 1 s at
+    /// most; a rank that has not answered by then is left out.
     pub fn status(&self) -> JobStatus {
         status::ask_everybody(&self.current.get())
     }
@@ -279,20 +281,20 @@ impl Engine {
         self.files.lock().push(file);
     }
 
-    /// Writes an empty file when this rank and all others that are left have ended in order. If one is lost
-    /// after this rank has come to its end, nothing is written.
+    /// Writes an empty file when this rank and all survivors have ended in order. Writes nothing if a rank is
+    /// lost after this rank has come to its end.
     pub fn write_at_end(&self, file: PathBuf) {
         *self.ended.lock() = Some(file);
     }
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
-    /// `terms`. Returns at once. An error while this rank has joined.
+    /// `terms`. Returns at once, with an error if this rank has joined.
     pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         self.current.get().submit(topic, operation, terms, job)
     }
 
-    /// As [`submit`](Self::submit), among the ranks of that generation alone: an error if the job has lost
-    /// one since.
+    /// As [`submit`](Self::submit), among the ranks of that generation alone. Returns an error if the job has
+    /// lost one since.
     pub fn submit_in(
         &self,
         generation: u64,
@@ -306,18 +308,18 @@ impl Engine {
         shared.submit(topic, operation, terms, job)
     }
 
-    /// An error if the job has lost a rank since that generation.
+    /// Returns an error if the job has lost a rank since that generation.
     pub fn check_generation(&self, generation: u64) -> Result<()> {
         check_generation(&self.current.get(), generation)
     }
 
-    /// Notified when a caller waits for a call's result, or reads it. What is fused with what never reaches
-    /// across such a point.
+    /// Records that a caller waits for the result of a call, or reads it. No bucket has operations from both
+    /// sides of such a point.
     pub fn wait(&self) {
         self.current.wait();
     }
 
-    /// Tells the engine the same on behalf of a tensor.
+    /// Returns the waiter by which a tensor reports the same.
     pub fn waiter(&self) -> Weak<dyn Waiter> {
         // The annotation makes the trait object out of a `Weak` of a sized type.
         let current: Weak<Current> = Arc::downgrade(&self.current);
@@ -326,8 +328,8 @@ impl Engine {
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
     ///
-    /// What `work` gives to the host's collectives must lie in `memory`, which it is given back: the
-    /// transport may use it after a fault, when `work` has returned, and so it is never freed then.
+    /// Memory that `work` gives to the host's collectives must lie in `memory`, which is passed to it. The
+    /// transport may use that memory after a fault, when `work` has returned, so it is never freed then.
     pub fn collective<T: Send + 'static>(
         &self,
         name: &str,
@@ -349,16 +351,22 @@ impl Engine {
         self.direct(&shared, name, Vec::new(), Box::new(move |comm, _, stamp| work(comm, stamp)))
     }
 
-    fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, memory: Vec<Tensor>, work: Work<T>) -> Result<T> {
+    fn direct<T: Send + 'static>(
+        &self,
+        shared: &Shared,
+        name: &str,
+        memory: Vec<Tensor>,
+        work: CollectiveWork<T>,
+    ) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(Direct::new(work, memory, result));
+        let job = Box::new(DirectCollective::new(work, memory, result));
         shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
         self.answered(&answer)
     }
 
-    /// This rank has no data left: until every rank has joined it adds zeros to the sums of the others. The
-    /// last rank to join. Blocks.
+    /// Joins, because this rank has no data left: until every rank has joined it adds zeros to the sums of
+    /// the others. Returns the last rank to join. Blocks.
     pub fn join(&self) -> Result<usize> {
         let shared = self.current.get();
         if shared.elastic.is_some() {
@@ -408,7 +416,7 @@ impl Engine {
         *next
     }
 
-    /// What a job answers when it is done, or a fault. Blocks.
+    /// Waits for a job, and returns its answer or a fault. Blocks.
     pub fn wait_for<T>(&self, answer: &Answer<T>) -> Result<T> {
         self.wait();
         self.answered(&answer.0)
@@ -420,7 +428,8 @@ impl Engine {
         waits::in_pieces(Some(limit), |limit| self.answer(&answer.0, limit))
     }
 
-    /// What a job answers, if it is done. Who asks does not wait: what was called before goes on as it would.
+    /// Returns a job's answer if the job is done. Does not count as a wait: earlier calls are fused as they
+    /// would be without it.
     pub fn take<T>(&self, answer: &Answer<T>) -> Result<Option<T>> {
         self.answer(&answer.0, Some(Duration::ZERO))
     }
@@ -442,8 +451,8 @@ impl Engine {
         }
     }
 
-    /// Why this rank would end, if it ended now. The others are told, as it may have no time to say so when
-    /// it does; `None`: not any more.
+    /// Tells the other ranks the error that this rank would end with, because it may have no time for that
+    /// when it ends. `None` withdraws it.
     pub fn failing(&self, why: Option<&str>) {
         let shared = self.current.get();
         let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
@@ -457,7 +466,7 @@ impl Engine {
         }
     }
 
-    /// This rank unwinds and will call no more: says so to every rank, so that none waits for it.
+    /// Tells every rank that this rank unwinds and will call no more, so that none waits for it.
     pub fn give_up(&self) {
         let shared = self.current.get();
         let (peer, ranks) = (shared.peer().to_string(), vec![shared.rank]);
@@ -472,25 +481,25 @@ impl Engine {
         shared.end(&fault);
     }
 
-    /// The process that it serves, which is not the caller's if that is a forked child.
+    /// The process of the engine, which is not the caller's if that is a forked child.
     pub fn process(&self) -> Process {
         self.process
     }
 
-    /// Ends the engine: waits for what was called, informs the peers, ends the library. After a fault it ends
-    /// at once. Nothing in a forked child, whose parent goes on.
+    /// Ends the engine: waits for the calls made, informs the peers, ends the library. After a fault it ends
+    /// at once. Does nothing in a forked child, whose parent goes on.
     pub fn leave(&self) {
         const LOOK: Duration = Duration::from_millis(1);
         if !self.process.is_here() || self.current.get().leaving.swap(true, Ordering::AcqRel) {
             return;
         }
         self.files.lock().drain(..).for_each(|file| drop(std::fs::remove_file(file)));
-        // A thread that is given the fault from now on may have no time to say so.
+        // A thread that receives the fault from now on may have no time to report it.
         let shared = self.current.get();
         let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
         drop(shared);
         let before = self.current.generation();
-        // Whether something that this rank has called was not done when it last looked before a fault.
+        // True if this rank had called an operation that was not done, at the last look before a fault.
         let mut was_open = true;
         let mut is_well = || {
             let shared = self.current.get();
@@ -503,15 +512,15 @@ impl Engine {
         while is_well() && self.current.get().has_calls() {
             std::thread::sleep(LOOK);
         }
-        // What is being finished may fail, of which the caller knows before the engine does: the others hear
-        // of the error only if this rank has not left before. An updater that never returns keeps nobody
-        // longer than the limit.
+        // A job that is being finished may fail, and the caller learns of that before the engine does. The
+        // others hear of the error only if this rank has not left before. An updater that never returns
+        // delays the end by at most the limit.
         let mut left = self.limit;
         while is_well() && !self.current.get().unfinished.is_empty() && !left.is_zero() && !is_own_thread() {
             left = left.saturating_sub(LOOK);
             std::thread::sleep(LOOK);
         }
-        // After a loss what was kept comes first again.
+        // After a loss the saved operations come first.
         let say_goodbye = || {
             let shared = self.current.get();
             if shared.elastic.is_none() || shared.fatal().is_some() || !shared.has_calls() {
@@ -574,7 +583,7 @@ impl Drop for Engine {
     }
 }
 
-/// Waits until every rank has come this far, which starting MPI waits for, and says so when it takes long.
+/// Waits until every rank has come this far, which the start of MPI waits for. Warns when it takes long.
 fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> {
     // A short limit is for steps, and processes start more slowly.
     const LEAST: Duration = Duration::from_secs(60);
@@ -600,7 +609,8 @@ fn wait_for_all<T>(config: &Config, started: &Receiver<Result<T>>) -> Result<T> 
     }
 }
 
-/// Whether the caller is a thread of an engine, which has called the program and must not wait for itself.
+/// Returns true if the caller is a thread of an engine. Such a thread has called the program and must not
+/// wait for itself.
 fn is_own_thread() -> bool {
     std::thread::current().name().is_some_and(|name| [renewal::COMM, renewal::FINISH].contains(&name))
 }

@@ -1,13 +1,13 @@
-//! From the calls that rank 0 receives to a frozen cycle.
+//! Finds a cycle in the calls that rank 0 receives, and freezes it.
 //!
-//! Rank 0 looks for a period in its own sequence of calls. When one has come often enough, a line is drawn
-//! behind its last call. What lies before the line launches as ever; what lies behind it, on any rank,
-//! belongs to the frozen cycle and is held. When everything before the line has launched, every rank's calls
-//! of the last period are known, and with them where it waits.
+//! Rank 0 looks for a period in its own sequence of calls. A line is drawn behind the last call of a period
+//! that has come often enough. Operations before the line launch as before. Operations behind the line, on
+//! any rank, belong to the frozen cycle and are held. Every rank's calls of the last period are known when
+//! every operation before the line has launched, and so are the places where it waits.
 //!
-//! A rank that makes a call from behind the line while it has still to call one from before it may wait for
-//! the one to make the other; then the cycle is given up. That, too, follows from that rank's sequence and
-//! not from when its calls arrive.
+//! A rank may make a call from behind the line while it has still to make one from before it. It may then
+//! wait for the first to be done before it makes the second, so the cycle is given up. That, too, follows
+//! from the rank's sequence of calls and not from the time at which they arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,34 +16,34 @@ use crate::progress::messages::{Call, Step, Topic, Transfer};
 use crate::progress::period::Sequence;
 use crate::progress::phases::phases;
 
-/// The most calls of a rank that are remembered.
+/// The number of calls of a rank that are remembered at most.
 const MEMORY: usize = 1 << 15;
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct Seen {
-    /// Its number in [`Logs::topics`].
+struct LoggedCall {
+    /// The topic's number in [`Logs::topics`].
     topic: u32,
     ordinal: u64,
     waited: bool,
 }
 
-/// What each rank has called since the last freeze.
+/// The calls of each rank since the last freeze.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Logs {
-    seen: Vec<VecDeque<Seen>>,
-    /// What these are about: many ranks call the same.
+    seen: Vec<VecDeque<LoggedCall>>,
+    /// The topics that the entries name by number: many ranks call the same.
     topics: Vec<Topic>,
     numbers: BTreeMap<Topic, u32>,
     /// Rank 0's calls, except those that never repeat.
     own: VecDeque<Call>,
-    /// How many calls rank 0 has made on each topic.
+    /// The number of calls that rank 0 has made on each topic.
     counts: BTreeMap<Topic, u64>,
     sequence: Sequence,
 }
 
 /// A cycle that is being frozen.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-pub(super) struct Freezing {
+pub(super) struct PendingFreeze {
     /// The first ordinal of each topic behind the point of the freeze.
     line: BTreeMap<Topic, u64>,
     /// Rank 0's calls of the last period.
@@ -79,7 +79,7 @@ impl Logs {
         if seen.len() >= MEMORY {
             seen.pop_front();
         }
-        seen.push_back(Seen { topic, ordinal: call.ordinal, waited: call.waited });
+        seen.push_back(LoggedCall { topic, ordinal: call.ordinal, waited: call.waited });
         if rank == 0 {
             self.counts.insert(call.topic.clone(), call.ordinal + 1);
             if self.sequence.push(call) {
@@ -91,9 +91,9 @@ impl Logs {
         }
     }
 
-    /// The length of the shortest period that makes up the end of rank 0's calls `times` times. It begins
-    /// where rank 0 has waited, if that waits in it at all: other ranks make the calls of a step in other
-    /// orders, and a line within it would cut theirs.
+    /// Returns the length of the shortest period whose last `times` repetitions are the end of rank 0's
+    /// calls. It begins where rank 0 has waited, if rank 0 waits in it at all: other ranks make the calls of
+    /// a step in other orders, and a line within the step would cut theirs.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let is_whole = |period: &usize| {
             let mut waits = self.own.range(self.own.len() - period..).map(|call| call.waited);
@@ -102,7 +102,7 @@ impl Logs {
         self.sequence.period(times).filter(is_whole)
     }
 
-    /// Whether something in that period runs alone.
+    /// Returns true if an operation in that period runs alone.
     pub(super) fn runs_alone(&self, period: usize) -> bool {
         self.own.range(self.own.len() - period..).any(|call| call.transfer == Transfer::Alone)
     }
@@ -113,12 +113,12 @@ impl Logs {
         &self,
         period: usize,
         open: impl Iterator<Item = (&'a (Topic, u64), Vec<usize>)>,
-    ) -> Freezing {
+    ) -> PendingFreeze {
         let size = self.seen.len();
         let cycle = self.own.range(self.own.len() - period..).cloned().collect();
         let (missing, beyond) = (vec![0; size], vec![false; size]);
         let mut freezing =
-            Freezing { line: self.counts.clone(), cycle, missing, beyond, unlaunched: 0, has_crossed: false };
+            PendingFreeze { line: self.counts.clone(), cycle, missing, beyond, unlaunched: 0, has_crossed: false };
         for ((topic, ordinal), lacks) in open {
             if !freezing.is_beyond(topic, *ordinal) {
                 freezing.unlaunched += 1;
@@ -126,7 +126,7 @@ impl Logs {
             }
         }
         for (rank, seen) in self.seen.iter().enumerate() {
-            for Seen { topic, ordinal, .. } in seen {
+            for LoggedCall { topic, ordinal, .. } in seen {
                 let is_beyond = freezing.is_beyond(&self.topics[*topic as usize], *ordinal);
                 freezing.has_crossed |= freezing.beyond[rank] && !is_beyond;
                 freezing.beyond[rank] |= is_beyond;
@@ -137,7 +137,7 @@ impl Logs {
     }
 
     /// The operations of the frozen cycle, named as in its first round, and its units.
-    pub(super) fn cycle(&self, freezing: &Freezing, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>) {
+    pub(super) fn cycle(&self, freezing: &PendingFreeze, bucket_bytes: usize) -> (Vec<Step>, Vec<Vec<u32>>) {
         let mut times: BTreeMap<&Topic, u64> = BTreeMap::new();
         freezing.cycle.iter().for_each(|call| *times.entry(&call.topic).or_default() += 1);
         let step = |call: &Call| Step {
@@ -150,7 +150,7 @@ impl Logs {
         let steps: Vec<Step> = freezing.cycle.iter().map(step).collect();
         let place: BTreeMap<(&Topic, u64), usize> =
             freezing.cycle.iter().enumerate().map(|(index, call)| ((&call.topic, call.ordinal), index)).collect();
-        let parts = |seen: &VecDeque<Seen>| {
+        let parts = |seen: &VecDeque<LoggedCall>| {
             let mut parts: Vec<Vec<usize>> = Vec::new();
             for seen in seen {
                 let step = place.get(&(&self.topics[seen.topic as usize], seen.ordinal));
@@ -167,7 +167,7 @@ impl Logs {
         (steps, units)
     }
 
-    /// Forgets what was called of these, and the sequence of calls that they are in.
+    /// Forgets the calls of these topics, and the sequence of calls that they are in.
     pub(super) fn forget(&mut self, topics: &BTreeMap<Topic, u64>) {
         if topics.keys().any(|topic| topic.set().is_none()) {
             self.clear();
@@ -181,7 +181,7 @@ impl Logs {
     }
 
     pub(super) fn clear(&mut self) {
-        // What a step of many ranks takes is given back.
+        // The memory is freed: a step of many ranks takes much of it.
         self.seen.iter_mut().for_each(|seen| *seen = VecDeque::new());
         self.topics.clear();
         self.numbers.clear();
@@ -190,13 +190,13 @@ impl Logs {
     }
 }
 
-impl Freezing {
-    /// Whether the operation lies behind the line.
+impl PendingFreeze {
+    /// Returns true if the operation lies behind the line.
     pub(super) fn is_beyond(&self, topic: &Topic, ordinal: u64) -> bool {
         self.line.get(topic).is_none_or(|line| ordinal >= *line)
     }
 
-    /// A rank has made one more call.
+    /// Records one more call of a rank.
     pub(super) fn call(&mut self, rank: usize, topic: &Topic, ordinal: u64) {
         if self.is_beyond(topic, ordinal) {
             self.beyond[rank] = true;
@@ -207,17 +207,17 @@ impl Freezing {
         }
     }
 
-    /// An operation before the line has launched.
+    /// Records that an operation before the line has launched.
     pub(super) fn launched(&mut self) {
         self.unlaunched -= 1;
     }
 
-    /// Whether everything before the line has launched.
+    /// Returns true if every operation before the line has launched.
     pub(super) fn is_ready(&self) -> bool {
         self.unlaunched == 0
     }
 
-    /// Whether some rank's calls cross the line.
+    /// Returns true if some rank's calls cross the line.
     pub(super) fn has_crossed(&self) -> bool {
         self.has_crossed
     }

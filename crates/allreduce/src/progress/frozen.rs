@@ -1,4 +1,4 @@
-//! A frozen cycle on one rank: what has been called of it, and which units may begin.
+//! A frozen cycle on one rank: the calls made of it, and the units that may begin.
 //!
 //! Pure. Units begin in one order, which is the same on every rank. A unit may begin when this rank has
 //! called all its members.
@@ -14,14 +14,14 @@ pub struct Unit {
     pub number: u32,
     /// Topic and ordinal of each, in the order in which they lie in a bucket.
     pub members: Vec<(Topic, u64)>,
-    /// What a cycle sums in all.
+    /// The bytes that one cycle sums.
     pub cycle_bytes: usize,
 }
 
 /// The operations of one topic in a cycle.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct TopicSteps {
-    /// The ordinal of the first of them in the first cycle.
+    /// The ordinal of its first operation in the first cycle.
     first: u64,
     /// Their steps.
     steps: Vec<u32>,
@@ -29,14 +29,14 @@ struct TopicSteps {
 
 /// A step of a cycle, counted from the freeze.
 #[derive(Clone, Copy)]
-struct Spot {
+struct StepPosition {
     cycle: u64,
     step: u32,
 }
 
-/// A frozen cycle, and where this rank is in it.
+/// A frozen cycle, and this rank's progress in it.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-pub(super) struct Frozen {
+pub(super) struct FrozenCycle {
     freeze: Freeze,
     cycle_bytes: usize,
     places: BTreeMap<Topic, TopicSteps>,
@@ -44,11 +44,11 @@ pub(super) struct Frozen {
     unit_of: Vec<u32>,
     /// Units begun, since the freeze: all before this one.
     begun: u64,
-    /// What has been called of each cycle that is not done, by the rank's own count of calls.
+    /// The calls of each cycle that is not done, by the rank's own count of calls.
     called: BTreeMap<u64, Vec<Option<u64>>>,
 }
 
-impl Frozen {
+impl FrozenCycle {
     pub(super) fn new(freeze: Freeze) -> Self {
         let mut places: BTreeMap<Topic, TopicSteps> = BTreeMap::new();
         for (index, step) in freeze.steps.iter().enumerate() {
@@ -64,7 +64,7 @@ impl Frozen {
             .iter()
             .map(|step| if let Transfer::Sum { len_bytes, .. } = step.transfer { len_bytes } else { 0 });
         let cycle_bytes = sums.sum();
-        Frozen { freeze, cycle_bytes, places, unit_of, begun: 0, called: BTreeMap::new() }
+        FrozenCycle { freeze, cycle_bytes, places, unit_of, begun: 0, called: BTreeMap::new() }
     }
 
     pub(super) fn epoch(&self) -> u32 {
@@ -81,14 +81,14 @@ impl Frozen {
         self.freeze.number
     }
 
-    fn spot(&self, call: &Call) -> Option<Spot> {
+    fn spot(&self, call: &Call) -> Option<StepPosition> {
         let place = self.places.get(&call.topic)?;
         let at = call.ordinal.checked_sub(place.first)?;
         let times = place.steps.len() as u64;
-        Some(Spot { cycle: at / times, step: place.steps[(at % times) as usize] })
+        Some(StepPosition { cycle: at / times, step: place.steps[(at % times) as usize] })
     }
 
-    /// The step that the call should be, and whether it is.
+    /// Returns the step that the call should be, and true if it is that step.
     pub(super) fn expected(&self, call: &Call) -> Option<(&Step, bool)> {
         let step = &self.freeze.steps[self.spot(call)?.step as usize];
         Some((step, step.operation == call.operation && step.terms == call.terms))
@@ -100,8 +100,8 @@ impl Frozen {
         Some(spot.cycle * self.freeze.units.len() as u64 + u64::from(self.unit_of[spot.step as usize]))
     }
 
-    /// Records the rank's `index`-th call. Whether it fits: a call that is not part of the cycle, differs
-    /// from what was called before, or is `most` cycles ahead of one that was left out, does not.
+    /// Records the rank's `index`-th call. Returns true if it fits. A call does not fit if it is not part of
+    /// the cycle, differs from its step, or is `most` cycles ahead of a call that was left out.
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
         let fits = self.expected(call).is_some_and(|(_, fits)| fits);
@@ -124,18 +124,18 @@ impl Frozen {
         Some(complete)
     }
 
-    /// Whether a unit runs alone: it waits for what was begun before it, and what is begun after it waits for
-    /// it.
+    /// Returns true if a unit runs alone: it waits for the units begun before it, and the units begun after
+    /// it wait for it.
     pub(super) fn is_alone(&self, number: u64) -> bool {
         self.members(number).any(|step| step.transfer == Transfer::Alone)
     }
 
-    /// Whether some unit does.
+    /// Returns true if some unit runs alone.
     pub(super) fn runs_alone(&self) -> bool {
         self.freeze.steps.iter().any(|step| step.transfer == Transfer::Alone)
     }
 
-    /// What a unit is about.
+    /// The topics of a unit.
     pub(super) fn topics(&self, number: u64) -> Vec<Topic> {
         self.members(number).map(|step| step.topic.clone()).collect()
     }
@@ -165,7 +165,7 @@ impl Frozen {
         place.first + cycle * place.steps.len() as u64 + within as u64
     }
 
-    /// What this rank has not called of these units, in their order.
+    /// Returns the operations of these units that this rank has not called, in the order of the units.
     pub(super) fn uncalled(&self, units: impl Iterator<Item = u64>) -> Vec<(&Step, u64)> {
         let each = self.freeze.units.len() as u64;
         let members = units.flat_map(|number| {

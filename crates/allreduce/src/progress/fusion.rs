@@ -1,9 +1,9 @@
-//! Which operations are summed together, and in which order: a function of the sequence of calls and of where
-//! their callers wait.
+//! Cuts a frozen cycle into units, which are summed together. The units and their order are a function of the
+//! sequence of calls and of where their callers wait.
 //!
-//! A frozen cycle is cut into units. A unit is one operation, or a bucket: several short sums of one element
-//! type and one reduction that travel as one, and are all divided or none of them is. Long sums are not
-//! copied into buckets, and do not end them: a bucket collects the short sums between them.
+//! A unit is one operation, or a bucket: several short sums of one element type and one reduction that travel
+//! as one. Either all sums of a bucket are divided or none is. Long sums are not copied into buckets, and do
+//! not end them: a bucket collects the short sums between them.
 //!
 //! No unit has operations from both sides of a wait. If some rank waits for `a` before it calls `b`, the
 //! phase of `a` is lower than that of `b` (`phases`). So an operation that a rank waits for never needs a
@@ -26,7 +26,7 @@ const SPAN: usize = 16;
 
 /// A bucket to which operations may still be added.
 #[derive(Default)]
-struct Open {
+struct OpenBucket {
     members: Vec<u32>,
     bytes: usize,
     beside_bytes: usize,
@@ -40,7 +40,7 @@ pub fn units(steps: &[Step], phases: &[u64], bucket_bytes: usize) -> Vec<Vec<u32
     let mut place = vec![0; steps.len()];
     order.iter().enumerate().for_each(|(at, index)| place[*index as usize] = at);
     let mut units: Vec<Vec<u32>> = Vec::new();
-    let mut open: BTreeMap<(DType, Reduction, bool), Open> = BTreeMap::new();
+    let mut open: BTreeMap<(DType, Reduction, bool), OpenBucket> = BTreeMap::new();
     let mut phase = None;
     for index in order {
         let step = &steps[index as usize];

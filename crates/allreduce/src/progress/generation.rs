@@ -1,8 +1,8 @@
-//! The generations of an engine: its ranks between two losses.
+//! The generations of an engine: each is the time between two losses of ranks.
 //!
-//! Everything of a generation is made anew for the next one: the transport and the control star, the
-//! placement, the agreement, the numbers of calls. What lives on is [`Current`], which the callers hold, and
-//! what is kept of the operations that are not done (`kept`).
+//! Each generation has a transport, a control star, a placement, an agreement and numbers of calls of its
+//! own. Two things last longer: [`Current`], which the callers hold, and the saved inputs of the operations
+//! that are not done (`kept`).
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use parking_lot::{Mutex, RwLock};
 
 use ringpull_base::{Error, Waiter};
 
-use crate::progress::job::Orphan;
+use crate::progress::job::SavedOperation;
 use crate::progress::shared::Shared;
 
-/// What has changed with a loss.
+/// The change of the ranks by a loss.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// How many losses there were, with this one.
+    /// The number of losses, with this one.
     pub generation: u64,
     /// This rank's number from now on.
     pub rank: usize,
-    /// How many ranks are left.
+    /// The number of ranks that are left.
     pub num_workers: usize,
     /// The numbers that the lost ranks had until now.
     pub lost: Vec<usize>,
@@ -30,7 +30,7 @@ pub struct Change {
 pub(super) struct Current {
     shared: RwLock<Arc<Shared>>,
     changes: Mutex<Vec<Change>>,
-    /// What is done when this is rank 0.
+    /// Work that is done as soon as this rank is rank 0.
     as_first: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -62,17 +62,17 @@ impl Current {
         self.changes.lock().get(seen..).unwrap_or_default().to_vec()
     }
 
-    /// How many losses there were.
+    /// The number of losses.
     pub(super) fn generation(&self) -> u64 {
         self.changes.lock().last().map_or(0, |change| change.generation)
     }
 
-    /// The next generation takes the place of `old`, and gets what that has kept, and what is still called
-    /// there.
+    /// Replaces the generation `old` by the next one, which gets the operations saved there, and those that
+    /// are still called there.
     pub(super) fn replace(&self, old: &Shared, next: &Arc<Shared>, change: Change) {
         old.fail_waiting();
         let follower = Arc::clone(next);
-        let pass = Box::new(move |Orphan { topic, operation, terms, job, .. }| {
+        let pass = Box::new(move |SavedOperation { topic, operation, terms, job, .. }| {
             if let Err(cause) = follower.submit(topic, operation, terms, job) {
                 follower.end(&cause);
             }
@@ -81,7 +81,7 @@ impl Current {
             let follows = || Error::bug("a generation of ranks follows one that was to be the last");
             next.end(&old.fatal().cloned().unwrap_or_else(follows));
         }
-        // A caller may wait for what was called before.
+        // A caller may wait for an operation called before.
         next.wait();
         self.changes.lock().push(change);
         *self.shared.write() = Arc::clone(next);

@@ -12,17 +12,18 @@ use crate::transport::meeting::Number;
 pub(super) struct Handover<N = AtomicU32>(N);
 
 impl<N: Number> Handover<N> {
-    /// The comm thread gives one more job, before it sends it.
+    /// Counts a job of the comm thread, before it is sent.
     pub(super) fn give(&self) {
         self.0.add(1, Ordering::Relaxed);
     }
 
-    /// The finishing thread has finished one.
+    /// Counts a job as finished, on the finishing thread.
     pub(super) fn finished(&self) {
         self.0.add(u32::MAX, Ordering::Release);
     }
 
-    /// Whether every job is finished. If so, this thread sees everything that the finishing thread wrote.
+    /// Returns true if every job is finished. This thread then sees everything that the finishing thread
+    /// wrote.
     pub(super) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
@@ -31,7 +32,7 @@ impl<N: Number> Handover<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::meeting::tests::Modelled;
+    use crate::transport::meeting::tests::LoomNumber;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::mpsc::channel;
@@ -41,7 +42,7 @@ mod tests {
     #[test]
     fn the_finishing_threads_work_happens_before_what_the_comm_thread_finishes_itself() {
         loom::model(|| {
-            let shared = Arc::new((Handover::<Modelled>::default(), UnsafeCell::new(())));
+            let shared = Arc::new((Handover::<LoomNumber>::default(), UnsafeCell::new(())));
             let (sender, receiver) = channel::<()>();
             let finishing = {
                 let shared = Arc::clone(&shared);

@@ -1,10 +1,10 @@
 //! The end of a process whose MPI library does not return, if no caller can be given the fault.
 //!
-//! After a fault the comm thread fails what is under way, and so its callers hear of it. It cannot while it
-//! is in a call of MPI's that never returns: after a reset of a connection Open MPI 4.1 has been seen to go
-//! round in its list of events. A program that only waits for such an operation would wait for ever. So its
-//! process prints the fault and ends. One that does something else is left alone: it hears of the fault by
-//! its next call, and may save its work before.
+//! After a fault the comm thread fails the operations under way, and so their callers hear of it. It cannot
+//! while it is in a call of MPI that never returns: after a reset of a connection Open MPI 4.1 has been seen
+//! to loop in its list of events. A program that only waits for such an operation would wait for ever. So its
+//! process prints the fault and ends. A program that does something else is left alone: its next call returns
+//! the fault, and it may save its work before.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -15,20 +15,20 @@ use ringpull_base::{notice, timeline, waits};
 use crate::progress::shared::Shared;
 use crate::transport::{messages, open_messages};
 
-/// How long the comm thread may take to fail what is under way: it looks between any two messages.
+/// The time in which the comm thread must fail the operations under way: it looks between any two messages.
 const GRACE: Duration = Duration::from_secs(1);
-/// How often to look.
+/// The interval between two looks.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// Since when nothing has moved after a fault, and how much had.
+/// The time since which nothing has moved after a fault, and the amount that had moved.
 #[derive(Default)]
-pub(super) struct Hang {
+pub(super) struct HangDetector {
     since: Option<(Instant, u64)>,
 }
 
-impl Hang {
-    /// To be called now and then after a fault. Ends the process if the library hangs and the program only
-    /// waits.
+impl HangDetector {
+    /// Ends the process if the library hangs and the program only waits. To be called now and then after a
+    /// fault.
     pub(super) fn check(&mut self, shared: &Shared) {
         let Some(fault) = shared.fault.get() else { return };
         if shared.running.lock().is_empty() || open_messages() == 0 {

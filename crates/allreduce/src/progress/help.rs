@@ -1,4 +1,4 @@
-//! A helper's part in a sum: a job that rank 0 asks for, and nobody calls.
+//! A helper's part in a sum: a job that rank 0 asks for and that no caller submits.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::interpreter::Ticket;
 use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Transfer};
 
-/// As many buffers are kept for later sums of their lengths: as many sums as are under way at once.
+/// The number of buffers kept for later sums of their lengths: the number of sums under way at once.
 const MOST_KEPT: usize = 32;
 
 /// Memory of sums that are done. It is as long as the workers' buffers, but only the pages of this helper's

@@ -12,16 +12,17 @@ use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
-    /// The job of a call that others have made and this rank has not: it adds zeros. An error if nothing can
-    /// stand in for it.
+    /// Returns the job of a call that others have made and this rank has not: it adds zeros. Returns an error
+    /// if no job can stand in for it.
     fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>>;
 
-    /// The sum of the key's last operation that is done here, for ranks that lack it; `None` if it has none.
+    /// Returns the sum of the key's last operation that is done here, for ranks that lack it; `None` if there
+    /// is none.
     fn last_sum(&self, _key: &Key) -> Option<Vec<u8>> {
         None
     }
 
-    /// An error if what it has cannot go on without the ranks that are lost.
+    /// Returns an error if the store cannot go on without the lost ranks.
     fn check_complete(&self) -> Result<()> {
         Ok(())
     }
@@ -29,78 +30,79 @@ pub trait StandIn: Send + Sync {
 
 /// An operation between its call and its end.
 pub trait Job: Send {
-    /// What the job asks of the transport.
+    /// The job's use of the transport.
     fn transfer(&self) -> Transfer {
         Transfer::Alone
     }
 
-    /// Whether `check` comes before all else; the same on every rank.
+    /// Returns true if `check` comes before all else; the same on every rank.
     fn checks(&self) -> bool {
         false
     }
 
-    /// A collective that comes first, on the comm thread, when nothing else is under way.
+    /// Runs a collective that comes first, on the comm thread, when no other operation is under way.
     fn check(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
         Ok(())
     }
 
-    /// For [`Transfer::Sum`]: the memory to sum, in which the sum is returned; the same memory each time. On
-    /// the comm thread.
+    /// Returns the memory to sum, for [`Transfer::Sum`]. The sum is returned in it; it is the same memory
+    /// each time. On the comm thread.
     fn addend(&mut self) -> &mut [u8] {
         &mut []
     }
 
-    /// For a [`Transfer::Sum`] that is divided: what this rank makes of the sums of its part, a range of the
-    /// addend in bytes. Asked once, before the memory is. On the comm thread, when no earlier operation of
-    /// the same topic is under way.
+    /// Returns the update of this rank's part, a range of the addend in bytes, for a divided
+    /// [`Transfer::Sum`]. Called once, before `addend`, on the comm thread, when no earlier operation of the
+    /// same topic is under way.
     fn part_update(&mut self, _part: Range<usize>) -> Result<PartUpdate> {
         Err(Error::bug("an operation is divided and has no update"))
     }
 
-    /// For [`Transfer::Messages`]: begins what the job has to send and receive, on the comm thread; asked
-    /// again whenever the ticket that it has returned last is finished. `None` if nothing is left. It blocks
-    /// only if it is of all ranks and [`sums_block`](Communicator::sums_block).
+    /// Begins the next messages of a job, for [`Transfer::Messages`], on the comm thread. Called again when
+    /// the ticket that it returned last is finished. Returns `None` if no message is left. It blocks only if
+    /// it is of all ranks and [`sums_block`](Communicator::sums_block).
     fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<Ticket>> {
         Ok(None)
     }
 
-    /// For [`Transfer::Alone`]: the collective part as a whole, on the comm thread.
+    /// Does the collective part as a whole, for [`Transfer::Alone`], on the comm thread.
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()>;
 
-    /// Whether `finish` takes less than to wake another thread for it: then the comm thread does it, if
-    /// nothing is left to finish before.
+    /// Returns true if `finish` takes less time than to wake another thread. The comm thread then calls it,
+    /// if no earlier job is left to finish.
     fn is_soon_finished(&self) -> bool {
         false
     }
 
-    /// What follows on this rank alone, on the finishing thread or the comm thread.
+    /// Does the rest of the job on this rank alone, on the finishing thread or the comm thread.
     fn finish(self: Box<Self>) -> Result<()>;
 
     /// Called instead of `finish` when the job will never be done. The transport may still use the job's
     /// memory, if it was ever given any of it.
     fn fail(self: Box<Self>, fault: &Error);
 
-    /// Whether the job can be done once more by other ranks, if this has to be. It then begins anew, with
-    /// memory that the transport has never had: what it has may still be in use.
+    /// Prepares the job for a retry by other ranks. Returns false if the job cannot be retried. A retry uses
+    /// memory that the transport has never had, because the transport may still use the memory that it has.
     fn again(&mut self) -> bool {
         false
     }
 
-    /// Other ranks have done the operation, and this is their sum: as if it was done here.
+    /// Finishes the job with the sum of other ranks that have done the operation.
     fn given(self: Box<Self>, _sum: &[u8]) -> Result<()> {
         Err(Error::bug("an operation was done elsewhere, and cannot be given"))
     }
 
-    /// What is kept of a job whose generation of ranks ends, if it can be done once more.
+    /// Returns the saved inputs of the job for a retry, when its generation of ranks ends; `None` if it
+    /// cannot be retried.
     #[doc(hidden)]
     #[allow(private_interfaces)]
-    fn orphan(&mut self) -> Option<Orphan> {
+    fn orphan(&mut self) -> Option<SavedOperation> {
         None
     }
 }
 
 /// An operation that was called and is not done.
-pub(super) struct Orphan {
+pub(super) struct SavedOperation {
     /// Its place among the calls of this rank.
     pub(super) place: u64,
     pub(super) topic: Topic,
@@ -109,50 +111,50 @@ pub(super) struct Orphan {
     pub(super) job: Box<dyn Job>,
 }
 
-/// Where what a job gives its caller goes.
+/// The sender of a job's answer to its caller.
 pub struct Reply<T>(Sender<Result<T>>);
 
-/// What a job gives its caller, who may wait for it: see [`Engine::wait_for`](super::Engine::wait_for).
+/// A job's answer to its caller, who may wait for it: see [`Engine::wait_for`](super::Engine::wait_for).
 pub struct Answer<T>(pub(super) Receiver<Result<T>>);
 
-/// The two ends of an answer.
+/// Returns the two ends of an answer.
 pub fn answer<T>() -> (Reply<T>, Answer<T>) {
     let (result, answer) = crossbeam_channel::bounded(1);
     (Reply(result), Answer(answer))
 }
 
 impl<T> Reply<T> {
-    /// Gives it; a caller that has gone needs none.
+    /// Sends the answer; a caller that has gone needs none.
     pub fn send(self, outcome: Result<T>) {
         drop(self.0.send(outcome));
     }
 }
 
 impl<T> Answer<T> {
-    /// Whether it is there.
+    /// Returns true if the answer has arrived.
     pub fn is_there(&self) -> bool {
         !self.0.is_empty()
     }
 }
 
-pub(super) type Work<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
+pub(super) type CollectiveWork<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
-pub(super) struct Direct<T> {
-    work: Option<Work<T>>,
-    /// What the work lets the transport use.
+pub(super) struct DirectCollective<T> {
+    work: Option<CollectiveWork<T>>,
+    /// The memory that the work lets the transport use.
     memory: Vec<Tensor>,
     value: Option<T>,
     result: Sender<Result<T>>,
 }
 
-impl<T> Direct<T> {
-    pub(super) fn new(work: Work<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
-        Direct { work: Some(work), memory, value: None, result }
+impl<T> DirectCollective<T> {
+    pub(super) fn new(work: CollectiveWork<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
+        DirectCollective { work: Some(work), memory, value: None, result }
     }
 }
 
-impl<T: Send> Job for Direct<T> {
+impl<T: Send> Job for DirectCollective<T> {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         if let Some(work) = self.work.take() {
             self.value = Some(work(comm, &self.memory, launch.number)?);
@@ -161,7 +163,7 @@ impl<T: Send> Job for Direct<T> {
     }
 
     fn is_soon_finished(&self) -> bool {
-        // To let go of memory may take its time.
+        // To free memory may take long.
         self.memory.is_empty()
     }
 

@@ -1,8 +1,8 @@
-//! What a generation of ranks keeps for the next one: the operations that were called and are not done.
+//! The operations that a generation of ranks saves for the next one: those that were called and are not done.
 //!
-//! Each call is wrapped so that it can be taken out with what it needs to be called again ([`Orphan`]). How
-//! many operations of a topic are done is counted from the start of the job, so that ranks that have come
-//! through a loss differently far can be compared (`renewal`).
+//! Each call is wrapped so that it can be taken out with the inputs for a retry ([`SavedOperation`]). The
+//! finished operations of each topic are counted from the start of the job, so that survivors with different
+//! counts can be compared (`renewal`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,94 +14,94 @@ use ringpull_base::{Error, Result};
 
 use crate::communicator::{Communicator, PartUpdate};
 use crate::interpreter::Ticket;
-use crate::progress::job::{Job, Orphan};
+use crate::progress::job::{Job, SavedOperation};
 use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
-/// What a generation keeps for the next one.
-pub(super) struct Elastic {
-    /// How many operations of each topic were done before this generation.
+/// The operations that a generation saves for the next one.
+pub(super) struct RetryStore {
+    /// The number of operations of each topic that were done before this generation.
     pub(super) before: BTreeMap<Topic, u64>,
-    orphans: Mutex<Orphans>,
-    /// How many operations were called.
+    orphans: Mutex<SavedOperations>,
+    /// The number of operations that were called.
     called: AtomicU64,
 }
 
-enum Orphans {
-    Kept(Vec<Orphan>),
-    /// They went to the next generation, and those that still come do.
-    Passed(Box<dyn Fn(Orphan) + Send>),
+enum SavedOperations {
+    Kept(Vec<SavedOperation>),
+    /// The saved operations went to the next generation, and so do those that still come.
+    Passed(Box<dyn Fn(SavedOperation) + Send>),
     /// The job has ended without a next generation.
     Ended,
 }
 
-impl Elastic {
+impl RetryStore {
     pub(super) fn new(before: BTreeMap<Topic, u64>) -> Self {
-        Elastic { before, orphans: Mutex::new(Orphans::Kept(Vec::new())), called: AtomicU64::new(0) }
+        RetryStore { before, orphans: Mutex::new(SavedOperations::Kept(Vec::new())), called: AtomicU64::new(0) }
     }
 
-    /// The job of a call that is kept if its generation ends before it is done.
+    /// Returns the job of a call that is kept if its generation ends before it is done.
     pub(super) fn keep(&self, topic: &Topic, operation: &Operation, terms: &Terms, job: Box<dyn Job>) -> Box<dyn Job> {
         let place = self.called.fetch_add(1, Ordering::Relaxed);
         let (topic, operation, terms) = (topic.clone(), operation.clone(), terms.clone());
-        Box::new(KeptJob(Some(Orphan { place, topic, operation, terms, job })))
+        Box::new(KeptJob(Some(SavedOperation { place, topic, operation, terms, job })))
     }
 
-    /// Takes the job, unless it cannot be done again or nothing is kept any more.
+    /// Takes the job, unless it cannot be retried or no job is kept any more.
     pub(super) fn adopt(&self, mut job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
         let mut orphans = self.orphans.lock();
-        if matches!(*orphans, Orphans::Ended) {
+        if matches!(*orphans, SavedOperations::Ended) {
             return Err(job);
         }
         let Some(orphan) = job.orphan() else { return Err(job) };
         match &mut *orphans {
-            Orphans::Kept(kept) => kept.push(orphan),
-            Orphans::Passed(next) => next(orphan),
-            Orphans::Ended => unreachable!("it was looked for"),
+            SavedOperations::Kept(kept) => kept.push(orphan),
+            SavedOperations::Passed(next) => next(orphan),
+            SavedOperations::Ended => unreachable!("it was looked for"),
         }
         Ok(())
     }
 
-    /// Whether there is or may be a next generation.
+    /// Returns true if there is or may be a next generation.
     pub(super) fn goes_on(&self) -> bool {
-        !matches!(*self.orphans.lock(), Orphans::Ended)
+        !matches!(*self.orphans.lock(), SavedOperations::Ended)
     }
 
-    /// Whether what is kept still waits for the next generation.
+    /// Returns true if the saved operations still wait for the next generation.
     pub(super) fn waits(&self) -> bool {
-        matches!(*self.orphans.lock(), Orphans::Kept(_))
+        matches!(*self.orphans.lock(), SavedOperations::Kept(_))
     }
 
-    /// Ends the job without a next generation. Returns what was kept for it.
-    pub(super) fn end(&self) -> Vec<Orphan> {
+    /// Ends the job without a next generation. Returns the operations saved for it.
+    pub(super) fn end(&self) -> Vec<SavedOperation> {
         let mut orphans = self.orphans.lock();
-        let Orphans::Kept(kept) = &mut *orphans else { return Vec::new() };
+        let SavedOperations::Kept(kept) = &mut *orphans else { return Vec::new() };
         let kept = std::mem::take(kept);
-        *orphans = Orphans::Ended;
+        *orphans = SavedOperations::Ended;
         kept
     }
 
-    /// Gives what was kept to `next`, in the order of the calls, and what still comes. Not if there is to be
-    /// no next generation.
-    pub(super) fn pass(&self, next: Box<dyn Fn(Orphan) + Send>) -> bool {
+    /// Gives the saved operations to `next`, in the order of the calls, and later those that still come.
+    /// Returns false if no saved operations wait for a next generation.
+    pub(super) fn pass(&self, next: Box<dyn Fn(SavedOperation) + Send>) -> bool {
         let mut orphans = self.orphans.lock();
-        let Orphans::Kept(kept) = &mut *orphans else { return false };
+        let SavedOperations::Kept(kept) = &mut *orphans else { return false };
         kept.sort_by_key(|orphan| orphan.place);
         std::mem::take(kept).into_iter().for_each(&next);
-        *orphans = Orphans::Passed(next);
+        *orphans = SavedOperations::Passed(next);
         true
     }
 
-    /// Does `work` on what is kept.
-    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Vec<Orphan>) -> T) -> Option<T> {
+    /// Does `work` on the saved operations.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Vec<SavedOperation>) -> T) -> Option<T> {
         match &mut *self.orphans.lock() {
-            Orphans::Kept(kept) => Some(work(kept)),
-            Orphans::Passed(_) | Orphans::Ended => None,
+            SavedOperations::Kept(kept) => Some(work(kept)),
+            SavedOperations::Passed(_) | SavedOperations::Ended => None,
         }
     }
 }
 
 /// A job that can be taken out of its generation.
-struct KeptJob(Option<Orphan>);
+struct KeptJob(Option<SavedOperation>);
 
 impl KeptJob {
     fn job(&self) -> &dyn Job {
@@ -158,7 +158,7 @@ impl Job for KeptJob {
         self.taken().fail(fault);
     }
 
-    fn orphan(&mut self) -> Option<Orphan> {
+    fn orphan(&mut self) -> Option<SavedOperation> {
         if self.job_mut().again() { self.0.take() } else { None }
     }
 }

@@ -1,8 +1,8 @@
-//! Where the memory of several jobs stands in a bucket.
+//! The layout of several jobs' memory in a bucket.
 //!
 //! A plain bucket has one job's memory behind another's. In one that is divided each rank owns its part of
-//! every job's memory, as it does if the job travels alone. There the bucket has what rank 0 owns of each
-//! job, then what rank 1 owns, and so on, so that a rank's part of the bucket is in one piece:
+//! every job's memory, as it does if the job travels alone. Such a bucket has the parts that rank 0 owns of
+//! each job, then the parts that rank 1 owns, and so on, so that a rank's part of the bucket is in one piece:
 //!
 //! ```text
 //!   jobs a, b on two ranks:    a of rank 0 | b of rank 0 | a of rank 1 | b of rank 1
@@ -12,16 +12,16 @@ use std::ops::Range;
 
 use ringpull_plan::Parts;
 
-/// Of jobs' memory of some lengths, in elements.
+/// The layout of several jobs' memory, in elements.
 pub(super) struct Layout {
     element: usize,
-    /// What each owner has of each job's memory.
+    /// The owners' parts of each job's memory.
     jobs: Vec<Parts>,
     owners: usize,
 }
 
 impl Layout {
-    /// `lens_bytes` are the lengths of the jobs' memory, whose elements have `element` bytes.
+    /// The layout of jobs whose memory has the lengths `lens_bytes`, in elements of `element` bytes.
     pub(super) fn new(lens_bytes: impl Iterator<Item = usize>, element: usize, owners: usize) -> Self {
         Layout { element, jobs: lens_bytes.map(|len| Parts::even(len / element, owners)).collect(), owners }
     }
@@ -42,12 +42,12 @@ impl Layout {
         Parts::of_lens((0..self.owners).map(of))
     }
 
-    /// What stands behind one another in the bucket: a job, and a range of its memory in bytes.
+    /// The pieces of the bucket in their order: a job, and a range of its memory in bytes.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         (0..self.owners).flat_map(|owner| self.pieces_of(owner))
     }
 
-    /// Those of one owner.
+    /// The pieces of one owner.
     pub(super) fn pieces_of(&self, owner: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let piece = move |parts: &Parts| {
             let range = parts.range(owner..owner + 1);

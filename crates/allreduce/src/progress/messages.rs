@@ -14,14 +14,14 @@ use ringpull_kernels::optim::Optimizer;
 
 use crate::communicator::Asked;
 
-/// What an operation is about.
+/// The subject of an operation: calls are counted by it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Topic {
     /// A key of the `store`-th store that the process created.
     Key {
-        /// Which store.
+        /// The number of the store.
         store: u32,
-        /// Which key.
+        /// The key in that store.
         key: Key,
     },
     /// A barrier.
@@ -32,25 +32,26 @@ pub enum Topic {
     Collective {
         /// The `comm`-th communicator or store that the process created.
         comm: u32,
-        /// The ranks of the job that it is of, if not all: its process set.
+        /// The ranks of its process set; `None` for all ranks of the job.
         set: Option<Vec<usize>>,
-        /// What its callers call it; without a name it is known by its place among those without one.
+        /// The name that its callers give it. A collective without a name is identified by its place among
+        /// those without one.
         name: Option<Key>,
     },
-    /// A send or a receive, which rank 0 brings together (`agreement/envelopes.rs`).
+    /// A send or a receive; rank 0 pairs them (`agreement/envelopes.rs`).
     Message(Envelope),
 }
 
-/// By what a rank's send or receive is told apart. Ranks are those of the job.
+/// The identity of a rank's send or receive. Ranks are those of the job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Envelope {
-    /// Which communicator, as of a collective.
+    /// The number of the communicator, as of a collective.
     pub comm: u32,
     /// Its ranks, if they are not all of the job.
     pub among: Option<Vec<usize>>,
     /// The caller's number for it.
     pub tag: u32,
-    /// Who calls.
+    /// The rank that calls.
     pub rank: usize,
     /// The other end.
     pub peer: Peering,
@@ -61,7 +62,7 @@ pub struct Envelope {
 pub enum Peering {
     /// The rank that it is sent to.
     To(usize),
-    /// The rank that it comes from; whichever sends first, if none is named.
+    /// The rank that it comes from; `None` for the rank that sends first.
     From(Option<usize>),
 }
 
@@ -74,7 +75,7 @@ impl Peering {
         }
     }
 
-    /// The same by other numbers of the ranks.
+    /// Returns the same end by other numbers of the ranks.
     #[must_use]
     pub fn map(self, number: impl FnOnce(usize) -> usize) -> Self {
         match self {
@@ -117,23 +118,23 @@ impl Topic {
         }
     }
 
-    /// Whether it is a receive from whichever rank sends.
+    /// Returns true if it is a receive from whichever rank sends.
     pub(super) fn is_from_any(&self) -> bool {
         matches!(self, Topic::Message(Envelope { peer: Peering::From(None), .. }))
     }
 
-    /// Whether it is a collective with a name of its own.
+    /// Returns true if it is a collective with a name of its own.
     pub(super) fn is_named(&self) -> bool {
         matches!(self, Topic::Collective { name: Some(_), .. })
     }
 
-    /// Whether calls of it that do not fit together are an error of that one operation alone.
+    /// Returns true if calls of it that do not fit together are an error of that one operation alone.
     pub(super) fn is_collective(&self) -> bool {
         matches!(self, Topic::Collective { .. } | Topic::Message(_))
     }
 
-    /// Whether it is of the same communicator as another: all stores of the job count as one, and messages
-    /// have nothing to do with each other unless they are alike.
+    /// Returns true if it is of the same communicator as another. All stores of the job count as one
+    /// communicator. Messages share ranks only if their topics are equal.
     pub(super) fn shares_ranks(&self, other: &Topic) -> bool {
         let is_message = [self, other].iter().any(|topic| matches!(topic, Topic::Message(_)));
         if is_message { self == other } else { self.set() == other.set() }
@@ -151,7 +152,7 @@ impl Topic {
     }
 }
 
-/// How a job uses the transport. The same on every rank, except for the priority.
+/// A job's use of the transport. The same on every rank, except for the priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transfer {
     /// A collective that runs alone.
@@ -165,25 +166,25 @@ pub enum Transfer {
     Sum {
         /// Its element type.
         dtype: DType,
-        /// What becomes of two elements.
+        /// The reduction of two elements.
         reduction: Reduction,
         /// Its length.
         len_bytes: usize,
         /// A higher one goes first.
         priority: i32,
-        /// Whether each rank updates the sums of its part before all get them.
+        /// True if each rank updates the sums of its part before all get them.
         is_divided: bool,
     },
 }
 
 impl Transfer {
-    /// Whether it is a sum of which each rank updates its part.
+    /// Returns true if it is a sum of which each rank updates its part.
     pub(super) fn is_divided(&self) -> bool {
         matches!(self, Transfer::Sum { is_divided: true, .. })
     }
 }
 
-/// What is called.
+/// The kind of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     /// A key gets its first value.
@@ -199,12 +200,12 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Some ranks of a communicator become one of their own.
+    /// The operation by which some ranks of a communicator get one of their own.
     pub fn split() -> Self {
         Operation::Collective("split".to_owned())
     }
 
-    /// A send or a receive: the two ends of a message call one operation.
+    /// The operation of a send or a receive: the two ends of a message call the same one.
     pub fn message() -> Self {
         Operation::Collective("send and recv".to_owned())
     }
@@ -228,9 +229,9 @@ pub struct Sums {
     algorithm: AlgorithmChoice,
     segment_bytes: usize,
     segment_is_fixed: bool,
-    /// After how many updates of a key its replicas are compared; 0: never.
+    /// The number of updates of a key after which its replicas are compared; 0: never.
     pub check_replicas: u64,
-    /// Whether values are in the memory of devices.
+    /// True if values are in the memory of devices.
     pub on_devices: bool,
 }
 
@@ -252,23 +253,23 @@ impl std::fmt::Display for Sums {
     }
 }
 
-/// What has to be the same on every rank for an operation. All fields are empty for an operation without a
-/// key.
+/// The arguments of an operation that must be the same on every rank. All fields are empty for an operation
+/// without a key.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
     /// The key's element type and shape.
     pub value: Option<(DType, Vec<usize>)>,
-    /// What applies the sum to the value.
+    /// The optimizer that applies the sum to the value.
     pub optimizer: Option<Arc<Optimizer>>,
-    /// Whether each rank applies its part, and has the states of that alone.
+    /// True if each rank applies the sum to its part alone, and has the states of that part alone.
     pub is_sharded: bool,
-    /// Whether an updater does; updaters cannot be compared.
+    /// True if an updater applies the sum. Updaters cannot be compared.
     pub has_updater: bool,
-    /// How gradients are compressed.
+    /// The compression of gradients.
     pub compression: Option<Compression>,
     /// The settings of sums. Only an init has them, so that they are compared once per key.
     pub sums: Option<Sums>,
-    /// Whatever else has to be the same, in words.
+    /// All other arguments that must be the same, as text.
     pub arguments: String,
 }
 
@@ -286,22 +287,22 @@ impl std::fmt::Display for Terms {
 /// One rank's call of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
-    /// What it is about.
+    /// The subject of the call.
     pub topic: Topic,
-    /// How many calls on this topic the rank has made before.
+    /// The number of earlier calls of this rank on this topic.
     pub ordinal: u64,
-    /// What is called.
+    /// The kind of the call.
     pub operation: Operation,
-    /// What has to be the same on every rank.
+    /// The arguments that must be the same on every rank.
     pub terms: Terms,
-    /// What it asks of the transport.
+    /// The call's use of the transport.
     pub transfer: Transfer,
-    /// Whether the rank's caller has waited for something since its previous call.
+    /// True if the rank's caller has waited for an operation since its previous call.
     pub waited: bool,
 }
 
 impl Call {
-    /// Whether the calls of two ranks match.
+    /// Returns true if the calls of two ranks match.
     pub(super) fn is_like(&self, other: &Call) -> bool {
         self.operation == other.operation && self.terms == other.terms
     }
@@ -310,20 +311,20 @@ impl Call {
 /// An operation that every rank has called.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
-    /// What it is about.
+    /// The subject of the operation.
     pub topic: Topic,
-    /// Which operation of the topic.
+    /// The operation's place among those of the topic.
     pub ordinal: u64,
     /// Its place in the order of launches.
     pub number: u32,
     /// The call, if a rank has joined and needs it to make up a call of its own.
     pub call: Option<Box<Call>>,
-    /// Of a receive: the rank that sends.
+    /// The rank that sends, for a receive.
     pub from: Option<usize>,
 }
 
 impl Launch {
-    /// Of a message: the rank that sends it, and the one that receives it.
+    /// Returns the rank that sends a message, and the one that receives it; `None` for other topics.
     pub fn ends(&self) -> Option<[usize; 2]> {
         match &self.topic {
             Topic::Message(Envelope { rank, peer: Peering::To(to), .. }) => Some([*rank, *to]),
@@ -336,30 +337,30 @@ impl Launch {
 /// An operation of a communicator that its ranks have called differently.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// What it is about.
+    /// The subject of the operation.
     pub topic: Topic,
-    /// Which operation of the topic.
+    /// The operation's place among those of the topic.
     pub ordinal: u64,
-    /// What differs.
+    /// The error that names the difference.
     pub fault: Error,
 }
 
 /// One operation of a frozen cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// What it is about.
+    /// The subject of the operation.
     pub topic: Topic,
-    /// Which operation of the topic it is in the first cycle.
+    /// The operation's place among those of the topic, in the first cycle.
     pub ordinal: u64,
-    /// What is called.
+    /// The kind of the operation.
     pub operation: Operation,
-    /// What has to be the same on every rank.
+    /// The arguments that must be the same on every rank.
     pub terms: Terms,
-    /// What it asks of the transport.
+    /// The operation's use of the transport.
     pub transfer: Transfer,
 }
 
-/// What rank 0 sends to every rank when it freezes the sequence of calls.
+/// The frozen sequence of calls, which rank 0 sends to every rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Freeze {
     /// Counts the freezes.
@@ -374,21 +375,21 @@ pub struct Freeze {
     pub units: Vec<Vec<u32>>,
 }
 
-/// How far a rank has come in a frozen cycle that was stopped.
+/// The progress of a rank in a frozen cycle that was stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
-    /// Which cycle.
+    /// The epoch of the cycle.
     pub epoch: u32,
     /// Units begun.
     pub begun: u64,
-    /// What this rank has not called of the next unit: the key and the operation.
+    /// The first call of the next unit that this rank has not made: the key and the operation.
     pub missing: Option<(Key, Operation)>,
 }
 
-/// How far every rank has to go in a frozen cycle that was stopped.
+/// The end of a frozen cycle that was stopped: the same unit for every rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunTo {
-    /// Which cycle.
+    /// The epoch of the cycle.
     pub epoch: u32,
     /// Units to begin.
     pub until: u64,
@@ -396,50 +397,51 @@ pub struct RunTo {
     pub by: usize,
 }
 
-/// What rank 0 sends to every rank, including itself.
+/// An order of rank 0 to every rank, including itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Order {
     /// An operation may begin.
     Launch(Launch),
-    /// An operation of a communicator fails, and nothing else.
+    /// An operation of a communicator fails; no other operation does.
     Refuse(Refusal),
     /// The sequence of calls is frozen.
     Freeze(Freeze),
     /// The frozen cycle of this epoch is stopped: report how far you have come.
     Stop(u32),
-    /// How far to go in it.
+    /// The unit of that cycle at which every rank ends.
     RunTo(RunTo),
     /// Every rank has joined, this one last.
     Joined(usize),
-    /// These names are forgotten, which every rank has called so often: later calls of them count from 0.
+    /// These names are forgotten. Every rank has made this number of calls of each: later calls count from 0.
     Forget(Vec<(Topic, u64)>),
 }
 
 impl Order {
-    /// Whether it is told to this rank: what is about a process set concerns its ranks alone.
+    /// Returns true if the order is sent to this rank: an order about a process set concerns only the ranks
+    /// of the set.
     pub fn concerns(&self, rank: usize) -> bool {
         let (Order::Launch(Launch { topic, .. }) | Order::Refuse(Refusal { topic, .. })) = self else { return true };
         topic.set().is_none_or(|set| set.contains(&rank))
     }
 }
 
-/// A rank has waited long for a unit of a frozen cycle.
+/// A report that a rank has waited long for a unit of a frozen cycle.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Overdue {
-    /// Whether the unit has begun on that rank, and makes no progress.
+    /// True if the unit has begun on that rank, and makes no progress.
     pub has_begun: bool,
-    /// How long.
+    /// The time that it has waited, in seconds.
     pub waited_s: f64,
 }
 
-/// A rank waits in a call for what cannot begin.
+/// A report that a rank waits in a call for an operation that cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stuck {
-    /// How many orders of rank 0 it had received.
+    /// The number of orders of rank 0 that it had received.
     pub orders: u64,
     /// True if something that it has called has begun, and may wait for data.
     pub has_begun: bool,
-    /// Where its program is, if that is known.
+    /// The place in its program where it waits, if that is known.
     pub site: Option<String>,
 }
 
@@ -451,41 +453,41 @@ pub(super) enum ControlMessage {
     Called(Call),
     /// To rank 0: the frozen cycle of this epoch cannot go on.
     Invalidate(u32, Option<Overdue>),
-    /// To rank 0: this rank has called what was outstanding of a frozen cycle that was stopped.
+    /// To rank 0: this rank has made its outstanding calls of a frozen cycle that was stopped.
     CaughtUp,
     /// To rank 0: this rank has no data left.
     Joined,
-    /// To rank 0: how far this rank has come in a frozen cycle.
+    /// To rank 0: this rank's progress in a frozen cycle.
     Stopped(Stopped),
     /// From rank 0.
     Order(Order),
     Failed(Error),
-    /// This rank makes no more calls; how far it has come in a frozen cycle.
+    /// This rank makes no more calls, and this is its progress in a frozen cycle.
     Leaving(Option<Stopped>),
     /// To rank 0: this rank is leaving, and all that it has called is done.
     Done,
     /// From rank 0: every rank is done.
     Ending,
-    /// A sign of life.
+    /// A heartbeat.
     Alive,
-    /// Why this rank would end, if it ended now: its last call failed.
+    /// The error that this rank would end with, if it ended now: its last call failed.
     Failing(Option<String>),
-    /// To rank 0: this rank waits in a call for what cannot begin, or does so no more.
+    /// To rank 0: this rank waits in a call for an operation that cannot begin, or no longer does.
     Stuck(Option<Stuck>),
     /// To rank 0: messages of MPI are under way here, and none has moved for a while; or they move again.
     DataStill(bool),
     /// From rank 0: other ranks wait for this one; where is its program?
     Where,
-    /// There.
+    /// To rank 0: the place of this rank's program.
     At(String),
-    /// From rank 0, or to it from a rank that was asked by SIGUSR1: what are you doing?
-    /// The question's number comes back with the answer.
+    /// A request for the receiver's state, from rank 0, or to it from a rank that received SIGUSR1. The
+    /// answer has the same number.
     Describe(u32),
-    /// To rank 0: this.
+    /// To rank 0: the answer to `Describe`.
     Described(u32, Box<RankStatus>),
-    /// From rank 0: what all ranks are doing, in lines.
+    /// From rank 0: the state of all ranks, in lines.
     Everybody(String),
-    /// What time is it? With the asker's own.
+    /// A request for rank 0's time, with the asker's own.
     Asked(u64),
     /// The asker's time, and rank 0's.
     Answered(u64, u64),
@@ -499,7 +501,7 @@ pub(super) enum ControlMessage {
 }
 
 impl ControlMessage {
-    /// Whether it is about an operation, and not about the state of a process.
+    /// Returns true if it is about an operation, and not about the state of a process.
     pub(super) fn is_counted(&self) -> bool {
         matches!(
             self,
@@ -513,7 +515,7 @@ impl ControlMessage {
         )
     }
 
-    /// Whether a helper sends it: it calls nothing, and nobody waits for its calls.
+    /// Returns true if a helper sends it. A helper calls nothing, and nobody waits for its calls.
     pub(super) fn is_of_a_helper(&self) -> bool {
         matches!(
             self,

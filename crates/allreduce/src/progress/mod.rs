@@ -1,22 +1,21 @@
 //! Communication that goes on while the caller computes.
 //!
-//! - [`agreement`] (pure): which operations every rank has called, and in which order all of them launch;
-//!   `period` and `freezing`: when rank 0's calls repeat themselves; `phases` and [`fusion`]: what travels
-//!   together then, and in which order;
+//! - [`agreement`] (pure): the calls of all ranks, and the order in which their operations launch; `period`
+//!   and `freezing`: find the cycle of rank 0's calls; `phases` and [`fusion`]: cut that cycle into units;
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`:
-//!   what is left to begin when that order has been stopped;
+//!   the operations left to begin after that order was stopped;
 //! - [`messages`]: the messages of the control star;
-//! - [`job`]: an operation between its call and its end, and what stands in for it on a rank that has joined;
-//!   `layout` (pure): where the memory of several jobs stands in one bucket;
+//! - [`job`]: an operation between its call and its end, and its stand-in on a rank that has joined;
+//!   `layout` (pure): the layout of several jobs' memory in one bucket;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
-//!   the collectives; one applies updates, and whatever else takes its time when a sum is there; one
-//!   (`watcher`) listens to the control star, notices faults and spreads them; `shared` is what they share,
-//!   `standstill` finds out whether this rank waits for what cannot come; `status` says what every rank is
-//!   doing (`answers`, `under_way`);
-//! - `generation`: what lives on when a rank is lost and the others go on, `kept`: what is done again, and
-//!   `renewal`: how they go on; `connected`: the ranks that a transport joins, and those that follow them;
+//!   the collectives. One applies updates, and does other work on finished sums that takes long. One
+//!   (`watcher`) receives the messages of the control star, notices faults and spreads them. `shared` is
+//!   their common state. `standstill` finds out if this rank waits for an operation that cannot begin;
+//!   `status` collects the state of every rank (`answers`, `under_way`);
+//! - `generation`: the ranks between two losses; `kept`: the operations saved for a retry; `renewal`: leads
+//!   from one generation to the next; `connected`: the ranks of a transport, and their successors;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
-//!   `termination`: what it reports when a launcher ends it; `hang`: its end if MPI does not return.
+//!   `termination`: the report of a rank that its launcher ends; `hang`: its end if MPI does not return.
 
 pub mod agreement;
 mod answers;

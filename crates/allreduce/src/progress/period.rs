@@ -4,23 +4,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::progress::messages::{Call, Operation, Topic};
 
-/// The most calls that are remembered; a cycle of more than a fraction of it is never found.
+/// The number of calls that are remembered at most; a cycle longer than a fraction of it is never found.
 const MEMORY: usize = 1 << 16;
 
 /// One rank's calls, as numbers that stand for their identities.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Sequence {
-    /// By what a call has in common with the same call in the next step, encoded.
+    /// The number of each call, by the encoded properties that it shares with the same call in the next step.
     known: BTreeMap<Vec<u8>, u32>,
     next: u32,
-    /// Those that are barriers.
+    /// The numbers of barriers.
     barriers: BTreeSet<u32>,
     calls: Vec<u32>,
 }
 
 impl Sequence {
-    /// Records a call, unless it is one that never repeats; returns whether it did.
+    /// Records a call, unless it is one that never repeats. Returns true if it was recorded.
     pub(super) fn push(&mut self, call: &Call) -> bool {
         if call.operation == Operation::Init || call.operation == Operation::split() {
             return false;
@@ -43,10 +43,10 @@ impl Sequence {
         true
     }
 
-    /// The length of the shortest period of which the last `times` make up the end of the sequence. What was
-    /// called more than once lately must be part of it: three pushes of one key in a row are no cycle of a
-    /// program that pushes others, too. Nor are barriers alone, one at the end of a step and one at the
-    /// beginning of the next: nothing would be gained.
+    /// Returns the length of the shortest period of which the last `times` repetitions are the end of the
+    /// sequence. A call that came more than once lately must be part of the period: three pushes of one key
+    /// in a row are no cycle of a program that pushes other keys, too. A period of barriers alone does not
+    /// count, as of one at the end of a step and one at the beginning of the next: it would save nothing.
     pub(super) fn period(&self, times: usize) -> Option<usize> {
         let calls = &self.calls;
         (1..=calls.len() / times).find(|period| {

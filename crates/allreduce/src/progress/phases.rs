@@ -1,4 +1,4 @@
-//! The phases of a cycle: between which of its operations some rank waits.
+//! The phases of a cycle: they separate operations between which some rank waits.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
     let mut nodes: Vec<GraphNode> = Vec::new();
     nodes.resize_with(len, GraphNode::default);
-    // How often all ranks together wait before an operation.
+    // For each operation: the number of times that all ranks together wait before it.
     let mut waits = vec![0; len];
     for parts in ranks {
         // A wait comes after the calls before it and after the previous wait.
@@ -38,7 +38,7 @@ pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
             nodes[done].is_done = true;
             let GraphNode { phase, is_wait, .. } = nodes[done];
             for next in std::mem::take(&mut nodes[done].before) {
-                // What is called before a wait is a phase below what is called after it.
+                // An operation called before a wait is a phase below one that is called after it.
                 let least = if is_wait { phase } else { phase + 1 };
                 let node = &mut nodes[next];
                 node.awaits -= 1;
@@ -62,9 +62,9 @@ pub(super) fn phases(len: usize, ranks: &[Vec<Vec<usize>>]) -> Vec<u64> {
 struct GraphNode {
     is_wait: bool,
     phase: u64,
-    /// How many others come before it that are not done.
+    /// The number of nodes before this one that are not done.
     awaits: usize,
-    /// What it comes before.
+    /// The nodes that come after this one.
     before: Vec<usize>,
     is_done: bool,
 }

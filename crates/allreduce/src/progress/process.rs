@@ -26,10 +26,10 @@ use crate::transport::{Connections, Transport, has_ulfm, identity, mpi_library};
 
 static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
 
-/// This process's engine over all ranks of its MPI job. The first call is collective. An error if `config`
-/// wants sums made in another way than by the engine there is. The MPI library is to send up to `eager_bytes`
-/// without asking, the same on every rank: into what is prepared for less it writes past the end. `None`
-/// leaves it its own limit.
+/// This process's engine over all ranks of its MPI job. The first call is collective. Returns an error if
+/// `config` requires sums in another way than the existing engine's. The MPI library is to send up to
+/// `eager_bytes` without asking, the same on every rank: it writes past the end of a receiver's memory that
+/// is prepared for less. `None` leaves it its own limit.
 ///
 /// In a helper it does not return but for an error: the helper takes part in the sums of its job, and the
 /// process exits when the others are done, as MXNet's servers do.
@@ -50,7 +50,7 @@ pub fn serve(config: &Config, eager_bytes: Option<usize>) -> Result<()> {
 }
 
 fn start(config: &Config, eager_bytes: Option<usize>) -> Result<Arc<Engine>> {
-    /// Whether a call was interrupted while MPI started, which goes on by itself and cannot begin again.
+    /// True if a call was interrupted while MPI started. MPI goes on by itself then, and cannot begin again.
     static STARTING: Mutex<bool> = Mutex::new(false);
     static OWNER: OnceLock<Process> = OnceLock::new();
     // MPI is initialised once, and a child of the process that has it cannot have another.
@@ -121,7 +121,7 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
     })
 }
 
-/// Why a job that is to go on without lost ranks will not.
+/// Explains why a job that was set to go on without lost ranks will not.
 fn not_elastic(mpi: &Mpi) -> String {
     let library = mpi.name();
     let why = if !mpi.is_initialised_here() {
@@ -150,7 +150,7 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
                 };
                 let sever = Arc::new(move |ranks: &[usize]| ends.sever(ranks));
                 let succession = Some(Succession { ranks, among, next: Box::new(next), sever });
-                // Nobody ends MPI: whoever is lost meanwhile would be waited for without end.
+                // MPI is not finalised: it would wait without end for a rank that is lost meanwhile.
                 let finalise = Box::new(|| ());
                 let transport = Box::new(mpi);
                 return Ok(Connected { transport, control, helpers: 0, finalise, succession });
@@ -165,15 +165,15 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
     }
 }
 
-/// Where a rank can be reached, and where it is reached already.
+/// The addresses at which a rank can be reached, and those at which it is reached already.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Whereabouts {
+struct RankAddresses {
     /// Rank 0's.
     invitation: String,
     ends: BTreeSet<SocketAddr>,
 }
 
-/// The control star of the present ranks, by messages alone, and what connects them. Blocks; collective.
+/// Connects the control star of the present ranks, by messages alone. Blocks; collective.
 fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Control, Connections)> {
     /// The longest invitation, and the longest address as it is sent.
     const INVITATION_BYTES: usize = 4096;
@@ -188,13 +188,13 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
     // Every rank has a connection to every other by now, and few to anybody else.
     let most = 2 * size + 32;
     let ends = Connections::own().into_iter().take(most).collect();
-    let mut own = postcard::to_stdvec(&Whereabouts { invitation, ends }).expect("plain data");
+    let mut own = postcard::to_stdvec(&RankAddresses { invitation, ends }).expect("plain data");
     own.resize(INVITATION_BYTES + most * END_BYTES, 0);
     let read = |bytes: &Vec<u8>| {
         let read = postcard::take_from_bytes(bytes).map(|(found, _)| found);
         read.map_err(|cause| Error::protocol(rank, "another rank", cause.to_string()))
     };
-    let all: Vec<Whereabouts> = mpi.exchange(&own, 0)?.iter().map(read).collect::<Result<_>>()?;
+    let all: Vec<RankAddresses> = mpi.exchange(&own, 0)?.iter().map(read).collect::<Result<_>>()?;
     let mut meanwhile = || mpi.check_failures();
     let control = match hub {
         Some(hub) => hub.gather(size, limits, &mut meanwhile)?,
@@ -204,12 +204,13 @@ fn meet(mpi: &mut Mpi, own: Introduction, limits: StartLimits) -> Result<(Contro
     Ok((control, Connections::of_ranks(ends, |other| ranks[other].network == ranks[rank].network)))
 }
 
-/// What a rank tells the others before they can talk otherwise.
+/// The settings and the network of a rank, which it sends to the others before it has any other connection to
+/// them.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Introduction {
-    /// The settings that all must have alike. Segments have one length, as no rank is to get a message longer
-    /// than what its library has prepared for.
+    /// The settings that all must have alike. Segments have one length, as no rank may get a message longer
+    /// than its library has prepared for.
     settings: AlikeValues,
     /// The length of a segment, which a program may set without naming it.
     segment_bytes: u64,
@@ -231,7 +232,7 @@ impl Introduction {
         }
     }
 
-    /// Those of all ranks, by one of MPI's own collectives. Blocks; collective.
+    /// Returns the introductions of all ranks, by one of MPI's own collectives. Blocks; collective.
     fn of_all(mpi: &mut Mpi, own: Self) -> Result<Vec<Self>> {
         let mut ranks = vec![Self::zeroed(); mpi.size()];
         ranks[mpi.rank()] = own;
@@ -239,7 +240,7 @@ impl Introduction {
         Ok(ranks)
     }
 
-    /// The same error on every rank unless they can work together.
+    /// Returns the same error on every rank if they cannot work together.
     fn check(ranks: &[Self]) -> Result<()> {
         let helpers = ranks.iter().filter(|rank| rank.is_helper == 1).count();
         if helpers > 0 && ranks.iter().any(|rank| rank.is_elastic == 1) {

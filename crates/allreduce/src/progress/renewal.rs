@@ -1,18 +1,18 @@
-//! From one generation of ranks to the next: what the ranks that are left have done differently far is
-//! brought level, and what none of them has done is done again.
+//! Leads from one generation of ranks to the next: survivors with different progress are brought to the same
+//! operations, and operations that none of them has done are retried.
 //!
-//! 1. The transport and the control star are made anew over the ranks that are left (`Succession`), and the
-//!    placement, the schedules, the agreement and the threads with them. The measured model is kept.
-//! 2. Every rank sends to all others how many operations of each topic it has done.
-//! 3. What some rank has done counts, with what the lost rank had given to it: ranks that lack it get its sum
-//!    from the lowest rank that has it, and update their value by it as they would have.
-//! 4. What no rank has done is called again, in the order of each rank's calls, by the ranks that are left.
+//! 1. The transport and the control star are connected again over the survivors (`Succession`), and the
+//!    placement, the schedules, the agreement and the threads are made anew. The measured model is kept.
+//! 2. Every rank sends to all others the number of operations of each topic that it has done.
+//! 3. An operation that some rank has done counts, including the lost rank's contribution to it. Ranks that
+//!    lack it get its sum from the lowest rank that has it, and update their value by it as they would have.
+//! 4. An operation that no rank has done is called again by the survivors, in the order of each rank's calls.
 //!
-//! If another rank is lost meanwhile, all of that begins again over those that are left then: a rank that has
-//! come further only has done more.
+//! If another rank is lost meanwhile, all of that begins again over the survivors of that loss. Ranks that
+//! have come further have then only done more.
 //!
-//! A rank may be lost while some ranks still start and others have started. So all begin alike, after a loss
-//! and without one: each says which of the two it does, and those that start have done nothing.
+//! A rank may be lost while some ranks still start and others have started. So all ranks begin alike, after a
+//! loss and without one. Each reports which of the two it does, and those that start have done nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,9 +32,9 @@ use crate::progress::connected::{Connected, LEARNING, Succession, check_start, i
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::generation::{Change, Current};
 use crate::progress::job::Job;
-use crate::progress::kept::Elastic;
+use crate::progress::kept::RetryStore;
 use crate::progress::messages::{ControlMessage, Topic};
-use crate::progress::shared::{Command, Inherited, Shared, is_loss};
+use crate::progress::shared::{Command, InheritedState, Shared, is_loss};
 use crate::progress::watcher::{Watcher, decode};
 use crate::transport::control::{Control, Event};
 
@@ -54,7 +54,7 @@ pub(super) struct Generation {
 }
 
 /// Ranks that are connected and can talk.
-pub(super) struct Ready {
+pub(super) struct ReadyRanks {
     pub(super) communicator: Communicator,
     pub(super) control: Control,
     pub(super) stop: Arc<AtomicBool>,
@@ -63,29 +63,29 @@ pub(super) struct Ready {
 }
 
 /// A generation that was ended by a loss, for the one that follows.
-pub(super) struct Before<'a> {
+pub(super) struct EndedGeneration<'a> {
     shared: &'a Shared,
     generation: u64,
     learned: &'a Learned,
 }
 
-/// What a generation begins with.
+/// The state in which a generation begins.
 #[derive(Default)]
-pub(super) struct Beginning {
+pub(super) struct GenerationStart {
     /// The numbers that its ranks had when they began to connect.
     ranks: Vec<usize>,
     number: u64,
-    /// How many operations of each topic are done.
+    /// The number of operations of each topic that are done.
     done: BTreeMap<Topic, u64>,
 }
 
-/// Makes a communicator of connected ranks, and brings those level that go on after a loss; a rank without
-/// `before` starts. If a rank is lost meanwhile, the same without it.
+/// Makes a communicator of connected ranks, and brings survivors of a loss to the same operations. A rank
+/// without `before` starts. If a rank is lost meanwhile, begins again without it.
 pub(super) fn ready(
     mut connected: Connected,
     config: &Config,
-    before: Option<&Before<'_>>,
-) -> Result<(Ready, Beginning)> {
+    before: Option<&EndedGeneration<'_>>,
+) -> Result<(ReadyRanks, GenerationStart)> {
     let mut ranks: Vec<usize> = match &connected.succession {
         Some(succession) => succession.ranks.clone(),
         None => (0..connected.control.size()).collect(),
@@ -102,7 +102,7 @@ pub(super) fn ready(
             let begun = if succession.is_some() {
                 begin_alike(&mut communicator, config, before, (&ranks, among))
             } else {
-                communicator.learn(config).map(|()| Beginning::default())
+                communicator.learn(config).map(|()| GenerationStart::default())
             };
             match begun {
                 Ok(beginning) => Ok((communicator, beginning)),
@@ -123,8 +123,8 @@ pub(super) fn ready(
         };
         match (made, succession) {
             (Ok((communicator, beginning)), succession) => {
-                let ready = Ready { communicator, control, stop, succession, finalise };
-                return Ok((ready, Beginning { ranks, ..beginning }));
+                let ready = ReadyRanks { communicator, control, stop, succession, finalise };
+                return Ok((ready, GenerationStart { ranks, ..beginning }));
             }
             (Err(cause), Some(succession)) if is_loss(&cause) => {
                 let (rank, events) = (control.rank(), control.events().clone());
@@ -133,7 +133,7 @@ pub(super) fn ready(
                 connected = (succession.next)(&cause)?;
                 if let Some(succession) = &connected.succession {
                     if !is_enough(&succession.ranks, ranks.len())
-                        && let Some(Before { shared, .. }) = before
+                        && let Some(EndedGeneration { shared, .. }) = before
                         && is_given_up(rank, ranks.len(), &events)
                     {
                         return Err(shared.cut_off("the others have heard nothing from it while it connected"));
@@ -146,21 +146,22 @@ pub(super) fn ready(
     }
 }
 
-/// What all ranks of a job that goes on after losses do first, whether they start or go on. Collective.
+/// Does the first steps of all ranks of a job that goes on after losses, both of those that start and of
+/// those that go on. Collective.
 fn begin_alike(
     communicator: &mut Communicator,
     config: &Config,
-    before: Option<&Before<'_>>,
+    before: Option<&EndedGeneration<'_>>,
     (ranks, among): (&[usize], usize),
-) -> Result<Beginning> {
-    let known = before.map(|Before { learned, .. }| learned.model);
+) -> Result<GenerationStart> {
+    let known = before.map(|EndedGeneration { learned, .. }| learned.model);
     let all: Vec<Option<Model>> = gather(communicator, &known)?;
     let Some(model) = all.into_iter().flatten().next() else {
         check_start(ranks, among)?;
         communicator.learn(config)?;
-        return Ok(Beginning::default());
+        return Ok(GenerationStart::default());
     };
-    if let Some(Before { shared, learned, .. }) = before {
+    if let Some(EndedGeneration { shared, learned, .. }) = before {
         communicator.go_on_from(learned);
         communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
     } else {
@@ -170,8 +171,8 @@ fn begin_alike(
     bring_level(before, ranks[communicator.rank()], communicator)
 }
 
-/// Whether ranks that have begun have heard nothing from this one, `rank` of `size` in their star, and gone
-/// on without it. They have said so on the star before they ended the connections to it.
+/// Returns true if ranks that have begun have heard nothing from this one, `rank` of `size` in their star,
+/// and gone on without it. They have reported that on the star before they ended the connections to it.
 fn is_given_up(rank: usize, size: usize, events: &Receiver<Event>) -> bool {
     let until = Instant::now() + LEARNING;
     while let Ok(event) = events.recv_deadline(until) {
@@ -186,15 +187,15 @@ fn is_given_up(rank: usize, size: usize, events: &Receiver<Event>) -> bool {
     false
 }
 
-/// Drops what takes its time to end.
+/// Drops a value whose drop may take long, on a thread of its own.
 fn end_later(what: impl Send + 'static) {
     drop(std::thread::Builder::new().name("ringpull-end".to_owned()).spawn(move || drop(what)));
 }
 
 impl Generation {
     /// Starts the threads of a generation.
-    pub(super) fn begin(ready: Ready, config: &Config, mut inherited: Inherited) -> Result<Self> {
-        let Ready { mut communicator, control, stop, succession, finalise } = ready;
+    pub(super) fn begin(ready: ReadyRanks, config: &Config, mut inherited: InheritedState) -> Result<Self> {
+        let ReadyRanks { mut communicator, control, stop, succession, finalise } = ready;
         let (commands, inbox) = unbounded();
         let (own_notes, notes) = unbounded();
         let (finishing, finished) = unbounded::<Box<dyn Job>>();
@@ -212,8 +213,8 @@ impl Generation {
         Ok(Generation { shared, communicator, inbox, finishing, finisher, succession, finalise })
     }
 
-    /// Runs what is launched until this rank leaves or there was a fault, over as many generations as it
-    /// takes.
+    /// Runs launched operations, over any number of generations, until this rank leaves or a fault ends the
+    /// job.
     pub(super) fn run(mut self, config: &Config, current: &Current) {
         let _guard = AbortOnPanic;
         loop {
@@ -227,7 +228,7 @@ impl Generation {
                 }
                 return drop(finisher.join());
             };
-            // What is finished is finished: from here on no job changes but by this thread.
+            // Finished jobs stay finished: from here on only this thread changes a job.
             drop(finisher.join());
             wait_for_all(&shared);
             if !shared.is_renewed() {
@@ -242,8 +243,8 @@ impl Generation {
     }
 }
 
-/// The finishing thread: what takes long. Ends when the comm thread has run everything and all of it is
-/// finished, which it says.
+/// The finishing thread: does the work that takes long. Ends, and reports it, when the comm thread has run
+/// every job and all of them are finished.
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     finished.iter().for_each(|job| shared.finish(job));
@@ -268,8 +269,8 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
     builder.spawn(work).map_err(|cause| Error::io("start", format!("thread {name}"), &cause))
 }
 
-/// Returns when all ranks are done, or there was a fault, if this rank has left: until then it may be needed
-/// by those that go on after a loss. One whose program fails is not waited for, and does not wait.
+/// Returns when all ranks are done, or there was a fault, if this rank has left: until then the survivors of
+/// a loss may need it. A rank whose program fails does not wait, and the others do not wait for it.
 fn wait_for_all(shared: &Shared) {
     let is_over = || shared.ending.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
     while shared.fault.get().is_none() && !is_over() {
@@ -286,34 +287,34 @@ fn renew(
 ) -> Result<Generation> {
     let fault = old.fault.get().expect("a generation ends by a fault");
     let connected = (succession.next)(fault)?;
-    let before = Before { shared: old, generation: current.generation(), learned };
-    let (ready, Beginning { ranks, number: generation, done }) = ready(connected, config, Some(&before))?;
+    let before = EndedGeneration { shared: old, generation: current.generation(), learned };
+    let (ready, GenerationStart { ranks, number: generation, done }) = ready(connected, config, Some(&before))?;
     let (rank, size) = (ready.control.rank(), ready.control.size());
     let lost: Vec<usize> = (0..old.size).filter(|rank| !ranks.contains(rank)).collect();
     tracing::info!(rank, size, ?lost, "the job goes on without lost ranks");
     last_words::introduce(rank, size);
-    let next = Generation::begin(ready, config, Inherited::of(old, generation, done))?;
+    let next = Generation::begin(ready, config, InheritedState::of(old, generation, done))?;
     current.replace(old, &next.shared, Change { generation, rank, num_workers: size, lost });
     Ok(next)
 }
 
-/// What a rank sends to all others.
+/// The progress of a rank, which it sends to all others.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Account {
+struct ProgressReport {
     generation: u64,
     done: Vec<(Topic, u64)>,
-    /// Its number before, and why others would end, as far as it knows.
+    /// Its number before, and the errors that others would end with, as far as it knows them.
     rank: usize,
     reasons: Vec<(usize, String)>,
-    /// Why it cannot go on without the lost rank.
+    /// The error for which it cannot go on without the lost rank.
     cannot: Option<Error>,
 }
 
-impl Account {
-    fn of(before: &Before<'_>) -> Result<Self> {
+impl ProgressReport {
+    fn of(before: &EndedGeneration<'_>) -> Result<Self> {
         let shared = before.shared;
         let elastic = shared.elastic.as_ref().ok_or_else(|| Error::bug("a job that is not elastic is renewed"))?;
-        Ok(Account {
+        Ok(ProgressReport {
             generation: before.generation,
             done: done_here(shared, elastic).into_iter().collect(),
             rank: shared.rank,
@@ -323,20 +324,24 @@ impl Account {
     }
 
     fn of_a_start(rank: usize) -> Self {
-        Account { generation: 0, done: Vec::new(), rank, reasons: Vec::new(), cannot: None }
+        ProgressReport { generation: 0, done: Vec::new(), rank, reasons: Vec::new(), cannot: None }
     }
 }
 
-/// What was summed of some topics.
+/// The sums of some topics.
 type SumsByTopic = Vec<(Topic, Vec<u8>)>;
 
-/// Lets every rank have what some rank has done. A rank that starts, of the number `rank`, has done nothing.
-/// The next generation's number is above all before: a rank may have come through a loss that another still
-/// works on.
-fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Communicator) -> Result<Beginning> {
-    let own = before.map_or_else(|| Ok(Account::of_a_start(rank)), Account::of)?;
-    let all: Vec<Account> = gather(communicator, &own)?;
-    if let Some(Before { shared, .. }) = before {
+/// Gives every rank the sums of the operations that some rank has done. A rank that starts, of the number
+/// `rank`, has done nothing. The next generation's number is above all before it: a rank may have come
+/// through a loss that another has not.
+fn bring_level(
+    before: Option<&EndedGeneration<'_>>,
+    rank: usize,
+    communicator: &mut Communicator,
+) -> Result<GenerationStart> {
+    let own = before.map_or_else(|| Ok(ProgressReport::of_a_start(rank)), ProgressReport::of)?;
+    let all: Vec<ProgressReport> = gather(communicator, &own)?;
+    if let Some(EndedGeneration { shared, .. }) = before {
         check_quorum(shared, &all)?;
     }
     // A program that has ended with an error does not count as a loss.
@@ -359,7 +364,7 @@ fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Comm
             }
         }
     }
-    let count_of = |account: &Account, topic: &Topic| {
+    let count_of = |account: &ProgressReport, topic: &Topic| {
         let at = account.done.binary_search_by(|(other, _)| other.cmp(topic));
         at.map_or(0, |at| account.done[at].1)
     };
@@ -397,18 +402,18 @@ fn bring_level(before: Option<&Before<'_>>, rank: usize, communicator: &mut Comm
     }
     let number = 1 + all.iter().map(|account| account.generation).max().unwrap_or(0);
     let done = most.into_iter().map(|(topic, (count, _))| (topic, count)).collect();
-    Ok(Beginning { number, done, ranks: Vec::new() })
+    Ok(GenerationStart { number, done, ranks: Vec::new() })
 }
 
-/// Fails with an error that every rank finds in what it has gathered, once all have gathered it: to a rank that
-/// still does, one that has ended is a loss, without which it would go on. Collective.
+/// Fails with an error that every rank finds in the values that it has gathered, once all have gathered them.
+/// To a rank that still gathers, a rank that has ended is a loss, after which it would go on. Collective.
 fn fail_together<T>(communicator: &mut Communicator, cause: Error) -> Result<T> {
     drop(gather(communicator, &()));
     Err(cause)
 }
 
-/// How many operations of each topic this rank has done, of those that can be done again.
-fn done_here(shared: &Shared, elastic: &Elastic) -> BTreeMap<Topic, u64> {
+/// Returns the number of operations of each topic that this rank has done, of those that can be retried.
+fn done_here(shared: &Shared, elastic: &RetryStore) -> BTreeMap<Topic, u64> {
     let calls = shared.calls.lock();
     shared.fail_waiting();
     let mut done = elastic.before.clone();
@@ -426,7 +431,7 @@ fn done_here(shared: &Shared, elastic: &Elastic) -> BTreeMap<Topic, u64> {
 }
 
 /// Finishes the first operation of a topic that is not done here by the sum that other ranks have.
-fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
+fn take(elastic: &RetryStore, topic: &Topic, sum: &[u8]) -> Result<()> {
     let orphan = elastic.with(|orphans| {
         let first = (0..orphans.len()).filter(|at| orphans[*at].topic == *topic).min_by_key(|at| orphans[*at].place)?;
         Some(orphans.swap_remove(first))
@@ -437,10 +442,11 @@ fn take(elastic: &Elastic, topic: &Topic, sum: &[u8]) -> Result<()> {
     }
 }
 
-/// Of ranks that do not hear each other and all live, one part alone may go on: the larger one, or that of
-/// rank 0. A rank whose process has ended is no such part, but others that live may have ended the
-/// connections to this one: they have said so on the control star, and it is given the time to be read.
-fn check_quorum(shared: &Shared, left: &[Account]) -> Result<()> {
+/// Checks that this part of the ranks may go on. If parts of the ranks live and do not hear each other, only
+/// one may: the larger one, or that of rank 0. A rank whose process has ended is no such part. Others that
+/// live may have ended the connections to this one: they have reported that on the control star, and there is
+/// time to read it.
+fn check_quorum(shared: &Shared, left: &[ProgressReport]) -> Result<()> {
     let ranks: Vec<usize> = left.iter().map(|account| account.rank).collect();
     if is_enough(&ranks, shared.size) {
         return Ok(());
@@ -462,7 +468,7 @@ fn check_complete(shared: &Shared) -> Result<()> {
     stores.iter().try_for_each(|store| store.check_complete())
 }
 
-/// What every rank gives. Collective.
+/// Returns the values that all ranks pass. Collective.
 fn gather<T: serde::Serialize + serde::de::DeserializeOwned>(comm: &mut Communicator, own: &T) -> Result<Vec<T>> {
     let bytes = postcard::to_stdvec(own).expect("plain data");
     let lens = comm.gather_word(bytes.len() as u64, 0)?;

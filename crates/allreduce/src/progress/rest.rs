@@ -1,33 +1,34 @@
-//! What is left to begin after a frozen cycle was stopped: its units up to the furthest rank's, then what
-//! launches.
+//! The operations left to begin after a frozen cycle was stopped: its units up to the furthest rank's, then
+//! the launches that follow.
 //!
-//! Sums that move beside others may begin in any order, so some go ahead of one that this rank has not called
-//! yet. What runs alone stays in its place: another rank that runs it begins nothing later, and waits for
-//! what it began before. So nothing passes it, and it passes nothing. Nor does an operation pass an earlier
-//! one of its key, whose value would replace that of the later one.
+//! Sums that progress beside others may begin in any order, so some go ahead of a sum that this rank has not
+//! called yet. An operation that runs alone keeps its place. Another rank that runs it begins nothing later,
+//! and waits for the operations that it began before. So nothing passes such an operation, and it passes
+//! nothing. Nor does an operation pass an earlier one of its key, whose value would replace that of the later
+//! one.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::progress::messages::{Launch, Topic};
 
-/// This many may go ahead of the first that cannot begin: fewer than can be under way, so that there is room
-/// for that one.
+/// The number of operations that may go ahead of the first that cannot begin. It is lower than the number
+/// that can be under way, so that there is room for the first.
 const AHEAD: usize = 16;
 
-/// What may begin.
+/// An operation that may begin.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(test, derive(serde::Serialize))]
-pub(super) enum Due {
+pub(super) enum QueuedOperation {
     /// A unit of the frozen cycle, when this rank has called all its members.
     Unit(u64),
-    /// What every rank has called.
+    /// An operation that every rank has called.
     Launch(Launch),
 }
 
-/// What is left to begin.
+/// An operation that is left to begin.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-struct Entry {
-    due: Due,
+struct QueueEntry {
+    due: QueuedOperation,
     topics: Vec<Topic>,
     is_alone: bool,
 }
@@ -35,18 +36,19 @@ struct Entry {
 /// A queue whose first entry is one that cannot begin yet; an entry that has begun leaves a gap.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-pub(super) struct Rest {
-    due: VecDeque<Option<Entry>>,
+pub(super) struct CatchUpQueue {
+    due: VecDeque<Option<QueueEntry>>,
 }
 
-impl Rest {
+impl CatchUpQueue {
     /// Adds an entry at the end, of these topics. `is_alone` if it runs alone.
-    pub(super) fn push(&mut self, due: Due, topics: Vec<Topic>, is_alone: bool) {
-        self.due.push_back(Some(Entry { due, topics, is_alone }));
+    pub(super) fn push(&mut self, due: QueuedOperation, topics: Vec<Topic>, is_alone: bool) {
+        self.due.push_back(Some(QueueEntry { due, topics, is_alone }));
     }
 
-    /// Takes out an entry that may begin. `is_called` says of a unit whether this rank has called all of it.
-    pub(super) fn pop(&mut self, is_called: impl Fn(u64) -> bool) -> Option<Due> {
+    /// Takes out an entry that may begin. `is_called` returns true for a unit if this rank has called all of
+    /// it.
+    pub(super) fn pop(&mut self, is_called: impl Fn(u64) -> bool) -> Option<QueuedOperation> {
         let place = self.first(is_called)?;
         let taken = self.due[place].take();
         while matches!(self.due.front(), Some(None)) {
@@ -59,12 +61,15 @@ impl Rest {
     fn first(&self, is_called: impl Fn(u64) -> bool) -> Option<usize> {
         let mut passed: BTreeSet<&Topic> = BTreeSet::new();
         for place in 0..self.due.len().min(AHEAD) {
-            let Some(Entry { due, topics, is_alone }) = &self.due[place] else { continue };
+            let Some(QueueEntry { due, topics, is_alone }) = &self.due[place] else { continue };
             if *is_alone && place > 0 {
                 return None;
             }
             let is_next = !topics.iter().any(|topic| passed.contains(topic));
-            if is_next && (matches!(due, Due::Launch(_)) || matches!(due, Due::Unit(unit) if is_called(*unit))) {
+            if is_next
+                && (matches!(due, QueuedOperation::Launch(_))
+                    || matches!(due, QueuedOperation::Unit(unit) if is_called(*unit)))
+            {
                 return Some(place);
             }
             if *is_alone {
@@ -77,11 +82,11 @@ impl Rest {
 
     /// The units that have not begun, in their order.
     pub(super) fn units(&self) -> impl Iterator<Item = u64> {
-        let unit = |entry: &Entry| if let Due::Unit(unit) = entry.due { Some(unit) } else { None };
+        let unit = |entry: &QueueEntry| if let QueuedOperation::Unit(unit) = entry.due { Some(unit) } else { None };
         self.due.iter().flatten().filter_map(unit)
     }
 
-    /// Whether everything has begun.
+    /// Returns true if every operation has begun.
     pub(super) fn is_empty(&self) -> bool {
         self.due.is_empty()
     }
@@ -91,17 +96,19 @@ impl Rest {
 mod tests {
     use super::*;
 
-    /// What begins of units 0, 1, ..., of which `alone` run alone and `same` are of one key, when `called`
-    /// have been called, in that order.
+    /// Returns the units that begin, in that order, of units 0, 1, ... when `called` have been called. The
+    /// units in `alone` run alone, and those in `same` are of one key.
     fn begin_of(count: u64, alone: &[u64], same: &[u64], called: &[u64]) -> Vec<u64> {
-        let mut rest = Rest::default();
+        let mut rest = CatchUpQueue::default();
         for unit in 0..count {
             let key = if same.contains(&unit) { -1 } else { unit as i64 };
             let topic = Topic::Key { store: 0, key: key.into() };
-            rest.push(Due::Unit(unit), vec![topic], alone.contains(&unit));
+            rest.push(QueuedOperation::Unit(unit), vec![topic], alone.contains(&unit));
         }
         let begun = std::iter::from_fn(|| rest.pop(|unit| called.contains(&unit)));
-        begun.map(|due| if let Due::Unit(unit) = due { unit } else { panic!("only units were added") }).collect()
+        begun
+            .map(|due| if let QueuedOperation::Unit(unit) = due { unit } else { panic!("only units were added") })
+            .collect()
     }
 
     fn begin(count: u64, alone: &[u64], called: &[u64]) -> Vec<u64> {

@@ -1,4 +1,4 @@
-//! What the threads of one rank's engine share, and how a fault reaches all of them.
+//! The state that the threads of one rank's engine share, and the way in which a fault reaches all of them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,9 +20,9 @@ use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::help::{Help, Rooms};
 use crate::progress::job::{Barrier, Job, StandIn};
-use crate::progress::kept::Elastic;
+use crate::progress::kept::RetryStore;
 use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
-use crate::progress::under_way::UnderWay;
+use crate::progress::under_way::OperationsUnderWay;
 use crate::transport::control::Control;
 use crate::transport::messages;
 
@@ -32,13 +32,13 @@ pub(super) enum Command {
     Run(Box<dyn Job>, Launch),
     /// A unit of a frozen cycle.
     Unit(Vec<Box<dyn Job>>, Unit),
-    /// Go on with what is under way, or see that there was a fault.
+    /// Go on with the operations under way, or see that there was a fault.
     Go,
     Stop,
 }
 
 impl Command {
-    /// What it is about.
+    /// The topics of the command's operations.
     pub(super) fn topics(&self) -> impl Iterator<Item = &Topic> {
         let (one, members) = match self {
             Command::Run(_, launch) => (Some(&launch.topic), &[][..]),
@@ -60,7 +60,7 @@ impl Command {
         }
     }
 
-    /// Whether it is a sum that is divided.
+    /// Returns true if it is a divided sum.
     pub(super) fn is_divided(&self) -> bool {
         match self {
             Command::Run(job, _) => job.transfer().is_divided(),
@@ -70,7 +70,7 @@ impl Command {
     }
 }
 
-/// What makes the jobs of each store.
+/// The makers of jobs, by store, for calls that a rank that has joined does not make.
 type StandIns = Arc<Mutex<BTreeMap<u32, Weak<dyn StandIn>>>>;
 
 /// The state that the caller, the comm thread, the finishing thread and the control thread share.
@@ -82,54 +82,55 @@ pub(super) struct Shared {
     pub(super) helpers: usize,
     /// The library under the transport.
     pub(super) library: String,
-    /// Where the ranks are, in words.
+    /// The placement of the ranks, as text.
     pub(super) placement: String,
     pub(super) control: Control,
     /// Set with the first fault; the collectives watch it.
     pub(super) stop: Arc<AtomicBool>,
-    /// What is kept for the next generation of ranks, if there is to be one after a loss.
-    pub(super) elastic: Option<Elastic>,
-    /// Lets the transport take ranks for lost from which nothing is heard.
+    /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
+    pub(super) elastic: Option<RetryStore>,
+    /// Makes the transport treat ranks as lost from which nothing is heard.
     sever: Option<Sever>,
-    /// Whether nothing was heard from a rank whose process may live.
+    /// True if nothing was heard from a rank whose process may live.
     pub(super) is_silent: AtomicBool,
-    /// Which generation of ranks it is.
+    /// The number of this generation of ranks.
     pub(super) generation: u64,
     pub(super) fault: OnceLock<Error>,
-    /// Who is told of it.
+    /// Called with the fault.
     pub(super) on_fault: OnceLock<OnFault>,
-    /// After a loss: why the job cannot go on.
+    /// The error for which the job cannot go on after a loss.
     verdict: OnceLock<Error>,
-    /// After a loss: what has failed on this rank, for which the job is not to go on.
+    /// The error on this rank for which the job must not go on after a loss.
     pub(super) failed: OnceLock<Error>,
     pub(super) reported: AtomicBool,
-    /// Why other ranks would end, as far as they have said so here.
+    /// The errors that other ranks would end with, as far as they have reported them here.
     pub(super) reasons: Mutex<BTreeMap<usize, String>>,
-    /// Whether the reason why this rank would end was sent to the others.
+    /// True if the reason why this rank would end was sent to the others.
     pub(super) failing: AtomicBool,
     pub(super) leaving: AtomicBool,
-    /// Whether this rank has said that it calls nothing more.
+    /// True if this rank has reported that it calls nothing more.
     has_left: AtomicBool,
-    /// All ranks are done, or one has left and its process has ended: ending the library has a limit from
-    /// then on.
+    /// True if all ranks are done, or one has left and its process has ended. The end of the library has a
+    /// time limit from then on.
     pub(super) ending: AtomicBool,
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
-    /// Orders of rank 0 that were obeyed.
+    /// The number of orders of rank 0 that were carried out.
     pub(super) orders: AtomicU64,
-    /// What a caller waits at that has joined.
+    /// The sender that ends the wait of a caller that has joined.
     pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
-    /// What a helper waits at until the job has ended.
+    /// The sender that ends the wait of a helper, when the job has ended.
     pub(super) serving: Mutex<Option<Sender<Result<()>>>>,
     /// Memory of a helper's sums.
     pub(super) rooms: Arc<Rooms>,
-    /// What makes the jobs of each store for calls that a rank that has joined does not make.
+    /// The makers of jobs, by store, for calls that a rank that has joined does not make.
     pub(super) stand_ins: StandIns,
-    /// Whoever takes this and `waiting` takes this first: what is put on the comm thread's way under it is in
-    /// order.
+    /// Locked before `waiting` by a thread that takes both. Commands that are sent to the comm thread under
+    /// it are in order.
     pub(super) calls: Mutex<Calls>,
-    /// What the comm thread is at, in the order in which it began: the number, and one topic of it.
-    pub(super) running: Mutex<UnderWay>,
-    /// What it was at before.
+    /// The operations of the comm thread that are under way, in the order in which they began: the number,
+    /// and one topic of each.
+    pub(super) running: Mutex<OperationsUnderWay>,
+    /// The operation that was under way last.
     pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
     /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
@@ -137,9 +138,9 @@ pub(super) struct Shared {
     pub(super) unfinished: Handover,
     /// Tensors that were lent and have not been returned, of those whose owners are notified when they are.
     pub(super) watched: Arc<AtomicU64>,
-    /// Whether there was none of them left at some time since the last call.
+    /// True if none of these was left at some time since the last call.
     pub(super) all_returned: Arc<AtomicBool>,
-    /// Notes of rank 0 to itself.
+    /// Control messages of rank 0 to itself.
     pub(super) own_notes: Sender<ControlMessage>,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
@@ -148,18 +149,18 @@ pub(super) struct Shared {
     pub(super) answers: Answers,
 }
 
-/// Whether a fault may be the loss of a process.
+/// Returns true if a fault may be the loss of a process.
 pub(super) fn is_loss(fault: &Error) -> bool {
     matches!(fault, Error::PeerLost { .. } | Error::Library { .. } | Error::Stopped {})
 }
 
-/// What a generation of ranks has of the one before it.
+/// The state that a generation of ranks takes over from the one before it.
 #[derive(Default)]
-pub(super) struct Inherited {
-    /// In a job that goes on without lost ranks.
+pub(super) struct InheritedState {
+    /// Set in a job that goes on without lost ranks.
     pub(super) sever: Option<Sever>,
     generation: u64,
-    /// How many operations of each topic are done.
+    /// The number of operations of each topic that are done.
     done: BTreeMap<Topic, u64>,
     stand_ins: StandIns,
     watched: Arc<AtomicU64>,
@@ -169,9 +170,9 @@ pub(super) struct Inherited {
     since: Option<Instant>,
 }
 
-impl Inherited {
+impl InheritedState {
     pub(super) fn of(old: &Shared, generation: u64, done: BTreeMap<Topic, u64>) -> Self {
-        Inherited {
+        InheritedState {
             sever: None,
             generation,
             done,
@@ -191,7 +192,7 @@ impl Shared {
         control: Control,
         config: &Config,
         (stop, commands, own_notes): (Arc<AtomicBool>, Sender<Command>, Sender<ControlMessage>),
-        inherited: Inherited,
+        inherited: InheritedState,
     ) -> Self {
         let calls = if comm.size() == 1 {
             Calls::of_one_rank()
@@ -209,7 +210,7 @@ impl Shared {
             calls: Mutex::new(calls),
             control,
             stop,
-            elastic: is_elastic.then(|| Elastic::new(inherited.done)),
+            elastic: is_elastic.then(|| RetryStore::new(inherited.done)),
             sever: inherited.sever,
             is_silent: AtomicBool::new(false),
             generation: inherited.generation,
@@ -260,7 +261,7 @@ impl Shared {
         })
     }
 
-    /// How many processes the job has.
+    /// The number of processes of the job.
     pub(super) fn ranks(&self) -> usize {
         self.size + self.helpers
     }
@@ -278,19 +279,19 @@ impl Shared {
         }
     }
 
-    /// On rank 0: asks all helpers to take part in a sum.
+    /// Asks all helpers to take part in a sum. Called on rank 0.
     pub(super) fn ask_helpers(&self, asked: &Asked) {
         (self.size..self.ranks()).for_each(|helper| self.tell(helper, &ControlMessage::Help(asked.clone())));
     }
 
-    /// On a helper: takes part in a sum.
+    /// Takes part in a sum. Called on a helper.
     pub(super) fn help(&self, asked: Asked) {
         let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
         let job = Box::new(Help::new(asked, Arc::clone(&self.rooms)));
         drop(self.commands.send(Command::Run(job, launch)));
     }
 
-    /// On a helper: the job has ended.
+    /// Ends the wait of `serve` on a helper: the job has ended.
     pub(super) fn served(&self) {
         self.serving.lock().take().into_iter().for_each(|result| drop(result.send(Ok(()))));
     }
@@ -312,7 +313,7 @@ impl Shared {
         }
     }
 
-    /// Rank 0 sends it to every other rank; another rank sends it to rank 0.
+    /// Sends a message: from rank 0 to every other rank, from another rank to rank 0.
     pub(super) fn tell_everyone(&self, note: &ControlMessage) {
         let peers = if self.rank == 0 { 1..self.ranks() } else { 0..1 };
         peers.for_each(|peer| self.tell(peer, note));
@@ -363,7 +364,7 @@ impl Shared {
                         }
                     }
                 }
-                // What cannot be sent is a fault, which takes it.
+                // A job that cannot be sent is a fault, which takes the lock.
                 drop(waiting);
                 self.tell_rank_0(ControlMessage::Forgot);
                 Vec::new()
@@ -372,7 +373,8 @@ impl Shared {
         self.act(acts);
     }
 
-    /// Does what follows from a call or a message. With `calls` locked, so that things go their way in order.
+    /// Does the actions that follow from a call or a message. With `calls` locked, so that they are done in
+    /// order.
     pub(super) fn act(&self, acts: Vec<Act>) {
         for act in acts {
             match act {
@@ -453,12 +455,12 @@ impl Shared {
         }
         self.fail_waiting();
         if self.elastic.is_some() {
-            // It may sleep, and has to make the next generation.
+            // The comm thread may sleep, and has to make the next generation.
             drop(self.commands.send(Command::Go));
         }
     }
 
-    /// Nothing is heard from these ranks, whose processes may live: from here on they are lost to MPI too.
+    /// Makes these ranks lost to MPI too. Nothing is heard from them, and their processes may live.
     pub(super) fn forsake(&self, ranks: &[usize]) {
         self.is_silent.store(true, Ordering::Release);
         if let Some(sever) = &self.sever {
@@ -466,7 +468,7 @@ impl Shared {
         }
     }
 
-    /// Why this rank does not go on, which does not hear the others.
+    /// Returns the error of a rank that does not hear the others and does not go on.
     pub(super) fn cut_off(&self, why: &str) -> Error {
         Error::PeerLost {
             peer: self.peer().to_string(),
@@ -477,7 +479,7 @@ impl Shared {
         }
     }
 
-    /// Whether there was a fault that ends this generation of ranks, and not the job.
+    /// Returns true if there was a fault that ends this generation of ranks, and not the job.
     pub(super) fn is_renewed(&self) -> bool {
         self.elastic.as_ref().is_some_and(|elastic| self.fault.get().is_some_and(is_loss) && elastic.goes_on())
     }
@@ -487,12 +489,12 @@ impl Shared {
         self.verdict.get().or_else(|| self.fault.get().filter(|_| !self.is_renewed()))
     }
 
-    /// There will be no next generation: what was kept fails. Ranks that have the loss before it, and wait
-    /// for this one, are told why.
+    /// Ends the job without a next generation: saved operations fail. Ranks that still have the loss before
+    /// them, and wait for this rank, are told the reason.
     pub(super) fn end(&self, fault: &Error) {
         let fault = &fault.clone().met_by(self.rank);
         let is_second = self.is_renewed() && self.verdict.set(fault.clone()).is_ok();
-        let orphans = self.elastic.as_ref().map(Elastic::end).unwrap_or_default();
+        let orphans = self.elastic.as_ref().map(RetryStore::end).unwrap_or_default();
         if is_second && !is_loss(fault) {
             self.tell_everyone(&ControlMessage::Failed(fault.clone()));
         }
@@ -501,8 +503,8 @@ impl Shared {
         self.fail_waiting();
     }
 
-    /// Finishes what was summed. An error of that, such as an updater's, ends the job on all ranks. After a
-    /// loss those that are left get it when they would go on.
+    /// Finishes a job. An error, such as an updater's, ends the job on all ranks. After a loss the survivors
+    /// get it when they would go on.
     pub(super) fn finish(&self, job: Box<dyn Job>) {
         if let Err(cause) = job.finish() {
             self.poison(&cause, true);
@@ -513,14 +515,14 @@ impl Shared {
         self.unfinished.finished();
     }
 
-    /// After a fault: the job fails, or is kept to be done again.
+    /// Fails a job after a fault, or keeps it for a retry.
     pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
         if let Err(job) = self.keep(job) {
             job.fail(self.verdict.get().unwrap_or(fault));
         }
     }
 
-    /// After a fault: keeps the job to be done again, if it can be.
+    /// Keeps a job after a fault for a retry, if it can be retried.
     fn keep(&self, job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
         match &self.elastic {
             Some(elastic) if self.is_renewed() => elastic.adopt(job),
@@ -528,7 +530,8 @@ impl Shared {
         }
     }
 
-    /// Calls an operation: `job` runs when every rank has called it. An error while this rank has joined.
+    /// Calls an operation: `job` runs when every rank has called it. Returns an error if this rank has
+    /// joined.
     pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
         let transfer = job.transfer();
         {
@@ -556,12 +559,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether this rank has called what has not begun.
+    /// Returns true if this rank has called an operation that has not begun.
     pub(super) fn has_calls(&self) -> bool {
         self.is_renewed() || !self.waiting.lock().is_empty()
     }
 
-    /// This rank calls nothing more. To be said once to each generation.
+    /// Reports that this rank calls nothing more. Sent once in each generation.
     pub(super) fn say_goodbye(&self) {
         if self.has_left.swap(true, Ordering::AcqRel) {
             return;
@@ -579,7 +582,7 @@ impl Shared {
     pub(super) fn fail_waiting(&self) {
         let Some(fault) = self.verdict.get().or_else(|| self.fault.get()) else { return };
         let mut waiting = self.waiting.lock();
-        // Locked until the last is kept: who then finds none here finds all of them kept.
+        // Locked until the last is kept: a thread that then finds none here finds all of them kept.
         let all = std::mem::take(&mut *waiting).into_values();
         let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
         drop(waiting);
@@ -595,28 +598,30 @@ impl Shared {
         running.or_else(|| self.waiting.lock().keys().next().map(|(topic, _)| topic.clone()))
     }
 
-    /// Whether what this rank is at is an operation of a process set.
+    /// Returns true if this rank's present operation is of a process set.
     pub(super) fn is_at_a_set(&self) -> bool {
         self.present().is_some_and(|topic| topic.set().is_some())
     }
 
-    /// What this rank is at: the operation that runs, or one that it has called and that waits for the peers.
+    /// Returns this rank's present operation: the one that runs, or one that it has called and that waits for
+    /// the peers.
     pub(super) fn doing(&self) -> Option<String> {
         self.present().map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
     }
 
-    /// Whether this rank waits for calls of its peers, and not only for what is on its way.
+    /// Returns true if this rank waits for calls of its peers, and not only for data that is on its way.
     pub(super) fn awaits_calls(&self) -> bool {
         !self.waiting.lock().is_empty() || self.joining.lock().is_some()
     }
 
-    /// What changes while anything comes on: payload within a host, messages between hosts.
+    /// Returns a number that changes while anything progresses: payload within a host, messages between
+    /// hosts.
     pub(super) fn moved(&self) -> u64 {
         let moved = [&self.sent_bytes, &self.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
         moved[0].wrapping_add(moved[1]).wrapping_add(messages())
     }
 
-    /// As `doing`; between two operations, the one before.
+    /// Returns the present operation as `doing` does or, between two operations, the one before.
     pub(super) fn doing_or_done(&self) -> String {
         let done = || self.last.lock().as_ref().map(|topic| format!("the pause after {}", in_words(topic)));
         self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())
@@ -640,7 +645,7 @@ impl Waiter for Shared {
     }
 }
 
-/// Why nothing can stand in for a call on a rank that has joined.
+/// Returns the error for a call that no job can stand in for on a rank that has joined.
 fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
     Error::argument(
         format!("{} of key {} after rank {rank} has joined: {reason}", call.operation, call.topic.key()),

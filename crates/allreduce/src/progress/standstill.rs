@@ -1,9 +1,9 @@
-//! Whether this rank waits in a call for what cannot begin.
+//! Finds out if this rank waits in a call for an operation that cannot begin.
 //!
-//! It does when some call of its own has not begun or does not come on, nothing about its calls changes, its
-//! process computes nothing, and every thread that uses stores waits in a call of ours, or the program in its
-//! framework for what we owe that. A rank that computes, sleeps, loads or saves does not: it may call at any
-//! time.
+//! It does if all of these hold: some call of its own has not begun or makes no progress; nothing about its
+//! calls changes; its process computes nothing; and every thread that uses stores waits in a call of ours, or
+//! the program waits in its framework for a result that we owe. A rank that computes, sleeps, loads or saves
+//! does not wait in that sense: it may call at any time.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use crate::progress::messages::Stuck;
 use crate::progress::shared::Shared;
 use crate::transport::{messages, open_messages};
 
-/// How old what was seen of the program may be.
+/// The greatest age of a look at the program that still counts.
 const RECENT: Duration = Duration::from_secs(3);
 
-/// What changes with whatever happens to this rank's calls.
+/// A snapshot that changes with every event of this rank's calls.
 #[derive(PartialEq, Clone)]
 struct CallsSnapshot {
     made: u64,
@@ -29,26 +29,26 @@ struct CallsSnapshot {
     orders: u64,
 }
 
-/// What was seen last, since when, and what was reported to rank 0.
+/// The last snapshot, the time since which it has not changed, and the last report to rank 0.
 #[derive(Default)]
 pub(super) struct Standstill {
-    seen: Option<(CallsSnapshot, Since)>,
-    /// How many messages of MPI had moved, since when no other has, and whether it was reported to rank 0
-    /// that some are awaited.
+    seen: Option<(CallsSnapshot, StillnessStart)>,
+    /// The number of MPI's messages that had moved, the time since which no other has, and the last report to
+    /// rank 0 on it.
     data: Option<(u64, f64)>,
     told_data: bool,
     told: Option<Stuck>,
 }
 
 #[derive(Clone)]
-struct Since {
+struct StillnessStart {
     now_s: f64,
     when: Instant,
     used_s: f64,
 }
 
 impl Standstill {
-    /// Looks, and has `tell` report to rank 0 what has changed.
+    /// Looks, and reports a change to rank 0 by `tell`.
     pub(super) fn tell(&mut self, shared: &Shared, now_s: f64, tell: impl FnOnce(Option<Stuck>)) {
         let stuck = self.look(shared, now_s);
         if stuck != self.told {
@@ -57,8 +57,8 @@ impl Standstill {
         }
     }
 
-    /// Looks whether messages of MPI are under way and none has moved, and has `tell` say to rank 0 what has
-    /// changed of it.
+    /// Looks if messages of MPI are under way and none has moved, and reports a change of that to rank 0 by
+    /// `tell`.
     pub(super) fn tell_data(&mut self, now_s: f64, tell: impl FnOnce(bool)) {
         let moved = messages();
         let (_, since_s) =
@@ -78,7 +78,7 @@ impl Standstill {
         }
         let since = match &self.seen {
             Some((before, since)) if *before == sight => since.clone(),
-            _ => Since { now_s, when: Instant::now(), used_s: used_s() },
+            _ => StillnessStart { now_s, when: Instant::now(), used_s: used_s() },
         };
         let (orders, has_begun) = (sight.orders, !sight.running.is_empty());
         self.seen = Some((sight, since.clone()));

@@ -1,5 +1,5 @@
-//! What every rank is doing, when somebody asks: rank 0 asks all ranks over the control star, and waits a
-//! moment for the answers. While nobody asks nothing is sent.
+//! Collects the state of every rank on request: rank 0 asks all ranks over the control star, and waits a
+//! moment for the answers. Without a request nothing is sent.
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use ringpull_base::status::{JobStatus, LateRanks, RankStatus};
 
-use crate::progress::answers::Come;
+use crate::progress::answers::AnswerSet;
 use crate::progress::messages::ControlMessage;
 use crate::progress::shared::Shared;
 
-/// How long rank 0 waits for answers: a machine that is busy may take its time.
+/// The time that rank 0 waits for answers: a busy machine may be slow to answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// On rank 0: the answers of all ranks, those that come in time. Blocks, for about a second at most.
+/// Returns the answers of all ranks that come in time. Blocks for about 1 s at most. Called on rank 0.
 pub(super) fn ask_everybody(shared: &Shared) -> JobStatus {
     let _one = shared.answers.asking.lock();
     JobStatus::ask(|| ask_once(shared))
@@ -24,7 +24,7 @@ fn ask_once(shared: &Shared) -> JobStatus {
     let answers = &shared.answers;
     let question = {
         let mut come = answers.come.lock();
-        *come = Come { question: come.question.wrapping_add(1), ranks: vec![None; shared.ranks()], late: None };
+        *come = AnswerSet { question: come.question.wrapping_add(1), ranks: vec![None; shared.ranks()], late: None };
         come.question
     };
     let fault = shared.fault.get().map(ToString::to_string);
@@ -47,7 +47,7 @@ fn ask_once(shared: &Shared) -> JobStatus {
     status
 }
 
-/// On rank 0: sends a rank the lines about everybody. Returns at once.
+/// Sends a rank the state of all ranks. Returns at once. Called on rank 0.
 pub(super) fn answer(shared: &Shared, weak: &Weak<Shared>, rank: usize) {
     let weak = weak.clone();
     let answer = move || {
@@ -65,7 +65,7 @@ pub(super) fn heading(rank: usize) -> String {
     format!("ringpull: rank {rank} was asked what the ranks are doing (SIGUSR1):\n")
 }
 
-/// Answers rank 0, and has somebody look where the program is, for the next question.
+/// Answers rank 0, and starts a look at the place of the program, for the next question.
 pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) {
     let (calls, steps) = {
         let calls = shared.calls.lock();

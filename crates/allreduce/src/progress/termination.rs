@@ -1,11 +1,11 @@
-//! What a rank says when its launcher ends it: a launcher that has lost a rank sends SIGTERM to the others.
-//! And what it says when somebody asks by SIGUSR1: what every rank is doing.
+//! Reports why a rank ends when its launcher ends it: a launcher that has lost a rank sends SIGTERM to the
+//! others. Reports the state of every rank on SIGUSR1.
 //!
-//! If a program left SIGTERM alone, its process ends by it as ever, but a moment later: until the fault that
-//! is the reason has come, and the caller, or else this file, has reported it. A program that handles
-//! SIGTERM, or ignores it, keeps it, whether it said so before `create` or after: it may need all of its
-//! grace to write a checkpoint. A handler that was installed later and calls the one that it found calls
-//! nothing here. The same holds for SIGUSR1, whose default would end the process.
+//! If a program left SIGTERM alone, its process still ends by it, but a moment later. In that time the fault
+//! that is the reason arrives, and the caller, or else this file, reports it. A program's own handling of
+//! SIGTERM is left as it is, set before `create` or after it: the program may need all of its grace period to
+//! write a checkpoint. A handler that was installed later and calls the one that it found calls nothing here.
+//! The same holds for SIGUSR1, whose default would end the process.
 #![allow(unsafe_code)]
 
 use std::io::Read;
@@ -24,20 +24,20 @@ use ringpull_base::{Error, Result, last_words, notice, timeline};
 
 use crate::progress::engine::Engine;
 
-/// How long the reason may take to come.
+/// The time in which the reason must arrive.
 const REASON: Duration = Duration::from_millis(300);
-/// How long the caller may take to report it and to end by itself.
+/// The time in which the caller must report it and end by itself.
 const REPORT: Duration = Duration::from_millis(400);
 
-/// Where the handler writes a byte, and in which process.
+/// The descriptor to which the handler writes a byte, and the process in which it does.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 static PID: AtomicI32 = AtomicI32::new(0);
 
 /// The signals that are handled.
 const SIGNALS: [c_int; 2] = [SIGTERM, SIGUSR1];
 
-/// Explains the end of this process by SIGTERM from now on, and answers SIGUSR1, unless somebody handles or
-/// ignores that signal.
+/// Explains the end of this process by SIGTERM from now on, and answers SIGUSR1, unless the program handles
+/// or ignores that signal.
 pub(super) fn explain(engine: &Arc<Engine>) -> Result<()> {
     let failed = |cause: std::io::Error| Error::io("watch", "signals", &cause);
     if SIGNALS.iter().all(|signal| present(*signal) != libc::SIG_DFL) {
@@ -118,7 +118,7 @@ extern "C" fn on_signal(signal: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
-/// In a forked child, which has no thread that waits: the signals do what they do by default.
+/// Restores the default effect of the signals in a forked child, which has no thread that waits for them.
 fn let_go() {
     for signal in SIGNALS.into_iter().filter(|signal| is_ours(*signal)) {
         set(signal, libc::SIG_DFL);
@@ -146,8 +146,8 @@ fn wait(mut woken: UnixStream, engine: &Weak<Engine>) {
             std::thread::sleep(Duration::from_millis(5));
         }
         if let Some(fault) = engine.first_fault() {
-            // The caller has the error in its hands, or gets it with the output it reads: time to say so and
-            // to end by itself.
+            // The caller has the error, or gets it with the output it reads. It gets time to report it and to
+            // end by itself.
             std::thread::sleep(REPORT);
             if !engine.is_reported() && !engine.is_leaving() && !last_words::has_spoken() {
                 notice(&format!("ringpull: rank {}: {fault}", engine.rank()));

@@ -1,4 +1,4 @@
-//! What the comm thread is at, and for how long it has been at something.
+//! The comm thread's operations under way, and the time for which it has had any.
 
 use std::time::Duration;
 
@@ -6,14 +6,15 @@ use ringpull_base::status::Stopwatch;
 
 use crate::progress::messages::Topic;
 
-/// What the comm thread is at, in the order in which it began: the number, and one topic of it.
+/// The comm thread's operations under way, in the order in which they began: the number, and one topic of
+/// each.
 #[derive(Default)]
-pub(super) struct UnderWay {
+pub(super) struct OperationsUnderWay {
     operations: Vec<(u32, Topic)>,
     time: Stopwatch,
 }
 
-impl UnderWay {
+impl OperationsUnderWay {
     pub(super) fn iter(&self) -> impl Iterator<Item = &(u32, Topic)> {
         self.operations.iter()
     }
@@ -37,7 +38,7 @@ impl UnderWay {
         self.replace(std::iter::empty());
     }
 
-    /// For how long there has been an operation, all together.
+    /// The total time for which there has been an operation.
     pub(super) fn moving(&self) -> Duration {
         self.time.elapsed()
     }
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn time_counts_while_an_operation_is_under_way_and_overlapping_ones_count_once() {
-        let mut under_way = UnderWay::default();
+        let mut under_way = OperationsUnderWay::default();
         assert_eq!(under_way.moving(), Duration::ZERO);
         under_way.begin(0, Topic::Barrier);
         under_way.begin(1, Topic::Direct);

@@ -1,6 +1,6 @@
-//! The control thread: takes what arrives over the control star, launches what every rank has called, and
-//! notices which ranks are missing or gone. It has three time limits, `RINGPULL_WARN`, `RINGPULL_TIMEOUT` and
-//! `RINGPULL_SILENCE`, and needs none if every rank waits for another.
+//! The control thread: takes the messages of the control star, launches operations that every rank has
+//! called, and notices ranks that are missing or gone. It has three time limits, `RINGPULL_WARN`,
+//! `RINGPULL_TIMEOUT` and `RINGPULL_SILENCE`, and needs none if every rank waits for another.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -18,26 +18,27 @@ use ringpull_base::{Error, after_error, notice, timeline, waits};
 use crate::progress::agreement::{Agreement, Late};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::connected::LEARNING;
-use crate::progress::hang::{Hang, LOOK};
+use crate::progress::hang::{HangDetector, LOOK};
 use crate::progress::messages::{ControlMessage, Order, Overdue};
 use crate::progress::shared::{Shared, is_loss};
 use crate::progress::standstill::Standstill;
 use crate::progress::status;
 use crate::transport::control::Event;
 
-/// In which so many heartbeats are missing, nothing was heard from a rank for almost as long as from one that
-/// is lost.
+/// The number of heartbeats by which a silence may be shorter than that of a lost rank and still count as
+/// nearly as long.
 const ALMOST: f64 = 1.5;
 
-/// Seconds in which this process could hear its peers. The control thread looks once an interval; a longer
-/// gap is its own absence (a stopped process, a machine that slept) and no silence of the others.
-struct Clock {
+/// A clock of the seconds in which this process could hear its peers. The control thread looks once an
+/// interval. A longer gap is its own absence (a stopped process, a machine that slept) and no silence of the
+/// others.
+struct HearingClock {
     looked: Instant,
     now: Duration,
     longest: Duration,
 }
 
-impl Clock {
+impl HearingClock {
     fn now_s(&mut self) -> f64 {
         self.now += self.looked.elapsed().min(self.longest);
         self.looked = Instant::now();
@@ -50,41 +51,42 @@ pub(super) struct Watcher {
     agreement: Agreement,
     peers: BTreeMap<usize, Peer>,
     heard_s: Vec<f64>,
-    /// On rank 0: when some rank was last not heard for a few heartbeats.
+    /// The time at which some rank was last not heard for a few heartbeats; on rank 0.
     all_heard_s: f64,
     /// Peers that left in order and whose processes have ended since.
     departed: Vec<bool>,
-    /// On rank 0: which ranks have done all that they had called.
+    /// True for each rank that has finished all its calls; on rank 0.
     done: Vec<bool>,
-    clock: Clock,
+    clock: HearingClock,
     interval: Duration,
     silence_s: f64,
-    /// How long a frozen cycle may make no progress before every rank reports how far it is.
+    /// The time without progress of a frozen cycle after which every rank reports its progress.
     patience_s: f64,
-    /// On rank 0: when to warn about a rank that others wait for, which doubles each time; and where those
-    /// ranks have said they are.
+    /// The time until the next warning about a rank that others wait for, which doubles each time, and the
+    /// places that those ranks have reported; on rank 0.
     warn_s: f64,
     next_warning_s: f64,
     sites: BTreeMap<usize, String>,
-    /// When they were asked.
+    /// The time at which they were asked.
     asked_s: Option<f64>,
     timeout: Duration,
-    /// Since when rank 0 has been asking where this rank's program is, if it has.
+    /// The time since which rank 0 has been asking for the place of this rank's program.
     asked: Option<Instant>,
     still: Standstill,
-    hang: Hang,
+    hang: HangDetector,
     /// This process's clock against rank 0's, for the timeline.
     offset: Offset,
-    /// On rank 0: how many orders each rank was given.
+    /// The number of orders that each rank was given; on rank 0.
     orders: Vec<u64>,
-    /// Since when the ranks that are left are about to go on without a lost one.
+    /// The time since which the survivors are about to go on without a lost rank.
     renewed: Option<Instant>,
-    /// What was seen of a frozen cycle that does not come on, and since when.
+    /// The last snapshot of a frozen cycle that makes no progress, and the time since which it has not
+    /// changed.
     standstill: Option<(CycleSnapshot, f64)>,
 }
 
-/// What does not change while a frozen cycle does not come on: the unit that is waited for, and what has
-/// moved so far.
+/// A snapshot that stays the same while a frozen cycle makes no progress: the unit that is waited for, and
+/// the bytes moved so far.
 #[derive(PartialEq, Clone)]
 struct CycleSnapshot {
     epoch: u32,
@@ -94,7 +96,7 @@ struct CycleSnapshot {
 }
 
 impl Watcher {
-    /// One whose buckets hold `bucket_bytes`, if it is rank 0's.
+    /// A watcher whose buckets hold `bucket_bytes`, if it is rank 0's.
     pub(super) fn new(config: &Config, (size, helpers): (usize, usize), bucket_bytes: usize) -> Self {
         let interval = config.heartbeat_interval.min(config.silence() / 4);
         Watcher {
@@ -104,7 +106,7 @@ impl Watcher {
             all_heard_s: 0.0,
             departed: vec![false; size + helpers],
             done: vec![false; size],
-            clock: Clock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
+            clock: HearingClock { looked: Instant::now(), now: Duration::ZERO, longest: interval * 2 },
             interval,
             silence_s: config.silence().as_secs_f64(),
             patience_s: (DEADLOCK / 2).min(config.timeout / 4).as_secs_f64(),
@@ -115,7 +117,7 @@ impl Watcher {
             timeout: config.timeout,
             asked: None,
             still: Standstill::default(),
-            hang: Hang::default(),
+            hang: HangDetector::default(),
             offset: Offset::default(),
             orders: vec![0; size],
             renewed: None,
@@ -123,7 +125,7 @@ impl Watcher {
         }
     }
 
-    /// Each sum is done when the one before it is, on every rank in one order.
+    /// Records that sums block: each is done only after the one before it, in the same order on every rank.
     pub(super) fn sums_block(&mut self) {
         self.agreement.sums_block();
     }
@@ -183,7 +185,7 @@ impl Watcher {
         }
     }
 
-    /// How long to wait for a message: until the next look at the clock, or shortly where somebody is asked
+    /// Returns the time to wait for a message: until the next look at the clock, or less if a rank was asked
     /// where its program is.
     fn pause(&self, next_tick: Instant) -> Duration {
         const SHORT: Duration = Duration::from_millis(50);
@@ -343,8 +345,8 @@ impl Watcher {
                 let has_left = self.has_left(shared, peer);
                 let awaited = !has_left || shared.doing().is_some();
                 if self.departed[peer] && shared.awaits_calls() {
-                    // This rank has called an operation since, for which that peer will not come. What is on
-                    // its way had all of that peer's data before it left.
+                    // This rank has called an operation since, which that peer will not call. An operation
+                    // that is under way had all of that peer's data before it left.
                     let operation = self.interrupted(shared);
                     let why = self.why(shared, peer).unwrap_or_default().to_owned();
                     let (peer, ranks) = (self.name(peer), vec![peer]);
@@ -369,7 +371,7 @@ impl Watcher {
                     self.all_heard_s = now_s;
                 }
             }
-            // After the silent ones: that a rank is silent explains why it has not called.
+            // After the silent ranks: the silence of a rank explains why it has not called.
             if !shared.running.lock().is_empty() {
                 self.agreement.heard(now_s);
             }
@@ -401,8 +403,7 @@ impl Watcher {
         }
     }
 
-    /// Ends the job if the ranks that are left do not come to go on: MPI waits for one that lives and does
-    /// nothing.
+    /// Ends the job if the survivors do not begin to go on: MPI waits for a rank that lives and does nothing.
     fn check_renewal(&mut self, shared: &Shared) {
         let Some(elastic) = shared.elastic.as_ref().filter(|elastic| shared.is_renewed() && elastic.waits()) else {
             return;
@@ -420,7 +421,7 @@ impl Watcher {
         }
     }
 
-    /// Reports which ranks keep others waiting, and where their programs are.
+    /// Reports the ranks that others wait for, and the places of their programs.
     fn warn(&mut self, shared: &Shared, now_s: f64) {
         let Some(late) = self.agreement.late() else {
             self.next_warning_s = self.warn_s;
@@ -479,7 +480,7 @@ impl Watcher {
         )
     }
 
-    /// Answers rank 0's question where this rank's program is.
+    /// Answers rank 0's question for the place of this rank's program.
     fn say_where(&mut self, shared: &Shared) {
         if let Some(place) = self.asked.and_then(waits::seen) {
             self.asked = None;
@@ -524,8 +525,8 @@ impl Watcher {
         }
     }
 
-    /// The ranks from which nothing is heard any more, or almost: a link that was cut took all of them away.
-    /// Where the job goes on without them, they and all others hear of it first.
+    /// Returns the ranks from which nothing is heard, now or very soon: a link that was cut separates all of
+    /// them at once. If the job goes on without them, they and all others hear of it first.
     fn silent(&self, shared: &Shared, first: usize, now_s: f64) -> Vec<usize> {
         let almost_s = self.silence_s - ALMOST * self.interval.as_secs_f64();
         let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
@@ -547,7 +548,7 @@ impl Watcher {
         shared.poison(&fault, true);
     }
 
-    /// Whether a rank has left in order, as a helper does when every other rank is done.
+    /// Returns true if a rank has left in order, as a helper does when every other rank is done.
     fn has_left(&self, shared: &Shared, rank: usize) -> bool {
         if rank < shared.size { self.agreement.has_left(rank) } else { shared.ending.load(Ordering::Acquire) }
     }
@@ -561,13 +562,13 @@ impl Watcher {
         self.peers.get(&rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
     }
 
-    /// What this rank was doing, as far as it is known.
+    /// Describes the present operation of this rank, as far as it is known.
     fn interrupted(&self, shared: &Shared) -> String {
         shared.doing().or_else(|| self.agreement.oldest()).unwrap_or_else(|| shared.doing_or_done())
     }
 }
 
-/// Rank 0 sends to every rank that an order concerns, to itself last, since the way to the others is longer.
+/// Sends orders to every rank that they concern. Rank 0 is the last, since the way to the others is longer.
 fn spread(shared: &Shared, given: &mut [u64], orders: Vec<Order>) {
     for order in orders {
         for peer in (1..shared.size).filter(|peer| order.concerns(*peer)) {

@@ -1,4 +1,4 @@
-//! The control star: small frames between rank 0 and every other rank, and the news that a rank is gone.
+//! The control star: small frames between rank 0 and every other rank, and events of ranks that are gone.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,21 +9,21 @@ use ringpull_base::Result;
 
 use crate::transport::star::Links;
 
-/// What arrives over the star.
+/// An event of the star.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A frame from a peer, whole and in order.
     Frame {
-        /// Who sent it.
+        /// The sender.
         from: usize,
         /// Its bytes.
         bytes: Vec<u8>,
     },
-    /// Nothing will come from this peer any more.
+    /// The end of a peer: no frame will come from it any more.
     Gone {
-        /// Who is gone.
+        /// The rank that is gone.
         rank: usize,
-        /// How that was noticed.
+        /// The sign by which that was noticed.
         cause: String,
     },
 }
@@ -77,8 +77,8 @@ impl Control {
         }
     }
 
-    /// Sets `stop` when a peer is gone, or at once if one is, until this is called again: for who waits for
-    /// others before anybody reads the events. Threads of one process are not watched.
+    /// Sets `stop` when a peer is gone, or at once if one is, until this is called again. For a caller that
+    /// waits for others before the events are read. Threads of one process are not watched.
     pub fn stop_on_loss(&self, stop: Option<&Arc<AtomicBool>>) {
         if let Wires::Sockets(links) = &self.wires {
             links.stop_on_loss(stop);
@@ -94,7 +94,7 @@ impl Control {
         }
     }
 
-    /// What has arrived.
+    /// The events that have arrived.
     pub fn events(&self) -> &Receiver<Event> {
         &self.events
     }

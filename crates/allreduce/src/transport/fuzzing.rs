@@ -1,5 +1,5 @@
-//! What the fuzz targets try of this layer: the first bytes of a control connection, and its frames over
-//! connections that break ([`Link`]). Only in builds of `cargo fuzz`.
+//! The parts of this layer that the fuzz targets run: the first bytes of a control connection, and its frames
+//! over connections that break ([`Link`]). Only in builds of `cargo fuzz`.
 
 pub use super::wire::link::{Link, Move};
 
@@ -7,8 +7,8 @@ use ringpull_base::Secret;
 
 use super::greeting::{self, HELLO_BYTES, Hello, Nonce, WELCOME_BYTES};
 
-/// Reads `bytes` as a greeting and as its answer, and what was made of them as each; whoever does not know
-/// the secret is believed nothing.
+/// Reads `bytes` as a greeting and as its answer, and reads a greeting that was written. Bytes without proof
+/// of the secret must be refused.
 ///
 /// # Panics
 ///

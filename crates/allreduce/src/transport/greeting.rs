@@ -1,39 +1,39 @@
-//! How the two ends of a control connection prove to each other that they belong to one job.
+//! The greeting of a control connection: its two ends prove to each other that they belong to one job.
 //!
 //! Rank 0 makes a secret with the operating system's randomness and gives it to the other ranks through MPI.
 //! Each end sends a nonce and proves the secret by a code over both nonces, so neither the secret nor an
-//! earlier greeting is of use to whoever listens. Nothing else of a connection is read before.
+//! earlier greeting is of use to an eavesdropper. Nothing else of a connection is read before.
 
 use ringpull_base::Secret;
 use ringpull_base::secret::CODE_BYTES;
 
 const NONCE_BYTES: usize = 16;
 
-/// What rank 0 sends first.
+/// The length of rank 0's first message.
 pub(super) const CHALLENGE_BYTES: usize = NONCE_BYTES;
-/// What the other rank answers: its rank, its attempts, the frames it has received, its port, its nonce, its
-/// code.
+/// The length of the other rank's answer: its rank, its attempts, the frames it has received, its port, its
+/// nonce, its code.
 pub(super) const HELLO_BYTES: usize = 4 + 4 + 8 + 2 + NONCE_BYTES + CODE_BYTES;
-/// What rank 0 answers to that: the frames it has received, its code.
+/// The length of rank 0's answer to that: the frames it has received, its code.
 pub(super) const WELCOME_BYTES: usize = 8 + CODE_BYTES;
 
-/// Bytes that nobody has seen before.
+/// Random bytes that are used once.
 pub(super) type Nonce = [u8; NONCE_BYTES];
 
-/// Who greets rank 0.
+/// The greeting of a rank to rank 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) rank: u32,
-    /// How often it has connected, this time included.
+    /// The number of times that it has connected, this time included.
     pub(super) attempt: u32,
-    /// How many frames it has received on earlier connections of this job.
+    /// The number of frames that it has received on earlier connections of this job.
     pub(super) received: u64,
     /// A port of its host that is open as long as its process lives.
     pub(super) port: u16,
 }
 
 impl Hello {
-    /// The answer to rank 0's challenge.
+    /// Returns the answer to rank 0's challenge.
     pub(super) fn encode(&self, secret: &Secret, challenge: &Nonce, nonce: &Nonce) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&self.rank.to_le_bytes());
@@ -46,7 +46,7 @@ impl Hello {
         bytes
     }
 
-    /// What such an answer says, if it proves the secret.
+    /// Reads such an answer. Returns `None` if it does not prove the secret.
     pub(super) fn decode(bytes: &[u8; HELLO_BYTES], secret: &Secret, challenge: &Nonce) -> Option<(Self, Nonce)> {
         let (said, code) = bytes.split_at(HELLO_BYTES - CODE_BYTES);
         if !secret.is_code(code, "hello", &[said, challenge]) {
@@ -62,7 +62,7 @@ impl Hello {
     }
 }
 
-/// Rank 0's answer to the other's nonce: how many frames it has received.
+/// Returns rank 0's answer to the other's nonce, with the number of frames that it has received.
 pub(super) fn welcome(secret: &Secret, received: u64, challenge: &Nonce, nonce: &Nonce) -> [u8; WELCOME_BYTES] {
     let mut bytes = [0; WELCOME_BYTES];
     let said = received.to_le_bytes();
@@ -71,7 +71,7 @@ pub(super) fn welcome(secret: &Secret, received: u64, challenge: &Nonce, nonce: 
     bytes
 }
 
-/// How many frames rank 0 has received, if its answer proves the secret.
+/// Returns the number of frames that rank 0 has received, if its answer proves the secret.
 pub(super) fn read_welcome(
     bytes: &[u8; WELCOME_BYTES],
     secret: &Secret,

@@ -13,8 +13,8 @@ use ringpull_base::claim::{self, Claim};
 use ringpull_base::config::{self, Identity};
 use ringpull_base::{Error, Result};
 
-/// Takes this process's place in its job, before MPI is touched. An error in a process that has only inherited
-/// it.
+/// Takes this process's place in its job, before MPI is touched. Returns an error in a process that has only
+/// inherited the launcher's variables.
 pub(crate) fn take(library: &str) -> Result<()> {
     static TAKEN: Mutex<Option<Claim>> = Mutex::new(None);
     let mut taken = TAKEN.lock();

@@ -9,30 +9,30 @@ use ringpull_base::{Error, Result};
 
 use crate::transport::{SendMode, Stamp, Transport};
 
-struct Message {
+struct QueuedMessage {
     data: Vec<u8>,
     /// The sender's queue for the confirmation that this was received, and its token.
     waiting: Option<(Sender<u32>, u32)>,
 }
 
-struct Posted {
+struct PostedReceive {
     into: *mut [u8],
     token: u32,
 }
 
 // SAFETY: the pointer is only used by the thread that owns the transport; moving the transport moves that
 // right.
-unsafe impl Send for Posted {}
+unsafe impl Send for PostedReceive {}
 
 /// One rank's end.
 pub struct Inproc {
     rank: usize,
-    to: Vec<Sender<(Stamp, Message)>>,
-    from: Vec<Receiver<(Stamp, Message)>>,
-    /// Per peer and stamp: receives that have no message yet.
-    posted: Vec<BTreeMap<Stamp, VecDeque<Posted>>>,
-    /// Per peer and stamp: messages that have no receive yet.
-    early: Vec<BTreeMap<Stamp, VecDeque<Message>>>,
+    to: Vec<Sender<(Stamp, QueuedMessage)>>,
+    from: Vec<Receiver<(Stamp, QueuedMessage)>>,
+    /// The receives that have no message yet, per peer and stamp.
+    posted: Vec<BTreeMap<Stamp, VecDeque<PostedReceive>>>,
+    /// The messages that have no receive yet, per peer and stamp.
+    early: Vec<BTreeMap<Stamp, VecDeque<QueuedMessage>>>,
     sent: Vec<u32>,
     /// The tokens of synchronous sends that the peers have received.
     heard: (Sender<u32>, Receiver<u32>),
@@ -48,8 +48,8 @@ pub fn world(size: usize) -> Vec<Inproc> {
 /// The ends of as many ranks, all connected; ranks with the same number are on the same host.
 pub fn world_on(hosts: &[usize]) -> Vec<Inproc> {
     let size = hosts.len();
-    let mut to: Vec<Vec<Sender<(Stamp, Message)>>> = (0..size).map(|_| Vec::new()).collect();
-    let mut from: Vec<Vec<Receiver<(Stamp, Message)>>> = (0..size).map(|_| Vec::new()).collect();
+    let mut to: Vec<Vec<Sender<(Stamp, QueuedMessage)>>> = (0..size).map(|_| Vec::new()).collect();
+    let mut from: Vec<Vec<Receiver<(Stamp, QueuedMessage)>>> = (0..size).map(|_| Vec::new()).collect();
     for sender in &mut to {
         for receiver in &mut from {
             let (tx, rx) = unbounded();
@@ -83,7 +83,7 @@ impl Inproc {
         }
     }
 
-    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &Posted, message: Message) -> Result<()> {
+    fn deliver(&mut self, peer: usize, stamp: Stamp, posted: &PostedReceive, message: QueuedMessage) -> Result<()> {
         let data = &message.data[..];
         if data.len() != posted.into.len() {
             let what = format!("{} bytes of operation {stamp} instead of {} bytes", data.len(), posted.into.len());
@@ -123,7 +123,7 @@ impl Transport for Inproc {
         // SAFETY: the caller keeps `data` valid and unchanged; it is copied before this returns.
         let data = unsafe { &*data }.to_vec();
         let waiting = (mode == SendMode::Synchronous).then(|| (self.heard.0.clone(), token));
-        self.to[to].send((stamp, Message { data, waiting })).map_err(|_| self.lost(to))?;
+        self.to[to].send((stamp, QueuedMessage { data, waiting })).map_err(|_| self.lost(to))?;
         if mode == SendMode::Standard {
             self.sent.push(token);
         }
@@ -131,7 +131,7 @@ impl Transport for Inproc {
     }
 
     unsafe fn recv(&mut self, from: usize, stamp: Stamp, into: *mut [u8], token: u32) -> Result<()> {
-        let posted = Posted { into, token };
+        let posted = PostedReceive { into, token };
         if let Some(message) = take(&mut self.early[from], stamp) {
             return self.deliver(from, stamp, &posted, message);
         }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ringpull_base::{Error, Result, config};
 use ringpull_mpi::Api;
 
-/// The functions of this process's MPI library, which the first call loads. An error says why it has none.
+/// Returns the functions of this process's MPI library, which the first call loads. The error explains why
+/// there is none.
 pub(super) fn api() -> Result<&'static Api> {
     ringpull_mpi::load().map_err(|missing| Error::KindUnavailable {
         kind: "dist_sync_mpi".to_owned(),
@@ -61,14 +62,15 @@ fn library_text(api: &Api) -> String {
     String::from_utf8_lossy(&text).replace('\t', " ")
 }
 
-/// The name and the version of this process's MPI library, such as `Open MPI 4.1.4`.
+/// Returns the name and the version of this process's MPI library, such as `Open MPI 4.1.4`.
 ///
-/// Loads it, if that is not done. An error says why it has none.
+/// Loads it if necessary. The error explains why there is none.
 pub fn mpi_library() -> Result<String> {
     Ok(first_words(&library_text(api()?)))
 }
 
-/// With another MPI's `mpirun` every process is rank 0 of a world of its own.
+/// Returns an error if the launcher is another MPI's `mpirun`: every process is then rank 0 of a world of its
+/// own.
 pub(super) fn check_launcher(size: usize) -> Result<()> {
     match config::launcher_world_size() {
         Some((name, told)) if told != size => Err(Error::KindUnavailable {
@@ -90,8 +92,9 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
     }
 }
 
-/// Initialises MPI with the highest level of threads and finalises it: the number of ranks, and the level that the
-/// library gives (`single`, `funneled`, `serialized` or `multiple`). For a process that does nothing else. Collective.
+/// Initialises MPI with the highest level of threads and finalises it. Returns the number of ranks, and the
+/// level that the library gives (`single`, `funneled`, `serialized` or `multiple`). For a process that does
+/// nothing else. Collective.
 pub fn initialise_once() -> Result<(usize, &'static str)> {
     let api = api()?;
     let (mut provided, mut size): (c_int, c_int) = (0, 0);
@@ -113,25 +116,24 @@ pub fn initialise_once() -> Result<(usize, &'static str)> {
 
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 
-/// The program may call MPI too, from other threads, once it is initialised here, as one in Python does that
-/// imports mpi4py later. To be called before.
+/// Records that the program may call MPI too, from other threads, once it is initialised here, as a Python
+/// program does that imports mpi4py later. To be called before the initialisation.
 pub fn share_mpi() {
     IS_SHARED.store(true, Ordering::Relaxed);
 }
 
-/// The level of threads to ask for. One thread of ours makes all calls, which is FUNNELED; MULTIPLE if the
-/// program may call MPI too. It costs a lock that nobody contends for in each call, and one call moves a
-/// segment or looks after many; so it costs nothing that matters beside a message, but a library may leave out
-/// a faster path. So it is asked for only where calls of others are to be expected, and not in a job that goes
-/// on without lost ranks, for which Open MPI does not promise it.
+/// Returns the level of threads to ask for: FUNNELED, as one thread of ours makes all calls, or MULTIPLE if
+/// the program may call MPI too. MULTIPLE costs an uncontended lock in each call, which is little beside a
+/// message, but a library may leave out a faster path. So it is asked for only if calls of others are to be
+/// expected. It is not asked for in a job that goes on without lost ranks, for which Open MPI does not
+/// promise it.
 pub(super) fn level_wanted(api: &Api, is_elastic: bool) -> c_int {
     if IS_SHARED.load(Ordering::Relaxed) && !is_elastic { api.thread_multiple } else { api.thread_funneled }
 }
 
-/// An error unless the library, initialised by the comm thread or by the program before, has the level that
-/// this design needs. A comm thread that initialises MPI makes all calls itself: FUNNELED. If the program has
-/// initialised it, calls of its own may come at the same time as those of the comm thread, and nothing keeps
-/// them apart: MULTIPLE.
+/// Returns an error if the library lacks the level of threads that this design needs. It needs FUNNELED if
+/// the comm thread has initialised MPI, as that thread makes all calls. It needs MULTIPLE if the program has
+/// initialised MPI, as the program may call MPI at the same time as the comm thread.
 pub(super) fn check_threads(api: &Api, is_initialised_here: bool, provided: c_int) -> Result<()> {
     let levels = [
         ("MPI_THREAD_SINGLE", api.thread_single),
@@ -159,8 +161,9 @@ pub(super) fn check_threads(api: &Api, is_initialised_here: bool, provided: c_in
     })
 }
 
-/// Whether the library yields the processor whenever nothing has come, as Open MPI does where `mpirun` finds
-/// or knows that there are more ranks than cores. Yielding once more would cost another turn of all others.
+/// Returns true if the library yields the processor whenever nothing has arrived, as Open MPI does if
+/// `mpirun` finds or knows that there are more ranks than cores. A second yield would cost another turn of
+/// all other processes.
 pub(super) fn yields_when_idle(library: &str) -> bool {
     let says =
         |name| config::text(name).map(|value| !matches!(value.as_str(), "0" | "f" | "false" | "n" | "no" | "disabled"));
@@ -168,9 +171,9 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
     library.starts_with("Open MPI") && asked.unwrap_or(false)
 }
 
-/// Over TCP a message above the eager limit is sent only after a round trip. A limit above our segments
-/// measured 1.07 of the bandwidth bound where Open MPI's 64 KiB took up to 4.8, and 1.05 where UCX's took
-/// 1.37 under MPICH. What the user has set is left as it is.
+/// Sets parameters of the library that the user has not set. Over TCP a message above the eager limit is sent
+/// only after a round trip. A limit above our segments measured 1.07 of the bandwidth bound where Open MPI's
+/// 64 KiB took up to 4.8, and 1.05 where UCX's took 1.37 under MPICH.
 pub(super) fn set_parameters(eager_bytes: Option<usize>) {
     for (name, value) in config::library_settings(eager_bytes) {
         set_parameter(name, &value);

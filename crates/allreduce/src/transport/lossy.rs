@@ -1,5 +1,5 @@
-//! Messages among ranks of which one may be lost, and how those that are left go on in the same communicator
-//! (`ulfm` has MPI's part).
+//! Messages among ranks of which one may be lost. The survivors go on in the same communicator (`ulfm` has
+//! MPI's part).
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,12 +10,12 @@ use ringpull_mpi::{Api, Comm};
 
 use crate::transport::library::check;
 use crate::transport::mpi::{InFlight, Mpi, check_arrival, own, probe};
-use crate::transport::remaining::Remaining;
+use crate::transport::remaining::RemainingProcesses;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{SendMode, Stamp, Transport};
 
 impl Mpi {
-    /// An error if a process of the communicator is known to be lost. Lets the library find out.
+    /// Returns an error if a process of the communicator is known to be lost. Lets the library find out.
     pub fn check_failures(&mut self) -> Result<()> {
         self.progress();
         self.checked_failures()
@@ -34,7 +34,7 @@ impl Mpi {
         }
     }
 
-    /// What `successor` needs to go on without the lost ranks of this communicator.
+    /// Returns the state that `successor` needs to go on without the lost ranks of this communicator.
     pub fn heritage(&self) -> Option<Heritage> {
         let ulfm = self.ulfm.filter(|_| self.initialised_here)?;
         let Mpi { api, comm, remaining, rank, name, yields, .. } = self;
@@ -49,8 +49,9 @@ impl Mpi {
         })
     }
 
-    /// Every rank's bytes, of which each gives as many. An error if a rank is lost meanwhile. Blocks;
-    /// collective. By messages of our own, as a collective of the library may leave freed ones behind.
+    /// Returns every rank's bytes, of the same length on each. Returns an error if a rank is lost meanwhile.
+    /// Blocks; collective. Uses messages of our own, as a collective of the library may leave freed ones
+    /// behind.
     pub fn exchange(&mut self, own: &[u8], stamp: Stamp) -> Result<Vec<Vec<u8>>> {
         let given = own.to_vec();
         let mut taken = vec![vec![0; own.len()]; self.size];
@@ -83,7 +84,8 @@ impl Mpi {
         Ok(())
     }
 
-    /// As `poll`, without ever completing a message that has failed: the library would free it, and must not.
+    /// Polls as `poll` does, and never completes a message that has failed: the library would free it, and
+    /// must not.
     pub(super) fn poll_elastic(&mut self, done: &mut Vec<u32>) -> Result<()> {
         let mut waiting: Vec<(bool, usize, c_int)> = Vec::new();
         let mut finished = 0;
@@ -123,22 +125,24 @@ impl Mpi {
     }
 }
 
-/// What is left of ranks of which some were lost, for those that go on.
+/// The MPI state that survivors of a loss go on with.
 pub struct Heritage {
     api: &'static Api,
     ulfm: Ulfm,
     comm: Comm,
-    remaining: Remaining,
+    remaining: RemainingProcesses,
     rank: usize,
     name: String,
     yields: bool,
 }
 
 impl Heritage {
-    /// MPI over the processes that are left, and their ranks before; nothing if all are left. MPI may have
-    /// told other ranks of a loss and not this one, which learns of it with them: so after `patience` it goes
-    /// on without that. Waits for all that are left; collective. On the thread that initialised MPI. What is
-    /// under way is never looked at again, and has tags that no later message has.
+    /// Returns MPI over the processes that are left, and their ranks before; `None` if all are left. Waits
+    /// for all that are left; collective. On the thread that initialised MPI.
+    ///
+    /// MPI may have reported a loss to other ranks and not to this one, which then learns of it from them:
+    /// after `patience` it goes on without MPI's report. Messages under way are never looked at again, and
+    /// have tags that no later message has.
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
         while self.ulfm.failures(self.comm) <= self.remaining.lost() && begun.elapsed() < patience {

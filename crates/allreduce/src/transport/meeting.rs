@@ -1,5 +1,5 @@
-//! How ranks meet at counters in memory that they share: nobody goes on before all have come, and what was
-//! written before the meeting is seen after it.
+//! Lets ranks meet at counters in memory that they share: no rank goes on before all have come, and writes
+//! made before the meeting are visible after it.
 //!
 //! The counters are a trait, so that the tests run this code under `loom`, which tries every order that the
 //! memory model allows.
@@ -14,19 +14,19 @@ use rustix::thread::{Timespec, futex};
 pub(crate) trait Number {
     fn load(&self, ordering: Ordering) -> u32;
     fn store(&self, value: u32, ordering: Ordering);
-    /// Adds to it; what it was before.
+    /// Adds to it, and returns the value before.
     fn add(&self, value: u32, ordering: Ordering) -> u32;
 }
 
 /// A number that ranks may sleep on.
-pub(crate) trait Bed: Number {
+pub(crate) trait SleepCounter: Number {
     /// Sleeps if it still is `value`, until it is woken or for a while.
     fn sleep(&self, value: u32);
     /// Wakes all that sleep.
     fn wake(&self);
 }
 
-/// How long one sleep lasts at most.
+/// The greatest length of one sleep.
 const NAP: Duration = Duration::from_millis(20);
 
 impl Number for AtomicU32 {
@@ -43,12 +43,12 @@ impl Number for AtomicU32 {
     }
 }
 
-impl Bed for AtomicU32 {
+impl SleepCounter for AtomicU32 {
     fn sleep(&self, value: u32) {
         let nap = Timespec::try_from(NAP).expect("a nap is a valid time");
         match futex::wait(self, futex::Flags::empty(), value, Some(&nap)) {
             Ok(()) | Err(Errno::TIMEDOUT | Errno::AGAIN | Errno::INTR) => {}
-            // A system without this call: then by looking.
+            // The system lacks this call: look at intervals instead.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     }
@@ -71,9 +71,9 @@ pub(super) struct Meeting<'a, N> {
     pub(super) sleepers: &'a N,
 }
 
-impl<N: Bed> Meeting<'_, N> {
-    /// Comes to a meeting of `ranks` ranks; `met` publishes how many this rank has come to. Returns the
-    /// meeting to wait for, unless this was the last rank.
+impl<N: SleepCounter> Meeting<'_, N> {
+    /// Comes to a meeting of `ranks` ranks. `met` publishes the number of meetings that this rank has come
+    /// to. Returns the meeting to wait for, unless this was the last rank.
     pub(super) fn come(&self, met: &N, ranks: u32) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         met.store(generation.wrapping_add(1), Ordering::Relaxed);
@@ -88,8 +88,8 @@ impl<N: Bed> Meeting<'_, N> {
         None
     }
 
-    /// Waits until the meeting takes place: while `is_awake` says so by looking, then asleep, with a call of
-    /// `look` before each sleep, whose error ends it.
+    /// Waits until the meeting takes place: awake as long as `is_awake` returns true, then asleep. `look` is
+    /// called before each sleep, and its error ends the wait.
     pub(super) fn wait<E>(
         &self,
         generation: u32,
@@ -106,8 +106,8 @@ impl<N: Bed> Meeting<'_, N> {
         }
         self.sleepers.add(1, Ordering::SeqCst);
         let mut outcome = Ok(());
-        // Whoever stores the next generation sees the sleeper, or the sleeper sees that generation: both are
-        // `SeqCst`.
+        // The rank that stores the next generation sees the sleeper, or the sleeper sees that generation:
+        // both are `SeqCst`.
         while outcome.is_ok() && self.generation.load(Ordering::SeqCst) == generation {
             outcome = look();
             if outcome.is_ok() {
@@ -139,17 +139,17 @@ pub(crate) mod tests {
 
     /// A number of loom's, which treats `SeqCst` as acquire and release: a fence before each such access
     /// stands for the rest.
-    pub(crate) struct Modelled {
+    pub(crate) struct LoomNumber {
         value: loom::sync::atomic::AtomicU32,
         /// The kernel's queue: it compares and sleeps in one step.
         queue: Mutex<()>,
         woken: Condvar,
     }
 
-    impl Default for Modelled {
+    impl Default for LoomNumber {
         fn default() -> Self {
             let value = loom::sync::atomic::AtomicU32::new(0);
-            Modelled { value, queue: Mutex::new(()), woken: Condvar::new() }
+            LoomNumber { value, queue: Mutex::new(()), woken: Condvar::new() }
         }
     }
 
@@ -160,7 +160,7 @@ pub(crate) mod tests {
         ordering
     }
 
-    impl Number for Modelled {
+    impl Number for LoomNumber {
         fn load(&self, ordering: Ordering) -> u32 {
             self.value.load(fence(ordering))
         }
@@ -174,7 +174,7 @@ pub(crate) mod tests {
         }
     }
 
-    impl Bed for Modelled {
+    impl SleepCounter for LoomNumber {
         /// Never ends by itself: a wake-up that is lost is a deadlock, which loom reports.
         fn sleep(&self, value: u32) {
             let queue = self.queue.lock().unwrap();
@@ -190,14 +190,14 @@ pub(crate) mod tests {
     }
 
     #[derive(Default)]
-    struct Place {
-        counters: [Modelled; 3],
-        met: [Modelled; 3],
-        taken: Modelled,
-        done: Modelled,
+    struct MeetingPlace {
+        counters: [LoomNumber; 3],
+        met: [LoomNumber; 3],
+        taken: LoomNumber,
+        done: LoomNumber,
     }
 
-    impl Place {
+    impl MeetingPlace {
         fn meet(&self, rank: usize, ranks: u32, looks: usize) {
             let [arrived, generation, sleepers] = &self.counters;
             let meeting = Meeting { arrived, generation, sleepers };
@@ -212,17 +212,17 @@ pub(crate) mod tests {
         }
     }
 
-    /// Runs each rank as a thread in every order that loom finds, with at most so many preemptions.
+    /// Runs each rank as a thread in every order that loom finds, with a limited number of preemptions.
     fn ranks(
         ranks: usize,
         preemptions: usize,
-        work: impl Fn(usize, &Place, &[UnsafeCell<()>]) + Copy + Send + Sync + 'static,
+        work: impl Fn(usize, &MeetingPlace, &[UnsafeCell<()>]) + Copy + Send + Sync + 'static,
     ) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions);
         model.check(move || {
             let slots: Vec<UnsafeCell<()>> = (0..2 * ranks).map(|_| UnsafeCell::new(())).collect();
-            let shared = Arc::new((Place::default(), slots));
+            let shared = Arc::new((MeetingPlace::default(), slots));
             let spawn = |rank: usize| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || work(rank, &shared.0, &shared.1))
@@ -235,7 +235,7 @@ pub(crate) mod tests {
 
     /// Writes its own slot, meets, reads all. Accesses that no ordering keeps apart are an error of loom's:
     /// one slot may be filled while the other is read.
-    fn rounds(count: u32, ranks: usize, looks: usize) -> impl Fn(usize, &Place, &[UnsafeCell<()>]) + Copy {
+    fn rounds(count: u32, ranks: usize, looks: usize) -> impl Fn(usize, &MeetingPlace, &[UnsafeCell<()>]) + Copy {
         move |rank, place, slots| {
             for round in 0..count {
                 let slot = |rank: usize| &slots[round as usize % 2 * ranks + rank];
@@ -248,11 +248,11 @@ pub(crate) mod tests {
         }
     }
 
-    /// What these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load of the
-    /// generation in `wait` weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened from
-    /// `SeqCst`, the store of the generation weakened to `Relaxed`, and a last rank that wakes nobody. What
-    /// is weakened from `SeqCst` before a load that has kept its own is not found: the fence of that load
-    /// stands for both.
+    /// The faults that these tests have been seen to find: `AcqRel` of `arrived` weakened in any way, a load
+    /// of the generation in `wait` weakened to `Relaxed` or from `SeqCst`, the load of `sleepers` weakened
+    /// from `SeqCst`, the store of the generation weakened to `Relaxed`, and a last rank that wakes nobody.
+    /// They do not find an access that is weakened from `SeqCst` before a load that has kept its own: the
+    /// fence of that load stands for both.
     #[test]
     fn writes_before_a_meeting_are_visible_after_it_and_no_rank_sleeps_through_it() {
         ranks(2, 3, rounds(3, 2, 0));

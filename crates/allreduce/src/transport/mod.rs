@@ -1,10 +1,11 @@
 //! Bytes between two ranks.
 //!
-//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and `mpi`. Beside it the [`control`] star: a few small messages through rank 0 that agree on
-//! what is launched, carry errors, and notice at once when a process is gone. It carries no gradient.
+//! One contract, [`Transport`], over two wires: [`inproc`] (threads and channels, for tests) and `mpi`.
+//! Beside it the [`control`] star: a few small messages through rank 0 that agree on the order of launches,
+//! carry errors, and notice at once when a process is gone. It carries no gradient.
 //!
-//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); who has to know
-//! that messages move has the transport [`observed`].
+//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); [`observed`]
+//! notifies a user of a transport when messages have moved.
 #![allow(unsafe_code)]
 
 pub mod control;
@@ -33,11 +34,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use ringpull_base::Result;
 
-/// Messages of MPI that have been sent or received in this process, of whatever operation: whether anything
-/// comes on.
+/// The number of messages of MPI that have been sent or received in this process, of any operation: it shows
+/// progress.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
 
-/// How many messages of MPI have been sent and received in this process.
+/// The number of messages of MPI that have been sent and received in this process.
 pub fn messages() -> u64 {
     MESSAGES.load(Ordering::Relaxed)
 }
@@ -45,7 +46,7 @@ pub fn messages() -> u64 {
 /// Messages of MPI that this process has begun to send or receive and that are not done.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
-/// How many messages of MPI are under way in this process.
+/// The number of messages of MPI that are under way in this process.
 pub fn open_messages() -> usize {
     OPEN.load(Ordering::Relaxed)
 }
@@ -54,7 +55,7 @@ fn opened() {
     OPEN.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What is under way is given up: it will never be done.
+/// Gives up the messages under way: they will never be done.
 fn forget_open() {
     OPEN.store(0, Ordering::Relaxed);
 }
@@ -64,12 +65,12 @@ fn moved(messages: usize) {
     OPEN.fetch_sub(messages, Ordering::Relaxed);
 }
 
-/// Names the operation a message belongs to: the messages of operations that are in flight together do not
-/// mix, and none waits behind another's. Operations whose stamps differ by a multiple of 16384 must not be in
-/// flight together, but for those of which one has the bit [`OF_A_SET`] and the other has not.
+/// The number of the operation that a message belongs to. The messages of operations that are in flight
+/// together do not mix, and none waits behind another's. Operations whose stamps differ by a multiple of
+/// 16384 must not be in flight together, unless only one of them has the bit [`OF_A_SET`].
 pub type Stamp = u32;
 
-/// In the stamp of a process set's operation. These are numbered by themselves.
+/// The bit in the stamp of a process set's operation. These operations have numbers of their own.
 pub const OF_A_SET: Stamp = 1 << 31;
 
 /// A collective of equal blocks, such as a library may have.
@@ -83,19 +84,22 @@ pub enum BlockCollective {
     ReduceScatter(ringpull_base::DType),
 }
 
-/// When a send is done, in MPI's words.
+/// The condition on which a send is done, in MPI's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendMode {
-    /// When the memory may change: the bytes may still be on their way, or wait at the peer for a receive.
+    /// Done when the memory may change: the bytes may still be on their way, or wait at the peer for a
+    /// receive.
     Standard,
-    /// When the peer has also begun to receive them. Standard where the transport cannot answer for that.
+    /// Done when the peer has also begun to receive them. As `Standard` if the transport cannot tell.
     Synchronous,
 }
 
-/// What one rank can do to another: post sends and receives, several in flight, and ask which are done.
+/// The messages between one rank and the others: posts sends and receives, several in flight, and reports
+/// which are done.
 ///
 /// Messages are FIFO per ordered pair and stamp: the k-th send of a to b with a stamp meets the k-th receive
-/// of b from a with that stamp; both name the same length, and it is an error, not a mixture, if they do not.
+/// of b from a with that stamp. Both must name the same length; it is an error, not a mixture, if they do
+/// not.
 pub trait Transport {
     /// This rank.
     fn rank(&self) -> usize;
@@ -120,11 +124,11 @@ pub trait Transport {
     /// Appends the tokens that are done to `done`. Does not block.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<()>;
 
-    /// To be called now and then while nothing is in flight here: a peer may wait for an answer that did not
-    /// fit into a socket. Does not block.
+    /// Lets the library make progress, to be called now and then while nothing is in flight here: a peer may
+    /// wait for an answer that did not fit into a socket. Does not block.
     fn progress(&mut self) {}
 
-    /// Lets others run for a moment, between two looks at what may come very soon.
+    /// Lets others run for a moment, between two looks for a message that may come very soon.
     fn relax(&mut self) {
         std::thread::yield_now();
     }
@@ -135,13 +139,12 @@ pub trait Transport {
         std::thread::sleep(longest);
     }
 
-    /// Whether every message waits until the peer has begun to receive it.
+    /// Returns true if every message waits until the peer has begun to receive it.
     fn waits_for_peers(&self) -> bool {
         false
     }
 
-    /// `data` becomes the sum over all ranks by the library's own allreduce, if it has one. Blocks;
-    /// collective.
+    /// Sums `data` over all ranks in place by the library's own allreduce, if it has one. Blocks; collective.
     fn native_allreduce(&mut self, _dtype: ringpull_base::DType, _data: &mut [u8]) -> Result<()> {
         Err(ringpull_base::Error::Unsupported {
             kind: self.name(),
@@ -150,7 +153,8 @@ pub trait Transport {
         })
     }
 
-    /// `out` becomes what `which` gives of `input`, by the library's own collective, if it has one. Blocks.
+    /// Does the collective `which` from `input` into `out` by the library's own function, if it has one.
+    /// Blocks.
     fn native_collective(&mut self, _which: BlockCollective, _input: &[u8], _out: &mut [u8]) -> Result<()> {
         Err(ringpull_base::Error::Unsupported {
             kind: self.name(),
@@ -159,19 +163,19 @@ pub trait Transport {
         })
     }
 
-    /// Whether `send` and `recv` take addresses of devices' memory, as the library behind it says.
+    /// Returns true if `send` and `recv` take addresses of devices' memory, as the library behind the
+    /// transport reports.
     fn takes_device_memory(&self) -> bool {
         false
     }
 
-    /// For each rank, a number that it has in common with the ranks of its host: the lowest rank there. The
-    /// same on every rank. Collective.
+    /// Returns for each rank the lowest rank of its host. The same on every rank. Collective.
     fn hosts(&mut self) -> Result<Vec<usize>> {
         Ok((0..self.size()).collect())
     }
 
-    /// From now on the library's own collectives, and [`hosts`](Self::hosts), are of the first `workers`
-    /// ranks, and no other rank calls them. Messages may go to every rank as before. Collective.
+    /// Limits the library's own collectives, and [`hosts`](Self::hosts), to the first `workers` ranks from
+    /// now on: no other rank calls them. Messages may go to every rank as before. Collective.
     fn narrow(&mut self, workers: usize) -> Result<()>;
 
     /// The name of the library behind it.

@@ -16,7 +16,7 @@ use crate::transport::library::{
     api, check, check_launcher, check_threads, error_text, level_wanted, library_error, mpi_library, set_parameter,
     set_parameters, yields_when_idle,
 };
-use crate::transport::remaining::Remaining;
+use crate::transport::remaining::RemainingProcesses;
 use crate::transport::sockets::Sockets;
 use crate::transport::ulfm::Ulfm;
 use crate::transport::{BlockCollective, OF_A_SET, SendMode, Stamp, Transport};
@@ -34,7 +34,8 @@ fn tag(stamp: Stamp, lost: usize) -> c_int {
     ((lost as u32) << TAG_BITS | of_a_set | stamp & TAG_MASK) as c_int
 }
 
-/// What is the same for all processes that reach each other over loopback, and for hardly any others.
+/// Returns a number that is the same for all processes that reach each other over loopback, and for hardly
+/// any others.
 pub fn network_id() -> u64 {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|_| std::process::id().to_string());
     let namespace = std::fs::read_link("/proc/self/ns/net").map(|name| name.to_string_lossy().into_owned());
@@ -47,8 +48,8 @@ pub struct Mpi {
     pub(super) api: &'static Api,
     pub(super) comm: Comm,
     /// The ranks' numbers there.
-    pub(super) remaining: Remaining,
-    /// Of the ranks that call the library's collectives, and how many these are.
+    pub(super) remaining: RemainingProcesses,
+    /// The communicator of the ranks that call the library's collectives, and their number.
     collective: (Comm, usize),
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -56,22 +57,23 @@ pub struct Mpi {
     pub(super) requests: Requests,
     pub(super) inflight: Vec<InFlight>,
     pub(super) sockets: Sockets,
-    /// Whether a look at requests that are not done yields the processor.
+    /// True if a look at requests that are not done yields the processor.
     pub(super) yields: bool,
-    /// Whoever has initialised MPI may finalise it as soon as nothing of ours is under way. If that is not
-    /// this thread, there is no looking after answers to synchronous messages then, so there are none.
+    /// True if this thread initialised MPI. The thread that did may finalise it as soon as none of our
+    /// messages is under way. If that is another thread, no answers to synchronous messages can be awaited
+    /// then, so no message is synchronous.
     pub(super) initialised_here: bool,
-    /// For a job that goes on without lost ranks.
+    /// Set in a job that goes on without lost ranks.
     pub(super) ulfm: Option<Ulfm>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct InFlight {
     pub(super) token: u32,
-    /// Whether it is a receive, the peer and the tag: of those that have them alike, none is done before an
-    /// earlier one.
+    /// The direction (true for a receive), the peer and the tag. Of the messages that have them alike, none
+    /// is done before an earlier one.
     pub(super) way: (bool, usize, c_int),
-    /// For a receive: the peer, the stamp and the length that are due.
+    /// The peer, the stamp and the length that are due, for a receive.
     pub(super) due: Option<(usize, Stamp, usize)>,
 }
 
@@ -89,8 +91,8 @@ pub(crate) fn finalise() {
     }
 }
 
-/// Lets the library take what has arrived, also of losses. Nothing is received; what is wrong will be found by
-/// the next operation.
+/// Lets the library take messages that have arrived, and reports of losses. Receives nothing; the next
+/// operation finds an error.
 pub(super) fn probe(api: &Api, comm: Comm) {
     // SAFETY: the communicator lives.
     unsafe { (api.probe)(comm) };
@@ -102,8 +104,8 @@ pub(super) fn own(api: &Api) -> Comm {
     unsafe { (api.comm_self)() }
 }
 
-/// Lets a launcher that may start the job again know that all ranks have started MPI: from now on the others
-/// go on without one that ends, and before they would wait for it.
+/// Tells a launcher that may start the job again that all ranks have started MPI. From now on the others go
+/// on without a rank that ends; before, they would wait for it.
 fn mark_start() {
     let marked = config::elastic().map(|job| {
         job.map(|(folder, generation)| OwnFolder::open(&folder)?.mark(&format!("{STARTED}{generation}"))).transpose()
@@ -178,14 +180,15 @@ impl Mpi {
             mark_start();
         }
         let yields = yields_when_idle(&name);
-        Ok(Mpi::over(api, comm, Remaining::all(size), rank, name, yields, (initialised_here, ulfm)))
+        Ok(Mpi::over(api, comm, RemainingProcesses::all(size), rank, name, yields, (initialised_here, ulfm)))
     }
 
-    /// MPI over these remaining of a communicator of its own. No message has the tags of another over as many.
+    /// MPI over the remaining processes of a communicator of its own. No message has the tags of another over
+    /// the same number.
     pub(super) fn over(
         api: &'static Api,
         comm: Comm,
-        remaining: Remaining,
+        remaining: RemainingProcesses,
         rank: usize,
         name: String,
         yields: bool,
@@ -209,17 +212,17 @@ impl Mpi {
         }
     }
 
-    /// Whether the job can go on without lost ranks.
+    /// Returns true if the job can go on without lost ranks.
     pub fn is_elastic(&self) -> bool {
         self.ulfm.is_some() && self.initialised_here
     }
 
-    /// Whether this process's thread has initialised MPI, and not the program before.
+    /// Returns true if this process's thread has initialised MPI, and not the program before.
     pub fn is_initialised_here(&self) -> bool {
         self.initialised_here
     }
 
-    /// Rank 0's `text` on every rank. Blocks; collective.
+    /// Returns rank 0's `text` on every rank. Blocks; collective.
     pub fn broadcast_text(&mut self, text: &str) -> Result<String> {
         let mut len = text.len() as c_int;
         // SAFETY: one int is broadcast from and to a valid int.
@@ -233,8 +236,8 @@ impl Mpi {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// What finalises MPI if `initialise` initialised it. To be called on the same thread; peers that never
-    /// come are waited for.
+    /// Returns a function that finalises MPI if `initialise` initialised it. To be called on the same thread;
+    /// peers that never come are waited for.
     pub fn finaliser(&self) -> Box<dyn FnOnce()> {
         if self.initialised_here { Box::new(finalise) } else { Box::new(|| ()) }
     }
@@ -440,7 +443,8 @@ impl Mpi {
         })
     }
 
-    /// An error if ranks were lost: the library's collectives of a communicator end with the first one.
+    /// Returns an error if ranks were lost: the library's collectives of a communicator end with the first
+    /// loss.
     fn check_whole(&self) -> Result<()> {
         match self.remaining.lost() {
             0 => Ok(()),
@@ -451,7 +455,7 @@ impl Mpi {
         }
     }
 
-    /// What MPI counts in an int.
+    /// Converts a count to MPI's int.
     fn count(&self, count: usize) -> Result<c_int> {
         let reason = || format!("MPI counts elements in an int, too short for {count}; choose another algorithm");
         c_int::try_from(count).map_err(|_| self.unsupported(reason()))
@@ -475,7 +479,8 @@ impl Mpi {
     }
 }
 
-/// A message that is not as long as the one due is an error: its bytes have been received but are never used.
+/// Returns an error if a message is not as long as the one due: its bytes have been received but are never
+/// used.
 pub(super) fn check_arrival(
     rank: usize,
     (from, stamp, len): (usize, Stamp, usize),

@@ -1,4 +1,4 @@
-//! A transport whose user is told when messages have moved.
+//! A transport that notifies its user when messages have moved.
 #![allow(unsafe_code)]
 
 use ringpull_base::Result;

@@ -12,14 +12,14 @@ use std::sync::OnceLock;
 /// A number of this process that others can find and check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
-    /// Where it is.
+    /// The address of the number.
     pub address: u64,
-    /// What it is: nobody else's memory has it.
+    /// The number: no other process's memory has it.
     pub value: u64,
 }
 
 impl Probe {
-    /// Of a process that is not to be read.
+    /// The probe of a process that must not be read.
     pub const NONE: Probe = Probe { address: 0, value: 0 };
 }
 
@@ -38,7 +38,8 @@ pub fn probe() -> Probe {
     Probe { address: std::ptr::from_ref(value) as u64, value: *value }
 }
 
-/// Yama's scope 1, Ubuntu's default, wants a process to name who may trace it: a process and its descendants.
+/// Allows processes of the launcher to read this one. Yama's scope 1, Ubuntu's default, requires a process to
+/// name the process that may trace it, with its descendants.
 fn allow_processes_of_the_launcher() {
     let scope = std::fs::read_to_string(Path::new("/proc/sys/kernel/yama/ptrace_scope"));
     if scope.is_ok_and(|scope| scope.trim() == "1")
@@ -49,7 +50,7 @@ fn allow_processes_of_the_launcher() {
     }
 }
 
-/// Whether that process has that number, which this one can read.
+/// Returns true if that process has that number, and this one can read it.
 pub fn can_read(pid: u32, probe: Probe) -> bool {
     // Miri does not know the call.
     if cfg!(miri) || probe == Probe::NONE {
@@ -64,8 +65,8 @@ pub fn can_read(pid: u32, probe: Probe) -> bool {
 /// Copies memory of that process.
 ///
 /// # Safety
-/// `to` is valid for `len_bytes` bytes, and nobody else touches them. What the other process writes meanwhile
-/// may be read in part.
+/// `to` is valid for `len_bytes` bytes, and nobody else touches them. Bytes that the other process writes
+/// meanwhile may be read in part.
 pub unsafe fn read(pid: u32, from: u64, to: *mut u8, len_bytes: usize) -> io::Result<()> {
     transfer(len_bytes, |done| {
         let own = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len_bytes - done };
@@ -89,7 +90,7 @@ pub unsafe fn write(pid: u32, from: *const u8, to: u64, len_bytes: usize) -> io:
     })
 }
 
-/// Calls `some` with what is done until all is.
+/// Calls `some` with the number of bytes done until all are.
 fn transfer(len_bytes: usize, some: impl Fn(usize) -> isize) -> io::Result<()> {
     let mut done = 0;
     while done < len_bytes {

@@ -1,20 +1,20 @@
-//! Which processes of a communicator are left after losses, and their ranks.
+//! The processes of a communicator that are left after losses, and their ranks.
 
 use std::ffi::c_int;
 
 /// The processes of a communicator that are left.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Remaining {
-    /// Of each rank, its number in the communicator.
+pub(super) struct RemainingProcesses {
+    /// The number of each rank in the communicator.
     numbers: Vec<c_int>,
-    /// How many there were at first.
+    /// The number of processes at first.
     begun: usize,
 }
 
-impl Remaining {
-    /// All of so many.
+impl RemainingProcesses {
+    /// All of `count` processes.
     pub(super) fn all(count: usize) -> Self {
-        Remaining { numbers: (0..count as c_int).collect(), begun: count }
+        RemainingProcesses { numbers: (0..count as c_int).collect(), begun: count }
     }
 
     pub(super) fn size(&self) -> usize {
@@ -25,18 +25,18 @@ impl Remaining {
         self.numbers[rank]
     }
 
-    /// How many are lost. Ranks that agree on who is left agree on that, and had another number before; those
-    /// of another part of a job that was cut send them nothing.
+    /// The number of lost processes. Ranks that agree on who is left agree on this number, which differs from
+    /// that before the loss. Ranks of another part of a job that was cut send them nothing.
     pub(super) fn lost(&self) -> usize {
         self.begun - self.numbers.len()
     }
 
-    /// Those that are not among `failed`, by their numbers, and their ranks before.
+    /// Returns the processes that are not among `failed`, by their numbers, and their ranks before.
     pub(super) fn without(&self, failed: &[c_int]) -> (Self, Vec<usize>) {
         let is_left = |rank: &usize| !failed.contains(&self.numbers[*rank]);
         let ranks: Vec<usize> = (0..self.numbers.len()).filter(is_left).collect();
         let numbers = ranks.iter().map(|rank| self.numbers[*rank]).collect();
-        (Remaining { numbers, begun: self.begun }, ranks)
+        (RemainingProcesses { numbers, begun: self.begun }, ranks)
     }
 }
 
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn ranks_keep_their_numbers_when_others_are_lost() {
-        let all = Remaining::all(5);
+        let all = RemainingProcesses::all(5);
         let (four, ranks) = all.without(&[1]);
         assert_eq!((ranks, four.lost()), (vec![0, 2, 3, 4], 1));
         let (two, ranks) = four.without(&[1, 0, 3]);

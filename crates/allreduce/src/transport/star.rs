@@ -1,15 +1,15 @@
 //! The control star over TCP: rank 0 listens, the others connect. One thread in each process reads, writes
 //! and connects again.
 //!
-//! | what happens to a connection | what follows |
+//! | event of a connection | effect |
 //! | --- | --- |
 //! | its other end closes it, as the end of a process does | the peer is gone |
 //! | it fails (a reset, nothing confirmed for `RINGPULL_SILENCE`) | the other ranks connect to rank 0 again, and frames go on where they stopped |
 //! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |
 //! | nothing is heard over it for `RINGPULL_SILENCE` | the peer is lost, which `progress::watcher` finds |
 //!
-//! Who connects has to prove the job's secret first (`greeting`), within `GREETING`; strangers keep nobody
-//! waiting (`pending`). The thread is in `thread`.
+//! A process that connects must prove the job's secret first (`greeting`), within `GREETING`. Strangers do
+//! not delay the ranks (`pending`). The thread is in `thread`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,20 +27,21 @@ use crate::transport::control::Control;
 use crate::transport::greeting::{self, CHALLENGE_BYTES, Hello, Nonce, WELCOME_BYTES};
 use pending::PendingConnections;
 pub(super) use thread::Links;
-use thread::{Role, start};
+use thread::{LinkRole, start};
 
 mod pending;
 mod thread;
 
-/// How long one attempt to connect may take, and how long until the next.
+/// The time that one attempt to connect may take, and the time until the next.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
-/// How long rank 0 still waits for the others when one of them is gone. Whoever reads the events knows more.
+/// The time that rank 0 still waits for the others when one of them is gone. The reader of the events knows
+/// more.
 const COMING: Duration = Duration::from_millis(200);
-/// How often rank 0 looks up while it waits for the others.
+/// The interval at which rank 0 looks up while it waits for the others.
 const GATHERING: Duration = Duration::from_millis(20);
 
-/// How long to wait for what.
+/// The time limits of a start.
 #[derive(Debug, Clone, Copy)]
 pub struct StartLimits {
     /// A rank that does not come is named after this time, and each time it has doubled.
@@ -65,8 +66,8 @@ impl Hub {
         Ok(Hub { pending: PendingConnections::listen(is_local)?, secret: Secret::new_random()? })
     }
 
-    /// What the other ranks need to find this hub and to prove that they are of its job: the secret, then
-    /// addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
+    /// Returns the text with which the other ranks find this hub and prove that they are of its job: the
+    /// secret, then addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
     pub fn invitation(&self) -> Result<String> {
         let mut invitation = self.secret.reveal().to_owned();
         for address in self.pending.addresses().map_err(failed("name"))? {
@@ -76,8 +77,8 @@ impl Hub {
         Ok(invitation)
     }
 
-    /// Waits until every other rank has connected, or `meanwhile` returns an error. One that has connected and
-    /// is gone is an error if others do not come soon.
+    /// Waits until every other rank has connected, or `meanwhile` returns an error. Returns an error if a
+    /// rank has connected and is gone, and others do not come soon.
     pub fn gather(
         self,
         size: usize,
@@ -85,7 +86,7 @@ impl Hub {
         meanwhile: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Control> {
         let (come, arrivals) = unbounded();
-        let (links, events) = start(0, size, limits, self.secret, Role::Hub(self.pending), Some(come))?;
+        let (links, events) = start(0, size, limits, self.secret, LinkRole::Hub(self.pending), Some(come))?;
         let begun = Instant::now();
         let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), limits.warn);
         let mut gone_since: Option<Instant> = None;
@@ -158,7 +159,7 @@ pub fn join(
             });
             match dialled {
                 Ok((stream, theirs, presence, port)) => {
-                    let role = Role::Leaf { address: *address, port, attempt, _presence: presence };
+                    let role = LinkRole::Leaf { address: *address, port, attempt, _presence: presence };
                     let (links, events) = start(rank, size, limits, secret, role, None)?;
                     links.attach(0, stream, theirs, limits.silence).map_err(failed("use"))?;
                     return Ok(Control::over(rank, size, links, events));
@@ -177,7 +178,8 @@ pub fn join(
     })
 }
 
-/// Proves the secret to rank 0, and is shown that it knows it; how many frames it has received.
+/// Proves the secret to rank 0, and checks rank 0's proof. Returns the number of frames that rank 0 has
+/// received.
 fn greet(stream: &TcpStream, secret: &Secret, hello: Hello, limit: Duration) -> std::io::Result<u64> {
     let mut stream = stream;
     stream.set_read_timeout(Some(limit))?;

@@ -1,13 +1,13 @@
-//! What an MPI with fault tolerance (ULFM, as in Open MPI 5) has beside the standard: which processes of a
-//! communicator have failed, and an agreement on that. Most libraries lack it.
+//! The part of MPI with fault tolerance (ULFM, as in Open MPI 5) that the standard lacks: the list of failed
+//! processes of a communicator, and an agreement on it. Most libraries lack it.
 //!
-//! A message that was under way when a process was lost is never touched again: it is neither completed nor
-//! freed, and the memory that it names is kept for ever. Open MPI 5.0 ends the process if a message fails that
-//! was freed. So nothing is revoked either: each rank learns of a loss from the control star, or from MPI's
-//! own list. And no communicator is made after a loss: Open MPI 5.0.11 ends the process if another one is lost
-//! while it makes one (docs/decisions/shrink-in-place.md). MPI does not notice a process that is silent, because it was
-//! stopped or its link was cut: then this process ends the connections to it ([`Connections`]), which is a loss to
-//! MPI.
+//! A message that was under way when a process was lost is never touched again. It is neither completed nor
+//! freed, and its memory is kept for ever: Open MPI 5.0 ends the process if a message fails that was freed.
+//! So nothing is revoked either: each rank learns of a loss from the control star, or from MPI's own list. No
+//! communicator is made after a loss: Open MPI 5.0.11 ends the process if another process is lost while it
+//! makes one (docs/decisions/shrink-in-place.md). MPI does not notice a process that is silent because it was
+//! stopped or its link was cut. This process then ends the connections to it ([`Connections`]), which is a
+//! loss to MPI.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -20,14 +20,14 @@ use ringpull_mpi::{Api, Comm};
 use crate::transport::library::{api, check};
 use crate::transport::sockets::{own_ends, sever};
 
-/// So often ranks try to agree: two or three times are enough unless more are lost meanwhile.
+/// The number of times that ranks try to agree: 2 or 3 are enough unless more ranks are lost meanwhile.
 const ATTEMPTS: usize = 1000;
 
 /// The functions of a library that has them.
 #[derive(Clone, Copy)]
 pub(super) struct Ulfm(&'static Api);
 
-/// Whether this process's MPI library has what it takes to go on without a lost rank.
+/// Returns true if this process's MPI library has the functions to go on without a lost rank.
 pub fn has_ulfm() -> bool {
     api().is_ok_and(|api| Ulfm::of(api).is_some())
 }
@@ -43,7 +43,7 @@ impl Ulfm {
         Self::of(api).filter(|_| config::launcher_survives_losses())
     }
 
-    /// How many processes of `comm` are known to have failed. Quick.
+    /// Returns the number of processes of `comm` that are known to have failed. Quick.
     pub(super) fn failures(self, comm: Comm) -> usize {
         let mut count: c_int = 0;
         // SAFETY: the communicator lives; no rank is to be written.
@@ -93,13 +93,13 @@ impl Ulfm {
 pub struct Connections(Vec<BTreeSet<SocketAddr>>);
 
 impl Connections {
-    /// This process's, to be sent to the others.
+    /// Returns this process's ends, to be sent to the others.
     pub fn own() -> BTreeSet<SocketAddr> {
         own_ends()
     }
 
-    /// Those that the ranks have sent. Addresses of loopback are of use between ranks of one network alone;
-    /// `is_near` is whether a rank is in this one's.
+    /// The ends that the ranks have sent. Addresses of loopback are of use only between ranks of one network;
+    /// `is_near` is true for a rank of this one's.
     pub fn of_ranks(mut ends: Vec<BTreeSet<SocketAddr>>, is_near: impl Fn(usize) -> bool) -> Self {
         for (_, ends) in ends.iter_mut().enumerate().filter(|(rank, _)| !is_near(*rank)) {
             ends.retain(|end| !end.ip().is_loopback());
@@ -107,8 +107,8 @@ impl Connections {
         Connections(ends)
     }
 
-    /// Ends what connects this process to these ranks, so that MPI takes them for lost: it waits for a
-    /// process that lives, and is silent. May be called on any thread.
+    /// Ends the connections of this process to these ranks, so that MPI treats them as lost: it would wait
+    /// for a process that lives and is silent. May be called on any thread.
     pub fn sever(&self, ranks: &[usize]) {
         let ends = ranks.iter().filter_map(|rank| self.0.get(*rank)).flatten().copied().collect();
         let count = sever(&ends);

@@ -1,9 +1,10 @@
-//! A shared window of the ranks of one host: a place to meet, and room for what they show each other.
+//! A shared window of the ranks of one host: a place to meet, and room for the data that they show each
+//! other.
 //!
-//! Every rank has a *local rank*. Ranks meet: nobody passes a meeting before all have come, and what was
-//! written before it is seen after it. Who waits gives its core away for a moment and then sleeps in the
-//! kernel until the last one comes, so that ranks may outnumber cores; it wakes now and then to see whether
-//! the job was stopped.
+//! Every rank has a *local rank*. Ranks meet: none passes a meeting before all have come, and writes made
+//! before it are visible after it. A rank that waits gives its core away for a moment. It then sleeps in the
+//! kernel until the last rank comes, so that ranks may outnumber cores. It wakes now and then to see if the
+//! job was stopped.
 //!
 //! ```text
 //!   counters | a local rank's state, one line each | short slots: 2 a local rank | slots: 2 a local rank | sums: 2
@@ -21,13 +22,13 @@ use ringpull_base::buffer::region::{Address, Region};
 
 use crate::transport::meeting::{self, Meeting};
 
-/// The most bytes a short slot holds.
+/// The bytes of a short slot.
 pub const SHORT_BYTES: usize = 16 << 10;
-/// The least that a slot holds. A slot is as long as lets all of them stay in the last cache: every piece
-/// costs a meeting, and one that finds a rank without a core costs as much as summing megabytes.
+/// The least bytes of a slot. A slot is long, as far as all slots stay in the last cache: every piece costs a
+/// meeting, and a meeting with a rank that waits for a core costs as much as summing megabytes.
 pub const SLOT_BYTES: usize = 256 << 10;
 const LONGEST_SLOT_BYTES: usize = 1 << 20;
-/// What all slots and places for sums take, unless their least is more.
+/// The bytes of all slots and places for sums, unless their least is more.
 const ALL_SLOTS_BYTES: usize = 8 << 20;
 
 const LINE_BYTES: usize = 64;
@@ -35,24 +36,26 @@ const LINE_BYTES: usize = 64;
 const ARRIVED: usize = 0;
 const GENERATION: usize = LINE_BYTES;
 const SLEEPERS: usize = 2 * LINE_BYTES;
-/// The local rank, from 1, whose memory somebody could not use; 0 as long as there is none.
+/// The local rank, from 1, whose memory another rank could not use; 0 if there is none.
 const UNUSABLE: usize = 3 * LINE_BYTES;
 const LOCAL_RANKS: usize = 4 * LINE_BYTES;
-/// Within a local rank: how many meetings it came to, how often it got on with something, what it shows, how
-/// many pieces of its work are taken, and the names of its present operation and of the one before.
+/// The places within a local rank's state: the number of meetings it came to, the number of times it made
+/// progress, the number it shows, the number of pieces of its work that are taken, and the names of its
+/// present operation and of the one before.
 const MET: usize = 0;
 const BEATS: usize = 4;
 const SHOWN: usize = 8;
 const TAKEN: usize = 16;
 const NAMES: usize = 24;
 
-/// How long a rank that waits gives its core away again and again before it sleeps: waking up takes a good
-/// part of that.
+/// The time for which a waiting rank gives its core away again and again before it sleeps: to wake up takes a
+/// good part of that time.
 const AWAKE: Duration = Duration::from_micros(100);
-/// A nap is shorter by far; what is beyond is the absence of this process, not of its peers.
+/// The longest time that counts as a nap. A nap is far shorter; a longer time is the absence of this process,
+/// not of its peers.
 const LONGEST_NAP: Duration = Duration::from_millis(200);
 
-/// Why a meeting did not take place.
+/// The reason for which a meeting did not take place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
     /// The job was stopped.
@@ -61,7 +64,7 @@ pub enum Absence {
     Missing {
         /// The local ranks.
         local_ranks: Vec<usize>,
-        /// How long.
+        /// The time that it has waited.
         waited: Duration,
     },
 }
@@ -77,7 +80,7 @@ pub struct Window {
     slot_bytes: usize,
 }
 
-/// What a slot holds in a window of this many local ranks.
+/// Returns the bytes of a slot in a window of this many local ranks.
 fn slot_bytes(local_size: usize) -> usize {
     let equal = ALL_SLOTS_BYTES / (2 * (local_size + 1));
     (equal / SLOT_BYTES * SLOT_BYTES).clamp(SLOT_BYTES, LONGEST_SLOT_BYTES)
@@ -115,7 +118,7 @@ impl Window {
             + (2 * (local_size + 1) * SLOT_BYTES).max(ALL_SLOTS_BYTES)
     }
 
-    /// Where peers find it.
+    /// The address at which peers find it.
     pub fn address(&self) -> Address {
         self.region.address()
     }
@@ -135,7 +138,7 @@ impl Window {
         self.at(self.short + (turn % 2 * self.local_size + local_rank) * SHORT_BYTES)
     }
 
-    /// What a slot and the place for sums hold.
+    /// The bytes of a slot, and of the place for sums.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
@@ -155,7 +158,7 @@ impl Window {
         self.shown(self.local_rank).store(number, Ordering::Relaxed);
     }
 
-    /// What a local rank showed before the last meeting.
+    /// Returns the number that a local rank showed before the last meeting.
     pub fn see(&self, local_rank: usize) -> u64 {
         self.shown(local_rank).load(Ordering::Relaxed)
     }
@@ -165,7 +168,7 @@ impl Window {
         self.name_of(turn, self.local_rank).store(name, Ordering::Relaxed);
     }
 
-    /// A local rank that has given its operation number `turn` another name, to be asked between the
+    /// Returns a local rank that has given its operation number `turn` another name. To be called between the
     /// operation's first meeting and the next operation.
     pub fn differs(&self, turn: usize, name: u64) -> Option<usize> {
         (0..self.local_size).find(|local_rank| self.name_of(turn, *local_rank).load(Ordering::Relaxed) != name)
@@ -181,13 +184,13 @@ impl Window {
         self.number(UNUSABLE).store(local_rank as u32 + 1, Ordering::Relaxed);
     }
 
-    /// The local rank whose memory somebody could not use before the last meeting.
+    /// The local rank whose memory another rank could not use before the last meeting.
     pub fn failed(&self) -> Option<usize> {
         self.number(UNUSABLE).load(Ordering::Relaxed).checked_sub(1).map(|local_rank| local_rank as usize)
     }
 
-    /// Offers this local rank's work anew, to be taken after the next meeting by anybody, and all of it
-    /// before the one after.
+    /// Offers this local rank's work anew. Any rank may take it after the next meeting, and all of it is
+    /// taken before the one after.
     pub fn offer(&self) {
         meeting::offer(self.taken(self.local_rank));
     }
@@ -197,13 +200,14 @@ impl Window {
         meeting::take(self.taken(local_rank), pieces)
     }
 
-    /// Shows the ranks that wait that this one makes progress with what they wait for.
+    /// Shows the waiting ranks that this one makes progress.
     pub fn beat(&self) {
         self.number(LOCAL_RANKS + self.local_rank * LINE_BYTES + BEATS).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns when every local rank has called it as often as this one. An error soon after `stop` is set,
-    /// or if for `limit` no rank came or made progress. After an error the window cannot be used.
+    /// Returns when every local rank has called it the same number of times as this one. Returns an error
+    /// soon after `stop` is set, or if for `limit` no rank came or made progress. After an error the window
+    /// cannot be used.
     pub fn meet(&self, stop: &AtomicBool, limit: Duration) -> Result<(), Absence> {
         let [arrived, generation, sleepers] = [ARRIVED, GENERATION, SLEEPERS].map(|offset| self.number(offset));
         let meeting = Meeting { arrived, generation, sleepers };
@@ -222,7 +226,7 @@ impl Window {
         })
     }
 
-    /// Changes whenever a local rank comes or beats.
+    /// Returns a number that changes whenever a local rank comes or beats.
     fn activity(&self) -> u32 {
         (0..self.local_size).fold(0u32, |sum, local_rank| {
             let beats = self.number(LOCAL_RANKS + local_rank * LINE_BYTES + BEATS).load(Ordering::Relaxed);
@@ -258,7 +262,7 @@ impl Window {
     }
 }
 
-/// How long a rank has waited while none came or made progress.
+/// The time that a rank has waited while none came or made progress.
 struct Inactivity {
     waited: Duration,
     activity: u32,

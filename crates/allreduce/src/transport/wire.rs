@@ -1,10 +1,10 @@
-//! One control connection between two ranks: whole frames, in order, each once, over as many TCP connections
-//! as it takes.
+//! One control connection between two ranks: whole frames, in order, each once, over any number of TCP
+//! connections.
 //!
 //! A frame is its length (`u32`), the number of frames that its sender has received (`u64`), and its bytes.
-//! Frames are kept until the other end says that it has them. When a connection breaks, the ends greet each
-//! other again with these numbers, and each sends what the other lacks. Sending never blocks: what the system
-//! does not take now is sent by the star's thread.
+//! Frames are kept until the other end confirms that it has them. After a connection breaks, the ends greet
+//! each other again with these numbers, and each sends the frames that the other lacks. Sending never blocks:
+//! bytes that the system does not take now are sent by the star's thread.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -19,28 +19,28 @@ use ringpull_base::{Error, Result, forked};
 
 /// The longest frame; a longer one is a protocol error.
 pub(crate) const MAX_FRAME_BYTES: usize = 64 << 20;
-/// What may be on its way to one peer; more accumulates only if that peer takes nothing.
+/// The bytes that may be on their way to one peer; more accumulate only if that peer takes nothing.
 const MAX_QUEUED_BYTES: usize = 4 * MAX_FRAME_BYTES;
 const HEADER_BYTES: usize = 4 + 8;
-/// How much is handed to the system, or taken from it, at once.
+/// The bytes that are handed to the system, or taken from it, at once.
 const PIECE_BYTES: usize = 64 << 10;
-/// How much is read before another connection has its turn.
+/// The bytes that are read before another connection has its turn.
 const TURN_BYTES: usize = 16 * PIECE_BYTES;
 
 /// One end.
 pub(super) struct Wire {
     peer: usize,
-    state: Mutex<State>,
+    state: Mutex<WireState>,
 }
 
 #[derive(Default)]
-struct State {
+struct WireState {
     stream: Option<Arc<TcpStream>>,
-    /// Frames that the peer has not said it has, the first of them being number `acknowledged`.
+    /// Frames that the peer has not confirmed. The first of them has the number `acknowledged`.
     kept: VecDeque<Vec<u8>>,
     acknowledged: u64,
     queued_bytes: usize,
-    /// How many of those went into `out` on this connection.
+    /// The number of those that went into `out` on this connection.
     composed: usize,
     /// Bytes for the system, from `out_at`.
     out: Vec<u8>,
@@ -48,17 +48,18 @@ struct State {
     /// Bytes from the system that are not a whole frame yet.
     input: Vec<u8>,
     received: u64,
-    /// Why a sender could not write: the system says so once, and to a reader then that the peer has closed.
+    /// The error for which a sender could not write. The system reports it once, and then tells a reader that
+    /// the peer has closed.
     failed: Option<std::io::Error>,
     is_closed: bool,
 }
 
-/// Why nothing more comes over a connection.
+/// The reason for which nothing more comes over a connection.
 #[derive(Debug)]
-pub(super) enum Broken {
+pub(super) enum ConnectionFailure {
     /// The peer has closed it, which its process does or the end of its process.
     Closed,
-    /// It failed, whatever became of the peer.
+    /// It failed; the peer may live.
     Failed(std::io::Error),
     /// The peer breaks the protocol.
     Wrong(String),
@@ -75,8 +76,8 @@ impl Wire {
         stream.set_nonblocking(true)?;
         // Otherwise the peer would not notice the end of this process.
         forked::close_in_child(stream.as_raw_fd());
-        // What was sent and is not confirmed for so long breaks the connection. TCP repeats it ever more
-        // rarely, and another connection comes sooner; nothing is lost by it.
+        // Bytes that are not confirmed for this time break the connection. TCP repeats them ever more rarely,
+        // and another connection comes sooner; nothing is lost by it.
         let limit = (silence / 4).as_millis().max(1000);
         rustix::net::sockopt::set_tcp_user_timeout(&stream, u32::try_from(limit).unwrap_or(u32::MAX))?;
         let mut state = self.state.lock();
@@ -85,13 +86,13 @@ impl Wire {
         Ok(())
     }
 
-    /// The connection, if there is one, and whether it has something to send that the system has not taken.
+    /// The connection, if there is one, and true if it has bytes to send that the system has not taken.
     pub(super) fn stream(&self) -> Option<(Arc<TcpStream>, bool)> {
         let state = self.state.lock();
         Some((Arc::clone(state.stream.as_ref()?), state.has_more()))
     }
 
-    /// How many frames have come.
+    /// The number of frames that have come.
     pub(super) fn received(&self) -> u64 {
         self.state.lock().received
     }
@@ -101,8 +102,8 @@ impl Wire {
         self.state.lock().stream = None;
     }
 
-    /// Queues a frame, and hands the system what it takes at once. Whether the star's thread has to go on
-    /// with it.
+    /// Queues a frame, and hands the system the bytes that it takes at once. Returns true if the star's
+    /// thread has to send the rest.
     pub(super) fn send(&self, bytes: &[u8]) -> Result<bool> {
         if bytes.len() > MAX_FRAME_BYTES {
             let what = format!("a control message of {} bytes, of at most {MAX_FRAME_BYTES}", bytes.len());
@@ -130,26 +131,26 @@ impl Wire {
         Ok(state.has_more())
     }
 
-    /// Hands the system what it takes.
-    pub(super) fn flush(&self) -> std::result::Result<(), Broken> {
-        self.state.lock().flush().map_err(Broken::Failed)
+    /// Hands the system the bytes that it takes.
+    pub(super) fn flush(&self) -> std::result::Result<(), ConnectionFailure> {
+        self.state.lock().flush().map_err(ConnectionFailure::Failed)
     }
 
-    /// Whether everything was handed to the system, as far as there is a connection.
+    /// Returns true if everything was handed to the system, or if there is no connection.
     pub(super) fn is_flushed(&self) -> bool {
         let state = self.state.lock();
         state.stream.is_none() || !state.has_more()
     }
 
     /// Hands `take` every frame that has come, without blocking.
-    pub(super) fn receive(&self, mut take: impl FnMut(Vec<u8>)) -> std::result::Result<(), Broken> {
+    pub(super) fn receive(&self, mut take: impl FnMut(Vec<u8>)) -> std::result::Result<(), ConnectionFailure> {
         let mut state = self.state.lock();
         let Some(stream) = state.stream.clone() else { return Ok(()) };
         let mut piece = vec![0; PIECE_BYTES];
         let mut turn = 0;
         while turn < TURN_BYTES {
             match (&*stream).read(&mut piece) {
-                Ok(0) => return Err(state.failed.take().map_or(Broken::Closed, Broken::Failed)),
+                Ok(0) => return Err(state.failed.take().map_or(ConnectionFailure::Closed, ConnectionFailure::Failed)),
                 Ok(count) => {
                     turn += count;
                     state.input.extend_from_slice(&piece[..count]);
@@ -157,13 +158,13 @@ impl Wire {
                 }
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => break,
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                Err(cause) => return Err(Broken::Failed(cause)),
+                Err(cause) => return Err(ConnectionFailure::Failed(cause)),
             }
         }
         Ok(())
     }
 
-    /// Takes nothing more to send, and says so to the peer once everything was.
+    /// Takes no more frames to send, and ends the stream once all were sent.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -174,7 +175,7 @@ impl Wire {
     }
 }
 
-impl State {
+impl WireState {
     fn has_more(&self) -> bool {
         self.out_at < self.out.len() || self.composed < self.kept.len()
     }
@@ -223,17 +224,17 @@ impl State {
         }
     }
 
-    fn frames(&mut self, take: &mut impl FnMut(Vec<u8>)) -> std::result::Result<(), Broken> {
+    fn frames(&mut self, take: &mut impl FnMut(Vec<u8>)) -> std::result::Result<(), ConnectionFailure> {
         let mut at = 0;
         while let Some((header, rest)) = self.input[at..].split_at_checked(HEADER_BYTES) {
             let len = u32::from_le_bytes(header[..4].try_into().expect("four bytes")) as usize;
             if len > MAX_FRAME_BYTES {
-                return Err(Broken::Wrong(format!("a frame of {len} bytes")));
+                return Err(ConnectionFailure::Wrong(format!("a frame of {len} bytes")));
             }
             let Some(frame) = rest.get(..len) else { break };
             let frame = frame.to_vec();
             let theirs = u64::from_le_bytes(header[4..].try_into().expect("eight bytes"));
-            self.acknowledge(theirs).map_err(|cause| Broken::Wrong(cause.to_string()))?;
+            self.acknowledge(theirs).map_err(|cause| ConnectionFailure::Wrong(cause.to_string()))?;
             at += HEADER_BYTES + len;
             self.received += 1;
             take(frame);
@@ -242,7 +243,7 @@ impl State {
         Ok(())
     }
 
-    /// The peer has this many frames.
+    /// Drops the frames that the peer has: the first `theirs`.
     fn acknowledge(&mut self, theirs: u64) -> std::io::Result<()> {
         let sent = self.acknowledged + self.kept.len() as u64;
         if theirs > sent || theirs < self.acknowledged {
@@ -281,7 +282,8 @@ mod tests {
         far.attach(there, near.received(), SILENCE).unwrap();
     }
 
-    /// What comes at `to` until it has been quiet for a moment, while `from` sends what it still has.
+    /// Returns the frames that arrive at `to` until it has been quiet for a moment, while `from` sends the
+    /// bytes that it still has.
     fn drain(from: &Wire, to: &Wire) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         let mut quiet = 0;
@@ -321,7 +323,7 @@ mod tests {
             } else {
                 far.receive(|frame| came.push(frame)).unwrap();
             }
-            // Whatever is on its way is lost.
+            // The bytes on their way are lost.
             near.detach();
             far.detach();
         }
@@ -350,7 +352,7 @@ mod tests {
         wire.attach(near, 0, SILENCE).unwrap();
         (&far).write_all(&[&u32::MAX.to_le_bytes()[..], &[0; 8]].concat()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
-        assert!(matches!(wire.receive(|_| ()), Err(Broken::Wrong(_))));
+        assert!(matches!(wire.receive(|_| ()), Err(ConnectionFailure::Wrong(_))));
         drop(far);
     }
 
@@ -368,6 +370,6 @@ mod tests {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(is_met(&wire) && matches!(wire.receive(|_| ()), Err(Broken::Failed(_))));
+        assert!(is_met(&wire) && matches!(wire.receive(|_| ()), Err(ConnectionFailure::Failed(_))));
     }
 }

@@ -16,13 +16,13 @@ use crate::communicator::begun::Passage;
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
 
-/// Runs `work` on every rank of a world in which ranks with the same number are on the same host. What is in
-/// no arena goes through the window.
+/// Runs `work` on every rank of a world in which ranks with the same number are on the same host. Buffers in
+/// no arena go through the window.
 fn on_ranks<T: Send>(hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sync) -> Vec<T> {
     on_ranks_that_read(false, hosts, work)
 }
 
-/// As [`on_ranks`]; what is in no arena is read in its process if `reads`.
+/// As [`on_ranks`]. Buffers in no arena are read in their process if `reads` is true.
 fn on_ranks_that_read<T: Send>(reads: bool, hosts: &[usize], work: impl Fn(&mut Communicator) -> T + Sync) -> Vec<T> {
     arena::of_process().expect("this system has shared memory");
     let config = Config { timeout: Duration::from_secs(20), read_memory: Some(reads), ..Config::default() };

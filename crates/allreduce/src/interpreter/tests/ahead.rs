@@ -1,4 +1,4 @@
-//! What is sent to a peer, and in which order, while the peer receives only some of it.
+//! Tests the messages sent to a peer, and their order, while the peer receives only some of them.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -18,38 +18,45 @@ const LIMIT: Duration = Duration::from_secs(if cfg!(miri) { 600 } else { 20 });
 const SEGMENT: usize = 16 << 10;
 
 /// A synchronous message, and its bytes when it was sent.
-struct Unanswered {
+struct UnansweredMessage {
     token: u32,
     data: *const [u8],
     bytes: Vec<u8>,
 }
 
-/// A rank's transport that records what is sent, and does not report that sends of some stamp are done.
-struct Recorder {
+/// A rank's transport that records the messages sent, and does not report that sends of some stamp are done.
+struct RecordingTransport {
     end: inproc::Inproc,
     sent: Vec<Stamp>,
     kept_back: Option<Stamp>,
     kept: Vec<u32>,
-    /// Which of the messages were synchronous.
+    /// The places of the messages that were synchronous.
     asked: Vec<usize>,
     /// Those that are not done before `answer`, if they are kept back.
-    unanswered: Option<Vec<Unanswered>>,
+    unanswered: Option<Vec<UnansweredMessage>>,
 }
 
-impl Recorder {
-    /// Rank 0 of 2. What it sends is done at once, whatever the other does.
+impl RecordingTransport {
+    /// Rank 0 of 2. Its sends are done at once, whatever the other does.
     fn new() -> (Self, inproc::Inproc) {
         let mut ends = inproc::world(2).into_iter();
         let (Some(end), Some(other)) = (ends.next(), ends.next()) else { unreachable!("a world of two has two ends") };
         (
-            Recorder { end, sent: Vec::new(), kept_back: None, kept: Vec::new(), asked: Vec::new(), unanswered: None },
+            RecordingTransport {
+                end,
+                sent: Vec::new(),
+                kept_back: None,
+                kept: Vec::new(),
+                asked: Vec::new(),
+                unanswered: None,
+            },
             other,
         )
     }
 }
 
 #[allow(unsafe_code)]
-impl Transport for Recorder {
+impl Transport for RecordingTransport {
     fn rank(&self) -> usize {
         self.end.rank()
     }
@@ -68,7 +75,7 @@ impl Transport for Recorder {
             self.asked.push(self.sent.len() - 1);
             if let Some(all) = &mut self.unanswered {
                 // SAFETY: as above.
-                all.push(Unanswered { token, data, bytes: unsafe { &*data }.to_vec() });
+                all.push(UnansweredMessage { token, data, bytes: unsafe { &*data }.to_vec() });
             }
         }
         // SAFETY: as the caller promises.
@@ -98,7 +105,7 @@ impl Transport for Recorder {
     }
 }
 
-impl Recorder {
+impl RecordingTransport {
     /// Reports what was held back as done, after a check that its bytes are unchanged. Returns the number of
     /// messages.
     fn answer(&mut self) -> usize {
@@ -130,7 +137,7 @@ fn send_out(runner: &mut Runner, data: *mut [u8], segments: usize, stamp: Stamp,
 #[test]
 fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
     let stop = AtomicBool::new(false);
-    let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
+    let ((mut near, _far), mut runner) = (RecordingTransport::new(), Runner::new(64, LIMIT));
     let mut data = vec![1; 64 * 100];
     let data: *mut [u8] = &raw mut data[..];
     for stamp in 0..6 {
@@ -156,7 +163,7 @@ fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
 #[test]
 fn lower_priority_goes_on_while_higher_priority_is_stuck() {
     let stop = AtomicBool::new(false);
-    let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
+    let ((mut near, _far), mut runner) = (RecordingTransport::new(), Runner::new(64, LIMIT));
     let mut data = vec![1; 64 * 20];
     let data: *mut [u8] = &raw mut data[..];
     near.kept_back = Some(9);
@@ -180,7 +187,7 @@ fn lower_priority_goes_on_while_higher_priority_is_stuck() {
 /// advances until nothing moves. Returns the bytes sent of each, and which of all messages were synchronous.
 fn ahead_of_a_peer(len: usize, priorities: &[i32]) -> (Vec<usize>, Vec<usize>) {
     let stop = AtomicBool::new(false);
-    let ((mut near, _far), mut runner) = (Recorder::new(), Runner::new(SEGMENT, LIMIT));
+    let ((mut near, _far), mut runner) = (RecordingTransport::new(), Runner::new(SEGMENT, LIMIT));
     let mut data = vec![1; len];
     let schedule = runner.schedule(&broadcast(0, 0, 2, len), DType::U8);
     for (stamp, priority) in priorities.iter().enumerate() {
@@ -221,7 +228,7 @@ fn the_bytes_sent_to_a_peer_that_lags_are_bounded() {
 fn messages_that_the_peer_does_not_receive_yet_delay_no_lower_priority() {
     const SEGMENTS: usize = 300;
     let stop = AtomicBool::new(false);
-    let ((mut near, mut far), mut runner) = (Recorder::new(), Runner::new(64, LIMIT));
+    let ((mut near, mut far), mut runner) = (RecordingTransport::new(), Runner::new(64, LIMIT));
     let mut data = vec![1; 3 * WINDOW * UNASKED_BYTES];
     let schedule = Arc::new(Schedule::of(&broadcast(0, 0, 2, data.len()), DType::U8, UNASKED_BYTES));
     let whole: *mut [u8] = &raw mut data[..];
@@ -263,7 +270,7 @@ fn the_end_of_an_operation_asks_for_no_answer() {
 fn sum_without_answers(is_peer_early: bool) {
     const PART: usize = UNASKED_BYTES * 3 / 2;
     let stop = AtomicBool::new(false);
-    let ((mut near, mut far), mut runner) = (Recorder::new(), Runner::new(64 << 10, LIMIT));
+    let ((mut near, mut far), mut runner) = (RecordingTransport::new(), Runner::new(64 << 10, LIMIT));
     near.unanswered = Some(Vec::new());
     let mut plan = Plan::new(Parts::even(PART, 1));
     plan.send(1, 0..1);

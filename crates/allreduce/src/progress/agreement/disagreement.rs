@@ -1,12 +1,12 @@
-//! What to say of calls that are not alike.
+//! The error for calls of one operation that differ between ranks.
 
 use ringpull_base::{Error, INIT_ALIKE};
 
-use crate::progress::agreement::Pending;
+use crate::progress::agreement::PendingOperation;
 use crate::progress::messages::{Call, Operation, Sums, Terms, Topic};
 
 /// The error for an operation that two ranks have called differently.
-pub(super) fn disagreement(pending: &Pending) -> Error {
+pub(super) fn disagreement(pending: &PendingOperation) -> Error {
     let (_, first) = pending.first();
     let alike = |are: fn(&Call, &Call) -> bool| pending.made().all(|(_, call)| are(call, first));
     let is_same_sum = alike(|one, other| Terms { sums: other.terms.sums.clone(), ..one.terms.clone() } == other.terms);

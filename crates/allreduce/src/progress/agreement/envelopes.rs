@@ -1,24 +1,24 @@
-//! Which send goes with which receive.
+//! Pairs sends and receives.
 //!
-//! The rule is MPI's. Rank 0 has the calls of each rank in the order in which it made them. A receive from a
-//! named rank takes the first message of that rank that is left; one from any rank takes that which was
-//! announced first. A message goes to the first receive of its rank that takes it, whether that names the
-//! sender or not. So messages from one rank to another of one tag do not overtake each other, and what any
-//! receive gets is decided once, at rank 0, whose word both ends have. Of two ranks that send to a receive
-//! from any, the one whose call comes to rank 0 first is the one.
+//! The rule is MPI's. Rank 0 has the calls of each rank in the order in which the rank made them. A receive
+//! from a named rank takes the first message of that rank that is left. A receive from any rank takes the
+//! message that was announced first. A message goes to the first receive of its destination that takes it,
+//! whether that receive names the sender or not. So messages with one tag from one rank to another do not
+//! overtake each other. Rank 0 decides once which message a receive gets, and both ends follow its decision.
+//! If two ranks send to a receive from any rank, the rank whose call comes to rank 0 first is the sender.
 //!
 //! A rank counts its sends and receives, and a launch names each end's call by that end's count.
 
 use ringpull_base::Error;
 
 use crate::progress::agreement::disagreement::disagreement;
-use crate::progress::agreement::{Agreement, Pending, refuse};
+use crate::progress::agreement::{Agreement, PendingOperation, refuse};
 use crate::progress::messages::{Call, Envelope, Launch, Order, Peering, Topic};
 
-type Name = (Topic, u64);
+type CallName = (Topic, u64);
 
 impl Agreement {
-    /// A rank's call of a send or a receive.
+    /// Records a rank's call of a send or a receive, and returns the orders that follow from it.
     pub(super) fn message(
         &mut self,
         rank: usize,
@@ -34,7 +34,7 @@ impl Agreement {
         let name = (call.topic.clone(), call.ordinal);
         let Some((other, pending)) = self.counterpart(envelope).and_then(|other| self.of_sets.remove_entry(&other))
         else {
-            let mut pending = Pending::new(self.size, Some(self.ranks_of(envelope)), now_s);
+            let mut pending = PendingOperation::new(self.size, Some(self.ranks_of(envelope)), now_s);
             pending.take(rank, call);
             self.of_sets.insert(name, pending);
             return self.check_left().map(|()| Vec::new());
@@ -50,7 +50,7 @@ impl Agreement {
         Ok(vec![launch(sender, None), launch(receiver, from)])
     }
 
-    /// Whether a rank may have called it.
+    /// Returns true if the rank may have made this call.
     fn is_sound(&self, rank: usize, envelope: &Envelope) -> bool {
         let is_one = |rank: usize| match &envelope.among {
             Some(ranks) => rank < self.size && ranks.contains(&rank),
@@ -61,7 +61,7 @@ impl Agreement {
         is_all && envelope.rank == rank && is_one(rank) && other.is_none_or(|other| other != rank && is_one(other))
     }
 
-    /// The ranks that can be at its two ends.
+    /// The ranks that may be the sender or the receiver of the message.
     fn ranks_of(&self, envelope: &Envelope) -> Vec<usize> {
         envelope.peer.rank().map_or_else(|| self.all_of(envelope), |other| vec![envelope.rank, other])
     }
@@ -70,8 +70,8 @@ impl Agreement {
         envelope.among.clone().unwrap_or_else(|| (0..self.size).collect())
     }
 
-    /// The call that goes with this one, if it was made.
-    fn counterpart(&self, envelope: &Envelope) -> Option<Name> {
+    /// Returns the call of the other end, if it was made.
+    fn counterpart(&self, envelope: &Envelope) -> Option<CallName> {
         let of = |rank: usize, peer: Peering| Topic::Message(Envelope { rank, peer, ..envelope.clone() });
         let own = envelope.rank;
         match envelope.peer {
@@ -88,7 +88,7 @@ impl Agreement {
     }
 
     /// The first of these calls that is left.
-    fn first(&self, topic: Topic) -> Option<(Name, &Pending)> {
+    fn first(&self, topic: Topic) -> Option<(CallName, &PendingOperation)> {
         let (name, pending) = self.of_sets.range((topic.clone(), 0)..=(topic, u64::MAX)).next()?;
         Some((name.clone(), pending))
     }

@@ -1,15 +1,14 @@
-//! Who is waited for, for how long, and whether anything can still come: what rank 0's table says when it
-//! does not move.
+//! Finds late ranks and deadlocks in rank 0's table of calls.
 
 use ringpull_base::{Error, Key};
 
-use crate::progress::agreement::{Agreement, Outstanding, Pending, Phase};
+use crate::progress::agreement::{Agreement, OutstandingCall, PendingOperation, Phase};
 use crate::progress::messages::{Stuck, Topic};
 
-/// How long nothing of a rank may have changed before it says so.
+/// The time without any change on a rank, in seconds, after which the rank reports that it stands still.
 pub const STILL_S: f64 = 2.0;
-/// How long every rank must have waited before nothing can come any more. An order or a call that is on its
-/// way ends such a wait.
+/// The time, in seconds, that every rank must have waited before a deadlock is certain. An order or a call
+/// that is on its way ends such a wait.
 const CERTAIN_S: f64 = 2.0;
 
 /// An operation that some ranks wait for and others have not called.
@@ -23,7 +22,7 @@ pub struct Late {
     pub rank: usize,
     /// The ranks that have not called it.
     pub missing: Vec<usize>,
-    /// Since when.
+    /// The time since which it waits, in seconds.
     pub since_s: f64,
 }
 
@@ -35,10 +34,10 @@ impl Late {
 }
 
 impl Agreement {
-    /// An error if some call has stayed alone for longer than the limit.
+    /// Returns an error if some call has stayed alone for longer than the limit.
     pub fn check_time(&self, now_s: f64) -> Result<(), Error> {
-        // What is outstanding comes first: others may not have called something else because they wait for
-        // that.
+        // The outstanding call comes first: others may not have called something else because they wait
+        // for it.
         if let Some(late) = self.late_in_cycle().find(|late| now_s - late.since_s > self.limit_s) {
             return Err(late.error(now_s, String::new()));
         }
@@ -58,45 +57,46 @@ impl Agreement {
         }
     }
 
-    /// What has been waited for longest.
+    /// Returns the operation that ranks have waited for longest.
     pub fn late(&self) -> Option<Late> {
         let pending = self.waiting().map(|pending| self.late_for(pending));
         let pending = pending.filter(|late| !late.missing.is_empty());
         self.late_in_cycle().chain(pending).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
     }
 
-    fn late_for(&self, pending: &Pending) -> Late {
+    fn late_for(&self, pending: &PendingOperation) -> Late {
         let ((rank, call), missing, since_s) = (pending.first(), self.lacking(pending), pending.since_s);
         Late { operation: call.operation.to_string(), key: call.topic.key(), rank, missing, since_s }
     }
 
-    /// What ranks have begun of the last frozen cycle and others have not called.
+    /// Returns the operations of the last frozen cycle that some ranks have begun and others have not called.
     fn late_in_cycle(&self) -> impl Iterator<Item = Late> {
         self.outstanding.iter().enumerate().filter_map(|(rank, outstanding)| {
-            let Outstanding { key, operation, by, since_s } = outstanding.clone()?;
+            let OutstandingCall { key, operation, by, since_s } = outstanding.clone()?;
             Some(Late { operation: operation.to_string(), key, rank: by, missing: vec![rank], since_s })
         })
     }
 
-    /// A rank waits in a call for what cannot begin, or does so no more.
+    /// Records that a rank waits in a call for an operation that cannot begin, or that it no longer does.
     pub fn stuck(&mut self, rank: usize, stuck: Option<Stuck>, now_s: f64) {
         self.stuck[rank] = stuck.map(|stuck| (stuck, now_s));
     }
 
-    /// An error if every rank that has not left has waited for `CERTAIN_S` and had heard of all the `orders`
-    /// that it was given, while some call is missing; or if that holds of some ranks of which each waits for
-    /// calls of the others alone.
+    /// Returns an error if the ranks are in a deadlock. They are if some call is missing and every rank that
+    /// has not left has waited for `CERTAIN_S` and had received all the `orders` that were sent to it. Some
+    /// of the ranks are in a deadlock if each of them waits only for calls of the others.
     pub fn check_deadlock(&self, orders: &[u64], now_s: f64) -> Result<(), Error> {
         let ranks = || (0..self.size).filter(|rank| !self.left.contains(rank));
         let waits = ranks().map(|rank| self.awaits(rank).filter(|_| self.is_stuck(rank, orders, now_s)));
-        // When all have left, none waits.
+        // No rank waits if all have left.
         let waits = waits.collect::<Option<Vec<_>>>().filter(|waits| !waits.is_empty());
         let waits = waits.or_else(|| self.circle(orders, now_s));
         waits.map_or(Ok(()), |waits| Err(Error::Deadlock { waits }))
     }
 
-    /// Ranks of process sets that wait for each other: whatever one of them has called and that has not begun
-    /// lacks the call of another. The others may go on, and will never call it.
+    /// Returns the ranks of process sets that wait for each other: each operation that one of them has
+    /// called, and that has not begun, lacks the call of another of them. The other ranks may go on, and
+    /// never call it.
     fn circle(&self, orders: &[u64], now_s: f64) -> Option<Vec<(usize, String)>> {
         if self.of_sets.is_empty() {
             return None;
@@ -119,16 +119,17 @@ impl Agreement {
         waits.filter(|waits| !waits.is_empty())
     }
 
-    /// Messages of MPI are under way on a rank, and none has moved for [`STILL_S`]; or they move again.
+    /// Records that messages of MPI are under way on a rank and none has moved for [`STILL_S`], or that they
+    /// move again.
     pub fn data_still(&mut self, rank: usize, is_still: bool, now_s: f64) {
         self.still_s[rank] = is_still.then_some(now_s - STILL_S);
     }
 
-    /// The ranks that wait for data of MPI's which does not come, of sums that all have called: each has seen
-    /// none move for `limit_s`, and every other that has not left waits for a call. While ranks may be behind
-    /// in a frozen cycle, its data may be theirs to send: then every rank has to wait. The limit counts from
-    /// `heard_s`, when some rank was last silent for a while: after a link was down TCP sends again when as
-    /// much time has passed at most.
+    /// Returns the ranks that wait for data of MPI that does not come, in sums that all have called. Each of
+    /// them has seen no message move for `limit_s`, and every other rank that has not left waits for a call.
+    /// While ranks may be behind in a frozen cycle, they may still have to send its data: then every rank
+    /// must wait for a call. The limit counts from `heard_s`, the time at which some rank was last silent for
+    /// a while: after a link was down, TCP waits at most as long again before it resends.
     pub fn lost_data(&self, orders: &[u64], now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
         let all_have_called = matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none);
         let ranks = || (0..self.size).filter(|rank| !self.left.contains(rank));
@@ -142,16 +143,17 @@ impl Agreement {
         (!awaiting.is_empty() && ranks().all(expects)).then_some(awaiting)
     }
 
-    /// Whether a rank has waited for `CERTAIN_S` and had heard of all the `orders` that it was given.
+    /// Returns true if a rank has waited for `CERTAIN_S` and had received all the `orders` that were sent to
+    /// it.
     fn is_stuck(&self, rank: usize, orders: &[u64], now_s: f64) -> bool {
         let known = |(stuck, since_s): &(Stuck, f64)| stuck.orders == orders[rank] && now_s - since_s >= CERTAIN_S;
         self.stuck[rank].as_ref().is_some_and(known)
     }
 
-    /// This rank and what of another it waits for, as [`Error::Deadlock`] has them; none if it waits for data
-    /// of a sum that all have called, which a link may hold up.
+    /// Returns this rank and the operation that it waits for, in the form of [`Error::Deadlock`]. Returns
+    /// none if the rank waits for the data of a sum that all have called: a slow link may be the cause.
     fn awaits(&self, rank: usize) -> Option<(usize, String)> {
-        let is_alone = |pending: &&Pending| pending.call(rank).is_some() && !self.lacking(pending).is_empty();
+        let is_alone = |pending: &&PendingOperation| pending.call(rank).is_some() && !self.lacking(pending).is_empty();
         let outstanding = || {
             self.outstanding
                 .iter()
@@ -165,7 +167,7 @@ impl Agreement {
             format!("{} of key {}, which rank(s) {missing:?} have not called", call.operation, call.topic.key())
         } else if let Some((late_rank, outstanding)) = outstanding().filter(|_| own.is_none()) {
             format!("{} of key {}, which rank(s) [{late_rank}] have not called", outstanding.operation, outstanding.key)
-        } else if let Some(Outstanding { key, operation, .. }) = own.filter(|_| !has_begun) {
+        } else if let Some(OutstandingCall { key, operation, .. }) = own.filter(|_| !has_begun) {
             format!("what comes after {operation} of key {key}, which it has not called itself")
         } else if self.joined.contains(&rank) {
             "the others to join".to_owned()
@@ -177,29 +179,31 @@ impl Agreement {
         Some((rank, format!("{at} for {awaited}")))
     }
 
-    /// Something that every rank takes part in is under way.
+    /// Records that an operation of all ranks is under way.
     pub fn heard(&mut self, now_s: f64) {
         self.heard_s = now_s;
     }
 
-    fn is_overdue(&self, pending: &Pending, now_s: f64) -> bool {
+    fn is_overdue(&self, pending: &PendingOperation, now_s: f64) -> bool {
         now_s - pending.since_s > self.limit_s && !self.lacking(pending).is_empty()
     }
 
-    /// What a rank that a barrier misses is itself waiting for, or else the barrier. Those who stand in the
-    /// barrier are often the very ranks that have not called it, and may have come there first.
-    fn behind_barrier<'a>(&'a self, barrier: &'a Pending) -> &'a Pending {
+    /// Returns the operation that a rank missing in the barrier itself waits for, or else the barrier. The
+    /// ranks in the barrier are often the very ranks that have not called that operation, and may have come
+    /// to the barrier first.
+    fn behind_barrier<'a>(&'a self, barrier: &'a PendingOperation) -> &'a PendingOperation {
         let awaited = self.lacking(barrier);
-        let is_held = |pending: &Pending| awaited.iter().any(|rank| pending.call(*rank).is_some());
+        let is_held = |pending: &PendingOperation| awaited.iter().any(|rank| pending.call(*rank).is_some());
         let of_keys = self.pending.iter().chain(&self.of_sets).filter(|((topic, _), _)| *topic != Topic::Barrier);
         let mut held =
             of_keys.map(|(_, pending)| pending).filter(|pending| !self.lacking(pending).is_empty() && is_held(pending));
         held.next().unwrap_or(barrier)
     }
 
-    /// What one of these ranks has called and others have not: two ranks may wait for each other.
+    /// Describes an operation that one of these ranks has called and others have not: two ranks may wait for
+    /// each other.
     fn wait_of(&self, ranks: &[usize]) -> Option<String> {
-        let of = |pending: &Pending| ranks.iter().copied().find(|rank| pending.call(*rank).is_some());
+        let of = |pending: &PendingOperation| ranks.iter().copied().find(|rank| pending.call(*rank).is_some());
         self.waiting().find_map(|pending| {
             let (rank, lacking) = (of(pending)?, self.lacking(pending));
             let call = pending.call(rank).filter(|_| !lacking.is_empty())?;
@@ -208,19 +212,19 @@ impl Agreement {
         })
     }
 
-    /// A call that this rank is part of or awaited in, to say what a lost peer interrupted.
+    /// Returns the oldest pending call, for the error that names the operation that a lost peer interrupted.
     pub fn oldest(&self) -> Option<String> {
         let oldest = self.waiting().min_by(|a, b| a.since_s.total_cmp(&b.since_s))?;
         let (_, call) = oldest.first();
         Some(format!("{} of key {}", call.operation, call.topic.key()))
     }
 
-    /// A rank says why it would end, if it ended now.
+    /// Records the error that a rank would end with, if it ended now.
     pub fn failing(&mut self, rank: usize, why: Option<String>) {
         self.failing[rank] = why;
     }
 
-    /// The error that a rank has last said it would end with.
+    /// The error that a rank has last reported it would end with.
     pub fn why(&self, rank: usize) -> Option<&str> {
         self.failing[rank].as_deref()
     }

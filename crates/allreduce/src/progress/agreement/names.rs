@@ -1,11 +1,11 @@
-//! Which names of collectives are forgotten, so that a job which gives each collective a name of its own does
-//! not grow.
+//! Forgets the names of old collectives, so that a job which gives each collective a name of its own does not
+//! grow.
 //!
-//! Every rank counts its calls of each name, and the count tells its calls of one name apart. When there are
-//! many names, rank 0 picks those that were called longest ago and of which no call is pending: every rank
-//! has then made as many calls of such a name. It sends the names with these counts ([`Order::Forget`]), and
-//! each rank subtracts them. A call that a rank had sent before has the old count. Messages of a rank keep
-//! their order, so rank 0 subtracts from its calls until the rank has answered
+//! Every rank counts its calls of each name, and the count tells its calls of one name apart. Rank 0 picks
+//! names to forget when there are many: those that were called longest ago and of which no call is pending.
+//! Every rank has made equally many calls of such a name. It sends the names with these counts
+//! ([`Order::Forget`]), and each rank subtracts them. A call that a rank had sent before has the old count.
+//! Messages of a rank keep their order, so rank 0 subtracts from its calls until the rank has answered
 //! ([`forgot`](Agreement::forgot)).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,17 +13,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::progress::agreement::{Agreement, Phase};
 use crate::progress::messages::{Call, Order, Topic};
 
-/// More names than this are not remembered for long.
+/// The number of names above which the oldest are forgotten.
 const MOST: usize = 1024;
 
 /// Names that have been called, and those that are being forgotten.
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 pub(super) struct Names {
     most: usize,
-    /// How many calls every rank has made, and after how many launches the last of them was launched.
+    /// For each name: the number of calls that every rank has made, and the number of launches after which
+    /// the last of them was launched.
     known: BTreeMap<Topic, (u64, u64)>,
     launches: u64,
-    /// After how many launches it is looked again which may be forgotten.
+    /// The number of launches at which names to forget are searched again.
     next_look: u64,
     forgotten: BTreeMap<Topic, u64>,
     /// The ranks that have not answered.
@@ -38,7 +39,7 @@ impl Default for Names {
 }
 
 impl Names {
-    /// An operation has launched, or was refused: every rank has called it.
+    /// Records that an operation has launched or was refused: every rank has called it.
     pub(super) fn launched(&mut self, topic: &Topic, ordinal: u64) {
         if topic.is_named() {
             self.launches += 1;
@@ -46,12 +47,13 @@ impl Names {
         }
     }
 
-    /// The topic is part of a cycle, in which nobody counts launches.
+    /// Removes a topic that is part of a cycle, because launches are not counted in a cycle.
     pub(super) fn is_frozen(&mut self, topic: &Topic) {
         self.known.remove(topic);
     }
 
-    /// Counts a call as the others do.
+    /// Subtracts the forgotten calls from a call's ordinal, if the rank had not forgotten them when it
+    /// called.
     pub(super) fn count(&self, rank: usize, call: &mut Call) {
         if self.awaited.contains(&rank)
             && let Some(made) = self.forgotten.get(&call.topic)
@@ -62,14 +64,14 @@ impl Names {
 }
 
 impl Agreement {
-    /// The order to forget names, if it is time for it.
+    /// Returns the order to forget names, if it is due.
     pub(super) fn forget_names(&mut self) -> Option<Order> {
         let names = &self.names;
         let is_due = names.known.len() > names.most && names.launches >= names.next_look && names.awaited.is_empty();
         if !is_due || !self.left.is_empty() {
             return None;
         }
-        // What is of all ranks may be part of a cycle, or be left to begin when one was stopped.
+        // A name of all ranks may be part of a cycle, or be left to begin when one was stopped.
         let is_open =
             matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none) && self.joined.is_empty();
         let pending: BTreeSet<&Topic> =
@@ -92,7 +94,7 @@ impl Agreement {
         Some(Order::Forget(forgotten.into_iter().collect()))
     }
 
-    /// A rank has forgotten what it was told to forget.
+    /// Records that a rank has forgotten the names of the last order.
     pub fn forgot(&mut self, rank: usize) {
         self.names.awaited.remove(&rank);
         if self.names.awaited.is_empty() {
@@ -100,12 +102,12 @@ impl Agreement {
         }
     }
 
-    /// Names are forgotten when there are more than `most`: for tests and the fuzzer, who have few.
+    /// Sets the number of names above which the oldest are forgotten. Tests and the fuzzer set it low.
     pub fn remember(&mut self, most: usize) {
         self.names.most = most;
     }
 
-    /// How many names are remembered.
+    /// The number of names that are remembered.
     #[cfg(test)]
     pub fn names(&self) -> usize {
         self.names.known.len() + self.names.forgotten.len() + self.logs.names()

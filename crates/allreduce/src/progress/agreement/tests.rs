@@ -1,4 +1,5 @@
-//! The table of calls, one by one. What is frozen is tested where ranks call together, in `tests::schedule`.
+//! Tests the table of calls, call by call. Freezing is tested where ranks call together, in
+//! `tests::schedule`.
 
 use super::*;
 use ringpull_base::DType;
@@ -148,7 +149,7 @@ fn two_ranks_that_wait_for_each_others_keys_are_both_named() {
     assert!(text.contains("which rank(s) [0] have not"), "{text}");
 }
 
-/// Every rank waits for the units of a cycle, and none is behind: what is frozen next would stand as well.
+/// Every rank waits for the units of a cycle, and none is behind: the next cycle would stand still as well.
 #[test]
 fn a_cycle_that_stood_still_twice_is_the_last() {
     for waited_s in [None, Some(10.0)] {
@@ -288,7 +289,7 @@ fn a_set_launches_when_its_own_ranks_have_called_it_by_numbers_of_its_own() {
     // A rank that is not of it, and one that does not exist.
     assert!(table.call(1, collective(set, 1, DType::F32), 0.0).is_err());
     assert!(table.call(0, collective(Some(&[0, 3]), 0, DType::F32), 0.0).is_err());
-    // Who has not called it is named, though others have nothing to do with it.
+    // The ranks that have not called it are named, though other ranks have nothing to do with it.
     assert_eq!(table.call(2, collective(set, 1, DType::F32), 0.0), Ok(vec![]));
     let error = table.check_time(11.0).unwrap_err();
     assert!(matches!(error, Error::Stalled { ref missing, .. } if missing == &[0]), "{error}");
@@ -358,7 +359,7 @@ fn ranks_of_sets_that_wait_for_each_other_are_in_a_deadlock_while_another_goes_o
     let text = table.check_deadlock(&[5; 3], 10.0).unwrap_err().to_string();
     assert!(text.contains("rank 0 waits") && text.contains("rank 1 waits") && !text.contains("rank 2 waits"), "{text}");
     assert_eq!(table.check_deadlock(&[5, 6, 5], 10.0), Ok(()), "an order is on its way to rank 1");
-    // What the third may still call ends one of the waits.
+    // A call that the third rank may still make ends one of the waits.
     let third = Some(&[0, 2][..]);
     assert_eq!(table.call(0, collective(third, 0, DType::F32), 0.0), Ok(vec![]));
     assert_eq!(table.check_deadlock(&[5; 3], 10.0), Ok(()));

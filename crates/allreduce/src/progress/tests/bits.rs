@@ -14,12 +14,12 @@ use crate::progress::job::{Job, Reply, answer};
 use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
 /// A sum of all ranks, which its caller gets.
-struct Summed {
+struct SumJob {
     data: Vec<f32>,
     reply: Reply<Vec<f32>>,
 }
 
-impl Job for Summed {
+impl Job for SumJob {
     fn transfer(&self) -> Transfer {
         let (dtype, reduction, len_bytes) = (DType::F32, Reduction::Sum, 4 * self.data.len());
         Transfer::Sum { dtype, reduction, len_bytes, priority: 0, is_divided: false }
@@ -59,7 +59,7 @@ fn job(source: &ClusterSource) -> Vec<u32> {
                 let element = |at: usize| ((at * 7 + key + 1) * (engine.rank() + 2) + step) as f32 / 3.0;
                 let (reply, answer) = answer();
                 let topic = Topic::Key { store: 0, key: Key::from(key as i64) };
-                let job = Box::new(Summed { data: (0..*len).map(element).collect(), reply });
+                let job = Box::new(SumJob { data: (0..*len).map(element).collect(), reply });
                 engine.submit(topic, Operation::Push, Terms::default(), job).unwrap();
                 answer
             });

@@ -1,16 +1,16 @@
-//! Every interleaving of small programs: all states of the ranks, of rank 0's table and of the messages
-//! between them.
+//! Explores every interleaving of small programs: all states of the ranks, of rank 0's table and of the
+//! messages between them.
 //!
-//! What runs is the code that ranks run (`agreement`, `calls`, `freezing`, `frozen`), over links that keep
-//! the order of messages and delay each for as long as they like. A link that breaks and is made again is
-//! such a delay: that no frame is lost or doubled by it is explored by itself, in `transport::wire::link`.
-//! Ranks may end, or join, or run out of patience.
+//! The code that runs is the ranks' own (`agreement`, `calls`, `freezing`, `frozen`). The links keep the
+//! order of messages and delay each for any time. A link that breaks and is made again is such a delay;
+//! `transport::wire::link` explores by itself that no frame is lost or doubled by it. Ranks may end, or join,
+//! or run out of patience.
 //!
-//! In every state: all ranks have the same under one number, and no rank begins a call twice, or one that it
-//! has not made (`World::begin`). In every state with no way on: programs that fit together have come to
-//! their end with everything done; other programs end with a fault, or rank 0 knows what is missing, and if
-//! all ranks wait, that none can go on. Programs fit together if they end over a store of one line, which
-//! does what all have called ([`fit`]).
+//! In every state: all ranks have the same operation under one number, and no rank begins a call twice, or
+//! one that it has not made (`World::begin`). In every state without a next state: programs that fit together
+//! have come to their end with everything done. Other programs end with a fault, or rank 0 knows which calls
+//! are missing, and, if all ranks wait, that none can go on. Programs fit together if they end over a store
+//! of one line, which does an operation when all have called it ([`fit`]).
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -22,15 +22,15 @@ use ringpull_base::Error;
 use super::schedule::world::{ALL, Do, World, push, set_of, steps};
 use crate::progress::messages::Stuck;
 
-/// What is expected of programs.
+/// The expected end of programs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Expect {
     /// They come to their end.
     Ends,
-    /// They come to their end, and what is fused does not depend on when anything comes.
+    /// They come to their end, and the fused units do not depend on the times at which messages come.
     One,
-    /// As `One`; what is frozen is not stopped before the end, so that nothing is sent in any step after the
-    /// freeze.
+    /// As `One`; the frozen cycle is not stopped before the end, so that no message is sent in any step after
+    /// the freeze.
     Steady,
     /// They do not fit together: no way leads to their end, and in the end it is known why, at once if all
     /// wait.
@@ -41,9 +41,9 @@ enum Expect {
     Known,
 }
 
-/// What was found.
+/// The counts of an exploration.
 #[derive(Debug, Default)]
-struct Found {
+struct ExplorationCounts {
     programs: usize,
     states: usize,
     moves: usize,
@@ -55,9 +55,9 @@ struct Found {
 #[derive(Clone)]
 struct Point {
     world: World,
-    /// What each rank has begun, in whatever order.
+    /// A hash of the units that each rank has begun, in any order.
     begun: Vec<u64>,
-    /// How often ranks may still run out of patience while something else can happen.
+    /// The number of times that ranks may still run out of patience while something else can happen.
     hurries: usize,
 }
 
@@ -66,7 +66,7 @@ impl Point {
         Point { begun: vec![0; world.ranks.len()], world, hurries }
     }
 
-    /// What can come next.
+    /// The states that can come next.
     fn next(&self) -> Vec<Point> {
         let made = |what: &usize| {
             let mut next = self.clone();
@@ -91,7 +91,7 @@ impl Point {
         self.world.settle();
         self.world.notes.clear();
         for (sum, begun) in self.begun.iter_mut().zip(&mut self.world.begun) {
-            // What is of a process set is not begun by all.
+            // Not all ranks begin an operation of a process set.
             for unit in begun.drain(..).filter(|unit| set_of(unit).is_none()) {
                 *sum = sum.wrapping_add(xxh3_64(&postcard::to_stdvec(&unit).unwrap()));
             }
@@ -107,7 +107,7 @@ impl Point {
         xxh3_128(&postcard::to_stdvec(&state).unwrap())
     }
 
-    /// Whether the programs have come to their end, as they should or may.
+    /// Returns true if the programs have come to their end, as they should or may.
     fn check_end(&self, expect: Expect) -> bool {
         let world = &self.world;
         let has_ended = world.programs.iter().all(VecDeque::is_empty);
@@ -152,7 +152,7 @@ fn assert_missing(world: &World, expect: Expect) {
     assert!(agreement.check_time(1000.0).is_err(), "rank 0 does not know what is missing: {:?}", world.programs);
 }
 
-fn explore(start: Point, expect: Expect, found: &mut Found) {
+fn explore(start: Point, expect: Expect, found: &mut ExplorationCounts) {
     let mut seen = HashSet::new();
     let mut compositions = BTreeSet::new();
     let mut open = vec![start];
@@ -181,8 +181,8 @@ fn world(programs: &[Vec<Do>], bucket_bytes: usize, sums_block: bool) -> World {
     world
 }
 
-fn report(name: &str, start: Instant, found: &Found) {
-    let Found { programs, states, moves, ends, faults } = found;
+fn report(name: &str, start: Instant, found: &ExplorationCounts) {
+    let ExplorationCounts { programs, states, moves, ends, faults } = found;
     let s = start.elapsed().as_secs_f64();
     println!(
         "{name}: {programs} sets of programs, {states} states, {moves} moves, {ends} ends, {faults} of them faults, {s:.1} s"
@@ -190,7 +190,7 @@ fn report(name: &str, start: Instant, found: &Found) {
 }
 
 fn explore_one(name: &str, programs: &[Vec<Do>], hurries: usize, expect: Expect) {
-    let (start, mut found) = (Instant::now(), Found::default());
+    let (start, mut found) = (Instant::now(), ExplorationCounts::default());
     for sums_block in [false, true] {
         explore(Point::new(world(programs, 1000, sums_block), hurries), expect, &mut found);
     }
@@ -198,8 +198,8 @@ fn explore_one(name: &str, programs: &[Vec<Do>], hurries: usize, expect: Expect)
     assert!(found.states > 20);
 }
 
-/// Whether programs come to their end where a call is done when all of its ranks have made it, and a wait
-/// ends when what was called before it is done. Without joins.
+/// Returns true if programs come to their end where a call is done when all of its ranks have made it, and a
+/// wait ends when the calls before it are done. Without joins.
 fn fit(programs: &[Vec<Do>]) -> bool {
     let calls = |rank: usize, at: usize| programs[rank][..at].iter().copied().filter(is_call).collect::<Vec<_>>();
     let mut at = vec![0; programs.len()];
@@ -226,7 +226,7 @@ fn is_call(what: &Do) -> bool {
     matches!(what, Do::Push(..) | Do::Split(_) | Do::Meet(..))
 }
 
-/// Whether the rank makes that call.
+/// Returns true if the rank makes that call.
 fn is_of(call: &Do, rank: usize) -> bool {
     if let Do::Split(set) | Do::Meet(set, _) = call { set >> rank & 1 == 1 } else { true }
 }
@@ -244,7 +244,7 @@ fn sequences(of: &[Do], most: usize) -> Vec<Vec<Do>> {
 /// Some first calls, a frozen cycle, and then each rank's own choice of a few more calls and waits: every
 /// combination of choices. Ranks leave out the calls of process sets that they are not in.
 fn explore_choices(ranks: usize, first: &[Do], cycle: &[i64], of: &[Do], most: usize, hurries: usize) {
-    let (start, mut found, mut last) = (Instant::now(), Found::default(), Instant::now());
+    let (start, mut found, mut last) = (Instant::now(), ExplorationCounts::default(), Instant::now());
     let choices = sequences(of, most);
     let (mut fitting, mut stuck, combinations) = (0, 0, choices.len().pow(ranks as u32));
     for number in 0..combinations {
@@ -258,7 +258,8 @@ fn explore_choices(ranks: usize, first: &[Do], cycle: &[i64], of: &[Do], most: u
         let fits = fit(&programs);
         fitting += usize::from(fits);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // What runs alone keeps its place among all others, as sums do that are done one by one.
+            // An operation that runs alone keeps its place among all others, as sums do that are done one by
+            // one.
             let expect = match fits {
                 _ if of.contains(&alone(0)) => Expect::Known,
                 true => Expect::Ends,
@@ -339,7 +340,7 @@ fn whatever_three_ranks_call_after_a_freeze_ends_or_is_known_to_be_missing() {
 /// it.
 #[test]
 fn names_that_are_forgotten_are_told_apart_all_the_same() {
-    let (start, mut found) = (Instant::now(), Found::default());
+    let (start, mut found) = (Instant::now(), ExplorationCounts::default());
     let meet = |name| Do::Meet(ALL, name);
     let pair = |name| Do::Meet(3, name);
     for programs in [
@@ -368,7 +369,8 @@ fn messages_find_their_receives_or_it_is_known_that_they_do_not() {
     let beside = |more: &[Do]| [&steps(2, &[1])[..], more, &steps(1, &[1]), &[Do::Wait]].concat();
     explore_one("messages", &[vec![any, any, Do::Wait], vec![to(0), Do::Wait], vec![to(0), Do::Wait]], 0, Expect::Ends);
     explore_one("messages", &[vec![any, of(1), Do::Wait], vec![to(0), to(0), Do::Wait]], 0, Expect::Ends);
-    // Whoever is first: the receive from rank 1 would wait for a message that the other has taken.
+    // The end depends on which sender is first: the receive from rank 1 would wait for a message that the
+    // other has taken.
     let third = [vec![any, of(1), Do::Wait], vec![to(0), Do::Wait], vec![to(0), Do::Wait]];
     explore_one("messages", &third, 0, Expect::Known);
     for programs in [

@@ -1,4 +1,4 @@
-//! Which thread finishes what, and in which order.
+//! Tests which thread finishes which job, and in which order.
 
 use std::thread;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::progress::engine::Engine;
 use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Operation, Terms, Topic};
 
-/// Says that it runs, and, when it is allowed to, who finished it.
-struct Told {
+/// A job that reports its run, and then, when it may finish, the thread that finished it.
+struct FinishReporter {
     name: i64,
     is_short: bool,
     may: Receiver<()>,
@@ -22,7 +22,7 @@ struct Told {
     by: Sender<(i64, String)>,
 }
 
-impl Job for Told {
+impl Job for FinishReporter {
     fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
         self.runs.send(self.name).ok();
         Ok(())
@@ -47,7 +47,7 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     let engine = Engine::in_process(1, &Config::default()).unwrap().remove(0);
     let ((told, heard), (runs, running)) = (unbounded(), unbounded());
     let submit = |name: i64, is_short, may: &Receiver<()>| {
-        let job = Told { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
+        let job = FinishReporter { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
         let topic = Topic::Key { store: 0, key: Key::from(name) };
         engine.submit(topic, Operation::Push, Terms::default(), Box::new(job)).unwrap();
     };
@@ -58,7 +58,7 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     submit(2, false, &held);
     submit(3, true, &free);
     submit(4, false, &free);
-    // When 4 runs, 3 has been handed on.
+    // Job 3 has been handed on when job 4 runs.
     while running.recv().unwrap() < 4 {}
     assert!(heard.is_empty(), "2 is not finished");
     drop(release);
@@ -67,14 +67,14 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     }
 }
 
-/// Gives its caller its outcome, and fails, or not, when it is allowed to.
-struct Slow {
+/// A job that sends its outcome to its caller, and ends with it when it may.
+struct SlowJob {
     given: Sender<Result<()>>,
     may: Receiver<()>,
     outcome: Result<()>,
 }
 
-impl Job for Slow {
+impl Job for SlowJob {
     fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
         Ok(())
     }
@@ -90,8 +90,8 @@ impl Job for Slow {
     }
 }
 
-/// The caller has the error in its hands before the engine has, and ends by it: the others hear of the error
-/// all the same, and not only that a rank has left.
+/// The caller has the error before the engine has it, and ends by it: the others hear of the error all the
+/// same, and not only that a rank has left.
 #[test]
 fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let engines = Engine::in_process(2, &Config::default()).unwrap();
@@ -100,7 +100,7 @@ fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let submit = |rank: usize, name: i64, outcome: Result<()>, may: &Receiver<()>| {
         let (given, answer) = unbounded();
         let topic = Topic::Key { store: 0, key: Key::from(name) };
-        let job = Box::new(Slow { given, may: may.clone(), outcome });
+        let job = Box::new(SlowJob { given, may: may.clone(), outcome });
         engines[rank].submit(topic, Operation::Push, Terms::default(), job).unwrap();
         answer
     };

@@ -1,4 +1,4 @@
-//! How engines end whose library does not.
+//! Tests the end of engines whose library does not end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What rank 0 receives, sends and stores in a job of many ranks until it needs no more messages.
+//! Tests the messages and memory of rank 0 in a job of many ranks, until it needs no more messages.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,9 @@ use crate::progress::messages::{Call, ControlMessage, Operation, Order, Terms, T
 /// The keys of ResNet-50.
 const KEYS: usize = 161;
 
-/// Of rank 0, from the first call of any rank until the cycle is frozen.
+/// The messages and the memory of rank 0, from the first call of any rank until the cycle is frozen.
 #[derive(Debug, Default)]
-struct Counted {
+struct MessageCounts {
     received: usize,
     received_bytes: usize,
     sent: usize,
@@ -39,8 +39,8 @@ fn resident_bytes() -> usize {
 }
 
 /// Every rank in turn makes all calls of a step: so all keys are pending on all ranks but the last.
-fn counted(ranks: usize) -> Counted {
-    let (mut table, mut of) = (Agreement::new(ranks, 1800.0, BUCKET_BYTES), Counted::default());
+fn counted(ranks: usize) -> MessageCounts {
+    let (mut table, mut of) = (Agreement::new(ranks, 1800.0, BUCKET_BYTES), MessageCounts::default());
     let (before, mut is_frozen, mut step) = (resident_bytes(), false, 0);
     while !is_frozen {
         assert!(step < 5, "two steps that are alike are frozen");

@@ -1,7 +1,7 @@
 //! Connections to rank 0 that have not proved the job's secret yet.
 //!
-//! Rank 0 listens on every interface at first, since it cannot know which of them the other ranks reach. When
-//! all of them have come, it listens only where they came.
+//! Rank 0 listens on every interface at first, since it cannot know which of them the other ranks reach.
+//! After all of them have come, it listens only on the interfaces at which they came.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -16,14 +16,14 @@ use ringpull_base::{Error, Result, Secret, forked};
 
 use crate::transport::greeting::{HELLO_BYTES, Hello, Nonce};
 
-/// How many connections that have not greeted yet are kept beside those of the ranks that are missing. At
-/// this number the oldest is closed if it has had its time; otherwise the new connection is closed, and may
-/// try again.
+/// The number of connections that have not greeted yet and are kept beside those of the ranks that are
+/// missing. At this number the oldest is closed if it has had its time; otherwise the new connection is
+/// closed, and may try again.
 const MOST_PENDING: usize = 64;
-/// How many connections are taken before those that are there have their turn.
+/// The number of connections that are taken before those that are there have their turn.
 const TURN: usize = 256;
 
-/// What rank 0 listens on, and who has connected there.
+/// The sockets that rank 0 listens on, and the connections made there.
 pub(super) struct PendingConnections {
     listeners: Vec<TcpListener>,
     waiting: Vec<PendingConnection>,
@@ -39,8 +39,8 @@ struct PendingConnection {
     said: Vec<u8>,
 }
 
-/// A rank of the job: who connected has proved the secret.
-pub(super) struct Arrival {
+/// A connection of a rank of the job, which has proved the secret.
+pub(super) struct ProvedConnection {
     pub(super) stream: TcpStream,
     pub(super) from: SocketAddr,
     pub(super) hello: Hello,
@@ -73,7 +73,7 @@ impl PendingConnections {
         Ok(PendingConnections { listeners, waiting: Vec::new(), refusals: Refusals::default() })
     }
 
-    /// Where it listens, loopback last: on another host that leads to a stranger.
+    /// The addresses on which it listens, loopback last: on another host that leads to a stranger.
     pub(super) fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
         self.listeners.iter().map(TcpListener::local_addr).collect()
     }
@@ -84,12 +84,12 @@ impl PendingConnections {
         self.listeners.retain(is_used);
     }
 
-    /// Whether somebody is connected and has not said all.
+    /// Returns true if a process is connected and has not sent its whole greeting.
     pub(super) fn are_there(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// What to wait for.
+    /// The descriptors to wait for.
     pub(super) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let listening = self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
         listening.chain(self.waiting.iter().map(|connection| PollFd::new(&connection.stream, PollFlags::IN)))
@@ -97,7 +97,7 @@ impl PendingConnections {
 
     /// Takes the connections that came, and gives those that have proved the secret. `size` is that of the
     /// job.
-    pub(super) fn welcome(&mut self, secret: &Secret, size: usize) -> Vec<Arrival> {
+    pub(super) fn welcome(&mut self, secret: &Secret, size: usize) -> Vec<ProvedConnection> {
         let most = MOST_PENDING + size;
         let mut strangers: Vec<(SocketAddr, &str)> = Vec::new();
         for listener in &self.listeners {
@@ -109,7 +109,7 @@ impl PendingConnections {
             match connection.listen(secret) {
                 Ok(Some((hello, nonce))) if (1..size).contains(&(hello.rank as usize)) => {
                     let PendingConnection { stream, from, challenge, .. } = connection;
-                    come.push(Arrival { stream, from, hello, challenge, nonce });
+                    come.push(ProvedConnection { stream, from, hello, challenge, nonce });
                 }
                 Ok(None) if connection.since.elapsed() < GREETING => self.waiting.push(connection),
                 Ok(None) => strangers.push((connection.from, "it said nothing for too long")),
@@ -129,7 +129,7 @@ impl PendingConnections {
     }
 }
 
-/// The addresses of this host, loopback last, without those that say nothing without the name of a link.
+/// The addresses of this host, loopback last, without those that need the name of a link.
 fn interfaces() -> Result<Vec<IpAddr>> {
     let found = if_addrs::get_if_addrs().map_err(|cause| Error::io("list", "network interfaces", &cause))?;
     let mut found: Vec<IpAddr> = found.into_iter().map(|interface| interface.ip()).collect();
@@ -138,8 +138,8 @@ fn interfaces() -> Result<Vec<IpAddr>> {
     Ok(found)
 }
 
-/// Takes connections that came, and sends each its challenge. Whom there was no room for among the `most`
-/// that are kept.
+/// Takes connections that came, and sends each its challenge. Returns the addresses of those for which there
+/// was no room among the `most` that are kept.
 fn accept(listener: &TcpListener, pending: &mut Vec<PendingConnection>, most: usize) -> Vec<SocketAddr> {
     let mut crowded_out = Vec::new();
     for _ in 0..TURN {
@@ -176,7 +176,7 @@ fn accept(listener: &TcpListener, pending: &mut Vec<PendingConnection>, most: us
 }
 
 impl PendingConnection {
-    /// What it has said, if that proves the secret; `None` if it is not all there.
+    /// Reads the greeting. Returns it if it proves the secret, and `None` if it is not complete.
     fn listen(&mut self, secret: &Secret) -> std::io::Result<Option<(Hello, Nonce)>> {
         let mut piece = [0; HELLO_BYTES];
         loop {

@@ -16,13 +16,13 @@ use ringpull_base::{Result, Secret};
 
 use crate::transport::control::Event;
 use crate::transport::greeting::{self, Hello};
-use crate::transport::star::pending::{Arrival, PendingConnections};
+use crate::transport::star::pending::{PendingConnections, ProvedConnection};
 use crate::transport::star::{ATTEMPT, NEXT_ATTEMPT, StartLimits, failed, greet};
-use crate::transport::wire::{Broken, Wire};
+use crate::transport::wire::{ConnectionFailure, Wire};
 
-/// How often the port of a peer is tried whose connection failed and that has not come back.
+/// The interval at which the port of a peer is tried whose connection failed and that has not come back.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long what was sent last may take to leave when the star ends.
+/// The time that the last frames may take to leave when the star ends.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// The connections of one rank: rank 0 has one to each other rank, the others have one to rank 0.
@@ -34,62 +34,62 @@ pub(in crate::transport) struct Links {
     thread: Option<JoinHandle<()>>,
 }
 
-/// For ranks that cannot read the star's events yet.
+/// The first loss, for ranks that cannot read the star's events yet.
 #[derive(Default)]
 struct Losses {
-    /// The first peer that is gone, and how that was noticed.
+    /// The first peer that is gone, and the sign by which that was noticed.
     first: Option<(usize, String)>,
     /// Is set when a peer is gone.
     stop: Option<Arc<AtomicBool>>,
 }
 
-/// What this end does to have connections.
-pub(super) enum Role {
+/// The part of this end in making connections.
+pub(super) enum LinkRole {
     Hub(PendingConnections),
     Leaf {
         address: SocketAddr,
         port: u16,
-        /// How often it has connected.
+        /// The number of times that it has connected.
         attempt: u32,
         /// Never accepts: that it listens says that the process lives.
         _presence: TcpListener,
     },
 }
 
-/// What is known of a peer beside its wire.
+/// The state of a peer beside its wire.
 #[derive(Default)]
-struct Standing {
-    /// Where its process listens, of those that connect to rank 0.
+struct PeerState {
+    /// The address at which its process listens, of those that connect to rank 0.
     presence: Option<SocketAddr>,
-    /// Whether it was reached there: only then does a closed port say that the process is gone, and no
-    /// firewall.
+    /// True if it was reached there. Only then does a closed port show that the process is gone, and not that
+    /// there is a firewall.
     was_reached: bool,
     /// Over which of this host's addresses it has connected.
     way: Option<IpAddr>,
     /// The number of its last connection: an earlier one that is read later is not to replace it.
     attempt: u32,
-    /// When to try something next, while its connection is broken.
+    /// The time of the next attempt, while its connection is broken.
     broken: Option<Instant>,
     is_gone: bool,
 }
 
 /// A peer, and whether its process listens.
-type Tried = (usize, bool);
+type PortCheck = (usize, bool);
 
 struct Star {
     rank: usize,
     limits: StartLimits,
     secret: Secret,
-    role: Role,
+    role: LinkRole,
     wires: Arc<Vec<Option<Wire>>>,
-    standings: Vec<Standing>,
+    standings: Vec<PeerState>,
     news: Sender<Event>,
     come: Option<Sender<usize>>,
     wake: Arc<OwnedFd>,
     ends: Arc<AtomicBool>,
     losses: Arc<Mutex<Losses>>,
-    /// What was found of a peer's port by a thread that tried it.
-    tried: (Sender<Tried>, Receiver<Tried>),
+    /// The state of peers' ports, found by threads that tried them.
+    tried: (Sender<PortCheck>, Receiver<PortCheck>),
 }
 
 /// Starts the thread of rank `rank`.
@@ -98,7 +98,7 @@ pub(super) fn start(
     size: usize,
     limits: StartLimits,
     secret: Secret,
-    role: Role,
+    role: LinkRole,
     come: Option<Sender<usize>>,
 ) -> Result<(Links, Receiver<Event>)> {
     let (news, events) = unbounded();
@@ -115,7 +115,7 @@ pub(super) fn start(
         secret,
         role,
         wires: Arc::clone(&wires),
-        standings: (0..size).map(|_| Standing::default()).collect(),
+        standings: (0..size).map(|_| PeerState::default()).collect(),
         news,
         come,
         wake: Arc::clone(&wake),
@@ -148,11 +148,11 @@ impl Star {
         for (_, (stream, has_more)) in &streams {
             fds.push(PollFd::new(&**stream, if *has_more { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }));
         }
-        if let Role::Hub(pending) = &self.role {
+        if let LinkRole::Hub(pending) = &self.role {
             fds.extend(pending.fds());
         }
         let is_waiting = self.standings.iter().any(|standing| standing.broken.is_some())
-            || matches!(&self.role, Role::Hub(pending) if pending.are_there());
+            || matches!(&self.role, LinkRole::Hub(pending) if pending.are_there());
         let longest = if is_waiting { NEXT_ATTEMPT } else { Duration::from_secs(1) };
         let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
         match rustix::event::poll(&mut fds, Some(&longest)) {
@@ -163,7 +163,7 @@ impl Star {
         drop(fds);
         if events[0] {
             let mut count = [0; 8];
-            // Whoever wakes the thread again does so anew.
+            // A later wake writes to it anew.
             rustix::io::read(&*self.wake, &mut count).ok();
         }
         for ((peer, _), _) in streams.iter().zip(&events[1..]).filter(|(_, happened)| **happened) {
@@ -180,14 +180,14 @@ impl Star {
         let news = &self.news;
         // Nobody listens any more once this end has closed.
         let take = |bytes| drop(news.send(Event::Frame { from: peer, bytes }));
-        // What has come is read before anything is sent: after a failed write the system says that the peer
-        // has closed.
+        // Bytes that have come are read before anything is sent: after a failed write the system reports that
+        // the peer has closed.
         let outcome = wire.receive(take).and_then(|()| wire.flush());
         match outcome {
             Ok(()) => {}
-            Err(Broken::Closed) => self.gone(peer, "its process ended"),
-            Err(Broken::Wrong(what)) => self.gone(peer, &format!("it sent {what}")),
-            Err(Broken::Failed(cause)) => {
+            Err(ConnectionFailure::Closed) => self.gone(peer, "its process ended"),
+            Err(ConnectionFailure::Wrong(what)) => self.gone(peer, &format!("it sent {what}")),
+            Err(ConnectionFailure::Failed(cause)) => {
                 wire.detach();
                 tracing::info!(rank = self.rank, peer, %cause, "a control connection broke; it is made again");
                 self.standings[peer].broken = Some(Instant::now());
@@ -211,21 +211,21 @@ impl Star {
 
     /// Takes the ranks that came.
     fn take_pending(&mut self) {
-        let Role::Hub(pending) = &mut self.role else { return };
+        let LinkRole::Hub(pending) = &mut self.role else { return };
         let come = pending.welcome(&self.secret, self.wires.len());
         if come.is_empty() {
             return;
         }
         come.into_iter().for_each(|arrival| self.admit(arrival));
         let ways: Option<Vec<IpAddr>> = self.standings[1..].iter().map(|standing| standing.way).collect();
-        if let (Some(ways), Role::Hub(pending)) = (ways, &mut self.role) {
+        if let (Some(ways), LinkRole::Hub(pending)) = (ways, &mut self.role) {
             pending.keep(&ways);
         }
     }
 
     /// Gives a rank its connection, its first or another.
-    fn admit(&mut self, arrival: Arrival) {
-        let Arrival { stream, from, hello, challenge, nonce } = arrival;
+    fn admit(&mut self, arrival: ProvedConnection) {
+        let ProvedConnection { stream, from, hello, challenge, nonce } = arrival;
         let rank = hello.rank as usize;
         let standing = &mut self.standings[rank];
         let Some(wire) = self.wires[rank].as_ref().filter(|_| !standing.is_gone) else { return };
@@ -268,8 +268,8 @@ impl Star {
         for peer in 0..self.standings.len() {
             if self.standings[peer].broken.is_some_and(|next| Instant::now() >= next) {
                 match &self.role {
-                    Role::Leaf { .. } => self.redial(),
-                    Role::Hub(_) => {
+                    LinkRole::Leaf { .. } => self.redial(),
+                    LinkRole::Hub(_) => {
                         self.standings[peer].broken = Some(Instant::now() + LOOK);
                         self.look(peer);
                     }
@@ -298,7 +298,7 @@ impl Star {
 
     /// Connects to rank 0 again.
     fn redial(&mut self) {
-        let Role::Leaf { address, port, attempt, .. } = &mut self.role else { return };
+        let LinkRole::Leaf { address, port, attempt, .. } = &mut self.role else { return };
         let Some(wire) = &self.wires[0] else { return };
         *attempt += 1;
         let hello = Hello { rank: self.rank as u32, attempt: *attempt, received: wire.received(), port: *port };
@@ -320,8 +320,9 @@ impl Star {
         }
     }
 
-    /// Sends what is left, and says that nothing follows. What still comes is read, for who still listens, and
-    /// as the system would answer it with a reset, which could overtake what was sent.
+    /// Sends the frames that are left, and then the end of the stream. Frames that still come are read, for a
+    /// caller who still listens. If they were not, the system would answer them with a reset, which could
+    /// overtake the last frames sent.
     fn part(&mut self) {
         let end = Instant::now() + LAST_WORDS;
         let peers: Vec<(usize, &Wire)> =
@@ -374,7 +375,7 @@ impl Links {
         self.wires[peer].as_ref()?.stream().map(|(stream, _)| stream)
     }
 
-    /// The first peer that is gone, and how that was noticed.
+    /// The first peer that is gone, and the sign by which that was noticed.
     pub(super) fn first_loss(&self) -> Option<(usize, String)> {
         self.losses.lock().first.clone()
     }

@@ -1,17 +1,16 @@
 //! The two ends of a control connection over a network in memory, for tests and fuzz targets.
 //!
-//! Rank 0's end is number 0. Each direction carries bytes in order and delays them for as long as it likes. A
-//! connection may break at any time at the other rank's end, which loses what is on its way to it. That rank
-//! greets again, as `star` does, while rank 0's end may still read from the connection before.
-// What fuzz targets use is public in their builds only.
+//! Rank 0's end is number 0. Each direction carries bytes in order and delays them for any time. A connection
+//! may break at any time at the other rank's end, which loses the bytes on their way to it. That rank greets
+//! again, as `star` does, while rank 0's end may still read from the connection before.
 #![allow(unreachable_pub)]
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Write};
 
-use super::State;
+use super::WireState;
 
-/// What may happen next.
+/// An event that may happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Move {
     /// This end sends its next frame.
@@ -28,7 +27,7 @@ pub enum Move {
     Welcome,
 }
 
-/// Where the other rank is in making a connection.
+/// The state of the other rank in making a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Leaf {
     Detached,
@@ -39,8 +38,8 @@ enum Leaf {
 
 /// Two ends, and the bytes between them.
 pub struct Link {
-    ends: [State; 2],
-    /// Whether rank 0 has had a connection.
+    ends: [WireState; 2],
+    /// True if rank 0 has had a connection.
     is_admitted: bool,
     leaf: Leaf,
     /// Bytes on their way to each end.
@@ -48,10 +47,10 @@ pub struct Link {
     sent: [u64; 2],
 }
 
-/// Everything that distinguishes two states of a link by what they can do next.
+/// The parts of a link's state on which its next moves depend.
 pub type Snapshot = (bool, String, [VecDeque<u8>; 2], [u64; 2]);
 
-/// Takes this many bytes.
+/// A socket that takes this many bytes.
 struct BoundedSocket<'a>(usize, &'a mut VecDeque<u8>);
 
 impl Write for BoundedSocket<'_> {
@@ -73,7 +72,7 @@ impl Write for BoundedSocket<'_> {
 impl Default for Link {
     fn default() -> Self {
         Link {
-            ends: [State::default(), State::default()],
+            ends: [WireState::default(), WireState::default()],
             is_admitted: false,
             leaf: Leaf::Detached,
             flying: Default::default(),
@@ -83,7 +82,7 @@ impl Default for Link {
 }
 
 impl Link {
-    /// Does it, if it can be done now.
+    /// Makes a move, if it can be made now.
     ///
     /// # Panics
     ///
@@ -149,7 +148,7 @@ impl Link {
         if end == 0 { self.is_admitted } else { self.leaf == Leaf::Attached }
     }
 
-    /// Whether each end has everything that the other has sent.
+    /// Returns true if each end has everything that the other has sent.
     pub fn is_complete(&self) -> bool {
         (0..2).all(|end| self.ends[end].received == self.sent[1 - end])
     }
@@ -168,10 +167,10 @@ impl Link {
         assert!(self.is_complete(), "{:?} of {:?}", self.ends.each_ref().map(|end| end.received), self.sent);
     }
 
-    /// What the future depends on.
+    /// The state on which the future depends.
     pub fn snapshot(&self) -> Snapshot {
-        let end = |end: &State| {
-            let State { kept, acknowledged, queued_bytes, composed, out, out_at, input, received, .. } = end;
+        let end = |end: &WireState| {
+            let WireState { kept, acknowledged, queued_bytes, composed, out, out_at, input, received, .. } = end;
             format!("{kept:?} {acknowledged} {queued_bytes} {composed} {:?} {input:?} {received}", &out[*out_at..])
         };
         let ends = format!("{:?} {} {}", self.leaf, end(&self.ends[0]), end(&self.ends[1]));
@@ -190,10 +189,11 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Every state, and from each the way to its end. A state is made again from the moves that led to it.
+    /// Explores every state, and from each the way to its end. A state is made again from the moves that led
+    /// to it.
     ///
-    /// What this has been seen to find: an `input` that is kept when another connection begins, and frames
-    /// that stay behind because `composed` is not counted down.
+    /// The faults that this has been seen to find: an `input` that is kept when another connection begins,
+    /// and frames that stay behind because `composed` is not counted down.
     fn explore(frames: [u64; 2], breaks: usize) -> (usize, usize) {
         let mut seen = HashSet::new();
         let mut queue: VecDeque<(Vec<Move>, usize)> = VecDeque::from([(Vec::new(), 0)]);

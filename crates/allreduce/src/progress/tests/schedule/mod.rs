@@ -1,4 +1,5 @@
-//! What ranks begin with what, under any interleaving of their calls and messages: it does not depend on it.
+//! Tests that the operations that ranks begin together do not depend on the interleaving of their calls and
+//! messages.
 
 pub(super) mod world;
 
@@ -195,8 +196,8 @@ fn a_rank_that_waits_for_others_to_join_for_too_long_names_them() {
     assert!(text.contains("rank 0 ended its run") && text.contains("join"), "{text}");
 }
 
-/// One rank makes the calls of a step in another order, and others beside them. What others have begun runs
-/// alone on their side.
+/// One rank makes the calls of a step in another order, and others beside them. The operations that others
+/// have begun run alone on their side.
 #[test]
 fn what_runs_alone_neither_overtakes_what_others_have_begun_nor_is_overtaken() {
     let orders: [(&[i64], &[i64]); 6] = [

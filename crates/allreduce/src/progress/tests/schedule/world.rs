@@ -11,7 +11,7 @@ use crate::progress::messages::{
     Call, Envelope, Operation, Order, Overdue, Peering, Refusal, Stopped, Terms, Topic, Transfer,
 };
 
-/// What a rank's program does.
+/// A step of a rank's program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::progress::tests) enum Do {
     /// Push this key of this store, of this element type.
@@ -59,26 +59,26 @@ pub(in crate::progress::tests) struct World {
     pub(in crate::progress::tests) agreement: Agreement,
     pub(in crate::progress::tests) ranks: Vec<Calls>,
     sums_block: bool,
-    /// Whether the programs watch the ends of what they call.
+    /// True if the programs watch the ends of their calls.
     watches: bool,
     pub(in crate::progress::tests) programs: Vec<VecDeque<Do>>,
-    /// What each rank has called and not seen done.
+    /// The calls that each rank has made and not seen done.
     pub(in crate::progress::tests) open: Vec<BTreeSet<(Topic, u64)>>,
-    /// Whether the rank has said that it waits.
+    /// True if the rank has reported that it waits.
     pub(in crate::progress::tests) waits: Vec<bool>,
-    /// How many calls each rank has stood in for, and the rank that joined last, as each was told.
+    /// The number of calls that each rank has stood in for, and the rank that joined last, as each was told.
     pub(in crate::progress::tests) stood_in: Vec<usize>,
     pub(in crate::progress::tests) last: Vec<Vec<usize>>,
     pub(in crate::progress::tests) up: Vec<VecDeque<ToRank0>>,
     pub(in crate::progress::tests) down: Vec<VecDeque<Order>>,
     pub(in crate::progress::tests) begun: Vec<Vec<Unit>>,
-    /// What each rank's comm thread has been given and has not handed on, in that order, and what of it has
-    /// ended.
+    /// The units that each rank's comm thread has been given and has not handed on, in that order, and those
+    /// of them that have ended.
     pub(in crate::progress::tests) comm: Vec<VecDeque<Unit>>,
     pub(in crate::progress::tests) ended: Vec<BTreeSet<Unit>>,
     /// The calls of each name that each rank has forgotten. Here all are told apart.
     pub(in crate::progress::tests) forgotten: Vec<BTreeMap<Topic, u64>>,
-    /// What goes by each number on the ranks that have begun it, as long as some have not.
+    /// The unit of each number on the ranks that have begun it, as long as some have not.
     pub(in crate::progress::tests) numbers: BTreeMap<u32, (Unit, usize)>,
     pub(in crate::progress::tests) notes: Vec<usize>,
     pub(in crate::progress::tests) fault: Option<Error>,
@@ -122,7 +122,8 @@ impl World {
         self.agreement = Agreement::new(self.ranks.len(), 10.0, bytes);
     }
 
-    /// Lets things happen in a random order until nothing can; whether every program has come to its end.
+    /// Makes moves in a random order until none is possible. Returns true if every program has come to its
+    /// end.
     pub(in crate::progress::tests) fn run(&mut self) -> bool {
         loop {
             let ready = self.moves();
@@ -134,7 +135,7 @@ impl World {
         }
     }
 
-    /// What can happen next.
+    /// The moves that can happen next.
     pub(in crate::progress::tests) fn moves(&self) -> Vec<usize> {
         let is_ready = |what: &usize| {
             let rank = what / 3;
@@ -147,7 +148,7 @@ impl World {
         (0..3 * self.ranks.len()).filter(is_ready).collect()
     }
 
-    /// The rank's patience with a unit of a frozen cycle ends. Whether it waits for one.
+    /// Ends the rank's patience with a unit of a frozen cycle. Returns true if it waits for one.
     pub(in crate::progress::tests) fn hurry(&mut self, rank: usize) -> bool {
         let Some((epoch, _)) = self.ranks[rank].frozen().filter(|_| !self.open[rank].is_empty()) else { return false };
         let overdue = Overdue { has_begun: !self.comm[rank].is_empty(), waited_s: 5.0 };
@@ -307,8 +308,8 @@ impl World {
         while self.end_one() {}
     }
 
-    /// What is under way on a rank, of what its comm thread has been given, and what waits for others of its
-    /// keys.
+    /// Returns the units that are under way on a rank, of those given to its comm thread, and the units that
+    /// wait for others of their keys.
     fn under_way(&self, rank: usize) -> (BTreeSet<Unit>, BTreeSet<Unit>) {
         let (mut under_way, mut waiting, mut earlier) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
         let mut is_kept_back = false;
@@ -351,8 +352,8 @@ impl World {
         true
     }
 
-    /// Hands on what has ended: what is of all ranks in its order, unless something waits for it, and what is
-    /// of a set at once.
+    /// Hands on the units that have ended: those of all ranks in their order, unless a unit waits for one,
+    /// and those of a set at once.
     fn hand_on(&mut self, rank: usize) {
         loop {
             let (_, waiting) = self.under_way(rank);
