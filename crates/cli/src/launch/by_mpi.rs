@@ -275,12 +275,12 @@ fn address_of_first(hosts: &[Host]) -> Result<IpAddr> {
     }
 }
 
-/// Names of variables, and their values.
-type Variables = Vec<(String, String)>;
+/// The names of variables, and their values.
+type NamesAndValues = Vec<(String, String)>;
 
 /// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing if the user has
 /// set one of them, somebody else chooses the hosts, or only ssh knows the first host's name.
-fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, Variables)> {
+fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, NamesAndValues)> {
     let names = ["MASTER_ADDR", "MASTER_PORT"];
     let Some(hosts) = hosts.filter(|_| names.iter().all(|name| config::text(name).is_none())) else {
         return Ok((None, Vec::new()));
