@@ -35,6 +35,7 @@ __all__ = ["Gradients", "Member", "Reach", "Reduction", "as_real", "fill"]
 #: backward pass in a pass.
 _NESTING = vars(torch.autograd.function.BackwardCFunction)["apply"].__code__
 _BACKWARD = torch.autograd.backward.__code__
+_GRAD = torch.autograd.grad.__code__
 
 # PyTorch's types do not have it.
 _engine: Any = vars(torch.autograd.Variable)["_execution_engine"]
@@ -43,8 +44,8 @@ _engine: Any = vars(torch.autograd.Variable)["_execution_engine"]
 #: What identifies a pass: nothing but its thread before PyTorch 2.0, where those on a GPU are alike.
 _present_pass: Callable[[], int] = getattr(vars(torch)["_C"], "_current_graph_task_id", threading.get_ident)
 
-#: The pass that has accumulated a gradient last.
-_last_pass = -1
+#: The pass that has accumulated a gradient last, and its thread, which is one of PyTorch's own for a gradient on a GPU.
+_last_pass = (-1, -1)
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -60,8 +61,14 @@ def _node_around() -> Any:
 
 
 def _threads_in_passes() -> int:
-    """How many threads are inside of ``backward()``."""
-    return sum(any(frame.f_code is _BACKWARD for frame in _outward(top)) for top in sys._current_frames().values())
+    """How many of the program's threads are inside of ``backward()``. Those of PyTorch's engine run nested passes alone."""
+    own = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+    return sum(ident in own and any(frame.f_code is _BACKWARD for frame in _outward(top)) for ident, top in sys._current_frames().items())
+
+
+def _is_asked_for_gradients() -> bool:
+    """Whether a thread is inside of ``torch.autograd.grad()``, which calls hooks and adds to nothing."""
+    return any(frame.f_code is _GRAD for top in sys._current_frames().values() for frame in _outward(top))
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -251,6 +258,8 @@ def _end_of_pass() -> None:
 
 def _pass_around_goes_on(*_: Any) -> None:
     """Has the end of the pass noticed that goes on here."""
+    global _last_pass
+    _last_pass = (_present_pass(), threading.get_ident())
     _engine.queue_callback(_end_of_pass)
 
 
@@ -489,8 +498,10 @@ class Gradients:
     def _check_pass(self, parameter: Any) -> None:
         """Raises an error if another pass is under way than the one that has reached the parameter, and none is part of the other."""
         global _last_pass
-        was, _last_pass = _last_pass, _present_pass()
-        if was != _last_pass and any(one._is_open for one in _every) and _node_around() is None and _threads_in_passes() > 1:
+        was, _last_pass = _last_pass, (_present_pass(), threading.get_ident())
+        # On one thread only a pass that has failed, or one that is part of this one, can be the other.
+        is_other = was[0] != _last_pass[0] and (was[1] != _last_pass[1] or parameter.is_cuda)
+        if is_other and any(one._is_open for one in _every) and _node_around() is None and _threads_in_passes() > 1:
             raise ArgumentError(
                 f"a backward pass has reached {self._name(parameter)} while one of another thread is under way\n"
                 "  hint: let one thread call backward(): ranks combine the gradients of their passes in one order"
@@ -527,7 +538,7 @@ class Gradients:
 
     def _check_sum(self, parameter: Any) -> None:
         """Raises an error if a pass is about to add to what must not be combined again."""
-        if self._is_final(parameter):
+        if self._is_final(parameter) and not _is_asked_for_gradients():
             raise ValueError(
                 f"the gradient of {self._name(parameter)} is a sum over the ranks already, and a backward pass adds to it\n"
                 "  hint: give backward_passes_per_step, make all passes but the last inside optimizer.no_sync(), or average"

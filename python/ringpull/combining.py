@@ -110,11 +110,13 @@ def _after_step(optimizer: Any, *_: Any) -> None:
         optimizer._gradients_member.end_step()
 
 
-# PyTorch 2.0 or later calls these for every step of every optimizer.
-_of_steps: Any = sys.modules[torch.optim.Optimizer.__module__]
-if hasattr(_of_steps, "register_optimizer_step_pre_hook"):
-    _of_steps.register_optimizer_step_pre_hook(_before_step)
-    _of_steps.register_optimizer_step_post_hook(_after_step)
+@functools.cache
+def _watch_steps() -> None:
+    """Has PyTorch 2.0 or later call these for every step of every optimizer, in a program that combines gradients."""
+    of_steps: Any = sys.modules[torch.optim.Optimizer.__module__]
+    if hasattr(of_steps, "register_optimizer_step_pre_hook"):
+        of_steps.register_optimizer_step_pre_hook(_before_step)
+        of_steps.register_optimizer_step_post_hook(_after_step)
 
 
 def _with_step(optimizer: Any) -> Any:
@@ -140,6 +142,7 @@ def combine(front: Any, optimizer: Any, member: Member, **own: Any) -> Any:
         is_its = hasattr(inner, name) or (type(optimizer) is inner and name in vars(optimizer))
         if is_its and not name.startswith("_") and not hasattr(torch.optim.Optimizer, name):
             raise ArgumentError(f"a {inner.__name__} has an attribute {name} already, which would be ours\n  hint: give it another name")
+    _watch_steps()
     former = vars(optimizer).get("_gradients_member")
     if former is not None:
         former.leave()

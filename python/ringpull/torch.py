@@ -217,7 +217,7 @@ class _Keys(Reach):
         """Begins to sum three rows of that length over the ranks, of which this one has ones in these places."""
         if count not in self._arrays:
             values = array("i", bytes(12 * count))
-            self._arrays[count] = _next_key(self._store, "reached"), values, torch.frombuffer(values, dtype=torch.int32)
+            self._arrays[count] = _next_key(self._store, "reached"), values, torch.frombuffer(values, dtype=torch.int32) if count else torch.zeros(0, dtype=torch.int32)
             self.call(self._arrays[count][0], "what a backward pass has reached")
             self._store.init(self._arrays[count][0], self._arrays[count][2])
         key, values, shared = self._arrays[count]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -130,20 +131,21 @@ def has_left(store: Leaving) -> None:
     _open.pop(store, None)
 
 
-def leave(store: Leaving) -> None:
-    """Ends a store, unless it has left or is the parent's of a fork: at the end of the program, or when nothing has it any more."""
+def leave(store: Leaving, raised: BaseException | None = None) -> None:
+    """Ends a store, unless it has left or is the parent's of a fork: at the end of the program, which an exception may have ended, or when
+    nothing has it any more."""
     if _open.pop(store, None) != os.getpid():
         return
-    raised = getattr(sys, "last_value", None)
     try:
-        if raised is None:
-            store.finish()
-        else:
+        if raised is not None:
             store.report_failure(in_words(raised))
+        elif threading.current_thread() is threading.main_thread() and sys.exc_info()[0] is None:
+            # Elsewhere, or in the middle of an error, nobody knows whether what is waited for can end.
+            store.finish()
     except RuntimeError as error:
         if not uncaught.is_said(error):
             known = uncaught.ours(error)
-            said = f"ringpull: at the end of the program: {error}\n" if known is None else uncaught.say(known)
+            said = f"ringpull: at the end of a store: {error}\n" if known is None else uncaught.say(known)
             print(said, end="", file=sys.stderr, flush=True)
     finally:
         store.close()
@@ -161,7 +163,7 @@ def after_stores(end: Callable[[], None]) -> None:
 def close_stores() -> None:
     """Ends every store that is still open, once. Servers count a worker that ends without a goodbye as lost, and an updater needs Python to finish what was pushed."""
     for store in list(_open):
-        leave(store)
+        leave(store, getattr(sys, "last_value", None))
     for pid, end in _after:
         if pid == os.getpid():
             end()

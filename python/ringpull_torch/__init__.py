@@ -90,7 +90,9 @@ def register() -> None:
         launched = _launched()
         if launched is None or not _is_for_ours():
             return by_environment(url, **more)  # type: ignore[no-any-return]
-        if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        place = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        # `ringpull launch` has chosen it for other backends: ours meets by MPI, also after a loss.
+        if place.startswith(":") or place.endswith(":") or place == os.environ.get("RINGPULL_MEETING"):
             return _meet(url, **more)
         parts = urlsplit(url)
         said = dict(parse_qsl(parts.query))

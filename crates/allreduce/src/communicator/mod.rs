@@ -144,7 +144,7 @@ impl Communicator {
             return Ok(());
         }
         let (learned, racks) =
-            learn::learn(&mut self.executor, &self.placement.hosts, source, (0, !self.placement.are_racks_named))?;
+            learn::learn(&mut self.executor, &self.placement.hosts, source, (0, self.placement.may_have_racks()))?;
         self.learned = learned;
         if !self.placement.are_racks_named {
             self.placement.racks = racks;

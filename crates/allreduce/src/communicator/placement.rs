@@ -95,6 +95,12 @@ impl Placement {
         }
     }
 
+    /// Returns true if the racks of a cluster file count: of jobs with fewer hosts none do, and names of racks in the
+    /// environment come first.
+    pub(super) fn may_have_racks(&self) -> bool {
+        !self.are_racks_named && self.hosts.len() >= RACKED
+    }
+
     /// Finds the placement. Collective. `read_memory` is that of the configuration.
     pub(super) fn find(executor: &mut Executor, read_memory: Option<bool>) -> Result<Self> {
         let (rank, size) = (executor.rank(), executor.size());

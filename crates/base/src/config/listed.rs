@@ -17,7 +17,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// All of them, in the order of the book.
-pub const VARIABLES: [Variable; 42] = [
+pub const VARIABLES: [Variable; 43] = [
     variable(
         "RINGPULL_WARN",
         "30",
@@ -167,6 +167,12 @@ pub const VARIABLES: [Variable; 42] = [
         "the `mpirun` that `compare` and `launch` use; unset, the one beside the command comes before that of the `PATH`",
     ),
     variable("RINGPULL_MPI", "", "the MPI to use: its library (`libmpi.so.40`, `libmpi.so.12`), its folder, or `none`"),
+    variable(
+        "RINGPULL_MEETING",
+        "",
+        "`ADDR:PORT` if `MASTER_ADDR` and `MASTER_PORT`, by which PyTorch's backends find rank 0, are those that `ringpull launch` has \
+         chosen; `launch` sets it",
+    ),
     variable(
         "RINGPULL_LOCAL_WORKERS",
         "",

@@ -22,6 +22,7 @@ use rustix::process::Pid;
 use super::control::{Control, Ending, OnLine, RankHosts, is_enough};
 use super::ends::{MpirunEnd, code_of, of_mpirun};
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
+use super::wrapper::TORCH_PLACE;
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE};
 use crate::interrupt::Interrupt;
@@ -250,9 +251,9 @@ fn pass_on(
 fn parts(spec: &Spec, hosts: Option<&[Host]>, control: &Control) -> Result<(Vec<Ranks>, Option<Port>)> {
     let ranks = |count, name: &str, env: Vec<(String, String)>| wrapped(spec, count, control, name, env);
     if spec.servers == 0 {
-        let (port, meeting) = meeting_of_torch(hosts)?;
-        let name = if spec.helpers > 0 { format!("rank:{}", spec.workers) } else { "rank".to_owned() };
-        let workers = ranks(spec.workers, &name, [meeting, spec.variables.of(Role::Worker)].concat())?;
+        // MPI counts helpers among the ranks.
+        let (port, meeting) = meeting_of_torch(hosts.filter(|_| spec.helpers == 0))?;
+        let workers = ranks(spec.workers, "rank", [meeting, spec.variables.of(Role::Worker)].concat())?;
         let role = (config::ROLE.to_owned(), "helper".to_owned());
         let env = [spec.variables.of(Role::Helper), vec![role]].concat();
         let name = format!("helper:{}", spec.workers);
@@ -279,16 +280,19 @@ fn address_of_first(hosts: &[Host]) -> Result<IpAddr> {
 type NamesAndValues = Vec<(String, String)>;
 
 /// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing if the user has
-/// set one of them, somebody else chooses the hosts, or only ssh knows the first host's name.
+/// set one of them, somebody else chooses the hosts, or only ssh knows the first host's name. A job that a rank of another
+/// one starts has its own, and not that job's.
 fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, NamesAndValues)> {
-    let names = ["MASTER_ADDR", "MASTER_PORT"];
-    let Some(hosts) = hosts.filter(|_| names.iter().all(|name| config::text(name).is_none())) else {
-        return Ok((None, Vec::new()));
-    };
+    let (names, is_inner) = (["MASTER_ADDR", "MASTER_PORT"], config::text(config::MEETING).is_some());
+    let is_free = is_inner || names.iter().chain(&TORCH_PLACE).all(|name| config::text(name).is_none());
+    let Some(hosts) = hosts.filter(|_| is_free) else { return Ok((None, Vec::new())) };
     let Ok(root) = address_of_first(hosts) else { return Ok((None, Vec::new())) };
     let port = claim_port(root)?;
-    let values = [root.to_string(), port.number().to_string()];
-    Ok((Some(port), names.into_iter().map(str::to_owned).zip(values).collect()))
+    let number = port.number();
+    let own =
+        [(names[0], root.to_string()), (names[1], number.to_string()), (config::MEETING, format!("{root}:{number}"))];
+    let of_outer = is_inner.then_some(TORCH_PLACE).into_iter().flatten().map(|name| (name, String::new()));
+    Ok((Some(port), own.into_iter().chain(of_outer).map(|(name, value)| (name.to_owned(), value)).collect()))
 }
 
 /// The `mpirun` whose ranks are the workers alone.

@@ -129,7 +129,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     let link = connect(&args.to, &name);
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let mut command = Command::new(own);
-    command.envs(torch_variables(&args.name));
+    command.envs(torch_variables());
     command.args(["rank", "--name", "", "--below", &getpid().as_raw_pid().to_string(), "--"]).args(&args.command);
     if args.tagged {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -185,8 +185,7 @@ fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
     Ok(if cause.kind() == ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The name of this process, from the number that its launcher has set: `rank 3` for `rank` and, in a job with helpers,
-/// for `rank:WORKERS`, the first of `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
+/// The name of this process, from the number that its launcher has set: `rank 3` for `rank`, the first of `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
 /// workers.
 fn name_of(name: &str) -> String {
     let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
@@ -204,20 +203,18 @@ fn name_of(name: &str) -> String {
     }
 }
 
+/// The variables of a rank's place among all ranks and among those of its host.
+pub(super) const TORCH_PLACE: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
+
 /// The variables by which `torchrun` tells a process its place, which PyTorch and what is built on it read: for a rank of
-/// MPI, unless its launcher or the user has set one of them. A job with helpers has none, since MPI counts these too.
-fn torch_variables(name: &str) -> Vec<(&'static str, String)> {
-    let size = config::launcher_world_size().filter(|_| name == "rank" && config::text("RANK").is_none());
+/// MPI whose launcher has set those of the meeting too ([`config::MEETING`]), unless the user has set one of them.
+fn torch_variables() -> Vec<(&'static str, String)> {
+    let is_given = TORCH_PLACE.iter().any(|name| config::text(name).is_some());
+    let size = config::launcher_world_size().filter(|_| config::text(config::MEETING).is_some() && !is_given);
     let Some((_, size)) = size else { return Vec::new() };
     let rank = if size == 1 { Some(0) } else { config::launcher_rank() };
-    let known = [
-        ("RANK", rank),
-        ("WORLD_SIZE", Some(size)),
-        ("LOCAL_RANK", config::launcher_local_rank()),
-        ("LOCAL_WORLD_SIZE", config::launcher_local_size()),
-    ];
-    let unset = known.into_iter().filter(|(name, _)| config::text(name).is_none());
-    unset.filter_map(|(name, value)| Some((name, value?.to_string()))).collect()
+    let values = [rank, Some(size), config::launcher_local_rank(), config::launcher_local_size()];
+    TORCH_PLACE.into_iter().zip(values).filter_map(|(name, value)| Some((name, value?.to_string()))).collect()
 }
 
 /// The connection to the launcher.
