@@ -61,7 +61,8 @@ fn named(variable: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Returns true unless the program is for a machine of another kind, whose MPI the compilers of this one do not know.
+/// Returns true unless the program is for a machine of another kind, whose MPI the compilers of this one do
+/// not know.
 fn is_native() -> bool {
     let kind = |name| {
         let triple: String = env::var(name).unwrap_or_default();
@@ -79,8 +80,8 @@ fn interface_of(compiler: &[String]) -> Option<String> {
     INTERFACES.contains(&interface).then(|| interface.to_owned())
 }
 
-/// Returns true if the plugin could be made. It is not linked with the compiler's MPI: it takes the functions of the one
-/// that the process has loaded.
+/// Returns true if the plugin could be made. It is not linked with the compiler's MPI: it takes the functions
+/// of the one that the process has loaded.
 fn build(compiler: &[String], file: &Path) -> bool {
     let Some((program, words)) = compiler.split_first() else { return false };
     let object = file.with_extension("o");

@@ -61,13 +61,13 @@ def _node_around() -> Any:
 
 
 def _threads_in_passes() -> int:
-    """How many of the program's threads are inside of ``backward()``. Those of PyTorch's engine run nested passes alone."""
+    """Counts the program's threads inside of ``backward()``. Those of PyTorch's engine run nested passes alone."""
     own = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
     return sum(ident in own and any(frame.f_code is _BACKWARD for frame in _outward(top)) for ident, top in sys._current_frames().items())
 
 
 def _is_asked_for_gradients() -> bool:
-    """Whether a thread is inside of ``torch.autograd.grad()``, which calls hooks and adds to nothing."""
+    """Returns true if a thread is inside of ``torch.autograd.grad()``, which calls hooks and adds to nothing."""
     return any(frame.f_code is _GRAD for top in sys._current_frames().values() for frame in _outward(top))
 
 
@@ -88,7 +88,7 @@ class Reach:
     def ask(self, made: Iterable[Any], present: Iterable[Any], watched: Iterable[Any]) -> Callable[[], tuple[set[Any], set[Any]]]:
         """Tells the other ranks which gradients this one's passes have made, and has, of all that it watches. Collective; does not wait.
 
-        What it returns waits, and returns the same of all ranks: what some rank has made, and has.
+        Returns a function, which waits and returns the same of all ranks: the gradients that some rank has made, and has.
         """
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ class Reduction:
         raise NotImplementedError
 
     def is_named(self, parameter: Any) -> bool:
-        """Whether the parameter's key is of its present type and shape."""
+        """Returns true if the parameter's key is of its present type and shape."""
         return True
 
     def begin(self, parameters: Iterable[Any]) -> None:
@@ -530,7 +530,7 @@ class Gradients:
             self.combine()
 
     def _is_final(self, parameter: Any) -> bool:
-        """Whether the gradient is combined, and must not be so again in this step. One that has become zero on all ranks is a new one."""
+        """Returns true if the gradient is combined, and must not be so again in this step. One that is zero now is a new one."""
         if self.reduction.adds_up or parameter not in self._combined or parameter.grad is None:
             return False
         values = parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad

@@ -94,7 +94,7 @@ def _step(optimizer: Any, step: Callable[..., Any], arguments: tuple[Any, ...], 
 
 
 def _is_bypassed(optimizer: Any) -> bool:
-    """Whether an optimizer whose gradients are combined makes a step by another method than its own, such as one that was taken before."""
+    """Returns true if an optimizer whose gradients are combined makes a step by a method that was taken before it was wrapped."""
     return vars(optimizer).get("_gradients_member") is not None and not optimizer._gradients_steps
 
 

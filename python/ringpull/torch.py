@@ -138,7 +138,7 @@ class _Keys(Reach):
             self._all.append((weakref.ref(parameter), key))
 
     def is_current(self, parameter: Any) -> bool:
-        """Whether a parameter that has a key has the type and shape that it had when it got that."""
+        """Returns true if a parameter that has a key has the type and shape that it had when it got the key."""
         known = self._by_id.get(id(parameter))
         return known is None or known[0]() is not parameter or known[2] == (parameter.dtype, parameter.shape)  # type: ignore[union-attr]
 

@@ -127,7 +127,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let found = module.py().import("importlib.util")?.call_method1("find_spec", ("mpi4py",));
     if found.map_or(true, |found| !found.is_none()) {
         ringpull::internal::share_mpi();
-        // It takes the MPI that is loaded: that of the mpirun that started this process. create() reports an error.
+        // It takes the MPI that is loaded: that of the mpirun that started this process. create() reports an
+        // error.
         if ringpull_mpi::is_rank() {
             drop(ringpull_mpi::load());
         }

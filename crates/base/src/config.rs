@@ -372,8 +372,8 @@ pub fn launcher_local_rank() -> Option<usize> {
 
 const SHARED_MEMORY: &str = "RINGPULL_SHARED_MEMORY";
 
-/// The variable that `ringpull launch` sets together with `MASTER_ADDR` and `MASTER_PORT`, to `ADDR:PORT`: these are its own
-/// then, and not the user's.
+/// The variable that `ringpull launch` sets together with `MASTER_ADDR` and `MASTER_PORT`, to `ADDR:PORT`:
+/// these are its own then, and not the user's.
 pub const MEETING: &str = "RINGPULL_MEETING";
 
 /// The variable that `ringpull launch --quiet` sets.

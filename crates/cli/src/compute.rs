@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 /// A simulated device that works for given times, one after the other.
 ///
-/// It is never late: what the caller does meanwhile (fill a gradient, check a sum) is part of the device's time,
-/// and the next work is shorter by the delay of a late wake-up.
+/// It is never late: what the caller does meanwhile (fill a gradient, check a sum) is part of the device's
+/// time, and the next work is shorter by the delay of a late wake-up.
 #[derive(Debug)]
 pub(crate) struct Compute {
     due: Instant,

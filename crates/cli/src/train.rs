@@ -89,9 +89,9 @@ pub(crate) fn run(
     Ok((store.rank() == 0).then_some(record))
 }
 
-/// No barrier joins the ranks between steps, and they take turns at being the last. So a step lasts from the last
-/// rank's end of the step before to the last rank's end of this one, both counted from the barrier that came first:
-/// the steps add up to what all of them took.
+/// No barrier joins the ranks between steps, and they take turns at being the last. So a step lasts from the
+/// last rank's end of the step before to the last rank's end of this one, both counted from the barrier that
+/// came first: the steps add up to what all of them took.
 fn count_to_the_last_end(ranks: &mut [RankReport]) {
     let end = |steps: usize| {
         let of_rank = |rank: &RankReport| rank.warmup_s + rank.seconds[..steps].iter().sum::<f64>();
@@ -102,8 +102,8 @@ fn count_to_the_last_end(ranks: &mut [RankReport]) {
     ranks.iter_mut().for_each(|rank| rank.seconds.clone_from(&seconds));
 }
 
-/// Workers that do not wait for a late one make more steps in a time: each step becomes as long as it is where
-/// all of them together have that pace, the harmonic mean.
+/// Workers that do not wait for a late one make more steps in a time: each step becomes as long as it is
+/// where all of them together have that pace, the harmonic mean.
 fn share_the_pace(ranks: &mut [RankReport]) {
     for step in 0..ranks[0].seconds.len() {
         let pace: f64 = ranks.iter().map(|rank| 1.0 / rank.seconds[step]).sum();

@@ -212,8 +212,8 @@ fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     printed.split_whitespace().collect()
 }
 
-/// What rank 0 prints of `ringpull` with `words` over `count` ranks on the lab's hosts, dealt out in turn, that go
-/// by this cluster file.
+/// What rank 0 prints of `ringpull` with `words` over `count` ranks on the lab's hosts, dealt out in turn,
+/// that go by this cluster file.
 fn ranks_on(hosts: &[usize], count: usize, words: &[&str], file: &Path) -> String {
     let mut processes = Processes::new();
     let command = processes.redirected(std::iter::once(env!("CARGO_BIN_EXE_ringpull")).chain(words.iter().copied()));

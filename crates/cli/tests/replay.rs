@@ -156,9 +156,9 @@ fn a_recorded_job_is_replayed_with_another_kind_and_another_number_of_workers() 
         for job in ["recorded", "replayed"] {
             let [step_s, compute_s, exposed_s] =
                 ["step_s", "compute_s", "exposed_s"].map(|field| of(job, field).as_f64().unwrap());
-            // What the job computed by the clock, and no more than its step. Both are medians, of different steps on
-            // a busy machine. A step that begins late there is shorter, since a device by the clock is never late.
-            // Of many steps fewer than half begin late.
+            // What the job computed by the clock, and no more than its step. Both are medians, of different
+            // steps on a busy machine. A step that begins late there is shorter, since a device by the clock
+            // is never late. Of many steps fewer than half begin late.
             assert!(compute_s > 0.01 && step_s >= 0.9 * compute_s, "{text}");
             assert!(((step_s - compute_s).max(0.0) - exposed_s).abs() < 1e-9, "{text}");
         }

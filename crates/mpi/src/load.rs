@@ -29,8 +29,9 @@ pub fn run_in(prefix: PathBuf) {
     PREFIX.get_or_init(|| prefix);
 }
 
-/// The MPI that this process uses. The first call that finds one loads it, for all libraries that are loaded later, and it
-/// is the same ever after. An error says why there is none, and what helps: the next call looks again.
+/// The MPI that this process uses. The first call that finds one loads it, for all libraries that are loaded
+/// later, and it is the same ever after. An error says why there is none, and what helps: the next call looks
+/// again.
 pub fn load() -> Result<&'static Api, Missing> {
     let mut loaded = API.lock().unwrap_or_else(PoisonError::into_inner);
     if loaded.is_none() {
@@ -79,8 +80,8 @@ fn find() -> Result<&'static Api, Missing> {
     })
 }
 
-/// An error unless the functions that the plugin has found are those of the library that it was made for: another MPI that
-/// the process has loaded for all comes first.
+/// An error unless the functions that the plugin has found are those of the library that it was made for:
+/// another MPI that the process has loaded for all comes first.
 fn check_family(api: &Api, family: Family, path: &Path) -> Result<(), Missing> {
     let mut text = vec![0u8; 16384];
     let mut len = 0;
@@ -105,7 +106,8 @@ fn unloadable(family: Family, cause: &str) -> Missing {
     }
 }
 
-/// Loads a plugin from memory, or from a file where memory cannot be executed: its table, as long as it stays.
+/// Loads a plugin from memory, or from a file where memory cannot be executed: its table, as long as it
+/// stays.
 fn open(family: Family, code: &[u8]) -> Result<(*const Api, Library), String> {
     let name = format!("ringpull-mpi-{}", family.interface());
     let in_memory = memfd_create(&*name, MemfdFlags::CLOEXEC).map_err(|cause| cause.to_string()).and_then(|memory| {

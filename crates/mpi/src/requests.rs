@@ -32,7 +32,8 @@ impl Requests {
         self.slots.len == 0
     }
 
-    /// Adds the request that `call` writes to the place it is given. Returns its code; nothing is added unless that is 0.
+    /// Adds the request that `call` writes to the place it is given. Returns its code; nothing is added
+    /// unless that is 0.
     pub fn post(&mut self, call: impl FnOnce(*mut c_void) -> c_int) -> c_int {
         let code = call(self.slots.next());
         self.slots.len += usize::from(code == 0);
@@ -94,8 +95,8 @@ impl Requests {
         unsafe { (self.api.wait)(self.slots.slot(at).cast(), self.statuses.as_mut_ptr().cast()) }
     }
 
-    /// `MPI_Get_count`: the bytes of a message that was received, by the status at this place of the last call of
-    /// [`Requests::test_some`] or [`Requests::wait`].
+    /// `MPI_Get_count`: the bytes of a message that was received, by the status at this place of the last
+    /// call of [`Requests::test_some`] or [`Requests::wait`].
     ///
     /// # Safety
     /// That call has reported a receive there.

@@ -109,6 +109,6 @@ pub struct Api {
 // SAFETY: the table is constant, and its text too.
 unsafe impl Sync for Api {}
 
-/// `MPI_Isend` or `MPI_Issend` of bytes: data, their number, the rank they go to, the tag, the communicator, the place of
-/// the request.
+/// `MPI_Isend` or `MPI_Issend` of bytes: data, their number, the rank they go to, the tag, the communicator,
+/// the place of the request.
 pub type SendCall = unsafe extern "C" fn(*const c_void, c_int, c_int, c_int, Comm, *mut c_void) -> c_int;

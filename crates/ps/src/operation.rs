@@ -75,7 +75,8 @@ impl Operation {
         }
     }
 
-    /// The number that it has in an elastic job, where the worker has to know when it is whole: 0 is the init.
+    /// The number that it has in an elastic job, where the worker has to know when it is whole: 0 is the
+    /// init.
     pub(crate) fn contribution(&self) -> Option<u64> {
         if matches!(self.task, Task::Init { .. }) { Some(0) } else { self.round() }
     }
@@ -94,7 +95,7 @@ impl Operation {
         }
     }
 
-    /// Whether it leaves values and states as they are.
+    /// Returns true if it changes no value and no state.
     pub(crate) fn is_pull(&self) -> bool {
         matches!(self.task, Task::Pull { .. })
     }

@@ -27,8 +27,8 @@ pub const MAX_SEGMENT_BYTES: usize = 2 << 20;
 /// travel, and each segment takes some time in every push.
 const ROW_SEGMENT_BYTES: (usize, usize) = (128 << 10, MAX_SEGMENT_BYTES);
 
-/// If a call has about as many bytes of rows for each server, or fewer, a server gets them in one message, or in
-/// a few of at most twice as many if most are its: the window takes them at once.
+/// If a call has about as many bytes of rows for each server, or fewer, a server gets them in one message, or
+/// in a few of at most twice as many if most are its: the window takes them at once.
 const ONE_MESSAGE_BYTES: usize = 64 << 10;
 
 /// Otherwise a message has about as many bytes of rows, if they are of several segments. It has at most twice
@@ -156,8 +156,8 @@ impl Layout {
     /// A few units make one message for each server, which is about all of its segments; so a pull of them
     /// says that all pushes before it are done. About no units, each server gets such a message too.
     ///
-    /// Messages begin at the same segments for all workers and for pushes and pulls, if they are about equally
-    /// many units: a pull is answered when all workers have pushed all segments that it is about.
+    /// Messages begin at the same segments for all workers and for pushes and pulls, if they are about
+    /// equally many units: a pull is answered when all workers have pushed all segments that it is about.
     pub fn batches(&self, units: &[usize], has_all: bool) -> Vec<Batch> {
         debug_assert!(units.is_sorted_by(|before, after| before < after), "units ascend, each once");
         let mut batches: Vec<Batch> = Vec::new();

@@ -4,8 +4,8 @@
 //! Each server has a `queue` of segments, ordered by priority and then by the order of the calls, with a
 //! limit on what is not answered. A segment becomes a message when there is room for it, so that a late call
 //! of high priority overtakes what has not left. An operation ends when all of its segments have left and the
-//! last answer is in; then its guards are dropped. `start`: when the first values leave; `patience`: the limits
-//! of waiting for answers; `elastic`: what is more in a job that goes on without lost workers.
+//! last answer is in; then its guards are dropped. `start`: when the first values leave; `patience`: the
+//! limits of waiting for answers; `elastic`: what is more in a job that goes on without lost workers.
 
 mod elastic;
 mod patience;
@@ -71,7 +71,8 @@ struct Flush {
 }
 
 impl Flush {
-    /// Whether everything that was sent to `servers` has arrived. Asks them, once; `next` numbers the answers.
+    /// Whether everything that was sent to `servers` has arrived. Asks them, once; `next` numbers the
+    /// answers.
     fn is_answered(&mut self, servers: &[ServerConnection], next: &mut u64) -> bool {
         while let Some(server) = servers.get(self.asked) {
             *next += 1;
@@ -397,8 +398,9 @@ impl WorkerLoop {
         }
     }
 
-    /// Sends what there is room for, a message to each server in turn. Each worker begins with a server of its own:
-    /// otherwise the first messages of all workers would meet at one server's link, and then at the next one's.
+    /// Sends what there is room for, a message to each server in turn. Each worker begins with a server of
+    /// its own: otherwise the first messages of all workers would meet at one server's link, and then at the
+    /// next one's.
     fn send_all(&mut self) {
         let first = self.job.rank % self.servers.len().max(1);
         let mut servers: Vec<usize> = (first..self.servers.len()).chain(0..first).collect();

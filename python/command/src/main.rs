@@ -1,4 +1,5 @@
-//! The command `ringpull` of a wheel. Its code is in the native part of the Python package, so that a wheel has it once.
+//! The command `ringpull` of a wheel. Its code is in the native part of the Python package, so that a wheel
+//! has it once.
 #![allow(unsafe_code)]
 
 mod installed;
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 
-/// What helps if the package is not beside the command, or cannot be loaded.
+/// The hint for a package that is not beside the command, or cannot be loaded.
 const REMEDY: &str = "install the wheel again into an environment: python3 -m venv ENV; ENV/bin/pip install WHEEL.whl";
 
 fn main() -> ExitCode {

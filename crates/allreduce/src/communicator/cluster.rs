@@ -132,8 +132,8 @@ impl Cluster {
         lines.join("\n") + "\n"
     }
 
-    /// The file of hosts with these names that have this model, these links (none if they are alike) and these
-    /// racks (bit `h` for host `h`; 0 for one rack). Numbers are rounded to three digits.
+    /// The file of hosts with these names that have this model, these links (none if they are alike) and
+    /// these racks (bit `h` for host `h`; 0 for one rack). Numbers are rounded to three digits.
     pub(super) fn of(model: &Model, names: Vec<String>, links: &[LinkRates], racks: u64) -> Self {
         let mbit = |rate: f64| rounded(rate / MBIT);
         let is_shaped = model.short_bytes > 0.0;
@@ -185,8 +185,8 @@ impl Cluster {
         Model { long_bytes_per_us: slowest, short_bytes_per_us: model.short_bytes_per_us.max(slowest), ..model }
     }
 
-    /// The two racks of the job's hosts, if each has one and there are two. An error if there are more, for which
-    /// there is no plan.
+    /// The two racks of the job's hosts, if each has one and there are two. An error if there are more, for
+    /// which there is no plan.
     pub(super) fn racks(&self, names: &[String]) -> Result<Option<Racks>, Error> {
         let all = self.entries(names).into_iter().map(|host| host?.rack.as_deref()).collect::<Option<Vec<_>>>();
         let all = all.unwrap_or_default();

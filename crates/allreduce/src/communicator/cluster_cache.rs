@@ -30,8 +30,8 @@ pub(super) fn store(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes all cluster files from `folder` but `stored`, which is new whatever the clocks of a shared folder say,
-/// and the latest others.
+/// Removes all cluster files from `folder` but `stored`, which is new whatever the clocks of a shared folder
+/// say, and the latest others.
 fn forget(folder: &Path, stored: &Path) {
     let files = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| {
         let path = entry.ok()?.path();

@@ -6,8 +6,8 @@
 //! The transport's last ranks may be helpers. They take part in sums only (`helped`), and this module does
 //! not count them as ranks.
 //!
-//! `learn` provides the model of the cluster that `auto` uses: that of a file (`cluster`, `cluster_cache`), or
-//! constants. `measure` makes such a file: `probe` and `rack_probe` run allreduces and exchanges for it.
+//! `learn` provides the model of the cluster that `auto` uses: that of a file (`cluster`, `cluster_cache`),
+//! or constants. `measure` makes such a file: `probe` and `rack_probe` run allreduces and exchanges for it.
 //!
 //! [`AlgorithmChoice`] names the algorithms. `placement` finds the ranks that share a host; `node` sums their
 //! buffers in shared memory, `hierarchy` sums over several such hosts; `racks` finds the racks of hosts;

@@ -95,8 +95,8 @@ impl Placement {
         }
     }
 
-    /// Returns true if the racks of a cluster file count: of jobs with fewer hosts none do, and names of racks in the
-    /// environment come first.
+    /// Returns true if the racks of a cluster file count: of jobs with fewer hosts none do, and names of
+    /// racks in the environment come first.
     pub(super) fn may_have_racks(&self) -> bool {
         !self.are_racks_named && self.hosts.len() >= RACKED
     }

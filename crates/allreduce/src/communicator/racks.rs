@@ -1,7 +1,7 @@
 //! Two racks: the hosts of each, and the plan that moves the fewest bytes over the link between them.
 //!
-//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if that knows the network; otherwise the
-//! cluster file may name it. Names matter only if all ranks have one and there are two different ones.
+//! A rank learns its rack's name from `RINGPULL_RACK`, or from Slurm, if that knows the network; otherwise
+//! the cluster file may name it. Names matter only if all ranks have one and there are two different ones.
 
 use ringpull_base::config;
 use ringpull_plan::Plan;

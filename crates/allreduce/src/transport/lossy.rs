@@ -146,8 +146,8 @@ impl Heritage {
     pub fn successor(&self, patience: Duration) -> Option<Result<(Mpi, Vec<usize>)>> {
         let begun = Instant::now();
         while self.ulfm.failures(self.comm) <= self.remaining.lost() && begun.elapsed() < patience {
-            // A look at what came from any rank is refused from a loss on until that is acknowledged; no process
-            // is lost to itself.
+            // A look at what came from any rank is refused from a loss on until that is acknowledged; no
+            // process is lost to itself.
             probe(self.api, own(self.api));
             std::thread::sleep(Duration::from_micros(200));
         }

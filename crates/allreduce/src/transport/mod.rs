@@ -139,11 +139,6 @@ pub trait Transport {
         std::thread::sleep(longest);
     }
 
-    /// Returns true if every message waits until the peer has begun to receive it.
-    fn waits_for_peers(&self) -> bool {
-        false
-    }
-
     /// Sums `data` over all ranks in place by the library's own allreduce, if it has one. Blocks; collective.
     fn native_allreduce(&mut self, _dtype: ringpull_base::DType, _data: &mut [u8]) -> Result<()> {
         Err(ringpull_base::Error::Unsupported {

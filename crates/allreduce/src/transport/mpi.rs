@@ -1,7 +1,7 @@
 //! The MPI wire: point-to-point messages on a communicator of our own, through the table of `ringpull_mpi`.
 //!
-//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one, so
-//! the communicator returns its errors instead of ending the job without our words.
+//! All calls are made by the one thread that created the [`Mpi`]. Return codes are checked here, one by one,
+//! so the communicator returns its errors instead of ending the job without our words.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -77,8 +77,8 @@ pub(super) struct InFlight {
     pub(super) due: Option<(usize, Stamp, usize)>,
 }
 
-/// Finalises MPI unless that is done. To be called on the thread that initialised it, when nothing of MPI is used
-/// any more; peers that never come are waited for.
+/// Finalises MPI unless that is done. To be called on the thread that initialised it, when nothing of MPI is
+/// used any more; peers that never come are waited for.
 pub(crate) fn finalise() {
     let Ok(api) = api() else { return };
     let mut flag: c_int = 0;
@@ -340,10 +340,6 @@ impl Transport for Mpi {
 
     fn wait(&mut self, longest: Duration) {
         self.sockets.wait(longest);
-    }
-
-    fn waits_for_peers(&self) -> bool {
-        self.ulfm.is_some()
     }
 
     fn native_allreduce(&mut self, dtype: DType, data: &mut [u8]) -> Result<()> {

@@ -54,10 +54,6 @@ impl Transport for Observed<'_> {
         self.whole.wait(longest);
     }
 
-    fn waits_for_peers(&self) -> bool {
-        self.whole.waits_for_peers()
-    }
-
     fn narrow(&mut self, workers: usize) -> Result<()> {
         self.whole.narrow(workers)
     }

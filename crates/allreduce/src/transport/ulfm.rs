@@ -61,8 +61,8 @@ impl Ulfm {
         Ok(ranks)
     }
 
-    /// The ranks in `comm` of the processes that have failed: the same on every rank that is left. Blocks until
-    /// all of these call it; collective.
+    /// The ranks in `comm` of the processes that have failed: the same on every rank that is left. Blocks
+    /// until all of these call it; collective.
     pub(super) fn agree_on_failed(self, comm: Comm, rank: usize) -> Result<Vec<c_int>> {
         let mut code = 0;
         for _ in 0..ATTEMPTS {

@@ -285,8 +285,8 @@ mod tests {
             let ratio = GOODPUT * step_s(&setting, mode, workers) / bound;
             assert!((0.999..1.15).contains(&ratio), "{mode} on {workers}: {ratio}");
         }
-        // On two hosts there is nothing to weigh. A cluster file may name the slow one of more than a probe meets,
-        // where a ring would take twice as long.
+        // On two hosts there is nothing to weigh. A cluster file may name the slow one of more than a probe
+        // meets, where a ring would take twice as long.
         let even = Setting { own: Vec::new(), ..setting };
         let setting = Setting { own, ..self::setting("vgg16", 1e-9) };
         assert_eq!(step_s(&setting, "dist_sync_mpi", 2), step_s(&even, "dist_sync_mpi", 2));

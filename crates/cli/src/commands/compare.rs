@@ -68,9 +68,8 @@ pub(crate) struct CompareArgs {
     /// the bound.
     #[arg(long, default_value = "none")]
     pub(super) link: LinkRate,
-    /// A worker's host, counted from 1, whose link has a rate of its own: 3=500mbit, or 3=SENDS/RECEIVES. May be
-    /// repeated.
-    /// --hosts shapes that link; -H uses it for the bound.
+    /// A worker's host, counted from 1, whose link has a rate of its own: 3=500mbit, or 3=SENDS/RECEIVES. May
+    /// be repeated. --hosts shapes that link; -H uses it for the bound.
     #[arg(long, value_name = "HOST=RATE", value_delimiter = ',')]
     slow_host: Vec<HostRate>,
     #[command(flatten)]
@@ -84,10 +83,10 @@ pub(crate) struct CompareArgs {
     /// The payload as one key, such as 25MB.
     #[arg(long, conflicts_with = "model", default_value = "25MB")]
     bytes: String,
-    /// Measure plain allreduces of these sizes instead of a store: ours against --peers [default: all that are
-    /// installed], on all numbers of ranks from 2 on or on those of --scaling. The folder gets a JSON file of
-    /// this sweep and README.md, the page of all sweeps in it. Up to 1 MiB there are twice as many --rounds, of
-    /// ten times as many --iters.
+    /// Measure plain allreduces of these sizes instead of a store: ours against --peers [default: all that
+    /// are installed], on all numbers of ranks from 2 on or on those of --scaling. The folder gets a JSON
+    /// file of this sweep and README.md, the page of all sweeps in it. Up to 1 MiB there are twice as many
+    /// --rounds, of ten times as many --iters.
     #[arg(long, value_name = "SIZES", conflicts_with_all = ["bytes", "model", "modes", "sparse", "train", "late", "resume", "hostfile", "slow_host", "uplink", "open"])]
     sizes: Option<String>,
     /// The key list of vgg16, resnet50 or bert-large, or a file of `name shape` lines.
@@ -133,9 +132,9 @@ pub(crate) struct CompareArgs {
     /// Iterations before the measured ones. After two, our jobs send no control message, as in training.
     #[arg(long, default_value_t = 2)]
     warmup: usize,
-    /// Measure with these numbers of workers too, for a chart and a table of scaling: of times, or with --train
-    /// of efficiencies, beside the published ones. The largest is the number of emulated hosts if only --link is
-    /// given.
+    /// Measure with these numbers of workers too, for a chart and a table of scaling: of times, or with
+    /// --train of efficiencies, beside the published ones. The largest is the number of emulated hosts if
+    /// only --link is given.
     #[arg(long, value_name = "WORKERS", value_delimiter = ',')]
     pub(super) scaling: Vec<usize>,
     /// The folder for results.json, report.html and its first chart, chart.svg.
@@ -240,7 +239,7 @@ fn emulated(args: &CompareArgs) -> Option<usize> {
     args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|most| is_open && *most > 0))
 }
 
-/// Where the jobs run.
+/// The hosts of the jobs.
 fn testbed(args: &CompareArgs, racks: Option<Racks>) -> Testbed {
     match (emulated(args), &args.hostfile) {
         (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),

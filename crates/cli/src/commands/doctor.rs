@@ -35,8 +35,8 @@ pub(crate) struct DoctorArgs {
     /// A table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-    /// Check devices instead: kernels, collectives, stores, speed. `cuda` (all), `cuda:0,2`, or simulated ones
-    /// such as `sim:2`. Ranks of a job check a store over all of them.
+    /// Check devices instead: kernels, collectives, stores, speed. `cuda` (all), `cuda:0,2`, or simulated
+    /// ones such as `sim:2`. Ranks of a job check a store over all of them.
     #[arg(long, value_name = "DEVICES", num_args = 0..=1, require_equals = true, default_missing_value = "cuda", conflicts_with = "hostfile")]
     gpu: Option<String>,
     /// Bytes of each buffer that is measured on a GPU; by default far more than any cache holds. 4KiB or a

@@ -66,16 +66,16 @@ pub(crate) struct LaunchArgs {
     /// `--kv-store` with servers, as with MXNet's launch.py].
     #[arg(short = 's', long)]
     num_servers: Option<u32>,
-    /// The workers are MPI ranks, and have servers too: for `dist_hybrid` (launchers local, ssh, lab) [default
-    /// if the command has `--kv-store dist_hybrid`].
+    /// The workers are MPI ranks, and have servers too: for `dist_hybrid` (launchers local, ssh, lab)
+    /// [default if the command has `--kv-store dist_hybrid`].
     #[arg(long, conflicts_with_all = ["elastic", "helpers"])]
     hybrid: bool,
     /// The number of helpers: MPI ranks after the workers', best on hosts of their own, that only reduce for
     /// them (`dist_sync_mpi`; launchers local, ssh, mpi, lab).
     #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, conflicts_with = "elastic")]
     helpers: u32,
-    /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`. This host,
-    /// by any of its names and addresses, needs no ssh server.
+    /// A file with the hosts to run on, or the hosts themselves with their slots: `host1:2,host2:2`. This
+    /// host, by any of its names and addresses, needs no ssh server.
     #[arg(short = 'H', long, value_name = "HOSTFILE")]
     hostfile: Option<PathBuf>,
     /// The port of the hosts' ssh servers, if the hostfile has none.

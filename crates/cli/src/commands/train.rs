@@ -27,8 +27,9 @@ pub(crate) struct TrainArgs {
     /// Images of one host in a step, to print images/s.
     #[arg(long)]
     batch: Option<usize>,
-    /// Who begins a step late: a rank by SECONDS in every step, or each rank with probability P, by --compute.
-    /// Then a step's time is the harmonic mean over the ranks: those that do not wait make more steps.
+    /// Who begins a step late: a rank by SECONDS in every step, or each rank with probability P, by
+    /// --compute. Then a step's time is the harmonic mean over the ranks: those that do not wait make more
+    /// steps.
     #[arg(long, value_name = "RANK=SECONDS|random:P")]
     late: Option<Late>,
     /// Measured steps.

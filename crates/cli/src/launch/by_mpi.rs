@@ -58,8 +58,8 @@ impl MpiJob {
     }
 
     /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
-    /// this program knows. `must_end` gets each rank that has ended, with its exit code, and says how long the
-    /// job may then run, if it has to end: `mpirun` itself sees to that unless the ranks survive losses.
+    /// this program knows. `must_end` gets each rank that has ended, with its exit code, and says how long
+    /// the job may then run, if it has to end: `mpirun` itself sees to that unless the ranks survive losses.
     pub(super) fn run(
         self,
         mut ready: MpiCommand,
@@ -153,7 +153,8 @@ fn pass_terminal(mut to: ChildStdin) {
 /// Whether this process's group is its terminal's foreground.
 fn is_foreground() -> bool {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name before may contain anything. Behind it: state, parent, group, session, terminal, foreground group.
+    // The name before may contain anything. Behind it: state, parent, group, session, terminal, foreground
+    // group.
     let words: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     words.len() > 5 && words[2] == words[5]
 }
@@ -279,9 +280,9 @@ fn address_of_first(hosts: &[Host]) -> Result<IpAddr> {
 /// The names of variables, and their values.
 type NamesAndValues = Vec<(String, String)>;
 
-/// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing if the user has
-/// set one of them, somebody else chooses the hosts, or only ssh knows the first host's name. A job that a rank of another
-/// one starts has its own, and not that job's.
+/// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing
+/// if the user has set one of them, somebody else chooses the hosts, or only ssh knows the first host's name.
+/// A job that a rank of another one starts has its own, and not that job's.
 fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, NamesAndValues)> {
     let (names, is_inner) = (["MASTER_ADDR", "MASTER_PORT"], config::text(config::MEETING).is_some());
     let is_free = is_inner || names.iter().chain(&TORCH_PLACE).all(|name| config::text(name).is_none());

@@ -62,8 +62,8 @@ pub(super) enum EndEffect {
     Failure,
 }
 
-/// Decides what the end of a process means for its job. An elastic one goes on without workers that are lost, if
-/// `least` are left.
+/// Decides what the end of a process means for its job. An elastic one goes on without workers that are lost,
+/// if `least` are left.
 pub(super) fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
     use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
     let JobState { has_failed, has_succeeded, workers, is_surplus, may_restart } = state;

@@ -1,8 +1,9 @@
 //! The processes' output: printed with the process's name before each line, printed as it is, or kept.
 //!
 //! All output of a job goes through one [`Printer`], whichever launcher starts its processes: it is the only
-//! writer of the launcher's stdout and stderr, so it can keep the lines of processes apart (`lines`). It takes
-//! bytes faster than a slow reader of its output does, up to [`BACKLOG`]: a process is not blocked by a pager.
+//! writer of the launcher's stdout and stderr, so it can keep the lines of processes apart (`lines`). It
+//! takes bytes faster than a slow reader of its output does, up to [`BACKLOG`]: a process is not blocked by a
+//! pager.
 //!
 //! The loss of output ends no job, and is said once on the other stream: that a reader has gone, after which
 //! its stream is dropped, and that a file cannot be written, which is tried again with the next piece.

@@ -4,8 +4,8 @@
 //! When one fails, the others get the job's grace period, in which they report whom they lost; then SIGTERM,
 //! and after `KILL_AFTER` SIGKILL. After an interrupt the workers get SIGTERM at once, and `GRACE` for a
 //! checkpoint, which may need the servers: these get it when the workers have ended. A second interrupt skips
-//! the wait. Servers and scheduler get the same grace period after the last worker succeeded, and `LAST_WORDS` after
-//! the last worker has ended in a job that failed: they wait for nobody any more.
+//! the wait. Servers and scheduler get the same grace period after the last worker succeeded, and
+//! `LAST_WORDS` after the last worker has ended in a job that failed: they wait for nobody any more.
 //!
 //! An elastic job goes on without a worker that a signal has ended, and another one is started in its place:
 //! at once, and later if that one is lost too. One that is silent, so that the job's scheduler has gone on
@@ -502,7 +502,7 @@ fn silent_worker(line: &str) -> Option<SilentWorker> {
     rest.contains(") is lost: no heartbeat for ").then_some(SilentWorker { rank: rank.parse().ok()?, pid })
 }
 
-/// Whether a process that runs is another, or below it.
+/// Returns true if a process that runs is another, or below it.
 fn is_below(pid: Pid, above: Pid) -> bool {
     std::iter::successors(Some(pid), |pid| parent_of(*pid)).any(|pid| pid == above)
 }

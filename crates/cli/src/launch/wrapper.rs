@@ -185,7 +185,8 @@ fn become_rank(parent: i32, words: &[OsString]) -> Result<u8> {
     Ok(if cause.kind() == ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The name of this process, from the number that its launcher has set: `rank 3` for `rank`, the first of `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
+/// The name of this process, from the number that its launcher has set: `rank 3` for `rank`, the first of
+/// `helper:WORKERS` behind the workers, and for `role:SERVERS` the scheduler, then the servers, then the
 /// workers.
 fn name_of(name: &str) -> String {
     let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"];
@@ -206,8 +207,9 @@ fn name_of(name: &str) -> String {
 /// The variables of a rank's place among all ranks and among those of its host.
 pub(super) const TORCH_PLACE: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 
-/// The variables by which `torchrun` tells a process its place, which PyTorch and what is built on it read: for a rank of
-/// MPI whose launcher has set those of the meeting too ([`config::MEETING`]), unless the user has set one of them.
+/// The variables by which `torchrun` tells a process its place, which PyTorch and what is built on it read:
+/// for a rank of MPI whose launcher has set those of the meeting too ([`config::MEETING`]), unless the user
+/// has set one of them.
 fn torch_variables() -> Vec<(&'static str, String)> {
     let is_given = TORCH_PLACE.iter().any(|name| config::text(name).is_some());
     let size = config::launcher_world_size().filter(|_| config::text(config::MEETING).is_some() && !is_given);
@@ -353,8 +355,8 @@ impl RankProcess {
         self.changed.notify_all();
     }
 
-    /// Waits for the end of the rank's output, which is that of the last process that holds it. The job of a rank
-    /// that has failed is to end: then only for what is there, and what holds the output is killed.
+    /// Waits for the end of the rank's output, which is that of the last process that holds it. The job of a
+    /// rank that has failed is to end: then only for what is there, and what holds the output is killed.
     fn await_output(&self, ends: &Receiver<()>, relayed: &Relayed, has_failed: bool, link: Option<&Link>) {
         let (mut waited, mut quiet, mut idle) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         let (mut before, mut is_said) = (0, false);
@@ -383,8 +385,8 @@ impl RankProcess {
         }
     }
 
-    /// Waits until the launcher has received what was sent to it, and lets this program go, if the rank was told
-    /// to end; whether it was.
+    /// Waits until the launcher has received what was sent to it, and lets this program go, if the rank was
+    /// told to end; whether it was.
     fn await_leave(&self, is_sent: bool) -> bool {
         let mut state = self.lock();
         while !state.may_leave && (state.end > Termination::Own || (is_sent && !state.is_received)) {
@@ -424,7 +426,8 @@ impl RankProcess {
         }
     }
 
-    /// Sends the signal to the rank; if it is a shell without a trap, which would end, to what handles it below.
+    /// Sends the signal to the rank; if it is a shell without a trap, which would end, to what handles it
+    /// below.
     fn pass_on(&self, pid: Pid, signal: i32) {
         if !is_shell(pid) || catches(pid, signal) {
             return self.signal(pid, signal);

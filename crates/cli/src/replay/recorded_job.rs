@@ -1,8 +1,8 @@
 //! What `RINGPULL_RECORD` says of a job: its keys, a worker's calls with their times, and its steps.
 //!
-//! A step begins with each push of the first key that is pushed again. Between two calls a worker computes, but for
-//! the time in which it waits in calls. Where that was between two calls is not recorded: a replay waits
-//! first.
+//! A step begins with each push of the first key that is pushed again. Between two calls a worker computes,
+//! but for the time in which it waits in calls. Where that was between two calls is not recorded: a replay
+//! waits first.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -28,7 +28,7 @@ use crate::rounds::{Job, Runner, TrainSetup, Work, peers};
 use crate::text::several;
 use crate::variant::Variant;
 
-/// Where the jobs run.
+/// The hosts of the jobs.
 #[derive(Debug, Clone)]
 pub(crate) enum Testbed {
     /// Emulated hosts, which are made and removed: those of the shape for workers, and more for dedicated
@@ -103,7 +103,7 @@ impl Launched {
         Ok(self)
     }
 
-    /// Where the jobs run, in words.
+    /// The hosts of the jobs, in words.
     pub(crate) fn words(&self) -> String {
         let hosts = several(self.workers, "host");
         match (&self.lab, &self.hosts[0]) {
@@ -139,8 +139,8 @@ impl Launched {
         Cluster::parse(&printed).map_err(|cause| failed(&cause, &printed))
     }
 
-    /// The variable by which jobs on emulated hosts go by their links, which are measured once: emulated hosts
-    /// are new ones each time, and no file knows them. A file that the user names comes before that.
+    /// The variable by which jobs on emulated hosts go by their links, which are measured once: emulated
+    /// hosts are new ones each time, and no file knows them. A file that the user names comes before that.
     fn cluster_file(&mut self) -> Result<Option<(String, String)>> {
         const CLUSTER: &str = "RINGPULL_CLUSTER";
         if self.lab.is_none() || self.hosts.len() < 2 || config::text(CLUSTER).is_some() {

@@ -25,7 +25,7 @@ pub(crate) const SHORT_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SweepPlan {
-    /// Where the jobs run.
+    /// The hosts of the jobs.
     pub place: String,
     pub link: LinkRate,
     pub ranks: Vec<usize>,

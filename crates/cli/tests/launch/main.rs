@@ -454,8 +454,8 @@ fn a_command_without_servers_runs_as_mpi_ranks_whose_lines_have_their_rank() {
     assert_eq!((output.status.code(), lines), (Some(0), vec!["here".to_owned(); 2]));
 }
 
-/// The workers of a job with `--hybrid`, or of a command that names `dist_hybrid`, are ranks of one `mpirun`, beside
-/// servers that this program starts; the exit code is theirs.
+/// The workers of a job with `--hybrid`, or of a command that names `dist_hybrid`, are ranks of one `mpirun`,
+/// beside servers that this program starts; the exit code is theirs.
 #[test]
 fn the_workers_of_a_hybrid_job_are_ranks_beside_servers() {
     if !has_mpi() {

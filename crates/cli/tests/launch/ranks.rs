@@ -36,8 +36,8 @@ pub(super) fn path_with_srun(folder: &Path) -> String {
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 
-/// A job of workers that run these lines of shell, `$me` being their number and `$F` a folder. Servers and the
-/// scheduler end at once.
+/// A job of workers that run these lines of shell, `$me` being their number and `$F` a folder. Servers and
+/// the scheduler end at once.
 struct Job {
     options: Vec<&'static str>,
     folder: tempfile::TempDir,
@@ -144,7 +144,8 @@ fn a_prompt_and_a_bar_appear_before_their_line_has_ended() {
 }
 
 /// The first worker saves its state, for which it needs a child of its own; the second ends at once, which
-/// must not end the first; and a shell around a program gives it time, too. A copy of a shell is none by its name.
+/// must not end the first; and a shell around a program gives it time, too. A copy of a shell is none by its
+/// name.
 #[test]
 fn after_sigterm_a_worker_saves_its_state_with_its_children_and_all_of_its_output_arrives() {
     let saves = "sleep 1000 & helper=$!\n\
@@ -335,8 +336,8 @@ fn a_command_in_quotes_is_one_for_the_shell_as_with_mxnets_launch_py() {
     assert!(output.status.success() && lines.len() == 3, "{output:?}");
 }
 
-/// A job that `nohup` has started goes on after SIGHUP; at SIGTERM its servers hear of it when the workers have
-/// saved their state.
+/// A job that `nohup` has started goes on after SIGHUP; at SIGTERM its servers hear of it when the workers
+/// have saved their state.
 #[test]
 fn a_job_outlives_the_login_under_nohup_and_servers_outlive_the_workers() {
     if !has_mpi() {

@@ -2,7 +2,8 @@
 //!
 //! With `g = clip(rescale * gradient)`, in the order of MXNet's operations:
 //!
-//! - momentum: `m = momentum * m - (rate * decay) * w - rate * g`, then `w += m`; if there is no limit the last
+//! - momentum: `m = momentum * m - (rate * decay) * w - rate * g`, then `w += m`; if there is no limit the
+//!   last
 //!   product is `(rate * rescale) * gradient`;
 //! - plain: the same with `m = 0` before each step;
 //! - Nesterov: `m = momentum * m`, then `w = (w - m) + (momentum + 1) * (m - rate * (g + decay * w))`, then

@@ -23,8 +23,8 @@ use engine::Engine;
 pub use servers::Segment;
 pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
 
-/// The time for which a link sends what its host has handed over: a more urgent message waits for that. Measured
-/// steps fit it, whatever limits connections have (docs/decisions/short-queues.md).
+/// The time for which a link sends what its host has handed over: a more urgent message waits for that.
+/// Measured steps fit it, whatever limits connections have (docs/decisions/short-queues.md).
 const AHEAD_US: f64 = 15_000.0;
 /// The bytes of connections that always lie in the queue of a host's link.
 const QUEUED_BYTES: usize = 384 << 10;

@@ -169,8 +169,9 @@ fn a_step_takes_the_longer_of_computing_and_communication_and_what_cannot_overla
 
 #[test]
 fn what_is_urgent_waits_for_as_long_on_a_slow_link_as_on_a_fast_one() {
-    // As many times the bytes as the rate: the same times, but for what always lies in a queue. When the first
-    // layer's sum is ready, the others' still take 0.3 s of the link, and a step is as much longer as it waits.
+    // As many times the bytes as the rate: the same times, but for what always lies in a queue. When the
+    // first layer's sum is ready, the others' still take 0.3 s of the link, and a step is as much longer as
+    // it waits.
     let step = |times: f64| {
         let network = Network { bytes_per_us: 25.0 * times, ..network(4) };
         let len = (250_000.0 * times) as usize;

@@ -2,8 +2,8 @@
 //! names it, looks which snapshot is the newest, writes a file there for rank 0, and removes it.
 //!
 //! Ranks write `FOLDER/HOST/snapshot-GENERATION-NUMBER`. `FOLDER/changed-GENERATION` says to rank 0 that
-//! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that. Ranks
-//! that may be lost in place write `FOLDER/done-GENERATION` when they have come to their end.
+//! hosts have changed; `FOLDER/again-GENERATION` says to the launcher that the ranks have ended for that.
+//! Ranks that may be lost in place write `FOLDER/done-GENERATION` when they have come to their end.
 //! `FOLDER/generation-GENERATION` is a link to the name of the launcher that has begun it: of two launchers
 //! of one job only one can. `FOLDER/started-GENERATION` says that all ranks of it have started MPI.
 //!

@@ -117,8 +117,8 @@ impl Watched {
         }
     }
 
-    /// How many workers the job, which has these left, would have on other hosts, if it should have them. Hosts
-    /// that have just lost a rank in place get no other one.
+    /// How many workers the job, which has these left, would have on other hosts, if it should have them.
+    /// Hosts that have just lost a rank in place get no other one.
     fn workers(&self, left: &[Present], losers: &BTreeSet<String>) -> ringpull_base::Result<Option<usize>> {
         let running: Vec<String> = left.iter().map(|found| found.offer.name.clone()).collect();
         let wanted = |found: Vec<Present>| {
