@@ -12,12 +12,13 @@ use crate::launch::wrapper;
 /// The variable that every process of the job inherits.
 pub(crate) const MARK: &str = "REHEARSED_JOB";
 
-/// What brings a process's output to the terminal, or watches over it: never the process that is meant.
-const HELPERS: [&str; 5] = ["sh", "bash", "cat", "nsenter", "ip"];
+/// Programs that start another one or bring its output to the terminal: never the process that is meant.
+const HELPERS: [&str; 6] = ["sh", "bash", "cat", "env", "nsenter", "ip"];
 
 /// A process of the job, as the kernel shows it.
 struct Seen {
     pid: Pid,
+    parent: i32,
     name: String,
     /// Ticks since the machine's start.
     begun: u64,
@@ -35,9 +36,11 @@ fn all(mark: &str) -> Vec<Seen> {
         let environment = String::from_utf8_lossy(&fs::read(format!("{folder}/environ")).ok()?).into_owned();
         let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
         let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-        // The 22nd field; the name is the second.
-        let begun = rest.split_whitespace().nth(19)?.parse().ok()?;
-        Some(Seen { pid, name: name.to_owned(), begun, environment })
+        // The fourth field and the 22nd; the name is the second.
+        let mut fields = rest.split_whitespace();
+        let parent = fields.nth(1)?.parse().ok()?;
+        let begun = fields.nth(17)?.parse().ok()?;
+        Some(Seen { pid, parent, name: name.to_owned(), begun, environment })
     });
     seen.filter(|seen| seen.has(&wanted)).collect()
 }
@@ -64,12 +67,20 @@ impl Seen {
     }
 }
 
-/// The process that runs the program as `member`, the oldest one that is not a helper's; and whether it is a
-/// rank of MPI, not of a job with servers.
+/// The process that runs the program as `member`: the oldest one below the launcher's wrapper that is not a
+/// helper's; and whether it is a rank of MPI, not of a job with servers. Before the wrapper is there its words
+/// pass through other programs, which have the same environment.
 pub(crate) fn find(mark: &str, member: Member) -> Option<(Pid, bool)> {
-    let mut found = all(mark);
-    found.retain(|seen| seen.is(member) && !seen.is_helper());
-    found.iter().min_by_key(|seen| seen.begun).map(|seen| (seen.pid, !seen.environment.contains("DMLC_ROLE=")))
+    let all = all(mark);
+    let wrappers: Vec<i32> =
+        all.iter().filter(|seen| wrapper::is_one(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
+    let parent_of = |pid: i32| all.iter().find(|seen| seen.pid.as_raw_pid() == pid).map(|seen| seen.parent);
+    let is_below_one = |seen: &&Seen| {
+        std::iter::successors(Some(seen.parent), |pid| parent_of(*pid)).any(|pid| wrappers.contains(&pid))
+    };
+    let is_meant = |seen: &&Seen| seen.is(member) && !seen.is_helper();
+    let found = all.iter().filter(is_meant).filter(is_below_one).min_by_key(|seen| seen.begun)?;
+    Some((found.pid, !found.environment.contains("DMLC_ROLE=")))
 }
 
 /// Whether the process has not ended.
