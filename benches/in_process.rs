@@ -17,15 +17,15 @@ const RANKS: usize = 4;
 /// The time of `iters` allreduces on the comm threads of all ranks.
 fn timed(engines: &[Arc<Engine>], algorithm: Algorithm, len_bytes: usize, iters: u64) -> Duration {
     let one = |engine: &Arc<Engine>| {
-        let memory = vec![Tensor::zeros(DType::F32, &[len_bytes / 4])];
-        let work = move |comm: &mut Communicator, memory: &[Tensor], stamp: u32| {
+        let memory = Tensor::zeros(DType::F32, &[len_bytes / 4]);
+        let work = move |comm: &mut Communicator, stamp: u32| {
             let start = Instant::now();
             for _ in 0..iters {
-                comm.allreduce_tensor(AlgorithmChoice::Plan(algorithm), &memory[0], stamp)?;
+                comm.allreduce_tensor(AlgorithmChoice::Plan(algorithm), &memory, stamp)?;
             }
             Ok(start.elapsed())
         };
-        engine.collective("bench", memory, work).expect("threads of one process do not fail")
+        engine.collective("bench", work).expect("threads of one process do not fail")
     };
     std::thread::scope(|scope| {
         let ranks: Vec<_> = engines.iter().map(|engine| scope.spawn(|| one(engine))).collect();

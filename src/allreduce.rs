@@ -209,9 +209,7 @@ impl Backend for Allreduce {
         let slots = self.replica.slots.read();
         let entries: Vec<Entry> = shards.iter().filter_map(|key| Some(slots.get(key)?.entry.clone())).collect();
         drop(slots);
-        self.engine.collective("save_optimizer_states", Vec::new(), move |comm, _, number| {
-            join_shards(comm, number, &entries, states)
-        })
+        self.engine.collective("save_optimizer_states", move |comm, number| join_shards(comm, number, &entries, states))
     }
 
     fn state_bytes(&self) -> u64 {

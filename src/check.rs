@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ringpull_allreduce::communicator::{Communicator, PartUpdate, Parts};
+use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::{Error, Result};
 
@@ -52,8 +53,12 @@ impl Job for Checked {
         self.job.part_update(part)
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        self.job.addend()
+    fn lend(&mut self) -> Memory {
+        self.job.lend()
+    }
+
+    fn receive(&mut self, memory: Memory) {
+        self.job.receive(memory);
     }
 
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {

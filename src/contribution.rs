@@ -1,5 +1,7 @@
 //! The contribution of one process to a key in one push: the sum over the values it was given.
 
+use std::sync::Arc;
+
 #[cfg(feature = "devices")]
 use ringpull_base::Remote;
 use ringpull_base::{Buffer, Error, Result, RowSparse, Tensor, TensorMut, TensorRef};
@@ -86,7 +88,7 @@ pub struct MergedRows {
     /// The row ids, ascending, each once.
     pub ids: Vec<i64>,
     /// One row for each id.
-    pub rows: Buffer,
+    pub rows: Arc<Buffer>,
 }
 
 impl MergedRows {
@@ -96,7 +98,7 @@ impl MergedRows {
         if let ([value], [rows]) = (values, &guards[..])
             && value.row_ids().is_sorted_by(|before, after| before < after)
         {
-            return Ok(MergedRows { ids: value.row_ids().to_vec(), rows: Buffer::copy_of(rows.bytes()) });
+            return Ok(MergedRows { ids: value.row_ids().to_vec(), rows: Arc::new(Buffer::copy_of(rows.bytes())) });
         }
         let parts = values.iter().zip(&guards).map(|(value, guard)| (value.row_ids(), guard.bytes()));
         Ok(Self::sum_of(entry, parts))
@@ -119,7 +121,7 @@ impl MergedRows {
                 reduce::add_assign(entry.dtype, &mut rows.bytes_mut()[to..to + row_bytes], row);
             }
         }
-        MergedRows { ids: all, rows }
+        MergedRows { ids: all, rows: Arc::new(rows) }
     }
 
     /// The tensor that has these rows, and zeros elsewhere.

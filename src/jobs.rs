@@ -1,11 +1,11 @@
 //! The jobs that `dist_sync_mpi` gives its engine: init, dense pushes as they are and compressed, row-sparse
 //! pushes.
-#![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use ringpull_allreduce::communicator::{Communicator, PartUpdate, Parts};
+use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut, unshare};
@@ -36,14 +36,18 @@ impl Init {
 impl Job for Init {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         self.slot.begin_once(&mut self.is_begun);
-        if comm.rank() == 0 {
-            // It may be the caller's tensor, which is only read.
-            // SAFETY: `fail` never frees the memory.
-            return unsafe { comm.broadcast_own(self.value.bytes(), launch.number) };
+        // Rank 0's may be the caller's tensor, which is only read.
+        let is_root = comm.rank() == 0;
+        let data = if is_root {
+            Memory::Shared(Arc::clone(&self.value))
+        } else {
+            Memory::Own(Buffer::zeroed(self.slot.entry.len_bytes()))
+        };
+        let data = comm.broadcast(0, data, launch.number)?;
+        if !is_root {
+            self.value = Arc::new(data.into_buffer());
         }
-        self.value = Arc::new(Buffer::zeroed(self.slot.entry.len_bytes()));
-        // SAFETY: as above.
-        unsafe { comm.broadcast(0, unshare(&mut self.value).bytes_mut(), launch.number) }
+        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -56,12 +60,11 @@ impl Job for Init {
 
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
-        std::mem::forget(self.value);
     }
 
     fn again(&mut self) -> bool {
         let Some(own) = &self.own else { return false };
-        std::mem::forget(std::mem::replace(&mut self.value, Arc::new(Buffer::copy_of(own.bytes()))));
+        self.value = Arc::new(Buffer::copy_of(own.bytes()));
         true
     }
 
@@ -95,6 +98,8 @@ enum Place {
     Output(usize),
     /// In memory of the store's own.
     Own(Buffer),
+    /// At the transport, in that output or in the store's own memory.
+    Lent(Option<usize>),
 }
 
 impl Push {
@@ -200,24 +205,27 @@ impl Job for Push {
         }))
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        if matches!(self.place, Place::Open) {
-            if !matches!(self.update, Update::Shard(_)) {
-                self.slot.begin();
-            }
-            self.place = self.put();
+    fn lend(&mut self) -> Memory {
+        if !matches!(self.update, Update::Shard(_)) {
+            self.slot.begin();
         }
-        match &mut self.place {
-            Place::Output(index) => self.outs[*index].bytes_mut(),
-            Place::Own(sum) => sum.bytes_mut(),
-            Place::Open => unreachable!("the gradient has just been put into its place"),
-        }
+        let (memory, output) = match self.put() {
+            Place::Output(index) => (Memory::Written(self.outs.remove(index)), Some(index)),
+            Place::Own(sum) => (Memory::Own(sum), None),
+            Place::Open | Place::Lent(_) => unreachable!("the gradient has just been put into its place"),
+        };
+        self.place = Place::Lent(output);
+        memory
     }
 
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        let dtype = self.slot.entry.dtype;
-        // SAFETY: `fail` never frees the memory.
-        unsafe { comm.allreduce(dtype, self.addend(), launch.number) }
+    fn receive(&mut self, memory: Memory) {
+        self.place = match self.place {
+            Place::Lent(Some(index)) => {
+                self.outs.insert(index, memory.into_tensor());
+                Place::Output(index)
+            }
+            _ => Place::Own(memory.into_buffer()),
+        };
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -229,7 +237,7 @@ impl Job for Push {
     fn finish(mut self: Box<Self>) -> Result<()> {
         let overwrites = self.update.overwrites();
         let value = match std::mem::replace(&mut self.place, Place::Open) {
-            Place::Open => return Ok(()),
+            Place::Open | Place::Lent(_) => return Ok(()),
             Place::Output(index) if !self.keeps => {
                 self.slot.settle_in(index, self.outs);
                 return Ok(());
@@ -240,7 +248,7 @@ impl Job for Push {
                 let sum = match &place {
                     Place::Output(index) => self.outs[*index].bytes(),
                     Place::Own(sum) => sum.bytes(),
-                    Place::Open => &[],
+                    Place::Open | Place::Lent(_) => &[],
                 };
                 let updated = self.slot.updated(&self.updates, &self.update, sum);
                 if let Place::Own(sum) = place {
@@ -261,8 +269,7 @@ impl Job for Push {
 
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
-        self.outs.into_iter().for_each(|out| out.abandon(fault.clone()));
-        std::mem::forget(self.place);
+        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
     }
 }
 
@@ -390,22 +397,15 @@ impl Job for PushRows {
 
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
-        std::mem::forget(self.gradient);
     }
 
-    /// The transport may still read the rows: it keeps them, and a copy is summed again.
     fn again(&mut self) -> bool {
-        if !self.is_elastic || matches!(self.update, Update::Shard(_)) {
-            return false;
-        }
-        let copy = Buffer::copy_of(self.gradient.rows.bytes());
-        std::mem::forget(std::mem::replace(&mut self.gradient.rows, copy));
-        true
+        self.is_elastic && !matches!(self.update, Update::Shard(_))
     }
 
     fn given(mut self: Box<Self>, rows: &[u8]) -> Result<()> {
         self.slot.begin_once(&mut self.is_begun);
-        std::mem::forget(std::mem::replace(&mut self.gradient, rows_of_bytes(rows)?));
+        self.gradient = rows_of_bytes(rows)?;
         self.finish()
     }
 }
@@ -423,7 +423,7 @@ fn rows_of_bytes(bytes: &[u8]) -> Result<MergedRows> {
     let parts = ids_bytes.and_then(|ids_bytes| bytes[8..].split_at_checked(ids_bytes));
     let (ids, rows) = parts.ok_or_else(|| Error::bug("rows that other ranks have cannot be read"))?;
     let ids = ids.chunks_exact(size_of::<i64>()).map(bytemuck::pod_read_unaligned).collect();
-    Ok(MergedRows { ids, rows: Buffer::copy_of(rows) })
+    Ok(MergedRows { ids, rows: Arc::new(Buffer::copy_of(rows)) })
 }
 
 /// A dense gradient that travels compressed. The sum is decoded into an output if there is one.
@@ -482,23 +482,30 @@ impl Job for CompressedPush {
                 (None, None)
             }
         };
-        let out = match (index, &mut self.own) {
-            (Some(index), _) => self.outs[index].bytes_mut(),
-            (None, Some(own)) => own.bytes_mut(),
+        // The transport gets codes, but the weights of a sharded update as they are.
+        let mut out = match (index, self.own.take()) {
+            (Some(index), _) => Memory::Written(self.outs.remove(index)),
+            (None, Some(own)) => Memory::Own(own),
             (None, None) => return Err(Error::bug("a compressed sum has no place")),
         };
         let Coding { compression, feedback } = &self.coding;
         let gradient = held.as_ref().map(|held| bytemuck::cast_slice(held.bytes()));
-        let sum = bytemuck::cast_slice_mut(out);
-        comm.allreduce_compressed(compression, &mut feedback.lock(), gradient, sum, launch.number)?;
-        if let Some(mut step) = step {
-            let weights = step.apply(part.start, &out[part.clone()]);
-            out[part].copy_from_slice(weights);
-            // SAFETY: `fail` never frees the memory.
-            unsafe { comm.allgather(parts, out, launch.number) }?;
+        let sum = bytemuck::cast_slice_mut(out.bytes_mut());
+        let outcome = comm.allreduce_compressed(compression, &mut feedback.lock(), gradient, sum, launch.number);
+        if let (Ok(()), Some(mut step)) = (&outcome, step) {
+            let sums = &mut out.bytes_mut()[part.clone()];
+            let weights = step.apply(part.start, sums);
+            sums.copy_from_slice(weights);
+            out = comm.allgather(parts, out, launch.number)?;
         }
-        self.sum = index.map(|index| self.outs[index].snapshot()).or_else(|| self.own.take().map(Arc::new));
-        Ok(())
+        match index {
+            Some(index) => {
+                self.outs.insert(index, out.into_tensor());
+                self.sum = outcome.is_ok().then(|| self.outs[index].snapshot());
+            }
+            None => self.sum = Some(Arc::new(out.into_buffer())),
+        }
+        outcome
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
@@ -517,9 +524,6 @@ impl Job for CompressedPush {
 
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
-        // Without a sharded optimizer the transport has only ever seen codes: the outputs may be freed.
-        let gives_up = if matches!(self.update, Update::Shard(_)) { TensorMut::abandon } else { TensorMut::fail };
-        self.outs.into_iter().for_each(|out| gives_up(out, fault.clone()));
-        std::mem::forget(self.own);
+        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
     }
 }

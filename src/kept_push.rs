@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::Communicator;
-use ringpull_allreduce::progress::{Job, Launch, Transfer};
+use ringpull_allreduce::interpreter::Memory;
+use ringpull_allreduce::progress::{Job, Transfer};
 use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut};
 
 use crate::Contribution;
@@ -48,20 +48,17 @@ impl Job for KeptPush {
         Transfer::Sum { dtype, reduction: Reduction::Sum, len_bytes, priority: self.priority, is_divided: false }
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        if self.sum.is_none() {
-            if let Contribution::Held(held) = &self.gradient {
-                // The caller's tensor is free again from now on, as in other jobs.
-                self.gradient = Contribution::Summed(Buffer::copy_of(held.bytes()));
-            }
-            self.slot.begin_once(&mut self.is_begun);
+    fn lend(&mut self) -> Memory {
+        if let Contribution::Held(held) = &self.gradient {
+            // The caller's tensor is free again from now on, as in other jobs.
+            self.gradient = Contribution::Summed(Buffer::copy_of(held.bytes()));
         }
-        let (gradient, outs) = (&self.gradient, &self.outs);
-        self.sum.get_or_insert_with(|| Buffer::copy_of(gradient.bytes(outs))).bytes_mut()
+        self.slot.begin_once(&mut self.is_begun);
+        Memory::Own(Buffer::copy_of(self.gradient.bytes(&self.outs)))
     }
 
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Err(Error::bug("a sum is begun, and not run"))
+    fn receive(&mut self, memory: Memory) {
+        self.sum = Some(memory.into_buffer());
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
@@ -83,11 +80,10 @@ impl Job for KeptPush {
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
         self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
-        std::mem::forget(self.sum);
     }
 
     fn again(&mut self) -> bool {
-        std::mem::forget(self.sum.take());
+        self.sum = None;
         true
     }
 

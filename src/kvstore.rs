@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::forked::OfProcess;
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{
-    DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids, last_words, shares, waits,
+    DType, Error, Key, Kind, Result, RowSparse, Tensor, TensorMut, check_row_ids, last_words, shares, unshare, waits,
 };
 #[cfg(feature = "devices")]
 use ringpull_device::Devices;
@@ -298,7 +298,7 @@ impl KvStore {
             let _span = timeline::span(Phase::Push, || &entry.key);
             let mut merged = MergedRows::sum(&entry, values)?;
             if let Some(factor) = self.factor_of(&entry) {
-                reduce::scale(entry.dtype, merged.rows.bytes_mut(), factor);
+                reduce::scale(entry.dtype, unshare(&mut merged.rows).bytes_mut(), factor);
             }
             if self.check_nan {
                 contribution::check_finite(&entry, self.rank(), merged.rows.bytes())?;

@@ -88,7 +88,7 @@ impl StandIn for Replica {
         let zeros = || Contribution::Summed(Buffer::zeroed(slot.entry.len_bytes()));
         let job: Box<dyn Job> = match theirs.compression {
             _ if *operation == Operation::PushRows => {
-                let nothing = MergedRows { ids: Vec::new(), rows: Buffer::zeroed(0) };
+                let nothing = MergedRows { ids: Vec::new(), rows: Arc::new(Buffer::zeroed(0)) };
                 Box::new(PushRows::new(&slot, nothing, update, &self.updates, false))
             }
             None => Box::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, 0)),

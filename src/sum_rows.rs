@@ -3,16 +3,18 @@
 //! First all ids travel, in few bytes ([`row_ids`]), so that every rank knows the rows of each. From that all
 //! ranks choose the same way to sum the rows ([`RowWay`]). Gathered or summed by their owners, rows are added
 //! in the order of the ranks; as a dense tensor they are in the order of its plan.
-#![allow(unsafe_code)]
+
+use std::sync::Arc;
 
 use ringpull_allreduce::communicator::{Communicator, Parts, RowWay, choose_rows};
+use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::Launch;
 use ringpull_base::{Buffer, Error, Result};
 use ringpull_kernels::row_ids;
 
 use crate::{Entry, MergedRows};
 
-/// Every rank's rows, summed. Collective. After an error the transport may still read `own`.
+/// Every rank's rows, summed. Collective.
 pub(super) fn sum_rows(
     comm: &mut Communicator,
     launch: &Launch,
@@ -37,28 +39,22 @@ pub(super) fn sum_rows(
             let given: Vec<usize> = owners.places(&own.ids).iter().map(|place| place.len() * row_bytes).collect();
             let mine: Vec<&[i64]> = ids.iter().map(|ids| &ids[owners.places(ids)[rank].clone()]).collect();
             let taken: Vec<usize> = mine.iter().map(|ids| ids.len() * row_bytes).collect();
-            // SAFETY: after an error the job never frees its rows.
-            let all = unsafe { comm.alltoall((&given, &taken), own.rows.bytes(), stamp) }?;
+            let all = comm.alltoall((&given, &taken), Memory::Shared(Arc::clone(&own.rows)), stamp)?;
             let mut rest = all.bytes();
             let parts: Vec<(&[i64], &[u8])> =
                 mine.iter().map(|ids| (*ids, take(&mut rest, ids.len() * row_bytes))).collect();
             let sum = MergedRows::sum_of(entry, parts.into_iter());
             let parts = Parts::of_lens(owners.places(&union).iter().map(|place| place.len() * row_bytes));
             let rows = comm.gather(parts, stamp, |part| part.copy_from_slice(sum.rows.bytes()))?;
-            Ok(MergedRows { ids: union, rows })
+            Ok(MergedRows { ids: union, rows: Arc::new(rows) })
         }
         RowWay::Dense => {
-            let mut whole = own.dense(entry);
-            // SAFETY: after an error it is never freed.
-            if let Err(cause) = unsafe { comm.allreduce(entry.dtype, whole.bytes_mut(), stamp) } {
-                std::mem::forget(whole);
-                return Err(cause);
-            }
+            let whole = comm.allreduce(entry.dtype, Memory::Own(own.dense(entry)), stamp)?;
             let mut rows = Buffer::zeroed(union.len() * row_bytes);
             for (id, row) in union.iter().zip(rows.bytes_mut().chunks_exact_mut(row_bytes.max(1))) {
                 row.copy_from_slice(&whole.bytes()[*id as usize * row_bytes..][..row_bytes]);
             }
-            Ok(MergedRows { ids: union, rows })
+            Ok(MergedRows { ids: union, rows: Arc::new(rows) })
         }
     }
 }

@@ -445,7 +445,7 @@ mod tests {
     fn rows_overwrite_with_zeros_between_and_optimize_without_touching_the_rest() {
         let (updates, entry, mut value) = (Updates::default(), entry(&[3, 2]), buffer(&[1.0; 6]));
         let rows = Buffer::copy_of(bytemuck::cast_slice(&[5f32, 6.0]));
-        let gradient = MergedRows { ids: vec![1], rows };
+        let gradient = MergedRows { ids: vec![1], rows: Arc::new(rows) };
         let sgd = Update::Optimize(Arc::new(Optimizer::sgd(1.0)));
         updates.apply_rows(&sgd, &entry, &gradient, &mut value).unwrap();
         assert_eq!(floats(&value), [1.0, 1.0, -4.0, -5.0, 1.0, 1.0]);

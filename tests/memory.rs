@@ -40,8 +40,8 @@ fn one_process_of_a_job() {
     let most: u64 = config::text(MOST_BYTES).unwrap().parse().unwrap();
     let config = Config::from_env().unwrap();
     let engine = mpi_engine(&config, Some(config.segment_bytes)).unwrap();
-    let memory = vec![Tensor::zeros(DType::F32, &[16]), Tensor::zeros(DType::F32, &[LEN_BYTES / 4])];
-    let work = |comm: &mut Communicator, memory: &[Tensor], stamp: u32| -> Result<u64> {
+    let memory = [Tensor::zeros(DType::F32, &[16]), Tensor::zeros(DType::F32, &[LEN_BYTES / 4])];
+    let work = move |comm: &mut Communicator, stamp: u32| -> Result<u64> {
         comm.allreduce_tensor(comm.choice(), &memory[0], stamp)?;
         memory[1].write().as_mut_slice::<f32>().fill(1.0);
         let before = Usage::now();
@@ -54,7 +54,7 @@ fn one_process_of_a_job() {
         // The neighbours' buffers are mapped here as well, but are no memory of this rank's.
         Ok((after.peak - before.present).saturating_sub(after.shared - before.shared))
     };
-    let extra = engine.collective("measure memory", memory, work).unwrap();
+    let extra = engine.collective("measure memory", work).unwrap();
     println!("rank {} took {extra} bytes", engine.rank());
     assert!(extra <= most, "rank {} took {extra} bytes beyond its buffer", engine.rank());
 }

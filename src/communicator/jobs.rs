@@ -1,15 +1,13 @@
 //! The jobs that a communicator gives its engine. A job owns the locks of its tensors, and memory of its own,
-//! from the call to the end; after a fault it keeps for ever the memory that the transport may still use.
-#![allow(unsafe_code)]
+//! from the call to the end, but for the time in which the transport has them.
 
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::{Communicator, Parts, Passage, Ticket};
+use ringpull_allreduce::communicator::{Begun, Communicator, Parts, Passage};
+use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Reply, Transfer};
-use ringpull_base::{DType, Error, Reduction, Result, Tensor, TensorMut, TensorRef};
+use ringpull_base::{Buffer, DType, Error, Reduction, Result, Tensor, TensorMut, TensorRef};
 use ringpull_kernels::reduce;
-
-use super::Given;
 
 /// The ranks of an operation.
 #[derive(Clone, Default)]
@@ -66,7 +64,8 @@ impl Arrival {
 /// The output of an operation.
 pub(super) struct Output {
     tensor: Tensor,
-    guard: TensorMut,
+    /// `None` while the transport has it.
+    guard: Option<TensorMut>,
     /// The caller's memory, if the result is made elsewhere.
     caller: Option<Box<(Tensor, TensorMut)>>,
 }
@@ -74,7 +73,7 @@ pub(super) struct Output {
 impl Output {
     /// In this memory, with its lock.
     pub(super) fn within(tensor: Tensor, guard: TensorMut) -> Self {
-        Output { tensor, guard, caller: None }
+        Output { tensor, guard: Some(guard), caller: None }
     }
 
     /// In memory of its own, with the content of the caller's, which gets the result at the end. For a job
@@ -83,50 +82,52 @@ impl Output {
         let own = Tensor::zeros(tensor.dtype(), tensor.shape());
         let mut own_guard = own.write();
         own_guard.copy_from(guard.bytes());
-        Output { tensor: own, guard: own_guard, caller: Some(Box::new((tensor, guard))) }
+        Output { tensor: own, guard: Some(own_guard), caller: Some(Box::new((tensor, guard))) }
+    }
+
+    fn guard(&mut self) -> &mut TensorMut {
+        self.guard.as_mut().expect("the transport has given back the output")
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.guard.bytes_mut()
+        self.guard().bytes_mut()
     }
 
     pub(super) fn copy_from(&mut self, bytes: &[u8]) {
-        self.guard.copy_from(bytes);
+        self.guard().copy_from(bytes);
+    }
+
+    fn lend(&mut self) -> Memory {
+        self.guard.take().map_or(Memory::Nothing, Memory::Written)
+    }
+
+    fn receive(&mut self, memory: Memory) {
+        self.guard = Some(memory.into_tensor());
     }
 
     /// A short job is finished by the comm thread, sooner than another would wake up.
     fn is_soon_let_go(&self) -> bool {
         const SHORT_BYTES: usize = 64 << 10;
-        self.guard.bytes().len() <= SHORT_BYTES && self.guard.is_simply_dropped()
+        self.guard.as_ref().is_some_and(|guard| guard.bytes().len() <= SHORT_BYTES && guard.is_simply_dropped())
     }
 
     /// The result, which may be read from now on.
-    fn finish(self) -> Tensor {
-        let Output { tensor, guard, caller } = self;
-        match caller {
-            None => {
-                drop(guard);
-                tensor
-            }
-            Some(caller) => {
-                let (tensor, mut lent) = *caller;
-                lent.copy_from(guard.bytes());
-                drop(lent);
-                tensor
-            }
-        }
+    fn finish(mut self) -> Tensor {
+        let guard = self.guard.take();
+        let Some(caller) = self.caller else {
+            drop(guard);
+            return self.tensor;
+        };
+        let (tensor, mut lent) = *caller;
+        guard.into_iter().for_each(|guard| lent.copy_from(guard.bytes()));
+        drop(lent);
+        tensor
     }
 
-    /// It is not to be read, and the transport may use its memory if the job was begun.
-    fn fail(self, was_begun: bool, fault: &Error) {
-        if was_begun {
-            self.guard.abandon(fault.clone());
-        } else {
-            self.guard.fail(fault.clone());
-        }
-        if let Some(caller) = self.caller {
-            caller.1.fail(fault.clone());
-        }
+    /// It is not to be read.
+    fn fail(self, fault: &Error) {
+        let caller = self.caller.map(|caller| caller.1);
+        self.guard.into_iter().chain(caller).for_each(|guard| guard.fail(fault.clone()));
     }
 }
 
@@ -160,23 +161,21 @@ impl Job for Reduce {
         }
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        self.was_begun = true;
-        self.out.bytes_mut()
+    fn lend(&mut self) -> Memory {
+        self.out.lend()
     }
 
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+    fn receive(&mut self, memory: Memory) {
+        self.out.receive(memory);
+    }
+
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
         if std::mem::replace(&mut self.was_begun, true) {
             return Ok(None);
         }
         let (arithmetic, passage) = ((self.arrival.reduction, self.out.tensor.dtype()), self.site.passage(launch));
         let set = self.site.set.as_deref().unwrap_or_default();
-        // SAFETY: the job owns the lock until it is done; `fail` never frees the memory.
-        Ok(Some(unsafe { comm.begin_allreduce_among(set, arithmetic, self.out.bytes_mut(), passage) }))
-    }
-
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
+        Ok(Some(comm.begin_allreduce_among(set, arithmetic, self.out.lend(), passage)))
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -184,13 +183,13 @@ impl Job for Reduce {
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        self.arrival.apply(&mut self.out.guard);
+        self.arrival.apply(self.out.guard());
         self.reply.send(Ok(self.out.finish()));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.out.fail(self.was_begun, fault);
+        self.out.fail(fault);
         self.reply.send(Err(fault.clone()));
     }
 }
@@ -198,7 +197,7 @@ impl Job for Reduce {
 /// A reduce-scatter.
 pub(super) struct Scatter {
     site: Site,
-    given: Given,
+    input: Memory,
     /// The elements of each rank's part.
     lens: Vec<usize>,
     out: Output,
@@ -210,12 +209,12 @@ pub(super) struct Scatter {
 impl Scatter {
     pub(super) fn new(
         site: Site,
-        (given, lens): (Given, Vec<usize>),
+        (input, lens): (Memory, Vec<usize>),
         out: Output,
         arrival: Arrival,
         reply: Reply<Tensor>,
     ) -> Self {
-        Scatter { site, given, lens, out, arrival, reply, was_begun: false }
+        Scatter { site, input, lens, out, arrival, reply, was_begun: false }
     }
 }
 
@@ -224,52 +223,55 @@ impl Job for Scatter {
         self.site.transfer()
     }
 
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
         if std::mem::replace(&mut self.was_begun, true) {
             return Ok(None);
         }
         let (arithmetic, passage) = ((self.arrival.reduction, self.out.tensor.dtype()), self.site.passage(launch));
         let parts = Parts::of_lens(self.lens.iter().copied());
-        let buffers = (std::ptr::from_ref(self.given.bytes()), std::ptr::from_mut(self.out.bytes_mut()));
-        // SAFETY: the job owns both locks until it is done; `fail` never frees the memory.
-        unsafe { comm.begin_reduce_scatter(self.site.set.as_deref(), arithmetic, parts, buffers, passage) }
+        let buffers = (std::mem::take(&mut self.input), self.out.lend());
+        comm.begin_reduce_scatter(self.site.set.as_deref(), arithmetic, parts, buffers, passage).map(Some)
     }
 
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
+    fn receive(&mut self, memory: Memory) {
+        self.out.receive(memory.into_pair().1);
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        self.arrival.apply(&mut self.out.guard);
-        drop(self.given);
+        self.arrival.apply(self.out.guard());
         self.reply.send(Ok(self.out.finish()));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.out.fail(self.was_begun, fault);
-        if self.was_begun {
-            std::mem::forget(self.given);
-        }
+        self.out.fail(fault);
         self.reply.send(Err(fault.clone()));
     }
 }
 
-/// Numbers that ranks tell each other first.
-struct Words(Box<[u64]>);
+/// Numbers that ranks tell each other first, as memory.
+fn words(numbers: impl ExactSizeIterator<Item = usize>) -> Memory {
+    let mut words = Buffer::zeroed(numbers.len() * size_of::<u64>());
+    let all: &mut [u64] = bytemuck::cast_slice_mut(words.bytes_mut());
+    all.iter_mut().zip(numbers).for_each(|(word, number)| *word = number as u64);
+    Memory::Own(words)
+}
 
-impl Words {
-    fn zeroed(count: usize) -> Self {
-        Words(vec![0; count].into())
-    }
+fn numbers(words: &Memory) -> Vec<usize> {
+    let words: &[u64] = bytemuck::cast_slice(words.bytes());
+    words.iter().map(|word| *word as usize).collect()
+}
 
-    fn bytes_mut(&mut self) -> *mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.0)
-    }
-
-    fn lens(&self) -> Vec<usize> {
-        self.0.iter().map(|word| *word as usize).collect()
-    }
+/// The output of an operation whose length was not known before, in a new tensor, if none was given.
+fn output<'a>(out: &'a mut Option<Output>, dtype: DType, shape: &[usize], what: &str) -> Result<&'a mut Output> {
+    let given = if let Some(given) = out.take() {
+        given
+    } else {
+        let tensor = Tensor::try_zeros(dtype, shape, what)?;
+        let guard = tensor.write();
+        Output::within(tensor, guard)
+    };
+    Ok(out.insert(given))
 }
 
 /// An allgather. Unless every rank has said how many rows there are, the ranks tell each other first.
@@ -278,7 +280,6 @@ pub(super) struct Allgather {
     input: TensorRef,
     /// The rows of each rank.
     lens: Option<Vec<usize>>,
-    told: Option<Words>,
     shape: Vec<usize>,
     out: Option<Output>,
     reply: Reply<Tensor>,
@@ -294,7 +295,7 @@ impl Allgather {
         out: Option<Output>,
         reply: Reply<Tensor>,
     ) -> Self {
-        Allgather { site, input, lens, told: None, shape, out, reply, was_begun: false }
+        Allgather { site, input, lens, shape, out, reply, was_begun: false }
     }
 
     fn own_rows(&self) -> usize {
@@ -307,45 +308,33 @@ impl Job for Allgather {
         self.site.transfer()
     }
 
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
         if self.was_begun {
             return Ok(None);
         }
-        let (set, passage) = (self.site.set.clone(), self.site.passage(launch));
-        let set = set.as_deref();
+        let (set, passage) = (self.site.set.as_deref(), self.site.passage(launch));
         let (place, size) = comm.place_in(set);
-        if self.lens.is_none() && self.told.is_none() {
-            let own = self.own_rows() as u64;
-            let told = self.told.insert(Words::zeroed(size));
-            told.0[place] = own;
+        let Some(lens) = &self.lens else {
+            let own = self.own_rows();
+            let told = words((0..size).map(|rank| if rank == place { own } else { 0 }));
             let parts = Parts::of((0..=size).map(|rank| rank * size_of::<u64>()).collect());
-            // SAFETY: the job owns the words; `fail` never frees them.
-            let ticket = unsafe { comm.begin_allgather(set, parts, told.bytes_mut(), passage) }?;
-            if ticket.is_some() {
-                return Ok(ticket);
-            }
-        }
-        let lens = self.lens.take().or_else(|| self.told.take().map(|told| told.lens())).unwrap_or_default();
-        let out = match &mut self.out {
-            Some(out) => out,
-            none => {
-                self.shape[0] = lens.iter().sum();
-                let tensor = Tensor::try_zeros(self.input.dtype(), &self.shape, "the result of an allgather")?;
-                let guard = tensor.write();
-                none.insert(Output::within(tensor, guard))
-            }
+            return comm.begin_allgather(set, parts, told, passage).map(Some);
         };
         self.was_begun = true;
-        let row_bytes = self.shape[1..].iter().product::<usize>() * self.input.dtype().size_bytes();
+        self.shape[0] = lens.iter().sum();
+        let dtype = self.input.dtype();
+        let row_bytes = self.shape[1..].iter().product::<usize>() * dtype.size_bytes();
         let parts = Parts::of_lens(lens.iter().map(|rows| rows * row_bytes));
-        let own = parts.range(place..place + 1);
-        out.bytes_mut()[own].copy_from_slice(self.input.bytes());
-        // SAFETY: the job owns the lock until it is done; `fail` never frees the memory.
-        unsafe { comm.begin_allgather(set, parts, out.bytes_mut(), passage) }
+        let out = output(&mut self.out, dtype, &self.shape, "the result of an allgather")?;
+        out.bytes_mut()[parts.range(place..place + 1)].copy_from_slice(self.input.bytes());
+        comm.begin_allgather(set, parts, out.lend(), passage).map(Some)
     }
 
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
+    fn receive(&mut self, memory: Memory) {
+        match &mut self.out {
+            Some(out) if self.was_begun => out.receive(memory),
+            _ => self.lens = Some(numbers(&memory)),
+        }
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -356,9 +345,7 @@ impl Job for Allgather {
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.out.into_iter().for_each(|out| out.fail(self.was_begun, fault));
-        // It may be on its way.
-        std::mem::forget(self.told);
+        self.out.into_iter().for_each(|out| out.fail(fault));
         self.reply.send(Err(fault.clone()));
     }
 }
@@ -375,9 +362,9 @@ pub(super) struct Blocks {
 /// An alltoall. Unless a rank knows what comes from each other, they tell each other first.
 pub(super) struct Alltoall {
     site: Site,
-    input: TensorRef,
+    dtype: DType,
+    input: Memory,
     blocks: Blocks,
-    told: Option<(Words, Words)>,
     shape: Vec<usize>,
     out: Option<Output>,
     reply: Reply<(Tensor, Vec<usize>)>,
@@ -394,7 +381,8 @@ impl Alltoall {
         out: Option<Output>,
         reply: Reply<(Tensor, Vec<usize>)>,
     ) -> Self {
-        Alltoall { site, input, blocks, told: None, shape, out, reply, was_begun: false }
+        let (dtype, input) = (input.dtype(), Memory::Read(input));
+        Alltoall { site, dtype, input, blocks, shape, out, reply, was_begun: false }
     }
 }
 
@@ -403,64 +391,44 @@ impl Job for Alltoall {
         self.site.transfer()
     }
 
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
         if self.was_begun {
             return Ok(None);
         }
-        let (set, passage) = (self.site.set.clone(), self.site.passage(launch));
-        let set = set.as_deref();
+        let (set, passage) = (self.site.set.as_deref(), self.site.passage(launch));
         let (_, size) = comm.place_in(set);
-        if self.blocks.taken.is_none() && self.told.is_none() {
-            let own = Words(self.blocks.given.iter().map(|rows| *rows as u64).collect());
-            let (own, theirs) = self.told.insert((own, Words::zeroed(size)));
+        let Blocks { given, taken, are_equal } = &self.blocks;
+        let Some(taken) = taken else {
             let lens = vec![size_of::<u64>(); size];
-            let buffers = (own.bytes_mut().cast_const(), theirs.bytes_mut());
-            // SAFETY: the job owns the words; `fail` never frees them.
-            let ticket = unsafe { comm.begin_alltoall(set, (&lens, &lens), true, buffers, passage) }?;
-            if ticket.is_some() {
-                return Ok(ticket);
-            }
-        }
-        if let Some((_, theirs)) = self.told.take() {
-            self.blocks.taken = Some(theirs.lens());
-        }
-        let (dtype, taken) = (self.input.dtype(), self.blocks.taken.as_deref().unwrap_or_default());
-        let out = match &mut self.out {
-            Some(out) => out,
-            none => {
-                self.shape[0] = taken.iter().sum();
-                let tensor = Tensor::try_zeros(dtype, &self.shape, "the result of an alltoall")?;
-                let guard = tensor.write();
-                none.insert(Output::within(tensor, guard))
-            }
+            let buffers = (words(given.iter().copied()), words(std::iter::repeat_n(0, size)));
+            return comm.begin_alltoall(set, (&lens, &lens), true, buffers, passage).map(Some);
         };
         self.was_begun = true;
-        let row_bytes = self.shape[1..].iter().product::<usize>() * dtype.size_bytes();
+        self.shape[0] = taken.iter().sum();
+        let row_bytes = self.shape[1..].iter().product::<usize>() * self.dtype.size_bytes();
         let bytes = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|rows| rows * row_bytes).collect() };
-        let lens = (bytes(&self.blocks.given), bytes(taken));
-        let buffers = (std::ptr::from_ref(self.input.bytes()), std::ptr::from_mut(out.bytes_mut()));
-        // SAFETY: the job owns both locks until it is done; `fail` never frees the memory.
-        unsafe { comm.begin_alltoall(set, (&lens.0, &lens.1), self.blocks.are_equal, buffers, passage) }
+        let lens = (bytes(given), bytes(taken));
+        let out = output(&mut self.out, self.dtype, &self.shape, "the result of an alltoall")?;
+        let buffers = (std::mem::take(&mut self.input), out.lend());
+        comm.begin_alltoall(set, (&lens.0, &lens.1), *are_equal, buffers, passage).map(Some)
     }
 
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
+    fn receive(&mut self, memory: Memory) {
+        let (_, received) = memory.into_pair();
+        match &mut self.out {
+            Some(out) if self.was_begun => out.receive(received),
+            _ => self.blocks.taken = Some(numbers(&received)),
+        }
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        drop(self.input);
         let Some(out) = self.out else { return Err(Error::bug("an alltoall has ended without a result")) };
         self.reply.send(Ok((out.finish(), self.blocks.taken.unwrap_or_default())));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.out.into_iter().for_each(|out| out.fail(self.was_begun, fault));
-        if self.was_begun {
-            std::mem::forget(self.input);
-        }
-        // They may be on their way.
-        std::mem::forget(self.told);
+        self.out.into_iter().for_each(|out| out.fail(fault));
         self.reply.send(Err(fault.clone()));
     }
 }
@@ -468,7 +436,7 @@ impl Job for Alltoall {
 /// The content of a broadcast.
 pub(super) enum Travels {
     /// On the root of a send: its input, which is only read.
-    Input(TensorRef),
+    Input(Memory),
     /// The result.
     Out(Output),
 }
@@ -517,13 +485,13 @@ impl<T: Outcome> Job for Bcast<T> {
         self.site.transfer()
     }
 
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
         if std::mem::replace(&mut self.was_begun, true) {
             return Ok(None);
         }
-        let data: *mut [u8] = match &mut self.travels {
-            Travels::Input(input) => std::ptr::from_ref(input.bytes()).cast_mut(),
-            Travels::Out(out) => out.bytes_mut(),
+        let data = match &mut self.travels {
+            Travels::Input(input) => std::mem::take(input),
+            Travels::Out(out) => out.lend(),
         };
         let (passage, set) = (self.site.passage(launch), self.site.set.as_deref());
         let ends = launch.ends();
@@ -531,13 +499,14 @@ impl<T: Outcome> Job for Bcast<T> {
             self.root = ranks.iter().position(|rank| *rank == from).unwrap_or_default();
         }
         let (set, root) = ends.as_ref().map_or((set, self.root), |ends| (Some(&ends[..]), 0));
-        // SAFETY: the job owns the lock until it is done, and the root's data are only read; `fail` never
-        // frees the memory.
-        unsafe { comm.begin_broadcast(set, root, data, passage) }
+        comm.begin_broadcast(set, root, data, passage).map(Some)
     }
 
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
+    fn receive(&mut self, memory: Memory) {
+        match &mut self.travels {
+            Travels::Input(input) => *input = memory,
+            Travels::Out(out) => out.receive(memory),
+        }
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -557,10 +526,8 @@ impl<T: Outcome> Job for Bcast<T> {
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        match self.travels {
-            Travels::Input(input) if self.was_begun => std::mem::forget(input),
-            Travels::Input(_) => {}
-            Travels::Out(out) => out.fail(self.was_begun, fault),
+        if let Travels::Out(out) = self.travels {
+            out.fail(fault);
         }
         self.reply.send(Err(fault.clone()));
     }
@@ -570,13 +537,11 @@ impl<T: Outcome> Job for Bcast<T> {
 pub(super) struct Nothing {
     site: Site,
     reply: Reply<()>,
-    /// In a frozen cycle nobody else need have come: the ranks meet in a sum of one byte.
-    byte: Box<[u8; 1]>,
 }
 
 impl Nothing {
     pub(super) fn new(site: Site, reply: Reply<()>) -> Self {
-        Nothing { site, reply, byte: Box::new([0]) }
+        Nothing { site, reply }
     }
 }
 
@@ -594,12 +559,9 @@ impl Job for Nothing {
         }
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        &mut *self.byte
-    }
-
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
+    /// In a frozen cycle nobody else need have come: the ranks meet in a sum of one byte.
+    fn lend(&mut self) -> Memory {
+        Memory::Own(Buffer::zeroed(1))
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -613,7 +575,5 @@ impl Job for Nothing {
 
     fn fail(self: Box<Self>, fault: &Error) {
         self.reply.send(Err(fault.clone()));
-        // The transport may still write it.
-        std::mem::forget(self.byte);
     }
 }

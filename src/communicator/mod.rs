@@ -12,12 +12,13 @@ mod sets;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Engine, Envelope, Job, Operation, Peering, Reply, StandIn, Terms, Topic, answer};
 use ringpull_base::config::Config;
 use ringpull_base::forked::OfProcess;
 use ringpull_base::last_words;
 use ringpull_base::topology::host_name;
-use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result, Tensor, TensorMut, TensorRef, waits};
+use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result, Tensor, TensorMut, waits};
 use ringpull_kernels::reduce;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -289,11 +290,11 @@ impl Communicator {
             self.check_lens("reduce_scatter", &lens, Some(count))?;
             let shape: Vec<usize> = std::iter::once(lens[self.place]).chain(rest.iter().copied()).collect();
             let out = self.result_apart(input, options.out.as_ref(), &shape)?;
-            let mut given = Given::Held(input.read()?);
+            let mut given = Memory::Read(input.read()?);
             if options.prescale != 1.0 {
                 let mut scaled = Buffer::try_copy_of(given.bytes(), "the scaled input")?;
                 reduce::scale(input.dtype(), scaled.bytes_mut(), options.prescale);
-                given = Given::Own(scaled);
+                given = Memory::Own(scaled);
             }
             let arguments = format!(" by {reduction} in parts of {lens:?} rows{}", options.factors());
             let terms = terms(input.dtype(), input.shape(), arguments);
@@ -430,7 +431,7 @@ impl Communicator {
     /// tag are received in the order of the calls.
     pub fn send(&self, input: &Tensor, to: usize, tag: u32) -> Result<Handle<()>> {
         self.message(Peering::To(to), tag, input, |site, reply| {
-            let travels = Travels::Input(input.read()?);
+            let travels = Travels::Input(Memory::Read(input.read()?));
             Ok(Box::new(Bcast::new(site, 0, travels, reply)))
         })
     }
@@ -618,21 +619,6 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if std::thread::panicking() && self.engine.process().is_here() {
             self.engine.give_up();
-        }
-    }
-}
-
-/// The input of a job: a tensor that is only read, or memory of its own.
-enum Given {
-    Held(TensorRef),
-    Own(Buffer),
-}
-
-impl Given {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Given::Held(held) => held.bytes(),
-            Given::Own(own) => own.bytes(),
         }
     }
 }

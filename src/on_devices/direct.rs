@@ -40,10 +40,7 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
                 given: Vec::new(),
                 limit,
             };
-            // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part
-            // but what the owner waits for; after an error the runner keeps the owner for ever, and with it
-            // the part and the rooms.
-            unsafe { comm.allreduce_between(dtype, part.len_bytes(), Box::new(owner), LEAST_BYTES, stamp)? };
+            comm.allreduce_between(dtype, part.len_bytes(), Box::new(owner), LEAST_BYTES, stamp)?;
         }
         Ok(())
     })
@@ -67,7 +64,9 @@ struct Room {
     address: *mut u8,
 }
 
-impl Endpoint for Owner {
+// SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what this
+// waits for. It owns the part and the rooms.
+unsafe impl Endpoint for Owner {
     fn copies_in_place(&self) -> bool {
         true
     }

@@ -12,12 +12,14 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ringpull_allreduce::communicator::Communicator;
-use ringpull_base::Result;
-use ringpull_device::{Devices, Event, Layout, Memory, Slice, Work};
+use ringpull_allreduce::interpreter::Memory;
+use ringpull_base::{Buffer, Result};
+use ringpull_device::{Devices, Event, Layout, Slice, Work};
 
 use super::sum::Sum;
 
@@ -28,7 +30,7 @@ const DEPTH: usize = 4;
 
 /// Pinned memory for one segment, with the copies that are using it.
 struct Berth {
-    memory: Arc<Memory>,
+    memory: Arc<ringpull_device::Memory>,
     down: Vec<Event>,
     up: Vec<Event>,
 }
@@ -59,12 +61,12 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         let berth = &mut berths[index % depth];
         berth.down.drain(..).try_for_each(|event| event.synchronize(limit))?;
         let slice = Slice::of(&berth.memory, 0..segment.len());
-        // SAFETY: after an error the memory is never freed.
-        if let Err(cause) = unsafe { comm.allreduce(dtype, &mut slice.host_bytes_mut()?, stamp) } {
-            // The transport may still use it.
-            std::mem::forget(Arc::clone(&berth.memory));
-            return Err(cause);
-        }
+        let start = NonNull::from(&mut *slice.host_bytes_mut()?).cast();
+        let owner = Box::new(Arc::clone(&berth.memory));
+        // SAFETY: the owner is the pinned memory, and nobody touches it before the sum is there: the copies down
+        // have ended, and those up have not begun.
+        let pinned = unsafe { Buffer::foreign(start, segment.len(), owner) };
+        comm.allreduce(dtype, Memory::Own(pinned), stamp)?;
         staging.bring_up(segment, berth)?;
     }
     for device in 0..devices.count() {

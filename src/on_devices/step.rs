@@ -1,10 +1,10 @@
 //! The steps of one key, which run by the ranks' agreement or at once; and the step of its first value.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ringpull_allreduce::communicator::Communicator;
+use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch};
 use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
@@ -60,13 +60,7 @@ impl Step for DeviceInit {
             if comm.rank() == 0 {
                 value.bytes_mut().copy_from_slice(self.value.bytes());
             }
-            // SAFETY: after an error the memory is never freed.
-            if let Err(cause) = unsafe { comm.broadcast(0, value.bytes_mut(), launch.number) } {
-                // The transport may still use it.
-                std::mem::forget(value);
-                return Err(cause);
-            }
-            self.value = Arc::new(value);
+            self.value = Arc::new(comm.broadcast(0, Memory::Own(value), launch.number)?.into_buffer());
         }
         self.slot.put(&self.devices, self.value.bytes(), self.limit)
     }

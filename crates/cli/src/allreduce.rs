@@ -73,12 +73,11 @@ pub(crate) fn run(
         let plan = *plan;
         let summed = Tensor::zeros(dtype, &[size / dtype.size_bytes()]);
         let buffers = Buffers { summed, flag: Tensor::zeros(DType::U8, &[1]) };
-        let memory = vec![buffers.summed.clone(), buffers.flag.clone()];
-        let work = move |comm: &mut Communicator, _: &[Tensor], stamp: u32| {
+        let work = move |comm: &mut Communicator, stamp: u32| {
             let found = measure(comm, stamp, choice, &buffers, &plan)?;
             gather_by(&found, |_, numbers| gather(comm, stamp, numbers))
         };
-        let ranks = engine.collective("bench allreduce", memory, work)?;
+        let ranks = engine.collective("bench allreduce", work)?;
         let mode = if choice == AlgorithmChoice::Native { "mpi" } else { "dist_sync_mpi" }.to_owned();
         let (algorithm, blank) = (choice.to_string(), Record::blank("allreduce", dtype));
         let record = Record { mode, algorithm, late: plan.late.map(Into::into), ..blank };

@@ -78,13 +78,12 @@ pub(crate) fn run(
     for size in sizes {
         let len = (size / element / engine.size()).max(1) * engine.size();
         let (flag, measured) = (Tensor::zeros(DType::U8, &[1]), ways.to_vec());
-        let memory = vec![flag.clone()];
-        let work = move |comm: &mut Communicator, _: &[Tensor], stamp: u32| {
+        let work = move |comm: &mut Communicator, stamp: u32| {
             let found = measure(comm, stamp, which, (&measured, len), &flag, &options)?;
             let gathered = found.iter().map(|found| gather_by(found, |_, numbers| gather(comm, stamp, numbers)));
             gathered.collect::<Result<Vec<_>>>()
         };
-        let found = engine.collective("bench", memory, work)?;
+        let found = engine.collective("bench", work)?;
         for (way, ranks) in ways.iter().zip(&found) {
             let (mode, algorithm) = match way {
                 Way::Auto => ("dist_sync_mpi", "auto"),

@@ -70,10 +70,9 @@ pub(crate) fn run(sizes: &[usize], asked: AlgorithmChoice) -> Result<Option<Expl
     // Only `auto` goes by the cluster file.
     let config = Config { algorithm: AlgorithmChoice::Auto, ..Config::from_env()? };
     let engine = connect(&config, Some(config.segment_bytes))?;
-    let (learned, segments, hosts, racks) =
-        engine.collective("bench --explain", Vec::new(), |comm: &mut Communicator, _, _| {
-            Ok((comm.learned().clone(), comm.segments(), comm.hosts().to_vec(), comm.racks().cloned()))
-        })?;
+    let (learned, segments, hosts, racks) = engine.collective("bench --explain", |comm: &mut Communicator, _| {
+        Ok((comm.learned().clone(), comm.segments(), comm.hosts().to_vec(), comm.racks().cloned()))
+    })?;
     let parties = if plan.is_none() && hosts.len() > 1 { hosts.len() } else { engine.size() };
     Ok((engine.rank() == 0).then(|| Explanation {
         ranks: engine.size(),

@@ -52,7 +52,7 @@ pub enum Task {
     /// written to `outs`, and then `applied` is at least `round`.
     Push { gradient: Bytes, outs: Vec<TensorMut>, round: u64, optimizer: u64, applied: Arc<AtomicU64> },
     /// As `Push` of some rows, named by `units`.
-    PushRows { units: Vec<usize>, rows: Buffer, round: u64, optimizer: u64 },
+    PushRows { units: Vec<usize>, rows: Arc<Buffer>, round: u64, optimizer: u64 },
     /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each message.
     Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<Answer>> },
     /// The optimizer's states of the segments; an answer for each.

@@ -5,11 +5,6 @@
 //! block, so that those of other sets, and of the whole job, progress beside them. If all ranks of the job
 //! share memory, the job's own collectives go through that and are done at once; no other collective of all
 //! ranks may then be under way.
-//!
-//! All of them are unsafe to begin: the memory stays valid, and nobody else touches it, until the ticket is
-//! reported by [`take_finished`](super::Executor::take_finished). After an error, of this or of any later
-//! call, that holds for ever. Memory that is only read may be read by others.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
@@ -18,11 +13,11 @@ use ringpull_kernels::reduce::Arithmetic;
 use ringpull_plan::{ALLTOALL_SEGMENT_BYTES, Parts, Plan, Schedule, Segments, choose_reduce_scatter};
 
 use crate::communicator::Communicator;
-use crate::communicator::node::WaitLimits;
+use crate::communicator::node::{Node, WaitLimits};
 use crate::communicator::placement::Placement;
 use crate::communicator::schedules::Sum;
 use crate::communicator::two_buffers::{BlockExchange, ReduceScatterEnd};
-use crate::interpreter::Ticket;
+use crate::interpreter::{Memory, Ticket};
 use crate::transport::{BlockCollective, Stamp};
 
 /// The ranks of the job that take part, in their order; `None` for all.
@@ -37,21 +32,55 @@ pub struct Passage {
     pub priority: i32,
 }
 
+/// An operation that was begun. After an error in its place, the runner has its memory.
+pub enum Begun {
+    /// Under way: its memory comes with the ticket from [`take_finished`](super::Executor::take_finished).
+    UnderWay(Ticket),
+    /// Done.
+    Done(Memory),
+}
+
 impl Communicator {
-    /// Returns when what was begun is finished, if it is not yet.
-    pub(super) fn complete(&mut self, begun: Option<Ticket>) -> Result<()> {
-        let Some(ticket) = begun else { return Ok(()) };
-        while !self.executor.take_finished().any(|finished| finished == ticket) {
-            if !self.executor.advance()? {
-                self.executor.pause()?;
+    /// Returns the memory of what was begun when that is finished. Blocks.
+    pub(super) fn complete(&mut self, begun: Begun) -> Result<Memory> {
+        match begun {
+            Begun::Done(memory) => Ok(memory),
+            Begun::UnderWay(ticket) => self.executor.until(ticket),
+        }
+    }
+
+    /// Does `work` at once on `memory`, of which other ranks of this host may use any part: after an error the
+    /// runner keeps it.
+    pub(super) fn at_once(
+        &mut self,
+        mut memory: Memory,
+        work: impl FnOnce(&mut Self, &mut Memory) -> Result<()>,
+    ) -> Result<Begun> {
+        match work(self, &mut memory) {
+            Ok(()) => Ok(Begun::Done(memory)),
+            Err(cause) => {
+                self.executor.runner.lose(memory);
+                Err(cause)
             }
         }
-        Ok(())
+    }
+
+    /// Does `work` among the ranks of this host, all of which share one memory, as [`at_once`](Self::at_once).
+    pub(super) fn in_memory(
+        &mut self,
+        memory: Memory,
+        stamp: Stamp,
+        work: impl FnOnce(&mut Node, &mut Memory, WaitLimits) -> Result<()>,
+    ) -> Result<Begun> {
+        let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
+        self.at_once(memory, |own, memory| {
+            let node = own.placement.node.as_mut().expect("ranks that share memory have a window");
+            work(node, memory, WaitLimits { stamp, stop: &stop, limit })
+        })
     }
 
     /// Does the collective `which` from `input` into `out`, by plans or by the library's own collective. All
-    /// ranks call it, and it blocks. After an error both tensors stay locked for ever, as the transport may
-    /// still use them.
+    /// ranks call it, and it blocks.
     pub fn collect(
         &mut self,
         (which, is_native): (BlockCollective, bool),
@@ -60,48 +89,29 @@ impl Communicator {
         stamp: Stamp,
     ) -> Result<()> {
         let (given, mut taken) = (input.read()?, out.write());
-        let outcome = if is_native {
-            self.executor.transport.native_collective(which, given.bytes(), taken.bytes_mut())
-        } else {
-            // SAFETY: after an error neither the locks nor the memory behind them are ever given back.
-            unsafe { self.collect_by_plan(which, given.bytes(), taken.bytes_mut(), stamp) }
-        };
-        if outcome.is_err() {
-            std::mem::forget((given, taken, input.clone(), out.clone()));
-        }
-        outcome
-    }
-
-    /// # Safety
-    /// After an error both stay valid, and nobody else touches them, until the transport is gone.
-    unsafe fn collect_by_plan(
-        &mut self,
-        which: BlockCollective,
-        input: &[u8],
-        out: &mut [u8],
-        stamp: Stamp,
-    ) -> Result<()> {
         let (size, passage) = (self.size(), Passage { stamp, priority: 0 });
-        // SAFETY: both are borrowed until it is done; for an error the caller promises the rest.
-        let begun = unsafe {
-            match which {
-                BlockCollective::Allgather => {
-                    let parts = Parts::even(out.len(), size);
-                    let own = parts.range(self.rank()..self.rank() + 1);
-                    out[own].copy_from_slice(input);
-                    self.begin_allgather(None, parts, out, passage)?
-                }
-                BlockCollective::Alltoall => {
-                    let lens = vec![input.len() / size; size];
-                    self.begin_alltoall(None, (&lens, &lens), true, (input, out), passage)?
-                }
-                BlockCollective::ReduceScatter(dtype) => {
-                    let parts = Parts::even(input.len() / dtype.size_bytes(), size);
-                    self.begin_reduce_scatter(None, (Reduction::Sum, dtype), parts, (input, out), passage)?
-                }
+        let pair = |given, taken| (Memory::Read(given), Memory::Written(taken));
+        let begun = match which {
+            _ if is_native => self.at_once(Memory::Pair(Box::new(pair(given, taken))), |own, memory| {
+                let (input, out) = memory.pair_mut();
+                own.executor.transport.native_collective(which, input, out)
+            }),
+            BlockCollective::Allgather => {
+                let parts = Parts::even(taken.bytes().len(), size);
+                let own = parts.range(self.rank()..self.rank() + 1);
+                taken.bytes_mut()[own].copy_from_slice(given.bytes());
+                self.begin_allgather(None, parts, Memory::Written(taken), passage)
+            }
+            BlockCollective::Alltoall => {
+                let lens = vec![given.bytes().len() / size; size];
+                self.begin_alltoall(None, (&lens, &lens), true, pair(given, taken), passage)
+            }
+            BlockCollective::ReduceScatter(dtype) => {
+                let parts = Parts::even(given.bytes().len() / dtype.size_bytes(), size);
+                self.begin_reduce_scatter(None, (Reduction::Sum, dtype), parts, pair(given, taken), passage)
             }
         };
-        self.complete(begun)
+        self.complete(begun?).map(drop)
     }
 
     /// Returns this rank's place in a process set, and the number of the set's ranks.
@@ -123,136 +133,96 @@ impl Communicator {
         Arc::new(Self::cut(plan, set, DType::U8, self.executor.runner.segment_bytes()))
     }
 
+    /// Returns true if a set has all ranks, and they share one memory.
     fn is_in_memory(&self, set: ProcessSet) -> bool {
         set.is_none() && self.is_in_one_memory()
     }
 
     /// Begins to reduce `data` over the ranks of a set, which all of them get.
-    ///
-    /// # Safety
-    /// As the module's text says.
-    pub unsafe fn begin_allreduce_among(
+    pub fn begin_allreduce_among(
         &mut self,
         set: &[usize],
         (reduction, dtype): Arithmetic,
-        data: *mut [u8],
+        data: Memory,
         passage: Passage,
-    ) -> Ticket {
+    ) -> Begun {
         let (place, size) = self.place_in(Some(set));
-        let sum = Sum { reduction, ..Sum::of(self.choice, dtype, data.len()) };
+        let sum = Sum { reduction, ..Sum::of(self.choice, dtype, data.bytes().len()) };
         let (plan, segment_bytes) =
             sum.plan((place, size), &Placement::apart(size), (&self.learned.model, None), self.cuts);
         let schedule = Arc::new(Self::cut(plan, Some(set), dtype, segment_bytes).by(reduction));
-        // SAFETY: as the caller promises.
-        unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }
+        Begun::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
     }
 
-    /// Begins to make `data` that of the `root` of the set, whose own is only read. `None` if it is done.
-    ///
-    /// # Safety
-    /// As the module's text says.
-    pub unsafe fn begin_broadcast(
-        &mut self,
-        set: ProcessSet,
-        root: usize,
-        data: *mut [u8],
-        passage: Passage,
-    ) -> Result<Option<Ticket>> {
+    /// Begins to make `data` that of the `root` of the set, whose own is only read.
+    pub fn begin_broadcast(&mut self, set: ProcessSet, root: usize, data: Memory, passage: Passage) -> Result<Begun> {
         if self.is_in_memory(set) {
-            // SAFETY: as the caller promises; the root's data are only read.
-            return unsafe { self.broadcast_in_memory(root, data, passage.stamp) }.map(|()| None);
+            // On one host a rank is its local rank.
+            return self.in_memory(data, passage.stamp, |node, data, limits| node.broadcast(root, data, limits));
         }
         let (place, size) = self.place_in(set);
-        let schedule = self.cut_bytes(ringpull_plan::broadcast(root, place, size, data.len()), set);
-        // SAFETY: as the caller promises; the root's schedule only sends.
-        Ok(Some(unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }))
+        let schedule = self.cut_bytes(ringpull_plan::broadcast(root, place, size, data.bytes().len()), set);
+        Ok(Begun::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
     }
 
     /// Begins to give every rank of the set all parts of `data`, bounded in bytes, of which each has brought
-    /// its own. `None` if it is done.
-    ///
-    /// # Safety
-    /// As the module's text says.
-    pub unsafe fn begin_allgather(
-        &mut self,
-        set: ProcessSet,
-        parts: Parts,
-        data: *mut [u8],
-        passage: Passage,
-    ) -> Result<Option<Ticket>> {
-        if self.is_in_memory(set)
-            && let Some(node) = &mut self.placement.node
-        {
-            let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
-            let limits = WaitLimits { stamp: passage.stamp, stop: &stop, limit };
-            // SAFETY: the caller gives the memory away until this is done.
-            return node.allgather(unsafe { &mut *data }, &parts, limits).map(|()| None);
+    /// its own.
+    pub fn begin_allgather(&mut self, set: ProcessSet, parts: Parts, data: Memory, passage: Passage) -> Result<Begun> {
+        if self.is_in_memory(set) {
+            let work = |node: &mut Node, data: &mut Memory, limits: WaitLimits| {
+                node.allgather(data.bytes_mut(), &parts, limits)
+            };
+            return self.in_memory(data, passage.stamp, work);
         }
         let (place, size) = self.place_in(set);
         let schedule = self.cut_bytes(ringpull_plan::allgather(place, size, parts), set);
-        // SAFETY: as the caller promises.
-        Ok(Some(unsafe { self.executor.begin(&schedule, data, passage.stamp, passage.priority) }))
+        Ok(Begun::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
     }
 
-    /// Begins to make `out` the reduction of this rank's part of every rank's `input`, which has `parts`, in
-    /// elements. `None` if it is done.
-    ///
-    /// # Safety
-    /// As the module's text says; the input is only read.
-    pub unsafe fn begin_reduce_scatter(
+    /// Begins to make the output the reduction of this rank's part of every rank's input, which has `parts`,
+    /// in elements, and stays as it is.
+    pub fn begin_reduce_scatter(
         &mut self,
         set: ProcessSet,
         (reduction, dtype): Arithmetic,
         parts: Parts,
-        (input, out): (*const [u8], *mut [u8]),
+        (input, mut out): (Memory, Memory),
         passage: Passage,
-    ) -> Result<Option<Ticket>> {
+    ) -> Result<Begun> {
         let ((place, size), element) = (self.place_in(set), dtype.size_bytes());
-        if self.is_in_memory(set)
-            && let Some(node) = &mut self.placement.node
-        {
-            let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
-            let limits = WaitLimits { stamp: passage.stamp, stop: &stop, limit };
+        if self.is_in_memory(set) {
             let bounds = Parts::of((0..=size).map(|rank| parts.range(0..rank).end * element).collect());
-            // SAFETY: the caller gives the memory away until this is done.
-            let buffers = unsafe { (&*input, &mut *out) };
-            return node.reduce_scatter_into((reduction, dtype), buffers, &bounds, limits).map(|()| None);
+            let work = |node: &mut Node, memory: &mut Memory, limits: WaitLimits| {
+                node.reduce_scatter_into((reduction, dtype), memory.pair_mut(), &bounds, limits)
+            };
+            return self.in_memory(Memory::Pair(Box::new((input, out))), passage.stamp, work);
         }
         let own = parts.range(place..place + 1);
         let own = own.start * element..own.end * element;
-        // SAFETY: the part lies in the input, and the output, which is another buffer, has its length.
-        unsafe { copy(input.cast::<u8>().wrapping_add(own.start), out.cast(), own.len()) };
+        out.bytes_mut().copy_from_slice(&input.bytes()[own.clone()]);
         let (way, segment_bytes) = choose_reduce_scatter(&self.learned.model, parts.len() * element, size, self.cuts);
         let plan = ringpull_plan::reduce_scatter(way, place, size, parts);
         let schedule = Arc::new(Self::cut(plan, set, dtype, segment_bytes).by(reduction));
-        let endpoint = Box::new(ReduceScatterEnd::new((reduction, dtype), input.cast(), out.cast(), own));
-        // SAFETY: as the caller promises; sums on their way stand in memory of the endpoint's.
-        Ok(Some(unsafe { self.executor.begin_between(&schedule, endpoint, passage.stamp, passage.priority) }))
+        let endpoint = Box::new(ReduceScatterEnd::new((reduction, dtype), input, out, own));
+        Ok(Begun::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, passage.stamp, passage.priority)))
     }
 
-    /// Begins to give each rank of the set its block of `input`, and to take its own out of theirs into
-    /// `out`. Blocks have these lengths in bytes; `are_equal` is the same on every rank. `None` if it is
-    /// done.
-    ///
-    /// # Safety
-    /// As the module's text says; the input is only read.
-    pub unsafe fn begin_alltoall(
+    /// Begins to give each rank of the set its block of the input, which stays as it is, and to take its own out
+    /// of theirs into the output. Blocks have these lengths in bytes; `are_equal` is the same on every rank.
+    pub fn begin_alltoall(
         &mut self,
         set: ProcessSet,
         (given, taken): (&[usize], &[usize]),
         are_equal: bool,
-        (input, out): (*const [u8], *mut [u8]),
+        (input, out): (Memory, Memory),
         passage: Passage,
-    ) -> Result<Option<Ticket>> {
-        if are_equal
-            && self.is_in_memory(set)
-            && let Some(node) = &mut self.placement.node
-        {
-            let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
-            let limits = WaitLimits { stamp: passage.stamp, stop: &stop, limit };
-            // SAFETY: the caller gives the memory away until this is done.
-            let (input, out) = unsafe { (&*input, &mut *out) };
-            return node.alltoall(input, out, limits).map(|()| None);
+    ) -> Result<Begun> {
+        if are_equal && self.is_in_memory(set) {
+            let work = |node: &mut Node, memory: &mut Memory, limits: WaitLimits| {
+                let (input, out) = memory.pair_mut();
+                node.alltoall(input, out, limits)
+            };
+            return self.in_memory(Memory::Pair(Box::new((input, out))), passage.stamp, work);
         }
         let (place, size) = self.place_in(set);
         let parts = Parts::of_lens(given.iter().chain(taken).copied());
@@ -260,18 +230,8 @@ impl Communicator {
         let Segments { most_bytes, is_fixed } = self.cuts;
         let segment_bytes = if is_fixed { most_bytes } else { most_bytes.min(ALLTOALL_SEGMENT_BYTES) };
         let schedule = self.cut_bytes(ringpull_plan::alltoall(place, size, &parts, segment_bytes), set);
-        let own = (own, kept.start - input.len());
-        // SAFETY: as the caller promises; what a rank has for itself has one length in its two buffers.
-        let endpoint = unsafe { BlockExchange::new((input.cast(), input.len()), out.cast(), own, schedule.arrivals()) };
-        let endpoint = Box::new(endpoint);
-        // SAFETY: as the caller promises.
-        Ok(Some(unsafe { self.executor.begin_between(&schedule, endpoint, passage.stamp, passage.priority) }))
+        let own = (own, kept.start - input.bytes().len());
+        let endpoint = Box::new(BlockExchange::new(input, out, own, schedule.arrivals()));
+        Ok(Begun::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, passage.stamp, passage.priority)))
     }
-}
-
-/// # Safety
-/// Both are valid for `len_bytes` and do not overlap.
-unsafe fn copy(from: *const u8, to: *mut u8, len_bytes: usize) {
-    // SAFETY: as the caller promises.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes) }
 }

@@ -75,9 +75,7 @@ impl Communicator {
         let schedule =
             self.schedule(Sum { is_coded: true, ..Sum::of(self.choice, DType::F32, len * size_of::<f32>()) });
         let exchange = Box::new(CodeExchange::new(codec, (rank, size), len, ends));
-        // SAFETY: the exchange keeps what it gives to the transport in buffers of its own, until it is done
-        // or for ever.
-        unsafe { self.executor.run_between(&schedule, exchange, stamp) }
+        self.executor.run_between(&schedule, exchange, stamp)
     }
 
     /// Every rank gets every rank's code and adds them up in the order of the ranks.
@@ -174,7 +172,8 @@ fn lost(what: &str, rank: usize) -> Error {
     Error::bug(format!("{what} on rank {rank}"))
 }
 
-impl Endpoint for CodeExchange<'_> {
+// SAFETY: it keeps what the transport uses in buffers of its own until that is done.
+unsafe impl Endpoint for CodeExchange<'_> {
     fn wire_bytes(&self, message: &Message) -> usize {
         let elements = elements(message);
         // Segments of the own part that are sent, and those of others that are received, are sums.

@@ -7,7 +7,6 @@
 //! rank updates its part where the sums of all ranks' buffers have been put. Both move the same number of
 //! bytes as an allreduce. If some hosts have several ranks and there are several hosts, all messages go
 //! between ranks: along a ring, one rank of a host sends to the next host.
-#![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +15,8 @@ use ringpull_base::{Algorithm, AlgorithmChoice, DType, Reduction, Result};
 use ringpull_plan::{Parts, ReduceScatter, Schedule, choose_reduce_scatter};
 
 use crate::communicator::Communicator;
-use crate::communicator::begun::Passage;
-use crate::communicator::node::WaitLimits;
-use crate::interpreter::{PartUpdate, Ticket};
-use crate::transport::Stamp;
+use crate::communicator::begun::{Begun, Passage};
+use crate::interpreter::{Memory, PartUpdate};
 
 /// The schedules of such sums, by element type, parts and length of the step.
 #[derive(Default)]
@@ -27,37 +24,28 @@ pub(super) struct DividedSchedules(HashMap<(DType, Parts, usize), Arc<Schedule>>
 
 impl Communicator {
     /// Begins a divided sum: rank `r` sums part `r` and calls its `update` for those bytes, and every rank
-    /// gets all parts. Returns the ticket, or `None` if it had to be done at once and is, as in
-    /// [`begin_allreduce`](Self::begin_allreduce).
-    ///
-    /// # Safety
-    /// As for [`begin_allreduce`](Self::begin_allreduce).
-    pub unsafe fn begin_divided(
+    /// gets all parts. It may be done at once, as in [`begin_allreduce`](Self::begin_allreduce).
+    pub fn begin_divided(
         &mut self,
         (dtype, parts): (DType, Parts),
-        data: *mut [u8],
+        data: Memory,
         mut update: PartUpdate,
         Passage { stamp, priority }: Passage,
         step_bytes: usize,
-    ) -> Result<Option<Ticket>> {
+    ) -> Result<Begun> {
         let bytes = bytes_of(&parts, dtype);
         let own = bytes.range(self.rank()..self.rank() + 1);
         if self.size() == 1 {
-            // SAFETY: the caller gives the memory away until this is done.
-            return update(0, unsafe { &mut *data }).map(|()| None);
+            return self.at_once(data, |_, data| update(0, data.bytes_mut()));
         }
-        if self.is_in_one_memory()
-            && let Some(node) = &mut self.placement.node
-        {
-            let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
-            let limits = WaitLimits { stamp, stop: &stop, limit };
-            // SAFETY: as above.
-            let data = unsafe { &mut *data };
-            return node.allreduce_updating((Reduction::Sum, dtype), data, &bytes, &mut update, limits).map(|()| None);
+        if self.is_in_one_memory() {
+            return self.in_memory(data, stamp, |node, data, limits| {
+                node.allreduce_updating((Reduction::Sum, dtype), data.bytes_mut(), &bytes, &mut update, limits)
+            });
         }
         let schedule = self.divided_schedule(dtype, parts, step_bytes);
-        // SAFETY: as the caller promises.
-        Ok(Some(unsafe { self.executor.begin_updating(&schedule, data, (own, update), stamp, priority) }))
+        let ticket = self.executor.runner.begin_updating(&schedule, data, (own, update), stamp, priority);
+        Ok(Begun::UnderWay(ticket))
     }
 
     fn divided_schedule(&mut self, dtype: DType, parts: Parts, step_bytes: usize) -> Arc<Schedule> {
@@ -82,16 +70,6 @@ impl Communicator {
             Arc::new(Schedule::of(&plan, dtype, segment_bytes))
         });
         Arc::clone(made)
-    }
-
-    /// Gives every rank part `r` of `data`, bounded in bytes, from rank `r`.
-    ///
-    /// # Safety
-    /// As for [`allreduce`](Self::allreduce).
-    pub unsafe fn allgather(&mut self, parts: Parts, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        // SAFETY: `data` is borrowed until it is done; for an error the caller promises the rest.
-        let begun = unsafe { self.begin_allgather(None, parts, data, Passage { stamp, priority: 0 }) }?;
-        self.complete(begun)
     }
 }
 

@@ -1,5 +1,4 @@
 //! Runs schedules on memory: the transport of a job with the interpreter over it.
-#![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,8 +10,7 @@ use bytemuck::Pod;
 use ringpull_base::{Buffer, DType, Error, Result};
 use ringpull_plan::{Parts, Plan, Schedule};
 
-use crate::interpreter::{Endpoint, PartUpdate, Runner, Ticket};
-use crate::transport::observed::Observed;
+use crate::interpreter::{Endpoint, Memory, Runner, Ticket};
 use crate::transport::{Stamp, Transport};
 
 /// All ranks of a job, as far as messages go.
@@ -72,52 +70,6 @@ impl Executor {
         if self.stop.load(Ordering::Acquire) { Err(Error::Stopped {}) } else { Ok(()) }
     }
 
-    /// Begins a schedule, as [`Runner::begin`] does.
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn begin(
-        &mut self,
-        schedule: &Arc<Schedule>,
-        data: *mut [u8],
-        stamp: Stamp,
-        priority: i32,
-    ) -> Ticket {
-        // SAFETY: as the caller promises.
-        unsafe { self.runner.begin(schedule, data, stamp, priority) }
-    }
-
-    /// Begins a schedule of two halves, as [`Runner::begin_updating`] does.
-    ///
-    /// # Safety
-    /// As there.
-    pub(super) unsafe fn begin_updating(
-        &mut self,
-        schedule: &Arc<Schedule>,
-        data: *mut [u8],
-        halfway: (Range<usize>, PartUpdate),
-        stamp: Stamp,
-        priority: i32,
-    ) -> Ticket {
-        // SAFETY: as the caller promises.
-        unsafe { self.runner.begin_updating(schedule, data, halfway, stamp, priority) }
-    }
-
-    /// Begins a schedule with an end of this rank's own making.
-    ///
-    /// # Safety
-    /// As for [`Runner::begin_between`].
-    pub(super) unsafe fn begin_between(
-        &mut self,
-        schedule: &Arc<Schedule>,
-        endpoint: Box<dyn Endpoint>,
-        stamp: Stamp,
-        priority: i32,
-    ) -> Ticket {
-        // SAFETY: as the caller promises.
-        unsafe { self.runner.begin_between(schedule, endpoint, stamp, priority) }
-    }
-
     /// Moves the messages that can move now. Returns true if any did. Does not block.
     pub fn advance(&mut self) -> Result<bool> {
         self.runner.advance(&mut *self.transport, &self.stop)
@@ -135,79 +87,60 @@ impl Executor {
         self.transport.progress();
     }
 
-    /// Returns the operations that have finished since the last call.
-    pub fn take_finished(&mut self) -> impl Iterator<Item = Ticket> {
+    /// Returns the operations that have finished since the last call, each with its memory.
+    pub fn take_finished(&mut self) -> impl Iterator<Item = (Ticket, Memory)> {
         self.runner.take_finished()
     }
 
-    /// Runs a schedule on `data` to its end.
-    ///
-    /// # Safety
-    /// After an error the transport may still read and write `data`: it stays valid, and nobody else
-    /// touches it, until the transport is gone.
-    pub(super) unsafe fn run(&mut self, schedule: &Arc<Schedule>, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.runner.run(schedule, data, &mut *self.transport, stamp, &self.stop) }
+    /// Ends all operations after an error. Returns their memory, to be [given up](Memory::give_up): the transport
+    /// may use it for ever.
+    pub fn abandon(&mut self) -> Vec<Memory> {
+        self.runner.abandon()
     }
 
-    /// As [`run`](Self::run). `on_progress` is called when messages have moved.
-    ///
-    /// # Safety
-    /// As for [`run`](Self::run).
-    pub(super) unsafe fn run_observed(
+    /// Runs a schedule on `memory` to its end. After an error the runner has the memory.
+    pub(super) fn run(&mut self, schedule: &Arc<Schedule>, memory: &mut Memory, stamp: Stamp) -> Result<()> {
+        let whole = 0..memory.bytes().len();
+        self.run_on(schedule, (memory, whole), stamp, &|| ())
+    }
+
+    /// As [`run`](Self::run), on a range of `memory`. `on_progress` is called when messages have moved.
+    pub(super) fn run_on(
         &mut self,
-        on_progress: &dyn Fn(),
         schedule: &Arc<Schedule>,
-        data: &mut [u8],
+        place: (&mut Memory, Range<usize>),
         stamp: Stamp,
+        on_progress: &dyn Fn(),
     ) -> Result<()> {
-        let mut observed = Observed::new(&mut *self.transport, on_progress);
-        // SAFETY: as the caller promises.
-        unsafe { self.runner.run(schedule, data, &mut observed, stamp, &self.stop) }
-    }
-
-    /// As [`run`](Self::run), of a schedule that only sends.
-    ///
-    /// # Safety
-    /// As for [`run`](Self::run), though the transport only reads.
-    pub(super) unsafe fn send_out(&mut self, schedule: &Arc<Schedule>, data: &[u8], stamp: Stamp) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.runner.send_out(schedule, data, &mut *self.transport, stamp, &self.stop) }
+        self.runner.run(schedule, place, &mut *self.transport, stamp, (&self.stop, on_progress))
     }
 
     /// As [`run`](Self::run), with an end of this rank's own making.
-    ///
-    /// # Safety
-    /// As for [`Runner::run_between`].
-    pub(super) unsafe fn run_between(
+    pub(super) fn run_between(
         &mut self,
         schedule: &Arc<Schedule>,
         endpoint: Box<dyn Endpoint + '_>,
         stamp: Stamp,
     ) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.runner.run_between(schedule, endpoint, &mut *self.transport, stamp, &self.stop) }
+        self.runner.run_between(schedule, endpoint, &mut *self.transport, stamp, &self.stop).map(drop)
     }
 
-    /// Runs `into` on `data` and, beside it, `out`, which touches other bytes. Returns the reading of `clock`
-    /// when `into` is done. After an error the transport keeps the data.
+    /// Returns the memory of an operation that was begun, when it is finished.
+    pub(super) fn until(&mut self, ticket: Ticket) -> Result<Memory> {
+        self.runner.until(ticket, &mut *self.transport, (&self.stop, &|| ()))
+    }
+
+    /// Runs two schedules, each on its data, beside each other. Returns the reading of `clock` when `into` is done.
     pub(super) fn move_beside<T>(
         &mut self,
-        (out, out_stamp): (&Arc<Schedule>, Stamp),
-        (into, into_stamp): (&Arc<Schedule>, Stamp),
-        data: Buffer,
+        (out, sent, out_stamp): (&Arc<Schedule>, Buffer, Stamp),
+        (into, received, into_stamp): (&Arc<Schedule>, Buffer, Stamp),
         clock: impl FnOnce() -> T,
     ) -> Result<T> {
-        let mut read = None;
-        keep_after_error(data, |bytes| {
-            // SAFETY: after an error the memory is never freed, and both are done when this returns.
-            let ticket = unsafe { self.begin(out, std::ptr::from_mut::<[u8]>(bytes), out_stamp, i32::MAX) };
-            // SAFETY: as above; no byte is of both.
-            unsafe { self.run(into, bytes, into_stamp) }?;
-            read = Some(clock());
-            self.runner.until(ticket, &mut *self.transport, &self.stop)
-        })?;
-        Ok(read.expect("it is read before there is no error"))
+        let ticket = self.runner.begin(out, Memory::Own(sent), out_stamp, i32::MAX);
+        self.run(into, &mut Memory::Own(received), into_stamp)?;
+        let read = clock();
+        self.until(ticket).map(|_| read)
     }
 
     /// Returns this rank's `plan` on bytes, in the longest messages allowed.
@@ -215,10 +148,10 @@ impl Executor {
         self.runner.schedule(plan, DType::U8)
     }
 
-    /// Runs `schedule` on `data` and returns it. After an error the transport keeps it.
+    /// Runs `schedule` on `data` and returns it.
     pub(super) fn move_buffer(&mut self, schedule: &Arc<Schedule>, data: Buffer, stamp: Stamp) -> Result<Buffer> {
-        // SAFETY: after an error the memory is never freed.
-        keep_after_error(data, |bytes| unsafe { self.run(schedule, bytes, stamp) })
+        let mut memory = Memory::Own(data);
+        self.run(schedule, &mut memory, stamp).map(|()| memory.into_buffer())
     }
 
     /// Replaces `words` by those of rank 0. Their number is the same on every rank.
@@ -247,15 +180,5 @@ impl Executor {
         let all = self.gather(parts, stamp, |row| row.copy_from_slice(bytemuck::cast_slice(own)))?;
         let value = |row: &[u8], at: usize| bytemuck::pod_read_unaligned(&row[at * size_of::<T>()..][..size_of::<T>()]);
         Ok(all.bytes().chunks_exact(row_bytes).map(|row| std::array::from_fn(|at| value(row, at))).collect())
-    }
-}
-
-fn keep_after_error(mut data: Buffer, run: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Buffer> {
-    match run(data.bytes_mut()) {
-        Ok(()) => Ok(data),
-        Err(cause) => {
-            std::mem::forget(data);
-            Err(cause)
-        }
     }
 }

@@ -7,7 +7,6 @@
 //!
 //! A helper is of no use to sums within a host, in shared memory. A helper that shares a host with a worker
 //! has only a share of that worker's link. So helpers are idle unless every rank is on a host of its own.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
@@ -18,10 +17,11 @@ use ringpull_base::{Result, notice};
 use ringpull_plan::Schedule;
 
 use super::Communicator;
+use super::begun::Begun;
 use super::executor::Executor;
 use super::placement::Placement;
 use super::schedules::Sum;
-use crate::interpreter::Ticket;
+use crate::interpreter::Memory;
 use crate::transport::Stamp;
 
 /// The stamp of the messages by which ranks find out about helpers.
@@ -128,14 +128,9 @@ impl Communicator {
         schedule
     }
 
-    /// Begins a helper's part of a sum.
-    ///
-    /// # Safety
-    /// As for [`begin_allreduce`](Self::begin_allreduce). The content of `data` has no meaning before and
-    /// after.
-    pub unsafe fn begin_help(&mut self, asked: &Asked, data: *mut [u8]) -> Ticket {
+    /// Begins a helper's part of a sum. The content of `data` has no meaning before and after.
+    pub fn begin_help(&mut self, asked: &Asked, data: Memory) -> Begun {
         let schedule = self.schedule(asked.sum);
-        // SAFETY: as the caller promises.
-        unsafe { self.executor.begin(&schedule, data, asked.stamp, asked.priority) }
+        Begun::UnderWay(self.executor.runner.begin(&schedule, data, asked.stamp, asked.priority))
     }
 }

@@ -8,7 +8,8 @@
 //! Each host's network carries `2 (h-1)/h S` for `h` hosts, however many ranks they have. Sums are made in
 //! the order of the ranks within a host and in the plan's order between hosts: all ranks hold the same bits,
 //! which depend on the placement.
-#![allow(unsafe_code)]
+
+use std::ops::Range;
 
 use ringpull_base::{AlgorithmChoice, Result};
 use ringpull_kernels::reduce::Arithmetic;
@@ -18,6 +19,7 @@ use super::executor::Executor;
 use super::node::{Node, WaitLimits};
 use super::racks::Racks;
 use super::schedules::{Schedules, Sum};
+use crate::interpreter::Memory;
 
 /// The shortest share for which one more leader is worth its messages.
 const LEAST_SHARE_BYTES: usize = 256 << 10;
@@ -41,36 +43,30 @@ pub(super) struct Hosts<'a> {
 
 /// Sums `data` in place over all ranks of `hosts`, between hosts by the plan that `auto` chooses. `node` is
 /// this rank's own, if it has neighbours.
-///
-/// # Safety
-/// After an error the transport may still read and write `data`: it stays valid, and nobody else
-/// touches it, until the transport is gone.
-pub(super) unsafe fn allreduce(
+pub(super) fn allreduce(
     (hosts, node): (Hosts, Option<&mut Node>),
     (executor, schedules): (&mut Executor, &mut Schedules),
     arithmetic: Arithmetic,
-    data: &mut [u8],
+    data: &mut Memory,
     limits: WaitLimits,
 ) -> Result<()> {
-    let element = arithmetic.1.size_bytes();
-    let leaders = leaders(hosts.ranks, data.len());
-    let shares = Parts::even(data.len() / element, leaders);
+    let (element, len_bytes) = (arithmetic.1.size_bytes(), data.bytes().len());
+    let leaders = leaders(hosts.ranks, len_bytes);
+    let shares = Parts::even(len_bytes / element, leaders);
     let bounds = Parts::of((0..=leaders).map(|leader| shares.range(0..leader).end * element).collect());
     let Some(node) = node else {
-        // The rank is alone on its host: every host has one leader, and the share is the buffer. SAFETY: as
-        // the caller promises.
-        return unsafe { between_hosts(hosts, 0, (executor, schedules), arithmetic, data, limits, &|| ()) };
+        // The rank is alone on its host: every host has one leader, and the share is the buffer.
+        let whole = (data, 0..len_bytes);
+        return between_hosts(hosts, 0, (executor, schedules), arithmetic, whole, limits, &|| ());
     };
-    node.reduce_scatter(arithmetic, data, &bounds, limits)?;
+    node.reduce_scatter(arithmetic, data.bytes_mut(), &bounds, limits)?;
     if node.local_rank() < leaders {
         let share = bounds.range(node.local_rank()..node.local_rank() + 1);
+        let share = (&mut *data, share);
         let beat = || node.beat();
-        // SAFETY: as the caller promises.
-        unsafe {
-            between_hosts(hosts, node.local_rank(), (executor, schedules), arithmetic, &mut data[share], limits, &beat)
-        }?;
+        between_hosts(hosts, node.local_rank(), (executor, schedules), arithmetic, share, limits, &beat)?;
     }
-    node.allgather(data, &bounds, limits)
+    node.allgather(data.bytes_mut(), &bounds, limits)
 }
 
 /// Returns the number of ranks of each host that talk to other hosts.
@@ -79,20 +75,20 @@ fn leaders(hosts: &[Vec<usize>], len_bytes: usize) -> usize {
     fewest.min(MOST_LEADERS).min(len_bytes / LEAST_SHARE_BYTES).max(1)
 }
 
-/// # Safety
-/// As for [`allreduce`].
-unsafe fn between_hosts(
+/// Sums a share, a range of a buffer, over the hosts' leaders of that number.
+fn between_hosts(
     hosts: Hosts,
     leader: usize,
     (executor, schedules): (&mut Executor, &mut Schedules),
     (reduction, dtype): Arithmetic,
-    share: &mut [u8],
+    share: (&mut Memory, Range<usize>),
     limits: WaitLimits,
     beat: &dyn Fn(),
 ) -> Result<()> {
     let members: Vec<usize> = hosts.ranks.iter().map(|ranks| ranks[leader]).collect();
     let place = members.iter().position(|member| *member == executor.rank()).expect("a leader is one of the leaders");
-    let (size, len) = (members.len(), share.len() / dtype.size_bytes());
+    let (size, len_bytes) = (members.len(), share.1.len());
+    let len = len_bytes / dtype.size_bytes();
     let plan = || {
         if let Some(plan) = hosts.racks.and_then(|racks| racks.plan(place, len, dtype.size_bytes())) {
             return (plan.among(&members), hosts.segments.most_bytes);
@@ -102,9 +98,8 @@ unsafe fn between_hosts(
         (plan.among(&members), segment_bytes)
     };
     let schedule = schedules
-        .find(Sum { between_hosts: true, reduction, ..Sum::of(AlgorithmChoice::Auto, dtype, share.len()) }, plan);
-    // SAFETY: as the caller promises.
-    unsafe { executor.run_observed(beat, &schedule, share, limits.stamp) }
+        .find(Sum { between_hosts: true, reduction, ..Sum::of(AlgorithmChoice::Auto, dtype, len_bytes) }, plan);
+    executor.run_on(&schedule, share, limits.stamp, beat)
 }
 
 #[cfg(test)]

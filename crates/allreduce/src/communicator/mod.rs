@@ -57,7 +57,7 @@ use crate::communicator::schedules::Schedules;
 use crate::transport::Transport;
 
 pub use crate::interpreter::{PartUpdate, Ticket};
-pub use begun::{Passage, ProcessSet};
+pub use begun::{Begun, Passage, ProcessSet};
 pub use cluster::{Cluster, ClusterHost, Network};
 pub use executor::Executor;
 pub use helped::Asked;

@@ -34,7 +34,7 @@ use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Parts;
 
 use super::reached::{MemoryReach, ReachedBuffers};
-use crate::interpreter::PartUpdate;
+use crate::interpreter::{Memory, PartUpdate};
 use crate::transport::Stamp;
 use crate::transport::window::{Absence, SHORT_BYTES, Window};
 
@@ -273,21 +273,16 @@ impl Node {
         unsafe { self.allgather_at(data.as_mut_ptr(), parts, limits) }
     }
 
-    /// Gives every local rank the `len_bytes` bytes at `start` from local rank `root`, which only reads its
-    /// own.
+    /// Gives every local rank the `data` of local rank `root`, which only reads its own.
     ///
-    /// # Safety
-    /// They are valid. Nobody else touches them until this returns; if this is the root, others may read
-    /// them.
-    pub(super) unsafe fn broadcast(
-        &mut self,
-        root: usize,
-        (start, len_bytes): (*mut u8, usize),
-        limits: WaitLimits,
-    ) -> Result<()> {
+    /// # Panics
+    /// If others may read the data of a rank that is not the root.
+    pub(super) fn broadcast(&mut self, root: usize, data: &mut Memory, limits: WaitLimits) -> Result<()> {
+        assert!(data.is_exclusive() || self.local_rank() == root, "a rank that receives has its memory for itself");
+        let (start, len_bytes) = (data.start(), data.bytes().len());
         let bound = |local_rank: usize| if local_rank <= root { 0 } else { len_bytes };
         let parts = Parts::of((0..=self.window.local_size()).map(bound).collect());
-        // SAFETY: as the caller promises.
+        // SAFETY: the data are borrowed, and the root's part, all of them, is only read.
         unsafe { self.allgather_at(start, &parts, limits) }
     }
 

@@ -184,8 +184,9 @@ impl Prober<'_> {
         let (out, into) = ringpull_plan::exchange_by_direction(rank, other, bytes);
         let (out, into) = (self.executor.schedule(&out), self.executor.schedule(&into));
         let stamps = if rank < other { (STAMP, BACK) } else { (BACK, STAMP) };
+        let sent = Buffer::copy_of(data.bytes());
         let start = Instant::now();
-        let took = self.executor.move_beside((&out, stamps.0), (&into, stamps.1), data, || start.elapsed())?;
+        let took = self.executor.move_beside((&out, sent, stamps.0), (&into, data, stamps.1), || start.elapsed())?;
         Ok(took.as_secs_f64() * 1e6)
     }
 }

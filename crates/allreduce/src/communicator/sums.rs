@@ -1,6 +1,5 @@
 //! Sums and other reductions over all ranks. A call begins one, which then advances beside others, or runs it
 //! to its end.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
@@ -9,10 +8,11 @@ use ringpull_kernels::reduce::Arithmetic;
 use ringpull_plan::Schedule;
 
 use crate::communicator::Communicator;
+use crate::communicator::begun::Begun;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::node::WaitLimits;
 use crate::communicator::schedules::Sum;
-use crate::interpreter::{Endpoint, Ticket};
+use crate::interpreter::{Endpoint, Memory};
 use crate::transport::Stamp;
 
 impl Communicator {
@@ -55,91 +55,60 @@ impl Communicator {
         self.sums_block() && self.placement.is_one_host()
     }
 
-    /// Begins to sum `data` over all ranks, or another reduction, and returns its ticket. Returns `None` if
-    /// the reduction had to be done at once and is done; no other collective of all ranks may be under way
-    /// then. Sums of higher `priority` go first. Operations under way together have stamps of their own.
-    /// `step_bytes` is the number of bytes that the whole step sums: the same on every rank, and 0 if that is
-    /// not known.
-    ///
-    /// # Safety
-    /// `data` stays valid, and nobody else touches it, until the ticket is reported by
-    /// [`take_finished`](super::Executor::take_finished); after an error, of this or of any later call, for
-    /// ever.
-    pub unsafe fn begin_allreduce(
+    /// Begins to sum `data` over all ranks, or another reduction. If the reduction has to be done at once it is
+    /// done; no other collective of all ranks may be under way then. Sums of higher `priority` go first.
+    /// Operations under way together have stamps of their own. `step_bytes` is the number of bytes that the
+    /// whole step sums: the same on every rank, and 0 if that is not known.
+    pub fn begin_allreduce(
         &mut self,
         (reduction, dtype): Arithmetic,
-        data: *mut [u8],
+        data: Memory,
         stamp: Stamp,
         (priority, step_bytes): (i32, usize),
-    ) -> Result<Option<Ticket>> {
-        let choice = Self::choice_for(self.choice, reduction);
-        if self.sums_at_once(choice) {
-            // SAFETY: the caller gives the memory away until this is done.
-            return unsafe { self.reduce_by(choice, (reduction, dtype), &mut *data, stamp) }.map(|()| None);
-        }
-        let sum = Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.len()) };
-        let schedule = self.helped_schedule(sum, stamp, priority);
-        // SAFETY: as the caller promises.
-        Ok(Some(unsafe { self.executor.begin(&schedule, data, stamp, priority) }))
+    ) -> Result<Begun> {
+        self.begin_by(self.choice, (reduction, dtype), data, stamp, (priority, step_bytes))
     }
 
-    /// Sums `data` over all ranks in place, with the same bits on each.
-    ///
-    /// # Safety
-    /// After an error the transport may still read and write `data`: it stays valid, and nobody else
-    /// touches it, until the transport is gone.
-    pub unsafe fn allreduce(&mut self, dtype: DType, data: &mut [u8], stamp: Stamp) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.allreduce_by(self.choice, dtype, data, stamp) }
+    /// Sums `data` over all ranks in place, with the same bits on each. Returns it.
+    pub fn allreduce(&mut self, dtype: DType, data: Memory, stamp: Stamp) -> Result<Memory> {
+        self.allreduce_by(self.choice, dtype, data, stamp)
     }
 
-    /// Sums `tensor` over all ranks in place, by the given way. After an error it stays locked for ever, as
-    /// the transport may still use its memory.
+    /// Sums `tensor` over all ranks in place, by the given way.
     pub fn allreduce_tensor(&mut self, choice: AlgorithmChoice, tensor: &Tensor, stamp: Stamp) -> Result<()> {
-        let mut guard = tensor.write();
-        // SAFETY: after an error neither the lock nor the memory behind it is ever given back.
-        let outcome = unsafe { self.allreduce_by(choice, tensor.dtype(), guard.bytes_mut(), stamp) };
-        if outcome.is_err() {
-            std::mem::forget((guard, tensor.clone()));
-        }
-        outcome
+        self.allreduce_by(choice, tensor.dtype(), Memory::Written(tensor.write()), stamp).map(drop)
     }
 
     /// As [`allreduce`](Self::allreduce), by the given way.
-    ///
-    /// # Safety
-    /// As for [`allreduce`](Self::allreduce).
-    pub unsafe fn allreduce_by(
+    pub fn allreduce_by(
         &mut self,
         choice: AlgorithmChoice,
         dtype: DType,
-        data: &mut [u8],
+        data: Memory,
         stamp: Stamp,
-    ) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.reduce_by(choice, (Reduction::Sum, dtype), data, stamp) }
+    ) -> Result<Memory> {
+        let begun = self.begin_by(choice, (Reduction::Sum, dtype), data, stamp, (i32::MAX, 0))?;
+        self.complete(begun)
     }
 
-    /// # Safety
-    /// As for [`allreduce`](Self::allreduce).
-    unsafe fn reduce_by(
+    fn begin_by(
         &mut self,
         choice: AlgorithmChoice,
         (reduction, dtype): Arithmetic,
-        data: &mut [u8],
+        data: Memory,
         stamp: Stamp,
-    ) -> Result<()> {
+        (priority, step_bytes): (i32, usize),
+    ) -> Result<Begun> {
+        let choice = Self::choice_for(choice, reduction);
         if self.sums_at_once(choice) {
-            return match choice {
-                AlgorithmChoice::Native => self.executor.transport.native_allreduce(dtype, data),
-                // SAFETY: as the caller promises.
-                _ => unsafe { self.allreduce_by_host((reduction, dtype), data, stamp) },
-            };
+            return self.at_once(data, |own, data| match choice {
+                AlgorithmChoice::Native => own.executor.transport.native_allreduce(dtype, data.bytes_mut()),
+                _ => own.allreduce_by_host((reduction, dtype), data, stamp),
+            });
         }
-        let sum = Sum { reduction, ..Sum::of(choice, dtype, data.len()) };
-        let schedule = self.helped_schedule(sum, stamp, 0);
-        // SAFETY: as the caller promises.
-        unsafe { self.executor.run(&schedule, data, stamp) }
+        let sum = Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.bytes().len()) };
+        let schedule = self.helped_schedule(sum, stamp, priority);
+        Ok(Begun::UnderWay(self.executor.runner.begin(&schedule, data, stamp, priority)))
     }
 
     /// Returns true if [`allreduce_between`](Self::allreduce_between) accepts addresses in the memory of
@@ -150,11 +119,7 @@ impl Communicator {
 
     /// As [`allreduce`](Self::allreduce), of `len_bytes` that this rank's `endpoint` has. Always by messages,
     /// of at least `least_bytes` where the plan has as many.
-    ///
-    /// # Safety
-    /// The transport can read and write at the addresses that the endpoint gives, and nobody else does until
-    /// the endpoint is notified that their message is done; after an error, never again.
-    pub unsafe fn allreduce_between(
+    pub fn allreduce_between(
         &mut self,
         dtype: DType,
         len_bytes: usize,
@@ -165,21 +130,17 @@ impl Communicator {
         let least_bytes = Some(least_bytes);
         let sum = Sum { least_bytes, ..Sum::of(self.choice, dtype, len_bytes) };
         let schedule = self.helped_schedule(sum, stamp, 0);
-        // SAFETY: as the caller promises.
-        unsafe { self.executor.run_between(&schedule, endpoint, stamp) }
+        self.executor.run_between(&schedule, endpoint, stamp)
     }
 
     /// Sums by shared memory within hosts, and by a plan between them.
-    ///
-    /// # Safety
-    /// As for [`allreduce`](Self::allreduce).
-    unsafe fn allreduce_by_host(&mut self, arithmetic: Arithmetic, data: &mut [u8], stamp: Stamp) -> Result<()> {
+    fn allreduce_by_host(&mut self, arithmetic: Arithmetic, data: &mut Memory, stamp: Stamp) -> Result<()> {
         let stop = Arc::clone(&self.executor.stop);
         let limits = WaitLimits { stamp, stop: &stop, limit: self.executor.runner.limit };
         if self.placement.is_one_host()
             && let Some(node) = &mut self.placement.node
         {
-            return node.allreduce(arithmetic, data, limits);
+            return node.allreduce(arithmetic, data.bytes_mut(), limits);
         }
         let hosts = Hosts {
             ranks: &self.placement.hosts,
@@ -190,7 +151,6 @@ impl Communicator {
         };
         let node = self.placement.node.as_mut();
         let executor = (&mut self.executor, &mut self.schedules);
-        // SAFETY: as the caller promises.
-        unsafe { hierarchy::allreduce((hosts, node), executor, arithmetic, data, limits) }
+        hierarchy::allreduce((hosts, node), executor, arithmetic, data, limits)
     }
 }

@@ -1,8 +1,7 @@
 //! One rank's end of a collective with an input and an output buffer: a reduce-scatter, whose input stays as
 //! it is, and an alltoall.
 //!
-//! The rank's plan is on one buffer; this module finds its places in the two. The job that owns both keeps
-//! them until the operation is finished.
+//! The rank's plan is on one buffer; this module finds its places in the two.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -12,14 +11,14 @@ use ringpull_base::{Buffer, Result};
 use ringpull_kernels::reduce::{self, Arithmetic};
 use ringpull_plan::Message;
 
-use crate::interpreter::{Endpoint, Scratch};
+use crate::interpreter::{Endpoint, Memory, Scratch};
 
 /// A reduce-scatter by a plan in which every segment that is passed on arrives once. Sums on their way stand
 /// where they arrived; that of this rank's part stands in the output, which begins with its own contribution.
 pub(super) struct ReduceScatterEnd {
     arithmetic: Arithmetic,
-    input: *const u8,
-    out: *mut u8,
+    input: Memory,
+    out: Memory,
     /// This rank's part of the input.
     own: Range<usize>,
     /// The buffers of arriving segments, by the address that the transport has.
@@ -30,19 +29,21 @@ pub(super) struct ReduceScatterEnd {
 
 impl ReduceScatterEnd {
     /// `input` has all ranks' parts, `out` this rank's, `own`, as it is in the input.
-    pub(super) fn new(arithmetic: Arithmetic, input: *const u8, out: *mut u8, own: Range<usize>) -> Self {
+    pub(super) fn new(arithmetic: Arithmetic, input: Memory, out: Memory, own: Range<usize>) -> Self {
         ReduceScatterEnd { arithmetic, input, out, own, arriving: HashMap::new(), passed_on: HashMap::new() }
     }
 }
 
-impl Endpoint for ReduceScatterEnd {
+// SAFETY: the transport reads the input, which does not change, and buffers that are kept until their message
+// is done, and writes buffers that nobody else has.
+unsafe impl Endpoint for ReduceScatterEnd {
     fn copies_in_place(&self) -> bool {
         false
     }
 
     fn outgoing(&mut self, message: &Message, _scratch: &mut Scratch) -> Result<*const u8> {
         let sum = self.passed_on.get(&message.start).map(|sum| sum.bytes().as_ptr());
-        Ok(sum.unwrap_or_else(|| self.input.wrapping_add(message.start)))
+        Ok(sum.unwrap_or_else(|| self.input.bytes()[message.start..].as_ptr()))
     }
 
     fn sent(&mut self, message: &Message, scratch: &mut Scratch) {
@@ -60,28 +61,35 @@ impl Endpoint for ReduceScatterEnd {
         let ((reduction, dtype), len) = (self.arithmetic, message.len());
         let mut room = self.arriving.remove(&place).expect("what arrives has a room from when it is posted");
         if self.own.contains(&message.start) {
-            let start = self.out.wrapping_add(message.start - self.own.start);
-            // SAFETY: the range lies in the output, which nobody else touches.
-            let sum = unsafe { std::slice::from_raw_parts_mut(start, len) };
+            let sum = &mut self.out.bytes_mut()[message.start - self.own.start..][..len];
             reduce::reduce_assign(reduction, dtype, sum, &room.bytes()[..len]);
             scratch.put(room);
         } else {
-            // SAFETY: the range lies in the input, which nobody changes.
-            let own = unsafe { std::slice::from_raw_parts(self.input.wrapping_add(message.start), len) };
+            let own = &self.input.bytes()[message.start..][..len];
             reduce::reduce_assign(reduction, dtype, &mut room.bytes_mut()[..len], own);
             self.passed_on.insert(message.start, room);
         }
         Ok(())
     }
+
+    fn take_memory(&mut self) -> Memory {
+        pair(&mut self.input, &mut self.out)
+    }
+}
+
+/// The two buffers of an operation that has ended.
+fn pair(input: &mut Memory, out: &mut Memory) -> Memory {
+    Memory::Pair(Box::new((std::mem::take(input), std::mem::take(out))))
 }
 
 /// An alltoall: the blocks to send are in the input, and behind its `input_bytes` come the places of the
 /// output. The rank's block for itself is copied a piece with each message that arrives, so that no link
 /// waits for the copy.
 pub(super) struct BlockExchange {
-    input: *const u8,
-    input_bytes: usize,
-    out: *mut u8,
+    input: Memory,
+    out: Memory,
+    /// The address of the output: the transport writes other bytes of it while this copies.
+    start: *mut u8,
     /// The rest of the rank's block for itself that is not copied yet, and its place in the output.
     own: Range<usize>,
     kept_start: usize,
@@ -92,17 +100,17 @@ pub(super) struct BlockExchange {
 impl BlockExchange {
     /// `own` lies in the input and has its place in the output at `kept_start`; `arrivals` messages arrive.
     ///
-    /// # Safety
-    /// Until the operation is finished the input is valid for reads, and the output for writes by nobody
-    /// else. The two do not overlap, and both hold the block.
-    pub(super) unsafe fn new(
-        (input, input_bytes): (*const u8, usize),
-        out: *mut u8,
+    /// # Panics
+    /// If a block does not lie in its buffer.
+    pub(super) fn new(
+        input: Memory,
+        mut out: Memory,
         (own, kept_start): (Range<usize>, usize),
         arrivals: usize,
     ) -> Self {
-        let piece_bytes = own.len().div_ceil(arrivals.max(1));
-        let mut exchange = BlockExchange { input, input_bytes, out, own, kept_start, piece_bytes };
+        assert!(own.end <= input.bytes().len() && kept_start + own.len() <= out.bytes().len(), "blocks lie in buffers");
+        let (start, piece_bytes) = (out.start(), own.len().div_ceil(arrivals.max(1)));
+        let mut exchange = BlockExchange { input, out, start, own, kept_start, piece_bytes };
         if arrivals == 0 {
             exchange.copy_piece();
         }
@@ -111,33 +119,39 @@ impl BlockExchange {
 
     fn copy_piece(&mut self) {
         let len = self.piece_bytes.min(self.own.len());
-        // SAFETY: as the caller of `new` promises.
-        unsafe {
-            let to = self.out.add(self.kept_start);
-            std::ptr::copy_nonoverlapping(self.input.add(self.own.start), to, len);
-        }
+        let from = self.input.bytes()[self.own.start..][..len].as_ptr();
+        // SAFETY: the block lies in the output, and the transport writes others.
+        unsafe { std::ptr::copy_nonoverlapping(from, self.start.add(self.kept_start), len) };
         self.own.start += len;
         self.kept_start += len;
     }
 }
 
-impl Endpoint for BlockExchange {
+// SAFETY: the transport reads the input, which does not change, and writes blocks of the output that nobody else
+// touches.
+unsafe impl Endpoint for BlockExchange {
     fn copies_in_place(&self) -> bool {
         true
     }
 
     fn outgoing(&mut self, message: &Message, _scratch: &mut Scratch) -> Result<*const u8> {
-        Ok(self.input.wrapping_add(message.start))
+        Ok(self.input.bytes()[message.start..].as_ptr())
     }
 
     fn sent(&mut self, _message: &Message, _scratch: &mut Scratch) {}
 
     fn incoming(&mut self, message: &Message, _peer: usize, _scratch: &mut Scratch) -> Result<*mut u8> {
-        Ok(self.out.wrapping_add(message.start - self.input_bytes))
+        let place = message.start - self.input.bytes().len();
+        assert!(place + message.len() <= self.out.bytes().len(), "a block lies in the output");
+        Ok(self.start.wrapping_add(place))
     }
 
     fn received(&mut self, _message: &Message, _peer: usize, _place: *mut u8, _scratch: &mut Scratch) -> Result<()> {
         self.copy_piece();
         Ok(())
+    }
+
+    fn take_memory(&mut self) -> Memory {
+        pair(&mut self.input, &mut self.out)
     }
 }

@@ -4,15 +4,22 @@
 //! The interpreter decides which message goes when. For most operations the bytes of a message are those of
 //! the buffer, and bytes that arrive are added to them or replace them. An [`Endpoint`] may do otherwise:
 //! encode a gradient segment by segment, or add the memory of a device by a kernel.
+#![allow(unsafe_code)]
 
 use ringpull_base::{Buffer, Result};
 use ringpull_plan::Message;
 
+use crate::interpreter::memory::Memory;
 use crate::interpreter::scratch::Scratch;
 
-/// One rank's end of one operation. Addresses that it gives stay valid until it is notified that their
-/// message is done; after an error, for ever.
-pub trait Endpoint {
+/// One rank's end of one operation.
+///
+/// # Safety
+/// The transport can read at the addresses that `outgoing` returns and write at those that `incoming` returns,
+/// and nobody else uses them, until the endpoint is notified that their message is done. After an error that
+/// holds for ever if the endpoint is never dropped. It is never called again then, so data that it borrows
+/// need not live on.
+pub unsafe trait Endpoint {
     /// The bytes that a message has on the wire.
     fn wire_bytes(&self, message: &Message) -> usize {
         message.len()
@@ -34,6 +41,11 @@ pub trait Endpoint {
     /// Takes the bytes in `place`, which have arrived. All messages before it in the plan are done. Blocks
     /// until both may be used again.
     fn received(&mut self, message: &Message, peer: usize, place: *mut u8, scratch: &mut Scratch) -> Result<()>;
+
+    /// Gives back the memory that the operation took, when it is done or has failed.
+    fn take_memory(&mut self) -> Memory {
+        Memory::Nothing
+    }
 }
 
 /// The memory of a message's bytes, if not the buffer.

@@ -12,6 +12,7 @@ use ringpull_plan::{Action, Lane, Schedule};
 use crate::interpreter::ahead::UnaskedBytes;
 use crate::interpreter::endpoint::{Endpoint, Room};
 use crate::interpreter::halfway::HalfwayUpdate;
+use crate::interpreter::memory::Memory;
 use crate::interpreter::scratch::Scratch;
 use crate::transport::Stamp;
 
@@ -44,10 +45,18 @@ impl LaneProgress {
 
 /// The memory of an operation's bytes.
 pub(super) enum FlightMemory {
-    /// In a buffer that begins here. Sums of this rank's part may have to be updated before others get them.
-    Host(*mut u8, Option<HalfwayUpdate>),
+    /// In a buffer.
+    Host(HostMemory),
     /// At the addresses that the endpoint returns.
     Endpoint(Box<dyn Endpoint>),
+}
+
+/// A buffer that begins at `base`: in `memory`, or in memory that the caller has borrowed until the operation is
+/// done. Sums of this rank's part may have to be updated before others get them.
+pub(super) struct HostMemory {
+    pub(super) base: *mut u8,
+    pub(super) memory: Memory,
+    pub(super) halfway: Option<HalfwayUpdate>,
 }
 
 /// An operation under way.
@@ -93,6 +102,14 @@ impl Flight {
         self.unfinished == 0
     }
 
+    /// The memory that the operation took.
+    pub(super) fn take_memory(&mut self) -> Memory {
+        match &mut self.memory {
+            FlightMemory::Host(host) => std::mem::take(&mut host.memory),
+            FlightMemory::Endpoint(endpoint) => endpoint.take_memory(),
+        }
+    }
+
     /// Returns true if a message must not be posted yet, because it would send bytes that are not there, or
     /// overwrite bytes that are still needed.
     pub(super) fn waits(&self, index: u32) -> bool {
@@ -122,7 +139,7 @@ impl Flight {
     pub(super) fn outgoing(&mut self, index: u32, scratch: &mut Scratch) -> Result<*const u8> {
         let message = &self.schedule.all[index as usize];
         match &mut self.memory {
-            FlightMemory::Host(base, halfway) => {
+            FlightMemory::Host(HostMemory { base, halfway, .. }) => {
                 // SAFETY: `start` lies in the buffer.
                 let start = unsafe { base.add(message.start) };
                 if let Some(halfway) = halfway
@@ -153,7 +170,9 @@ impl Flight {
         let peer = self.schedule.into[message.lane as usize].peer;
         let (start, room) = match &mut self.memory {
             // SAFETY: `start` lies in the buffer.
-            FlightMemory::Host(base, _) if is_copy => return Ok(Some(unsafe { base.add(message.start) })),
+            FlightMemory::Host(HostMemory { base, .. }) if is_copy => {
+                return Ok(Some(unsafe { base.add(message.start) }));
+            }
             FlightMemory::Host(..) => {
                 let mut room = scratch.take(message.len());
                 (room.bytes_mut().as_mut_ptr(), Room::Own(room))
@@ -182,7 +201,7 @@ impl Flight {
     /// transport is done with it. Returns the copy's address, and the bytes of all messages that this
     /// finished. Returns none if no message waits, or the bytes are not in host memory.
     pub(super) fn copy_out(&mut self, index: u32, scratch: &mut Scratch) -> Result<Option<(*const u8, usize)>> {
-        let FlightMemory::Host(base, _) = self.memory else { return Ok(None) };
+        let FlightMemory::Host(HostMemory { base, .. }) = self.memory else { return Ok(None) };
         if self.schedule.dependents(index).is_empty() {
             return Ok(None);
         }
@@ -251,7 +270,7 @@ impl Flight {
         let room = self.rooms.remove(&index).expect("what arrives has a room from when it is posted");
         let _span = timeline::span(Phase::Reduce, || "a segment").bytes(message.len());
         match (room, &mut self.memory) {
-            (Room::Own(room), FlightMemory::Host(base, _)) => {
+            (Room::Own(room), FlightMemory::Host(HostMemory { base, .. })) => {
                 // SAFETY: the range lies in the data, and every earlier message that touches it is finished.
                 let sum = unsafe { std::slice::from_raw_parts_mut(base.add(message.start), message.len()) };
                 let Schedule { reduction, dtype, .. } = *self.schedule;

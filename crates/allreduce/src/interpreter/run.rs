@@ -25,9 +25,10 @@ use ringpull_plan::{Plan, Schedule};
 
 use crate::interpreter::ahead::SendWindow;
 use crate::interpreter::endpoint::Endpoint;
-use crate::interpreter::flight::{Flight, FlightMemory, Ticket};
+use crate::interpreter::flight::{Flight, FlightMemory, HostMemory, Ticket};
 use crate::interpreter::halfway::{HalfwayUpdate, PartUpdate};
 use crate::interpreter::idle::IdleWait;
+use crate::interpreter::memory::Memory;
 use crate::interpreter::scratch::Scratch;
 use crate::interpreter::tokens::{PostedMessage, Tokens};
 use crate::transport::{SendMode, Stamp, Transport};
@@ -52,7 +53,9 @@ pub struct Runner {
     /// The operations under way, in the order of preference: higher priority, then begun earlier.
     flights: Vec<Flight>,
     begun: Ticket,
-    finished: Vec<Ticket>,
+    finished: Vec<(Ticket, Memory)>,
+    /// Memory that the transport may use for ever.
+    lost: Vec<Memory>,
     /// Bytes of all messages that are not done.
     open_bytes: usize,
     /// The messages in flight to each peer, of all operations.
@@ -83,6 +86,7 @@ impl Runner {
             flights: Vec::new(),
             begun: 0,
             finished: Vec::new(),
+            lost: Vec::new(),
             open_bytes: 0,
             sending: Vec::new(),
             receiving: Vec::new(),
@@ -106,40 +110,45 @@ impl Runner {
         Arc::new(Schedule::of(plan, dtype, self.segment_bytes))
     }
 
-    /// Begins to execute `schedule` on `data`, a buffer of its length. Moves nothing yet. Operations in
-    /// flight together have different stamps.
+    /// Begins to execute `schedule` on `memory` of its length, which it gives back when it is finished. Moves
+    /// nothing yet. Operations in flight together have different stamps.
     ///
-    /// # Safety
-    /// `data` stays valid, and nobody else touches it, until the ticket is reported as finished. After an
-    /// error it stays so until the transport is gone.
-    pub unsafe fn begin(&mut self, schedule: &Arc<Schedule>, data: *mut [u8], stamp: Stamp, priority: i32) -> Ticket {
-        assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
-        self.board(schedule, FlightMemory::Host(data.cast(), None), stamp, priority)
+    /// # Panics
+    /// If the lengths differ, or the schedule receives and others may read the memory.
+    pub fn begin(&mut self, schedule: &Arc<Schedule>, memory: Memory, stamp: Stamp, priority: i32) -> Ticket {
+        self.begin_on_host(schedule, memory, None, stamp, priority)
     }
 
     /// As [`begin`](Self::begin), of a plan in two halves, between which `update` changes the sums of this
     /// rank's part `own`, in bytes.
-    ///
-    /// # Safety
-    /// As for [`begin`](Self::begin).
-    pub unsafe fn begin_updating(
+    pub fn begin_updating(
         &mut self,
         schedule: &Arc<Schedule>,
-        data: *mut [u8],
+        memory: Memory,
         (own, update): (Range<usize>, PartUpdate),
         stamp: Stamp,
         priority: i32,
     ) -> Ticket {
-        assert_eq!(schedule.len_bytes, data.len(), "a schedule runs on a buffer of its own length");
         let halfway = Some(HalfwayUpdate::new(schedule, own, update));
-        self.board(schedule, FlightMemory::Host(data.cast(), halfway), stamp, priority)
+        self.begin_on_host(schedule, memory, halfway, stamp, priority)
+    }
+
+    fn begin_on_host(
+        &mut self,
+        schedule: &Arc<Schedule>,
+        mut memory: Memory,
+        halfway: Option<HalfwayUpdate>,
+        stamp: Stamp,
+        priority: i32,
+    ) -> Ticket {
+        assert_eq!(schedule.len_bytes, memory.bytes().len(), "a schedule runs on a buffer of its own length");
+        assert!(memory.is_exclusive() || schedule.only_sends(), "a schedule that receives has its memory for itself");
+        let base = memory.start();
+        self.board(schedule, FlightMemory::Host(HostMemory { base, memory, halfway }), stamp, priority)
     }
 
     /// As [`begin`](Self::begin), with an end of this rank's own making.
-    ///
-    /// # Safety
-    /// As for [`run_between`](Self::run_between).
-    pub unsafe fn begin_between(
+    pub fn begin_between(
         &mut self,
         schedule: &Arc<Schedule>,
         endpoint: Box<dyn Endpoint>,
@@ -153,10 +162,10 @@ impl Runner {
         self.begun += 1;
         self.changed = true;
         self.idle = IdleWait::default();
-        let flight = Flight::new(self.begun, Arc::clone(schedule), memory, (stamp, priority));
+        let mut flight = Flight::new(self.begun, Arc::clone(schedule), memory, (stamp, priority));
         self.open_bytes += flight.traffic_bytes();
         if flight.is_finished() {
-            self.finished.push(self.begun);
+            self.finished.push((self.begun, flight.take_memory()));
         } else {
             let at = self.flights.partition_point(|flight| flight.priority >= priority);
             self.flights.insert(at, flight);
@@ -172,7 +181,7 @@ impl Runner {
     pub fn advance(&mut self, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<bool> {
         let outcome = self.step(transport, stop);
         if outcome.is_err() {
-            self.abandon();
+            self.end_all();
         }
         outcome
     }
@@ -187,7 +196,7 @@ impl Runner {
         }
         self.idle.wait(self.limit, self.open_bytes, transport).map_err(|waited| {
             let error = self.stuck(transport.rank(), waited);
-            self.abandon();
+            self.end_all();
             error
         })?;
         if !self.stands_still && self.idle.waited() > STANDSTILL && self.held.iter().any(Option::is_some) {
@@ -201,111 +210,86 @@ impl Runner {
         !self.flights.is_empty()
     }
 
-    /// The operations that have finished since they were taken last, in the order in which they did.
-    pub fn take_finished(&mut self) -> std::vec::Drain<'_, Ticket> {
+    /// The operations that have finished since they were taken last, in the order in which they did, each with
+    /// its memory.
+    pub fn take_finished(&mut self) -> std::vec::Drain<'_, (Ticket, Memory)> {
         self.finished.drain(..)
     }
 
-    /// Executes `schedule` on `data` to its end. Blocks; collective. Others under way move on meanwhile.
-    ///
-    /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
-    ///
-    /// It is unsafe, so that no caller makes the promise below by accident:
-    ///
-    /// ```compile_fail,E0133
-    /// # use ringpull_allreduce::{interpreter::Runner, transport::{Stamp, Transport}};
-    /// # use ringpull_plan::Schedule;
-    /// # use std::sync::{Arc, atomic::AtomicBool};
-    /// fn run(runner: &mut Runner, with: &Arc<Schedule>, data: &mut [u8], over: &mut dyn Transport, stamp: Stamp) {
-    ///     runner.run(with, data, over, stamp, &AtomicBool::new(false)).unwrap();
-    /// }
-    /// ```
-    ///
-    /// # Safety
-    /// After an error the transport may still read and write `data`: it stays valid, and nobody else
-    /// touches it, until the transport is gone.
-    pub unsafe fn run(
-        &mut self,
-        schedule: &Arc<Schedule>,
-        data: &mut [u8],
-        transport: &mut dyn Transport,
-        stamp: Stamp,
-        stop: &AtomicBool,
-    ) -> Result<()> {
-        // SAFETY: `data` is borrowed until this returns, which is when it is finished; for an error the
-        // caller promises the rest.
-        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX) };
-        self.until(ticket, transport, stop)
+    /// Ends all operations after an error. Returns the memory of all that have not been taken as finished, to be
+    /// [given up](Memory::give_up): the transport may use it for ever.
+    pub fn abandon(&mut self) -> Vec<Memory> {
+        self.end_all();
+        std::mem::take(&mut self.lost)
     }
 
-    /// As [`run`](Self::run), for tests.
-    #[cfg(test)]
-    pub(super) fn run_in_test(
-        &mut self,
-        schedule: &Arc<Schedule>,
-        data: &mut [u8],
-        transport: &mut dyn Transport,
-        stamp: Stamp,
-        stop: &AtomicBool,
-    ) -> Result<()> {
-        // SAFETY: the in-process transport touches data in its own rank's calls only, and no test makes one
-        // after an error.
-        unsafe { self.run(schedule, data, transport, stamp, stop) }
+    /// Keeps memory that others may use for ever.
+    pub fn lose(&mut self, memory: Memory) {
+        self.lost.push(memory);
     }
 
-    /// As [`run`](Self::run) of a schedule that only sends.
+    /// Executes `schedule` on a range of `memory` to its end. Blocks; collective. Others under way move on
+    /// meanwhile, and `on_progress` is called when something may have moved.
+    ///
+    /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do. After an error the runner has the
+    /// memory.
     ///
     /// # Panics
-    /// If it receives.
-    ///
-    /// # Safety
-    /// As for [`run`](Self::run), though the transport only reads.
-    pub unsafe fn send_out(
+    /// As [`begin`](Self::begin).
+    pub fn run(
         &mut self,
         schedule: &Arc<Schedule>,
-        data: &[u8],
+        (memory, range): (&mut Memory, Range<usize>),
         transport: &mut dyn Transport,
         stamp: Stamp,
-        stop: &AtomicBool,
+        (stop, on_progress): (&AtomicBool, &dyn Fn()),
     ) -> Result<()> {
-        assert!(schedule.only_sends(), "a schedule that receives needs a buffer that it may write");
-        let data = std::ptr::slice_from_raw_parts_mut(data.as_ptr().cast_mut(), data.len());
-        // SAFETY: as in `run`; nothing is written, as no message is received.
-        let ticket = unsafe { self.begin(schedule, data, stamp, i32::MAX) };
-        self.until(ticket, transport, stop)
+        assert_eq!(schedule.len_bytes, range.len(), "a schedule runs on a buffer of its own length");
+        assert!(range.end <= memory.bytes().len(), "a range lies in its memory");
+        assert!(memory.is_exclusive() || schedule.only_sends(), "a schedule that receives has its memory for itself");
+        let host =
+            HostMemory { base: memory.start().wrapping_add(range.start), memory: Memory::Nothing, halfway: None };
+        let ticket = self.board(schedule, FlightMemory::Host(host), stamp, i32::MAX);
+        let outcome = self.until(ticket, transport, (stop, on_progress));
+        if outcome.is_err() {
+            self.lose(std::mem::take(memory));
+        }
+        outcome.map(drop)
     }
 
     /// As [`run`](Self::run), with an endpoint of the caller's.
-    ///
-    /// # Safety
-    /// The transport can read and write at the addresses that the endpoint returns, and nobody else does
-    /// until the endpoint is notified that their message is done; after an error, never again. Data that the
-    /// endpoint borrows need not live on then: it is never called again.
-    pub unsafe fn run_between(
+    pub fn run_between(
         &mut self,
         schedule: &Arc<Schedule>,
         endpoint: Box<dyn Endpoint + '_>,
         transport: &mut dyn Transport,
         stamp: Stamp,
         stop: &AtomicBool,
-    ) -> Result<()> {
+    ) -> Result<Memory> {
         // SAFETY: the lifetime alone is changed. At the return of this function the endpoint has been dropped
         // with its flight, or has been forgotten.
         let endpoint = unsafe { std::mem::transmute::<Box<dyn Endpoint + '_>, Box<dyn Endpoint>>(endpoint) };
         let ticket = self.board(schedule, FlightMemory::Endpoint(endpoint), stamp, i32::MAX);
-        self.until(ticket, transport, stop)
+        self.until(ticket, transport, (stop, &|| ()))
     }
 
-    /// Returns when the operation is finished. Others under way move on meanwhile.
+    /// Returns the operation's memory when it is finished. Others under way move on meanwhile, and
+    /// `on_progress` is called when something may have moved.
     ///
     /// Errors as [`advance`](Self::advance) and [`pause`](Self::pause) do.
-    pub fn until(&mut self, ticket: Ticket, transport: &mut dyn Transport, stop: &AtomicBool) -> Result<()> {
+    pub fn until(
+        &mut self,
+        ticket: Ticket,
+        transport: &mut dyn Transport,
+        (stop, on_progress): (&AtomicBool, &dyn Fn()),
+    ) -> Result<Memory> {
         loop {
-            if let Some(at) = self.finished.iter().position(|finished| *finished == ticket) {
-                self.finished.remove(at);
-                return Ok(());
+            if let Some(at) = self.finished.iter().position(|(finished, _)| *finished == ticket) {
+                return Ok(self.finished.remove(at).1);
             }
-            if !self.advance(transport, stop)? {
+            if self.advance(transport, stop)? {
+                on_progress();
+            } else {
                 self.pause(transport)?;
             }
         }
@@ -415,8 +399,8 @@ impl Runner {
         }
         self.open_bytes -= flight.settle(index, &mut self.scratch)?;
         if flight.is_finished() {
-            self.flights.remove(at);
-            self.finished.push(ticket);
+            let memory = self.flights.remove(at).take_memory();
+            self.finished.push((ticket, memory));
         }
         Ok(())
     }
@@ -436,9 +420,18 @@ impl Runner {
         }
     }
 
-    /// Leaks all memory that the transport may still touch.
-    fn abandon(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.flights));
+    /// Ends all operations. The transport may still use their memory, and buffers of the messages.
+    fn end_all(&mut self) {
+        let mut flights = std::mem::take(&mut self.flights);
+        self.lost.extend(self.finished.drain(..).map(|(_, memory)| memory));
+        self.lost.extend(flights.iter_mut().map(Flight::take_memory));
+        std::mem::forget(flights);
         self.open_bytes = 0;
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        std::mem::forget(self.abandon());
     }
 }

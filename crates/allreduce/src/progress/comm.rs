@@ -13,7 +13,6 @@
 //!
 //! An operation of a process set begins at once, and no operation waits for it: its ranks begin it between
 //! other operations of all ranks, each where it receives the launch.
-#![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -25,8 +24,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, waits};
 
-use crate::communicator::{Communicator, PartUpdate, Passage};
-use crate::interpreter::Ticket;
+use crate::communicator::{Begun, Communicator, PartUpdate, Passage};
+use crate::interpreter::{Memory, Ticket};
 use crate::progress::frozen::Unit;
 use crate::progress::job::Job;
 use crate::progress::layout::Layout;
@@ -40,15 +39,20 @@ const MOST_RUNNING: usize = 32;
 /// An operation under way: of one job, or of several sums in a bucket.
 struct RunningOperation {
     jobs: Vec<(Topic, Box<dyn Job>)>,
-    bucket: Option<(Buffer, Layout)>,
+    bucket: Option<Bucket>,
     launch: Launch,
     /// True if the job is asked for its next messages.
     advances: bool,
     priority: i32,
-    /// `None` when it is finished.
-    ticket: Option<Ticket>,
+    state: Begun,
     /// The time at which it began, by the timeline's clock.
     since_ns: u64,
+}
+
+/// The places of several sums in one buffer, and the memory of each, which gets its sum at the end.
+struct Bucket {
+    layout: Layout,
+    lent: Vec<Memory>,
 }
 
 struct CommThread<'a> {
@@ -243,37 +247,34 @@ impl CommThread<'_> {
         };
         let parts = layout.parts();
         let span = timeline::span(Phase::Pack, || launch.topic.name());
-        let mut bucket = None;
-        let addend: *mut [u8] = if let [(_, job)] = &mut jobs[..] {
-            job.addend()
+        let (memory, bucket) = if let [(_, job)] = &mut jobs[..] {
+            (job.lend(), None)
         } else {
-            let filled = self.fill(&mut jobs, &layout);
-            bucket.insert((filled, layout)).0.bytes_mut()
+            let lent: Vec<Memory> = jobs.iter_mut().map(|(_, job)| job.lend()).collect();
+            (Memory::Own(self.fill(&lent, &layout)), Some(Bucket { layout, lent }))
         };
         drop(span);
         let since_ns = timeline::now_ns();
         // A way of summing that blocks is at it from here on.
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
-        // SAFETY: the sum owns the bucket, or the job that owns the memory or its lock, and is kept until
-        // its ticket is reported; after a fault buckets are kept for ever, and jobs are told to fail and then
-        // keep what the transport may still use.
-        let begun = unsafe {
-            let (comm, stamp) = (&mut self.communicator, launch.number);
-            match update {
-                None => comm.begin_allreduce(arithmetic, addend, stamp, (priority, step_bytes)),
-                Some(update) => {
-                    let passage = Passage { stamp, priority };
-                    comm.begin_divided((arithmetic.1, parts), addend, update, passage, step_bytes)
-                }
+        let (comm, stamp) = (&mut self.communicator, launch.number);
+        let begun = match update {
+            None => comm.begin_allreduce(arithmetic, memory, stamp, (priority, step_bytes)),
+            Some(update) => {
+                let passage = Passage { stamp, priority };
+                comm.begin_divided((arithmetic.1, parts), memory, update, passage, step_bytes)
             }
         };
-        let ticket = *begun.as_ref().unwrap_or(&None);
-        if ticket.is_none() {
+        if !matches!(begun, Ok(Begun::UnderWay(_))) {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
         }
-        self.running.push(RunningOperation { jobs, bucket, launch, advances: false, priority, ticket, since_ns });
-        match begun {
-            Ok(_) => self.note(),
+        let (state, outcome) = match begun {
+            Ok(state) => (state, Ok(())),
+            Err(cause) => (Begun::Done(Memory::Nothing), Err(cause)),
+        };
+        self.running.push(RunningOperation { jobs, bucket, launch, advances: false, priority, state, since_ns });
+        match outcome {
+            Ok(()) => self.note(),
             Err(cause) => self.fail(&cause, None),
         }
     }
@@ -295,7 +296,7 @@ impl CommThread<'_> {
             launch,
             advances: true,
             priority,
-            ticket: None,
+            state: Begun::Done(Memory::Nothing),
             since_ns,
         });
         match self.advance(self.running.len() - 1) {
@@ -307,14 +308,22 @@ impl CommThread<'_> {
         }
     }
 
-    /// Asks the job of an operation for its next messages.
+    /// Asks the job of an operation for its next messages, until some are under way or none is left.
     fn advance(&mut self, at: usize) -> Result<(), Error> {
-        let RunningOperation { jobs, launch, ticket, since_ns, .. } = &mut self.running[at];
+        let RunningOperation { jobs, launch, state, since_ns, .. } = &mut self.running[at];
         let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
-        *ticket = job.advance(&mut self.communicator, launch)?;
-        if ticket.is_none() {
-            timeline::record(Phase::Collective, || topic.name(), *since_ns, 0);
+        loop {
+            match job.advance(&mut self.communicator, launch)? {
+                Some(Begun::Done(memory)) => job.receive(memory),
+                Some(begun) => {
+                    *state = begun;
+                    return Ok(());
+                }
+                None => break,
+            }
         }
+        *state = Begun::Done(Memory::Nothing);
+        timeline::record(Phase::Collective, || topic.name(), *since_ns, 0);
         Ok(())
     }
 
@@ -361,29 +370,29 @@ impl CommThread<'_> {
         }))
     }
 
-    /// Returns a bucket that holds the jobs' addends.
-    fn fill(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Buffer {
+    /// Returns a buffer that holds all that is to be summed.
+    fn fill(&mut self, lent: &[Memory], layout: &Layout) -> Buffer {
         let len_bytes = layout.len_bytes();
         let kept = self.buckets.iter().position(|bucket| bucket.bytes().len() == len_bytes);
         let mut bucket = kept.map_or_else(|| Buffer::zeroed(len_bytes), |at| self.buckets.swap_remove(at));
         let mut rest = bucket.bytes_mut();
         for (job, piece) in layout.pieces() {
             let (place, behind) = rest.split_at_mut(piece.len());
-            place.copy_from_slice(&jobs[job].1.addend()[piece]);
+            place.copy_from_slice(&lent[job].bytes()[piece]);
             rest = behind;
         }
         bucket
     }
 
-    /// Gives the jobs of a bucket their sums.
-    fn empty(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], (bucket, layout): (Buffer, Layout)) {
-        let mut rest = bucket.bytes();
+    /// Puts the sums of a bucket where each is to be.
+    fn empty(&mut self, sums: Buffer, Bucket { layout, lent }: &mut Bucket) {
+        let mut rest = sums.bytes();
         for (job, piece) in layout.pieces() {
             let (sum, behind) = rest.split_at(piece.len());
-            jobs[job].1.addend()[piece].copy_from_slice(sum);
+            lent[job].bytes_mut()[piece].copy_from_slice(sum);
             rest = behind;
         }
-        self.buckets.push(bucket);
+        self.buckets.push(sums);
         if self.buckets.len() > MOST_RUNNING {
             // A bucket of a cycle that has ended.
             self.buckets.remove(0);
@@ -436,34 +445,43 @@ impl CommThread<'_> {
     /// Hands on the finished operations whose turn it is.
     fn hand_on(&mut self) {
         loop {
-            let finished: Vec<Ticket> = self.communicator.executor().take_finished().collect();
+            let finished: Vec<(Ticket, Memory)> = self.communicator.executor().take_finished().collect();
             if finished.is_empty() {
                 break;
             }
-            for ticket in finished {
-                let at = self.running.iter().position(|running| running.ticket == Some(ticket));
+            let mut outcome = Ok(());
+            for (ticket, memory) in finished {
+                let is_of_it =
+                    |running: &RunningOperation| matches!(running.state, Begun::UnderWay(own) if own == ticket);
+                let at = self.running.iter().position(is_of_it);
                 let at = at.expect("a ticket belongs to an operation under way");
                 let running = &mut self.running[at];
                 if running.advances {
-                    if let Err(cause) = self.advance(at) {
-                        return self.fail(&cause, None);
-                    }
+                    running.jobs[0].1.receive(memory);
+                    outcome = outcome.and_then(|()| self.advance(at));
                 } else {
                     timeline::record(Phase::Collective, || running.jobs[0].0.name(), running.since_ns, 0);
-                    running.ticket = None;
+                    running.state = Begun::Done(memory);
                 }
             }
+            if let Err(cause) = outcome {
+                return self.fail(&cause, None);
+            }
         }
-        if self.running.iter().all(|running| running.ticket.is_some()) {
+        if !self.running.iter().any(RunningOperation::is_done) {
             return;
         }
         while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
-            let mut sum = self.running.remove(at);
-            if let Some(bucket) = sum.bucket {
-                let _span = timeline::span(Phase::Unpack, || sum.jobs[0].0.name());
-                self.empty(&mut sum.jobs, bucket);
+            let RunningOperation { mut jobs, bucket, advances, state, .. } = self.running.remove(at);
+            let Begun::Done(memory) = state else { unreachable!("it is done") };
+            if let Some(mut bucket) = bucket {
+                let _span = timeline::span(Phase::Unpack, || jobs[0].0.name());
+                self.empty(memory.into_buffer(), &mut bucket);
+                bucket.give_back(&mut jobs);
+            } else if !advances {
+                jobs[0].1.receive(memory);
             }
-            sum.jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
+            jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
         }
         self.note();
     }
@@ -476,7 +494,7 @@ impl CommThread<'_> {
         let gives_way = |earlier: &RunningOperation| {
             is_apart(earlier) || ((is_awaited || earlier.priority < sum.priority) && !shares(earlier))
         };
-        sum.ticket.is_none() && self.running[..at].iter().all(gives_way)
+        sum.is_done() && self.running[..at].iter().all(gives_way)
     }
 
     fn done(&self, job: Box<dyn Job>, topic: Topic) {
@@ -494,10 +512,14 @@ impl CommThread<'_> {
     fn fail(&mut self, cause: &Error, job: Option<Box<dyn Job>>) {
         self.shared.poison(cause, true);
         let fault = self.shared.fault.get().unwrap_or(cause);
-        for sum in self.running.drain(..) {
-            // The transport may still use it.
-            std::mem::forget(sum.bucket);
-            sum.jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
+        self.communicator.executor().abandon().into_iter().for_each(|memory| memory.give_up(fault));
+        for RunningOperation { mut jobs, bucket, advances, state, .. } in self.running.drain(..) {
+            match (bucket, state) {
+                (Some(bucket), _) => bucket.give_back(&mut jobs),
+                (None, Begun::Done(memory)) if !advances => jobs[0].1.receive(memory),
+                _ => {}
+            }
+            jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
         }
         job.into_iter().for_each(|job| self.shared.abandon(job, fault));
         self.shared.running.lock().clear();
@@ -516,6 +538,16 @@ impl RunningOperation {
 
     fn is_of_a_set(&self) -> bool {
         self.launch.topic.set().is_some()
+    }
+
+    fn is_done(&self) -> bool {
+        matches!(self.state, Begun::Done(_))
+    }
+}
+
+impl Bucket {
+    fn give_back(self, jobs: &mut [(Topic, Box<dyn Job>)]) {
+        jobs.iter_mut().zip(self.lent).for_each(|((_, job), memory)| job.receive(memory));
     }
 }
 

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use ringpull_base::config::Config;
 use ringpull_base::forked::Process;
 use ringpull_base::status::JobStatus;
-use ringpull_base::{Error, OnFault, Result, Tensor, Waiter, last_words, notice, waits};
+use ringpull_base::{Error, OnFault, Result, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
 use crate::progress::connected::{Connect, Connected};
@@ -327,19 +327,15 @@ impl Engine {
     }
 
     /// Runs `work` on the comm thread of every rank at once, and returns its result. Blocks; collective.
-    ///
-    /// Memory that `work` gives to the host's collectives must lie in `memory`, which is passed to it. The
-    /// transport may use that memory after a fault, when `work` has returned, so it is never freed then.
     pub fn collective<T: Send + 'static>(
         &self,
         name: &str,
-        memory: Vec<Tensor>,
-        work: impl FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send + 'static,
+        work: impl FnOnce(&mut Communicator, u32) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.direct(&self.current.get(), name, memory, Box::new(work))
+        self.direct(&self.current.get(), name, Box::new(work))
     }
 
-    /// As [`collective`](Self::collective) without memory, among the ranks of that generation alone.
+    /// As [`collective`](Self::collective), among the ranks of that generation alone.
     pub fn collective_in<T: Send + 'static>(
         &self,
         generation: u64,
@@ -348,18 +344,12 @@ impl Engine {
     ) -> Result<T> {
         let shared = self.current.get();
         check_generation(&shared, generation)?;
-        self.direct(&shared, name, Vec::new(), Box::new(move |comm, _, stamp| work(comm, stamp)))
+        self.direct(&shared, name, Box::new(work))
     }
 
-    fn direct<T: Send + 'static>(
-        &self,
-        shared: &Shared,
-        name: &str,
-        memory: Vec<Tensor>,
-        work: CollectiveWork<T>,
-    ) -> Result<T> {
+    fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, work: CollectiveWork<T>) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(DirectCollective::new(work, memory, result));
+        let job = Box::new(DirectCollective::new(work, result));
         shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
         self.answered(&answer)

@@ -1,5 +1,4 @@
 //! A helper's part in a sum: a job that rank 0 asks for and that no caller submits.
-#![allow(unsafe_code)]
 
 use std::sync::Arc;
 
@@ -7,8 +6,8 @@ use parking_lot::Mutex;
 
 use ringpull_base::{Buffer, Error, Result};
 
-use crate::communicator::{Asked, Communicator};
-use crate::interpreter::Ticket;
+use crate::communicator::{Asked, Begun, Communicator};
+use crate::interpreter::Memory;
 use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Transfer};
 
@@ -23,12 +22,12 @@ pub(super) type Rooms = Mutex<Vec<Buffer>>;
 pub(super) struct Help {
     asked: Asked,
     rooms: Arc<Rooms>,
-    room: Option<Buffer>,
+    was_begun: bool,
 }
 
 impl Help {
     pub(super) fn new(asked: Asked, rooms: Arc<Rooms>) -> Self {
-        Help { asked, rooms, room: None }
+        Help { asked, rooms, was_begun: false }
     }
 
     fn take_room(&self) -> Buffer {
@@ -44,20 +43,21 @@ impl Job for Help {
         Transfer::Messages { priority: self.asked.priority() }
     }
 
-    fn advance(&mut self, comm: &mut Communicator, _launch: &Launch) -> Result<Option<Ticket>> {
-        if self.room.is_some() {
+    fn advance(&mut self, comm: &mut Communicator, _launch: &Launch) -> Result<Option<Begun>> {
+        if std::mem::replace(&mut self.was_begun, true) {
             return Ok(None);
         }
-        let mut room = self.take_room();
-        // SAFETY: the job owns the memory, and is kept until the ticket is reported; if it fails, the memory
-        // is kept for ever.
-        let ticket = unsafe { comm.begin_help(&self.asked, room.bytes_mut()) };
-        self.room = Some(room);
-        Ok(Some(ticket))
+        let room = self.take_room();
+        Ok(Some(comm.begin_help(&self.asked, Memory::Own(room))))
     }
 
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Err(Error::bug("a helper's part in a sum goes by messages"))
+    fn receive(&mut self, memory: Memory) {
+        let mut rooms = self.rooms.lock();
+        if rooms.len() == MOST_KEPT {
+            // Its sums may have ended long ago.
+            rooms.remove(0);
+        }
+        rooms.push(memory.into_buffer());
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -65,17 +65,8 @@ impl Job for Help {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        let mut rooms = self.rooms.lock();
-        if rooms.len() == MOST_KEPT {
-            // Its sums may have ended long ago.
-            rooms.remove(0);
-        }
-        rooms.extend(self.room);
         Ok(())
     }
 
-    fn fail(self: Box<Self>, _fault: &Error) {
-        // The transport may still use it.
-        std::mem::forget(self.room);
-    }
+    fn fail(self: Box<Self>, _fault: &Error) {}
 }

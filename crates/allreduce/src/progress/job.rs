@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use ringpull_base::{DType, Error, Key, Reduction, Result, Tensor};
+use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result};
 
-use crate::communicator::{Communicator, PartUpdate};
-use crate::interpreter::Ticket;
+use crate::communicator::{Begun, Communicator, PartUpdate};
+use crate::interpreter::Memory;
 use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
@@ -45,28 +45,33 @@ pub trait Job: Send {
         Ok(())
     }
 
-    /// Returns the memory to sum, for [`Transfer::Sum`]. The sum is returned in it; it is the same memory
-    /// each time. On the comm thread.
-    fn addend(&mut self) -> &mut [u8] {
-        &mut []
+    /// Gives away the memory to sum, for [`Transfer::Sum`], on the comm thread. It comes back with the sum by
+    /// [`receive`](Self::receive), but not after a fault.
+    fn lend(&mut self) -> Memory {
+        Memory::Nothing
     }
 
-    /// Returns the update of this rank's part, a range of the addend in bytes, for a divided
-    /// [`Transfer::Sum`]. Called once, before `addend`, on the comm thread, when no earlier operation of the
+    /// Takes back the memory that `lend` or `advance` has given away, when the transport is done with it.
+    fn receive(&mut self, _memory: Memory) {}
+
+    /// Returns the update of this rank's part, a range of the memory to sum in bytes, for a divided
+    /// [`Transfer::Sum`]. Called once, before `lend`, on the comm thread, when no earlier operation of the
     /// same topic is under way.
     fn part_update(&mut self, _part: Range<usize>) -> Result<PartUpdate> {
         Err(Error::bug("an operation is divided and has no update"))
     }
 
     /// Begins the next messages of a job, for [`Transfer::Messages`], on the comm thread. Called again when
-    /// the ticket that it returned last is finished. Returns `None` if no message is left. It blocks only if
-    /// it is of all ranks and [`sums_block`](Communicator::sums_block).
-    fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<Ticket>> {
+    /// those are done and their memory has been [received](Self::receive). Returns `None` if no message is left.
+    /// It blocks only if it is of all ranks and [`sums_block`](Communicator::sums_block).
+    fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<Begun>> {
         Ok(None)
     }
 
     /// Does the collective part as a whole, for [`Transfer::Alone`], on the comm thread.
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()>;
+    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns true if `finish` takes less time than to wake another thread. The comm thread then calls it,
     /// if no earlier job is left to finish.
@@ -77,12 +82,12 @@ pub trait Job: Send {
     /// Does the rest of the job on this rank alone, on the finishing thread or the comm thread.
     fn finish(self: Box<Self>) -> Result<()>;
 
-    /// Called instead of `finish` when the job will never be done. The transport may still use the job's
-    /// memory, if it was ever given any of it.
+    /// Called instead of `finish` when the job will never be done. Memory that it gave away and has not received
+    /// is leaked already.
     fn fail(self: Box<Self>, fault: &Error);
 
-    /// Prepares the job for a retry by other ranks. Returns false if the job cannot be retried. A retry uses
-    /// memory that the transport has never had, because the transport may still use the memory that it has.
+    /// Prepares the job for a retry by other ranks, without the memory that it gave away. Returns false if the
+    /// job cannot be retried.
     fn again(&mut self) -> bool {
         false
     }
@@ -137,34 +142,31 @@ impl<T> Answer<T> {
     }
 }
 
-pub(super) type CollectiveWork<T> = Box<dyn FnOnce(&mut Communicator, &[Tensor], u32) -> Result<T> + Send>;
+pub(super) type CollectiveWork<T> = Box<dyn FnOnce(&mut Communicator, u32) -> Result<T> + Send>;
 
 /// A collective that the caller waits for.
 pub(super) struct DirectCollective<T> {
     work: Option<CollectiveWork<T>>,
-    /// The memory that the work lets the transport use.
-    memory: Vec<Tensor>,
     value: Option<T>,
     result: Sender<Result<T>>,
 }
 
 impl<T> DirectCollective<T> {
-    pub(super) fn new(work: CollectiveWork<T>, memory: Vec<Tensor>, result: Sender<Result<T>>) -> Self {
-        DirectCollective { work: Some(work), memory, value: None, result }
+    pub(super) fn new(work: CollectiveWork<T>, result: Sender<Result<T>>) -> Self {
+        DirectCollective { work: Some(work), value: None, result }
     }
 }
 
 impl<T: Send> Job for DirectCollective<T> {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
         if let Some(work) = self.work.take() {
-            self.value = Some(work(comm, &self.memory, launch.number)?);
+            self.value = Some(work(comm, launch.number)?);
         }
         Ok(())
     }
 
     fn is_soon_finished(&self) -> bool {
-        // To free memory may take long.
-        self.memory.is_empty()
+        true
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -175,22 +177,17 @@ impl<T: Send> Job for DirectCollective<T> {
 
     fn fail(self: Box<Self>, fault: &Error) {
         drop(self.result.send(Err(fault.clone())));
-        if self.work.is_none() {
-            // The transport may still use it.
-            std::mem::forget(self.memory);
-        }
     }
 }
 
 /// A barrier that the caller waits for: a sum of one byte, which is there when every rank has come.
 pub(super) struct Barrier {
-    byte: Box<[u8; 1]>,
     result: Sender<Result<()>>,
 }
 
 impl Barrier {
     pub(super) fn new(result: Sender<Result<()>>) -> Self {
-        Barrier { byte: Box::new([0]), result }
+        Barrier { result }
     }
 }
 
@@ -205,13 +202,8 @@ impl Job for Barrier {
         }
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        &mut *self.byte
-    }
-
-    /// It launches when every rank has called it: there is nothing left to be done.
-    fn run(&mut self, _host: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
+    fn lend(&mut self) -> Memory {
+        Memory::Own(Buffer::zeroed(1))
     }
 
     fn is_soon_finished(&self) -> bool {
@@ -224,7 +216,6 @@ impl Job for Barrier {
     }
 
     fn again(&mut self) -> bool {
-        std::mem::forget(std::mem::replace(&mut self.byte, Box::new([0])));
         true
     }
 
@@ -234,7 +225,5 @@ impl Job for Barrier {
 
     fn fail(self: Box<Self>, fault: &Error) {
         drop(self.result.send(Err(fault.clone())));
-        // The transport may still write it.
-        std::mem::forget(self.byte);
     }
 }

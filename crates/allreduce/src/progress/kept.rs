@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 
 use ringpull_base::{Error, Result};
 
-use crate::communicator::{Communicator, PartUpdate};
-use crate::interpreter::Ticket;
+use crate::communicator::{Begun, Communicator, PartUpdate};
+use crate::interpreter::Memory;
 use crate::progress::job::{Job, SavedOperation};
 use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
@@ -130,15 +130,19 @@ impl Job for KeptJob {
         self.job_mut().check(comm, launch)
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        self.job_mut().addend()
+    fn lend(&mut self) -> Memory {
+        self.job_mut().lend()
+    }
+
+    fn receive(&mut self, memory: Memory) {
+        self.job_mut().receive(memory);
     }
 
     fn part_update(&mut self, part: Range<usize>) -> Result<PartUpdate> {
         self.job_mut().part_update(part)
     }
 
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Ticket>> {
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
         self.job_mut().advance(comm, launch)
     }
 

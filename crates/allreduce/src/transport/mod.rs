@@ -4,8 +4,7 @@
 //! Beside it the [`control`] star: a few small messages through rank 0 that agree on the order of launches,
 //! carry errors, and notice at once when a process is gone. It carries no gradient.
 //!
-//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`); [`observed`]
-//! notifies a user of a transport when messages have moved.
+//! Ranks of one host also have a [`window`] of shared memory, in which they meet (`meeting`).
 #![allow(unsafe_code)]
 
 pub mod control;
@@ -18,7 +17,6 @@ mod library;
 mod lossy;
 pub(crate) mod meeting;
 pub mod mpi;
-pub mod observed;
 pub mod peer_memory;
 mod remaining;
 mod sockets;

@@ -55,6 +55,11 @@ impl TensorRef {
     pub fn snapshot(&self) -> Arc<Buffer> {
         snapshot(&self.content.data)
     }
+
+    /// Unlocks a tensor whose memory a library or a device may still read: it is never freed.
+    pub fn abandon(self) {
+        std::mem::forget((Arc::clone(&self.content.data), self.remote.clone()));
+    }
 }
 
 /// A tensor locked for writing. May move to another thread.
@@ -160,8 +165,7 @@ impl TensorMut {
 
     /// As [`fail`](Self::fail), when a library or a device may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
-        std::mem::forget(Arc::clone(&self.content.data));
-        std::mem::forget(self.remote.clone());
+        std::mem::forget((Arc::clone(&self.content.data), self.remote.clone()));
         self.fail(fault);
     }
 

@@ -76,8 +76,8 @@ fn as_a_rank() -> Result<Option<Cluster>> {
     }
     let progress = (engine.rank() == 0).then(|| Arc::new(Progress::start("measuring")));
     let report = move |words: &str| progress.iter().for_each(|progress| progress.at(words));
-    let work = move |comm: &mut Communicator, _: &[_], _| comm.measure_cluster(true, &report);
-    let cluster = engine.collective("probe", Vec::new(), work)?;
+    let work = move |comm: &mut Communicator, _| comm.measure_cluster(true, &report);
+    let cluster = engine.collective("probe", work)?;
     Ok((engine.rank() == 0).then_some(cluster))
 }
 

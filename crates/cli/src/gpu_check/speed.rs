@@ -116,7 +116,7 @@ fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usiz
     let store = store_over(Kind::DistSyncMpi, Box::new(backend), config);
     let tensor = devices.zeros(FIRST, DType::F32, &[len_bytes / DType::F32.size_bytes()])?;
     store.init("w", &Tensor::zeros(DType::F32, tensor.shape()))?;
-    let memory = vec![Tensor::zeros(DType::F32, tensor.shape())];
+    let memory = Tensor::zeros(DType::F32, tensor.shape());
     let mut times = Times { staged: Vec::new(), in_host: Vec::new() };
     for _ in 0..RUNS {
         store.barrier()?;
@@ -126,8 +126,9 @@ fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usiz
         times.staged.push(start.elapsed().as_secs_f64());
         store.barrier()?;
         let start = Instant::now();
-        engine.collective("an allreduce in host memory", memory.clone(), |host, memory, number| {
-            host.allreduce_tensor(host.choice(), &memory[0], number)
+        let summed = memory.clone();
+        engine.collective("an allreduce in host memory", move |host, number| {
+            host.allreduce_tensor(host.choice(), &summed, number)
         })?;
         times.in_host.push(start.elapsed().as_secs_f64());
     }

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use ringpull_base::buffer::arena;
 use ringpull_base::config::Config;
-use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, Reduction, with_element};
+use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, Reduction, Result, with_element};
 use ringpull_plan::Parts;
 
-use crate::communicator::Communicator;
 use crate::communicator::begun::Passage;
+use crate::communicator::{Begun, Communicator};
+use crate::interpreter::Memory;
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
 
@@ -68,8 +69,7 @@ fn check_by(reads: bool, hosts: &[usize], dtype: DType, len: usize, is_shared: i
         for round in 0..3 {
             let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
             values.iter_mut().enumerate().for_each(|(at, value)| *value = input::<T>(comm.rank(), at + round));
-            // SAFETY: there is no error.
-            unsafe { comm.allreduce_by(AlgorithmChoice::Auto, dtype, data.bytes_mut(), round as u32).unwrap() };
+            data = comm.allreduce_by(AlgorithmChoice::Auto, dtype, Memory::Own(data), round as u32).unwrap().into_buffer();
             let values: &[T] = bytemuck::cast_slice(data.bytes());
             for (at, value) in values.iter().enumerate() {
                 let expected: f64 = (0..comm.size()).map(|rank| Element::to_f64(input::<T>(rank, at + round))).sum();
@@ -139,42 +139,38 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                 let mut given = buffer(8 * size * len, shared(rank));
                 let values: &mut [u64] = bytemuck::cast_slice_mut(given.bytes_mut());
                 values.iter_mut().enumerate().for_each(|(at, to)| *to = value(rank, at));
-                let mut out = buffer(8 * size * len, shared(rank));
+                let out = |len: usize| Memory::Own(buffer(8 * len, shared(rank)));
                 let lens = vec![8 * len; size];
-                // SAFETY: all memory outlives what is done with it, as there is no error.
-                unsafe {
-                    let buffers = (std::ptr::from_ref(given.bytes()), std::ptr::from_mut(out.bytes_mut()));
-                    assert!(comm.begin_alltoall(None, (&lens, &lens), true, buffers, passage(1)).unwrap().is_none());
-                }
-                let found: &[u64] = bytemuck::cast_slice(out.bytes());
+                // In one memory all is done at once.
+                let done = |begun: Result<Begun>| match begun.unwrap() {
+                    Begun::Done(memory) => memory,
+                    Begun::UnderWay(_) => panic!("it is under way"),
+                };
+                let buffers = (Memory::Own(given), out(size * len));
+                let (given, taken) =
+                    done(comm.begin_alltoall(None, (&lens, &lens), true, buffers, passage(1))).into_pair();
+                let found: &[u64] = bytemuck::cast_slice(taken.bytes());
                 let from = |at: usize| value(at / len, own.start + at % len);
                 assert!((0..size * len).all(|at| found[at] == from(at)), "alltoall {reads} {size} {len}");
 
                 let parts = Parts::even(size * len, size);
                 let sum = (Reduction::Sum, DType::I64);
-                // SAFETY: as above.
-                unsafe {
-                    let buffers =
-                        (std::ptr::from_ref(given.bytes()), std::ptr::from_mut(&mut out.bytes_mut()[..8 * len]));
-                    assert!(comm.begin_reduce_scatter(None, sum, parts, buffers, passage(2)).unwrap().is_none());
-                }
-                let found: &[u64] = bytemuck::cast_slice(&out.bytes()[..8 * len]);
+                let begun = comm.begin_reduce_scatter(None, sum, parts, (given, out(len)), passage(2));
+                let (given, taken) = done(begun).into_pair();
+                let found: &[u64] = bytemuck::cast_slice(taken.bytes());
                 let total = |at: usize| (0..size).map(|rank| value(rank, at)).sum::<u64>();
                 assert!(found.iter().zip(own.clone()).all(|(found, at)| *found == total(at)), "{reads} {size} {len}");
                 let kept: &[u64] = bytemuck::cast_slice(given.bytes());
                 assert!((0..size * len).all(|at| kept[at] == value(rank, at)), "the input of a reduce-scatter stays");
 
                 let parts = Parts::of((0..=size).map(|rank| 8 * len * rank).collect());
-                // SAFETY: as above.
-                let ticket = unsafe { comm.begin_allgather(None, parts, given.bytes_mut(), passage(3)) };
-                assert!(ticket.unwrap().is_none());
+                let mut given = done(comm.begin_allgather(None, parts, given, passage(3)));
                 let found: &[u64] = bytemuck::cast_slice(given.bytes());
                 assert!((0..size * len).all(|at| found[at] == value(at / len, at)), "allgather {reads} {size} {len}");
 
                 given.bytes_mut()[0] = rank as u8;
                 let root = size - 1;
-                // SAFETY: as above.
-                unsafe { comm.broadcast(root, given.bytes_mut(), 4).unwrap() };
+                let given = comm.broadcast(root, given, 4).unwrap();
                 assert_eq!(usize::from(given.bytes()[0]), root, "broadcast {reads} {size} {len}");
                 let found: &[u64] = bytemuck::cast_slice(given.bytes());
                 assert!((1..size * len).all(|at| found[at] == value(at / len, at)), "broadcast {reads} {size} {len}");
@@ -202,11 +198,11 @@ fn memory_that_one_rank_cannot_use_is_an_error_on_all() {
                     if rank == 1 {
                         assert_eq!(libc::mprotect(start.add(len / 2), page, libc::PROT_NONE), 0);
                     }
-                    let data = std::ptr::slice_from_raw_parts_mut(start.cast::<u8>(), len);
-                    let passage = Passage { stamp: 1, priority: 0 };
-                    comm.begin_allgather(None, Parts::even(len, 3), data, passage)
+                    let start = std::ptr::NonNull::new(start.cast::<u8>()).unwrap();
+                    let data = Memory::Own(Buffer::foreign(start, len, Box::new(())));
+                    comm.allgather(Parts::even(len, 3), data, 1)
                 };
-                let Err(Error::PeerLost { peer, .. }) = outcome else { panic!("rank {rank}: {outcome:?}") };
+                let Err(Error::PeerLost { peer, .. }) = outcome else { panic!("rank {rank}: no rank is lost") };
                 assert!(peer.contains("[1]"), "rank {rank}: {peer}");
             })
         });
@@ -223,9 +219,7 @@ fn all_ranks_hold_the_same_bits_in_every_run() {
                 let mut data = buffer(4 * 100_003, run % 2 == 0 || comm.rank() % 2 == 0);
                 let values: &mut [f32] = bytemuck::cast_slice_mut(data.bytes_mut());
                 values.iter_mut().enumerate().for_each(|(at, value)| *value = 1.0 / (1 + at + 7 * comm.rank()) as f32);
-                // SAFETY: there is no error.
-                unsafe { comm.allreduce_by(AlgorithmChoice::Auto, DType::F32, data.bytes_mut(), 0).unwrap() };
-                data.bytes().to_vec()
+                comm.allreduce_by(AlgorithmChoice::Auto, DType::F32, Memory::Own(data), 0).unwrap().bytes().to_vec()
             })
         })
         .collect();
@@ -242,9 +236,7 @@ fn an_ordered_sum_has_the_same_bits_wherever_the_ranks_run() {
                     let values: &mut [T] = bytemuck::cast_slice_mut(data.bytes_mut());
                     let value = |at: usize, rank: usize| T::from_f64(1.0 / (1 + (at + 7 * rank) % 89) as f64);
                     values.iter_mut().enumerate().for_each(|(at, to)| *to = value(at, comm.rank()));
-                    // SAFETY: there is no error.
-                    unsafe { comm.allreduce_by(AlgorithmChoice::Ordered, dtype, data.bytes_mut(), 0).unwrap() };
-                    data.bytes().to_vec()
+                    comm.allreduce_by(AlgorithmChoice::Ordered, dtype, Memory::Own(data), 0).unwrap().bytes().to_vec()
                 }));
                 assert!(of_ranks.windows(2).all(|pair| pair[0] == pair[1]), "{len} of {dtype} on {hosts:?}");
                 of_ranks[0].clone()
@@ -257,23 +249,36 @@ fn an_ordered_sum_has_the_same_bits_wherever_the_ranks_run() {
     }
 }
 
+/// The memory of the others is never freed: peers and transports may still use it.
 #[test]
 fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
     let config = Config { timeout: Duration::from_millis(300), ..Config::default() };
-    std::thread::scope(|scope| {
-        let config = &config;
-        let ranks = world_on(&[0; 3]).into_iter().enumerate().map(|(rank, end)| {
-            scope.spawn(move || {
-                let mut comm = Communicator::new(Box::new(end), 0, config, Arc::new(AtomicBool::new(false))).unwrap();
-                // SAFETY: in shared memory no transport keeps the data.
-                (rank != 1)
-                    .then(|| unsafe { comm.allreduce_by(AlgorithmChoice::Auto, DType::F32, &mut [0; 4 << 10], 0) })
-            })
+    for hosts in [[0; 3], [0, 1, 2]] {
+        std::thread::scope(|scope| {
+            let config = &config;
+            let ranks = world_on(&hosts).into_iter().enumerate().map(|(rank, end)| {
+                scope.spawn(move || {
+                    let stop = Arc::new(AtomicBool::new(false));
+                    let mut comm = Communicator::new(Box::new(end), 0, config, stop).unwrap();
+                    if rank == 1 {
+                        return None;
+                    }
+                    let owner = Arc::new(vec![0_u64; 2 << 10]);
+                    let start = std::ptr::NonNull::new(owner.as_ptr().cast_mut().cast()).unwrap();
+                    // SAFETY: the owner is kept, and nobody reads it.
+                    let data = unsafe { Buffer::foreign(start, 16 << 10, Box::new(Arc::clone(&owner))) };
+                    let outcome = comm.allreduce_by(AlgorithmChoice::Auto, DType::F32, Memory::Own(data), 0);
+                    comm.executor().abandon().into_iter().for_each(|memory| memory.give_up(&Error::Stopped {}));
+                    drop(comm);
+                    assert_eq!(Arc::strong_count(&owner), 2, "rank {rank} on {hosts:?}");
+                    Some(outcome)
+                })
+            });
+            let ranks: Vec<_> = ranks.collect();
+            for outcome in ranks.into_iter().filter_map(|rank| rank.join().unwrap()) {
+                let Err(Error::PeerLost { peer, .. }) = outcome else { panic!("no rank is lost") };
+                assert!(peer.contains('1'), "{peer}");
+            }
         });
-        let ranks: Vec<_> = ranks.collect();
-        for outcome in ranks.into_iter().filter_map(|rank| rank.join().unwrap()) {
-            let Err(Error::PeerLost { peer, .. }) = outcome else { panic!("{outcome:?}") };
-            assert!(peer.contains("[1]"), "{peer}");
-        }
-    });
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use ringpull_base::{DType, Result};
+use ringpull_base::{Buffer, DType, Result};
 
 use crate::interpreter::ahead::{UNASKED_BYTES, WINDOW};
 use crate::interpreter::run::STANDSTILL;
@@ -121,34 +121,29 @@ impl RecordingTransport {
     }
 }
 
-/// Begins to send `segments` segments of `data`. It is a pointer and no borrow, since other operations may
-/// send from the same memory at the same time.
-fn send_out(runner: &mut Runner, data: *mut [u8], segments: usize, stamp: Stamp, priority: i32) -> Ticket {
-    assert!(segments * 64 <= data.len());
-    let data = std::ptr::slice_from_raw_parts_mut(data.cast::<u8>(), segments * 64);
-    #[allow(unsafe_code)]
-    // SAFETY: nobody touches the data before the test ends, and the runner with it.
-    unsafe {
-        let schedule = runner.schedule(&broadcast(0, 0, 2, segments * 64), DType::U8);
-        runner.begin(&schedule, data, stamp, priority)
-    }
+/// Begins to send `segments` segments.
+fn send_out(runner: &mut Runner, segments: usize, stamp: Stamp, priority: i32) -> Ticket {
+    let schedule = runner.schedule(&broadcast(0, 0, 2, segments * 64), DType::U8);
+    runner.begin(&schedule, ones(segments * 64), stamp, priority)
+}
+
+fn ones(len: usize) -> Memory {
+    Memory::Own(Buffer::copy_of(&vec![1; len]))
 }
 
 #[test]
 fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (RecordingTransport::new(), Runner::new(64, LIMIT));
-    let mut data = vec![1; 64 * 100];
-    let data: *mut [u8] = &raw mut data[..];
     for stamp in 0..6 {
-        send_out(&mut runner, data, 100, stamp, stamp as i32 / 3);
+        send_out(&mut runner, 100, stamp, stamp as i32 / 3);
     }
     while near.sent.len() < 50 {
         runner.advance(&mut near, &stop).unwrap();
     }
     let before = near.sent.len();
     assert!((0..6).any(|stamp| near.sent.contains(&stamp)), "what is of lower priority is under way");
-    send_out(&mut runner, data, 30, 9, 7);
+    send_out(&mut runner, 30, 9, 7);
     while runner.is_busy() {
         runner.advance(&mut near, &stop).unwrap();
     }
@@ -164,17 +159,15 @@ fn no_segment_of_lower_priority_leaves_while_one_of_higher_priority_is_ready() {
 fn lower_priority_goes_on_while_higher_priority_is_stuck() {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (RecordingTransport::new(), Runner::new(64, LIMIT));
-    let mut data = vec![1; 64 * 20];
-    let data: *mut [u8] = &raw mut data[..];
     near.kept_back = Some(9);
-    send_out(&mut runner, data, 20, 9, 7);
-    let low = send_out(&mut runner, data, 20, 1, 0);
+    send_out(&mut runner, 20, 9, 7);
+    let low = send_out(&mut runner, 20, 1, 0);
     let mut finished = Vec::new();
     while finished.is_empty() {
         if !runner.advance(&mut near, &stop).unwrap() {
             runner.pause(&mut near).unwrap();
         }
-        finished.extend(runner.take_finished());
+        finished.extend(runner.take_finished().map(|(ticket, _)| ticket));
     }
     assert_eq!(finished, [low]);
     near.kept_back = None;
@@ -188,15 +181,9 @@ fn lower_priority_goes_on_while_higher_priority_is_stuck() {
 fn ahead_of_a_peer(len: usize, priorities: &[i32]) -> (Vec<usize>, Vec<usize>) {
     let stop = AtomicBool::new(false);
     let ((mut near, _far), mut runner) = (RecordingTransport::new(), Runner::new(SEGMENT, LIMIT));
-    let mut data = vec![1; len];
     let schedule = runner.schedule(&broadcast(0, 0, 2, len), DType::U8);
     for (stamp, priority) in priorities.iter().enumerate() {
-        let data: *mut [u8] = &raw mut data[..];
-        #[allow(unsafe_code)]
-        // SAFETY: nobody touches the data before the test ends, and the runner with it.
-        unsafe {
-            runner.begin(&schedule, data, stamp as u32, *priority)
-        };
+        runner.begin(&schedule, ones(len), stamp as u32, *priority);
     }
     let mut moved = Instant::now();
     while moved.elapsed() < 3 * STANDSTILL {
@@ -229,26 +216,15 @@ fn messages_that_the_peer_does_not_receive_yet_delay_no_lower_priority() {
     const SEGMENTS: usize = 300;
     let stop = AtomicBool::new(false);
     let ((mut near, mut far), mut runner) = (RecordingTransport::new(), Runner::new(64, LIMIT));
-    let mut data = vec![1; 3 * WINDOW * UNASKED_BYTES];
-    let schedule = Arc::new(Schedule::of(&broadcast(0, 0, 2, data.len()), DType::U8, UNASKED_BYTES));
-    let whole: *mut [u8] = &raw mut data[..];
-    #[allow(unsafe_code)]
-    // SAFETY: nobody touches the data before the test ends, and the runner with it.
-    unsafe {
-        runner.begin(&schedule, whole, 9, 7)
-    };
-    let low = send_out(&mut runner, whole, SEGMENTS, 1, 0);
+    let data = ones(3 * WINDOW * UNASKED_BYTES);
+    let schedule = Arc::new(Schedule::of(&broadcast(0, 0, 2, data.bytes().len()), DType::U8, UNASKED_BYTES));
+    runner.begin(&schedule, data, 9, 7);
+    let low = send_out(&mut runner, SEGMENTS, 1, 0);
     let mut wanted = Runner::new(64, LIMIT);
-    let mut into = vec![0; SEGMENTS * 64];
-    let into: *mut [u8] = &raw mut into[..];
-    #[allow(unsafe_code)]
-    // SAFETY: as above.
-    unsafe {
-        wanted.begin(&wanted.schedule(&broadcast(0, 1, 2, SEGMENTS * 64), DType::U8), into, 1, 0)
-    };
+    wanted.begin(&wanted.schedule(&broadcast(0, 1, 2, SEGMENTS * 64), DType::U8), ones(SEGMENTS * 64), 1, 0);
     let begun = Instant::now();
     // Without a pause there is no standstill.
-    while !runner.take_finished().any(|finished| finished == low) {
+    while !runner.take_finished().any(|(finished, _)| finished == low) {
         assert!(begun.elapsed() < LIMIT, "{} messages have left", near.sent.len());
         runner.advance(&mut near, &stop).unwrap();
         wanted.advance(&mut far, &stop).unwrap();
@@ -280,15 +256,10 @@ fn sum_without_answers(is_peer_early: bool) {
     theirs.recv(0, 1..2, Then::Copy);
     theirs.send(0, 0..1);
     theirs.recv(0, 2..3, Then::Copy);
-    let (mut data, mut others) = (vec![1_u8; PART], vec![2_u8; 3 * PART]);
-    let (ours, into): (*mut [u8], *mut [u8]) = (&raw mut data[..], &raw mut others[..]);
     let mut peer = Runner::new(64 << 10, LIMIT);
-    #[allow(unsafe_code)]
-    // SAFETY: nobody touches the data before both are finished.
-    unsafe {
-        runner.begin(&runner.schedule(&plan, DType::U8), ours, 0, 0);
-        peer.begin(&peer.schedule(&theirs, DType::U8), into, 0, 0);
-    }
+    runner.begin(&runner.schedule(&plan, DType::U8), ones(PART), 0, 0);
+    let twos = Memory::Own(Buffer::copy_of(&vec![2; 3 * PART]));
+    peer.begin(&peer.schedule(&theirs, DType::U8), twos, 0, 0);
     let begun = Instant::now();
     for _ in 0..if is_peer_early { 1000 } else { 0 } {
         peer.advance(&mut far, &stop).unwrap();
@@ -304,8 +275,11 @@ fn sum_without_answers(is_peer_early: bool) {
         assert!(begun.elapsed() < LIMIT, "the answers have come");
         runner.advance(&mut near, &stop).unwrap();
     }
+    let memory = |runner: &mut Runner| runner.take_finished().next().unwrap().1.into_buffer();
+    let (data, others) = (memory(&mut runner), memory(&mut peer));
+    let others = others.bytes();
     assert!(others[PART..2 * PART].iter().all(|byte| *byte == 1) && others[2 * PART..].iter().all(|byte| *byte == 3));
-    assert!(data.iter().all(|byte| *byte == 3));
+    assert!(data.bytes().iter().all(|byte| *byte == 3));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use ringpull_base::DType;
+use ringpull_base::{Buffer, DType};
 
 use ringpull_plan::{Algorithm, Parts, Schedule, allgather, allreduce, broadcast};
 
@@ -34,6 +34,22 @@ fn ranks<T: Send>(
     })
 }
 
+/// Runs `schedule` on `data` to its end.
+fn run(
+    schedule: &Arc<Schedule>,
+    runner: &mut Runner,
+    data: &mut [u8],
+    end: &mut inproc::Inproc,
+    (stamp, stop): (u32, &AtomicBool),
+) -> ringpull_base::Result<()> {
+    let mut memory = Memory::Own(Buffer::copy_of(data));
+    let outcome = runner.run(schedule, (&mut memory, 0..data.len()), end, stamp, (stop, &|| ()));
+    if outcome.is_ok() {
+        data.copy_from_slice(memory.bytes());
+    }
+    outcome
+}
+
 #[test]
 fn every_plan_sums_exactly_and_leaves_equal_bits() {
     let stop = AtomicBool::new(false);
@@ -43,15 +59,14 @@ fn every_plan_sums_exactly_and_leaves_equal_bits() {
                 let results = ranks(size, 64, |rank, runner, end| {
                     let mut data: Vec<f32> = (0..len).map(|i| (i * 3 + rank) as f32).collect();
                     let plan = allreduce(algorithm, rank, size, len);
-                    runner
-                        .run_in_test(
-                            &runner.schedule(&plan, DType::F32),
-                            bytemuck::cast_slice_mut(&mut data),
-                            end,
-                            7,
-                            &stop,
-                        )
-                        .unwrap();
+                    run(
+                        &runner.schedule(&plan, DType::F32),
+                        runner,
+                        bytemuck::cast_slice_mut(&mut data),
+                        end,
+                        (7, &stop),
+                    )
+                    .unwrap();
                     data
                 });
                 let expected: Vec<f32> = (0..len).map(|i| (size * i * 3 + size * (size - 1) / 2) as f32).collect();
@@ -71,14 +86,7 @@ fn inexact_sums_have_the_same_bits_on_every_rank_and_in_every_run() {
             ranks(5, 64, |rank, runner, end| {
                 let mut data: Vec<f32> = (0..777).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
                 let plan = allreduce(algorithm, rank, 5, data.len());
-                runner
-                    .run_in_test(
-                        &runner.schedule(&plan, DType::F32),
-                        bytemuck::cast_slice_mut(&mut data),
-                        end,
-                        7,
-                        &stop,
-                    )
+                run(&runner.schedule(&plan, DType::F32), runner, bytemuck::cast_slice_mut(&mut data), end, (7, &stop))
                     .unwrap();
                 data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
             })
@@ -96,14 +104,7 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
         for root in 0..size {
             let results = ranks(size, 64, |rank, runner, end| {
                 let mut data = vec![rank as u8; 301];
-                runner
-                    .run_in_test(
-                        &runner.schedule(&broadcast(root, rank, size, 301), DType::U8),
-                        &mut data,
-                        end,
-                        1,
-                        &stop,
-                    )
+                run(&runner.schedule(&broadcast(root, rank, size, 301), DType::U8), runner, &mut data, end, (1, &stop))
                     .unwrap();
                 data
             });
@@ -114,7 +115,7 @@ fn broadcast_and_uneven_allgather_deliver_every_byte() {
             let mut data = vec![0u8; bounds[size]];
             data[bounds[rank]..bounds[rank + 1]].fill(rank as u8 + 1);
             let plan = allgather(rank, size, Parts::of(bounds.clone()));
-            runner.run_in_test(&runner.schedule(&plan, DType::U8), &mut data, end, 1, &stop).unwrap();
+            run(&runner.schedule(&plan, DType::U8), runner, &mut data, end, (1, &stop)).unwrap();
             data
         });
         let expected: Vec<u8> =
@@ -130,10 +131,7 @@ fn ranks_in_different_operations_get_an_error_and_not_a_mixture() {
         runner.limit = Duration::from_millis(50);
         let mut data = [0u8; 16];
         let plan = allreduce(Algorithm::Ring, rank, 2, 4);
-        runner
-            .run_in_test(&runner.schedule(&plan, DType::F32), &mut data, end, rank as u32, &stop)
-            .unwrap_err()
-            .to_string()
+        run(&runner.schedule(&plan, DType::F32), runner, &mut data, end, (rank as u32, &stop)).unwrap_err().to_string()
     });
     assert!(errors.iter().any(|error| error.contains("nothing moved")), "{errors:?}");
 }
@@ -144,7 +142,7 @@ fn ranks_that_cut_messages_differently_get_an_error_and_not_a_mixture() {
     let errors = ranks(2, 64, |rank, runner, end| {
         let mut data = [0u8; 256];
         let schedule = Arc::new(Schedule::of(&allreduce(Algorithm::Ring, rank, 2, 64), DType::F32, 64 >> rank));
-        runner.run_in_test(&schedule, &mut data, end, 1, &stop).unwrap_err().to_string()
+        run(&schedule, runner, &mut data, end, (1, &stop)).unwrap_err().to_string()
     });
     assert!(errors.iter().any(|error| error.contains("instead of")), "{errors:?}");
 }
@@ -160,27 +158,24 @@ fn together(
 ) -> (Vec<Vec<u32>>, Vec<Ticket>) {
     let stop = AtomicBool::new(false);
     let size = crate::transport::Transport::size(end);
-    let mut buffers: Vec<Vec<f32>> =
-        lens.iter().map(|len| (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect()).collect();
-    for at in 0..lens.len() {
-        let which = order(at);
-        let algorithm = Algorithm::ALL[which % Algorithm::ALL.len()];
-        let plan = allreduce(algorithm, rank, size, lens[which]);
-        let data: *mut [u8] = bytemuck::cast_slice_mut(&mut buffers[which]);
-        #[allow(unsafe_code)]
-        // SAFETY: the buffers are not touched before all operations are finished; a failure ends the test.
-        unsafe {
-            runner.begin(&runner.schedule(&plan, DType::F32), data, which as u32, (which % 3) as i32);
-        }
-    }
-    let mut finished = Vec::new();
+    let input = |len: usize| -> Vec<f32> { (0..len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect() };
+    let begin = |which: usize, runner: &mut Runner| {
+        let plan = allreduce(Algorithm::ALL[which % Algorithm::ALL.len()], rank, size, lens[which]);
+        let memory = Memory::Own(Buffer::copy_of(bytemuck::cast_slice(&input(lens[which]))));
+        runner.begin(&runner.schedule(&plan, DType::F32), memory, which as u32, (which % 3) as i32)
+    };
+    let begun: Vec<(usize, Ticket)> = (0..lens.len()).map(order).map(|which| (which, begin(which, runner))).collect();
+    let (mut finished, mut bits) = (Vec::new(), vec![Vec::new(); lens.len()]);
     while finished.len() < lens.len() {
         if !runner.advance(end, &stop).unwrap() {
             runner.pause(end).unwrap();
         }
-        finished.extend(runner.take_finished());
+        for (ticket, memory) in runner.take_finished() {
+            let (which, _) = begun.iter().find(|(_, own)| *own == ticket).unwrap();
+            bits[*which] = bytemuck::cast_slice(memory.bytes()).to_vec();
+            finished.push(ticket);
+        }
     }
-    let bits = buffers.iter().map(|buffer| buffer.iter().map(|value| value.to_bits()).collect()).collect();
     (bits, finished)
 }
 
@@ -193,15 +188,14 @@ fn operations_in_flight_together_have_the_bits_of_operations_one_by_one_in_whate
             let one = |(which, len): (usize, &usize)| {
                 let mut data: Vec<f32> = (0..*len).map(|i| 1.0 / (i * 5 + rank + 1) as f32).collect();
                 let plan = allreduce(Algorithm::ALL[which % Algorithm::ALL.len()], rank, size, *len);
-                runner
-                    .run_in_test(
-                        &runner.schedule(&plan, DType::F32),
-                        bytemuck::cast_slice_mut(&mut data),
-                        end,
-                        which as u32,
-                        &stop,
-                    )
-                    .unwrap();
+                run(
+                    &runner.schedule(&plan, DType::F32),
+                    runner,
+                    bytemuck::cast_slice_mut(&mut data),
+                    end,
+                    (which as u32, &stop),
+                )
+                .unwrap();
                 data.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
             };
             lens.iter().enumerate().map(one).collect::<Vec<_>>()
@@ -225,9 +219,9 @@ fn a_peer_that_does_not_move_is_an_error_after_the_limit() {
     let mut runner = Runner::new(64, Duration::from_millis(50));
     let mut data = [0u8; 16];
     let plan = allreduce(Algorithm::Ring, 0, 2, 4);
-    let error = runner
-        .run_in_test(&runner.schedule(&plan, DType::F32), &mut data, &mut end, 1, &AtomicBool::new(false))
-        .unwrap_err();
+    let error =
+        run(&runner.schedule(&plan, DType::F32), &mut runner, &mut data, &mut end, (1, &AtomicBool::new(false)))
+            .unwrap_err();
     assert!(error.to_string().contains("rank"), "{error}");
 }
 
@@ -236,24 +230,23 @@ fn one_schedule_runs_again_and_several_times_at_once() {
     let stop = AtomicBool::new(false);
     let sums = ranks(3, 64, |rank, runner, end| {
         let schedule = runner.schedule(&allreduce(Algorithm::Ring, rank, 3, 300), DType::I32);
-        let mut buffers = [1, 10, 100].map(|factor| vec![factor * (rank as i32 + 1); 300]);
-        for (stamp, buffer) in buffers.iter_mut().enumerate() {
-            let data: *mut [u8] = bytemuck::cast_slice_mut(buffer);
-            #[allow(unsafe_code)]
-            // SAFETY: the buffers are not touched before all operations are finished; a failure ends the
-            // test.
-            unsafe {
-                runner.begin(&schedule, data, stamp as u32, 0);
-            }
+        for (stamp, factor) in [1, 10, 100].into_iter().enumerate() {
+            let values = vec![factor * (rank as i32 + 1); 300];
+            let memory = Memory::Own(Buffer::copy_of(bytemuck::cast_slice(&values)));
+            runner.begin(&schedule, memory, stamp as u32, 0);
         }
         while runner.is_busy() {
             if !runner.advance(end, &stop).unwrap() {
                 runner.pause(end).unwrap();
             }
         }
-        runner.take_finished().for_each(drop);
-        runner.run_in_test(&schedule, bytemuck::cast_slice_mut(&mut buffers[0]), end, 9, &stop).unwrap();
-        buffers
+        let mut sums: Vec<(Ticket, Vec<i32>)> = runner
+            .take_finished()
+            .map(|(ticket, memory)| (ticket, bytemuck::cast_slice(memory.bytes()).to_vec()))
+            .collect();
+        sums.sort_unstable();
+        run(&schedule, runner, bytemuck::cast_slice_mut(&mut sums[0].1), end, (9, &stop)).unwrap();
+        sums.into_iter().map(|(_, sum)| sum).collect::<Vec<_>>()
     });
     assert!(sums.iter().all(|sums| *sums == [vec![18; 300], vec![60; 300], vec![600; 300]]), "{:?}", sums[0][0]);
 }

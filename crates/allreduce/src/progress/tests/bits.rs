@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use ringpull_base::config::{ClusterSource, Config};
 use ringpull_base::topology::host_name;
-use ringpull_base::{DType, Error, Key, Reduction, Result};
+use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result};
 
-use crate::communicator::Communicator;
+use crate::interpreter::Memory;
 use crate::progress::engine::Engine;
 use crate::progress::job::{Job, Reply, answer};
-use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
+use crate::progress::messages::{Operation, Terms, Topic, Transfer};
 
 /// A sum of all ranks, which its caller gets.
 struct SumJob {
@@ -25,12 +25,12 @@ impl Job for SumJob {
         Transfer::Sum { dtype, reduction, len_bytes, priority: 0, is_divided: false }
     }
 
-    fn addend(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.data)
+    fn lend(&mut self) -> Memory {
+        Memory::Own(Buffer::copy_of(bytemuck::cast_slice(&self.data)))
     }
 
-    fn run(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        unreachable!("it is a sum")
+    fn receive(&mut self, memory: Memory) {
+        self.data.copy_from_slice(bytemuck::cast_slice(memory.bytes()));
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

@@ -12,9 +12,8 @@ const LEN: usize = 4 << 20;
 /// A sum of every worker's `rank + 1`; its first and last element, and whether all are alike.
 fn sum_on(engine: &Arc<Engine>, len: usize) -> ringpull_base::Result<(f32, bool)> {
     let tensor = Tensor::from_slice(&[len], &vec![engine.rank() as f32 + 1.0; len]);
-    engine.collective("sum", vec![tensor.clone()], |comm, memory, stamp| {
-        comm.allreduce_tensor(AlgorithmChoice::Auto, &memory[0], stamp)
-    })?;
+    let summed = tensor.clone();
+    engine.collective("sum", move |comm, stamp| comm.allreduce_tensor(AlgorithmChoice::Auto, &summed, stamp))?;
     let values = tensor.to_vec::<f32>()?;
     Ok((values[0], values.iter().all(|value| *value == values[0])))
 }
