@@ -176,11 +176,11 @@ impl Step for DevicePush {
     fn fail(mut self, fault: &Error) {
         self.slot.fail(fault);
         // A device may still be reading the values.
-        let held = self
-            .values
-            .iter()
-            .filter_map(|value| if let Contribution::Held(held) = value { held.remote() } else { None });
-        held.cloned().for_each(std::mem::forget);
+        for value in self.values.drain(..) {
+            if let Contribution::Held(held) = value {
+                held.abandon();
+            }
+        }
         self.queued.take().into_iter().for_each(|outputs| outputs.fail(fault));
         self.outs.drain(..).for_each(|out| out.abandon(fault.clone()));
     }

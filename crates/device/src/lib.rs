@@ -43,7 +43,7 @@ pub use devices::{Array, Devices, array_of};
 pub use handle::{Event, Home, Joined, Memory, Slice, Stream};
 pub use layout::Layout;
 pub use loan::{CUDA, Loan};
-pub use open::{cuda_aware_mpi, open, survey};
+pub use open::{open, survey};
 pub use pool::Pool;
 pub use reference::compute;
 pub use simulated::{Fault, Manner, Simulated};

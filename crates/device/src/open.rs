@@ -47,15 +47,6 @@ fn open_cuda(_which: Option<Vec<usize>>) -> Result<Arc<Devices>> {
     ))
 }
 
-/// Describes whether an MPI library that takes device memory can be loaded. The library is
-/// asked, not initialised.
-pub fn cuda_aware_mpi() -> String {
-    #[cfg(feature = "cuda")]
-    return super::cuda::cuda_aware_mpi();
-    #[cfg(not(feature = "cuda"))]
-    "not asked: this build has no CUDA support".to_owned()
-}
-
 /// Returns a description of this machine's devices. Never fails and never panics: missing parts are described
 /// in words.
 pub fn survey() -> Survey {

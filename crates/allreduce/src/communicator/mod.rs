@@ -164,6 +164,12 @@ impl Communicator {
         self.forget_schedules();
     }
 
+    /// Gives the communicator up after an error: requests may still refer to its memory, and the library must not
+    /// be called any more, not even to free it.
+    pub fn abandon(self) {
+        std::mem::forget(self);
+    }
+
     /// Counts on from what this rank has sent and received before, in bytes.
     pub fn count_on(&mut self, [sent, received]: [u64; 2]) {
         (self.executor.runner.sent_bytes, self.executor.runner.received_bytes) = (sent, received);

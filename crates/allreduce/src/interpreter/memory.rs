@@ -99,11 +99,9 @@ impl Memory {
     /// Leaks the bytes, as the transport may still use them. Readers of a tensor get `fault`.
     pub fn give_up(self, fault: &Error) {
         match self {
-            Memory::Nothing => {}
-            Memory::Own(buffer) => std::mem::forget(buffer),
+            memory @ (Memory::Nothing | Memory::Own(_) | Memory::Shared(_)) => std::mem::forget(memory),
             Memory::Written(tensor) => tensor.abandon(fault.clone()),
             Memory::Read(tensor) => tensor.abandon(),
-            Memory::Shared(buffer) => std::mem::forget(buffer),
             Memory::Pair(pair) => {
                 pair.0.give_up(fault);
                 pair.1.give_up(fault);

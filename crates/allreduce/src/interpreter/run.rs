@@ -432,6 +432,6 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        std::mem::forget(self.abandon());
+        self.abandon().into_iter().for_each(|memory| memory.give_up(&Error::Stopped {}));
     }
 }

@@ -116,8 +116,7 @@ pub(super) fn communicate(
         comm.go_on();
     }
     if shared.fault.get().is_some() {
-        // Requests may still refer to it. The library must not be called any more, not even to free it.
-        std::mem::forget(comm.communicator);
+        comm.communicator.abandon();
     }
 }
 

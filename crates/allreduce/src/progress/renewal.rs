@@ -107,8 +107,7 @@ pub(super) fn ready(
             match begun {
                 Ok(beginning) => Ok((communicator, beginning)),
                 Err(cause) => {
-                    // The library may still use its memory.
-                    std::mem::forget(communicator);
+                    communicator.abandon();
                     Err(cause)
                 }
             }
@@ -116,7 +115,7 @@ pub(super) fn ready(
         control.stop_on_loss(None);
         let made = match made {
             Ok((communicator, _)) if stop.load(Ordering::Acquire) => {
-                std::mem::forget(communicator);
+                communicator.abandon();
                 Err(Error::Stopped {})
             }
             made => made,

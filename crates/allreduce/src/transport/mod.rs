@@ -25,7 +25,7 @@ mod ulfm;
 pub mod window;
 mod wire;
 
-pub use library::{initialise_once, mpi_library, share_mpi};
+pub use library::{initialise_once, mpi_library, mpi_takes_device_memory, share_mpi};
 pub use ulfm::{Connections, has_ulfm};
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -58,7 +58,7 @@ impl TensorRef {
 
     /// Unlocks a tensor whose memory a library or a device may still read: it is never freed.
     pub fn abandon(self) {
-        std::mem::forget((Arc::clone(&self.content.data), self.remote.clone()));
+        leak(&self.content.data, self.remote.as_ref());
     }
 }
 
@@ -165,7 +165,7 @@ impl TensorMut {
 
     /// As [`fail`](Self::fail), when a library or a device may still use the memory: it is never freed.
     pub fn abandon(self, fault: Error) {
-        std::mem::forget((Arc::clone(&self.content.data), self.remote.clone()));
+        leak(&self.content.data, self.remote.as_ref());
         self.fail(fault);
     }
 
@@ -184,6 +184,11 @@ impl Drop for TensorMut {
             None => {}
         }
     }
+}
+
+/// Keeps memory until the process ends.
+fn leak(data: &Arc<Buffer>, remote: Option<&Remote>) {
+    std::mem::forget((Arc::clone(data), remote.cloned()));
 }
 
 fn snapshot(data: &Arc<Buffer>) -> Arc<Buffer> {

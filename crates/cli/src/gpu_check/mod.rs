@@ -48,6 +48,15 @@ pub(crate) struct Findings {
     pub speeds: Vec<Speed>,
 }
 
+/// Describes what the MPI library of this process takes. It is asked, not initialised.
+fn cuda_aware_mpi() -> String {
+    match ringpull_allreduce::transport::mpi_takes_device_memory() {
+        Ok(true) => "the MPI library takes device memory, and is given it".to_owned(),
+        Ok(false) => "the MPI library takes host memory only".to_owned(),
+        Err(missing) => format!("no MPI library: {missing}"),
+    }
+}
+
 impl Findings {
     /// Checks the devices of this name, and measures them with buffers of `bytes` bytes.
     pub(crate) fn gather(name: &str, bytes: usize) -> Result<Self> {
@@ -62,7 +71,7 @@ impl Findings {
         Ok(Findings {
             devices: (0..devices.count()).map(|device| devices.platform().describe(device)).collect(),
             survey: ringpull_device::survey(),
-            cuda_aware_mpi: ringpull_device::cuda_aware_mpi(),
+            cuda_aware_mpi: cuda_aware_mpi(),
             checks,
             speeds,
         })

@@ -31,7 +31,7 @@ use super::handle::{Event, Slice, Stream};
 use super::loan::{self, Loan};
 use super::work::{Collective, CollectiveKind, Work};
 use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
-pub(super) use survey::{cuda_aware_mpi, survey};
+pub(super) use survey::survey;
 
 /// GPUs of this process.
 pub(super) struct Cuda {

@@ -1,7 +1,4 @@
 //! A description of the CUDA installation of this machine. Asks without keeping anything open.
-#![allow(unsafe_code)]
-
-use std::ffi::c_int;
 
 use cudarc::driver::result;
 
@@ -42,24 +39,4 @@ pub(crate) fn survey() -> Survey {
         survey.peers.extend(reached.map(|other| (ordinal as usize, other as usize)));
     }
     survey
-}
-
-/// Asks the MPI library on this machine, if there is one, whether it takes device memory.
-pub(crate) fn cuda_aware_mpi() -> String {
-    const NAMES: [&str; 3] = ["libmpi.so", "libmpi.so.40", "libmpi.so.12"];
-    // SAFETY: the library's initialisers have no conditions; Open MPI's question takes nothing and may be
-    // asked at any time.
-    unsafe {
-        let Some(library) = NAMES.into_iter().find_map(|name| libloading::Library::new(name).ok()) else {
-            return format!("no MPI library (looked for {})", NAMES.join(", "));
-        };
-        let asked = library.get::<unsafe extern "C" fn() -> c_int>(b"MPIX_Query_cuda_support\0").map(|ask| ask());
-        // Some libraries must not be unloaded.
-        std::mem::forget(library);
-        match asked {
-            Ok(0) => "the MPI library takes host memory only".to_owned(),
-            Ok(_) => "the MPI library takes device memory, and is given it".to_owned(),
-            Err(_) => "the MPI library does not say".to_owned(),
-        }
-    }
 }
