@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ringpull::{KvStore, create, create_on, run_node};
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, config};
-use ringpull_processes::{FakeGpus, Processes, free_port, own_path};
+use ringpull_processes::{FakeGpus, LIMIT, Processes, free_port, own_path};
 
 use crate::world::{Promise, World};
 
@@ -18,7 +18,7 @@ const CHILD: &str = "RINGPULL_CONTRACT_CHILD";
 /// The variable that says how many GPUs each worker has of its own.
 const OWN_GPUS: &str = "RINGPULL_CONTRACT_GPUS";
 /// The time limit of a job. It takes a second or two on an idle machine.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = LIMIT;
 
 /// The arguments by which this binary is one process of a job.
 const ONE_PROCESS: [&str; 5] = ["one_process_of_a_job", "--exact", "--ignored", "--nocapture", "--test-threads=1"];

@@ -240,7 +240,7 @@ impl CommThread<'_> {
         let update = match update.transpose() {
             Ok(update) => update,
             Err(cause) => {
-                self.fail(&cause, None);
+                self.fail(&cause, Vec::new());
                 return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &cause));
             }
         };
@@ -267,14 +267,23 @@ impl CommThread<'_> {
         if !matches!(begun, Ok(Begun::UnderWay(_))) {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
         }
-        let (state, outcome) = match begun {
-            Ok(state) => (state, Ok(())),
-            Err(cause) => (Begun::Done(Memory::Nothing), Err(cause)),
-        };
-        self.running.push(RunningOperation { jobs, bucket, launch, advances: false, priority, state, since_ns });
-        match outcome {
-            Ok(()) => self.note(),
-            Err(cause) => self.fail(&cause, None),
+        match begun {
+            Ok(state) => {
+                self.running.push(RunningOperation {
+                    jobs,
+                    bucket,
+                    launch,
+                    advances: false,
+                    priority,
+                    state,
+                    since_ns,
+                });
+                self.note();
+            }
+            Err(cause) => {
+                bucket.into_iter().for_each(|bucket| bucket.give_back(&mut jobs));
+                self.fail(&cause, jobs.into_iter().map(|(_, job)| job).collect());
+            }
         }
     }
 
@@ -303,7 +312,7 @@ impl CommThread<'_> {
                 self.count_traffic();
                 self.hand_on();
             }
-            Err(cause) => self.fail(&cause, None),
+            Err(cause) => self.fail(&cause, Vec::new()),
         }
     }
 
@@ -336,7 +345,7 @@ impl CommThread<'_> {
             self.note();
             self.shared.running.lock().begin(launch.number, topic.clone());
             if let Err(cause) = job.check(&mut self.communicator, launch) {
-                self.fail(&cause, None);
+                self.fail(&cause, Vec::new());
                 return Err(self.shared.fault.get().unwrap_or(&cause).clone());
             }
         }
@@ -413,7 +422,7 @@ impl CommThread<'_> {
                 self.note();
                 self.done(job, launch.topic.clone());
             }
-            Err(cause) => self.fail(&cause, Some(job)),
+            Err(cause) => self.fail(&cause, vec![job]),
         }
     }
 
@@ -430,7 +439,7 @@ impl CommThread<'_> {
         self.count_traffic();
         match outcome {
             Ok(()) => self.hand_on(),
-            Err(cause) => self.fail(&cause, None),
+            Err(cause) => self.fail(&cause, Vec::new()),
         }
     }
 
@@ -464,7 +473,7 @@ impl CommThread<'_> {
                 }
             }
             if let Err(cause) = outcome {
-                return self.fail(&cause, None);
+                return self.fail(&cause, Vec::new());
             }
         }
         if !self.running.iter().any(RunningOperation::is_done) {
@@ -508,7 +517,7 @@ impl CommThread<'_> {
     }
 
     /// Reports the cause to all ranks, if it is the first. Every operation under way fails with it.
-    fn fail(&mut self, cause: &Error, job: Option<Box<dyn Job>>) {
+    fn fail(&mut self, cause: &Error, jobs: Vec<Box<dyn Job>>) {
         self.shared.poison(cause, true);
         let fault = self.shared.fault.get().unwrap_or(cause);
         self.communicator.executor().abandon().into_iter().for_each(|memory| memory.give_up(fault));
@@ -520,7 +529,7 @@ impl CommThread<'_> {
             }
             jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
         }
-        job.into_iter().for_each(|job| self.shared.abandon(job, fault));
+        jobs.into_iter().for_each(|job| self.shared.abandon(job, fault));
         self.shared.running.lock().clear();
     }
 
