@@ -80,13 +80,14 @@ pub(super) fn communicate(
     let mut comm = CommThread { shared, communicator, running, held, finishing, buckets };
     let mut lingers = false;
     loop {
-        if comm.running.is_empty() && shared.is_renewed() {
-            let fault = shared.fault.get().expect("a generation ends by a fault");
+        if comm.running.is_empty()
+            && let Some(fault) = shared.condition.loss()
+        {
             // Commands are sent under this lock, and none after a fault: these are all.
             let waiting = shared.waiting.lock();
             let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
             drop(waiting);
-            left.into_iter().flat_map(Command::into_jobs).for_each(|job| shared.abandon(job, fault));
+            left.into_iter().flat_map(Command::into_jobs).for_each(|job| shared.abandon(job, &fault));
             break;
         }
         let held = comm.take_held();
@@ -99,8 +100,8 @@ pub(super) fn communicate(
         match command {
             command if !was_held && comm.holds(&command) => comm.held.push_back(command),
             // Every rank has called it: for a barrier there is nothing left to be done.
-            Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.fault.get() {
-                Some(fault) => shared.abandon(job, fault),
+            Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.condition.fault() {
+                Some(fault) => shared.abandon(job, &fault),
                 None => comm.done(job, launch.topic),
             },
             Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], launch, 0),
@@ -115,7 +116,7 @@ pub(super) fn communicate(
     while !comm.running.is_empty() {
         comm.go_on();
     }
-    if shared.fault.get().is_some() {
+    if !shared.condition.is_well() {
         comm.communicator.abandon();
     }
 }
@@ -185,7 +186,7 @@ impl CommThread<'_> {
         let mut nap = NAPS.0;
         loop {
             match inbox.recv_timeout(nap) {
-                Err(RecvTimeoutError::Timeout) if self.shared.fault.get().is_none() => {
+                Err(RecvTimeoutError::Timeout) if self.shared.condition.is_well() => {
                     self.communicator.executor().progress();
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -204,8 +205,8 @@ impl CommThread<'_> {
 
     /// Begins a sum or a job's messages, or runs a job that needs the communicator to itself.
     fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, step_bytes: usize) {
-        if let Some(fault) = self.shared.fault.get() {
-            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
+        if let Some(fault) = self.shared.condition.fault() {
+            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
         }
         if jobs.iter().any(|(_, job)| job.checks())
             && let Err(fault) = self.check(&mut jobs, &launch)
@@ -231,8 +232,8 @@ impl CommThread<'_> {
         if self.communicator.sums_block() {
             self.drain();
         }
-        if let Some(fault) = self.shared.fault.get() {
-            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
+        if let Some(fault) = self.shared.condition.fault() {
+            return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
         }
         let owners = if is_divided { self.communicator.size() } else { 1 };
         let layout = Layout::new(sums.iter().map(|sum| sum.1), arithmetic.1.size_bytes(), owners);
@@ -291,8 +292,8 @@ impl CommThread<'_> {
     fn begin(&mut self, jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, priority: i32) {
         if launch.topic.set().is_none() && self.communicator.sums_block() {
             self.drain();
-            if let Some(fault) = self.shared.fault.get() {
-                return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
+            if let Some(fault) = self.shared.condition.fault() {
+                return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
             }
         }
         // A job that blocks runs from here on.
@@ -339,14 +340,14 @@ impl CommThread<'_> {
     fn check(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], launch: &Launch) -> Result<(), Error> {
         self.drain();
         for (topic, job) in jobs.iter_mut().filter(|(_, job)| job.checks()) {
-            if let Some(fault) = self.shared.fault.get() {
-                return Err(fault.clone());
+            if let Some(fault) = self.shared.condition.fault() {
+                return Err(fault);
             }
             self.note();
             self.shared.running.lock().begin(launch.number, topic.clone());
             if let Err(cause) = job.check(&mut self.communicator, launch) {
                 self.fail(&cause, Vec::new());
-                return Err(self.shared.fault.get().unwrap_or(&cause).clone());
+                return Err(self.shared.condition.fault().unwrap_or(cause));
             }
         }
         self.count_traffic();
@@ -409,8 +410,8 @@ impl CommThread<'_> {
 
     fn run_alone(&mut self, mut job: Box<dyn Job>, launch: &Launch) {
         self.drain();
-        if let Some(fault) = self.shared.fault.get() {
-            return self.shared.abandon(job, fault);
+        if let Some(fault) = self.shared.condition.fault() {
+            return self.shared.abandon(job, &fault);
         }
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let span = timeline::span(Phase::Collective, || launch.topic.name());
@@ -428,8 +429,8 @@ impl CommThread<'_> {
 
     fn count_traffic(&self) {
         let (sent, received) = self.communicator.traffic_bytes();
-        self.shared.sent_bytes.store(sent, Ordering::Relaxed);
-        self.shared.received_bytes.store(received, Ordering::Relaxed);
+        self.shared.counters.sent_bytes.store(sent, Ordering::Relaxed);
+        self.shared.counters.received_bytes.store(received, Ordering::Relaxed);
     }
 
     /// Advances the operations under way, or waits a little.
@@ -519,7 +520,7 @@ impl CommThread<'_> {
     /// Reports the cause to all ranks, if it is the first. Every operation under way fails with it.
     fn fail(&mut self, cause: &Error, jobs: Vec<Box<dyn Job>>) {
         self.shared.poison(cause, true);
-        let fault = self.shared.fault.get().unwrap_or(cause);
+        let fault = &self.shared.condition.fault().unwrap_or_else(|| cause.clone());
         self.communicator.executor().abandon().into_iter().for_each(|memory| memory.give_up(fault));
         for RunningOperation { mut jobs, bucket, advances, state, .. } in self.running.drain(..) {
             match (bucket, state) {

@@ -144,10 +144,10 @@ impl Engine {
     pub fn serve(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
         let shared = self.current.get();
-        *shared.serving.lock() = Some(result);
-        if shared.fault.get().is_some() {
+        *shared.callers.serving.lock() = Some(result);
+        if !shared.condition.is_well() {
             shared.fail_waiting();
-        } else if shared.ending.load(Ordering::Acquire) {
+        } else if shared.condition.is_closing() {
             shared.served();
         }
         drop(shared);
@@ -155,7 +155,7 @@ impl Engine {
         let outcome = waits::until(|limit| self.answer(&answer, limit));
         if outcome.is_err() {
             // The caller reports it.
-            self.current.get().reported.store(true, Ordering::Release);
+            self.current.get().condition.report();
         }
         self.leave();
         outcome
@@ -168,12 +168,12 @@ impl Engine {
 
     /// The name of the library under the transport.
     pub fn library(&self) -> String {
-        self.current.get().library.clone()
+        self.current.get().info.library.clone()
     }
 
     /// The placement of the ranks, as text: `8 ranks on 2 hosts, shared memory within each`.
     pub fn placement(&self) -> String {
-        self.current.get().placement.clone()
+        self.current.get().info.placement.clone()
     }
 
     /// The number of the next store on this engine: the same on every rank, if every rank creates its stores
@@ -197,7 +197,7 @@ impl Engine {
     /// Returns when no loss is being handled, or there was a fault. Blocks.
     pub fn settle(&self) {
         const LOOK: Duration = Duration::from_millis(1);
-        while self.current.get().is_renewed() {
+        while self.current.get().condition.is_renewing() {
             std::thread::sleep(LOOK);
         }
     }
@@ -210,26 +210,22 @@ impl Engine {
     /// The first fault.
     pub fn fault(&self) -> Option<Error> {
         let shared = self.current.get();
-        let fault = shared.fatal().cloned();
+        let fault = shared.condition.fatal();
         if fault.is_some() {
-            shared.reported.store(true, Ordering::Release);
+            shared.condition.report();
         }
         fault
     }
 
     /// Returns the first fault, without recording that a caller has received it.
     pub fn first_fault(&self) -> Option<Error> {
-        self.current.get().fatal().cloned()
+        self.current.get().condition.fatal()
     }
 
     /// Calls `hook` with the first fault, which may have come already. To be called once, in a job that does
     /// not go on without lost ranks.
     pub fn on_fault(&self, hook: OnFault) {
-        let shared = self.current.get();
-        let hook = shared.on_fault.get_or_init(|| hook);
-        if let Some(fault) = shared.fault.get() {
-            hook(fault);
-        }
+        self.current.get().condition.set_hook(hook);
     }
 
     /// Ends the job with a fault from elsewhere.
@@ -239,18 +235,19 @@ impl Engine {
 
     /// Returns true if the engine ends, as it does when the process exits.
     pub fn is_leaving(&self) -> bool {
-        self.current.get().leaving.load(Ordering::Acquire)
+        self.current.get().condition.is_leaving()
     }
 
     /// Returns true if a caller has received the first fault.
     pub fn is_reported(&self) -> bool {
-        self.current.get().reported.load(Ordering::Acquire)
+        self.current.get().condition.is_reported()
     }
 
     /// Payload bytes sent and received, and control messages sent.
     pub fn traffic(&self) -> (u64, u64, u64) {
         let shared = self.current.get();
-        let counters = [&shared.sent_bytes, &shared.received_bytes, &shared.control_messages];
+        let counters =
+            [&shared.counters.sent_bytes, &shared.counters.received_bytes, &shared.counters.control_messages];
         let [sent, received, control] = counters.map(|counter| counter.load(Ordering::Relaxed));
         (sent, received, control)
     }
@@ -380,10 +377,10 @@ impl Engine {
                     "let one thread join, once",
                 ));
             }
-            *shared.joining.lock() = Some(result);
+            *shared.callers.joining.lock() = Some(result);
             shared.act(calls.join());
         }
-        if shared.fault.get().is_some() {
+        if !shared.condition.is_well() {
             shared.fail_waiting();
         }
         self.answered(&answer)
@@ -445,8 +442,8 @@ impl Engine {
     /// when it ends. `None` withdraws it.
     pub fn failing(&self, why: Option<&str>) {
         let shared = self.current.get();
-        let had_told = shared.failing.swap(why.is_some(), Ordering::AcqRel);
-        if !(had_told || why.is_some()) || shared.ranks() == 1 || shared.fault.get().is_some() {
+        let had_told = shared.condition.set_failing(why.is_some());
+        if !(had_told || why.is_some()) || shared.ranks() == 1 || !shared.condition.is_well() {
             return;
         }
         let note = || ControlMessage::Failing(why.map(str::to_owned));
@@ -480,13 +477,13 @@ impl Engine {
     /// at once. Does nothing in a forked child, whose parent goes on.
     pub fn leave(&self) {
         const LOOK: Duration = Duration::from_millis(1);
-        if !self.process.is_here() || self.current.get().leaving.swap(true, Ordering::AcqRel) {
+        if !self.process.is_here() || !self.current.get().condition.begin_to_leave() {
             return;
         }
         self.files.lock().drain(..).for_each(|file| drop(std::fs::remove_file(file)));
         // A thread that receives the fault from now on may have no time to report it.
         let shared = self.current.get();
-        let is_reported = shared.reported.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
+        let is_reported = shared.condition.is_reported() || shared.condition.is_failing();
         drop(shared);
         let before = self.current.generation();
         // True if this rank had called an operation that was not done, at the last look before a fault.
@@ -494,7 +491,7 @@ impl Engine {
         let mut is_well = || {
             let shared = self.current.get();
             let is_open = shared.has_calls() || !shared.running.lock().is_empty();
-            let is_well = shared.fatal().is_none();
+            let is_well = shared.condition.fatal().is_none();
             was_open = if is_well { is_open } else { was_open };
             is_well
         };
@@ -513,7 +510,7 @@ impl Engine {
         // After a loss the saved operations come first.
         let say_goodbye = || {
             let shared = self.current.get();
-            if shared.elastic.is_none() || shared.fatal().is_some() || !shared.has_calls() {
+            if shared.elastic.is_none() || shared.condition.fatal().is_some() || !shared.has_calls() {
                 shared.say_goodbye();
             }
         };
@@ -524,7 +521,7 @@ impl Engine {
         let (mut left, mut is_stuck) = (self.limit, false);
         for thread in self.threads.lock().drain(..) {
             while !thread.is_finished() && is_well() && !left.is_zero() {
-                if self.current.get().ending.load(Ordering::Acquire) {
+                if self.current.get().condition.is_closing() {
                     left = left.saturating_sub(LOOK);
                 }
                 say_goodbye();
@@ -537,7 +534,7 @@ impl Engine {
             }
         }
         let shared = self.current.get();
-        if is_stuck && shared.fault.get().is_none() {
+        if is_stuck && shared.condition.is_well() {
             // The log may be gone when a process exits.
             notice(&format!(
                 "ringpull: rank {}: {} has not ended {:?} after the other ranks were done or gone: this process ends without it\n  hint: the results are complete, but mpirun may report a failed job; this happens with MPICH 4.0 over TCP, not with Open MPI",
@@ -547,7 +544,7 @@ impl Engine {
             ));
         }
         // A rank that was lost now had not come to its end.
-        let is_whole = shared.fatal().is_none() && self.current.generation() == before;
+        let is_whole = shared.condition.fatal().is_none() && self.current.generation() == before;
         if let Some(file) = self.ended.lock().take().filter(|_| is_whole)
             && let Err(cause) = std::fs::write(&file, "")
         {
@@ -557,7 +554,7 @@ impl Engine {
                 file.display()
             ));
         }
-        if let Some(fault) = shared.fatal().filter(|_| shared.ranks() > 1) {
+        if let Some(fault) = shared.condition.fatal().filter(|_| shared.ranks() > 1) {
             if was_open && !is_reported && !last_words::has_spoken() {
                 notice(&fault.report());
             }
@@ -606,7 +603,7 @@ fn is_own_thread() -> bool {
 }
 
 fn check_generation(shared: &Shared, generation: u64) -> Result<()> {
-    if shared.generation == generation {
+    if shared.info.number == generation {
         return Ok(());
     }
     Err(Error::argument(

@@ -79,7 +79,7 @@ impl Current {
         });
         if !old.elastic.as_ref().is_some_and(|elastic| elastic.pass(pass)) {
             let follows = || Error::bug("a generation of ranks follows one that was to be the last");
-            next.end(&old.fatal().cloned().unwrap_or_else(follows));
+            next.end(&old.condition.fatal().unwrap_or_else(follows));
         }
         // A caller may wait for an operation called before.
         next.wait();

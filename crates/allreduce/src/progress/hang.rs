@@ -7,7 +7,6 @@
 //! the fault, and it may save its work before.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ringpull_base::{notice, timeline, waits};
@@ -30,7 +29,7 @@ impl HangDetector {
     /// Ends the process if the library hangs and the program only waits. To be called now and then after a
     /// fault.
     pub(super) fn check(&mut self, shared: &Shared) {
-        let Some(fault) = shared.fault.get() else { return };
+        let Some(fault) = shared.condition.fault() else { return };
         if shared.running.lock().is_empty() || open_messages() == 0 {
             self.since = None;
             return;
@@ -41,7 +40,7 @@ impl HangDetector {
         if since.elapsed() < GRACE || !waits::is_only_waiting(waits::seen(since).as_ref()) {
             return;
         }
-        if !shared.reported.load(Ordering::Acquire) {
+        if !shared.condition.is_reported() {
             notice(&format!("ringpull: rank {}: {fault}", shared.rank));
         }
         notice(&format!("ringpull: rank {}: the MPI library does not return: this process ends", shared.rank));

@@ -61,11 +61,6 @@ impl RetryStore {
         Ok(())
     }
 
-    /// Returns true if there is or may be a next generation.
-    pub(super) fn goes_on(&self) -> bool {
-        !matches!(*self.orphans.lock(), SavedOperations::Ended)
-    }
-
     /// Returns true if the saved operations still wait for the next generation.
     pub(super) fn waits(&self) -> bool {
         matches!(*self.orphans.lock(), SavedOperations::Kept(_))

@@ -10,7 +10,7 @@
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
 //!   the collectives. One applies updates, and does other work on finished sums that takes long. One
 //!   (`watcher`) receives the messages of the control star, notices faults and spreads them. `shared` is
-//!   their common state. `standstill` finds out if this rank waits for an operation that cannot begin;
+//!   their common state; `condition` the job's, with the rank's presence. `standstill` finds out if this rank waits for an operation that cannot begin;
 //!   `status` collects the state of every rank (`answers`, `under_way`);
 //! - `generation`: the ranks between two losses; `kept`: the operations saved for a retry; `renewal`: leads
 //!   from one generation to the next; `connected`: the ranks of a transport, and their successors;
@@ -21,6 +21,7 @@ pub mod agreement;
 mod answers;
 pub mod calls;
 mod comm;
+mod condition;
 pub mod connected;
 pub mod engine;
 mod freezing;

@@ -162,7 +162,9 @@ fn begin_alike(
     };
     if let Some(EndedGeneration { shared, learned, .. }) = before {
         communicator.go_on_from(learned);
-        communicator.count_on([&shared.sent_bytes, &shared.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)));
+        communicator.count_on(
+            [&shared.counters.sent_bytes, &shared.counters.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed)),
+        );
     } else {
         let source = "ranks that had begun".to_owned();
         communicator.go_on_from(&Learned { model, source, ..Learned::default() });
@@ -200,7 +202,7 @@ impl Generation {
         let (finishing, finished) = unbounded::<Box<dyn Job>>();
         inherited.sever = succession.as_ref().map(|succession| Arc::clone(&succession.sever));
         let shared = Arc::new(Shared::new(&communicator, control, config, (stop, commands, own_notes), inherited));
-        if shared.rank == 0 && shared.helpers > 0 {
+        if shared.rank == 0 && shared.info.helpers > 0 {
             let weak = Arc::downgrade(&shared);
             communicator.ask_helpers_by(Box::new(move |asked| {
                 weak.upgrade().into_iter().for_each(|shared| shared.ask_helpers(&asked));
@@ -222,7 +224,7 @@ impl Generation {
             communicate(&shared, communicator, &inbox, &finishing);
             drop(finishing);
             let Some(succession) = succession else {
-                if shared.fault.get().is_none() {
+                if shared.condition.is_well() {
                     finalise();
                 }
                 return drop(finisher.join());
@@ -230,10 +232,8 @@ impl Generation {
             // Finished jobs stay finished: from here on only this thread changes a job.
             drop(finisher.join());
             wait_for_all(&shared);
-            if !shared.is_renewed() {
-                return;
-            }
-            match renew(&shared, succession, config, &learned, current) {
+            let Some(loss) = shared.condition.loss() else { return };
+            match renew((&shared, &loss), succession, config, &learned, current) {
                 Ok(next) => self = next,
                 Err(fault) => return shared.end(&fault),
             }
@@ -247,7 +247,7 @@ impl Generation {
 fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
     let _guard = AbortOnPanic;
     finished.iter().for_each(|job| shared.finish(job));
-    if shared.fault.get().is_none() && !shared.is_helper() {
+    if shared.condition.is_well() && !shared.is_helper() {
         shared.tell_rank_0(ControlMessage::Done);
     }
 }
@@ -256,7 +256,7 @@ fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
 fn watch(shared: &Arc<Shared>, config: &Config, comm: &Communicator, notes: Receiver<ControlMessage>) -> Result<()> {
     let bucket_bytes = config.fusion_bytes.unwrap_or(comm.bucket_bytes().min(BUCKET_BYTES));
     let (watching, mut watcher) =
-        (Arc::downgrade(shared), Watcher::new(config, (shared.size, shared.helpers), bucket_bytes));
+        (Arc::downgrade(shared), Watcher::new(config, (shared.size, shared.info.helpers), bucket_bytes));
     if comm.sums_block() || config.check_replicas > 0 {
         watcher.sums_block();
     }
@@ -271,21 +271,20 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
 /// Returns when all ranks are done, or there was a fault, if this rank has left: until then the survivors of
 /// a loss may need it. A rank whose program fails does not wait, and the others do not wait for it.
 fn wait_for_all(shared: &Shared) {
-    let is_over = || shared.ending.load(Ordering::Acquire) || shared.failing.load(Ordering::Acquire);
-    while shared.fault.get().is_none() && !is_over() {
+    let is_over = || shared.condition.is_closing() || shared.condition.is_failing();
+    while shared.condition.is_well() && !is_over() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 fn renew(
-    old: &Arc<Shared>,
+    (old, loss): (&Arc<Shared>, &Error),
     succession: Succession,
     config: &Config,
     learned: &Learned,
     current: &Current,
 ) -> Result<Generation> {
-    let fault = old.fault.get().expect("a generation ends by a fault");
-    let connected = (succession.next)(fault)?;
+    let connected = (succession.next)(loss)?;
     let before = EndedGeneration { shared: old, generation: current.generation(), learned };
     let (ready, GenerationStart { ranks, number: generation, done }) = ready(connected, config, Some(&before))?;
     let (rank, size) = (ready.control.rank(), ready.control.size());
@@ -317,8 +316,8 @@ impl ProgressReport {
             generation: before.generation,
             done: done_here(shared, elastic).into_iter().collect(),
             rank: shared.rank,
-            reasons: shared.reasons.lock().clone().into_iter().collect(),
-            cannot: shared.failed.get().cloned().or_else(|| check_complete(shared).err()),
+            reasons: shared.losses.reasons.lock().clone().into_iter().collect(),
+            cannot: shared.losses.obstacle.get().cloned().or_else(|| check_complete(shared).err()),
         })
     }
 
@@ -450,12 +449,12 @@ fn check_quorum(shared: &Shared, left: &[ProgressReport]) -> Result<()> {
     if is_enough(&ranks, shared.size) {
         return Ok(());
     }
-    if !shared.is_silent.load(Ordering::Acquire) {
+    if !shared.losses.is_silent() {
         std::thread::sleep(LEARNING);
     }
-    match shared.fatal() {
-        Some(fault) => Err(fault.clone()),
-        None if shared.is_silent.load(Ordering::Acquire) => {
+    match shared.condition.fatal() {
+        Some(fault) => Err(fault),
+        None if shared.losses.is_silent() => {
             Err(shared.cut_off(&format!("it can reach {} of {} ranks", left.len(), shared.size)))
         }
         None => Ok(()),

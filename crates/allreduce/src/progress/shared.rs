@@ -10,11 +10,12 @@ use parking_lot::Mutex;
 
 use ringpull_base::config::{Config, Role};
 use ringpull_base::topology::Peer;
-use ringpull_base::{Error, OnFault, Result, Waiter};
+use ringpull_base::{Error, Result, Waiter};
 
 use crate::communicator::{Asked, Communicator};
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
+use crate::progress::condition::{Before, Condition};
 use crate::progress::connected::Sever;
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
@@ -78,48 +79,15 @@ pub(super) struct Shared {
     pub(super) rank: usize,
     /// The ranks that call, without helpers.
     pub(super) size: usize,
-    /// The ranks after these, which only reduce.
-    pub(super) helpers: usize,
-    /// The library under the transport.
-    pub(super) library: String,
-    /// The placement of the ranks, as text.
-    pub(super) placement: String,
+    pub(super) info: GenerationInfo,
     pub(super) control: Control,
-    /// Set with the first fault; the collectives watch it.
-    pub(super) stop: Arc<AtomicBool>,
+    pub(super) condition: Condition,
+    pub(super) losses: Losses,
     /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
     pub(super) elastic: Option<RetryStore>,
-    /// Makes the transport treat ranks as lost from which nothing is heard.
-    sever: Option<Sever>,
-    /// True if nothing was heard from a rank whose process may live.
-    pub(super) is_silent: AtomicBool,
-    /// The number of this generation of ranks.
-    pub(super) generation: u64,
-    pub(super) fault: OnceLock<Error>,
-    /// Called with the fault.
-    pub(super) on_fault: OnceLock<OnFault>,
-    /// The error for which the job cannot go on after a loss.
-    verdict: OnceLock<Error>,
-    /// The error on this rank for which the job must not go on after a loss.
-    pub(super) failed: OnceLock<Error>,
-    pub(super) reported: AtomicBool,
-    /// The errors that other ranks would end with, as far as they have reported them here.
-    pub(super) reasons: Mutex<BTreeMap<usize, String>>,
-    /// True if the reason why this rank would end was sent to the others.
-    pub(super) failing: AtomicBool,
-    pub(super) leaving: AtomicBool,
-    /// True if this rank has reported that it calls nothing more.
-    has_left: AtomicBool,
-    /// True if all ranks are done, or one has left and its process has ended. The end of the library has a
-    /// time limit from then on.
-    pub(super) ending: AtomicBool,
+    /// The jobs of operations that this rank has called and that have not begun.
     pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
-    /// The number of orders of rank 0 that were carried out.
-    pub(super) orders: AtomicU64,
-    /// The sender that ends the wait of a caller that has joined.
-    pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
-    /// The sender that ends the wait of a helper, when the job has ended.
-    pub(super) serving: Mutex<Option<Sender<Result<()>>>>,
+    pub(super) callers: WaitingCallers,
     /// Memory of a helper's sums.
     pub(super) rooms: Arc<Rooms>,
     /// The makers of jobs, by store, for calls that a rank that has joined does not make.
@@ -136,17 +104,72 @@ pub(super) struct Shared {
     /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
     /// finished.
     pub(super) unfinished: Handover,
-    /// Tensors that were lent and have not been returned, of those whose owners are notified when they are.
-    pub(super) watched: Arc<AtomicU64>,
-    /// True if none of these was left at some time since the last call.
-    pub(super) all_returned: Arc<AtomicBool>,
+    pub(super) loans: Loans,
     /// Control messages of rank 0 to itself.
     pub(super) own_notes: Sender<ControlMessage>,
+    pub(super) counters: Counters,
+    pub(super) answers: Answers,
+}
+
+/// The properties of a generation of ranks.
+pub(super) struct GenerationInfo {
+    pub(super) number: u64,
+    /// The ranks after those that call, which only reduce.
+    pub(super) helpers: usize,
+    /// The library under the transport.
+    pub(super) library: String,
+    /// The placement of the ranks, as text.
+    pub(super) placement: String,
+    /// The time at which this rank's first generation began.
+    pub(super) started: Instant,
+}
+
+/// What this rank knows about ranks that are lost or end, and about its own way on.
+#[derive(Default)]
+pub(super) struct Losses {
+    /// Makes the transport treat ranks as lost from which nothing is heard; in a job that goes on without them.
+    sever: Option<Sever>,
+    /// True if nothing was heard from a rank whose process may live.
+    is_silent: AtomicBool,
+    /// The error on this rank for which the job must not go on after a loss.
+    pub(super) obstacle: OnceLock<Error>,
+    /// The errors that other ranks would end with, as far as they have reported them here.
+    pub(super) reasons: Mutex<BTreeMap<usize, String>>,
+}
+
+impl Losses {
+    /// Returns true if nothing was heard from a rank whose process may live.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Acquire)
+    }
+}
+
+/// The senders that end the waits of callers which wait for no operation.
+#[derive(Default)]
+pub(super) struct WaitingCallers {
+    /// Of one that has joined.
+    pub(super) joining: Mutex<Option<Sender<Result<usize>>>>,
+    /// Of a helper, until the job has ended.
+    pub(super) serving: Mutex<Option<Sender<Result<()>>>>,
+}
+
+/// Tensors that were lent, of those whose owners are notified when they are returned.
+#[derive(Default, Clone)]
+pub(super) struct Loans {
+    /// The number of those that have not been returned.
+    watched: Arc<AtomicU64>,
+    /// True if none was left at some time since the last call.
+    all_returned: Arc<AtomicBool>,
+}
+
+/// Counts that show progress.
+#[derive(Default)]
+pub(super) struct Counters {
+    /// Orders of rank 0 that were carried out.
+    pub(super) orders: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
     pub(super) control_messages: AtomicU64,
-    pub(super) started: Instant,
-    pub(super) answers: Answers,
 }
 
 /// Returns true if a fault may be the loss of a process.
@@ -163,8 +186,7 @@ pub(super) struct InheritedState {
     /// The number of operations of each topic that are done.
     done: BTreeMap<Topic, u64>,
     stand_ins: StandIns,
-    watched: Arc<AtomicU64>,
-    all_returned: Arc<AtomicBool>,
+    loans: Loans,
     is_leaving: bool,
     control_messages: u64,
     since: Option<Instant>,
@@ -177,11 +199,10 @@ impl InheritedState {
             generation,
             done,
             stand_ins: Arc::clone(&old.stand_ins),
-            watched: Arc::clone(&old.watched),
-            all_returned: Arc::clone(&old.all_returned),
-            is_leaving: old.leaving.load(Ordering::Acquire),
-            control_messages: old.control_messages.load(Ordering::Relaxed),
-            since: Some(old.started),
+            loans: old.loans.clone(),
+            is_leaving: old.condition.is_leaving(),
+            control_messages: old.counters.control_messages.load(Ordering::Relaxed),
+            since: Some(old.info.started),
         }
     }
 }
@@ -200,47 +221,34 @@ impl Shared {
             // A check comes before a sum when nothing else is under way, so it must come in one order too.
             Calls::new(control.rank(), comm.sums_block() || config.check_replicas > 0)
         };
-        let is_elastic = inherited.sever.is_some();
-        Shared {
-            rank: control.rank(),
-            size: comm.size(),
+        let info = GenerationInfo {
+            number: inherited.generation,
             helpers: control.size() - comm.size(),
             library: comm.library(),
             placement: comm.placement(),
-            calls: Mutex::new(calls),
+            started: inherited.since.unwrap_or_else(Instant::now),
+        };
+        let elastic = inherited.sever.is_some().then(|| RetryStore::new(inherited.done));
+        Shared {
+            rank: control.rank(),
+            size: comm.size(),
+            info,
             control,
-            stop,
-            elastic: is_elastic.then(|| RetryStore::new(inherited.done)),
-            sever: inherited.sever,
-            is_silent: AtomicBool::new(false),
-            generation: inherited.generation,
-            fault: OnceLock::new(),
-            on_fault: OnceLock::new(),
-            verdict: OnceLock::new(),
-            failed: OnceLock::new(),
-            reported: AtomicBool::new(false),
-            reasons: Mutex::default(),
-            failing: AtomicBool::new(false),
-            leaving: AtomicBool::new(inherited.is_leaving),
-            has_left: AtomicBool::new(false),
-            ending: AtomicBool::new(false),
+            condition: Condition::new(stop, inherited.is_leaving),
+            losses: Losses { sever: inherited.sever, ..Losses::default() },
+            elastic,
             waiting: Mutex::default(),
-            orders: AtomicU64::new(0),
-            joining: Mutex::default(),
-            serving: Mutex::default(),
+            callers: WaitingCallers::default(),
             rooms: Arc::default(),
             stand_ins: inherited.stand_ins,
+            calls: Mutex::new(calls),
             running: Mutex::default(),
             last: Mutex::default(),
             commands,
             unfinished: Handover::default(),
-            watched: inherited.watched,
-            all_returned: inherited.all_returned,
+            loans: inherited.loans,
             own_notes,
-            sent_bytes: AtomicU64::new(0),
-            received_bytes: AtomicU64::new(0),
-            control_messages: AtomicU64::new(inherited.control_messages),
-            started: inherited.since.unwrap_or_else(Instant::now),
+            counters: Counters { control_messages: AtomicU64::new(inherited.control_messages), ..Counters::default() },
             answers: Answers::default(),
         }
     }
@@ -263,7 +271,7 @@ impl Shared {
 
     /// The number of processes of the job.
     pub(super) fn ranks(&self) -> usize {
-        self.size + self.helpers
+        self.size + self.info.helpers
     }
 
     pub(super) fn is_helper(&self) -> bool {
@@ -293,20 +301,18 @@ impl Shared {
 
     /// Ends the wait of `serve` on a helper: the job has ended.
     pub(super) fn served(&self) {
-        self.serving.lock().take().into_iter().for_each(|result| drop(result.send(Ok(()))));
+        self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Ok(()))));
     }
 
     pub(super) fn tell(&self, to: usize, note: &ControlMessage) {
         let bytes = postcard::to_stdvec(note).expect("control messages are plain data");
         if note.is_counted() {
-            self.control_messages.fetch_add(1, Ordering::Relaxed);
+            self.counters.control_messages.fetch_add(1, Ordering::Relaxed);
         }
         if let Err(fault) = self.control.send(to, &bytes) {
             // Too long, or too many that the peer has not taken: others would wait for it without end. Kept
             // first, so that reporting it does not come here again.
-            if self.fault.set(fault).is_ok() {
-                self.stop.store(true, Ordering::Release);
-                let fault = self.fault.get().expect("it was just set").clone();
+            if self.condition.fail(&fault, self.goes_on_after(&fault)) {
                 self.tell_everyone(&ControlMessage::Failed(fault));
                 self.fail_waiting();
             }
@@ -331,7 +337,7 @@ impl Shared {
     /// Carries out an order of rank 0.
     pub(super) fn obey(&self, order: Order) {
         let mut calls = self.calls.lock();
-        self.orders.fetch_add(1, Ordering::Relaxed);
+        self.counters.orders.fetch_add(1, Ordering::Relaxed);
         let acts = match order {
             Order::Launch(launch) => calls.launched(launch),
             Order::Refuse(Refusal { topic, ordinal, fault }) => {
@@ -348,7 +354,7 @@ impl Shared {
             Order::RunTo(end) => calls.run_to(end),
             Order::Joined(last) => {
                 calls.joined();
-                self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Ok(last))));
+                self.callers.joining.lock().take().into_iter().for_each(|result| drop(result.send(Ok(last))));
                 Vec::new()
             }
             Order::Forget(topics) => {
@@ -418,7 +424,7 @@ impl Shared {
     fn launch(&self, launch: Launch) {
         // Held until the job is on its way: a thread that finds nothing waiting may stop the comm thread.
         let mut waiting = self.waiting.lock();
-        if self.is_renewed() {
+        if self.condition.is_renewing() {
             // The comm thread takes no more commands: it stays to be kept for the next generation.
             return;
         }
@@ -429,7 +435,7 @@ impl Shared {
 
     fn begin(&self, unit: Unit) {
         let mut waiting = self.waiting.lock();
-        if self.is_renewed() {
+        if self.condition.is_renewing() {
             return;
         }
         // After a fault some have been failed and are gone; the others stay, to be failed as well.
@@ -439,20 +445,26 @@ impl Shared {
         }
     }
 
+    /// Returns true if the ranks that are left may go on after a fault.
+    fn goes_on_after(&self, fault: &Error) -> bool {
+        self.elastic.is_some() && is_loss(fault)
+    }
+
     /// The first fault wins: it is kept, spread, and given to every job that waits.
     pub(super) fn poison(&self, fault: &Error, spread: bool) {
         let fault = &fault.clone().met_by(self.rank);
-        if self.fault.set(fault.clone()).is_err() {
-            return;
+        if self.condition.fail(fault, self.goes_on_after(fault)) {
+            self.publish(fault, spread);
         }
+    }
+
+    /// Spreads the first fault, and gives it to every job that waits.
+    fn publish(&self, fault: &Error, spread: bool) {
         tracing::debug!(rank = self.rank, %fault, "poisoned");
-        self.stop.store(true, Ordering::Release);
         if spread {
             self.tell_everyone(&ControlMessage::Failed(fault.clone()));
         }
-        if let Some(hook) = self.on_fault.get() {
-            hook(fault);
-        }
+        self.condition.call_hook(fault);
         self.fail_waiting();
         if self.elastic.is_some() {
             // The comm thread may sleep, and has to make the next generation.
@@ -462,8 +474,8 @@ impl Shared {
 
     /// Makes these ranks lost to MPI too. Nothing is heard from them, and their processes may live.
     pub(super) fn forsake(&self, ranks: &[usize]) {
-        self.is_silent.store(true, Ordering::Release);
-        if let Some(sever) = &self.sever {
+        self.losses.is_silent.store(true, Ordering::Release);
+        if let Some(sever) = &self.losses.sever {
             sever(ranks);
         }
     }
@@ -479,26 +491,17 @@ impl Shared {
         }
     }
 
-    /// Returns true if there was a fault that ends this generation of ranks, and not the job.
-    pub(super) fn is_renewed(&self) -> bool {
-        self.elastic.as_ref().is_some_and(|elastic| self.fault.get().is_some_and(is_loss) && elastic.goes_on())
-    }
-
-    /// The fault that ends the job.
-    pub(super) fn fatal(&self) -> Option<&Error> {
-        self.verdict.get().or_else(|| self.fault.get().filter(|_| !self.is_renewed()))
-    }
-
     /// Ends the job without a next generation: saved operations fail. Ranks that still have the loss before
     /// them, and wait for this rank, are told the reason.
     pub(super) fn end(&self, fault: &Error) {
         let fault = &fault.clone().met_by(self.rank);
-        let is_second = self.is_renewed() && self.verdict.set(fault.clone()).is_ok();
+        let before = self.condition.end(fault);
         let orphans = self.elastic.as_ref().map(RetryStore::end).unwrap_or_default();
-        if is_second && !is_loss(fault) {
-            self.tell_everyone(&ControlMessage::Failed(fault.clone()));
+        match before {
+            Before::Well => self.publish(fault, true),
+            Before::Renewing if !is_loss(fault) => self.tell_everyone(&ControlMessage::Failed(fault.clone())),
+            Before::Renewing | Before::Failed => {}
         }
-        self.poison(fault, true);
         orphans.into_iter().for_each(|orphan| orphan.job.fail(fault));
         self.fail_waiting();
     }
@@ -508,8 +511,8 @@ impl Shared {
     pub(super) fn finish(&self, job: Box<dyn Job>) {
         if let Err(cause) = job.finish() {
             self.poison(&cause, true);
-            if self.is_renewed() && !is_loss(&cause) {
-                drop(self.failed.set(cause));
+            if self.condition.is_renewing() && !is_loss(&cause) {
+                drop(self.losses.obstacle.set(cause));
             }
         }
         self.unfinished.finished();
@@ -518,14 +521,14 @@ impl Shared {
     /// Fails a job after a fault, or keeps it for a retry.
     pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
         if let Err(job) = self.keep(job) {
-            job.fail(self.verdict.get().unwrap_or(fault));
+            job.fail(self.condition.fault().as_ref().unwrap_or(fault));
         }
     }
 
     /// Keeps a job after a fault for a retry, if it can be retried.
     fn keep(&self, job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
         match &self.elastic {
-            Some(elastic) if self.is_renewed() => elastic.adopt(job),
+            Some(elastic) if self.condition.is_renewing() => elastic.adopt(job),
             _ => Err(job),
         }
     }
@@ -542,7 +545,7 @@ impl Shared {
                     "call nothing on this rank until `join` has returned",
                 ));
             }
-            if self.all_returned.swap(false, Ordering::AcqRel) {
+            if self.loans.all_returned.swap(false, Ordering::AcqRel) {
                 calls.all_returned();
             }
             let job = match &self.elastic {
@@ -552,7 +555,7 @@ impl Shared {
             self.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
             self.act(calls.call(topic, operation, terms, transfer));
         }
-        if self.fault.get().is_some() {
+        if !self.condition.is_well() {
             // The fault may have come before the job was there to be failed by it.
             self.fail_waiting();
         }
@@ -561,15 +564,15 @@ impl Shared {
 
     /// Returns true if this rank has called an operation that has not begun.
     pub(super) fn has_calls(&self) -> bool {
-        self.is_renewed() || !self.waiting.lock().is_empty()
+        self.condition.is_renewing() || !self.waiting.lock().is_empty()
     }
 
     /// Reports that this rank calls nothing more. Sent once in each generation.
     pub(super) fn say_goodbye(&self) {
-        if self.has_left.swap(true, Ordering::AcqRel) {
+        if !self.condition.leave() {
             return;
         }
-        if self.fault.get().is_none() && self.ranks() > 1 && !self.is_helper() {
+        if self.condition.is_well() && self.ranks() > 1 && !self.is_helper() {
             let begun = self.calls.lock().begun();
             self.tell_everyone(&ControlMessage::Leaving(begun.clone()));
             if self.rank == 0 {
@@ -580,15 +583,15 @@ impl Shared {
     }
 
     pub(super) fn fail_waiting(&self) {
-        let Some(fault) = self.verdict.get().or_else(|| self.fault.get()) else { return };
+        let Some(fault) = &self.condition.fault() else { return };
         let mut waiting = self.waiting.lock();
         // Locked until the last is kept: a thread that then finds none here finds all of them kept.
         let all = std::mem::take(&mut *waiting).into_values();
         let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
         drop(waiting);
         failed.into_iter().for_each(|job| job.fail(fault));
-        self.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
-        self.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
+        self.callers.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
+        self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }
 }
 
@@ -606,18 +609,20 @@ impl Shared {
     /// Returns this rank's present operation: the one that runs, or one that it has called and that waits for
     /// the peers.
     pub(super) fn doing(&self) -> Option<String> {
-        self.present().map(|topic| in_words(&topic)).or_else(|| self.joining.lock().as_ref().map(|_| "join".to_owned()))
+        let joins = || self.callers.joining.lock().as_ref().map(|_| "join".to_owned());
+        self.present().map(|topic| in_words(&topic)).or_else(joins)
     }
 
     /// Returns true if this rank waits for calls of its peers, and not only for data that is on its way.
     pub(super) fn awaits_calls(&self) -> bool {
-        !self.waiting.lock().is_empty() || self.joining.lock().is_some()
+        !self.waiting.lock().is_empty() || self.callers.joining.lock().is_some()
     }
 
     /// Returns a number that changes while anything progresses: payload within a host, messages between
     /// hosts.
     pub(super) fn moved(&self) -> u64 {
-        let moved = [&self.sent_bytes, &self.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
+        let moved =
+            [&self.counters.sent_bytes, &self.counters.received_bytes].map(|bytes| bytes.load(Ordering::Relaxed));
         moved[0].wrapping_add(moved[1]).wrapping_add(messages())
     }
 
@@ -635,12 +640,12 @@ impl Waiter for Shared {
     }
 
     fn watched(&self) {
-        self.watched.fetch_add(1, Ordering::AcqRel);
+        self.loans.watched.fetch_add(1, Ordering::AcqRel);
     }
 
     fn returned(&self) {
-        if self.watched.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.all_returned.store(true, Ordering::Release);
+        if self.loans.watched.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.loans.all_returned.store(true, Ordering::Release);
         }
     }
 }

@@ -95,7 +95,7 @@ impl Standstill {
         }
         let recent = Instant::now().checked_sub(RECENT).map_or(since.when, |recent| recent.max(since.when));
         let place = waits::seen(recent);
-        let is_stuck = waits::is_only_waiting(place.as_ref()) || shared.leaving.load(Ordering::Acquire);
+        let is_stuck = waits::is_only_waiting(place.as_ref()) || shared.condition.is_leaving();
         is_stuck.then(|| Stuck { orders, has_begun, site: place.and_then(|Place { site, .. }| site) })
     }
 }
@@ -105,7 +105,7 @@ fn sight(shared: &Shared) -> CallsSnapshot {
     let made = shared.calls.lock().made();
     let waiting = shared.waiting.lock().len();
     let running = shared.running.lock().iter().map(|(number, _)| *number).collect();
-    let is_joining = shared.joining.lock().is_some();
-    let (moved, orders) = (shared.moved(), shared.orders.load(Ordering::Relaxed));
+    let is_joining = shared.callers.joining.lock().is_some();
+    let (moved, orders) = (shared.moved(), shared.counters.orders.load(Ordering::Relaxed));
     CallsSnapshot { made, waiting, running, is_joining, moved, orders }
 }

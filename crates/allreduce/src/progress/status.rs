@@ -27,8 +27,8 @@ fn ask_once(shared: &Shared) -> JobStatus {
         *come = AnswerSet { question: come.question.wrapping_add(1), ranks: vec![None; shared.ranks()], late: None };
         come.question
     };
-    let fault = shared.fault.get().map(ToString::to_string);
-    if fault.is_none() && !shared.leaving.load(Ordering::Acquire) {
+    let fault = shared.condition.fault().as_ref().map(ToString::to_string);
+    if fault.is_none() && !shared.condition.is_leaving() {
         (1..shared.ranks()).for_each(|peer| shared.tell(peer, &ControlMessage::Describe(question)));
     }
     drop(shared.own_notes.send(ControlMessage::Describe(question)));
@@ -41,7 +41,7 @@ fn ask_once(shared: &Shared) -> JobStatus {
     }
     let (mut ranks, late) = (std::mem::take(&mut come.ranks), come.late.take());
     let helpers = ranks.split_off(shared.size);
-    let (placement, library) = (shared.placement.clone(), shared.library.clone());
+    let (placement, library) = (shared.info.placement.clone(), shared.info.library.clone());
     let mut status = JobStatus { placement, library, fault, ranks, helpers, servers: Vec::new(), late };
     status.find_late();
     status
@@ -76,12 +76,12 @@ pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) 
         steps,
         calls,
         moving_s,
-        sent_bytes: shared.sent_bytes.load(Ordering::Relaxed),
-        received_bytes: shared.received_bytes.load(Ordering::Relaxed),
-        control_messages: shared.control_messages.load(Ordering::Relaxed),
+        sent_bytes: shared.counters.sent_bytes.load(Ordering::Relaxed),
+        received_bytes: shared.counters.received_bytes.load(Ordering::Relaxed),
+        control_messages: shared.counters.control_messages.load(Ordering::Relaxed),
         doing: shared.doing(),
         is_of_set: shared.is_at_a_set(),
-        ..RankStatus::of_this(shared.peer(), shared.started)
+        ..RankStatus::of_this(shared.peer(), shared.info.started)
     };
     if shared.rank == 0 {
         shared.answers.come.lock().late = late;

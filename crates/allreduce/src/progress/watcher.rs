@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -170,7 +169,7 @@ impl Watcher {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     self.say_where(&shared);
-                    if self.asked_s.is_some() && shared.rank == 0 && shared.fault.get().is_none() {
+                    if self.asked_s.is_some() && shared.rank == 0 && shared.condition.is_well() {
                         let now_s = self.clock.now_s();
                         self.warn(&shared, now_s);
                     }
@@ -179,7 +178,7 @@ impl Watcher {
             }
             if Instant::now() >= next_tick {
                 self.tick(&shared);
-                let interval = if shared.fault.get().is_some() { self.interval.min(LOOK) } else { self.interval };
+                let interval = if shared.condition.is_well() { self.interval } else { self.interval.min(LOOK) };
                 next_tick = Instant::now() + interval;
             }
         }
@@ -269,7 +268,7 @@ impl Watcher {
                 Ok(())
             }
             // After a loss: a rank says why it does not go on.
-            ControlMessage::Failed(fault) if shared.is_renewed() && !is_loss(&fault) => {
+            ControlMessage::Failed(fault) if shared.condition.is_renewing() && !is_loss(&fault) => {
                 shared.end(&fault);
                 Ok(())
             }
@@ -285,12 +284,12 @@ impl Watcher {
                 self.done[from] = true;
                 if self.done.iter().all(|done| *done) {
                     shared.tell_everyone(&ControlMessage::Ending);
-                    shared.ending.store(true, Ordering::Release);
+                    shared.condition.close();
                 }
                 Ok(())
             }
             ControlMessage::Ending => {
-                shared.ending.store(true, Ordering::Release);
+                shared.condition.close();
                 shared.served();
                 Ok(())
             }
@@ -312,8 +311,8 @@ impl Watcher {
             }
             ControlMessage::Failing(why) => {
                 match &why {
-                    Some(why) => drop(shared.reasons.lock().insert(from, why.clone())),
-                    None => drop(shared.reasons.lock().remove(&from)),
+                    Some(why) => drop(shared.losses.reasons.lock().insert(from, why.clone())),
+                    None => drop(shared.losses.reasons.lock().remove(&from)),
                 }
                 self.agreement.failing(from, why);
                 Ok(())
@@ -337,7 +336,7 @@ impl Watcher {
     fn tick(&mut self, shared: &Shared) {
         self.hang.check(shared);
         self.check_renewal(shared);
-        if shared.ranks() > 1 && shared.fault.get().is_none() {
+        if shared.ranks() > 1 && shared.condition.is_well() {
             shared.tell_everyone(&ControlMessage::Alive);
             let now_s = self.clock.now_s();
             let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
@@ -364,7 +363,7 @@ impl Watcher {
                         // It left in order; its process may be gone, and the library would wait for it for
                         // ever.
                         self.departed[peer] = true;
-                        shared.ending.store(true, Ordering::Release);
+                        shared.condition.close();
                     }
                 }
                 if !has_left && now_s - self.heard_s[peer] > 3.0 * self.interval.as_secs_f64() {
@@ -405,7 +404,8 @@ impl Watcher {
 
     /// Ends the job if the survivors do not begin to go on: MPI waits for a rank that lives and does nothing.
     fn check_renewal(&mut self, shared: &Shared) {
-        let Some(elastic) = shared.elastic.as_ref().filter(|elastic| shared.is_renewed() && elastic.waits()) else {
+        let Some(elastic) = shared.elastic.as_ref().filter(|elastic| shared.condition.is_renewing() && elastic.waits())
+        else {
             return;
         };
         let since = *self.renewed.get_or_insert_with(Instant::now);
@@ -413,9 +413,9 @@ impl Watcher {
         let limit_s = self.silence_s + ALMOST * self.interval.as_secs_f64() + LEARNING.as_secs_f64();
         if since.elapsed().as_secs_f64() > limit_s
             && elastic.waits()
-            && let Some(fault) = shared.fault.get()
+            && let Some(fault) = shared.condition.fault()
         {
-            let is_silent = shared.is_silent.load(Ordering::Acquire);
+            let is_silent = shared.losses.is_silent();
             let alone = || shared.cut_off(&format!("no rank was reached for {limit_s:.0} s after {fault}"));
             shared.end(&if is_silent { alone() } else { fault.clone() });
         }
@@ -519,7 +519,7 @@ impl Watcher {
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
         if self.has_left(shared, rank) {
             self.departed[rank] = true;
-            shared.ending.store(true, Ordering::Release);
+            shared.condition.close();
         } else {
             self.lost(shared, &[rank], cause);
         }
@@ -550,7 +550,7 @@ impl Watcher {
 
     /// Returns true if a rank has left in order, as a helper does when every other rank is done.
     fn has_left(&self, shared: &Shared, rank: usize) -> bool {
-        if rank < shared.size { self.agreement.has_left(rank) } else { shared.ending.load(Ordering::Acquire) }
+        if rank < shared.size { self.agreement.has_left(rank) } else { shared.condition.is_closing() }
     }
 
     /// The error that a rank has last said it would end with.

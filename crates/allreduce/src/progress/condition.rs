@@ -1,0 +1,216 @@
+//! The condition of a job, as this rank knows it, and this rank's presence in it: two enums, whose transitions
+//! docs/protocol.md has as a table.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use ringpull_base::{Error, OnFault};
+
+/// The condition of a generation of ranks.
+#[derive(Debug, Clone)]
+enum JobState {
+    Well,
+    /// All ranks are done, or one has left and its process has ended. The end of the library has a time limit
+    /// from now on.
+    Closing,
+    /// A rank is lost, and the others go on in the next generation.
+    Renewing(Error),
+    /// The job has ended by this fault.
+    Failed(Error),
+}
+
+/// The presence of this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Here,
+    /// The program calls nothing more.
+    Leaving,
+    /// The other ranks have been told.
+    Left,
+}
+
+/// Both, and the way in which others notice them.
+pub(super) struct Condition {
+    job: Mutex<JobState>,
+    presence: Mutex<Presence>,
+    /// Set with the first fault; the collectives watch it.
+    stop: Arc<AtomicBool>,
+    /// Called with the first fault.
+    hook: OnceLock<OnFault>,
+    /// True if a caller has received the fault.
+    is_reported: AtomicBool,
+    /// True if the reason why this rank would end was sent to the others.
+    is_failing: AtomicBool,
+}
+
+/// The state of a job before `end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Before {
+    Well,
+    Renewing,
+    Failed,
+}
+
+impl Condition {
+    /// That of a new generation, which a rank may be about to leave already.
+    pub(super) fn new(stop: Arc<AtomicBool>, is_leaving: bool) -> Self {
+        Condition {
+            job: Mutex::new(JobState::Well),
+            presence: Mutex::new(if is_leaving { Presence::Leaving } else { Presence::Here }),
+            stop,
+            hook: OnceLock::new(),
+            is_reported: AtomicBool::new(false),
+            is_failing: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns true if there was no fault.
+    pub(super) fn is_well(&self) -> bool {
+        !self.stop.load(Ordering::Acquire)
+    }
+
+    /// The fault that has ended this generation of ranks, or the job.
+    pub(super) fn fault(&self) -> Option<Error> {
+        match &*self.job.lock() {
+            JobState::Well | JobState::Closing => None,
+            JobState::Renewing(fault) | JobState::Failed(fault) => Some(fault.clone()),
+        }
+    }
+
+    /// The fault that has ended the job.
+    pub(super) fn fatal(&self) -> Option<Error> {
+        if let JobState::Failed(fault) = &*self.job.lock() { Some(fault.clone()) } else { None }
+    }
+
+    /// The loss that has ended this generation of ranks, and not the job.
+    pub(super) fn loss(&self) -> Option<Error> {
+        if let JobState::Renewing(fault) = &*self.job.lock() { Some(fault.clone()) } else { None }
+    }
+
+    /// Returns true if a loss has ended this generation of ranks, and not the job.
+    pub(super) fn is_renewing(&self) -> bool {
+        matches!(*self.job.lock(), JobState::Renewing(_))
+    }
+
+    /// Records the first fault, after which the job may go on with a next generation. Returns false if there was
+    /// one before.
+    pub(super) fn fail(&self, fault: &Error, goes_on: bool) -> bool {
+        let mut job = self.job.lock();
+        let is_first = matches!(*job, JobState::Well | JobState::Closing);
+        if is_first {
+            *job = if goes_on { JobState::Renewing(fault.clone()) } else { JobState::Failed(fault.clone()) };
+            self.stop.store(true, Ordering::Release);
+        }
+        is_first
+    }
+
+    /// Ends the job by this fault, unless another has. Returns the state before.
+    pub(super) fn end(&self, fault: &Error) -> Before {
+        let mut job = self.job.lock();
+        let before = match *job {
+            JobState::Well | JobState::Closing => Before::Well,
+            JobState::Renewing(_) => Before::Renewing,
+            JobState::Failed(_) => return Before::Failed,
+        };
+        *job = JobState::Failed(fault.clone());
+        self.stop.store(true, Ordering::Release);
+        before
+    }
+
+    /// Records that all ranks are done, or one has left and its process has ended.
+    pub(super) fn close(&self) {
+        let mut job = self.job.lock();
+        if matches!(*job, JobState::Well) {
+            *job = JobState::Closing;
+        }
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(*self.job.lock(), JobState::Closing)
+    }
+
+    /// Records that the program calls nothing more. Returns false if it was known.
+    pub(super) fn begin_to_leave(&self) -> bool {
+        let mut presence = self.presence.lock();
+        let was_here = *presence == Presence::Here;
+        if was_here {
+            *presence = Presence::Leaving;
+        }
+        was_here
+    }
+
+    /// Returns true if the program calls nothing more.
+    pub(super) fn is_leaving(&self) -> bool {
+        *self.presence.lock() != Presence::Here
+    }
+
+    /// Records that the other ranks are told. Returns false if they were before.
+    pub(super) fn leave(&self) -> bool {
+        std::mem::replace(&mut *self.presence.lock(), Presence::Left) != Presence::Left
+    }
+
+    /// Sets the function that gets the first fault, and calls it if there was one. The first call counts.
+    pub(super) fn set_hook(&self, hook: OnFault) {
+        self.hook.get_or_init(|| hook);
+        if let Some(fault) = self.fault() {
+            self.call_hook(&fault);
+        }
+    }
+
+    pub(super) fn call_hook(&self, fault: &Error) {
+        self.hook.get().into_iter().for_each(|hook| hook(fault));
+    }
+
+    /// Records that a caller has received the fault.
+    pub(super) fn report(&self) {
+        self.is_reported.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_reported(&self) -> bool {
+        self.is_reported.load(Ordering::Acquire)
+    }
+
+    /// Records if this rank's last call has failed, for a reason that the others are told. Returns if it had
+    /// before.
+    pub(super) fn set_failing(&self, is_failing: bool) -> bool {
+        self.is_failing.swap(is_failing, Ordering::AcqRel)
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.is_failing.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loss() -> Error {
+        Error::Stopped {}
+    }
+
+    #[test]
+    fn the_first_fault_counts_and_only_the_end_of_the_job_follows_a_loss() {
+        let condition = Condition::new(Arc::default(), false);
+        condition.close();
+        assert!(condition.is_well() && condition.is_closing() && condition.fault().is_none());
+        assert!(condition.fail(&loss(), true) && !condition.fail(&Error::bug("later"), false));
+        assert!(!condition.is_well() && !condition.is_closing() && condition.is_renewing());
+        condition.close();
+        assert!(condition.fatal().is_none() && condition.is_renewing(), "what is lost is not closed");
+        assert_eq!(condition.end(&Error::bug("it cannot go on")), Before::Renewing);
+        assert_eq!(condition.end(&loss()), Before::Failed);
+        assert!(condition.fatal().unwrap().to_string().contains("it cannot go on") && !condition.is_renewing());
+    }
+
+    #[test]
+    fn a_rank_leaves_once() {
+        let condition = Condition::new(Arc::default(), false);
+        assert!(!condition.is_leaving() && condition.begin_to_leave() && !condition.begin_to_leave());
+        assert!(condition.is_leaving() && condition.leave() && !condition.leave() && condition.is_leaving());
+        let next = Condition::new(Arc::default(), true);
+        assert!(next.is_leaving() && !next.begin_to_leave() && next.leave());
+    }
+}
