@@ -82,7 +82,7 @@ pub(super) struct Shared {
     pub(super) info: GenerationInfo,
     pub(super) control: Control,
     pub(super) condition: Condition,
-    pub(super) losses: Losses,
+    pub(super) losses: LossRecord,
     /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
     pub(super) elastic: Option<RetryStore>,
     /// The jobs of operations that this rank has called and that have not begun.
@@ -126,7 +126,7 @@ pub(super) struct GenerationInfo {
 
 /// What this rank knows about ranks that are lost or end, and about its own way on.
 #[derive(Default)]
-pub(super) struct Losses {
+pub(super) struct LossRecord {
     /// Makes the transport treat ranks as lost from which nothing is heard; in a job that goes on without them.
     sever: Option<Sever>,
     /// True if nothing was heard from a rank whose process may live.
@@ -137,7 +137,7 @@ pub(super) struct Losses {
     pub(super) reasons: Mutex<BTreeMap<usize, String>>,
 }
 
-impl Losses {
+impl LossRecord {
     /// Returns true if nothing was heard from a rank whose process may live.
     pub(super) fn is_silent(&self) -> bool {
         self.is_silent.load(Ordering::Acquire)
@@ -235,7 +235,7 @@ impl Shared {
             info,
             control,
             condition: Condition::new(stop, inherited.is_leaving),
-            losses: Losses { sever: inherited.sever, ..Losses::default() },
+            losses: LossRecord { sever: inherited.sever, ..LossRecord::default() },
             elastic,
             waiting: Mutex::default(),
             callers: WaitingCallers::default(),
