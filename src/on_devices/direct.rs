@@ -64,8 +64,8 @@ struct Room {
     address: *mut u8,
 }
 
-// SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what this
-// waits for. It owns the part and the rooms.
+// SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what
+// this waits for. It owns the part and the rooms.
 unsafe impl Endpoint for Owner {
     fn copies_in_place(&self) -> bool {
         true

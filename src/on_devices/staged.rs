@@ -63,8 +63,8 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         let slice = Slice::of(&berth.memory, 0..segment.len());
         let start = NonNull::from(&mut *slice.host_bytes_mut()?).cast();
         let owner = Box::new(Arc::clone(&berth.memory));
-        // SAFETY: the owner is the pinned memory, and nobody touches it before the sum is there: the copies down
-        // have ended, and those up have not begun.
+        // SAFETY: the owner is the pinned memory, and nobody touches it before the sum is there: the copies
+        // down have ended, and those up have not begun.
         let pinned = unsafe { Buffer::foreign(start, segment.len(), owner) };
         comm.allreduce(dtype, Memory::Own(pinned), stamp)?;
         staging.bring_up(segment, berth)?;

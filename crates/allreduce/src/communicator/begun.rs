@@ -49,8 +49,8 @@ impl Communicator {
         }
     }
 
-    /// Does `work` at once on `memory`, of which other ranks of this host may use any part: after an error the
-    /// runner keeps it.
+    /// Does `work` at once on `memory`, of which other ranks of this host may use any part: after an error
+    /// the runner keeps it.
     pub(super) fn at_once(
         &mut self,
         mut memory: Memory,
@@ -65,7 +65,8 @@ impl Communicator {
         }
     }
 
-    /// Does `work` among the ranks of this host, all of which share one memory, as [`at_once`](Self::at_once).
+    /// Does `work` among the ranks of this host, all of which share one memory, as
+    /// [`at_once`](Self::at_once).
     pub(super) fn in_memory(
         &mut self,
         memory: Memory,
@@ -207,8 +208,9 @@ impl Communicator {
         Ok(Begun::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, passage.stamp, passage.priority)))
     }
 
-    /// Begins to give each rank of the set its block of the input, which stays as it is, and to take its own out
-    /// of theirs into the output. Blocks have these lengths in bytes; `are_equal` is the same on every rank.
+    /// Begins to give each rank of the set its block of the input, which stays as it is, and to take its own
+    /// out of theirs into the output. Blocks have these lengths in bytes; `are_equal` is the same on every
+    /// rank.
     pub fn begin_alltoall(
         &mut self,
         set: ProcessSet,

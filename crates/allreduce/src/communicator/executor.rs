@@ -92,8 +92,8 @@ impl Executor {
         self.runner.take_finished()
     }
 
-    /// Ends all operations after an error. Returns their memory, to be [given up](Memory::give_up): the transport
-    /// may use it for ever.
+    /// Ends all operations after an error. Returns their memory, to be [given up](Memory::give_up): the
+    /// transport may use it for ever.
     pub fn abandon(&mut self) -> Vec<Memory> {
         self.runner.abandon()
     }
@@ -130,7 +130,8 @@ impl Executor {
         self.runner.until(ticket, &mut *self.transport, (&self.stop, &|| ()))
     }
 
-    /// Runs two schedules, each on its data, beside each other. Returns the reading of `clock` when `into` is done.
+    /// Runs two schedules, each on its data, beside each other. Returns the reading of `clock` when `into` is
+    /// done.
     pub(super) fn move_beside<T>(
         &mut self,
         (out, sent, out_stamp): (&Arc<Schedule>, Buffer, Stamp),

@@ -164,8 +164,8 @@ impl Communicator {
         self.forget_schedules();
     }
 
-    /// Gives the communicator up after an error: requests may still refer to its memory, and the library must not
-    /// be called any more, not even to free it.
+    /// Gives the communicator up after an error: requests may still refer to its memory, and the library must
+    /// not be called any more, not even to free it.
     pub fn abandon(self) {
         std::mem::forget(self);
     }

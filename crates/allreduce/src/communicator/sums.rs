@@ -55,8 +55,8 @@ impl Communicator {
         self.sums_block() && self.placement.is_one_host()
     }
 
-    /// Begins to sum `data` over all ranks, or another reduction. If the reduction has to be done at once it is
-    /// done; no other collective of all ranks may be under way then. Sums of higher `priority` go first.
+    /// Begins to sum `data` over all ranks, or another reduction. If the reduction has to be done at once it
+    /// is done; no other collective of all ranks may be under way then. Sums of higher `priority` go first.
     /// Operations under way together have stamps of their own. `step_bytes` is the number of bytes that the
     /// whole step sums: the same on every rank, and 0 if that is not known.
     pub fn begin_allreduce(

@@ -127,8 +127,8 @@ impl BlockExchange {
     }
 }
 
-// SAFETY: the transport reads the input, which does not change, and writes blocks of the output that nobody else
-// touches.
+// SAFETY: the transport reads the input, which does not change, and writes blocks of the output that nobody
+// else touches.
 unsafe impl Endpoint for BlockExchange {
     fn copies_in_place(&self) -> bool {
         true

@@ -51,8 +51,8 @@ pub(super) enum FlightMemory {
     Endpoint(Box<dyn Endpoint>),
 }
 
-/// A buffer that begins at `base`: in `memory`, or in memory that the caller has borrowed until the operation is
-/// done. Sums of this rank's part may have to be updated before others get them.
+/// A buffer that begins at `base`: in `memory`, or in memory that the caller has borrowed until the operation
+/// is done. Sums of this rank's part may have to be updated before others get them.
 pub(super) struct HostMemory {
     pub(super) base: *mut u8,
     pub(super) memory: Memory,

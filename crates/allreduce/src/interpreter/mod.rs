@@ -3,8 +3,8 @@
 //!
 //! `flight` is a schedule under way; `run` the interpreter; `idle` its waits; `ahead` the limit of data sent
 //! ahead of a peer; `endpoint` the handling of a segment at an end, if more is needed than to add or copy it;
-//! `halfway` the update of a sum before others get it; `memory` what an operation owns; `scratch` the memory of
-//! bytes to be added; `tokens` the numbers of messages in the transport.
+//! `halfway` the update of a sum before others get it; `memory` what an operation owns; `scratch` the memory
+//! of bytes to be added; `tokens` the numbers of messages in the transport.
 
 mod ahead;
 mod endpoint;

@@ -210,14 +210,14 @@ impl Runner {
         !self.flights.is_empty()
     }
 
-    /// The operations that have finished since they were taken last, in the order in which they did, each with
-    /// its memory.
+    /// The operations that have finished since they were taken last, in the order in which they did, each
+    /// with its memory.
     pub fn take_finished(&mut self) -> std::vec::Drain<'_, (Ticket, Memory)> {
         self.finished.drain(..)
     }
 
-    /// Ends all operations after an error. Returns the memory of all that have not been taken as finished, to be
-    /// [given up](Memory::give_up): the transport may use it for ever.
+    /// Ends all operations after an error. Returns the memory of all that have not been taken as finished, to
+    /// be [given up](Memory::give_up): the transport may use it for ever.
     pub fn abandon(&mut self) -> Vec<Memory> {
         self.end_all();
         std::mem::take(&mut self.lost)

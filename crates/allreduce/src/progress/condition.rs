@@ -1,5 +1,5 @@
-//! The condition of a job, as this rank knows it, and this rank's presence in it: two enums, whose transitions
-//! docs/protocol.md has as a table.
+//! The condition of a job, as this rank knows it, and this rank's presence in it: two enums, whose
+//! transitions docs/protocol.md has as a table.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -94,8 +94,8 @@ impl Condition {
         matches!(*self.job.lock(), JobState::Renewing(_))
     }
 
-    /// Records the first fault, after which the job may go on with a next generation. Returns false if there was
-    /// one before.
+    /// Records the first fault, after which the job may go on with a next generation. Returns false if there
+    /// was one before.
     pub(super) fn fail(&self, fault: &Error, goes_on: bool) -> bool {
         let mut job = self.job.lock();
         let is_first = matches!(*job, JobState::Well | JobState::Closing);

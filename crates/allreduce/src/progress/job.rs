@@ -62,8 +62,8 @@ pub trait Job: Send {
     }
 
     /// Begins the next messages of a job, for [`Transfer::Messages`], on the comm thread. Called again when
-    /// those are done and their memory has been [received](Self::receive). Returns `None` if no message is left.
-    /// It blocks only if it is of all ranks and [`sums_block`](Communicator::sums_block).
+    /// those are done and their memory has been [received](Self::receive). Returns `None` if no message is
+    /// left. It blocks only if it is of all ranks and [`sums_block`](Communicator::sums_block).
     fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<Begun>> {
         Ok(None)
     }
@@ -82,12 +82,12 @@ pub trait Job: Send {
     /// Does the rest of the job on this rank alone, on the finishing thread or the comm thread.
     fn finish(self: Box<Self>) -> Result<()>;
 
-    /// Called instead of `finish` when the job will never be done. Memory that it gave away and has not received
-    /// is leaked already.
+    /// Called instead of `finish` when the job will never be done. Memory that it gave away and has not
+    /// received is leaked already.
     fn fail(self: Box<Self>, fault: &Error);
 
-    /// Prepares the job for a retry by other ranks, without the memory that it gave away. Returns false if the
-    /// job cannot be retried.
+    /// Prepares the job for a retry by other ranks, without the memory that it gave away. Returns false if
+    /// the job cannot be retried.
     fn again(&mut self) -> bool {
         false
     }

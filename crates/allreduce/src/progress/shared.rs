@@ -127,7 +127,8 @@ pub(super) struct GenerationInfo {
 /// What this rank knows about ranks that are lost or end, and about its own way on.
 #[derive(Default)]
 pub(super) struct LossRecord {
-    /// Makes the transport treat ranks as lost from which nothing is heard; in a job that goes on without them.
+    /// Makes the transport treat ranks as lost from which nothing is heard; in a job that goes on without
+    /// them.
     sever: Option<Sever>,
     /// True if nothing was heard from a rank whose process may live.
     is_silent: AtomicBool,

@@ -69,8 +69,8 @@ pub fn mpi_library() -> Result<String> {
     Ok(first_words(&library_text(api()?)))
 }
 
-/// Returns true if this process's MPI library says that it takes memory of devices, as Open MPI does. Loads it if
-/// necessary.
+/// Returns true if this process's MPI library says that it takes memory of devices, as Open MPI does. Loads
+/// it if necessary.
 pub fn mpi_takes_device_memory() -> Result<bool> {
     let api = api()?;
     // SAFETY: it may be called at any time.

@@ -154,8 +154,8 @@ impl Bench<'_> {
         self.timed(name, bytes, limit, self.0.lane(FIRST), work)
     }
 
-    /// Collectives over all devices, by the bus bandwidth of nccl-tests: the bytes that a link must carry, for
-    /// `bytes` bytes of the whole, divided by the time. Its share is that of a copy from one device to
+    /// Collectives over all devices, by the bus bandwidth of nccl-tests: the bytes that a link must carry,
+    /// for `bytes` bytes of the whole, divided by the time. Its share is that of a copy from one device to
     /// another.
     fn collectives(&self, bytes: usize) -> Result<Vec<Speed>> {
         let count = self.0.count();
