@@ -84,7 +84,6 @@ fn in_place_sums_share_memory_with_the_store_until_somebody_writes() {
 
 #[test]
 fn a_rank_that_does_not_push_is_named_on_every_rank() {
-    let started = Instant::now();
     let errors = workers(3, Duration::from_millis(300), |store| {
         store.init("w", &ones(4)).unwrap();
         store.barrier().unwrap();
@@ -96,7 +95,6 @@ fn a_rank_that_does_not_push_is_named_on_every_rank() {
     for error in errors {
         assert!(matches!(&error, Error::Stalled { missing, .. } if missing.contains(&1)), "{error}");
     }
-    assert!(started.elapsed() < Duration::from_secs(10));
 }
 
 #[test]
@@ -208,16 +206,17 @@ fn the_owner_of_a_collectives_memory_gets_the_fault_or_the_memory() {
     let config = Config { timeout: LONG, ..Config::default() };
     for fails in [false, true] {
         let engines = Engine::in_process(2, &config).unwrap();
-        let freed: Arc<AtomicUsize> = Arc::default();
+        let (freed, both) = (Arc::<AtomicUsize>::default(), Arc::new(Barrier::new(2)));
         std::thread::scope(|scope| {
             for engine in &engines {
-                let noting = Arc::clone(&freed);
+                let (noting, both) = (Arc::clone(&freed), Arc::clone(&both));
                 let released = Box::new(move |fault: Option<Error>| {
                     noting.fetch_add(usize::from(fault.is_none()), Ordering::SeqCst);
                 });
                 scope.spawn(move || {
                     let memory = Tensor::watched(DType::F32, &[8], Buffer::zeroed(32), released);
                     let work = move |comm: &mut Communicator, stamp: u32| {
+                        both.wait();
                         if fails && comm.rank() == 1 {
                             return Err(Error::argument("it fails on purpose", "leave it"));
                         }

@@ -7,6 +7,7 @@ use ringpull::{CallOptions, Communicator, KvStore, Reduction, communicator, crea
 use ringpull_base::{DType, Result, Tensor, config};
 use ringpull_device::Devices;
 use ringpull_kernels::optim::{Optimizer, Rule};
+use ringpull_processes::LIMIT;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::own_mpi;
@@ -321,7 +322,7 @@ fn sum_of(store: &KvStore, key: &str, value: &Tensor, pushing: usize) -> Result<
 /// Does nothing of its own until the store reports a fault.
 fn until_told(store: &KvStore) -> Result<()> {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(20) {
+    while start.elapsed() < LIMIT {
         store.wait_all()?;
         std::thread::park_timeout(Duration::from_millis(10));
     }
@@ -433,7 +434,7 @@ fn transfers_of(store: &KvStore, len: usize, pushing: usize) -> Result<()> {
         if round % 8 == 3 {
             println!("moving");
         }
-        if start.elapsed() > Duration::from_secs(60) {
+        if start.elapsed() > LIMIT {
             break;
         }
     }

@@ -155,13 +155,12 @@ fn a_rank_that_is_late_is_warned_about_and_costs_time_alone() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_get_an_error_in_ten_seconds() {
+fn ranks_that_wait_for_each_other_get_an_error_soon() {
     for (case, ranks) in [("deadlock", 2), ("deadlock", 3), ("deadlock_in_step_20", 2), ("deadlock_in_step_20", 3)] {
         let job = Job::start(case, ranks, None);
         let all: Vec<usize> = (0..ranks).collect();
-        let begun = std::time::Instant::now();
-        job.wait_for_errors(&all, Duration::from_secs(20));
-        assert!(begun.elapsed() < Duration::from_secs(11), "{case} of {ranks}: {:?}", begun.elapsed());
+        // Long before `RINGPULL_TIMEOUT`, whose error has other words.
+        job.wait_for_errors(&all, ringpull_processes::LIMIT);
         for error in job.errors(&[]) {
             assert!(error.contains("every rank waits for another"), "{case} of {ranks}: {error}");
             for rank in &all {

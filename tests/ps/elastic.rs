@@ -9,7 +9,7 @@ use ringpull_kernels::optim::Optimizer;
 use rustix::process::Signal;
 
 use crate::cases::full;
-use crate::job::{End, Job};
+use crate::job::{End, Job, LIMIT};
 
 /// The steps of a job.
 const STEPS: usize = 60;
@@ -120,7 +120,7 @@ fn run(case: &str, workers: usize, lost: &[(usize, usize)], later: &[usize]) -> 
     for rank in later {
         job.add(case, "worker", Some(*rank), workers, 2);
     }
-    let ends = job.ends(Duration::from_secs(60));
+    let ends = job.ends(LIMIT);
     for End { name, code, written } in &ends {
         let is_lost = lost.iter().any(|(rank, _)| *name == format!("worker {rank}"));
         assert!(is_lost || *code == Some(0), "{name} ended with {code:?}:\n{written}");
@@ -182,7 +182,7 @@ fn recovery_after_a_kill() {
         let killed = Instant::now();
         job.wait_for("worker 0", "long 3\n");
         times.push(killed.elapsed().as_millis());
-        job.ends(Duration::from_secs(60));
+        job.ends(LIMIT);
     }
     times.sort_unstable();
     println!("from a kill to the next sum, in ms: {times:?}");
@@ -224,7 +224,7 @@ fn a_worker_that_comes_when_none_is_lost_waits_and_is_told_of_the_end() {
     let mut job = Job::start_elastic("elastic", 2, 1);
     job.wait_for("worker 0", "step 1");
     job.add("elastic", "worker", Some(4), 2, 1);
-    let ends = job.ends(Duration::from_secs(30));
+    let ends = job.ends(LIMIT);
     for End { name, code, written } in &ends {
         assert_eq!(*code == Some(0), name != "worker 4", "{name} ended with {code:?}:\n{written}");
         assert!(name != "worker 4" || written.contains("ended before this worker could take part"), "{written}");
@@ -264,7 +264,7 @@ fn a_stopped_worker_is_lost_after_the_silence_and_ends_with_an_error_when_it_wak
     job.signal("worker 1", Signal::STOP);
     job.wait_for("worker 0", &format!("step {STEPS} long {}", 0b101));
     job.signal("worker 1", Signal::CONT);
-    for End { name, code, written } in job.ends(Duration::from_secs(30)) {
+    for End { name, code, written } in job.ends(LIMIT) {
         let is_lost = name == "worker 1";
         assert_eq!(code == Some(0), !is_lost, "{name} ended with {code:?}:\n{written}");
         assert!(!is_lost || written.contains("is lost"), "{written}");

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+pub(crate) use ringpull_processes::LIMIT;
 pub(crate) use ringpull_processes::free_port;
 use ringpull_processes::{Processes, Written, own_path};
 
@@ -81,7 +82,7 @@ impl Job {
 
     /// Waits until the node has written `text`.
     pub(crate) fn wait_for(&self, name: &str, text: &str) {
-        self.processes.wait_for(name, text, 1, Duration::from_secs(30));
+        self.processes.wait_for(name, text, 1, LIMIT);
     }
 
     /// Sends a node this signal.
@@ -116,7 +117,7 @@ impl Job {
 
     /// Every node ends well.
     pub(crate) fn succeeds(self) -> Vec<End> {
-        let ends = self.ends(Duration::from_secs(60));
+        let ends = self.ends(LIMIT);
         for end in &ends {
             assert_eq!(end.code, Some(0), "{}:\n{}", end.name, end.written);
         }
@@ -125,7 +126,7 @@ impl Job {
 
     /// Every node ends with an error that says `words`, once the start-up limit is over.
     pub(crate) fn fails_slowly(self, words: &[&str]) {
-        for end in self.ends(Duration::from_secs(20)) {
+        for end in self.ends(LIMIT) {
             assert!(end.code.is_some_and(|code| code != 0), "{} ended with {:?}:\n{}", end.name, end.code, end.written);
             assert!(words.iter().all(|word| end.written.contains(word)), "{}:\n{}", end.name, end.written);
         }
@@ -133,7 +134,7 @@ impl Job {
 
     /// Every node but those named ends with an error in time; every worker's names each of `words`.
     pub(crate) fn fails(self, but: &[&str], words: &[&str]) {
-        for end in self.ends(Duration::from_secs(12)) {
+        for end in self.ends(LIMIT) {
             if but.contains(&end.name.as_str()) {
                 continue;
             }

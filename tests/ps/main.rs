@@ -8,9 +8,8 @@ mod odd_one;
 mod secrets;
 
 use std::net::TcpListener;
-use std::time::Duration;
 
-use job::Job;
+use job::{Job, LIMIT};
 
 /// Not a test by itself: the other tests run this binary again as a node of a job.
 #[test]
@@ -104,7 +103,7 @@ fn a_rank_that_never_pushes_is_named_to_every_worker() {
 }
 
 #[test]
-fn ranks_that_wait_for_each_other_get_an_error_in_ten_seconds() {
+fn ranks_that_wait_for_each_other_get_an_error_soon() {
     for workers in [2, 3] {
         let words: Vec<String> = (0..workers)
             .map(|rank| format!("rank {rank} waits for push of key \"of rank {rank}\", which rank(s) ["))
@@ -203,7 +202,7 @@ fn a_rank_that_ends_early_with_success_is_named_to_every_other() {
 
 #[test]
 fn a_push_that_no_call_waits_for_fails_when_a_worker_that_it_needs_has_ended() {
-    let ends = Job::start("ends_with_a_push", 2, 1).ends(Duration::from_secs(10));
+    let ends = Job::start("ends_with_a_push", 2, 1).ends(LIMIT);
     let told = ends.iter().filter(|end| end.written.contains("ended its run without calling push of key \"next_key\""));
     assert_eq!(told.map(|end| end.name.as_str()).collect::<Vec<_>>(), ["scheduler", "server 0", "worker 0"]);
 }
@@ -214,7 +213,7 @@ fn a_port_in_use_is_one_error_with_a_remedy() {
     let mut job = Job::empty(taken.local_addr().unwrap().port());
     job.add("sums", "scheduler", None, 1, 1);
     let port = job.port.to_string();
-    let ends = job.ends(Duration::from_secs(10));
+    let ends = job.ends(LIMIT);
     assert_eq!(ends[0].code, Some(1));
     let written = &ends[0].written;
     assert!(written.contains(&port) && written.contains("DMLC_PS_ROOT_PORT"), "{written}");

@@ -7,6 +7,7 @@ use ringpull_base::{DType, Result};
 use ringpull_kernels::optim::Optimizer;
 
 use crate::cases::full;
+use crate::job::LIMIT;
 
 /// Rank 1 has another shape; no call that waits for others is made.
 pub(crate) fn shapes(store: &KvStore) -> Result<()> {
@@ -24,12 +25,8 @@ pub(crate) fn deadlock(store: &KvStore) -> Result<()> {
     (0..store.num_workers()).try_for_each(|rank| store.init(key(rank), &full(DType::F32, 1000, 0)))?;
     let value = full(DType::F32, 1000, 1);
     let both = std::slice::from_ref(&value);
-    let begun = Instant::now();
     store.push_pull(key(store.rank()), both, both, 0)?;
-    let outcome = value.to_vec::<f32>().map(drop);
-    println!("told after {:.1} s", begun.elapsed().as_secs_f64());
-    assert!(begun.elapsed() < Duration::from_secs(10));
-    outcome
+    value.to_vec::<f32>().map(drop)
 }
 
 /// Rank 1 has another dtype.
@@ -65,12 +62,9 @@ pub(crate) fn ends_early(store: &KvStore) -> Result<()> {
     if store.rank() == 1 {
         return Ok(());
     }
-    let begun = Instant::now();
     let out = full(DType::F32, 6, 1);
     store.push_pull("next_key", std::slice::from_ref(&out), std::slice::from_ref(&out), 0)?;
-    let outcome = out.read().map(drop);
-    assert!(begun.elapsed() < Duration::from_secs(5), "told after {:?}", begun.elapsed());
-    outcome
+    out.read().map(drop)
 }
 
 /// Rank 1 ends with success, rank 0 with a push that needs it and does not wait for that.
@@ -106,7 +100,7 @@ pub(crate) fn until_fault(store: &KvStore) -> Result<()> {
 /// Does nothing of its own until the store reports a fault.
 pub(crate) fn until_told(store: &KvStore) -> Result<()> {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(20) {
+    while start.elapsed() < LIMIT {
         store.wait_all()?;
         std::thread::park_timeout(Duration::from_millis(10));
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ringpull::{KvStore, create, run_node};
 use ringpull_base::{DType, Error, Result, Tensor, config};
-use ringpull_processes::{Processes, Written, free_port, own_path};
+use ringpull_processes::{LIMIT, Processes, Written, free_port, own_path};
 
 use crate::greetings::Speaks;
 use crate::port::Port;
@@ -24,8 +24,8 @@ const SECRET: &str = "what only the nodes of this job know";
 /// soon.
 const SILENCE_S: &str = "10";
 /// The time limit of a job's start, and of its end.
-const START: Duration = Duration::from_secs(30);
-const END: Duration = Duration::from_secs(20);
+const START: Duration = LIMIT;
+const END: Duration = LIMIT;
 
 /// The lengths of the keys.
 const LENS: [usize; 4] = [1, 7, 1000, 5000];
