@@ -562,6 +562,9 @@ class Gradients:
             self._finish(parameter, *self._in_flight.pop(parameter))
         if parameter.grad is None:
             parameter.grad = self.reduction.zeros(parameter)
+        elif not parameter.grad.is_sparse and 0 in parameter.grad.stride():
+            # Set by hand: several elements may have one place in memory.
+            parameter.grad = parameter.grad.contiguous()
         if not self.reduction.is_named(parameter):
             _follow_types([self])
         calls = self._calls.get(parameter, 0)

@@ -179,14 +179,15 @@ def a_pass_of_one_rank_that_is_thrown_away(run):
     return weights(net)
 
 
-@program()
-def gradients_set_by_hand(run):
+@program(each=(False,), expanded=(True,))
+def gradients_set_by_hand(run, is_expanded):
     net = network()
     optimizer = run.wrap(sgd(net))
     for step in range(3):
         optimizer.zero_grad()
         for parameter in net.parameters():
-            parameter.grad = torch.full_like(parameter, 0.5 * step + run.apart)
+            value = torch.tensor(0.5 * step + run.apart)
+            parameter.grad = value.expand(parameter.shape) if is_expanded else torch.full_like(parameter, value)
         optimizer.step()
     return weights(net)
 
