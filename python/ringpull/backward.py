@@ -286,6 +286,7 @@ def _combine(opened: list[Gradients]) -> None:
     for answer, every in asked:
         unsent = [[parameter for parameter in one._trained() if parameter not in one._sent and not one._is_final(parameter)] for one in every]
         found = answer() if any(unsent) else None
+        _separate(itertools.chain(*unsent))
         for one, left in zip(every, unsent):
             one._made.update(one._sent)
             for parameter in left:
@@ -301,6 +302,17 @@ def _combine(opened: list[Gradients]) -> None:
         one._is_open = one._is_local = False
         for member in one.members():
             member.is_combined = True
+
+
+def _separate(parameters: Iterable[Any]) -> None:
+    """Gives each gradient that the program may have set memory that nothing shares, neither another one nor elements of its own."""
+    taken = set()
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None and not grad.is_sparse:
+            if grad.data_ptr() in taken or 0 in grad.stride():
+                parameter.grad = grad.clone(memory_format=torch.contiguous_format)
+            taken.add(grad.data_ptr())
 
 
 def _follow_types(some: list[Gradients]) -> None:
@@ -562,9 +574,6 @@ class Gradients:
             self._finish(parameter, *self._in_flight.pop(parameter))
         if parameter.grad is None:
             parameter.grad = self.reduction.zeros(parameter)
-        elif not parameter.grad.is_sparse and 0 in parameter.grad.stride():
-            # Set by hand: several elements may have one place in memory.
-            parameter.grad = parameter.grad.contiguous()
         if not self.reduction.is_named(parameter):
             _follow_types([self])
         calls = self._calls.get(parameter, 0)
