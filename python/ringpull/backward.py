@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as distributed
 
 from .elastic.in_place import followers
 from .errors import ArgumentError
@@ -40,6 +41,9 @@ _GRAD = torch.autograd.grad.__code__
 # PyTorch's types do not have it.
 _engine: Any = vars(torch.autograd.Variable)["_execution_engine"]
 
+
+#: Modules of PyTorch's that combine the gradients of their parameters.
+_COMBINING_MODULES = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 #: What identifies a pass: nothing but its thread before PyTorch 2.0, where those on a GPU are alike.
 _present_pass: Callable[[], int] = getattr(vars(torch)["_C"], "_current_graph_task_id", threading.get_ident)
@@ -286,6 +290,7 @@ def _combine(opened: list[Gradients]) -> None:
     for answer, every in asked:
         unsent = [[parameter for parameter in one._trained() if parameter not in one._sent and not one._is_final(parameter)] for one in every]
         found = answer() if any(unsent) else None
+        _separate(itertools.chain(*unsent))
         for one, left in zip(every, unsent):
             one._made.update(one._sent)
             for parameter in left:
@@ -301,6 +306,17 @@ def _combine(opened: list[Gradients]) -> None:
         one._is_open = one._is_local = False
         for member in one.members():
             member.is_combined = True
+
+
+def _separate(parameters: Iterable[Any]) -> None:
+    """Gives each gradient that the program may have set memory that nothing shares, neither another one nor elements of its own."""
+    taken = set()
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None and not grad.is_sparse:
+            if grad.data_ptr() in taken or 0 in grad.stride():
+                parameter.grad = grad.clone(memory_format=torch.contiguous_format)
+            taken.add(grad.data_ptr())
 
 
 def _follow_types(some: list[Gradients]) -> None:
@@ -342,6 +358,8 @@ class Gradients:
         self._has_stepped = False
         #: Whether a pass is under way that combines; whether some gradients have been added to and stay here.
         self._is_open = self._is_local = False
+        #: Whether nobody else was found who combines them.
+        self._is_alone = False
         self._passes = 0
         #: Whether parameters have keys, which those of a copy get when it is first used.
         self.is_named = True
@@ -422,6 +440,7 @@ class Gradients:
         for parameter in wanted:
             if parameter not in self._watched:
                 self._watched[parameter] = self._hook(parameter)
+                self._is_alone = False
         if self.is_named:
             self.reduction.name(self._watched)
 
@@ -487,6 +506,8 @@ class Gradients:
         if not (self.reduction.is_included and all(member.communicates for member in members)):
             self._is_local = True
             return
+        if not self._is_alone:
+            self._check_owners()
         self._check_pass(parameter)
         _engine.queue_callback(_end_of_pass)
         self._is_open = True
@@ -494,6 +515,29 @@ class Gradients:
             self._is_local = True
         elif self.is_named and self._is_last_hook(parameter):
             self._leave(parameter)
+
+    def _check_owners(self) -> None:
+        """Raises an error if a module of `torch.distributed` combines gradients of these: it reads and writes them in the pass, too.
+
+        Nothing at a parameter tells of it. So this looks for such modules, before the first pass, in programs with process groups.
+        """
+        self._is_alone = True
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return
+        if self._shared_with():
+            # A module that was deleted may still be there.
+            gc.collect()
+        for parameter, module in self._shared_with():
+            self._is_alone = False
+            raise ArgumentError(
+                f"the gradient of {self._name(parameter)} is combined over ranks by {type(module).__name__} too\n"
+                "  hint: give the optimizer the model without it, or leave the optimizer as it is"
+            )
+
+    def _shared_with(self) -> list[tuple[Any, Any]]:
+        """Parameters of ours that modules of `torch.distributed` have, with these modules."""
+        modules = [module for module in gc.get_objects() if type(module).__name__ in _COMBINING_MODULES and issubclass(type(module), torch.nn.Module)]
+        return [(parameter, module) for module in modules for parameter in module.parameters() if parameter in self._watched]
 
     def _check_pass(self, parameter: Any) -> None:
         """Raises an error if another pass is under way than the one that has reached the parameter, and none is part of the other."""

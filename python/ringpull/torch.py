@@ -66,11 +66,18 @@ def broadcast_parameters(store: KVStore, parameters: _Parameters, prefix: str = 
 
 def _broadcast(store: KVStore, key: str, parameter: torch.Tensor) -> None:
     with torch.no_grad():
-        value = parameter.detach().contiguous()
+        value = parameter.detach().clone(memory_format=torch.contiguous_format)
         try:
             store.broadcast(key, as_real(value), as_real(value))
         except DuplicateKeyError:
             raise DuplicateKeyError(f'the program has a key "{key}" of this store already\n  hint: give another prefix, as in prefix="model"') from None
+        _become(parameter, value)
+
+
+def _become(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes these values, unless they are there: a forward pass may have saved them, and autograd notices each write."""
+    own, new = (values.detach().reshape(-1).view(torch.uint8) for values in (parameter, value))
+    if not torch.equal(own, new):
         parameter.copy_(value)
 
 
@@ -284,7 +291,7 @@ class _OnStore(Reduction):
                 with torch.no_grad():
                     value = as_real(parameter.detach()).clone(memory_format=torch.contiguous_format)
                     self._store.pushpull(key, value if self._store.rank == 0 else value.zero_(), keep=False)
-                    as_real(parameter).copy_(value)
+                    _become(as_real(parameter), value)
             else:
                 _broadcast(self._store, _next_key(self._store, f"{self._prefix}.value"), parameter)
 

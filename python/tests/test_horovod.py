@@ -27,7 +27,7 @@ def test_what_horovod_promises_is_kept_for_keras(backend, ranks):
         pytest.skip("could not import 'keras'")
     if not hasattr(pytest.importorskip(backend), "compiler") and backend == "torch":
         pytest.skip("Keras needs PyTorch 2.1 or later")
-    for rank, printed in enumerate(job(ranks, "horovod_keras", KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL=3).ranks):
+    for rank, printed in enumerate(job(ranks, "horovod_keras", deadline=400, KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL=3).ranks):
         assert printed.out.endswith(f"rank {rank} is done\n"), printed
 
 

@@ -32,7 +32,7 @@ ENVIRONMENT = {"TF_USE_LEGACY_KERAS": 1, "TF_CPP_MIN_LOG_LEVEL": 3, "CUDA_VISIBL
 
 
 def needs(framework):
-    for package in ("tensorflow", "tf_keras") if framework == "keras" else (framework,):
+    for package in ("tensorflow", "tf_keras", "scipy") if framework == "keras" else (framework,):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"could not import {package!r}")
 

@@ -79,6 +79,9 @@ class ProcessSet:
         assert self.ranks is not None
         return self.ranks
 
+    def __reduce__(self) -> Any:
+        return _unpickled, (None if self is global_process_set else self._resolve(),)
+
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
@@ -88,6 +91,12 @@ global_process_set = ProcessSet([])
 global_process_set.ranks = None
 
 _sets: dict[int, ProcessSet] = {}
+
+
+def _unpickled(ranks: list[int] | None) -> ProcessSet:
+    """That of these ranks which this process knows, or one that has to be made known; the global one for None."""
+    known = (one for one in _sets.values() if one.ranks == ranks)
+    return global_process_set if ranks is None else next(known, ProcessSet(ranks))
 
 
 def job() -> Any:

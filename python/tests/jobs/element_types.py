@@ -89,7 +89,7 @@ def with_torch():
         return
     import ringpull.horovod.torch as hvd
 
-    names = ["bool", "int16", "complex64", "complex128", "uint16", "uint32", "float8_e4m3fn", "float8_e5m2"]
+    names = ["bool", "int16", "complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"]
     for dtype in names:
         if not hasattr(torch, dtype):
             continue
@@ -100,6 +100,10 @@ def with_torch():
             mine = make([rank + 1, 2], (2,))
             found = comm.broadcast(mine, 0).wait()
             assert found.dtype == kind and found.float().tolist() == [1, 2]
+            if dtype in ("uint32", "uint64"):
+                # Rounded towards zero.
+                hvd.init()
+                assert hvd.allreduce(mine).tolist() == [(size + 1) // 2, 2] and hvd.allreduce(mine[1]).tolist() == 2
         else:
             travels(make, dtype)
             sums(make, dtype)

@@ -1,6 +1,7 @@
 """Horovod's promises of `horovod.mxnet`, on any number of ranks."""
 
 import itertools
+import tempfile
 
 import ringpull.horovod.mxnet as hvd  # isort: skip
 import mxnet as mx
@@ -134,6 +135,23 @@ def a_module_is_trained():
             module.update()
         results.append(module.get_params()[0]["fc_weight"].asnumpy())
     assert numpy.allclose(*results, atol=1e-5), results
+
+
+def an_optimizer_is_of_its_class_and_takes_what_is_written_to_it():
+    """A trainer writes in each step what gradients are multiplied by, and its states hold the optimizer."""
+    nets = network(), network()
+    for net, own in zip(nets, (False, True)):
+        optimizer = mx.optimizer.Adam(learning_rate=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer) if own else optimizer
+        assert isinstance(optimizer, mx.optimizer.Adam)
+        optimizer.wd = 0.1
+        trainer = mx.gluon.Trainer(net.collect_params(), optimizer, kvstore=None)
+        for _ in range(2):
+            train(net, trainer, data[rank::size] if own else data)
+            with tempfile.TemporaryDirectory() as folder:
+                trainer.save_states(f"{folder}/states")
+                trainer.load_states(f"{folder}/states")
+    assert numpy.allclose(weights(nets[0]), weights(nets[1]), atol=1e-5), (weights(nets[0]), weights(nets[1]))
 
 
 def parameters_that_are_made_later_are_broadcast_then():

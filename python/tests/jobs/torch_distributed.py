@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringpull
+import ringpull.torch
 import ringpull.torch_distributed
 
 dist.init_process_group("ringpull")
@@ -414,6 +415,24 @@ def buckets_are_in_memory_that_ranks_of_a_host_share():
     assert not is_shared(small.weight.grad)
 
 
+def gradients_are_combined_by_a_module_or_by_an_optimizer():
+    for is_after in True, False:
+        layer = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        if is_after:
+            optimizer = ringpull.torch.DistributedOptimizer(optimizer, "dist_sync_mpi", f"beside{is_after}")
+        model = DistributedDataParallel(layer)
+        if not is_after:
+            optimizer = ringpull.torch.DistributedOptimizer(optimizer, "dist_sync_mpi", f"beside{is_after}")
+        error = raises(ringpull.ArgumentError, lambda: model(torch.ones(1, 4)).sum().backward())
+        assert "is combined over ranks by DistributedDataParallel too" in str(error)
+        del model
+        layer.zero_grad()
+        layer(torch.full((1, 4), float(rank))).sum().backward()
+        assert (layer.weight.grad == (size - 1) / 2).all()
+        optimizer.close()
+
+
 def a_forked_child_has_the_gradients_of_the_time_of_the_fork():
     layer = nn.Linear(400, 400)
     model = DistributedDataParallel(layer, gradient_as_bucket_view=True)
@@ -485,6 +504,7 @@ for check in (
     objects_travel,
     data_parallel_training_is_that_of_the_whole_batch,
     buckets_are_in_memory_that_ranks_of_a_host_share,
+    gradients_are_combined_by_a_module_or_by_an_optimizer,
     a_forked_child_has_the_gradients_of_the_time_of_the_fork,
     divided_states_and_parameters,
     a_group_is_left_and_made_again,

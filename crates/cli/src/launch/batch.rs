@@ -21,7 +21,7 @@ use tempfile::NamedTempFile;
 use super::control::{Control, Ending, RankHosts};
 use super::ends::{MpirunEnd, code_of, of_mpirun};
 use super::host::{quote, working_folder};
-use super::{Sink, Spec, Variables, by_mpi, wrapper};
+use super::{Sink, Spec, Variables, wrapper};
 use crate::child;
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
@@ -180,9 +180,6 @@ impl BatchJob {
                 let mut words: Vec<OsString> = [OsString::from("srun")].into();
                 words.extend(options.map(OsString::from));
                 words.extend(wrapper.iter().cloned());
-                if self.is_tagged {
-                    words.extend(unbuffered());
-                }
                 if self.spec.servers == 0 {
                     words.extend(self.variables(Role::Worker));
                     words.extend(self.spec.command.iter().cloned());
@@ -224,10 +221,8 @@ impl BatchJob {
         let quoted = |words: &[OsString]| words.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let (server, worker) = (self.variables(Role::Server), self.variables(Role::Worker));
         let command = quoted(&self.spec.command);
-        // Lines go into a pipe, which Python would hold back.
-        let set = by_mpi::unbuffered().map_or(String::new(), |(name, value)| format!("export {name}={value}\n"));
         let run = format!(
-            "{set}if [ \"$DMLC_ROLE\" = worker ]; then exec {} {command}; else exec {} {command}; fi",
+            "if [ \"$DMLC_ROLE\" = worker ]; then exec {} {command}; else exec {} {command}; fi",
             quoted(&worker),
             quoted(&server)
         );
@@ -250,7 +245,6 @@ impl BatchJob {
             if self.is_tagged {
                 // It cannot connect to this host from there, so it writes the names itself.
                 tag.extend(wrapper::words_before("rank", &[], Sink::Tagged).unwrap_or_default());
-                tag.extend(unbuffered());
             }
             let words = [&words.concat()[..], &tag, &variables, &self.spec.command].concat();
             return format!("exec {mpirun} {}", quoted(&words));
@@ -283,12 +277,6 @@ fn start(command: &mut Command, words: &[OsString]) -> Result<Child> {
             "run this on a host of the cluster, or choose another --launcher",
         )
     })
-}
-
-/// The words by which Python does not hold back lines that go into a pipe.
-fn unbuffered() -> impl Iterator<Item = OsString> {
-    let set = by_mpi::unbuffered().into_iter();
-    set.flat_map(|(name, value)| ["env".to_owned(), format!("{name}={value}")].map(OsString::from))
 }
 
 /// Writes a new file that only this user can read, in a folder that all hosts see.

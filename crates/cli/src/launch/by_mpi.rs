@@ -308,17 +308,9 @@ pub(super) fn workers_alone(
 }
 
 /// Ranks of the job's program, which are connected to the launcher.
-fn wrapped(spec: &Spec, count: usize, control: &Control, name: &str, mut env: Vec<(String, String)>) -> Result<Ranks> {
+fn wrapped(spec: &Spec, count: usize, control: &Control, name: &str, env: Vec<(String, String)>) -> Result<Ranks> {
     let command = [control.words_before(name)?, spec.command.clone()].concat();
-    if control.sink == Sink::Tagged {
-        env.splice(..0, unbuffered());
-    }
     Ok(Ranks { count, command, env })
-}
-
-/// The variable by which Python does not hold back lines that go into a pipe, unless it is set.
-pub(super) fn unbuffered() -> Option<(String, String)> {
-    config::text("PYTHONUNBUFFERED").is_none().then(|| ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()))
 }
 
 /// The error of an `mpirun` that was killed because it did not end.

@@ -93,7 +93,10 @@ impl Variables {
             Role::Worker | Role::Helper => &self.env_worker,
             Role::Server | Role::Scheduler => &self.env_server,
         };
-        [&self.env[..], own].concat()
+        let unbuffered = config::text("PYTHONUNBUFFERED").is_none();
+        // By it Python does not hold back lines that go into a pipe: mpirun itself gives ranks a terminal.
+        let first = unbuffered.then(|| ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()));
+        first.into_iter().chain([&self.env[..], own].concat()).collect()
     }
 }
 

@@ -431,7 +431,7 @@ fn a_command_without_servers_runs_as_mpi_ranks_whose_lines_have_their_rank() {
         eprintln!("skipped: mpirun is not installed");
         return;
     }
-    let program = "printf a; sleep 0.2; printf 'b\n'; sleep 0.2; echo $PYTHONUNBUFFERED; echo to stderr >&2; exit 3";
+    let program = "printf a; sleep 0.2; printf 'b\n'; sleep 0.2; echo to stderr >&2; exit 3";
     for words in [
         &["-n", "2", "--", "sh", "-c", program][..],
         &["-n", "2", "-s", "0", "--", "sh", "-c", program],

@@ -55,6 +55,7 @@ impl Job {
         );
         let mut command = launch(&[options, &["sh", "-c", &program]].concat());
         command.env("F", folder.path()).env("PATH", path).env("RINGPULL_QUIET", "1").current_dir(folder.path());
+        command.env_remove("PYTHONUNBUFFERED");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let out = child.stdout.take().unwrap();
         Job { options: options.to_vec(), folder, child, out }
@@ -123,17 +124,18 @@ fn every_byte_of_a_process_arrives_in_its_lines_and_so_does_its_exit_code() {
     }
 }
 
+/// The variable keeps Python from holding them back.
 #[test]
 fn a_prompt_and_a_bar_appear_before_their_line_has_ended() {
     let wait = |name: &str| format!("until [ -e $F/{name} ]; do sleep 0.05; done\n");
     let program = format!(
-        "if [ $me = 0 ]; then printf 'name? '\n{}printf '\\r 50%%'\n{}printf '\\r100%%\\n'; fi",
+        "if [ $me = 0 ]; then printf \"name$PYTHONUNBUFFERED? \"\n{}printf '\\r 50%%'\n{}printf '\\r100%%\\n'; fi",
         wait("prompted"),
         wait("half")
     );
     for (options, name) in launchers() {
         let mut job = Job::start(&options, &program);
-        job.reads(&format!("[{name} 0] name? "));
+        job.reads(&format!("[{name} 0] name1? "));
         job.make("prompted");
         job.reads(&format!("\r[{name} 0]  50%"));
         job.make("half");

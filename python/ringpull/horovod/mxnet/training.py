@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mxnet
@@ -58,72 +59,78 @@ def _sums(process_set: ProcessSet) -> bool:
     return process_set.size() > 1 and process_set.included()
 
 
-def _summed(gradients: list[Any], names: list[str], predivide: float, compression: Any, groups: int, process_set: ProcessSet) -> None:
-    """Makes each gradient its sum over the ranks, over `predivide`. All travel before the first is waited for."""
+def _summed(gradients: list[Any], names: list[str], scales: tuple[float, float], compression: Any, groups: int, process_set: ProcessSet) -> None:
+    """Makes each gradient its sum over the ranks, scaled before and after it. All travel before the first is waited for."""
     pairs = [compression.compress(gradient) for gradient in gradients]
     count = min(groups or len(gradients), len(gradients))
     cuts = [at * len(gradients) // count for at in range(count + 1)] if count else [0]
     started = []
     for start, stop in zip(cuts, cuts[1:]):
         tensors = [tensor for tensor, _ in pairs[start:stop]]
-        started.append((start, reduce_async(tensors, names[start], Sum, 1.0 / predivide, 1.0, process_set)))
+        started.append((start, reduce_async(tensors, names[start], Sum, *scales, process_set)))
     for start, operation in started:
         for at, values in enumerate(operation.wait(), start):
             reduced = mxnet.nd.array(values, ctx=gradients[at].context, dtype=values.dtype)
             compression.decompress(reduced, pairs[at][1]).copyto(gradients[at])
 
 
-class DistributedOptimizer(mxnet.optimizer.Optimizer):  # type: ignore[misc]  # MXNet has no types
-    """An optimizer around another one, which is given gradients that are averaged over the ranks."""
+class _Distributed:
+    """What a class of MXNet's optimizers gets in front: gradients are averaged before they are used."""
 
-    def __init__(self, optimizer: Any, gradient_predivide_factor: float = 1.0, num_groups: int = 0, process_set: ProcessSet = global_process_set) -> None:
-        self._optimizer = optimizer
-        self._predivide = gradient_predivide_factor
-        self._groups = num_groups
-        self._process_set = process_set
-        # The division by the number of ranks is part of what gradients are multiplied by.
-        self._factor = gradient_predivide_factor / process_set.size() if _sums(process_set) else 1.0
-        optimizer.rescale_grad *= self._factor
+    #: What a gradient is divided by before the sum, the number of groups, and who takes part.
+    _travels: tuple[float, int, ProcessSet]
+    #: Whether the gradients of the update that is under way are averages already.
+    _is_averaged = False
 
-    def __getattr__(self, name: str) -> Any:
-        if "_optimizer" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.__dict__["_optimizer"], name)
-
-    def create_state(self, index: Any, weight: Any) -> Any:
-        """The inner optimizer's."""
-        return self._optimizer.create_state(index, weight)
-
-    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
-        """The inner optimizer's."""
-        return self._optimizer.create_state_multi_precision(index, weight)
+    def _averaged(self, update: Callable[..., None], index: Any, weight: Any, grad: Any, state: Any) -> None:
+        predivide, groups, process_set = self._travels
+        was_averaged = self._is_averaged
+        if _sums(process_set) and not was_averaged:
+            indices, grads = (list(index), list(grad)) if isinstance(index, (tuple, list)) else ([index], [grad])
+            scales = 1.0 / predivide, predivide / process_set.size()
+            _summed(grads, [f"optimizer.{one}" for one in indices], scales, _None, groups, process_set)
+        self._is_averaged = True
+        try:
+            update(index, weight, grad, state)
+        finally:
+            self._is_averaged = was_averaged
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Sums the gradients, then updates."""
-        self._sum(index, grad)
-        self._optimizer.update(index, weight, grad, state)
+        """Averages the gradients, then updates."""
+        self._averaged(super().update, index, weight, grad, state)  # type: ignore[misc]
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Sums the gradients, then updates."""
-        self._sum(index, grad)
-        self._optimizer.update_multi_precision(index, weight, grad, state)
+        """Averages the gradients, then updates, which may be by the other method."""
+        self._averaged(super().update_multi_precision, index, weight, grad, state)  # type: ignore[misc]
 
-    def set_learning_rate(self, lr: float) -> None:
-        """The inner optimizer's."""
-        self._optimizer.set_learning_rate(lr)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state: Any = self.__getstate__()
+        return _unpickled, (_inner(type(self)),), state
 
-    def set_lr_mult(self, args_lr_mult: Any) -> None:
-        """The inner optimizer's."""
-        self._optimizer.set_lr_mult(args_lr_mult)
 
-    def set_wd_mult(self, args_wd_mult: Any) -> None:
-        """The inner optimizer's."""
-        self._optimizer.set_wd_mult(args_wd_mult)
+def _inner(kind: type) -> type:
+    """The class of the optimizer that one of ours was made of."""
+    return getattr(kind, "_inner", kind)
 
-    def _sum(self, index: Any, grad: Any) -> None:
-        if _sums(self._process_set):
-            indices, grads = (list(index), list(grad)) if isinstance(index, (tuple, list)) else ([index], [grad])
-            _summed(grads, [f"optimizer.{one}" for one in indices], self._predivide, _None, self._groups, self._process_set)
+
+@functools.cache
+def _distributed(inner: type) -> type:
+    """The class of optimizers of ``inner`` whose gradients are averaged."""
+    words = {name: getattr(inner, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(inner.__name__, (_Distributed, inner), {**words, "_inner": inner})
+
+
+def _unpickled(inner: type) -> Any:
+    return object.__new__(_distributed(inner))
+
+
+def DistributedOptimizer(
+    optimizer: Any, gradient_predivide_factor: float = 1.0, num_groups: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Lets an optimizer be given gradients that are averaged over the ranks, and returns it. It is of its own class still."""
+    optimizer.__class__ = _distributed(_inner(type(optimizer)))
+    optimizer._travels = gradient_predivide_factor, num_groups, process_set
+    return optimizer
 
 
 class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
@@ -140,11 +147,9 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
     ) -> None:
-        if isinstance(optimizer, DistributedOptimizer):
-            warnings.warn("DistributedTrainer averages by itself: it takes the optimizer in the DistributedOptimizer", stacklevel=2)
-            # What that has changed is changed back.
-            optimizer._optimizer.rescale_grad /= optimizer._factor
-            optimizer = optimizer._optimizer
+        if isinstance(optimizer, _Distributed):
+            warnings.warn("DistributedTrainer averages by itself: it takes the optimizer as it was before DistributedOptimizer", stacklevel=2)
+            optimizer.__class__ = _inner(type(optimizer))
         self._compression = compression
         self._predivide = gradient_predivide_factor
         self._prefix = prefix or ""
@@ -165,7 +170,7 @@ class DistributedTrainer(mxnet.gluon.Trainer):  # type: ignore[misc]
         gradients = [param.list_grad()[0] for _, param in chosen]
         dense = [gradient if gradient.stype == "default" else gradient.tostype("default") for gradient in gradients]
         names = [f"trainer.{self._prefix}{at}" for at, _ in chosen]
-        _summed(dense, names, self._predivide, self._compression, self._groups, self._process_set)
+        _summed(dense, names, (1.0 / self._predivide, 1.0), self._compression, self._groups, self._process_set)
         for gradient, summed in zip(gradients, dense):
             if summed is not gradient:
                 summed.tostype(gradient.stype).copyto(gradient)

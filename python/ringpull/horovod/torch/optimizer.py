@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,8 +57,8 @@ class _Group:
         self.operation: tuple[list[Any], list[torch.Tensor], Any, list[Any]] | None = None
 
 
-#: How many optimizers there were over each communicator.
-_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+#: How many parameters of each name there were over each communicator, of as many optimizers.
+_counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 class _Allreduce(Reduction):
@@ -83,7 +84,6 @@ class _Allreduce(Reduction):
         self._of = {parameter: group for group in self._groups for parameter in group.members}
         #: Names of operations: of each optimizer others.
         self.called: dict[Any, str] = {}
-        self._prefix = ""
 
     @property
     def adds_up(self) -> bool:  # type: ignore[override]
@@ -100,20 +100,13 @@ class _Allreduce(Reduction):
     def name(self, parameters: Mapping[Any, Any]) -> None:
         if not self.is_included:
             return
-        if not self._prefix:
-            comm = self.process_set.comm()
-            _counts[comm] = _counts.get(comm, 0) + 1
-            self._prefix = f"optimizer{_counts[comm]}."
-        taken = set(self.called.values())
+        counts = _counts.setdefault(self.process_set.comm(), Counter())
         for parameter in parameters:
             if parameter not in self.called:
-                number = len(self.called)
-                name = self._prefix + self.names.get(parameter, f"noname.{number}")
-                # Those of parameters that were added, or are another optimizer's too, may be the same.
-                while name in taken:
-                    name = f"{name}.{number}"
-                taken.add(name)
-                self.called[parameter] = name
+                name = self.names.get(parameter, f"noname.{len(self.called)}")
+                # Of this name alone: ranks may make optimizers of other names in another order, or more of them.
+                counts[name] += 1
+                self.called[parameter] = f"optimizer{counts[name]}.{name}"
         for number, group in enumerate(self._groups):
             group.members = [parameter for parameter in group.members if parameter in parameters]
             if group.members and not group.name:

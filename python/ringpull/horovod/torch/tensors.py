@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "is_integral",
     "scaled",
 ]
+
 
 def given_of(tensor: Any) -> Any:
     """The tensor's memory as a communicator takes it: on the host, contiguous, apart from the graph."""
@@ -47,7 +49,10 @@ def factors(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) 
 
 def divided(tensor: Any, count: int) -> Any:
     """Integers divided, rounded towards zero."""
-    return tensor.div(count, rounding_mode="trunc")
+    if tensor.dtype.is_signed or tensor.dtype == torch.uint8:
+        return tensor.div(count, rounding_mode="trunc")
+    # PyTorch does not divide these.
+    return torch.from_numpy(numpy.asarray(tensor.numpy() // count))
 
 
 def scaled(tensor: Any, factor: float) -> Any:

@@ -60,6 +60,18 @@ def lbfgs(run, search):
 
 
 @program()
+def an_optimizer_that_is_made_after_the_forward_pass(run):
+    net = network()
+    for _ in range(2):
+        loss = run.loss(net)
+        optimizer = run.wrap(sgd(net))
+        loss.backward()
+        optimizer.step()
+        net.zero_grad()
+    return weights(net)
+
+
+@program()
 def a_closure_by_name(run):
     net = network()
     optimizer = run.wrap(sgd(net))

@@ -179,14 +179,20 @@ def a_pass_of_one_rank_that_is_thrown_away(run):
     return weights(net)
 
 
-@program()
-def gradients_set_by_hand(run):
-    net = network()
+@program(each=("each",), expanded=("expanded",), shared=("shared",))
+def gradients_set_by_hand(run, memory):
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) if memory == "shared" else network()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.5)
     optimizer = run.wrap(sgd(net))
     for step in range(3):
         optimizer.zero_grad()
         for parameter in net.parameters():
-            parameter.grad = torch.full_like(parameter, 0.5 * step + run.apart)
+            value = torch.tensor(0.5 * step + run.apart)
+            parameter.grad = value.expand(parameter.shape) if memory == "expanded" else torch.full_like(parameter, value)
+        if memory == "shared":
+            net[1].weight.grad, net[1].bias.grad = net[0].weight.grad, net[0].bias.grad
         optimizer.step()
     return weights(net)
 

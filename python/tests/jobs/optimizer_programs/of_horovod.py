@@ -36,6 +36,18 @@ def names_that_are_alike(run, options):
     return weights(nets[0]) + weights(nets[1])
 
 
+@program(fronts=("horovod",), alone=({},), grouped=({"groups": 1},))
+def names_that_ranks_use_in_another_order(run, options):
+    """As over a set of strings. One rank has another optimizer, too."""
+    nets = {"critic": network(), "generator": network()}
+    optimizers = {}
+    for name in sorted(nets, reverse=run.rank == 1) + ["probe"] * (run.rank == 0):
+        net = nets.get(name, network())
+        named = {} if run.is_bare else {"named_parameters": [(f"{name}.{its}", parameter) for its, parameter in net.named_parameters()]}
+        optimizers[name] = run.wrap(sgd(net), **options, **named)
+    return [value for name, net in nets.items() for value in train(run, net, optimizers[name])]
+
+
 @program(fronts=("horovod",), one=({"groups": 1},), two=({"groups": 2},), fp16=({"is_fp16": True},), adasum=({"is_adasum": True},))
 def horovods_options(run, options):
     # Adasum of equal steps is that step; others are another program.
