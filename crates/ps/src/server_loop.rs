@@ -152,7 +152,7 @@ fn send(server: &Server, outputs: Vec<Output>, job: &Job, listener: &Listener, l
     for output in outputs {
         match output {
             Output::Reply { rank, reply, payload } => {
-                let frame = Frame { header: encode(&reply), payload: payload.unwrap_or_default().into() };
+                let frame = Frame { header: encode(&reply), payload: payload.unwrap_or_default() };
                 sent_bytes += frame.payload.len() as u64;
                 listener.send(&job.identity(rank, server.incarnation(rank)), frame);
             }
