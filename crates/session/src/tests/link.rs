@@ -274,7 +274,7 @@ mod unit_tests {
 
     #[test]
     fn from_every_state_of_a_link_that_breaks_every_frame_arrives_once_and_in_order() {
-        let (states, complete) = explore([2, 1], 1);
+        let (states, complete) = explore([2, 2], 2);
         println!("{states} states, {complete} of them complete");
         assert!(states > 5_000 && complete > 50);
     }
