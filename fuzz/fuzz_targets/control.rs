@@ -1,11 +1,12 @@
-//! Control connections: what strangers say first is believed only with the job's secret, what ranks send to
-//! each other is decoded without a panic and written as it was, and frames arrive once and in order over
-//! connections that break anywhere.
+//! Connections between processes of a job: what strangers say first is believed only with the job's secret,
+//! what ranks send to each other is decoded without a panic and written as it was, and frames arrive once and
+//! in order over connections that break anywhere.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use ringpull_allreduce::progress::fuzzing::note;
-use ringpull_allreduce::transport::fuzzing::{Link, Move, greet};
+use ringpull_session::tests::greetings::greet;
+use ringpull_session::tests::link::{Link, Move};
 
 fuzz_target!(|data: &[u8]| {
     let Some((which, data)) = data.split_first() else { return };
@@ -28,7 +29,8 @@ fn link(data: &[u8]) {
             4 | 5 => Move::Arrive(end, most),
             6 if end == 0 => Move::Break,
             6 => Move::Greet,
-            _ => Move::Welcome,
+            _ if end == 0 => Move::Welcome,
+            _ => Move::Confirm(most & 1),
         });
     }
     link.settle();

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use ringpull_ps::message::{Place, Places, Request, ToScheduler, Want, encode};
 
-use crate::greetings::{CHALLENGE, CLIENT_MAGIC, Name, PROOF, SERVER_CHALLENGE, Speaks, control_frame, frame, proof};
-use crate::overheard::reset_connections;
+use crate::greetings::{CHALLENGE, CLIENT_MAGIC, Name, PROOF, Speaks, frame, hello, proof};
+use crate::overheard::{Overheard, reset_connections};
 use crate::port::{Outcome, Port, finish, reset};
 
 /// An attack at one port.
@@ -68,8 +68,8 @@ fn noise(seed: usize, len: usize) -> Vec<u8> {
 
 /// A node that the job could have, with a secret that it has not.
 fn false_name(speaks: Speaks) -> Name {
-    let identity = if speaks == Speaks::Servers { b"worker 1".to_vec() } else { Vec::new() };
-    Name { rank: 1, identity, session: [7; 16], goes_on: false, secret: Some(b"the secret of another job".to_vec()) }
+    let identity = if speaks == Speaks::Servers { b"worker 1".to_vec() } else { b"rank 1".to_vec() };
+    Name { identity, session: [7; 16], goes_on: false, secret: Some(b"the secret of another job".to_vec()) }
 }
 
 /// `count` connections, if the port accepts as many.
@@ -85,15 +85,11 @@ fn connections(port: &Port, count: usize) -> Outcome<Vec<TcpStream>> {
 /// A connection that was not turned away because others of these strangers were there, and what it was
 /// challenged with.
 fn challenged(port: &Port) -> Outcome<(TcpStream, Vec<u8>)> {
-    let opening = port.speaks.opening(&false_name(port.speaks));
-    let (mut challenge, opening) = match port.speaks {
-        Speaks::Servers => (vec![0; SERVER_CHALLENGE], &opening[..]),
-        _ => (vec![0; CHALLENGE], &[][..]),
-    };
+    let (mut challenge, opening) = (vec![0; CHALLENGE], hello(&false_name(port.speaks)));
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         let Some(mut stranger) = port.connect()? else { break };
-        if say(&stranger, opening) && stranger.read_exact(&mut challenge).is_ok() {
+        if say(&stranger, &opening) && stranger.read_exact(&mut challenge).is_ok() {
             return Ok((stranger, challenge));
         }
     }
@@ -113,7 +109,7 @@ fn silent(port: &Port) -> Outcome {
 fn drip(port: &Port) -> Outcome {
     let mut name = false_name(port.speaks);
     name.secret = Some(Vec::new());
-    let opening = port.speaks.opening(&name);
+    let opening = hello(&name);
     // All but the last byte, which takes longer than a greeting may: each byte comes soon, and there is no
     // end.
     let count = if port.speaks == Speaks::Nothing { 8 } else { opening.len() - 1 };
@@ -144,12 +140,7 @@ fn garbage(port: &Port) -> Outcome {
 fn opening_and_garbage(port: &Port) -> Outcome {
     let strangers = connections(port, TIMES)?;
     for (seed, stranger) in strangers.iter().enumerate() {
-        let opening = match port.speaks {
-            Speaks::Servers => [&CLIENT_MAGIC[..], &[1], &noise(seed, 4096)].concat(),
-            // A rank that there is, its second attempt, no frames, and noise for all else.
-            _ => [&1u32.to_le_bytes()[..], &2u32.to_le_bytes(), &[0; 8], &noise(seed, 4096)].concat(),
-        };
-        say(stranger, &opening);
+        say(stranger, &[&CLIENT_MAGIC[..], &[1], &noise(seed, 4096)].concat());
     }
     port.sees_off_at_once(strangers)
 }
@@ -158,9 +149,7 @@ fn another_secret(port: &Port) -> Outcome {
     let strangers = connections(port, TIMES)?;
     for stranger in &strangers {
         let answer = port.speaks.greet(stranger, &false_name(port.speaks)).unwrap_or_default();
-        // A server says that the secret is wrong; rank 0 says nothing.
-        let is_refused = answer.first().is_none_or(|verdict| port.speaks == Speaks::Servers && *verdict == 1);
-        if !is_refused {
+        if answer.first().is_some_and(|verdict| *verdict != 1) {
             return Err(format!("a stranger with another secret was answered {answer:?}"));
         }
     }
@@ -169,7 +158,7 @@ fn another_secret(port: &Port) -> Outcome {
 
 /// Everything is right but the proof: the node's name, its session, and that it goes on.
 fn impostor(port: &Port) -> Outcome {
-    let known = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), |known| known.name(port.speaks));
+    let known = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), Overheard::name);
     for secret in [None, Some(Vec::new()), Some(b"the secret of another job".to_vec())] {
         let strangers = connections(port, TIMES)?;
         let name = Name { secret, ..known.clone() };
@@ -218,7 +207,9 @@ fn mirror(port: &Port) -> Outcome {
 fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
     match speaks {
         // The first byte says which message it is.
-        Speaks::ControlStar | Speaks::Nothing => (0..32u8).map(|kind| control_frame(4, &[kind, 0, 0, 0])).collect(),
+        Speaks::ControlStar | Speaks::Nothing => {
+            (0..32u8).map(|kind| frame(u64::from(kind) + 1, [4, 0], &[kind, 0, 0, 0], &[])).collect()
+        }
         Speaks::Servers => {
             let place = Place { key: "key 1".into(), segment: 0 };
             let poison: Vec<u8> = [1e30f32; 7].into_iter().flat_map(f32::to_le_bytes).collect();
@@ -245,7 +236,7 @@ fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
 
 /// Registers, pulls the weights and pushes 1e30, as if there were no greeting, or as if it had been accepted.
 fn raw_push(port: &Port) -> Outcome {
-    let name = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), |known| known.name(port.speaks));
+    let name = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), Overheard::name);
     for secret in [None, Some(b"the secret of another job".to_vec())] {
         let name = Name { secret, ..name.clone() };
         let strangers = connections(port, TIMES)?;
@@ -269,11 +260,9 @@ fn long_frame(port: &Port) -> Outcome {
     for (index, stranger) in strangers.iter().enumerate() {
         let mut name = false_name(port.speaks);
         if index % 4 == 3 {
-            // The length of a name, and a number of a rank.
-            let mut opening = port.speaks.opening(&Name { rank: u32::MAX, ..name.clone() });
-            if port.speaks == Speaks::Servers {
-                opening[56] = u8::MAX;
-            }
+            // The length of a name.
+            let mut opening = hello(&name);
+            opening[58] = u8::MAX;
             say(stranger, &opening);
             continue;
         }
@@ -281,11 +270,7 @@ fn long_frame(port: &Port) -> Outcome {
             name.secret = None;
         }
         port.speaks.greet(stranger, &name).ok();
-        let prefix = match port.speaks {
-            Speaks::Servers => frame(1, [u32::MAX, u32::MAX], &[], &[]),
-            _ => control_frame(u32::MAX, &[]),
-        };
-        say(stranger, &prefix);
+        say(stranger, &frame(1, [u32::MAX, u32::MAX], &[], &[]));
         say(stranger, &vec![0x55; 1 << 20]);
     }
     port.sees_off_at_once(strangers)
@@ -306,7 +291,7 @@ fn endless(port: &Port) -> Outcome {
         part.resize(60_009, 0x55);
         part
     };
-    let opening = port.speaks.opening(&false_name(port.speaks));
+    let opening = hello(&false_name(port.speaks));
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         for first in [&[][..], &old_greeting(), &opening] {
@@ -323,7 +308,7 @@ fn endless(port: &Port) -> Outcome {
 /// Greetings of which each has one byte more than the one before, and how they end then.
 fn cut(port: &Port, mut end: impl FnMut(TcpStream)) -> Outcome {
     let name = false_name(port.speaks);
-    let opening = port.speaks.opening(&name);
+    let opening = hello(&name);
     for len in 0..opening.len() {
         let Some(stranger) = port.connect()? else { return Ok(()) };
         say(&stranger, &opening[..len]);
@@ -364,7 +349,7 @@ fn crowd(port: &Port) -> Outcome {
     if port.clients.is_empty() || port.overheard.is_none() {
         return Ok(());
     }
-    let opening = port.speaks.opening(&false_name(port.speaks));
+    let opening = hello(&false_name(port.speaks));
     let end = Instant::now() + 2 * PATIENCE;
     let comes_and_goes = || -> Outcome {
         let mut stay = VecDeque::new();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 
-use crate::greetings::{CHALLENGE, CLIENT_HELLO, HELLO, Name, PROOF, SERVER_CHALLENGE, Speaks, VERDICT, WELCOME};
+use crate::greetings::{CHALLENGE, HELLO, Name, PROOF, Speaks, VERDICT};
 use crate::port::{Port, reset};
 use crate::vitals::{ESTABLISHED, LISTENS, Socket, is_stopped, tcp};
 
@@ -43,7 +43,7 @@ impl Overheard {
         let (node, _) = listener.accept()?;
         let owner = TcpStream::connect(port.at)?;
         drop(stopped);
-        let overheard = pass_on(port.speaks, &node, &owner);
+        let overheard = pass_on(&node, &owner);
         // What was on its way is sent again over the node's next connection.
         reset(node);
         reset(owner);
@@ -53,19 +53,13 @@ impl Overheard {
     /// Says all of it again on a connection of its own, waiting for the other end as the node did.
     pub(crate) fn say_again(&self, speaks: Speaks, stream: &TcpStream) -> io::Result<()> {
         let mut stream = stream;
-        match speaks {
-            Speaks::Servers => {
-                let (hello, proof) = self.said.split_at(CLIENT_HELLO);
-                stream.write_all(hello)?;
-                stream.read_exact(&mut [0; SERVER_CHALLENGE])?;
-                stream.write_all(proof)
-            }
-            Speaks::ControlStar => {
-                stream.read_exact(&mut [0; CHALLENGE])?;
-                stream.write_all(&self.said)
-            }
-            Speaks::Nothing => stream.write_all(&self.said),
+        if speaks == Speaks::Nothing {
+            return stream.write_all(&self.said);
         }
+        let (hello, proof) = self.said.split_at(HELLO);
+        stream.write_all(hello)?;
+        stream.read_exact(&mut [0; CHALLENGE])?;
+        stream.write_all(proof)
     }
 
     /// All of it.
@@ -74,15 +68,12 @@ impl Overheard {
     }
 
     /// Returns the sender's name, and nothing of its secret.
-    pub(crate) fn name(&self, speaks: Speaks) -> Name {
-        match speaks {
-            Speaks::Servers => Name {
-                session: self.said[40..56].try_into().expect("sixteen bytes"),
-                identity: self.said[57..57 + usize::from(self.said[56])].to_vec(),
-                goes_on: true,
-                ..Name::default()
-            },
-            _ => Name { rank: u32::from_le_bytes(self.said[..4].try_into().expect("four bytes")), ..Name::default() },
+    pub(crate) fn name(&self) -> Name {
+        Name {
+            session: self.said[40..56].try_into().expect("sixteen bytes"),
+            identity: self.said[59..59 + usize::from(self.said[58])].to_vec(),
+            goes_on: true,
+            ..Name::default()
         }
     }
 }
@@ -142,11 +133,8 @@ impl Drop for Stopped {
 }
 
 /// Passes on what two ends say to each other, until the one that listens has admitted the other.
-fn pass_on(speaks: Speaks, node: &TcpStream, owner: &TcpStream) -> io::Result<Overheard> {
-    let (by_node, by_owner) = match speaks {
-        Speaks::Servers => (CLIENT_HELLO + PROOF, SERVER_CHALLENGE + VERDICT),
-        _ => (HELLO, CHALLENGE + WELCOME),
-    };
+fn pass_on(node: &TcpStream, owner: &TcpStream) -> io::Result<Overheard> {
+    let (by_node, by_owner) = (HELLO + PROOF, CHALLENGE + VERDICT);
     let (mut said, mut answered) = (Vec::new(), Vec::new());
     let end = Instant::now() + LIMIT;
     while said.len() < by_node || answered.len() < by_owner {

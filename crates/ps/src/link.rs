@@ -7,10 +7,11 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::secret::random;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result, notice, waits};
+use ringpull_session::{Event, Target};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
-use crate::socket::{Bell, Connection, Event, Limits, Target};
+use crate::socket::{self, Bell, Connection};
 
 /// How long after a connection broke its end is believed: what the peer said last is read before.
 pub(crate) const GRACE: Duration = Duration::from_millis(400);
@@ -45,11 +46,12 @@ impl Link {
         kind: Option<Kind>,
     ) -> Result<(Self, Job)> {
         let target = Target {
-            to: dmlc.root,
+            to: vec![dmlc.root],
             name: "the scheduler".to_owned(),
             identity: random::<16>()?.to_vec(),
             secret: config::secret()?,
-            limits: Limits::NODE,
+            settings: socket::NODE,
+            has_port: false,
         };
         let connection = Connection::open(target, bell)?;
         let now = Instant::now();
@@ -64,7 +66,7 @@ impl Link {
             broken: None,
             refused: None,
             is_over: false,
-            longest: Limits::SCHEDULER.header,
+            longest: socket::SCHEDULER.limits.header,
         };
         let (role, preferred) = (info.role, dmlc.preferred_rank);
         let (num_workers, num_servers) = (dmlc.num_workers, dmlc.num_servers);
@@ -80,7 +82,7 @@ impl Link {
                 match message {
                     FromScheduler::Welcome(job) if job.has(role) => {
                         if job.is_elastic {
-                            link.longest = Limits::ELASTIC_SCHEDULER.header;
+                            link.longest = socket::ELASTIC_SCHEDULER.limits.header;
                         }
                         return Ok((link, job));
                     }
@@ -191,8 +193,8 @@ impl Link {
     fn look(&mut self) {
         while let Some(event) = self.connection.event() {
             match event {
-                Event::Disconnected => drop(self.broken.get_or_insert_with(Instant::now)),
                 Event::Refused(error) => self.refused = Some(error),
+                _ => drop(self.broken.get_or_insert_with(Instant::now)),
             }
         }
     }

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use ringpull_base::config::{self, Config, Dmlc};
 use ringpull_base::topology::host_name;
 use ringpull_base::{Result, notice, secret};
+use ringpull_session::{Door, Event, Frame};
 
 use crate::link::{FAREWELL, GRACE, node_address};
 use crate::message::{ToScheduler, decode, encode};
 use crate::scheduler::{JobPhase, Scheduler, Settings};
-use crate::socket::{Bell, Bound, Door, Event, Frame, Limits, Listener};
+use crate::socket::{self, Bell, Bound, Listener};
 
 /// Connections beyond those of the job's nodes: for surplus nodes, which get an error.
 const STRANGERS: usize = 64;
@@ -22,7 +23,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         secret: config::secret()?,
         admits: Box::new(|_| true),
         most: dmlc.num_workers + dmlc.num_servers + STRANGERS,
-        limits: if config.elastic { Limits::ELASTIC_SCHEDULER } else { Limits::SCHEDULER },
+        settings: if config.elastic { socket::ELASTIC_SCHEDULER } else { socket::SCHEDULER },
     };
     if door.secret.is_none() {
         tracing::warn!(
@@ -50,12 +51,12 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     loop {
         bell.wait(tick);
         while let Some(event) = listener.event() {
-            if event == Event::Disconnected {
+            if matches!(event, Event::Gone(_)) {
                 broken = Some(Instant::now());
             }
         }
-        while let Some((identity, frame)) = listener.receive() {
-            take(&mut scheduler, &listener, &identity, &frame.header, start.elapsed());
+        while let Some((session, frame)) = listener.receive() {
+            take(&mut scheduler, &listener, session.identity(), &frame.header, start.elapsed());
         }
         // What the node said last has been read by now.
         if broken.is_some_and(|since| since.elapsed() > GRACE) {
@@ -75,7 +76,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         }
     }
     let phase = scheduler.phase().clone();
-    listener.close(FAREWELL);
+    listener.endpoint.close(FAREWELL);
     match phase {
         JobPhase::Failed(error) => Err(error),
         _ => Ok(()),
@@ -92,9 +93,9 @@ fn take(scheduler: &mut Scheduler, listener: &Listener, from: &[u8], header: &[u
         tracing::warn!("dropped a message to the scheduler: {why}");
         return;
     }
-    listener.report_stranger(from, &why);
+    listener.endpoint.report_stranger(from, &why);
     if !scheduler.answers(from) {
-        listener.dismiss(from);
+        listener.endpoint.dismiss(from);
     }
 }
 

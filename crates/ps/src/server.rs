@@ -11,6 +11,8 @@ mod segment;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use ringpull_base::{Error, INIT_ALIKE, Result};
 use ringpull_kernels::optim::{Optimizer, State};
 
@@ -41,7 +43,7 @@ pub enum Output {
         /// The header.
         reply: Reply,
         /// The payload.
-        payload: Option<Vec<u8>>,
+        payload: Option<Bytes>,
     },
     /// The job has failed.
     Fault(Error),
@@ -236,7 +238,7 @@ impl Server {
                     segment.pulls.push(pull);
                     continue 'pulls;
                 }
-                segment.give(&mut pull);
+                segment.give(&mut pull, &mut None);
             }
             self.outputs.push(pull.answer());
         }

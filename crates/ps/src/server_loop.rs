@@ -7,11 +7,12 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::status::RankStatus;
 use ringpull_base::timeline::{self, Name, Phase};
 use ringpull_base::{Error, Result};
+use ringpull_session::{Door, Frame};
 
 use crate::link::{self, FAREWELL, Link};
 use crate::message::{FromScheduler, Job, Request, ToScheduler, decode, encode, short};
 use crate::server::{Output, Server};
-use crate::socket::{Bell, Bound, Door, Frame, Limits, Listener};
+use crate::socket::{self, Bell, Bound, Listener};
 use crate::status;
 
 /// Requests handled before the scheduler is listened to again.
@@ -29,7 +30,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
         admits: Box::new(move |identity| admitted.rank_of(identity).is_some()),
         // The session of a lost worker ends when the scheduler has said so.
         most: job.workers.len() * if job.is_elastic { 2 } else { 1 },
-        limits: Limits::SERVER,
+        settings: socket::SERVER,
     };
     let listener = bound.open(door, &bell)?;
     let sync = job.is_sync();
@@ -41,10 +42,10 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let ended = loop {
         bell.wait(link.interval());
         for left in (0..BATCH).rev() {
-            let Some((identity, frame)) = listener.receive() else { break };
+            let Some((session, frame)) = listener.receive() else { break };
             moved.requests += 1;
             moved.received_bytes += (frame.header.len() + frame.payload.len()) as u64;
-            moved.sent_bytes += take(&mut server, &job, &listener, &mut link, &identity, frame)?;
+            moved.sent_bytes += take(&mut server, &job, &listener, &mut link, session.identity(), frame)?;
             if left == 0 {
                 // The next wait ends at once.
                 bell.ring();
@@ -77,7 +78,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
                 }
                 FromScheduler::Lost { rank, incarnation } if rank < job.workers.len() => {
                     let whole = server.lose(rank, incarnation);
-                    listener.dismiss(&job.identity(rank, incarnation));
+                    listener.endpoint.dismiss(&job.identity(rank, incarnation));
                     link.send(&ToScheduler::Known { rank, whole })?;
                     continue;
                 }
@@ -103,7 +104,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
             break Err(link.lost(&cause));
         }
     };
-    listener.close(FAREWELL);
+    listener.endpoint.close(FAREWELL);
     link.leave()?;
     ended
 }
@@ -124,7 +125,7 @@ fn take(
     listener: &Listener,
     link: &mut Link,
     identity: &[u8],
-    frame: Frame,
+    frame: Frame<Vec<u8>>,
 ) -> Result<u64> {
     let Frame { header, payload } = frame;
     let (Some((rank, incarnation)), Some(request)) = (job.rank_of(identity), decode::<Request>(&header)) else {

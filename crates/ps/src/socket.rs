@@ -1,100 +1,53 @@
-//! Messages between the nodes of a job, over TCP.
-//!
-//! A node listens (`Listener`: the scheduler, servers) or connects (`Connection`: a node to the scheduler, a
-//! worker to each server). A message is a `Frame`: a header and a payload. Each pair of nodes has a session,
-//! which outlives its TCP connections: frames are numbered and kept until the peer has confirmed them, so a
-//! connection that breaks is made again and goes on where the old one stopped.
-//!
-//! ```text
-//!   handshake  who may speak: both prove the job's secret, in messages of a fixed size
-//!   session    frames in order, each once, over several connections; one thread reads, one writes
-//!   dialer     the end that connects, and connects again
-//!   listener   the end that accepts; strangers cost it a few kilobytes each, and not for long
-//! ```
+//! Messages between the nodes of a job, over sessions (`ringpull-session`).
 //!
 //! Nothing blocks the thread that owns a node: it sends into queues, takes from queues, and waits for its
 //! `Bell`.
 
-mod dialer;
-mod handshake;
-mod listener;
-mod session;
-
+use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use ringpull_base::Error;
+use ringpull_base::{Error, Result};
+use ringpull_session::{Door, Endpoint, Event, Frame, Limits, Session, Settings, Sink, Target, listen};
 
-pub(crate) use self::dialer::{Connection, Target};
-pub(crate) use self::listener::{Bound, Door, Listener};
+const LIMITS: Limits =
+    Limits { header: 16 << 20, payload: 16 << 20, waiting_bytes: 16 << 20, waiting: 1024, unwritten_bytes: usize::MAX };
 
-/// A connection breaks if what was sent is not confirmed for this long, in milliseconds. TCP repeats it ever
-/// more rarely, and another connection comes sooner; nothing is lost by it.
-const UNCONFIRMED_MS: u32 = 8000;
+/// A worker's conduct to a server, of which it takes segments, and states of optimizers in headers.
+pub(crate) const WORKER: Settings = with(LIMITS);
+/// A server's conduct to a worker.
+pub(crate) const SERVER: Settings = Settings {
+    linger: Duration::ZERO,
+    // The thread that reads from all workers is busy enough.
+    at_once_bytes: 64 << 10,
+    ..with(Limits { unwritten_bytes: 64 << 20, ..LIMITS })
+};
+/// A node's conduct to the scheduler.
+pub(crate) const NODE: Settings = with(Limits { payload: 0, ..LIMITS });
+/// The scheduler's conduct to a node.
+pub(crate) const SCHEDULER: Settings = Settings {
+    limits: Limits { header: 256 << 10, payload: 0, waiting_bytes: 256 << 10, waiting: 64, unwritten_bytes: 1 << 20 },
+    ..SERVER
+};
+/// The same in an elastic job, where nodes list the keys.
+pub(crate) const ELASTIC_SCHEDULER: Settings =
+    Settings { limits: Limits { payload: 0, waiting: 64, ..SERVER.limits }, ..SERVER };
 
-/// One message.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Frame {
-    /// An encoded message.
-    pub(crate) header: Vec<u8>,
-    /// The raw bytes of a segment, if there are any.
-    pub(crate) payload: Vec<u8>,
-}
-
-impl From<Vec<u8>> for Frame {
-    fn from(header: Vec<u8>) -> Self {
-        Frame { header, payload: Vec::new() }
+const fn with(limits: Limits) -> Settings {
+    Settings {
+        limits,
+        unconfirmed: Duration::from_secs(8),
+        attempt: Duration::from_secs(5),
+        // One whose connection was reset, or that nothing reaches, has as long as heartbeats may be missing.
+        resume: Duration::from_millis(1500),
+        linger: Duration::from_secs(1),
+        at_once_bytes: usize::MAX,
     }
-}
-
-/// What a node takes from one peer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// The longest header, in bytes.
-    pub(crate) header: usize,
-    /// The longest payload, in bytes.
-    pub(crate) payload: usize,
-    /// Bytes that wait in this process before more is read.
-    pub(crate) waiting_bytes: usize,
-    /// Frames that wait in this process before more is read.
-    pub(crate) waiting: usize,
-    /// Bytes for a peer that reads too slowly, before no more of it is read. At one end of the two only: else
-    /// each may wait for the other.
-    pub(crate) unwritten_bytes: usize,
-}
-
-impl Limits {
-    /// What a worker takes from a server: segments, and states of optimizers in headers.
-    pub(crate) const WORKER: Limits = Limits {
-        header: 16 << 20,
-        payload: 16 << 20,
-        waiting_bytes: 16 << 20,
-        waiting: 1024,
-        unwritten_bytes: usize::MAX,
-    };
-    /// What a server takes from a worker.
-    pub(crate) const SERVER: Limits = Limits { unwritten_bytes: 64 << 20, ..Limits::WORKER };
-    /// What a node takes from the scheduler.
-    pub(crate) const NODE: Limits = Limits { payload: 0, ..Limits::WORKER };
-    /// What the scheduler takes from a node.
-    pub(crate) const SCHEDULER: Limits =
-        Limits { header: 256 << 10, payload: 0, waiting_bytes: 256 << 10, waiting: 64, unwritten_bytes: 1 << 20 };
-    /// The same in an elastic job, where nodes list the keys.
-    pub(crate) const ELASTIC_SCHEDULER: Limits =
-        Limits { header: 16 << 20, waiting_bytes: 16 << 20, unwritten_bytes: 64 << 20, ..Limits::SCHEDULER };
-}
-
-/// What happened to a session, beside its frames.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// The peer has said goodbye, or is gone.
-    Disconnected,
-    /// The peer is there and does not want this node, or is not one of the job.
-    Refused(Error),
 }
 
 /// Ends the wait of a node's thread: something came, there is room again, or somebody has a command.
@@ -121,11 +74,144 @@ impl Bell {
     }
 }
 
-/// Whether the error says that the peer's system closed the connection or listens no more, as it does when a
-/// process ends; else the network may have broken it. A reset is of either.
-fn is_closed(cause: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionRefused, UnexpectedEof, WriteZero};
-    matches!(cause.kind(), UnexpectedEof | ConnectionRefused | BrokenPipe | WriteZero)
+/// A frame, and the session that it came over.
+pub(crate) type Received = (Arc<Session>, Frame<Vec<u8>>);
+
+/// Frames and events that wait for the node's thread.
+struct Mail {
+    frames: Mutex<VecDeque<Received>>,
+    events: Mutex<VecDeque<Event>>,
+    bell: Bell,
+}
+
+impl Mail {
+    fn new(bell: &Bell) -> Arc<Self> {
+        Arc::new(Mail { frames: Mutex::default(), events: Mutex::default(), bell: bell.clone() })
+    }
+
+    /// The next frame that is there, and the session that it came over.
+    fn frame(&self) -> Option<Received> {
+        let (session, frame) = self.frames.lock().pop_front()?;
+        session.taken(frame.size());
+        Some((session, frame))
+    }
+
+    fn event(&self) -> Option<Event> {
+        self.events.lock().pop_front()
+    }
+}
+
+impl Sink for Mail {
+    fn frame(&self, from: &Arc<Session>, frame: Frame<Vec<u8>>) {
+        self.frames.lock().push_back((Arc::clone(from), frame));
+        self.bell.ring();
+    }
+
+    fn event(&self, _: &Arc<Session>, event: Event) {
+        if !matches!(event, Event::Connected(_)) {
+            self.events.lock().push_back(event);
+            self.bell.ring();
+        }
+    }
+
+    fn has_room(&self) {
+        self.bell.ring();
+    }
+}
+
+/// A node's end of its session with another that listens. Dropping it closes it.
+pub(crate) struct Connection {
+    endpoint: Endpoint,
+    session: Arc<Session>,
+    mail: Arc<Mail>,
+}
+
+impl Connection {
+    /// Begins to connect, and goes on trying.
+    pub(crate) fn open(target: Target, bell: &Bell) -> Result<Self> {
+        let mail = Mail::new(bell);
+        let (endpoint, session) = Endpoint::connect(target, mail.clone())?;
+        Ok(Connection { endpoint, session, mail })
+    }
+
+    /// The next frame that is there.
+    pub(crate) fn receive(&self) -> Option<Frame<Vec<u8>>> {
+        self.mail.frame().map(|(_, frame)| frame)
+    }
+
+    /// What happened to it, if something has.
+    pub(crate) fn event(&self) -> Option<Event> {
+        self.mail.event()
+    }
+
+    /// Closes it, giving what is still to be sent at most `limit`.
+    pub(crate) fn close(self, limit: Duration) {
+        self.endpoint.close(limit);
+    }
+}
+
+impl Deref for Connection {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+/// A port that is listened on and not yet answered.
+pub(crate) struct Bound {
+    socket: TcpListener,
+    port: u16,
+}
+
+impl Bound {
+    /// Listens on `address`, where port 0 lets the system choose, or on `otherwise` if this host does not
+    /// have it.
+    pub(crate) fn to(address: SocketAddr, otherwise: Option<IpAddr>) -> Result<Self> {
+        let socket = match (listen(address), otherwise) {
+            // The name may be that of a service in front of this host.
+            (Err(cause), Some(ip)) if cause.kind() == io::ErrorKind::AddrNotAvailable => {
+                listen(SocketAddr::new(ip, address.port()))
+            }
+            (bound, _) => bound,
+        };
+        let bound = socket.and_then(|socket| Ok(Bound { port: socket.local_addr()?.port(), socket }));
+        bound.map_err(|cause| cannot_listen(address, &cause))
+    }
+
+    /// The port.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Answers all connections, present and future.
+    pub(crate) fn open(self, door: Door, bell: &Bell) -> Result<Listener> {
+        let mail = Mail::new(bell);
+        Ok(Listener { endpoint: Endpoint::listen(vec![self.socket], door, mail.clone())?, mail })
+    }
+}
+
+/// Sessions with those that have connected. Dropping it ends them.
+pub(crate) struct Listener {
+    pub(crate) endpoint: Endpoint,
+    mail: Arc<Mail>,
+}
+
+impl Listener {
+    /// Sends to the node of that name; `false` if it is not there.
+    pub(crate) fn send(&self, identity: &[u8], frame: Frame) -> bool {
+        self.endpoint.session(identity).is_some_and(|session| session.send(frame))
+    }
+
+    /// The next frame that is there, and the session that it came over.
+    pub(crate) fn receive(&self) -> Option<Received> {
+        self.mail.frame()
+    }
+
+    /// What happened to a session, if something has.
+    pub(crate) fn event(&self) -> Option<Event> {
+        self.mail.event()
+    }
 }
 
 fn cannot_listen(address: SocketAddr, cause: &io::Error) -> Error {
@@ -137,6 +223,3 @@ fn cannot_listen(address: SocketAddr, cause: &io::Error) -> Error {
     let (path, text) = (address.to_string(), cause.to_string());
     Error::Io { action: "listen on".to_owned(), path, text, remedy: remedy.to_owned() }
 }
-
-#[cfg(test)]
-mod tests;

@@ -12,13 +12,14 @@ use parking_lot::Mutex;
 use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::status::JobStatus;
 use ringpull_base::{Error, Key, Kind, OnFault, Result, waits};
+use ringpull_session::Target;
 
 use crate::call::has_left;
 pub use crate::call::{Answer, Bytes, Command, Task, WorkerState, WorkersChanged};
 use crate::link::{self, Link};
 use crate::message::Job;
 use crate::shard::Layout;
-use crate::socket::{Bell, Connection, Limits, Target};
+use crate::socket::{self, Bell, Connection};
 use crate::status;
 use crate::worker_loop::{Patience, WorkerLoop};
 
@@ -57,11 +58,12 @@ impl Worker {
                 remedy: "set DMLC_NODE_HOST to an address of that host".to_owned(),
             })?;
             let target = Target {
-                to: SocketAddr::new(address, server.port),
+                to: vec![SocketAddr::new(address, server.port)],
                 name: format!("server {index}"),
                 identity: job.identity(job.rank, job.incarnation),
                 secret: config::secret()?,
-                limits: Limits::WORKER,
+                settings: socket::WORKER,
+                has_port: false,
             };
             servers.push(Connection::open(target, &bell)?);
         }

@@ -27,12 +27,13 @@ use ringpull_base::status::{RankStatus, Stopwatch};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Error, Result, notice};
 use ringpull_kernels::optim::{Optimizer, State};
+use ringpull_session::Frame;
 
 use crate::call::{self, Command, WorkerState, answer};
 use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode, short};
 use crate::operation::Operation;
-use crate::socket::{Bell, Connection, Frame};
+use crate::socket::{Bell, Connection};
 use crate::status::{self, Described, Question};
 pub use crate::worker_loop::queue::window;
 use crate::worker_loop::queue::{Queue, Queued, weight};
@@ -422,7 +423,7 @@ impl WorkerLoop {
         let (request, payload) = operation.request(item.batch, reply);
         let (since_ns, sent_bytes) = (timeline::now_ns(), payload.len() as u64);
         count(&self.shared.sent, sent_bytes);
-        server.connection.send(Frame { header: encode(&request), payload });
+        server.connection.send(Frame { header: encode(&request), payload: payload.into() });
         self.progress = Instant::now();
         if operation.is_answered() {
             let since = self.progress;

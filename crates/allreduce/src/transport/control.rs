@@ -7,26 +7,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use ringpull_base::Result;
 
-use crate::transport::star::Links;
-
-/// An event of the star.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// A frame from a peer, whole and in order.
-    Frame {
-        /// The sender.
-        from: usize,
-        /// Its bytes.
-        bytes: Vec<u8>,
-    },
-    /// The end of a peer: no frame will come from it any more.
-    Gone {
-        /// The rank that is gone.
-        rank: usize,
-        /// The sign by which that was noticed.
-        cause: String,
-    },
-}
+pub use crate::transport::links::Event;
+use crate::transport::links::Links;
 
 enum Wires {
     Channels(Vec<Sender<Event>>),
@@ -85,13 +67,10 @@ impl Control {
         }
     }
 
-    /// The connection to a peer, for tests that break it.
+    /// Breaks the connection to a peer, if there is one, as something on the way could.
     #[cfg(test)]
-    pub(super) fn stream(&self, peer: usize) -> Option<Arc<std::net::TcpStream>> {
-        match &self.wires {
-            Wires::Sockets(links) => links.stream(peer),
-            Wires::Channels(_) => None,
-        }
+    pub(super) fn break_connection(&self, peer: usize) -> bool {
+        matches!(&self.wires, Wires::Sockets(links) if links.break_connection(peer))
     }
 
     /// The events that have arrived.

@@ -8,12 +8,10 @@
 #![allow(unsafe_code)]
 
 pub mod control;
-#[cfg(fuzzing)]
-pub mod fuzzing;
-mod greeting;
 pub(crate) mod identity;
 pub mod inproc;
 mod library;
+mod links;
 mod lossy;
 pub(crate) mod meeting;
 pub mod mpi;
@@ -23,7 +21,6 @@ mod sockets;
 pub mod star;
 mod ulfm;
 pub mod window;
-mod wire;
 
 pub use library::{initialise_once, mpi_library, mpi_takes_device_memory, share_mpi};
 pub use ulfm::{Connections, has_ulfm};

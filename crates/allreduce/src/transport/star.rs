@@ -1,44 +1,24 @@
-//! The control star over TCP: rank 0 listens, the others connect. One thread in each process reads, writes
-//! and connects again.
+//! The control star over TCP: rank 0 listens, the others connect, and each pair has a session
+//! (`ringpull-session`).
 //!
-//! | event of a connection | effect |
-//! | --- | --- |
-//! | its other end closes it, as the end of a process does | the peer is gone |
-//! | it fails (a reset, nothing confirmed for `RINGPULL_SILENCE`) | the other ranks connect to rank 0 again, and frames go on where they stopped |
-//! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |
-//! | nothing is heard over it for `RINGPULL_SILENCE` | the peer is lost, which `progress::watcher` finds |
-//!
-//! A process that connects must prove the job's secret first (`greeting`), within `GREETING`. Strangers do
-//! not delay the ranks (`pending`). The thread is in `thread`.
+//! The end of a process closes its connection, and then the peer is gone at once. A connection that fails is
+//! made again; a peer whose process has ended meanwhile is gone when its port is found closed. A peer of
+//! which nothing is heard for `RINGPULL_SILENCE` is lost, which `progress::watcher` finds.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::unbounded;
-use rustix::net::sockopt;
-
-use ringpull_base::secret::random;
-use ringpull_base::strangers::GREETING;
-use ringpull_base::{Error, Result, Secret, forked, notice};
+use ringpull_base::{Error, Result, Secret, notice};
+use ringpull_session::{Door, Endpoint, Target, listen};
 
 use crate::transport::control::Control;
-use crate::transport::greeting::{self, CHALLENGE_BYTES, Hello, Nonce, WELCOME_BYTES};
-use pending::PendingConnections;
-pub(super) use thread::Links;
-use thread::{LinkRole, start};
+use crate::transport::links::{Links, StarSink, identity, rank_of, settings};
 
-mod pending;
-mod thread;
-
-/// The time that one attempt to connect may take, and the time until the next.
-const ATTEMPT: Duration = Duration::from_secs(1);
-const NEXT_ATTEMPT: Duration = Duration::from_millis(100);
 /// The time that rank 0 still waits for the others when one of them is gone. The reader of the events knows
 /// more.
 const COMING: Duration = Duration::from_millis(200);
-/// The interval at which rank 0 looks up while it waits for the others.
+/// The interval at which a rank looks up while it waits for the others.
 const GATHERING: Duration = Duration::from_millis(20);
 
 /// The time limits of a start.
@@ -52,25 +32,40 @@ pub struct StartLimits {
 
 /// Rank 0's listening end, before the others are there.
 pub struct Hub {
-    pending: PendingConnections,
+    sockets: Vec<TcpListener>,
     secret: Secret,
 }
 
-fn failed(action: &'static str) -> impl Fn(std::io::Error) -> Error {
-    move |cause| Error::io(action, "a control connection", &cause)
-}
-
 impl Hub {
-    /// Listens on ports that the system chooses: on loopback alone if all ranks are on this host.
+    /// Listens on ports that the system chooses: on loopback alone if all ranks are on this host, and else on
+    /// every interface, since rank 0 cannot know which of them the other ranks reach.
     pub fn listen(is_local: bool) -> Result<Self> {
-        Ok(Hub { pending: PendingConnections::listen(is_local)?, secret: Secret::new_random()? })
+        let addresses = if is_local { vec![Ipv4Addr::LOCALHOST.into()] } else { interfaces()? };
+        let (mut sockets, mut failure) = (Vec::new(), std::io::Error::from(ErrorKind::AddrNotAvailable));
+        for ip in addresses {
+            match listen(SocketAddr::new(ip, 0)) {
+                Ok(socket) => sockets.push(socket),
+                // An address may be gone, or not yet usable.
+                Err(cause) => failure = cause,
+            }
+        }
+        if sockets.is_empty() {
+            return Err(Error::io("listen for", "control connections", &failure));
+        }
+        Ok(Hub { sockets, secret: Secret::new_random()? })
+    }
+
+    /// The addresses on which it listens, loopback last: on another host that leads to a stranger.
+    fn addresses(&self) -> Result<Vec<SocketAddr>> {
+        let addresses = self.sockets.iter().map(TcpListener::local_addr).collect::<std::io::Result<_>>();
+        addresses.map_err(|cause| Error::io("name", "a control connection", &cause))
     }
 
     /// Returns the text with which the other ranks find this hub and prove that they are of its job: the
     /// secret, then addresses, separated by blanks. It goes through MPI, to the ranks of the job alone.
     pub fn invitation(&self) -> Result<String> {
         let mut invitation = self.secret.reveal().to_owned();
-        for address in self.pending.addresses().map_err(failed("name"))? {
+        for address in self.addresses()? {
             invitation.push(' ');
             invitation.push_str(&address.to_string());
         }
@@ -85,34 +80,31 @@ impl Hub {
         limits: StartLimits,
         meanwhile: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Control> {
-        let (come, arrivals) = unbounded();
-        let (links, events) = start(0, size, limits, self.secret, LinkRole::Hub(self.pending), Some(come))?;
+        let (sink, events, arrivals) = StarSink::new(0);
+        let admits = Box::new(move |name: &[u8]| rank_of(name).is_some_and(|rank| (1..size).contains(&rank)));
+        let (name, settings) = ("rank 0".to_owned(), settings(limits.silence));
+        let door = Door { name, secret: Some(self.secret), admits, most: size, settings };
+        let links = Links { endpoint: Endpoint::listen(self.sockets, door, sink.clone())?, sink };
         let begun = Instant::now();
         let (mut missing, mut warning) = ((1..size).collect::<Vec<usize>>(), limits.warn);
+        let mut ways: Vec<IpAddr> = Vec::new();
         let mut gone_since: Option<Instant> = None;
         while !missing.is_empty() {
             meanwhile()?;
             if let Some((rank, cause)) = links.first_loss()
                 && gone_since.get_or_insert_with(Instant::now).elapsed() >= COMING
             {
-                return Err(Error::PeerLost {
-                    peer: format!("rank {rank}"),
-                    ranks: vec![rank],
-                    cause,
-                    operation: "start".to_owned(),
-                    rank: Some(0),
-                });
+                return Err(lost(0, format!("rank {rank}"), vec![rank], cause));
             }
             match arrivals.recv_timeout(GATHERING.min(limits.silence)) {
-                Ok(rank) => missing.retain(|missing| *missing != rank),
+                Ok(arrival) => {
+                    let (rank, way) = arrival?;
+                    missing.retain(|missing| *missing != rank);
+                    ways.push(way);
+                }
                 Err(_) if begun.elapsed() >= limits.silence => {
-                    return Err(Error::PeerLost {
-                        peer: format!("rank(s) {missing:?}"),
-                        ranks: missing,
-                        cause: format!("no control connection within {} s", limits.silence.as_secs()),
-                        operation: "start".to_owned(),
-                        rank: Some(0),
-                    });
+                    let cause = format!("no control connection within {} s", limits.silence.as_secs());
+                    return Err(lost(0, format!("rank(s) {missing:?}"), missing, cause));
                 }
                 Err(_) if begun.elapsed() >= warning => {
                     notice(&format!(
@@ -124,8 +116,14 @@ impl Hub {
                 Err(_) => {}
             }
         }
+        links.endpoint.keep(ways);
         Ok(Control::over(0, size, links, events))
     }
+}
+
+/// The error of a start without these ranks.
+fn lost(rank: usize, peer: String, ranks: Vec<usize>, cause: String) -> Error {
+    Error::PeerLost { peer, ranks, cause, operation: "start".to_owned(), rank: Some(rank) }
 }
 
 /// Connects rank `rank` to the hub that wrote `invitation`. Ends when `meanwhile` returns an error.
@@ -142,62 +140,35 @@ pub fn join(
         .and_then(|word| Secret::within(word).ok())
         .ok_or_else(|| Error::protocol(rank, "rank 0", "an invitation that cannot be read"))?;
     let addresses: Vec<SocketAddr> = words.filter_map(|word| word.parse().ok()).collect();
+    let lost = |cause| lost(rank, "rank 0".to_owned(), vec![0], cause);
+    let unreached = format!("its control port could not be reached ({addresses:?})");
+    if addresses.is_empty() {
+        return Err(lost(unreached));
+    }
+    let (sink, events, arrivals) = StarSink::new(rank);
+    let (name, settings) = ("rank 0".to_owned(), settings(limits.silence));
+    let target =
+        Target { to: addresses, name, identity: identity(rank), secret: Some(secret), settings, has_port: true };
+    let links = Links { endpoint: Endpoint::connect(target, sink.clone())?.0, sink };
     let begun = Instant::now();
-    let (mut last, mut attempt) = ("no address was given".to_owned(), 0);
     while begun.elapsed() < limits.silence {
         meanwhile()?;
-        for address in &addresses {
-            // The process is there as long as this port is.
-            let dialled = TcpStream::connect_timeout(address, ATTEMPT).and_then(|stream| {
-                let presence = TcpListener::bind((stream.local_addr()?.ip(), 0))?;
-                forked::close_in_child(presence.as_raw_fd());
-                attempt += 1;
-                let port = presence.local_addr()?.port();
-                let hello = Hello { rank: rank as u32, attempt, received: 0, port };
-                let theirs = greet(&stream, &secret, hello, GREETING)?;
-                Ok((stream, theirs, presence, hello.port))
-            });
-            match dialled {
-                Ok((stream, theirs, presence, port)) => {
-                    let role = LinkRole::Leaf { address: *address, port, attempt, _presence: presence };
-                    let (links, events) = start(rank, size, limits, secret, role, None)?;
-                    links.attach(0, stream, theirs, limits.silence).map_err(failed("use"))?;
-                    return Ok(Control::over(rank, size, links, events));
-                }
-                Err(cause) => last = format!("{address}: {cause}"),
-            }
+        match arrivals.recv_timeout(GATHERING) {
+            Ok(Ok(_)) => return Ok(Control::over(rank, size, links, events)),
+            Ok(Err(refusal)) => return Err(lost(refusal.to_string())),
+            Err(_) => {}
         }
-        std::thread::sleep(NEXT_ATTEMPT);
     }
-    Err(Error::PeerLost {
-        peer: "rank 0".to_owned(),
-        ranks: vec![0],
-        cause: format!("its control port could not be reached ({last})"),
-        operation: "start".to_owned(),
-        rank: Some(rank),
-    })
+    Err(lost(unreached))
 }
 
-/// Proves the secret to rank 0, and checks rank 0's proof. Returns the number of frames that rank 0 has
-/// received.
-fn greet(stream: &TcpStream, secret: &Secret, hello: Hello, limit: Duration) -> std::io::Result<u64> {
-    let mut stream = stream;
-    stream.set_read_timeout(Some(limit))?;
-    stream.set_write_timeout(Some(limit))?;
-    // If this end gives up, rank 0 must not take that for the end of the process.
-    sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
-    let mut challenge: Nonce = [0; CHALLENGE_BYTES];
-    stream.read_exact(&mut challenge)?;
-    let nonce: Nonce = random().map_err(std::io::Error::other)?;
-    stream.write_all(&hello.encode(secret, &challenge, &nonce))?;
-    let mut welcome = [0; WELCOME_BYTES];
-    stream.read_exact(&mut welcome)?;
-    let theirs = greeting::read_welcome(&welcome, secret, &challenge, &nonce);
-    let theirs = theirs.ok_or_else(|| std::io::Error::other("a stranger answered"))?;
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)?;
-    sockopt::set_socket_linger(stream, None)?;
-    Ok(theirs)
+/// The addresses of this host, loopback last, without those that need the name of a link.
+fn interfaces() -> Result<Vec<IpAddr>> {
+    let found = if_addrs::get_if_addrs().map_err(|cause| Error::io("list", "network interfaces", &cause))?;
+    let mut found: Vec<IpAddr> = found.into_iter().map(|interface| interface.ip()).collect();
+    found.retain(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+    found.sort_by_key(|ip| (ip.is_loopback(), ip.is_ipv6()));
+    Ok(found)
 }
 
 #[cfg(test)]

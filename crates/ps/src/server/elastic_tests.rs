@@ -137,7 +137,7 @@ impl Simulated {
                 }
             }
             Output::Reply { reply: Reply::Value { reply }, payload, .. } => {
-                let value = f32::from_le_bytes(payload.unwrap().try_into().unwrap());
+                let value = f32::from_le_bytes(payload.unwrap()[..].try_into().unwrap());
                 self.values.entry(((reply % 10) as usize, reply / 10)).or_default().push(value);
             }
             Output::Reply { .. } => panic!("nobody asked for anything else"),
@@ -201,7 +201,7 @@ fn push(rank: usize, round: u64) -> (Request, Vec<u8>) {
 /// The values in what a server answers, by rank.
 fn values(outputs: Vec<Output>) -> Vec<(usize, f32)> {
     let value = |output| match output {
-        Output::Reply { rank, payload: Some(value), .. } => (rank, f32::from_le_bytes(value.try_into().unwrap())),
+        Output::Reply { rank, payload: Some(value), .. } => (rank, f32::from_le_bytes(value[..].try_into().unwrap())),
         Output::Dropped(why) => panic!("{why}"),
         _ => panic!("no value"),
     };

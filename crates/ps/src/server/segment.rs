@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use ringpull_base::{DType, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
@@ -49,8 +51,9 @@ pub(super) struct Pull {
     pub(super) segments: Vec<(Place, Vec<i64>)>,
     /// How many of them it has come past.
     pub(super) past: usize,
-    /// What it has got there.
-    pub(super) payload: Vec<u8>,
+    /// What it has got there: a value, which others may share, or rows and several values.
+    pub(super) value: Bytes,
+    pub(super) rows: Vec<u8>,
     pub(super) state: State,
 }
 
@@ -58,13 +61,14 @@ impl Pull {
     /// One that is answered with a word when the segments have had the rounds.
     pub(super) fn for_a_word(rank: usize, rounds: u64, reply: u64, places: Vec<Place>) -> Self {
         let segments = places.into_iter().map(|place| (place, Vec::new())).collect();
-        let (past, payload, state) = Default::default();
-        Pull { rank, rounds, want: Want::Word, reply, segments, past, payload, state }
+        let (past, value, rows, state) = Default::default();
+        Pull { rank, rounds, want: Want::Word, reply, segments, past, value, rows, state }
     }
 
     /// The answer, when it is past all segments.
     pub(super) fn answer(self) -> Output {
-        let Pull { rank, want, reply, payload, state, .. } = self;
+        let Pull { rank, want, reply, value, rows, state, .. } = self;
+        let payload = if rows.is_empty() { value } else { rows.into() };
         let payload = matches!(want, Want::Value | Want::Rows).then_some(payload);
         let reply = if want == Want::State { Reply::State { reply, state } } else { Reply::Value { reply } };
         Output::Reply { rank, reply, payload }
@@ -102,9 +106,7 @@ impl ServedSegment {
             } else {
                 self.applied[(number % workers as u64) as usize] += 1;
             }
-            for (rank, reply) in open.replies {
-                outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
-            }
+            self.answer(open.replies, outputs);
             self.let_pass(sync, passing);
         }
     }
@@ -125,9 +127,7 @@ impl ServedSegment {
             self.apply(optimizer, sum)?;
         }
         self.completed += 1;
-        for (rank, reply) in open.replies {
-            outputs.push(Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(self.copy()) });
-        }
+        self.answer(open.replies, outputs);
         self.let_pass(true, passing);
         Ok(())
     }
@@ -163,8 +163,9 @@ impl ServedSegment {
         let (ready, waiting): (Vec<Pull>, _) =
             std::mem::take(&mut self.pulls).into_iter().partition(|pull| self.is_ready_for(pull, sync));
         self.pulls = waiting;
+        let mut shared = None;
         for mut pull in ready {
-            self.give(&mut pull);
+            self.give(&mut pull, &mut shared);
             passing.push(pull);
         }
     }
@@ -174,27 +175,38 @@ impl ServedSegment {
         self.value.is_some() && pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] }
     }
 
-    /// Gives a pull what it wants of this segment.
-    pub(super) fn give(&self, pull: &mut Pull) {
+    /// Gives a pull what it wants of this segment. Pulls that get the value together share it.
+    pub(super) fn give(&self, pull: &mut Pull, shared: &mut Option<Bytes>) {
         let value = self.value.as_deref().unwrap_or_default();
         let size = self.geometry.unit_bytes;
         match pull.want {
             Want::Word => {}
             Want::State => pull.state = self.state.clone(),
-            Want::Value => pull.payload.extend_from_slice(value),
+            Want::Value if pull.segments.len() > 1 => pull.rows.extend_from_slice(value),
+            Want::Value => pull.value = shared.get_or_insert_with(|| self.copy()).clone(),
             Want::Rows => {
                 let ids = &pull.segments[pull.past].1;
-                pull.payload.reserve(ids.len() * size);
+                pull.rows.reserve(ids.len() * size);
                 for id in ids {
-                    pull.payload.extend_from_slice(&value[*id as usize * size..][..size]);
+                    pull.rows.extend_from_slice(&value[*id as usize * size..][..size]);
                 }
             }
         }
         pull.past += 1;
     }
 
-    fn copy(&self) -> Vec<u8> {
-        self.value.clone().unwrap_or_default()
+    /// Answers the pushes of a round with the new value, which all of them share.
+    fn answer(&self, replies: Vec<(usize, u64)>, outputs: &mut Vec<Output>) {
+        if replies.is_empty() {
+            return;
+        }
+        let value = self.copy();
+        let reply = |(rank, reply)| Output::Reply { rank, reply: Reply::Value { reply }, payload: Some(value.clone()) };
+        outputs.extend(replies.into_iter().map(reply));
+    }
+
+    fn copy(&self) -> Bytes {
+        self.value.clone().unwrap_or_default().into()
     }
 
     pub(super) fn missing(&self, workers: usize, sync: bool, rounds: u64) -> (&'static str, Vec<usize>) {

@@ -74,7 +74,7 @@ fn answers(server: &mut Server, messages: Vec<(usize, (Request, Vec<u8>))>) -> B
         for output in server.handle(rank, request, payload) {
             match output {
                 Output::Reply { rank, reply: Reply::Value { reply }, payload } => {
-                    let before = answers.insert((rank, reply), payload.unwrap_or_default());
+                    let before = answers.insert((rank, reply), payload.unwrap_or_default().to_vec());
                     assert!(before.is_none(), "one answer for each request");
                 }
                 Output::Reply { .. } => panic!("nobody asked for anything else"),

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use ringpull_base::config::{Config, DEADLOCK, NEVER};
 use ringpull_base::waits::{self, IDLE};
 use ringpull_base::{Error, Key, Result, notice};
+use ringpull_session::Event;
 
 use super::{SEND_LIMIT, ServerConnection, WorkerLoop, count};
 use crate::link::GRACE;
 use crate::message::{ToScheduler, encode};
 use crate::operation::Operation;
 use crate::scheduler::lost_node;
-use crate::socket::Event;
 
 /// How long a worker waits for what.
 pub(crate) struct Patience {
@@ -173,8 +173,8 @@ impl WorkerLoop {
             let server = &mut self.servers[index];
             while let Some(event) = server.connection.event() {
                 match event {
-                    Event::Disconnected => drop(server.broken.get_or_insert_with(Instant::now)),
                     Event::Refused(error) => return Err(error),
+                    _ => drop(server.broken.get_or_insert_with(Instant::now)),
                 }
             }
             if server.broken.is_some_and(|since| since.elapsed() > GRACE) {

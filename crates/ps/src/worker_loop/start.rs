@@ -104,8 +104,9 @@ mod tests {
     use crate::message::{Reply, Request, decode, encode};
     use crate::run_node;
     use crate::shard::Layout;
-    use crate::socket::{Bell, Bound, Door, Limits, Listener};
+    use crate::socket::{self, Bell, Bound, Listener};
     use crate::worker::{Bytes, Command, Task, Worker};
+    use ringpull_session::{Door, Session};
 
     #[test]
     fn a_first_value_leaves_when_all_workers_are_connected() {
@@ -170,7 +171,7 @@ mod tests {
     }
 
     impl Played {
-        fn next(&self) -> (Vec<u8>, Request) {
+        fn next(&self) -> (Arc<Session>, Request) {
             let since = Instant::now();
             loop {
                 if let Some((from, frame)) = self.listener.receive() {
@@ -183,7 +184,7 @@ mod tests {
 
         fn answers_a_flush(&self) {
             let (from, Request::Flush { reply }) = self.next() else { panic!("not a flush") };
-            self.listener.send(&from, encode(&Reply::Value { reply }).into());
+            self.listener.send(from.identity(), encode(&Reply::Value { reply }).into());
         }
     }
 
@@ -208,7 +209,7 @@ mod tests {
             let bound = Bound::to(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), None).unwrap();
             let server = register(Role::Server, &bell, bound.port());
             let (name, admits) = ("the server".to_owned(), Box::new(|_: &[u8]| true));
-            let listener = bound.open(Door { name, secret: None, admits, most: 2, limits: Limits::SERVER }, &bell);
+            let listener = bound.open(Door { name, secret: None, admits, most: 2, settings: socket::SERVER }, &bell);
             let played = Played { listener: listener.unwrap(), bell };
             let (worker, other) = (worker.join().unwrap(), other.join().unwrap());
             let other = test(&worker, &played, other);

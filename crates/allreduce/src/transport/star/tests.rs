@@ -1,12 +1,13 @@
 //! Ranks as threads, over real sockets.
 
-use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ringpull_base::strangers::GREETING;
+
 use crate::transport::control::Event;
-use crate::transport::greeting::HELLO_BYTES;
 
 use super::*;
 
@@ -52,31 +53,18 @@ fn frames_arrive_in_order_and_an_end_is_noticed() {
     assert!(matches!(next(&leaves[0]), Event::Gone { rank: 0, .. }));
 }
 
-/// A stranger for whom there is room.
-fn challenged(address: SocketAddr) -> TcpStream {
-    let begun = Instant::now();
-    loop {
-        let mut stream = TcpStream::connect(address).unwrap();
-        if stream.read_exact(&mut [0; CHALLENGE_BYTES]).is_ok() {
-            return stream;
-        }
-        assert!(begun.elapsed() < PATIENCE.silence, "every stranger was turned away");
-    }
-}
-
 #[test]
 fn strangers_keep_nobody_waiting_and_are_turned_away() {
     let hub = Hub::listen(true).unwrap();
-    let (invitation, address) = (hub.invitation().unwrap(), hub.pending.addresses().unwrap()[0]);
+    let (invitation, address) = (hub.invitation().unwrap(), hub.addresses().unwrap()[0]);
     let mut silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     let peer = std::thread::spawn(move || join(1, 2, &invitation, PATIENCE, &mut || Ok(())).unwrap());
     let begun = Instant::now();
     let middle = hub.gather(2, PATIENCE, &mut || Ok(())).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let leaf = peer.join().unwrap();
-    // Garbage of the right length, to a challenge that was read.
-    let mut loud = challenged(address);
-    loud.write_all(&[7; HELLO_BYTES]).unwrap();
+    let mut loud = TcpStream::connect(address).unwrap();
+    loud.write_all(&[7; 100]).unwrap();
     loud.set_read_timeout(Some(PATIENCE.silence)).unwrap();
     assert!(matches!(loud.read(&mut [0; 1]), Ok(0) | Err(_)), "it was closed");
     leaf.send(0, b"of the job").unwrap();
@@ -99,22 +87,6 @@ fn a_rank_0_that_accepts_late_is_waited_for() {
 }
 
 #[test]
-fn a_crowd_of_strangers_cuts_no_greeting_short() {
-    let hub = Hub::listen(true).unwrap();
-    let address = hub.pending.addresses().unwrap()[0];
-    let _ranks = gathered(hub, 2);
-    let mut first = challenged(address);
-    first.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    let begun = Instant::now();
-    let mut crowd = Vec::new();
-    while first.read(&mut [0; 1]).is_err_and(|cause| cause.kind() == ErrorKind::WouldBlock) {
-        assert!(begun.elapsed() < GREETING / 2, "it makes no room for those that come later");
-        crowd.extend((0..100).filter_map(|_| TcpStream::connect(address).ok()));
-    }
-    assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
-}
-
-#[test]
 fn a_connection_that_is_reset_costs_nothing() {
     let (middle, leaves) = star(2);
     let mut sent = (0u32, 0u32);
@@ -127,7 +99,10 @@ fn a_connection_that_is_reset_costs_nothing() {
         }
         // Either end's connection is reset, with whatever is on its way.
         let (control, peer) = if round % 2 == 0 { (&middle, 1) } else { (&leaves[0], 0) };
-        reset(control, peer);
+        // It may be being made again.
+        while !control.break_connection(peer) {
+            std::thread::yield_now();
+        }
         while seen.0 < sent.0 {
             assert_eq!(next(&middle), Event::Frame { from: 1, bytes: seen.0.to_le_bytes().to_vec() });
             seen.0 += 1;
@@ -140,36 +115,38 @@ fn a_connection_that_is_reset_costs_nothing() {
     assert!(middle.events().try_recv().is_err());
 }
 
-/// Resets a connection, as something on the way could.
-fn reset(control: &Control, peer: usize) {
-    let stream = loop {
-        // It may be being made again.
-        match control.stream(peer) {
-            Some(stream) => break stream,
-            None => std::thread::yield_now(),
-        }
-    };
-    rustix::net::connect_unspec(&*stream).unwrap();
-}
-
 #[test]
 fn once_all_are_there_only_the_interface_they_came_over_is_listened_on() {
     let hub = Hub::listen(false).unwrap();
-    let addresses = hub.pending.addresses().unwrap();
+    let addresses = hub.addresses().unwrap();
     assert!(addresses.iter().any(|address| address.ip().is_loopback()), "{addresses:?}");
     let is_open = |address: &SocketAddr| TcpStream::connect(address).is_ok();
     assert!(addresses.iter().all(is_open), "{addresses:?}");
-    let (_middle, leaves) = gathered(hub, 2);
-    let way = leaves[0].stream(0).unwrap().peer_addr().unwrap().ip();
+    let (middle, leaves) = gathered(hub, 2);
     let begun = Instant::now();
-    let open = loop {
-        let open: Vec<IpAddr> = addresses.iter().filter(|address| is_open(address)).map(SocketAddr::ip).collect();
-        if open == [way] || begun.elapsed() > PATIENCE.silence {
-            break open;
-        }
+    while addresses.iter().filter(|address| is_open(address)).count() > 1 {
+        assert!(begun.elapsed() < PATIENCE.silence, "of {addresses:?}");
         std::thread::yield_now();
-    };
-    assert_eq!(open, [way], "of {addresses:?}");
+    }
+    while !leaves[0].break_connection(0) {}
+    leaves[0].send(0, b"over the same interface again").unwrap();
+    assert!(matches!(next(&middle), Event::Frame { from: 1, .. }));
+}
+
+#[test]
+fn a_peer_that_takes_nothing_blocks_nobody_and_is_named() {
+    // Its system accepts the connection, and nobody answers.
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (to, settings) = (vec![socket.local_addr().unwrap()], settings(PATIENCE.silence));
+    let (name, identity) = ("rank 0".to_owned(), identity(1));
+    let target = Target { to, name, identity, secret: None, settings, has_port: false };
+    let sink = StarSink::new(1).0;
+    let links = Links { endpoint: Endpoint::connect(target, sink.clone()).unwrap().0, sink };
+    let frame = vec![0; 32 << 20];
+    let error = (0..9).find_map(|_| links.send(0, &frame).err()).unwrap().to_string();
+    assert!(error.contains("rank 0 has not taken"), "{error}");
+    let error = links.send(0, &vec![0; (64 << 20) + 1]).unwrap_err().to_string();
+    assert!(error.contains("67108865 bytes"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,202 @@
+//! The end that connects, and connects again when a connection breaks.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use ringpull_base::secret::random;
+use ringpull_base::strangers::GREETING;
+use ringpull_base::{Error, Secret, forked};
+
+use crate::handshake::{Client, Failure, Hello, Resumption, Verdict};
+use crate::{Event, Settings};
+
+/// The time between a failure and the next attempt.
+pub(crate) const RECONNECT: Duration = Duration::from_millis(50);
+
+/// The process to connect to, and this process as it knows it.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Its addresses, which are tried in turn.
+    pub to: Vec<SocketAddr>,
+    /// `the scheduler`, `server 1`, `rank 0`.
+    pub name: String,
+    /// This process's name of itself.
+    pub identity: Vec<u8>,
+    /// The job's secret.
+    pub secret: Option<Secret>,
+    /// The conduct.
+    pub settings: Settings,
+    /// True if this process keeps a port open as long as it lives. The other end tries it after a connection
+    /// has failed, and finds out at once that the process is gone.
+    pub has_port: bool,
+}
+
+/// The making of connections.
+pub(crate) struct Dialer {
+    pub(crate) target: Target,
+    pub(crate) id: [u8; 16],
+    goes_on: bool,
+    attempt: u32,
+    /// Since when the peer's system has refused or closed every connection.
+    closed: Option<Instant>,
+    /// Never accepts: that it listens says that the process lives.
+    port: Option<TcpListener>,
+    pub(crate) next: Instant,
+}
+
+/// The outcome of an attempt.
+pub(crate) enum Dialled {
+    /// A connection, and the number of the last frame that the peer has received.
+    Connected(TcpStream, u64),
+    /// There is none yet.
+    Again,
+    /// There will be none.
+    Never(Event),
+}
+
+impl Dialer {
+    pub(crate) fn new(target: Target, id: [u8; 16]) -> Self {
+        Dialer { target, id, goes_on: false, attempt: 0, closed: None, port: None, next: Instant::now() }
+    }
+
+    /// Tries once. Blocks for the time limits of an attempt and of a handshake at most.
+    pub(crate) fn dial(&mut self, received: u64) -> Dialled {
+        let outcome = self.connect(received);
+        self.next = Instant::now() + RECONNECT;
+        let is_only = self.target.to.len() == 1;
+        let is_closing = match outcome {
+            Ok((stream, theirs)) => {
+                (self.goes_on, self.closed) = (true, None);
+                return Dialled::Connected(stream, theirs);
+            }
+            Err(Failure::Io(cause)) => {
+                tracing::debug!(%cause, "{} is not reached yet at {}", self.target.name, self.target.to[0]);
+                is_closed(&cause, self.target.settings.resume)
+            }
+            // It has ended the session, and another process may have its port by now.
+            Err(Failure::Refused(Verdict::Forgotten)) => return Dialled::Never(gone()),
+            Err(_) if self.goes_on => return Dialled::Never(gone()),
+            Err(refusal) if is_only => return Dialled::Never(Event::Refused(explain(&refusal, &self.target))),
+            Err(_) => false,
+        };
+        if !self.goes_on {
+            // Another of its addresses may be the one that leads there.
+            self.target.to.rotate_left(1);
+        }
+        self.has_closed(is_closing)
+    }
+
+    /// The peer's system has closed a connection, or has not: decides if the peer is gone.
+    pub(crate) fn has_closed(&mut self, is_closing: bool) -> Dialled {
+        self.closed = self.closed.or_else(|| Some(Instant::now())).filter(|_| is_closing);
+        let is_gone = self.closed.is_some_and(|since| since.elapsed() >= self.target.settings.resume);
+        if self.goes_on && is_gone { Dialled::Never(gone()) } else { Dialled::Again }
+    }
+
+    fn connect(&mut self, received: u64) -> Result<(TcpStream, u64), Failure> {
+        let target = &self.target;
+        let stream = TcpStream::connect_timeout(&target.to[0], target.settings.attempt)?;
+        forked::close_in_child(stream.as_raw_fd());
+        if target.has_port && self.port.is_none() {
+            let port = TcpListener::bind((stream.local_addr()?.ip(), 0))?;
+            forked::close_in_child(port.as_raw_fd());
+            self.port = Some(port);
+        }
+        let port = self.port.as_ref().map_or(Ok(0), |port| port.local_addr().map(|at| at.port()))?;
+        self.attempt += 1;
+        let resumption = Resumption { goes_on: self.goes_on, attempt: self.attempt, received };
+        let hello = Hello { session: self.id, port, identity: target.identity.clone() };
+        let random = random().map_err(io::Error::other)?;
+        // If this end gives up, the other must not take that for the end of the process.
+        sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).map_err(io::Error::from)?;
+        let mut talk = Talk { stream: &stream, deadline: Instant::now() + GREETING };
+        let (mut client, hello) = Client::new(&hello, target.secret.as_ref(), random);
+        talk.write(&hello)?;
+        let proof = client.prove(&talk.read()?, resumption)?;
+        talk.write(&proof)?;
+        let theirs = client.conclude(&talk.read()?)?;
+        sockopt::set_socket_linger(&stream, None).map_err(io::Error::from)?;
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        Ok((stream, theirs))
+    }
+}
+
+/// The end of a peer that has closed its connections.
+pub(crate) fn gone() -> Event {
+    Event::Gone("its process ended".to_owned())
+}
+
+/// Returns true if the peer's system listens no more, or closed the connection, as it does when a process
+/// ends. A proxy that has lost the process closes too; a reset is of either. If a closed connection is the end
+/// of a peer at once, only a closed port counts here: a network may break a handshake in every way.
+fn is_closed(cause: &io::Error, resume: Duration) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionRefused, UnexpectedEof, WriteZero};
+    let is_ended = matches!(cause.kind(), UnexpectedEof | BrokenPipe | WriteZero);
+    cause.kind() == ConnectionRefused || is_ended && !resume.is_zero()
+}
+
+fn explain(refusal: &Failure, target: &Target) -> Error {
+    let (text, remedy) = match refusal {
+        Failure::WantsSecret => (
+            "it asks for the job's secret, and this node has none",
+            "set RINGPULL_SECRET or RINGPULL_SECRET_FILE to the same secret on every node of the job",
+        ),
+        Failure::HasNoSecret => (
+            "it has no secret, and this node has one",
+            "set RINGPULL_SECRET or RINGPULL_SECRET_FILE to the same secret on every node of the job, or on none",
+        ),
+        Failure::WrongSecret => (
+            "it has another secret than this node",
+            "set RINGPULL_SECRET or RINGPULL_SECRET_FILE to the same secret on every node of the job",
+        ),
+        Failure::Refused(Verdict::Full) => (
+            "more nodes than the job has are connected to it",
+            "give each job a DMLC_PS_ROOT_PORT of its own; strangers are kept out by RINGPULL_SECRET",
+        ),
+        _ => (
+            "it does not answer as a node of this job",
+            "look at what listens there, and run the same version of ringpull on every node",
+        ),
+    };
+    let (action, path) = (format!("join {} at", target.name), target.to[0].to_string());
+    Error::Io { action, path, text: text.to_owned(), remedy: remedy.to_owned() }
+}
+
+/// A stream whose reads and writes end together at one deadline.
+struct Talk<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+}
+
+impl Talk<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+
+    fn read<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        let mut filled = 0;
+        while filled < N {
+            self.stream.set_read_timeout(self.left()?)?;
+            match self.stream.read(&mut bytes[filled..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => filled += count,
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // Less than any socket's buffer.
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write_all(bytes)
+    }
+}

@@ -1,0 +1,594 @@
+//! The one thread of a listener with all its sessions, or of a connection: it reads, writes and connects
+//! again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::buffer::spare_capacity;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::set_tcp_user_timeout;
+
+use ringpull_base::secret::random;
+use ringpull_base::strangers::Refusals;
+use ringpull_base::{Error, Result};
+
+use crate::acceptor::{Acceptor, Door, ProvedConnection, reason, reset};
+use crate::dialer::{Dialer, Dialled, Target, gone};
+use crate::frames::{End, Incoming};
+use crate::handshake::{Failure, Proved, Verdict};
+use crate::session::{Session, TURN_BYTES, Waker};
+use crate::{Event, Frame, Settings, Sink};
+
+/// Frames that came are confirmed after this time at the latest.
+const CONFIRM_AFTER: Duration = Duration::from_millis(500);
+
+/// The interval at which the port of a peer is tried whose connection failed and that has not come back.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The state that the owner and the thread share.
+struct Shared {
+    name: String,
+    waker: Arc<Waker>,
+    sessions: Mutex<BTreeMap<Vec<u8>, Arc<Session>>>,
+    /// The addresses of this host on which alone connections are accepted from now on.
+    interfaces: Mutex<Option<Vec<IpAddr>>>,
+    refusals: Mutex<Refusals>,
+    /// No session is begun any more, and the thread ends after the last.
+    is_closing: AtomicBool,
+    /// The thread ends.
+    is_over: AtomicBool,
+}
+
+impl Shared {
+    /// Logs a connection that is not of the job, at most once a minute.
+    fn refuse(&self, from: IpAddr, why: &str) {
+        let name = &self.name;
+        if let Some(count) = self.refusals.lock().count() {
+            let plural = if count == 1 { "a connection".to_owned() } else { format!("{count} connections") };
+            tracing::warn!("{name} refused {plural}, this from {from}: {why} (logged once a minute)");
+        } else {
+            tracing::debug!("{name} refused a connection from {from}: {why}");
+        }
+    }
+}
+
+/// The owner's end of all sessions of one thread: it listens, or has connected. Dropping it ends them.
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    /// Is disconnected when the thread has ended.
+    ended: Mutex<Receiver<()>>,
+    /// True if the thread may be connecting, which takes its time.
+    may_block: bool,
+    linger: Duration,
+}
+
+impl Endpoint {
+    /// Answers all connections at these sockets, which [`crate::listen`] has made.
+    pub fn listen(sockets: Vec<TcpListener>, door: Door, sink: Arc<dyn Sink>) -> Result<Self> {
+        let (name, settings) = (door.name.clone(), door.settings);
+        Self::start(name, settings, sink, Some(Acceptor::new(sockets, door)), None)
+    }
+
+    /// Begins to connect, and goes on trying.
+    pub fn connect(target: Target, sink: Arc<dyn Sink>) -> Result<(Self, Arc<Session>)> {
+        let (name, settings, identity) = (target.name.clone(), target.settings, target.identity.clone());
+        let endpoint = Self::start(name, settings, sink, None, Some(Dialer::new(target, random()?)))?;
+        let session = endpoint.session(&identity).expect("a dialer begins with its session");
+        Ok((endpoint, session))
+    }
+
+    fn start(
+        name: String,
+        settings: Settings,
+        sink: Arc<dyn Sink>,
+        acceptor: Option<Acceptor>,
+        dialer: Option<Dialer>,
+    ) -> Result<Self> {
+        let waker = Waker::new().map_err(|cause| Error::io("watch", "connections", &cause))?;
+        let shared = Arc::new(Shared {
+            name,
+            waker,
+            sessions: Mutex::default(),
+            interfaces: Mutex::default(),
+            refusals: Mutex::default(),
+            is_closing: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
+        });
+        let may_block = dialer.is_some();
+        let (peers, tried) = (BTreeMap::new(), mpsc::channel());
+        let mut driver = Driver { shared: Arc::clone(&shared), sink, acceptor, dialer, peers, tried };
+        if let Some(dialer) = &driver.dialer {
+            let (identity, id, from) = (dialer.target.identity.clone(), dialer.id, dialer.target.to[0].ip());
+            driver.begin(identity, id, from, settings);
+        }
+        let (alive, ended) = mpsc::channel();
+        std::thread::Builder::new()
+            .name("ringpull-session".to_owned())
+            .spawn(move || {
+                driver.run();
+                // Its ports are closed before the owner is told.
+                drop(driver);
+                drop(alive);
+            })
+            .map_err(|cause| Error::io("start", "a thread that talks to other processes", &cause))?;
+        Ok(Endpoint { shared, ended: Mutex::new(ended), may_block, linger: settings.linger })
+    }
+
+    /// The session with the process of that name, if it is there.
+    pub fn session(&self, identity: &[u8]) -> Option<Arc<Session>> {
+        self.shared.sessions.lock().get(identity).cloned()
+    }
+
+    /// Listens on these addresses of this host alone.
+    pub fn keep(&self, interfaces: Vec<IpAddr>) {
+        *self.shared.interfaces.lock() = Some(interfaces);
+        self.shared.waker.wake();
+    }
+
+    /// Logs what came from a peer that is not of the job, at most once a minute.
+    pub fn report_stranger(&self, identity: &[u8], why: &str) {
+        if let Some(session) = self.session(identity) {
+            self.shared.refuse(session.peer, why);
+        }
+    }
+
+    /// Ends the session with it.
+    pub fn dismiss(&self, identity: &[u8]) {
+        if let Some(session) = self.shared.sessions.lock().remove(identity) {
+            session.end();
+        }
+    }
+
+    /// Closes it, giving what is still to be sent at most `limit`.
+    pub fn close(mut self, limit: Duration) {
+        self.linger = limit;
+    }
+}
+
+impl Drop for Endpoint {
+    /// Sends what there is and a goodbye, waits until the peers have it or for a while, and ends the thread.
+    fn drop(&mut self) {
+        self.shared.is_closing.store(true, Ordering::SeqCst);
+        // A session that begins later finds that it is closing.
+        self.shared.sessions.lock().values().for_each(|session| session.begin_close());
+        self.shared.waker.wake();
+        self.ended.get_mut().recv_timeout(self.linger).ok();
+        self.shared.is_over.store(true, Ordering::SeqCst);
+        self.shared.sessions.lock().values().for_each(|session| session.end());
+        self.shared.waker.wake();
+        if !self.may_block {
+            self.ended.get_mut().recv().ok();
+        }
+    }
+}
+
+/// A peer, and whether its port is open.
+type PortCheck = (Vec<u8>, bool);
+
+/// The state of the thread.
+struct Driver {
+    shared: Arc<Shared>,
+    sink: Arc<dyn Sink>,
+    acceptor: Option<Acceptor>,
+    dialer: Option<Dialer>,
+    peers: BTreeMap<Vec<u8>, Peer>,
+    /// The ports that have been tried.
+    tried: (Sender<PortCheck>, Receiver<PortCheck>),
+}
+
+/// A session, and its connection if it has one.
+struct Peer {
+    session: Arc<Session>,
+    connection: Option<Connected>,
+    /// The number of its last connection: an earlier one that is read later is not to replace it.
+    attempt: u32,
+    /// The address of a port that its process keeps open.
+    port: Option<SocketAddr>,
+    /// True if it was reached there. Only then does a closed port show that the process is gone, and not that
+    /// there is a firewall.
+    was_reached: bool,
+    /// While there is no connection: the time of the next look at the port, or without one the time at which
+    /// the peer is gone.
+    due: Option<Instant>,
+}
+
+struct Connected {
+    stream: Arc<TcpStream>,
+    incoming: Incoming,
+    /// A frame for which there is no room. Nothing is read before there is.
+    held: Option<Frame<Vec<u8>>>,
+    has_more: bool,
+    confirm_at: Option<Instant>,
+}
+
+impl Driver {
+    /// Begins a session.
+    fn begin(&mut self, identity: Vec<u8>, id: [u8; 16], from: IpAddr, settings: Settings) -> Arc<Session> {
+        let (sink, waker) = (Arc::clone(&self.sink), Arc::clone(&self.shared.waker));
+        let session = Session::new(identity.clone(), id, from, settings, sink, waker);
+        let peer = Peer {
+            session: Arc::clone(&session),
+            connection: None,
+            attempt: 0,
+            port: None,
+            was_reached: false,
+            due: None,
+        };
+        if let Some(before) = self.peers.insert(identity.clone(), peer) {
+            before.session.detach();
+        }
+        self.shared.sessions.lock().insert(identity, Arc::clone(&session));
+        session
+    }
+
+    fn run(&mut self) {
+        while !self.is_over() {
+            if let Err(cause) = self.turn() {
+                tracing::error!(%cause, "the connections of {} are not looked at any more", self.shared.name);
+                break;
+            }
+        }
+        self.shared.sessions.lock().clear();
+        for peer in self.peers.values() {
+            peer.session.end();
+            peer.session.detach();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_closing = self.acceptor.is_none() || self.shared.is_closing.load(Ordering::SeqCst);
+        self.shared.is_over.load(Ordering::SeqCst) || is_closing && self.peers.is_empty()
+    }
+
+    /// Waits for something, and does what follows from it.
+    fn turn(&mut self) -> io::Result<()> {
+        self.dial();
+        let connected = self.peers.iter().filter_map(|(name, peer)| Some((name, peer.connection.as_ref()?)));
+        let mut names = Vec::new();
+        let mut fds = vec![PollFd::new(&self.shared.waker.fd, PollFlags::IN)];
+        for (name, connection) in connected {
+            let reads = if connection.held.is_none() { PollFlags::IN } else { PollFlags::empty() };
+            let writes = if connection.has_more { PollFlags::OUT } else { PollFlags::empty() };
+            // A connection of which nothing is wanted would still end the wait by its end.
+            if !(reads | writes).is_empty() {
+                names.push(name.clone());
+                fds.push(PollFd::new(&*connection.stream, reads | writes));
+            }
+        }
+        fds.extend(self.acceptor.iter().flat_map(Acceptor::fds));
+        let limit = self.next_time().map(|time| time.saturating_duration_since(Instant::now()));
+        let limit =
+            limit.map(|limit| Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
+        match rustix::event::poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(cause) => return Err(cause.into()),
+        }
+        let events: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(fds);
+        if events[0] {
+            self.shared.waker.rest();
+        }
+        let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= Instant::now());
+        let ready = names.iter().zip(&events[1..]).filter(|(_, happened)| **happened).map(|(name, _)| name);
+        let ready: BTreeSet<&Vec<u8>> = ready.collect();
+        let has_cause = |name: &Vec<u8>, peer: &Peer| events[0] || ready.contains(name) || is_due(peer.next_time());
+        let causes = self.peers.iter().filter(|(name, peer)| has_cause(name, peer)).map(|(name, _)| name.clone());
+        for name in causes.collect::<Vec<_>>() {
+            self.attend(&name, ready.contains(&name));
+        }
+        while let Ok((name, is_there)) = self.tried.1.try_recv() {
+            self.port_was_tried(&name, is_there);
+        }
+        let next_look = self.acceptor.as_ref().and_then(Acceptor::next_look);
+        if events[0] || events[1 + names.len()..].contains(&true) || is_due(next_look) {
+            self.accept();
+        }
+        Ok(())
+    }
+
+    /// The time of the next thing to do without an event.
+    fn next_time(&self) -> Option<Instant> {
+        let of_peers = self.peers.values().filter_map(Peer::next_time);
+        let dials = self.dialer.as_ref().filter(|_| self.peers.values().any(|peer| peer.connection.is_none()));
+        let acceptor = self.acceptor.as_ref().and_then(Acceptor::next_look);
+        of_peers.chain(dials.map(|dialer| dialer.next)).chain(acceptor).min()
+    }
+
+    /// Connects, if there is no connection and it is time.
+    fn dial(&mut self) {
+        let Some(dialer) = &mut self.dialer else { return };
+        let waiting = self.peers.iter().find(|(_, peer)| peer.connection.is_none());
+        let Some((name, session)) = waiting.map(|(name, peer)| (name.clone(), Arc::clone(&peer.session))) else {
+            return;
+        };
+        if dialer.next > Instant::now() {
+            return;
+        }
+        match dialer.dial(session.received()) {
+            Dialled::Connected(stream, theirs) => {
+                if let Err(cause) = self.attach(&name, stream, theirs) {
+                    self.end(&name, cause);
+                }
+            }
+            Dialled::Again => {}
+            Dialled::Never(event) => self.finish(&name, event),
+        }
+    }
+
+    /// Gives a session its connection, whose other end has received the frames up to `theirs`.
+    fn attach(&mut self, name: &[u8], stream: TcpStream, theirs: u64) -> std::result::Result<(), End> {
+        let Some(peer) = self.peers.get_mut(name) else { return Ok(()) };
+        let prepared = stream.local_addr().and_then(|here| {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            let limit = peer.session.settings.unconfirmed.as_millis();
+            set_tcp_user_timeout(&stream, u32::try_from(limit).unwrap_or(u32::MAX))?;
+            Ok(here.ip())
+        });
+        let here = prepared.map_err(End::Broken)?;
+        let stream = Arc::new(stream);
+        peer.session.attach(&stream, theirs)?;
+        peer.due = None;
+        peer.connection =
+            Some(Connected { stream, incoming: Incoming::default(), held: None, has_more: true, confirm_at: None });
+        peer.session.sink.event(&peer.session, Event::Connected(here));
+        self.attend(name, false);
+        Ok(())
+    }
+
+    /// Does what there is to do for a peer: receives, if there is something to read, and sends.
+    fn attend(&mut self, name: &[u8], reads: bool) {
+        let Some(peer) = self.peers.get_mut(name) else { return };
+        match &mut peer.connection {
+            _ if peer.session.is_over() => {
+                // The process has dismissed it.
+                peer.session.detach();
+                self.peers.remove(name);
+            }
+            Some(connection) => {
+                if let Err(end) = connection.exchange(&peer.session, reads) {
+                    self.end(name, end);
+                }
+            }
+            None if self.acceptor.is_some() && peer.session.is_closing() => self.finish(name, gone()),
+            None if peer.due.is_none_or(|due| due > Instant::now()) => {}
+            None if peer.port.is_some() => {
+                peer.due = Some(Instant::now() + LOOK);
+                self.look(name);
+            }
+            None => self.finish(name, gone()),
+        }
+    }
+
+    /// Decides what follows from the end of a connection.
+    fn end(&mut self, name: &[u8], mut end: End) {
+        let Some(peer) = self.peers.get_mut(name) else { return };
+        let failed = peer.session.detach();
+        peer.connection = None;
+        let now = Instant::now();
+        let resume = peer.session.settings.resume;
+        // The system reports a failure once: after a writer has met it a reader sees a connection that was
+        // closed.
+        if let (End::Closed, Some(cause)) = (&end, failed)
+            && (cause.kind() != ErrorKind::BrokenPipe || resume.is_zero())
+        {
+            end = End::Broken(cause);
+        }
+        if peer.session.has_parted() {
+            end = End::Goodbye;
+        }
+        match end {
+            End::Goodbye => self.finish(name, gone()),
+            End::Violation(what) => {
+                if self.dialer.is_some() {
+                    tracing::warn!("ended the connection to {}, which sent {what}", self.shared.name);
+                } else {
+                    self.shared.refuse(peer.session.peer, &format!("it sent {what}"));
+                }
+                self.finish(name, Event::Gone(format!("it sent {what}")));
+            }
+            End::Closed | End::Broken(_) if self.acceptor.is_some() && peer.session.is_closing() => {
+                self.finish(name, gone());
+            }
+            End::Closed if resume.is_zero() => self.finish(name, gone()),
+            End::Closed => match &mut self.dialer {
+                Some(dialer) => drop(dialer.has_closed(true)),
+                None => peer.due = Some(now + resume),
+            },
+            End::Broken(cause) => {
+                tracing::info!(%cause, "a connection at {} broke; it is made again", self.shared.name);
+                peer.due = peer.port.map(|_| now);
+                if let Some(dialer) = &mut self.dialer {
+                    dialer.has_closed(false);
+                }
+            }
+        }
+    }
+
+    /// Ends a session. The sink gets the event unless the process has ended the session itself.
+    fn finish(&mut self, name: &[u8], event: Event) {
+        let Some(peer) = self.peers.remove(name) else { return };
+        let is_own = peer.session.is_closing();
+        peer.session.end();
+        let mut sessions = self.shared.sessions.lock();
+        if sessions.get(name).is_some_and(|known| Arc::ptr_eq(known, &peer.session)) {
+            sessions.remove(name);
+        }
+        drop(sessions);
+        if !is_own {
+            peer.session.sink.event(&peer.session, event);
+        }
+    }
+
+    /// Takes those that have proved that they are of the job.
+    fn accept(&mut self) {
+        let Some(acceptor) = &mut self.acceptor else { return };
+        if self.shared.is_closing.load(Ordering::SeqCst) {
+            acceptor.close();
+            return;
+        }
+        if let Some(interfaces) = self.shared.interfaces.lock().take() {
+            acceptor.keep(&interfaces);
+        }
+        let shared = Arc::clone(&self.shared);
+        for arrival in acceptor.accept(|from, why| shared.refuse(from, why)) {
+            self.admit(arrival);
+        }
+    }
+
+    /// Gives a process its session, and its first connection or another.
+    fn admit(&mut self, arrival: ProvedConnection) {
+        let ProvedConnection { stream, from, proved } = arrival;
+        let verdict = self.judge(&proved, from);
+        let Some(door) = self.acceptor.as_ref().map(|acceptor| &acceptor.door) else { return };
+        let answer = proved.answer(verdict, door.secret.as_ref());
+        let answered = io::Write::write_all(&mut &stream, &answer);
+        let name = &proved.hello.identity;
+        if !matches!(verdict, Verdict::Admitted(_)) {
+            return self.shared.refuse(from.ip(), &reason(&Failure::Refused(verdict)));
+        }
+        let Some(peer) = self.peers.get_mut(name) else { return };
+        if proved.resumption.attempt <= peer.attempt {
+            // It has made another since.
+            return reset(&stream);
+        }
+        peer.attempt = proved.resumption.attempt;
+        peer.session.detach();
+        peer.connection = None;
+        peer.port = (proved.hello.port != 0).then(|| SocketAddr::new(from.ip(), proved.hello.port));
+        let is_tried = peer.port.is_some() && !peer.was_reached;
+        let attached = match answered {
+            Ok(()) => self.attach(name, stream, proved.resumption.received),
+            Err(cause) => Err(End::Broken(cause)),
+        };
+        match attached {
+            Ok(()) if is_tried => self.look(name),
+            Ok(()) => {}
+            Err(end) => self.end(name, end),
+        }
+    }
+
+    /// Decides on a client, and begins its session if it is admitted and has none.
+    fn judge(&mut self, proved: &Proved, from: SocketAddr) -> Verdict {
+        let (hello, goes_on) = (&proved.hello, proved.resumption.goes_on);
+        let Some(door) = self.acceptor.as_ref().map(|acceptor| &acceptor.door) else { return Verdict::Forgotten };
+        let (known, count) = {
+            let sessions = self.shared.sessions.lock();
+            (sessions.get(&hello.identity).cloned(), sessions.len())
+        };
+        match known {
+            // The client may not know that it was admitted.
+            Some(known) if known.id == hello.session && (goes_on || known.received() == 0) => {
+                Verdict::Admitted(known.received())
+            }
+            Some(_) => Verdict::Unknown,
+            None if goes_on => Verdict::Forgotten,
+            None if !(door.admits)(&hello.identity) => Verdict::Unknown,
+            None if count >= door.most => Verdict::Full,
+            None => {
+                let settings = door.settings;
+                let session = self.begin(hello.identity.clone(), hello.session, from.ip(), settings);
+                if self.shared.is_closing.load(Ordering::SeqCst) {
+                    session.begin_close();
+                }
+                Verdict::Admitted(0)
+            }
+        }
+    }
+
+    /// Takes the result of a look at a peer's port.
+    fn port_was_tried(&mut self, name: &[u8], is_there: bool) {
+        let Some(peer) = self.peers.get_mut(name) else { return };
+        peer.was_reached |= is_there;
+        if !is_there && peer.was_reached && peer.connection.is_none() {
+            self.finish(name, gone());
+        }
+    }
+
+    /// Finds out whether a peer's process listens. A host that does not answer keeps a thread of its own for
+    /// the time of an attempt.
+    fn look(&self, name: &[u8]) {
+        let Some((peer, port)) = self.peers.get(name).and_then(|peer| Some((peer, peer.port?))) else { return };
+        let (name, attempt) = (name.to_vec(), peer.session.settings.attempt);
+        let (tried, waker) = (self.tried.0.clone(), Arc::clone(&self.shared.waker));
+        let look = move || {
+            let found = TcpStream::connect_timeout(&port, attempt);
+            let is_refused = matches!(&found, Err(cause) if cause.kind() == ErrorKind::ConnectionRefused);
+            if found.is_ok() || is_refused {
+                tried.send((name, found.is_ok())).ok();
+                waker.wake();
+            }
+        };
+        if let Err(cause) = std::thread::Builder::new().name("ringpull-look".to_owned()).spawn(look) {
+            tracing::debug!(%cause, "a peer's port is not tried");
+        }
+    }
+}
+
+impl Peer {
+    /// The time of the next thing to do without an event.
+    fn next_time(&self) -> Option<Instant> {
+        self.connection.as_ref().map_or(self.due, |connection| connection.confirm_at)
+    }
+}
+
+impl Connected {
+    /// Receives, if there is something to read, and sends. Bytes that have come are read before anything is
+    /// sent: after a failed write the system reports that the peer has closed.
+    fn exchange(&mut self, session: &Arc<Session>, reads: bool) -> std::result::Result<(), End> {
+        if reads || self.held.is_some() {
+            self.receive(session)?;
+        }
+        let confirms = self.confirm_at.is_some_and(|time| time <= Instant::now());
+        self.has_more = session.flush(confirms);
+        if self.has_more && session.has_failed() {
+            self.receive(session)?;
+            return Err(End::Closed);
+        }
+        if self.held.is_some() {
+            // Frames that have left make room for those that came.
+            self.receive(session)?;
+        }
+        self.confirm_at =
+            session.is_unconfirmed().then(|| self.confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_AFTER));
+        if !self.has_more && session.has_parted() {
+            // If it is broken it is closed already.
+            drop(self.stream.shutdown(Shutdown::Write));
+        }
+        Ok(())
+    }
+
+    /// Hands on what has come, while there is room for it.
+    fn receive(&mut self, session: &Arc<Session>) -> std::result::Result<(), End> {
+        let mut left = TURN_BYTES;
+        let stream = Arc::clone(&self.stream);
+        let mut read = |into: &mut Vec<u8>| {
+            if left == 0 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let count = rustix::io::read(&*stream, spare_capacity(into))?;
+            left = left.saturating_sub(count);
+            Ok(count)
+        };
+        loop {
+            if let Some(frame) = self.held.take() {
+                self.held = session.receive(frame);
+                if self.held.is_some() {
+                    return Ok(());
+                }
+            }
+            let Some((prefix, frame)) = self.incoming.next(&session.settings.limits, &mut read)? else {
+                return Ok(());
+            };
+            if session.look_at(prefix)? {
+                self.held = Some(frame);
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Framed, authenticated, resumable connections between the processes of a job: one protocol, for the control
+//! star and for parameter servers.
+//!
+//! A process listens (rank 0, the scheduler, servers) or connects: it has an [`Endpoint`]. Each pair of
+//! processes has a [`Session`], which outlives its TCP connections: frames are numbered and kept until the
+//! peer has confirmed them, so a connection that breaks is made again and continues where the old one
+//! stopped.
+//!
+//! ```text
+//!   handshake  pure: both ends prove the job's secret, in messages of a fixed size
+//!   frames     pure: frames in order, each once, over several connections
+//!   session    one end of a session: its queue, its limits, its present connection
+//!   acceptor   connections that have not proved the secret, and their limits
+//!   dialer     connects, and connects again
+//!   driver     one thread for a listener with all its sessions, or for a connection
+//! ```
+//!
+//! | event of a connection | effect |
+//! | --- | --- |
+//! | its other end sends a goodbye | the peer is gone |
+//! | its other end closes it, as the end of a process does | the peer is gone if it makes no other within [`Settings::resume`] |
+//! | it fails (a reset, nothing confirmed for [`Settings::unconfirmed`]) | it is made again, and frames continue where they stopped |
+//! | it fails, and the port that the peer's process keeps open is closed | the peer is gone |
+//!
+//! Nothing here blocks the caller: [`Session::send`] queues, and what arrives is handed to a [`Sink`].
+#![forbid(unsafe_code)]
+
+mod acceptor;
+mod dialer;
+mod driver;
+mod frames;
+mod handshake;
+mod session;
+#[cfg(any(test, fuzzing))]
+pub mod tests;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use ringpull_base::Error;
+
+pub use acceptor::{Admits, Door, listen};
+pub use dialer::Target;
+pub use driver::Endpoint;
+pub use session::Session;
+
+/// One message. A payload that is sent is shared, one that has come is the receiver's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Frame<P = Bytes> {
+    /// An encoded message.
+    pub header: Vec<u8>,
+    /// The raw bytes of a segment, if there are any.
+    pub payload: P,
+}
+
+impl<P: AsRef<[u8]>> Frame<P> {
+    /// The length of both parts, in bytes.
+    pub fn size(&self) -> usize {
+        self.header.len() + self.payload.as_ref().len()
+    }
+}
+
+impl From<Vec<u8>> for Frame {
+    fn from(header: Vec<u8>) -> Self {
+        Frame { header, payload: Bytes::new() }
+    }
+}
+
+/// The limits of what a process takes from one peer, and keeps for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// The longest header, in bytes.
+    pub header: usize,
+    /// The longest payload, in bytes.
+    pub payload: usize,
+    /// Bytes that wait in this process before more is read.
+    pub waiting_bytes: usize,
+    /// Frames that wait in this process before more is read.
+    pub waiting: usize,
+    /// Bytes for a peer that reads too slowly, before no more of it is read. At one end of the two only: else
+    /// each may wait for the other.
+    pub unwritten_bytes: usize,
+}
+
+/// The conduct of one end.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// The limits of each session.
+    pub limits: Limits,
+    /// A connection breaks if what was sent is not confirmed for this long. TCP repeats it ever more rarely,
+    /// and another connection comes sooner; nothing is lost by it.
+    pub unconfirmed: Duration,
+    /// The time limit of one attempt to connect.
+    pub attempt: Duration,
+    /// A peer whose system has closed or refused connections is gone unless another comes within this time.
+    pub resume: Duration,
+    /// An end that is dropped tries for this long to send the frames that it still has.
+    pub linger: Duration,
+    /// A sender hands a frame of at least so many bytes to the system itself, as far as that takes it at once.
+    /// So fewer threads are woken, or two share the work; short frames that are left to the driver are written
+    /// together.
+    pub at_once_bytes: usize,
+}
+
+/// An event of a session, beside its frames.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// It has a connection, its first or another, over this address of this host.
+    Connected(IpAddr),
+    /// The peer is gone, or the session has been ended by it: why.
+    Gone(String),
+    /// The peer is there and does not want this process, or is not of the job.
+    Refused(Error),
+}
+
+/// The receiver of what arrives. It is called on the driver's thread, and must not block.
+pub trait Sink: Send + Sync + 'static {
+    /// Takes a frame. [`Session::taken`] makes room for more.
+    fn frame(&self, from: &Arc<Session>, frame: Frame<Vec<u8>>);
+    /// Takes an event.
+    fn event(&self, of: &Arc<Session>, event: Event);
+    /// Fewer frames wait to be sent, for a caller of [`Session::has_room`].
+    fn has_room(&self) {}
+}
