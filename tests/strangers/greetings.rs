@@ -87,15 +87,13 @@ impl Speaks {
     /// Returns true if `said`, all that an end has said to a stranger, or what it said after its challenge,
     /// is no more than every stranger may hear: nothing that depends on the secret.
     pub(crate) fn tells_nothing(self, said: &[u8]) -> bool {
-        match self {
-            Speaks::Nothing => said.is_empty(),
-            _ => {
-                let has_challenge = said.first() == SERVER_MAGIC.first();
-                let (challenge, verdict) = said.split_at(if has_challenge { said.len().min(CHALLENGE) } else { 0 });
-                let begins = challenge.iter().zip(SERVER_MAGIC).all(|(said, wanted)| said == wanted);
-                begins && (verdict.is_empty() || verdict == WRONG_SECRET)
-            }
+        if self == Speaks::Nothing {
+            return said.is_empty();
         }
+        let has_challenge = said.first() == SERVER_MAGIC.first();
+        let (challenge, verdict) = said.split_at(if has_challenge { said.len().min(CHALLENGE) } else { 0 });
+        let begins = challenge.iter().zip(SERVER_MAGIC).all(|(said, wanted)| said == wanted);
+        begins && (verdict.is_empty() || verdict == WRONG_SECRET)
     }
 }
 
