@@ -12,20 +12,21 @@
 //! without it, is killed.
 
 use std::collections::VecDeque;
-use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ChildStdin, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use super::control::{Addressees, Control, GRACE};
+use super::control::{Addressees, Control, GRACE, is_enough};
 use super::ends::{Awaited, EndEffect, EndOfProcess, JobState, awaited, code_of, is_of_signal, meaning};
-use super::output::{Feed, OutputStream, Pieces, Pipe, Printer, WholeLines};
+use super::output::{Feed, OutputStream, PIPE, Pieces, Pipe, Printer, WholeLines};
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
 use crate::interrupt::Interrupt;
@@ -141,9 +142,10 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
         restarts_due: Vec::new(),
     };
     let started = Instant::now();
+    let is_over = Arc::new(AtomicBool::new(false));
     let mut broken = None;
     for (number, process) in processes.iter().enumerate() {
-        match start(launch, (number, process), number, (&sender, &feed)) {
+        match start(launch, (number, process), number, (&sender, &feed, &is_over)) {
             Ok(running) => job.running.push(running),
             Err(error) => {
                 broken = Some(error);
@@ -158,7 +160,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
         for lost in job.take_due_restarts() {
             let Some(process) = processes.get(lost) else { continue };
             let number = job.running.len();
-            match start(launch, (lost, process), number, (&sender, &feed)) {
+            match start(launch, (lost, process), number, (&sender, &feed, &is_over)) {
                 Ok(running) => job.running.push(running),
                 Err(error) => job.feed.say(&format!("ringpull: elastic: {error}")),
             }
@@ -179,8 +181,32 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
     }
     control.into_iter().for_each(|control| control.finish(&interrupt));
     let (code, failure) = job.failure.unwrap_or_default();
+    is_over.store(true, Ordering::Relaxed);
+    if !await_output(&job.running, &printer, &interrupt) {
+        printer.give_up();
+    }
     let processes = job.running.into_iter().map(Running::ended).collect();
     broken.map_or(Ok(JobEnd { code, failure, processes }), Err)
+}
+
+/// Waits for the output of a job whose processes have ended, and for a slow reader of it; whether all is
+/// written. A process that has left the session may hold a pipe open for ever, and an interrupted job waits no
+/// longer than its grace.
+fn await_output(processes: &[Running], printer: &Printer, interrupt: &Interrupt) -> bool {
+    let ended = Instant::now();
+    let mut until = ended + KILL_AFTER;
+    while !processes.iter().all(Running::is_read) || printer.is_busy() {
+        if is_enough(interrupt, ended) {
+            return false;
+        }
+        if printer.is_busy() {
+            until = Instant::now() + KILL_AFTER;
+        } else if Instant::now() > until {
+            return true;
+        }
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+    true
 }
 
 /// Starts the `index`th process of the job, which reports its end under `number`.
@@ -188,7 +214,7 @@ fn start(
     launch: &Launch,
     (index, process): (usize, &Process),
     number: usize,
-    (events, feed): (&Sender<SupervisorEvent>, &Feed),
+    (events, feed, is_over): (&Sender<SupervisorEvent>, &Feed, &Arc<AtomicBool>),
 ) -> Result<Running> {
     let name = process.name();
     let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
@@ -208,10 +234,15 @@ fn start(
         let source = feed.source(stream, is_tagged.then_some(&name[..]));
         let is_kept = launch.sink == Sink::Kept;
         let hears = process.role == Role::Scheduler && stream == OutputStream::Err && launch.elastic.is_some();
-        let events = hears.then(|| events.clone());
+        let (events, is_over) = (hears.then(|| events.clone()), Arc::clone(is_over));
         let read = move || {
-            let (mut kept, mut lines) = (Vec::new(), WholeLines::default());
+            let (mut kept, mut lines, mut late) = (Vec::new(), WholeLines::default(), 0);
             for piece in Pieces::of(from) {
+                // A process that has left the session may write on and on.
+                late += if is_over.load(Ordering::Relaxed) { piece.len() } else { 0 };
+                if late > PIPE {
+                    break;
+                }
                 if let Some(events) = &events {
                     lines.push(&piece, |line| {
                         if let Some(worker) = silent_worker(line)
@@ -234,14 +265,16 @@ fn start(
     let readers = out.into_iter().chain(err).map(read).collect();
     let events = events.clone();
     std::thread::spawn(move || {
-        let ended = child.wait();
-        if !is_by_ssh && ended.as_ref().is_ok_and(|status| status.signal().is_some()) {
+        // Until it is waited for, no other process and no other group has its number.
+        let seen = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let is_killed = seen.is_ok_and(|seen| seen.is_some_and(|seen| seen.killed() || seen.dumped()));
+        if !is_by_ssh && is_killed {
             // Otherwise it has ended what is left of its session.
             if let Err(cause) = kill_process_group(pid, Signal::KILL) {
                 tracing::debug!(%cause, "process {number} has left nothing");
             }
         }
-        let code = ended.map_or(1, code_of);
+        let code = child.wait().map_or(1, code_of);
         // The receiver is gone only if the launcher itself is unwinding.
         if events.send(SupervisorEvent::Ended(number, code)).is_err() {
             tracing::debug!("process {number} ended after the launcher");
@@ -539,17 +572,13 @@ impl Running {
         }
     }
 
+    fn is_read(&self) -> bool {
+        self.readers.iter().all(|(_, reader)| reader.is_finished())
+    }
+
     fn ended(self) -> Ended {
         let (mut stdout, mut stderr) = (String::new(), String::new());
-        let deadline = Instant::now() + KILL_AFTER;
-        for (stream, reader) in self.readers {
-            // A process that left the session may hold the pipe open for ever.
-            while !reader.is_finished() && Instant::now() < deadline {
-                std::thread::park_timeout(Duration::from_millis(1));
-            }
-            if !reader.is_finished() {
-                continue;
-            }
+        for (stream, reader) in self.readers.into_iter().filter(|(_, reader)| reader.is_finished()) {
             let text = String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
             match stream {
                 OutputStream::Out => stdout = text,
