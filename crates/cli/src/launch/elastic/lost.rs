@@ -161,6 +161,14 @@ fn in_place(text: &str) -> Vec<usize> {
     ranks.filter_map(|rank| rank.strip_prefix("rank ")?.parse().ok()).collect()
 }
 
+/// Reads what `mpirun` and ranks have said, for a fuzz target.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(text: &str) {
+    let (mut lost, running) = (Lost::default(), ["a".to_owned(), "b.c".to_owned()]);
+    text.lines().for_each(|line| lost.read(line));
+    assert!(lost.hosts(&running).len() <= running.len() && !lost.in_words(&running, 1).is_empty());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
