@@ -25,10 +25,13 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::control::{Addressees, Control, GRACE, is_enough};
-use super::ends::{Awaited, EndEffect, EndOfProcess, JobState, awaited, code_of, is_of_signal, meaning};
+use super::ends::{
+    Awaited, EndEffect, EndOfProcess, JobState, MpirunEnd, awaited, code_of, is_of_signal, meaning, of_mpirun,
+};
 use super::output::{Feed, OutputStream, PIPE, Pieces, Pipe, Printer, WholeLines};
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
+use crate::child::PATIENCE;
 use crate::interrupt::Interrupt;
 
 /// The time between SIGTERM and SIGKILL.
@@ -116,6 +119,10 @@ struct Supervisor {
     restarts: u32,
     /// The processes that are to be started again, and when.
     restarts_due: Vec<(Instant, usize)>,
+    /// Since when no rank of an `mpirun` runs any more.
+    ranks_over: Option<Instant>,
+    /// Whether it was killed for that.
+    has_hung: bool,
 }
 
 /// Runs the processes to their end. `control` is for those that are ranks of an `mpirun`.
@@ -140,6 +147,8 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
         are_workers_told: false,
         restarts: launch.elastic.map_or(0, |elastic| elastic.restarts),
         restarts_due: Vec::new(),
+        ranks_over: None,
+        has_hung: false,
     };
     let started = Instant::now();
     let is_over = Arc::new(AtomicBool::new(false));
@@ -156,7 +165,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
     }
     let mut seen = before;
     while job.running.iter().any(|one| one.code.is_none()) {
-        job.wait(launch);
+        job.wait(launch, control);
         for lost in job.take_due_restarts() {
             let Some(process) = processes.get(lost) else { continue };
             let number = job.running.len();
@@ -177,6 +186,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
         if launch.limit.is_some_and(|limit| started.elapsed() > limit) {
             job.fail(124, format!("not finished after {} s", started.elapsed().as_secs()), Duration::ZERO);
         }
+        control.into_iter().for_each(|control| job.end_stuck_mpirun(control, launch));
         job.escalate(control);
     }
     control.into_iter().for_each(|control| control.finish(&interrupt));
@@ -311,7 +321,7 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<u8> {
 
 impl Supervisor {
     /// Waits a while for the end of a process.
-    fn wait(&mut self, launch: &Launch) {
+    fn wait(&mut self, launch: &Launch, control: Option<&Control>) {
         let next = self.early.pop_front().map_or_else(|| self.events.recv_timeout(POLL), Ok);
         let (number, code) = match next {
             Ok(SupervisorEvent::Ended(number, code)) => (number, code),
@@ -324,6 +334,7 @@ impl Supervisor {
         if code != 0 && self.came_later(number) {
             self.look_ahead();
         }
+        let code = control.map_or(code, |control| self.code_beside_ranks(number, code, control, launch));
         let one = &mut self.running[number];
         one.code = Some(code);
         one.orders = None;
@@ -337,6 +348,38 @@ impl Supervisor {
             EndEffect::Unneeded | EndEffect::Without | EndEffect::Replaced => self.report(number, &ended, meaning),
         }
         self.limit_the_rest(launch.grace);
+    }
+
+    /// The exit code of a process that has ended in a job of ranks, as far as it is the job's: a rank that has
+    /// failed before is the cause of other failures, and `mpirun` knows less of the ranks than they themselves.
+    fn code_beside_ranks(&self, number: usize, code: i32, control: &Control, launch: &Launch) -> i32 {
+        let first_failure = control.first_failure();
+        if self.running[number].role != Role::Worker {
+            return first_failure.filter(|_| code != 0).unwrap_or(code);
+        }
+        let end = MpirunEnd {
+            code: (!self.has_hung).then_some(code),
+            interrupted: None,
+            was_ended: false,
+            have_all_ended: true,
+            have_workers_succeeded: control.have_workers_succeeded(launch.spec.workers),
+            first_failure,
+        };
+        of_mpirun(end).unwrap_or(code)
+    }
+
+    /// Kills an `mpirun` that does not end although its ranks have, or have failed, for so long.
+    fn end_stuck_mpirun(&mut self, control: &Control, launch: &Launch) {
+        let is_over = control.has_ranks() && !control.is_any_running();
+        let is_over = is_over && (control.have_all_ended(launch.spec.workers) || control.first_failure().is_some());
+        let since = *self.ranks_over.get_or_insert_with(Instant::now);
+        self.ranks_over = is_over.then_some(since);
+        if self.has_hung || !is_over || since.elapsed() < PATIENCE {
+            return;
+        }
+        self.has_hung = true;
+        let mpirun = self.running.iter_mut().filter(|one| one.role == Role::Worker && one.code.is_none());
+        mpirun.for_each(|one| one.order(Signal::KILL));
     }
 
     /// Sets the time by which what is left has to end, if it has one.

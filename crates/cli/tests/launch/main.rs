@@ -487,6 +487,33 @@ fn the_workers_of_a_hybrid_job_are_ranks_beside_servers() {
     }
 }
 
+/// The exit code is that of the rank that is lost, although a server fails for it at once; and an `mpirun` that
+/// stays when its ranks have ended, as that of Open MPI 4.1 sometimes does, is killed.
+#[test]
+fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // Servers fail when the rank is gone for good, and its end is known.
+    let program = "case $DMLC_ROLE in
+      worker) [ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 1 ] || exec sleep 100; echo $$ >$0/new; mv $0/new $0/rank; kill -9 $$ ;;
+      server) until [ -e $0/rank ]; do sleep 0.02; done
+        until [ ! -e /proc/$(cat $0/rank) ]; do sleep 0.02; done; sleep 0.05; exit 1 ;;
+      *) sleep 100 ;;
+    esac";
+    let stays = folder.path().join("mpirun");
+    script(folder.path(), "mpirun", "case $1 in --version) exec mpirun \"$@\" ;; esac\nmpirun \"$@\"\nexec sleep 1000");
+    for (of_worker, mpirun, code) in [("", "mpirun", 137), ("exit 0", stays.to_str().unwrap(), 0)] {
+        let program = if of_worker.is_empty() { program } else { of_worker };
+        let mut command = launch(&["-n", "2", "-s", "1", "--hybrid", "--", "sh", "-c", program]);
+        command.arg(folder.path()).env("RINGPULL_SILENCE", "1").env("RINGPULL_MPIRUN", mpirun);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{mpirun}: {output:?}");
+    }
+}
+
 /// A program that runs these lines of shell.
 fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
     let path = folder.join(name);
