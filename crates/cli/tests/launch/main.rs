@@ -549,6 +549,27 @@ fn a_batch_system_that_is_not_there_is_one_clear_error() {
     assert!(text.contains("qsub cannot be run"), "{text}");
 }
 
+#[test]
+fn a_signal_that_no_worker_gets_leaves_a_job_of_grid_engine_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    script(folder.path(), "qsub", "echo runs\nuntil [ -e $F/go ]; do sleep 0.05; done\nexit 5");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let mut command = launch(&["-n", "1", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);
+    command.env("PATH", path).env("F", folder.path()).current_dir(folder.path());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let read = |from: &mut dyn BufRead| {
+        let mut line = String::new();
+        from.read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!(read(&mut BufReader::new(child.stdout.take().unwrap())), "runs\n");
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    let said = read(&mut BufReader::new(child.stderr.take().unwrap()));
+    assert!(said.contains("signal 10 is for no worker: Grid Engine runs them"), "{said}");
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+}
+
 /// The lines of the file into which Grid Engine puts the output of the last job in this folder.
 fn lines_of_grid_job(folder: &Path) -> Vec<String> {
     let is_output =
