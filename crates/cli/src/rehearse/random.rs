@@ -60,7 +60,10 @@ fn one(random: &mut Random, shape: &JobShape, silence: Duration, may_mount: bool
         [Moment::After(Duration::ZERO), Moment::After(Duration::from_millis(200)), Moment::Usual, Moment::Usual];
     let at = if what.is_from_the_start() { Moment::Usual } else { random.of(&moments) };
     let mut codes = shape.codes(&what, time > silence);
-    if at != Moment::Usual {
+    if at != Moment::Usual && matches!(what, FaultKind::Limit(..)) {
+        // An interpreter that lacks memory before its program begins ends as it likes.
+        codes = None;
+    } else if at != Moment::Usual {
         // A process that has no store yet is waited for, and then it is only late.
         codes.iter_mut().for_each(|codes| codes.extend(shape.codes(&what, false).into_iter().flatten()));
     }
