@@ -103,7 +103,7 @@ fn random_faults_end_every_kind_of_job_as_the_table_of_ends_says() {
     let mut wrong = Vec::new();
     let kinds = [
         ("ranks", "-n 3", "dist_sync_mpi"),
-        ("helpers", "-n 2 --helpers 1", "dist_sync_mpi"),
+        ("helpers", "-n 3 --helpers 1", "dist_sync_mpi"),
         ("servers", "-n 2 -s 2", "dist_sync"),
         ("hybrid", "-n 2 -s 1 --hybrid", "dist_hybrid"),
         ("elastic", "-n 3 --elastic --min-workers 1", "elastic"),

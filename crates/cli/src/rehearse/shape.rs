@@ -60,8 +60,10 @@ impl JobShape {
             FaultKind::Stop(who, _) if is_lost && who.role == Role::Worker && self.least.is_none() => of(who, ERROR),
             // The launcher kills the worker without which the job has gone on.
             FaultKind::Stop(who, _) if is_lost && who.role == Role::Worker => of(who, KILLED),
-            // What the workers have left to do may need no scheduler.
-            FaultKind::Stop(who, _) if is_lost && who.role == Role::Scheduler => Some(vec![0, ERROR]),
+            // What the workers have left to do may need neither scheduler nor helpers.
+            FaultKind::Stop(who, _) if is_lost && [Role::Scheduler, Role::Helper].contains(&who.role) => {
+                Some(vec![0, ERROR])
+            }
             FaultKind::Stop(..) if is_lost => Some(vec![ERROR]),
             // The program gets an error, or needs no more.
             FaultKind::Limit(who, _) => Some(vec![0, self.code_after(*who, ERROR)]),
@@ -159,7 +161,7 @@ mod tests {
         // Killed, failed, stopped for long, stopped for a moment, without memory.
         let expected = "\
 ranks rank 0: [137] [3] [1] [0] [0, 1]
-ranks helper 0: [137] [3] [1] [0] [0, 1]
+ranks helper 0: [137] [3] [0, 1] [0] [0, 1]
 servers rank 0: [137] [3] [1] [0] [0, 1]
 servers server 0: [137] [3] [1] [0] [0, 1]
 servers scheduler: [137] [3] [0, 1] [0] [0, 1]
