@@ -1,5 +1,5 @@
-//! Reads files and answers that commands read, for the fuzz targets of fuzz/. Each function takes any input, and
-//! panics if a reader does not hold a promise.
+//! Reads files and answers that commands read, for the fuzz targets of fuzz/. Each function takes any input,
+//! and panics if a reader does not hold a promise.
 
 use ringpull_base::timeline::trace::Trace;
 use ringpull_base::{Error, Kind};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde::Serialize;
 
-use ringpull_base::config::Role;
+use ringpull_base::config::{Config, Role};
 use ringpull_base::{Error, Result};
 
 use super::fault::{FAILED, Fault, FaultKind, Member, Moment};
@@ -119,7 +119,7 @@ impl Rehearsal<'_> {
             FaultState::Under { at, step, .. } | FaultState::Over { at, step } => (Some(at), step),
         };
         course.undo()?;
-        let left = Self::wait_for_nobody(&mark);
+        let left = Self::wait_for_nobody(&mark, Config::from_env()?.silence());
         processes::kill_all(&mark);
         let harm = folders.wrong();
         let code = code_of(status);
@@ -175,12 +175,13 @@ impl Rehearsal<'_> {
         vec!["sh".into(), "-c".into(), script.into(), temporary.join("met").into()]
     }
 
-    /// Waits for the job's processes to vanish; how many have not.
-    fn wait_for_nobody(mark: &str) -> usize {
+    /// Waits for the job's processes to vanish; how many have not. Those on a host that was cut off have the
+    /// limit of silence to notice it.
+    fn wait_for_nobody(mark: &str, silence: Duration) -> usize {
         let begun = Instant::now();
         loop {
             let left = processes::count(mark);
-            if left == 0 || begun.elapsed() > VANISH {
+            if left == 0 || begun.elapsed() > VANISH + silence {
                 return left;
             }
             std::thread::sleep(LOOK);

@@ -1,8 +1,8 @@
 //! `ringpull rehearse`: a command as a job, once undisturbed and once for each fault, and what became of it.
 //!
-//! [`fault`]: what happens, and when; [`random`]: faults by a seed; [`shape`]: what has to follow; [`job`]: one
-//! job and its fault; `folders`: its files; `processes`: which process is which; `said`: what the job said of
-//! it.
+//! [`fault`]: what happens, and when; [`random`]: faults by a seed; [`shape`]: what has to follow; [`job`]:
+//! one job and its fault; `folders`: its files; `processes`: which process is which; `said`: what the job
+//! said of it.
 
 pub(crate) mod fault;
 mod folders;

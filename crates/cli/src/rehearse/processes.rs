@@ -71,9 +71,9 @@ impl Seen {
     }
 }
 
-/// The process that runs the program as `member` of a job of so many workers: the oldest one below the launcher's wrapper that is not a
-/// helper's; and whether it is a rank of MPI, not of a job with servers. Before the wrapper is there its words
-/// pass through other programs, which have the same environment.
+/// The process that runs the program as `member` of a job of so many workers: the oldest one below the
+/// launcher's wrapper that is not a helper's; and whether it is a rank of MPI, not of a job with servers.
+/// Before the wrapper is there its words pass through other programs, which have the same environment.
 pub(crate) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, bool)> {
     let all = all(mark);
     let wrappers: Vec<i32> =
