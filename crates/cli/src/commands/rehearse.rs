@@ -22,7 +22,7 @@ use crate::rehearse::shape::JobShape;
 Runs the command as a job without a fault, and once more for each fault. Without --faults it kills the first and
 the last rank, stops a rank for 8 s, sends SIGTERM to one with 30 s of grace, kills a server if there are any, and
 on emulated hosts takes a link down for 5 s and for ever. A job that takes longer than three times the undisturbed
-one, its fault and 60 s (that one: an hour), leaves processes, fails without an error of any rank, or ends otherwise
+one, its fault, 60 s and three limits of silence (that one: an hour), leaves processes, fails without an error of any rank, or ends otherwise
 than its fault expects, is wrong: exit code 1.
 
 FILE is a YAML list. Each entry has one of

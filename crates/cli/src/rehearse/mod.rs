@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use ringpull_base::config::Role;
+use ringpull_base::config::{Config, Role};
 use ringpull_base::{Error, Result};
 
 use self::fault::{Expected, Fault, FaultKind, USUAL};
@@ -48,13 +48,13 @@ struct FaultRow {
 
 /// An undisturbed job that takes longer has hung.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Longer than any end of a job needs: the limits of silence, the grace of processes.
+/// Longer than any end of a job needs besides the limits of silence: the grace of processes.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// Runs the job without a fault, and then once for each. A job that takes longer than three times the
 /// undisturbed one, its fault and a minute has hung.
 pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Rehearsed> {
-    let interrupt = Interrupt::watch()?;
+    let (interrupt, silence) = (Interrupt::watch()?, Config::from_env()?.silence());
     let progress = Progress::start("the job without a fault");
     let first = rehearsal.run(0, None, (USUAL, LONGEST), &interrupt)?;
     if !matches!(first.end, End::WentOn | End::Interrupted) {
@@ -71,7 +71,7 @@ pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Re
             break;
         }
         progress.part(at, faults.len(), fault.to_string());
-        let limit = 3 * usual + fault.delay() + SLACK;
+        let limit = 3 * usual + fault.delay() + SLACK + 3 * silence;
         let outcome = rehearsal.run(at + 1, Some(fault), (USUAL.min(usual / 2), limit), &interrupt)?;
         rehearsed.interrupted = interrupt.signal();
         let wrong = wrong(fault, rehearsal.shape.workers, &outcome);
