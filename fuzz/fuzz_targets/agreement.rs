@@ -247,7 +247,7 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 Ok(Vec::new())
             }
             Message::Stuck(is_stuck) => {
-                agreement.stuck(rank, is_stuck.then_some(Stuck { orders: 0, site: None }), now_s);
+                agreement.stuck(rank, is_stuck.then_some(Stuck { orders: 0, has_begun: true, site: None }), now_s);
                 Ok(Vec::new())
             }
             Message::Tick => agreement

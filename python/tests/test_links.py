@@ -1,27 +1,32 @@
-"""MPI's messages when a link or a connection breaks in the middle of a long sum: `scripts/partition` on
-emulated hosts."""
+"""MPI's messages when a link breaks in the middle of a long sum: `ringpull rehearse` on emulated
+hosts."""
 
+import json
 import os
 import subprocess
+import sys
 
 import pytest
-from ranks import ROOT, ringpull_binary
+from ranks import HERE, ROOT, environment, ringpull_binary
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(os.geteuid() != 0, reason="emulated hosts need root"),
 ]
 
+FAULTS = """
+- {cut: h2, for: 20s, expect: goes-on}
+- {cut: h2, expect: ends}
+- {block: h2, expect: ends}
+"""
 
-@pytest.mark.parametrize(
-    ("fault", "outcome"),
-    [
-        ("20 s flap", "ended well after"),
-        ("link down", "PeerLostError after"),
-        ("RST of MPI's connections", "after"),
-    ],
-)
-def test_messages_of_mpi_are_repeated_by_tcp_or_the_job_ends_with_one_error(fault, outcome):
-    words = [ROOT / "scripts/partition", "--ringpull", ringpull_binary(), "--only", f"dist_sync_mpi, {fault}, large sum"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0 and outcome in done.stdout and "WRONG" not in done.stdout, done.stdout + done.stderr
+
+def test_messages_of_mpi_are_repeated_by_tcp_or_the_job_ends_with_an_error(tmp_path):
+    words = [ROOT / "scripts/own-hosts", ringpull_binary(), "rehearse", "-n", 2, "--hosts", 2, "--faults", "-", "--out", tmp_path, "--format", "json"]
+    program = [sys.executable, HERE / "jobs/nemesis.py", "dist_sync_mpi", 20, 16_000_000]
+    command = [str(word) for word in [*words, "--", *program]]
+    # A peer that is gone for half a minute is lost.
+    done = subprocess.run(command, input=FAULTS, capture_output=True, text=True, timeout=600, check=False, env=environment(RINGPULL_SILENCE=30))
+    assert done.returncode == 0 and "WRONG sum" not in done.stdout, done.stdout + done.stderr
+    jobs = json.loads(done.stdout)["jobs"]
+    assert all("is lost" in job["said"]["error"] for job in jobs[2:]), done.stdout

@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, mkdir, openat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, mkdir, openat, readlinkat, statat, symlinkat, unlinkat,
+};
 use rustix::io::Errno;
 
 /// A folder that belongs to this user alone.
@@ -66,7 +68,15 @@ impl OwnFolder {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if name != "." && name != ".." {
-                names.push((name, entry.file_type() == FileType::Directory));
+                // Some file systems do not say what an entry is.
+                let kind = match entry.file_type() {
+                    FileType::Unknown => {
+                        let found = statat(&self.folder, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW);
+                        found.map_or(FileType::Unknown, |found| FileType::from_raw_mode(found.st_mode))
+                    }
+                    kind => kind,
+                };
+                names.push((name, kind == FileType::Directory));
             }
         }
         Ok(names)

@@ -279,10 +279,14 @@ impl RankStatus {
 /// The folder of the sockets by which jobs of this host's user can be asked: one for each rank 0, named by
 /// its process. `XDG_RUNTIME_DIR` has it if that is set.
 pub fn folder() -> PathBuf {
-    crate::config::text("XDG_RUNTIME_DIR").filter(|folder| std::path::Path::new(folder).is_dir()).map_or_else(
-        || std::env::temp_dir().join(format!("ringpull-{}", rustix::process::getuid().as_raw())),
-        |folder| PathBuf::from(folder).join("ringpull"),
-    )
+    crate::config::text("XDG_RUNTIME_DIR")
+        .filter(|folder| std::path::Path::new(folder).is_dir())
+        .map_or_else(|| folder_in(&std::env::temp_dir()), |folder| PathBuf::from(folder).join("ringpull"))
+}
+
+/// The folder of the sockets of jobs without `XDG_RUNTIME_DIR` whose temporary files are here.
+pub fn folder_in(temporary: &std::path::Path) -> PathBuf {
+    temporary.join(format!("ringpull-{}", rustix::process::getuid().as_raw()))
 }
 
 /// For how long something has been under way, all together.

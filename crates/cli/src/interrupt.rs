@@ -47,6 +47,17 @@ impl Interrupt {
         FOR_JOB.iter().filter(|(_, came)| came.swap(false, Ordering::SeqCst)).map(|(signal, _)| *signal)
     }
 
+    /// Reports the signals for the processes of a job that `system` runs, to which none is passed on.
+    pub(crate) fn decline_for_job(&self, system: &str) {
+        for signal in self.for_job() {
+            eprintln!(
+                "ringpull: signal {} is for no worker: {system} runs them, and the job goes on\n  hint: send it to the \
+                 workers' own processes",
+                signal.as_raw()
+            );
+        }
+    }
+
     /// The last signal, if any.
     pub(crate) fn signal(&self) -> Option<i32> {
         Some(LAST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)

@@ -35,6 +35,8 @@ mod cost;
 mod differ;
 mod doctor;
 mod explain;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod gpu_check;
 mod interrupt;
 mod kept;

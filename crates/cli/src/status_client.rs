@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::Pid;
@@ -102,9 +102,9 @@ fn converse(mut stream: impl Read + Write) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// The step of the process, if it is rank 0 of a job on this machine.
-pub(crate) fn step_of(pid: Pid) -> Option<u64> {
-    let socket = status::folder().join(pid.as_raw_nonzero().to_string());
+/// The step of the process, if it is rank 0 of a job on this machine whose `TMPDIR` this is.
+pub(crate) fn step_of(pid: Pid, temporary: &Path) -> Option<u64> {
+    let socket = status::folder_in(temporary).join(pid.as_raw_nonzero().to_string());
     let status = ask(&Place::Socket(socket)).ok()?;
     Some(status.ranks.first()?.as_ref()?.steps)
 }

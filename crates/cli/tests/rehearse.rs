@@ -75,6 +75,83 @@ fn an_elastic_job_goes_on_without_a_rank() {
     assert_eq!((&jobs[1]["left"], output.status.code()), (&Value::from(0), Some(0)), "{}", jobs[1]);
 }
 
+/// A process that never begins, one that gets no memory, and a folder that somebody else has made.
+#[test]
+fn a_process_fails_before_its_program_begins_or_lacks_memory_or_meets_a_planted_folder() {
+    let faults = "
+- {fail: rank 1, expect: ends}
+- {limit: rank 1, at: step 5, for: 200ms}
+";
+    let (output, jobs) = rehearse("-n 2", faults, &train(""));
+    assert_eq!(ends(&jobs)[..2], ["went-on", "ended"], "{output:?}");
+    assert!(jobs[1]["end"]["ended"] == 3 && jobs[2]["step"].as_u64() >= Some(5), "{jobs:?}");
+    let planted = "[{plant: TMPDIR/ringpull-elastic-x, as: folder}]";
+    let (output, jobs) = rehearse("-n 2 --elastic", planted, &train(""));
+    assert!(output.status.code() == Some(0) && jobs[1]["end"]["ended"] == 1, "{output:?}");
+}
+
+/// A job of each kind meets random faults, of which each has the exit code that the launcher's table says, and
+/// leaves nothing: `NEMESIS` of them for each kind, by `SEED`.
+#[test]
+#[ignore = "takes a quarter of an hour or more: scripts/test --all; needs the Python package"]
+fn random_faults_end_every_kind_of_job_as_the_table_of_ends_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let given = |name: &str, usual: u32| std::env::var(name).map_or(usual, |text| text.parse().unwrap());
+    let (count, seed) = (given("NEMESIS", 5), given("SEED", 1));
+    let folder = tempfile::tempdir().unwrap();
+    let mut counts = std::collections::BTreeMap::new();
+    let mut wrong = Vec::new();
+    let kinds = [
+        ("ranks", "-n 3", "dist_sync_mpi"),
+        ("helpers", "-n 3 --helpers 1", "dist_sync_mpi"),
+        ("servers", "-n 2 -s 2", "dist_sync"),
+        ("hybrid", "-n 2 -s 1 --hybrid", "dist_hybrid"),
+        ("elastic", "-n 3 --elastic --min-workers 1", "elastic"),
+        ("in place", "-n 3 --elastic --in-place --min-workers 1", "elastic"),
+        ("elastic, servers", "-n 3 -s 1 --elastic", "elastic_servers"),
+        ("ranks on hosts", "-n 3 --hosts 3", "dist_sync_mpi"),
+        ("servers on hosts", "-n 2 -s 1 --hosts 3", "dist_sync"),
+    ];
+    for (number, (kind, options, program)) in kinds.into_iter().enumerate() {
+        let open_mpi_5 = root.join(".deps/openmpi5");
+        let needs_root = options.contains("--hosts") && !rustix::process::geteuid().is_root();
+        if needs_root || (kind == "in place" && !open_mpi_5.is_dir()) {
+            eprintln!("skipped: {kind}: needs root, or Open MPI 5 (scripts/setup --openmpi5)");
+            continue;
+        }
+        let out = folder.path().join(number.to_string());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+        command.arg("rehearse").args(options.split(' ')).args(["--random", &count.to_string()]);
+        command.args(["--seed", &(seed + number as u32).to_string(), "--format", "json", "--out"]).arg(&out);
+        command.arg("--").arg(root.join(".venv/bin/python")).arg(root.join("python/tests/jobs/nemesis.py"));
+        command
+            .args([program, "80"])
+            .env("RINGPULL_SILENCE", "5")
+            .env("RINGPULL_TIMEOUT", "60")
+            .env("OMP_NUM_THREADS", "1");
+        if kind == "in place" {
+            command
+                .env("RINGPULL_MPIRUN", open_mpi_5.join("bin/mpirun"))
+                .env("LD_LIBRARY_PATH", open_mpi_5.join("lib"));
+        }
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let all: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{kind}: {output:?}"));
+        for job in all["jobs"].as_array().unwrap() {
+            let (fault, end) = (job["fault"].as_str().unwrap(), job["end"].to_string().replace('"', ""));
+            let name = fault.split(' ').next().unwrap();
+            *counts.entry((kind, name.to_owned(), end)).or_insert(0) += 1;
+            let log = std::fs::read_to_string(job["log"].as_str().unwrap()).unwrap_or_default();
+            if !job["wrong"].is_null() || log.contains("WRONG sum") {
+                wrong.push(format!("{kind}: {fault}: {}\n{log}", job["wrong"]));
+            }
+        }
+    }
+    for ((kind, fault, end), count) in counts {
+        println!("| {kind} | {fault} | {end} | {count} |");
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 #[ignore = "takes a minute, and needs root: scripts/test --all"]
 fn links_of_emulated_hosts_are_cut_and_slow() {

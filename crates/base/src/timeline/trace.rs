@@ -127,13 +127,14 @@ impl About {
 
     /// The process's number in a trace.
     pub fn number(&self) -> u32 {
-        let rank = self.rank.map_or(self.pid, |rank| rank as u32);
-        match self.role {
-            Role::Worker => rank,
-            Role::Server => NUMBERS_OF_SERVERS + rank,
-            Role::Scheduler => NUMBERS_OF_SCHEDULERS + rank,
-            Role::Helper => NUMBERS_OF_HELPERS + rank,
-        }
+        let rank = self.rank.map_or(self.pid, |rank| u32::try_from(rank).unwrap_or(u32::MAX));
+        let first = match self.role {
+            Role::Worker => 0,
+            Role::Server => NUMBERS_OF_SERVERS,
+            Role::Scheduler => NUMBERS_OF_SCHEDULERS,
+            Role::Helper => NUMBERS_OF_HELPERS,
+        };
+        rank.saturating_add(first)
     }
 
     /// The process in words.

@@ -255,7 +255,7 @@ impl Command {
             Command::Differ(args) => differ::run(args),
             Command::Rehearse(args) => rehearse::run(&args),
             Command::Lab(args) => lab::run(args),
-            Command::Rank(args) => wrapper::run(&args),
+            Command::Rank(args) => on_host::check_generation().and_then(|()| wrapper::run(&args)),
             Command::Snapshots(args) => on_host::run(&args),
         }
     }

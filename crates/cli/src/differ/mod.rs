@@ -22,6 +22,8 @@ use ringpull_base::{AlgorithmChoice, Error, Kind, Result};
 
 use self::judge::{FirstDifference, Judgement, judge};
 use self::read::JobRecording;
+#[cfg(fuzzing)]
+pub(crate) use self::read::WorkerRecording;
 use crate::interrupt::Interrupt;
 use crate::launch::ends::code_of;
 use crate::progress::Progress;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub(super) struct JobRecording {
 
 /// What one worker has recorded.
 #[derive(Debug, Default)]
-pub(super) struct WorkerRecording {
+pub(crate) struct WorkerRecording {
     /// The keys with their element types, in the order of their inits.
     pub(super) keys: Vec<(Key, DType)>,
     /// Each gradient.
@@ -103,9 +103,19 @@ impl WorkerRecording {
             )
         })?;
         let failed = |cause: std::io::Error| Error::io("read", path.display(), &cause);
-        let mut found = WorkerRecording { values_file: values_of(folder, rank), ..WorkerRecording::default() };
-        let mut workers = 0;
-        for (line, text) in BufReader::new(file).lines().enumerate() {
+        let found = WorkerRecording { values_file: values_of(folder, rank), ..WorkerRecording::default() };
+        found.with_lines(BufReader::new(file), kind, &failed)
+    }
+
+    /// Takes the lines of its file; gives the number of all workers, too.
+    pub(crate) fn with_lines(
+        self,
+        from: impl BufRead,
+        kind: Kind,
+        failed: &impl Fn(std::io::Error) -> Error,
+    ) -> Result<(Self, usize)> {
+        let (mut found, mut workers) = (self, 0);
+        for (line, text) in from.lines().enumerate() {
             let text = text.map_err(failed)?;
             match serde_json::from_str(&text).map_err(|cause| failed(cause.into()))? {
                 RecordedLine::Store { kind: own, .. } if own != kind => {
@@ -135,8 +145,14 @@ impl WorkerRecording {
         let dtype = self.keys.iter().find(|(known, _)| known == key).map(|(_, dtype)| *dtype);
         let (Some(offset), Some(dtype)) = (seen.offset, dtype) else { return Ok(None) };
         let failed = |cause: std::io::Error| Error::io("read", self.values_file.display(), &cause);
+        let file = File::open(&self.values_file).map_err(failed)?;
+        // The file of lines may say anything.
+        let there = file.metadata().map_err(failed)?.len().saturating_sub(offset);
+        if seen.len > there {
+            return Err(failed(std::io::ErrorKind::UnexpectedEof.into()));
+        }
         let mut bytes = vec![0; seen.len as usize];
-        File::open(&self.values_file).and_then(|file| file.read_exact_at(&mut bytes, offset)).map_err(failed)?;
+        file.read_exact_at(&mut bytes, offset).map_err(failed)?;
         Ok(Some(widened(dtype, &bytes)))
     }
 }
@@ -146,4 +162,22 @@ fn widened(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         let element = |bytes| ringpull_base::Element::to_f64(bytemuck::pod_read_unaligned::<T>(bytes));
         bytes.chunks_exact(size_of::<T>()).map(element).collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_longer_than_its_file_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = Key::from("w");
+        let file = folder.path().join("values");
+        std::fs::write(&file, 1f32.to_le_bytes()).unwrap();
+        let found =
+            WorkerRecording { keys: vec![(key.clone(), DType::F32)], values_file: file, ..WorkerRecording::default() };
+        let seen = |len| SeenValue { offset: Some(0), len, ..SeenValue::new(0, 0) };
+        assert_eq!(found.elements(&seen(4), &key).unwrap(), Some(vec![1.0]));
+        assert!(found.elements(&seen(1 << 60), &key).is_err());
+    }
 }

@@ -89,6 +89,18 @@ impl Lab {
         network::switch_link(host, is_up)
     }
 
+    /// Drops all that host `host` sends to other hosts, or no longer.
+    #[allow(clippy::unused_self, reason = "only the process that holds the lab may change it")]
+    pub(crate) fn block(&self, host: usize, is_blocked: bool) -> Result<()> {
+        network::block(host, is_blocked)
+    }
+
+    /// Resets the connections of host `host` with other hosts.
+    #[allow(clippy::unused_self, reason = "only the process that holds the lab may change it")]
+    pub(crate) fn reset(&self, host: usize) -> Result<()> {
+        network::reset(host)
+    }
+
     /// Gives the link of host `host` this rate in both directions; without one, that of the lab's shape.
     pub(crate) fn reshape(&self, host: usize, rate: Option<LinkRate>) -> Result<()> {
         network::reshape(host, rate.map_or_else(|| self.shape.link(host), |rate| (rate, rate)))

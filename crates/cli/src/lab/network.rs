@@ -125,6 +125,19 @@ pub(super) fn switch_link(host: usize, is_up: bool) -> Result<()> {
     call("ip", &["link", "set", &bridge_end(host), if is_up { "up" } else { "down" }])
 }
 
+/// Drops all that host `host` sends to other hosts, or no longer. Routes to halves of the network come before
+/// that to all of it.
+pub(super) fn block(host: usize, is_blocked: bool) -> Result<()> {
+    let change = if is_blocked { "add" } else { "del" };
+    let mut halves = ["10.55.0.0/25", "10.55.0.128/25"].into_iter();
+    halves.try_for_each(|half| call("ip", &["-n", &host_name(host), "route", change, "blackhole", half]))
+}
+
+/// Resets the connections of host `host` with other hosts.
+pub(super) fn reset(host: usize) -> Result<()> {
+    call("ip", &["netns", "exec", &host_name(host), "ss", "-K", "dst", super::NETWORK])
+}
+
 /// Gives the link of host `host` these rates.
 pub(super) fn reshape(host: usize, (sends, receives): (LinkRate, LinkRate)) -> Result<()> {
     let (name, outer) = (host_name(host), bridge_end(host));

@@ -82,6 +82,7 @@ impl BatchJob {
     /// Runs the job to its end; its exit code.
     pub(crate) fn run(&self) -> Result<i32> {
         let interrupt = Interrupt::watch()?;
+        interrupt.watch_for_job()?;
         let folder = working_folder()?;
         // A name that nobody else has: one made of a process's number may be there from a launcher that was killed.
         let meeting = put("", ".ringpull-meet-", &folder)?;
@@ -112,6 +113,7 @@ impl BatchJob {
         let mut forward = interrupt.forward_to(Pid::from_child(&child));
         let (status, _) = child::wait(&mut child, "qsub", || {
             forward();
+            interrupt.decline_for_job("Grid Engine");
             false
         })?;
         // qsub ends with 1 after a signal.
@@ -120,7 +122,6 @@ impl BatchJob {
 
     /// Runs `srun` to its end; the exit code. After a process has failed the others may report whom they lost.
     fn run_srun(&self, words: &[OsString], control: &Control, interrupt: &Interrupt) -> Result<i32> {
-        interrupt.watch_for_job()?;
         let mut command = Command::new(&words[0]);
         let names = [vec![config::SECRET], self.by_name()].concat();
         command.env(config::SECRET, control.secret.reveal());

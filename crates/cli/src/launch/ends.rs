@@ -22,7 +22,7 @@ pub(crate) fn is_of_signal(code: i32) -> bool {
 
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EndOfProcess {
+pub(crate) enum EndOfProcess {
     /// With exit code 0.
     Well,
     /// With another exit code of its own.
@@ -34,22 +34,22 @@ pub(super) enum EndOfProcess {
 /// The state of the other processes when one has ended, as far as the launcher knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
-pub(super) struct JobState {
+pub(crate) struct JobState {
     /// Whether a process has failed before, or the job was interrupted.
-    pub(super) has_failed: bool,
+    pub(crate) has_failed: bool,
     /// Whether a worker has ended well.
-    pub(super) has_succeeded: bool,
+    pub(crate) has_succeeded: bool,
     /// The workers that run, and the job has not gone on without.
-    pub(super) workers: usize,
+    pub(crate) workers: usize,
     /// Whether the process came in the place of another, or the job has gone on without it.
-    pub(super) is_surplus: bool,
+    pub(crate) is_surplus: bool,
     /// Whether another process may still be started in its place.
-    pub(super) may_restart: bool,
+    pub(crate) may_restart: bool,
 }
 
 /// The effect of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EndEffect {
+pub(crate) enum EndEffect {
     /// Nothing.
     Nothing,
     /// The job needs it no more, and how it ended changes nothing.
@@ -64,7 +64,7 @@ pub(super) enum EndEffect {
 
 /// Decides what the end of a process means for its job. An elastic one goes on without workers that are lost,
 /// if `least` are left.
-pub(super) fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
+pub(crate) fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
     use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
     let JobState { has_failed, has_succeeded, workers, is_surplus, may_restart } = state;
     match (role, end, least) {
@@ -88,7 +88,7 @@ pub(super) fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state
 
 /// For how long those that are left may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Awaited {
+pub(crate) enum Awaited {
     /// As long as they like.
     Unlimited,
     /// For the job's grace: they have nothing left to do.
@@ -103,7 +103,7 @@ pub(super) enum Awaited {
 
 /// How long those that are left are waited for. `only_surplus`: whether neither the scheduler nor a worker of
 /// the job's start runs.
-pub(super) fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Awaited {
+pub(crate) fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Awaited {
     match state {
         JobState { workers: 0, has_failed: true, .. } if is_interrupted => Awaited::Ends,
         JobState { workers: 0, has_failed: true, .. } => Awaited::LastWords,
@@ -115,23 +115,23 @@ pub(super) fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool)
 
 /// The end of an `mpirun`, and what its ranks have said of themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MpirunEnd {
+pub(crate) struct MpirunEnd {
     /// Its exit code; `None` if it did not end, and was killed.
-    pub(super) code: Option<i32>,
+    pub(crate) code: Option<i32>,
     /// The signal that has interrupted the launcher.
-    pub(super) interrupted: Option<i32>,
+    pub(crate) interrupted: Option<i32>,
     /// Whether the launcher has ended the job because of a rank.
-    pub(super) was_ended: bool,
+    pub(crate) was_ended: bool,
     /// Whether all ranks have ended.
-    pub(super) have_all_ended: bool,
+    pub(crate) have_all_ended: bool,
     /// Whether all workers have ended well.
-    pub(super) have_workers_succeeded: bool,
+    pub(crate) have_workers_succeeded: bool,
     /// The exit code of the first rank that has failed.
-    pub(super) first_failure: Option<i32>,
+    pub(crate) first_failure: Option<i32>,
 }
 
 /// The exit code of a job of MPI ranks; `None` if it is not known.
-pub(super) fn of_mpirun(end: MpirunEnd) -> Option<i32> {
+pub(crate) fn of_mpirun(end: MpirunEnd) -> Option<i32> {
     match end {
         MpirunEnd { interrupted: Some(signal), .. } => Some(128 + signal),
         // Whatever `mpirun` finds fault with afterwards, and servers and helpers after the last worker.

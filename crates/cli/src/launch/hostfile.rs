@@ -311,6 +311,24 @@ fn check(name: &str, user: Option<&str>) -> Result<(), String> {
     user.filter(|user| !is_user(user)).map_or(Ok(()), |user| Err(format!("{user:?} is no name of a user")))
 }
 
+/// Reads hosts in each of the places where they are listed, for a fuzz target: no host's words could be options
+/// of ssh, and what was read is written and read again as the same.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(text: &str) {
+    let of_file = |text: &str| parse(text, "the hostfile x", Reading { slots: 1, has_ports: true });
+    for hosts in [of_file(text), parse_list(text), parse_output(text, Path::new("x"), 2)] {
+        for host in hosts.unwrap_or_default() {
+            assert!(!host.name.is_empty() && !host.login.starts_with('-') && host.slots > 0, "{host:?}");
+            assert!(host.login.ends_with(&host.name) && !host.login.contains(char::is_whitespace), "{host:?}");
+            let port = host.port.map_or_else(String::new, |port| format!(" port={port}"));
+            if host.slots <= MOST_SLOTS && !host.login.contains(['#', '=']) {
+                let again = of_file(&format!("{} slots={}{port}", host.login, host.slots));
+                assert_eq!(again.expect("what was read is a host"), [host]);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

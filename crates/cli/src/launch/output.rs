@@ -40,6 +40,8 @@ pub(super) enum OutputStream {
 
 /// How many bytes wait for the readers of the launcher's output before processes have to.
 const BACKLOG: usize = 64 << 20;
+/// The bytes that a pipe can hold: more than these do not come of what a process has written before it ended.
+pub(super) const PIPE: usize = 1 << 20;
 /// How many bytes are read at once.
 pub(super) const PIECE: usize = 64 << 10;
 
@@ -128,9 +130,11 @@ impl Feed {
 }
 
 impl Feed {
-    /// Prints a line of the launcher's own to stderr.
+    /// Prints a line of the launcher's own to stderr. It waits for no reader: whoever ends the job's processes
+    /// says so.
     pub(super) fn say(&self, line: &str) {
-        self.source(OutputStream::Err, None).write(format!("{line}\n").into_bytes());
+        let source = self.source(OutputStream::Err, None);
+        source.put(source.shared.lock(), format!("{line}\n").into_bytes());
     }
 }
 
@@ -157,9 +161,17 @@ impl OutputSource {
         while queue.bytes > BACKLOG && !queue.is_closed {
             queue = self.shared.less.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-        queue.bytes += bytes.len();
-        queue.events.push_back(Event::Bytes(self.stream, self.number, bytes));
-        self.shared.more.notify_one();
+        self.put(queue, bytes);
+    }
+
+    /// Adds bytes to what is printed, unless the job is over: a process that it has left behind may write on
+    /// and on.
+    fn put(&self, mut queue: MutexGuard<'_, Queue>, bytes: Vec<u8>) {
+        if !queue.is_closed {
+            queue.bytes += bytes.len();
+            queue.events.push_back(Event::Bytes(self.stream, self.number, bytes));
+            self.shared.more.notify_one();
+        }
     }
 }
 

@@ -12,22 +12,26 @@
 //! without it, is killed.
 
 use std::collections::VecDeque;
-use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ChildStdin, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use super::control::{Addressees, Control, GRACE};
-use super::ends::{Awaited, EndEffect, EndOfProcess, JobState, awaited, code_of, is_of_signal, meaning};
-use super::output::{Feed, OutputStream, Pieces, Pipe, Printer, WholeLines};
+use super::control::{Addressees, Control, GRACE, is_enough};
+use super::ends::{
+    Awaited, EndEffect, EndOfProcess, JobState, MpirunEnd, awaited, code_of, is_of_signal, meaning, of_mpirun,
+};
+use super::output::{Feed, OutputStream, PIPE, Pieces, Pipe, Printer, WholeLines};
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
+use crate::child::PATIENCE;
 use crate::interrupt::Interrupt;
 
 /// The time between SIGTERM and SIGKILL.
@@ -115,6 +119,10 @@ struct Supervisor {
     restarts: u32,
     /// The processes that are to be started again, and when.
     restarts_due: Vec<(Instant, usize)>,
+    /// Since when no rank of an `mpirun` runs any more.
+    ranks_over: Option<Instant>,
+    /// Whether it was killed for that.
+    has_hung: bool,
 }
 
 /// Runs the processes to their end. `control` is for those that are ranks of an `mpirun`.
@@ -139,11 +147,14 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
         are_workers_told: false,
         restarts: launch.elastic.map_or(0, |elastic| elastic.restarts),
         restarts_due: Vec::new(),
+        ranks_over: None,
+        has_hung: false,
     };
     let started = Instant::now();
+    let is_over = Arc::new(AtomicBool::new(false));
     let mut broken = None;
     for (number, process) in processes.iter().enumerate() {
-        match start(launch, (number, process), number, (&sender, &feed)) {
+        match start(launch, (number, process), number, (&sender, &feed, &is_over)) {
             Ok(running) => job.running.push(running),
             Err(error) => {
                 broken = Some(error);
@@ -154,11 +165,11 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
     }
     let mut seen = before;
     while job.running.iter().any(|one| one.code.is_none()) {
-        job.wait(launch);
+        job.wait(launch, control);
         for lost in job.take_due_restarts() {
             let Some(process) = processes.get(lost) else { continue };
             let number = job.running.len();
-            match start(launch, (lost, process), number, (&sender, &feed)) {
+            match start(launch, (lost, process), number, (&sender, &feed, &is_over)) {
                 Ok(running) => job.running.push(running),
                 Err(error) => job.feed.say(&format!("ringpull: elastic: {error}")),
             }
@@ -175,12 +186,37 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
         if launch.limit.is_some_and(|limit| started.elapsed() > limit) {
             job.fail(124, format!("not finished after {} s", started.elapsed().as_secs()), Duration::ZERO);
         }
+        control.into_iter().for_each(|control| job.end_stuck_mpirun(control, launch));
         job.escalate(control);
     }
     control.into_iter().for_each(|control| control.finish(&interrupt));
     let (code, failure) = job.failure.unwrap_or_default();
+    is_over.store(true, Ordering::Relaxed);
+    if !await_output(&job.running, &printer, &interrupt) {
+        printer.give_up();
+    }
     let processes = job.running.into_iter().map(Running::ended).collect();
     broken.map_or(Ok(JobEnd { code, failure, processes }), Err)
+}
+
+/// Waits for the output of a job whose processes have ended, and for a slow reader of it; whether all is
+/// written. A process that has left the session may hold a pipe open for ever, and an interrupted job waits no
+/// longer than its grace.
+fn await_output(processes: &[Running], printer: &Printer, interrupt: &Interrupt) -> bool {
+    let ended = Instant::now();
+    let mut until = ended + KILL_AFTER;
+    while !processes.iter().all(Running::is_read) || printer.is_busy() {
+        if is_enough(interrupt, ended) {
+            return false;
+        }
+        if printer.is_busy() {
+            until = Instant::now() + KILL_AFTER;
+        } else if Instant::now() > until {
+            return true;
+        }
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+    true
 }
 
 /// Starts the `index`th process of the job, which reports its end under `number`.
@@ -188,7 +224,7 @@ fn start(
     launch: &Launch,
     (index, process): (usize, &Process),
     number: usize,
-    (events, feed): (&Sender<SupervisorEvent>, &Feed),
+    (events, feed, is_over): (&Sender<SupervisorEvent>, &Feed, &Arc<AtomicBool>),
 ) -> Result<Running> {
     let name = process.name();
     let words = process.mpirun.as_ref().unwrap_or(&launch.spec.command);
@@ -208,10 +244,15 @@ fn start(
         let source = feed.source(stream, is_tagged.then_some(&name[..]));
         let is_kept = launch.sink == Sink::Kept;
         let hears = process.role == Role::Scheduler && stream == OutputStream::Err && launch.elastic.is_some();
-        let events = hears.then(|| events.clone());
+        let (events, is_over) = (hears.then(|| events.clone()), Arc::clone(is_over));
         let read = move || {
-            let (mut kept, mut lines) = (Vec::new(), WholeLines::default());
+            let (mut kept, mut lines, mut late) = (Vec::new(), WholeLines::default(), 0);
             for piece in Pieces::of(from) {
+                // A process that has left the session may write on and on.
+                late += if is_over.load(Ordering::Relaxed) { piece.len() } else { 0 };
+                if late > PIPE {
+                    break;
+                }
                 if let Some(events) = &events {
                     lines.push(&piece, |line| {
                         if let Some(worker) = silent_worker(line)
@@ -234,14 +275,16 @@ fn start(
     let readers = out.into_iter().chain(err).map(read).collect();
     let events = events.clone();
     std::thread::spawn(move || {
-        let ended = child.wait();
-        if !is_by_ssh && ended.as_ref().is_ok_and(|status| status.signal().is_some()) {
+        // Until it is waited for, no other process and no other group has its number.
+        let seen = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let is_killed = seen.is_ok_and(|seen| seen.is_some_and(|seen| seen.killed() || seen.dumped()));
+        if !is_by_ssh && is_killed {
             // Otherwise it has ended what is left of its session.
             if let Err(cause) = kill_process_group(pid, Signal::KILL) {
                 tracing::debug!(%cause, "process {number} has left nothing");
             }
         }
-        let code = ended.map_or(1, code_of);
+        let code = child.wait().map_or(1, code_of);
         // The receiver is gone only if the launcher itself is unwinding.
         if events.send(SupervisorEvent::Ended(number, code)).is_err() {
             tracing::debug!("process {number} ended after the launcher");
@@ -278,7 +321,7 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<u8> {
 
 impl Supervisor {
     /// Waits a while for the end of a process.
-    fn wait(&mut self, launch: &Launch) {
+    fn wait(&mut self, launch: &Launch, control: Option<&Control>) {
         let next = self.early.pop_front().map_or_else(|| self.events.recv_timeout(POLL), Ok);
         let (number, code) = match next {
             Ok(SupervisorEvent::Ended(number, code)) => (number, code),
@@ -291,6 +334,7 @@ impl Supervisor {
         if code != 0 && self.came_later(number) {
             self.look_ahead();
         }
+        let code = control.map_or(code, |control| self.code_beside_ranks(number, code, control, launch));
         let one = &mut self.running[number];
         one.code = Some(code);
         one.orders = None;
@@ -304,6 +348,38 @@ impl Supervisor {
             EndEffect::Unneeded | EndEffect::Without | EndEffect::Replaced => self.report(number, &ended, meaning),
         }
         self.limit_the_rest(launch.grace);
+    }
+
+    /// The exit code of a process that has ended in a job of ranks, as far as it is the job's: a rank that has
+    /// failed before is the cause of other failures, and `mpirun` knows less of the ranks than they themselves.
+    fn code_beside_ranks(&self, number: usize, code: i32, control: &Control, launch: &Launch) -> i32 {
+        let first_failure = control.first_failure();
+        if self.running[number].role != Role::Worker {
+            return first_failure.filter(|_| code != 0).unwrap_or(code);
+        }
+        let end = MpirunEnd {
+            code: (!self.has_hung).then_some(code),
+            interrupted: None,
+            was_ended: false,
+            have_all_ended: true,
+            have_workers_succeeded: control.have_workers_succeeded(launch.spec.workers),
+            first_failure,
+        };
+        of_mpirun(end).unwrap_or(code)
+    }
+
+    /// Kills an `mpirun` that does not end although its ranks have, or have failed, for so long.
+    fn end_stuck_mpirun(&mut self, control: &Control, launch: &Launch) {
+        let is_over = control.has_ranks() && !control.is_any_running();
+        let is_over = is_over && (control.have_all_ended(launch.spec.workers) || control.first_failure().is_some());
+        let since = *self.ranks_over.get_or_insert_with(Instant::now);
+        self.ranks_over = is_over.then_some(since);
+        if self.has_hung || !is_over || since.elapsed() < PATIENCE {
+            return;
+        }
+        self.has_hung = true;
+        let mpirun = self.running.iter_mut().filter(|one| one.role == Role::Worker && one.code.is_none());
+        mpirun.for_each(|one| one.order(Signal::KILL));
     }
 
     /// Sets the time by which what is left has to end, if it has one.
@@ -539,17 +615,13 @@ impl Running {
         }
     }
 
+    fn is_read(&self) -> bool {
+        self.readers.iter().all(|(_, reader)| reader.is_finished())
+    }
+
     fn ended(self) -> Ended {
         let (mut stdout, mut stderr) = (String::new(), String::new());
-        let deadline = Instant::now() + KILL_AFTER;
-        for (stream, reader) in self.readers {
-            // A process that left the session may hold the pipe open for ever.
-            while !reader.is_finished() && Instant::now() < deadline {
-                std::thread::park_timeout(Duration::from_millis(1));
-            }
-            if !reader.is_finished() {
-                continue;
-            }
+        for (stream, reader) in self.readers.into_iter().filter(|(_, reader)| reader.is_finished()) {
             let text = String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
             match stream {
                 OutputStream::Out => stdout = text,

@@ -106,6 +106,7 @@ impl YarnJob {
             ));
         };
         let interrupt = Interrupt::watch()?;
+        interrupt.watch_for_job()?;
         let here = working_folder()?;
         let folder = temporary_folder(".ringpull-yarn-", &here)
             .map_err(|cause| Error::io("create a folder in", here.display(), &cause))?;
@@ -233,6 +234,7 @@ impl Followed<'_> {
             if let Some(signal) = interrupt.signal() {
                 return Ok(128 + signal);
             }
+            interrupt.decline_for_job("YARN");
             if codes.iter().all(Option::is_some) || until.is_some_and(|until| Instant::now() > until) {
                 // Nobody needs servers that end after that.
                 let is_well = |at: usize| names[at].0 != Role::Worker || codes[at] == Some(0);

@@ -26,19 +26,50 @@ pub(crate) struct Fault {
 pub(crate) enum FaultKind {
     /// SIGKILL of a process.
     Kill(Member),
+    /// A process ends with [`FAILED`] before its program begins, once.
+    Fail(Member),
+    /// A process begins its program later than the others.
+    Delay(Member, Duration),
     /// SIGSTOP of a process, and SIGCONT after the time.
     Stop(Member, Duration),
     /// SIGTERM of a process, and SIGKILL after the grace.
     Terminate(Member, Duration),
+    /// A process gets no more address space than it has, for the time.
+    Limit(Member, Duration),
     /// The link of an emulated host is down, to the end or for the time.
     Cut(usize, Option<Duration>),
+    /// What an emulated host sends to the others is lost, to the end or for the time.
+    Block(usize, Option<Duration>),
+    /// The connections of an emulated host are reset.
+    Reset(usize),
     /// The link of an emulated host has another rate, to the end or for the time.
     Slow(usize, LinkRate, Option<Duration>),
     /// The file system of this folder is full for the time.
     Fill(PathBuf, Duration),
+    /// Nothing can be written in this folder, from the start.
+    Forbid(PathBuf),
+    /// Somebody else has made this before the start.
+    Plant(PathBuf, PlantedFile),
 }
 
-/// A process of the job: `rank 2`, which is worker 2 of a job with servers, `server 0` or `scheduler`.
+/// The exit code of a process that is to fail.
+pub(crate) const FAILED: i32 = 3;
+
+/// A file of somebody else's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PlantedFile {
+    /// A link to a file that must stay as it is.
+    #[default]
+    Link,
+    /// A file that must stay as it is.
+    File,
+    /// A folder in which everybody may write.
+    Folder,
+}
+
+/// A process of the job: `rank 2`, which is worker 2 of a job with servers, `server 0`, `helper 0` or
+/// `scheduler`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) role: Role,
@@ -58,13 +89,16 @@ pub(crate) enum Moment {
 }
 
 /// How a job may have to end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Expected {
     /// With exit code 0.
     GoesOn,
     /// With an error.
     Ends,
+    /// With one of these exit codes.
+    #[serde(skip)]
+    Codes(Vec<i32>),
 }
 
 /// An entry of a file of faults.
@@ -72,14 +106,22 @@ pub(crate) enum Expected {
 #[serde(deny_unknown_fields)]
 struct Entry {
     kill: Option<String>,
+    fail: Option<String>,
+    delay: Option<String>,
     stop: Option<String>,
     terminate: Option<String>,
+    limit: Option<String>,
     cut: Option<String>,
+    block: Option<String>,
+    reset: Option<String>,
     slow: Option<String>,
-    fill: Option<PathBuf>,
+    fill: Option<String>,
+    forbid: Option<String>,
+    plant: Option<String>,
     at: Option<String>,
     r#for: Option<String>,
     to: Option<LinkRate>,
+    r#as: Option<PlantedFile>,
     expect: Option<Expected>,
 }
 
@@ -98,30 +140,62 @@ pub(crate) fn read(text: &str) -> Result<Vec<Fault>> {
         return Err(wrong("the list of faults is empty".to_owned()));
     }
     let numbered = entries.into_iter().enumerate();
-    numbered.map(|(at, entry)| fault(entry).map_err(|cause| wrong(format!("fault {}: {cause}", at + 1)))).collect()
+    numbered.map(|(at, entry)| fault(&entry).map_err(|cause| wrong(format!("fault {}: {cause}", at + 1)))).collect()
 }
 
-fn fault(entry: Entry) -> std::result::Result<Fault, String> {
-    let Entry { kill, stop, terminate, cut, slow, fill, at, r#for: time, to, expect } = entry;
+fn fault(entry: &Entry) -> std::result::Result<Fault, String> {
+    let Entry { at, r#for: time, to, r#as: planted, expect, .. } = entry;
     let time = time.as_deref().map(seconds).transpose()?;
-    let (is_timed, has_rate) = (time.is_some(), to.is_some());
-    let what = match (kill, stop, terminate, cut, slow, fill) {
-        (Some(who), None, None, None, None, None) if !is_timed => FaultKind::Kill(who.parse()?),
-        (None, Some(who), None, None, None, None) => FaultKind::Stop(who.parse()?, time.unwrap_or(LONG)),
-        (None, None, Some(who), None, None, None) => FaultKind::Terminate(who.parse()?, time.unwrap_or(GRACE)),
-        (None, None, None, Some(host), None, None) => FaultKind::Cut(number(&host)?, time),
-        (None, None, None, None, Some(host), None) => {
-            FaultKind::Slow(number(&host)?, to.ok_or("slow needs the rate of the link, such as `to: 10mbit`")?, time)
-        }
-        (None, None, None, None, None, Some(folder)) => FaultKind::Fill(folder, time.unwrap_or(LONG)),
-        (Some(_), None, None, None, None, None) => return Err("kill takes no `for`".to_owned()),
-        _ => return Err("give one of kill, stop, terminate, cut, slow and fill".to_owned()),
+    let named = [
+        ("kill", &entry.kill),
+        ("fail", &entry.fail),
+        ("delay", &entry.delay),
+        ("stop", &entry.stop),
+        ("terminate", &entry.terminate),
+        ("limit", &entry.limit),
+        ("cut", &entry.cut),
+        ("block", &entry.block),
+        ("reset", &entry.reset),
+        ("slow", &entry.slow),
+        ("fill", &entry.fill),
+        ("forbid", &entry.forbid),
+        ("plant", &entry.plant),
+    ];
+    let mut given = named.iter().filter_map(|(name, of)| Some((*name, of.as_deref()?)));
+    let (Some((name, of)), None) = (given.next(), given.next()) else {
+        return Err(format!("give one of {}", named.map(|(name, _)| name).join(", ")));
     };
-    if has_rate && !matches!(what, FaultKind::Slow(..)) {
+    let what = match name {
+        "kill" => FaultKind::Kill(of.parse()?),
+        "fail" => FaultKind::Fail(of.parse()?),
+        "delay" => FaultKind::Delay(of.parse()?, time.unwrap_or(LONG)),
+        "stop" => FaultKind::Stop(of.parse()?, time.unwrap_or(LONG)),
+        "terminate" => FaultKind::Terminate(of.parse()?, time.unwrap_or(GRACE)),
+        "limit" => FaultKind::Limit(of.parse()?, time.unwrap_or(LONG)),
+        "cut" => FaultKind::Cut(number(of)?, time),
+        "block" => FaultKind::Block(number(of)?, time),
+        "reset" => FaultKind::Reset(number(of)?),
+        "slow" => {
+            FaultKind::Slow(number(of)?, to.ok_or("slow needs the rate of the link, such as `to: 10mbit`")?, time)
+        }
+        "fill" => FaultKind::Fill(of.into(), time.unwrap_or(LONG)),
+        "forbid" => FaultKind::Forbid(of.into()),
+        _ => FaultKind::Plant(of.into(), planted.unwrap_or_default()),
+    };
+    if time.is_some() && ["kill", "fail", "reset", "forbid", "plant"].contains(&name) {
+        return Err(format!("{name} takes no `for`"));
+    }
+    if at.is_some() && what.is_from_the_start() {
+        return Err(format!("{name} takes no `at`: it is from the start"));
+    }
+    if to.is_some() && name != "slow" {
         return Err("`to` is for slow".to_owned());
     }
+    if planted.is_some() && name != "plant" {
+        return Err("`as` is for plant".to_owned());
+    }
     let at = at.as_deref().map_or(Ok(Moment::Usual), str::parse)?;
-    Ok(Fault { what, at, expect })
+    Ok(Fault { what, at, expect: expect.clone() })
 }
 
 /// Faults that every job should survive or report, for ranks on one host or on emulated hosts. An elastic job
@@ -133,9 +207,9 @@ pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool
     let without_a_rank = Some(if is_elastic { Expected::GoesOn } else { Expected::Ends });
     let fault = |what, expect| Fault { what, at: Moment::Usual, expect };
     let mut faults = vec![
-        fault(FaultKind::Kill(last), without_a_rank),
+        fault(FaultKind::Kill(last), without_a_rank.clone()),
         fault(FaultKind::Kill(first), without_a_rank),
-        fault(FaultKind::Stop(last, Duration::from_secs(8)), goes_on),
+        fault(FaultKind::Stop(last, Duration::from_secs(8)), goes_on.clone()),
         fault(FaultKind::Terminate(last, GRACE), None),
     ];
     if servers > 0 {
@@ -148,20 +222,72 @@ pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool
     faults
 }
 
+impl FaultKind {
+    /// Whether it is there when the job starts.
+    pub(crate) fn is_from_the_start(&self) -> bool {
+        matches!(self, FaultKind::Fail(_) | FaultKind::Delay(..) | FaultKind::Forbid(_) | FaultKind::Plant(..))
+    }
+
+    /// The process that it is about.
+    pub(crate) fn member(&self) -> Option<Member> {
+        match self {
+            FaultKind::Kill(who)
+            | FaultKind::Fail(who)
+            | FaultKind::Delay(who, _)
+            | FaultKind::Stop(who, _)
+            | FaultKind::Terminate(who, _)
+            | FaultKind::Limit(who, _) => Some(*who),
+            _ => None,
+        }
+    }
+
+    /// Its name in a file of faults.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            FaultKind::Kill(_) => "kill",
+            FaultKind::Fail(_) => "fail",
+            FaultKind::Delay(..) => "delay",
+            FaultKind::Stop(..) => "stop",
+            FaultKind::Terminate(..) => "terminate",
+            FaultKind::Limit(..) => "limit",
+            FaultKind::Cut(..) => "cut",
+            FaultKind::Block(..) => "block",
+            FaultKind::Reset(_) => "reset",
+            FaultKind::Slow(..) => "slow",
+            FaultKind::Fill(..) => "fill",
+            FaultKind::Forbid(_) => "forbid",
+            FaultKind::Plant(..) => "plant",
+        }
+    }
+}
+
 impl Fault {
     /// How much longer than an undisturbed one a job may take because of it.
     pub(crate) fn delay(&self) -> Duration {
         match self.what {
-            FaultKind::Kill(_) => Duration::ZERO,
-            FaultKind::Stop(_, time) | FaultKind::Terminate(_, time) | FaultKind::Fill(_, time) => time,
-            FaultKind::Cut(_, time) | FaultKind::Slow(_, _, time) => time.unwrap_or_default(),
+            FaultKind::Kill(_)
+            | FaultKind::Fail(_)
+            | FaultKind::Reset(_)
+            | FaultKind::Forbid(_)
+            | FaultKind::Plant(..) => Duration::ZERO,
+            FaultKind::Delay(_, time)
+            | FaultKind::Stop(_, time)
+            | FaultKind::Terminate(_, time)
+            | FaultKind::Limit(_, time)
+            | FaultKind::Fill(_, time) => time,
+            FaultKind::Cut(_, time) | FaultKind::Block(_, time) | FaultKind::Slow(_, _, time) => {
+                time.unwrap_or_default()
+            }
         }
     }
 
     /// The emulated host that it needs, counted from 1.
     pub(crate) fn host(&self) -> Option<usize> {
         match self.what {
-            FaultKind::Cut(host, _) | FaultKind::Slow(host, ..) => Some(host),
+            FaultKind::Cut(host, _)
+            | FaultKind::Block(host, _)
+            | FaultKind::Reset(host)
+            | FaultKind::Slow(host, ..) => Some(host),
             _ => None,
         }
     }
@@ -171,13 +297,23 @@ impl fmt::Display for Fault {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let for_time =
             |time: Option<Duration>| time.map_or_else(String::new, |time| format!(" for {} s", time.as_secs_f64()));
+        let name = self.what.name();
         match &self.what {
-            FaultKind::Kill(who) => write!(out, "kill {who}")?,
-            FaultKind::Stop(who, time) => write!(out, "stop {who}{}", for_time(Some(*time)))?,
-            FaultKind::Terminate(who, grace) => write!(out, "terminate {who}, {} s of grace", grace.as_secs_f64())?,
-            FaultKind::Cut(host, time) => write!(out, "cut h{host}{}", for_time(*time))?,
-            FaultKind::Slow(host, rate, time) => write!(out, "slow h{host} to {rate}{}", for_time(*time))?,
-            FaultKind::Fill(folder, time) => write!(out, "fill {}{}", folder.display(), for_time(Some(*time)))?,
+            FaultKind::Kill(who) | FaultKind::Fail(who) => write!(out, "{name} {who}")?,
+            FaultKind::Delay(who, time) | FaultKind::Stop(who, time) | FaultKind::Limit(who, time) => {
+                write!(out, "{name} {who}{}", for_time(Some(*time)))?;
+            }
+            FaultKind::Terminate(who, grace) => write!(out, "{name} {who}, {} s of grace", grace.as_secs_f64())?,
+            FaultKind::Cut(host, time) | FaultKind::Block(host, time) => {
+                write!(out, "{name} h{host}{}", for_time(*time))?;
+            }
+            FaultKind::Reset(host) => write!(out, "{name} h{host}")?,
+            FaultKind::Slow(host, rate, time) => write!(out, "{name} h{host} to {rate}{}", for_time(*time))?,
+            FaultKind::Fill(folder, time) => write!(out, "{name} {}{}", folder.display(), for_time(Some(*time)))?,
+            FaultKind::Forbid(folder) => write!(out, "{name} {}", folder.display())?,
+            FaultKind::Plant(path, kind) => {
+                write!(out, "{name} {} as {}", path.display(), format!("{kind:?}").to_lowercase())?;
+            }
         }
         match self.at {
             Moment::Usual => Ok(()),
@@ -206,8 +342,9 @@ impl FromStr for Member {
         let role = match role {
             "rank" | "worker" => Role::Worker,
             "server" => Role::Server,
+            "helper" => Role::Helper,
             "scheduler" if index.is_empty() => return Ok(Member { role: Role::Scheduler, index: 0 }),
-            _ => return Err(format!("unknown process {text:?}: give rank N, server N or scheduler")),
+            _ => return Err(format!("unknown process {text:?}: give rank N, server N, helper N or scheduler")),
         };
         let index = index.trim().parse().map_err(|_| format!("{text:?} has no number: give rank N"))?;
         Ok(Member { role, index })
@@ -261,6 +398,13 @@ mod tests {
 - {slow: 4, to: 10mbit}
 - {fill: /tmp/checkpoints, at: 1min, for: 45}
 - kill: server 1
+- fail: helper 0
+- {delay: scheduler, for: 5s}
+- {limit: rank 1, at: 0s}
+- {block: h2, for: 1s}
+- reset: h2
+- forbid: TMPDIR
+- {plant: TMPDIR/name, as: folder}
 ";
         let faults = read(text).unwrap();
         let words: Vec<String> = faults.iter().map(ToString::to_string).collect();
@@ -274,9 +418,17 @@ mod tests {
                 "slow h4 to 10mbit",
                 "fill /tmp/checkpoints for 45 s, after 60 s",
                 "kill server 1",
+                "fail helper 0",
+                "delay scheduler for 5 s",
+                "limit rank 1 for 10 s, after 0 s",
+                "block h2 for 1 s",
+                "reset h2",
+                "forbid TMPDIR",
+                "plant TMPDIR/name as folder",
             ]
         );
-        assert_eq!((faults[0].expect, faults[1].expect), (Some(Expected::Ends), Some(Expected::GoesOn)));
+        let expected = [&faults[0], &faults[1]].map(|fault| fault.expect.clone());
+        assert_eq!(expected, [Some(Expected::Ends), Some(Expected::GoesOn)]);
     }
 
     #[test]
@@ -295,6 +447,9 @@ mod tests {
             ("- {stop: rank 2, for: -3s}", "not a time"),
             ("- {cut: h0}", "not a host"),
             ("- {kill: rank 2, expect: maybe}", "maybe"),
+            ("- {fail: rank 2, at: 3s}", "no `at`"),
+            ("- {kill: rank 2, as: link}", "`as` is for plant"),
+            ("- {plant: x, as: pipe}", "pipe"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
@@ -308,7 +463,7 @@ mod tests {
             kills.map(|fault| fault.expect).collect::<Vec<_>>()
         };
         let (ends, goes_on) = (Some(Expected::Ends), Some(Expected::GoesOn));
-        assert_eq!(killed(false), [ends, ends, ends]);
-        assert_eq!(killed(true), [goes_on, goes_on, ends]);
+        assert_eq!(killed(false), [ends.clone(), ends.clone(), ends.clone()]);
+        assert_eq!(killed(true), [goes_on.clone(), goes_on, ends]);
     }
 }

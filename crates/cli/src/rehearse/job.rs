@@ -1,20 +1,22 @@
 //! One job that meets at most one fault: it is started, disturbed, watched to its end and judged.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal};
 use serde::Serialize;
 
-use ringpull_base::config::Role;
+use ringpull_base::config::{Config, Role};
 use ringpull_base::{Error, Result};
 
-use super::fault::{Fault, FaultKind, Member, Moment};
+use super::fault::{FAILED, Fault, FaultKind, Member, Moment};
+use super::folders::{JobFolders, SmallDisk};
 use super::processes;
 use super::said::Said;
+use super::shape::JobShape;
 use crate::interrupt::Interrupt;
 use crate::lab::Lab;
 use crate::launch::ends::code_of;
@@ -23,14 +25,14 @@ use crate::status_client::step_of;
 /// What every job runs, and where.
 #[derive(Debug)]
 pub(crate) struct Rehearsal<'a> {
-    /// The words of `ringpull launch`.
-    pub(crate) launch: Vec<std::ffi::OsString>,
+    /// The options of `ringpull launch`.
+    pub(crate) options: Vec<OsString>,
+    pub(crate) command: Vec<OsString>,
     /// The emulated hosts, if the job runs on some.
     pub(crate) lab: Option<&'a Lab>,
     /// The folder of the jobs' output.
     pub(crate) out: &'a Path,
-    /// How many workers it has.
-    pub(crate) ranks: usize,
+    pub(crate) shape: JobShape,
 }
 
 /// How a job ended.
@@ -61,6 +63,8 @@ pub(crate) struct JobOutcome {
     pub(crate) step: Option<u64>,
     /// Processes that were left when the job had ended.
     pub(crate) left: usize,
+    /// What it has done to files, if that is wrong.
+    pub(crate) harm: Option<String>,
     pub(crate) said: Said,
     /// The file of its output.
     pub(crate) log: PathBuf,
@@ -82,21 +86,16 @@ impl Rehearsal<'_> {
     ) -> Result<JobOutcome> {
         let log = self.out.join(format!("job{number}.log"));
         let mark = format!("{}-{number}", std::process::id());
-        let disk = match fault.map(|fault| &fault.what) {
-            Some(FaultKind::Fill(folder, _)) => Some(SmallDisk::mount(folder)?),
-            _ => None,
-        };
+        let what = fault.map(|fault| &fault.what);
+        let folders = JobFolders::prepare(what)?;
         let begun = Instant::now();
-        let mut child = self.start(&mark, &log)?;
-        let mut course = Course {
-            mark: &mark,
-            fault,
-            lab: self.lab,
-            disk: disk.as_ref(),
-            usual,
-            first: None,
-            state: FaultState::Before,
+        let mut child = self.start(&mark, &log, what, folders.own())?;
+        let state = match what {
+            Some(what) if what.is_from_the_start() => FaultState::Over { at: begun, step: None },
+            _ => FaultState::Before,
         };
+        let (lab, workers) = (self.lab, self.shape.workers);
+        let mut course = Course { mark: &mark, fault, lab, folders: &folders, workers, usual, first: None, state };
         let (mut hung, waited) =
             (false, |child: &mut Child| child.try_wait().map_err(|cause| Error::io("wait for", "the job", &cause)));
         let status = loop {
@@ -120,8 +119,9 @@ impl Rehearsal<'_> {
             FaultState::Under { at, step, .. } | FaultState::Over { at, step } => (Some(at), step),
         };
         course.undo()?;
-        let left = Self::wait_for_nobody(&mark);
+        let left = Self::wait_for_nobody(&mark, Config::from_env()?.silence());
         processes::kill_all(&mark);
+        let harm = folders.wrong();
         let code = code_of(status);
         let end = match (interrupt.count() > 0, hung, code) {
             (true, ..) => End::Interrupted,
@@ -133,26 +133,55 @@ impl Rehearsal<'_> {
         let text = std::fs::read(&log).map_err(|cause| Error::io("read", log.display(), &cause))?;
         let said = Said::of(&String::from_utf8_lossy(&text));
         let seconds = |from: Instant| (ended - from).as_secs_f64();
-        Ok(JobOutcome { end, seconds: seconds(begun), after_fault_s: at.map(seconds), step, left, said, log })
+        Ok(JobOutcome { end, seconds: seconds(begun), after_fault_s: at.map(seconds), step, left, harm, said, log })
     }
 
-    fn start(&self, mark: &str, log: &Path) -> Result<Child> {
+    fn start(&self, mark: &str, log: &Path, fault: Option<&FaultKind>, temporary: &Path) -> Result<Child> {
         let failed = |cause: std::io::Error| Error::io("write", log.display(), &cause);
         let out = File::create(log).map_err(failed)?;
         let err = out.try_clone().map_err(failed)?;
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
         let mut command = Command::new(program);
-        command.arg("launch").arg("--env").arg(format!("{}={mark}", processes::MARK)).args(&self.launch);
-        command.env(processes::MARK, mark).stdin(Stdio::null()).stdout(out).stderr(err);
+        command.arg("launch").arg("--env").arg(format!("{}={mark}", processes::MARK)).args(&self.options);
+        if self.shape.has_snapshots() {
+            command.arg("--snapshots").arg(temporary);
+            // Only a job with a name has names that somebody else can know.
+            let path = if let Some(FaultKind::Plant(path, _)) = fault { path.file_name() } else { None };
+            let job = path.and_then(|name| name.to_str()?.strip_prefix("ringpull-elastic-"));
+            job.map(|job| command.args(["--job", job]));
+        }
+        command.arg("--").args(fault.into_iter().flat_map(|fault| self.gate(fault, temporary))).args(&self.command);
+        command.env(processes::MARK, mark).env("TMPDIR", temporary).env_remove("XDG_RUNTIME_DIR");
+        command.stdin(Stdio::null()).stdout(out).stderr(err);
         command.spawn().map_err(|cause| Error::io("run", "ringpull launch", &cause))
     }
 
-    /// Waits for the job's processes to vanish; how many have not.
-    fn wait_for_nobody(mark: &str) -> usize {
+    /// The words before those of the program, if one of its processes is not to begin, or not at once. That
+    /// happens once, also in a job that is started again.
+    fn gate(&self, fault: &FaultKind, temporary: &Path) -> Vec<OsString> {
+        let (who, then) = match fault {
+            FaultKind::Fail(who) => (who, format!("exit {FAILED}")),
+            FaultKind::Delay(who, time) => (who, format!("sleep {}", time.as_secs_f64())),
+            _ => return Vec::new(),
+        };
+        let number = "${DMLC_WORKER_ID:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}}";
+        let is_it = match who.role {
+            Role::Scheduler => "[ \"$DMLC_ROLE\" = scheduler ]".to_owned(),
+            Role::Server => format!("[ \"$DMLC_ROLE $DMLC_SERVER_ID\" = \"server {}\" ]", who.index),
+            Role::Worker => format!("[ \"${{DMLC_ROLE:-worker}} {number}\" = \"worker {}\" ]", who.index),
+            Role::Helper => format!("[ \"{number}\" = {} ]", self.shape.workers + who.index),
+        };
+        let script = format!("if {is_it} && mkdir \"$0\" 2>/dev/null; then {then}; fi; exec \"$@\"");
+        vec!["sh".into(), "-c".into(), script.into(), temporary.join("met").into()]
+    }
+
+    /// Waits for the job's processes to vanish; how many have not. Those on a host that was cut off have the
+    /// limit of silence to notice it.
+    fn wait_for_nobody(mark: &str, silence: Duration) -> usize {
         let begun = Instant::now();
         loop {
             let left = processes::count(mark);
-            if left == 0 || begun.elapsed() > VANISH {
+            if left == 0 || begun.elapsed() > VANISH + silence {
                 return left;
             }
             std::thread::sleep(LOOK);
@@ -180,7 +209,8 @@ struct Course<'a> {
     mark: &'a str,
     fault: Option<&'a Fault>,
     lab: Option<&'a Lab>,
-    disk: Option<&'a SmallDisk>,
+    folders: &'a JobFolders,
+    workers: usize,
     usual: Duration,
     first: Option<FirstSeen>,
     state: FaultState,
@@ -228,27 +258,25 @@ impl Course<'_> {
             FaultState::Before => {
                 // A process that has ended was one that came before the program.
                 let first = self.first.filter(|first| processes::is_alive(first.pid)).or_else(|| {
-                    let (pid, is_of_mpi) = processes::find(self.mark, Member { role: Role::Worker, index: 0 })?;
+                    let (pid, is_of_mpi) =
+                        processes::find(self.mark, Member { role: Role::Worker, index: 0 }, self.workers)?;
                     Some(FirstSeen { pid, at: Instant::now(), is_of_mpi, answered: None })
                 });
                 let Some(mut first) = first else { return Ok(()) };
                 let is_by_time = !first.is_of_mpi || matches!(fault.at, Moment::After(_));
-                let present = if is_by_time { None } else { step_of(first.pid) };
+                let present = if is_by_time { None } else { step_of(first.pid, self.folders.own()) };
                 first.answered = first.answered.or(present.map(|_| Instant::now()));
                 self.first = Some(first);
                 let (since, known) = (first.at.elapsed(), first.answered.map(|answered| answered.elapsed()));
                 if !is_time(fault.at, first.is_of_mpi, (since, self.usual), (present, known)) {
                     return Ok(());
                 }
-                let who = match fault.what {
-                    FaultKind::Kill(who) | FaultKind::Stop(who, _) | FaultKind::Terminate(who, _) => Some(who),
-                    _ => None,
-                };
-                let pid = who.and_then(|who| processes::find(self.mark, who)).map(|(pid, _)| pid);
+                let who = fault.what.member();
+                let pid = who.and_then(|who| processes::find(self.mark, who, self.workers)).map(|(pid, _)| pid);
                 if who.is_some() && pid.is_none() {
                     return Ok(());
                 }
-                let step = present.or_else(|| step_of(first.pid));
+                let step = present.or_else(|| step_of(first.pid, self.folders.own()));
                 self.begin(&fault.what, pid)?;
                 self.state = FaultState::Under { at: Instant::now(), step, pid };
             }
@@ -266,11 +294,14 @@ impl Course<'_> {
             (FaultKind::Kill(_), _) => send(Signal::KILL),
             (FaultKind::Stop(..), _) => send(Signal::STOP),
             (FaultKind::Terminate(..), _) => send(Signal::TERM),
+            (FaultKind::Limit(..), _) => pid.map_or((), |pid| processes::limit(pid, true)),
             (FaultKind::Cut(host, _), Some(lab)) => lab.switch_link(*host, false)?,
+            (FaultKind::Block(host, _), Some(lab)) => lab.block(*host, true)?,
+            (FaultKind::Reset(host), Some(lab)) => lab.reset(*host)?,
             (FaultKind::Slow(host, rate, _), Some(lab)) => lab.reshape(*host, Some(*rate))?,
-            // The command line was refused.
-            (FaultKind::Cut(..) | FaultKind::Slow(..), None) => {}
-            (FaultKind::Fill(..), _) => self.disk.map_or(Ok(()), SmallDisk::fill)?,
+            (FaultKind::Fill(..), _) => self.folders.disk().map_or(Ok(()), SmallDisk::fill)?,
+            // Those of hosts are refused without them, and the others are there.
+            _ => {}
         }
         Ok(())
     }
@@ -283,60 +314,14 @@ impl Course<'_> {
         match (self.fault.map(|fault| &fault.what), self.lab) {
             (Some(FaultKind::Stop(..)), _) => send(Signal::CONT),
             (Some(FaultKind::Terminate(_, grace)), _) if at.elapsed() >= *grace => send(Signal::KILL),
+            (Some(FaultKind::Limit(..)), _) => pid.map_or((), |pid| processes::limit(pid, false)),
             (Some(FaultKind::Cut(host, _)), Some(lab)) => lab.switch_link(*host, true)?,
+            (Some(FaultKind::Block(host, _)), Some(lab)) => lab.block(*host, false)?,
             (Some(FaultKind::Slow(host, ..)), Some(lab)) => lab.reshape(*host, None)?,
-            (Some(FaultKind::Fill(..)), _) => self.disk.map_or(Ok(()), SmallDisk::empty)?,
+            (Some(FaultKind::Fill(..)), _) => self.folders.disk().map_or(Ok(()), SmallDisk::empty)?,
             _ => {}
         }
         Ok(())
-    }
-}
-
-/// A small file system in memory in the place of a folder, while this value lives.
-struct SmallDisk {
-    folder: PathBuf,
-}
-
-impl SmallDisk {
-    fn mount(folder: &Path) -> Result<Self> {
-        mount("tmpfs", folder, "tmpfs", MountFlags::empty(), c"size=64m").map_err(|cause| {
-            Error::argument(
-                format!("a small file system cannot be mounted on {}: {cause}", folder.display()),
-                "a full disk is rehearsed in a folder that exists, as root",
-            )
-        })?;
-        Ok(SmallDisk { folder: folder.to_owned() })
-    }
-
-    fn file(&self) -> PathBuf {
-        self.folder.join("fills-this-file-system")
-    }
-
-    fn fill(&self) -> Result<()> {
-        use std::io::Write as _;
-        let path = self.file();
-        let mut file = File::create(&path).map_err(|cause| Error::io("create", path.display(), &cause))?;
-        let block = vec![0_u8; 1 << 16];
-        loop {
-            match file.write_all(&block) {
-                Ok(()) => {}
-                Err(cause) if cause.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
-                Err(cause) => return Err(Error::io("write", path.display(), &cause)),
-            }
-        }
-    }
-
-    fn empty(&self) -> Result<()> {
-        let path = self.file();
-        std::fs::remove_file(&path).map_err(|cause| Error::io("remove", path.display(), &cause))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        if let Err(cause) = unmount(&self.folder, UnmountFlags::DETACH) {
-            eprintln!("warning: {} is still a small file system: {cause}", self.folder.display());
-        }
     }
 }
 

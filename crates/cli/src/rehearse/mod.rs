@@ -1,18 +1,23 @@
 //! `ringpull rehearse`: a command as a job, once undisturbed and once for each fault, and what became of it.
 //!
-//! [`fault`]: what happens, and when; [`job`]: one job and its fault; `processes`: which process is which;
-//! `said`: what the job said of it.
+//! [`fault`]: what happens, and when; [`random`]: faults by a seed; [`shape`]: what has to follow; [`job`]:
+//! one job and its fault; `folders`: its files; `processes`: which process is which; `said`: what the job
+//! said of it.
 
 pub(crate) mod fault;
+mod folders;
 pub(crate) mod job;
 mod processes;
+pub(crate) mod random;
 mod said;
+pub(crate) mod shape;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use ringpull_base::config::Role;
+use ringpull_base::config::{Config, Role};
 use ringpull_base::{Error, Result};
 
 use self::fault::{Expected, Fault, FaultKind, USUAL};
@@ -43,13 +48,13 @@ struct FaultRow {
 
 /// An undisturbed job that takes longer has hung.
 const LONGEST: Duration = Duration::from_secs(3600);
-/// Longer than any end of a job needs: the limits of silence, the grace of processes.
+/// Longer than any end of a job needs besides the limits of silence: the grace of processes.
 const SLACK: Duration = Duration::from_secs(60);
 
 /// Runs the job without a fault, and then once for each. A job that takes longer than three times the
 /// undisturbed one, its fault and a minute has hung.
 pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Rehearsed> {
-    let interrupt = Interrupt::watch()?;
+    let (interrupt, silence) = (Interrupt::watch()?, Config::from_env()?.silence());
     let progress = Progress::start("the job without a fault");
     let first = rehearsal.run(0, None, (USUAL, LONGEST), &interrupt)?;
     if !matches!(first.end, End::WentOn | End::Interrupted) {
@@ -66,10 +71,10 @@ pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Re
             break;
         }
         progress.part(at, faults.len(), fault.to_string());
-        let limit = 3 * usual + fault.delay() + SLACK;
+        let limit = 3 * usual + fault.delay() + SLACK + 3 * silence;
         let outcome = rehearsal.run(at + 1, Some(fault), (USUAL.min(usual / 2), limit), &interrupt)?;
         rehearsed.interrupted = interrupt.signal();
-        let wrong = wrong(fault, rehearsal.ranks, &outcome);
+        let wrong = wrong(fault, rehearsal.shape.workers, &outcome);
         rehearsed.jobs.push(FaultRow { fault: fault.to_string(), wrong, outcome });
     }
     Ok(rehearsed)
@@ -79,16 +84,27 @@ pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Re
 fn wrong(fault: &Fault, ranks: usize, outcome: &JobOutcome) -> Option<String> {
     let ends_a_rank =
         matches!(fault.what, FaultKind::Kill(who) | FaultKind::Terminate(who, _) if who.role == Role::Worker);
-    let has_survivors = ranks > 1 || !ends_a_rank;
+    // A random fault may come before the program has begun, or when it is done.
+    let is_random = matches!(fault.expect, Some(Expected::Codes(_)));
+    let has_survivors = !is_random && !fault.what.is_from_the_start() && (ranks > 1 || !ends_a_rank);
     let unexpected = |text: &str| Some(format!("expected that it {text}"));
-    match (&outcome.end, fault.expect) {
+    let code = match outcome.end {
+        End::WentOn => Some(0),
+        End::Ended(code) => Some(code),
+        _ => None,
+    };
+    match (&outcome.end, &fault.expect) {
         (End::Hung, _) => Some("it did not end in its time".to_owned()),
         (End::Early(_), _) => Some("it ended before the fault: let it come earlier".to_owned()),
+        (_, Some(Expected::Codes(codes))) if code.is_some_and(|code| !codes.contains(&code)) => {
+            let codes: BTreeSet<i32> = codes.iter().copied().collect();
+            unexpected(&format!("ends with one of {codes:?}"))
+        }
         (End::WentOn, Some(Expected::Ends)) => unexpected("ends with an error"),
         (End::Ended(_), Some(Expected::GoesOn)) => unexpected("goes on"),
         (End::Ended(_), _) if outcome.said.ranks == 0 && has_survivors => Some("no rank said why".to_owned()),
         _ => match outcome.left {
-            0 => None,
+            0 => outcome.harm.clone(),
             1 => Some("1 process is left".to_owned()),
             left => Some(format!("{left} processes are left")),
         },

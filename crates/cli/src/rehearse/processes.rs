@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, test_kill_process};
 
 use ringpull_base::config::Role;
 
@@ -54,23 +54,27 @@ impl Seen {
         HELPERS.contains(&self.name.as_str()) || wrapper::is_one(self.pid)
     }
 
-    fn is(&self, member: Member) -> bool {
-        let role = format!("DMLC_ROLE={}", member.role);
-        let numbered = |name: &str| self.has(&format!("{name}={}", member.index));
+    fn is(&self, member: Member, workers: usize) -> bool {
+        let has_role = |role: Role| self.has(&format!("DMLC_ROLE={role}"));
+        let numbered = |name: &str, number: usize| self.has(&format!("{name}={number}"));
+        let is_rank = |number| ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(|name| numbered(name, number));
         match member.role {
-            Role::Scheduler => self.has(&role),
-            Role::Helper => false,
-            Role::Server => self.has(&role) && numbered("DMLC_SERVER_ID"),
-            Role::Worker if self.has(&role) => numbered("DMLC_WORKER_ID"),
-            Role::Worker => ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(numbered),
+            Role::Scheduler => has_role(Role::Scheduler),
+            Role::Helper => is_rank(workers + member.index),
+            Role::Server => has_role(Role::Server) && numbered("DMLC_SERVER_ID", member.index),
+            // A rank of a job with servers has no number among their workers.
+            Role::Worker if has_role(Role::Worker) && !is_rank(member.index) => {
+                numbered("DMLC_WORKER_ID", member.index)
+            }
+            Role::Worker => is_rank(member.index),
         }
     }
 }
 
-/// The process that runs the program as `member`: the oldest one below the launcher's wrapper that is not a
-/// helper's; and whether it is a rank of MPI, not of a job with servers. Before the wrapper is there its
-/// words pass through other programs, which have the same environment.
-pub(crate) fn find(mark: &str, member: Member) -> Option<(Pid, bool)> {
+/// The process that runs the program as `member` of a job of so many workers: the oldest one below the
+/// launcher's wrapper that is not a helper's; and whether it is a rank of MPI, not of a job with servers.
+/// Before the wrapper is there its words pass through other programs, which have the same environment.
+pub(crate) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, bool)> {
     let all = all(mark);
     let wrappers: Vec<i32> =
         all.iter().filter(|seen| wrapper::is_one(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
@@ -78,9 +82,21 @@ pub(crate) fn find(mark: &str, member: Member) -> Option<(Pid, bool)> {
     let is_below_one = |seen: &&Seen| {
         std::iter::successors(Some(seen.parent), |pid| parent_of(*pid)).any(|pid| wrappers.contains(&pid))
     };
-    let is_meant = |seen: &&Seen| seen.is(member) && !seen.is_helper();
+    let is_meant = |seen: &&Seen| seen.is(member, workers) && !seen.is_helper();
     let found = all.iter().filter(is_meant).filter(is_below_one).min_by_key(|seen| seen.begun)?;
     Some((found.pid, !found.environment.contains("DMLC_ROLE=")))
+}
+
+/// Lets the process have no more address space than it has now, or as much as this program may have. The
+/// process may have ended.
+pub(crate) fn limit(pid: Pid, is_limited: bool) {
+    let sizes = fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_pid())).unwrap_or_default();
+    let Some(pages) = sizes.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok()) else { return };
+    let own = getrlimit(Resource::As);
+    let present = Rlimit { current: Some(pages * rustix::param::page_size() as u64), ..own };
+    if let Err(cause) = prlimit(Some(pid), Resource::As, if is_limited { present } else { own }) {
+        tracing::debug!(?pid, %cause, "a limit was not set");
+    }
 }
 
 /// Whether the process has not ended.

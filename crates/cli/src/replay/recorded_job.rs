@@ -162,6 +162,11 @@ fn read_worker(folder: &Path, rank: usize) -> Result<RecordedJob> {
             "give the folder that RINGPULL_RECORD named when the job ran",
         )
     })?;
+    parse(&text, &failed)
+}
+
+/// The job of a worker's file with this text.
+pub(crate) fn parse(text: &str, failed: &impl Fn(std::io::Error) -> Error) -> Result<RecordedJob> {
     let lines = text.lines().map(|line| serde_json::from_str(line).map_err(|cause| failed(cause.into())));
     job(lines).and_then(|job| job.ok_or_else(|| failed(std::io::Error::other("it has no push of any key"))))
 }
@@ -185,6 +190,7 @@ fn job(lines: impl Iterator<Item = Result<RecordedLine>>) -> Result<Option<Recor
             }
             RecordedLine::Init { key, .. } if by_rows.contains(&key) => continue,
             RecordedLine::Init { key, dtype, shape, .. } => {
+                dtype.len_bytes(&shape)?;
                 job.keys.push(RecordedKey { key, dtype, shape });
                 continue;
             }
@@ -204,8 +210,9 @@ fn job(lines: impl Iterator<Item = Result<RecordedLine>>) -> Result<Option<Recor
     }
     let pushed: Vec<usize> = job.calls.iter().filter(|call| call.pushes()).map(|call| call.key).collect();
     // A key that is pushed once was pushed before the first step.
-    let is_again = |key: &&usize| pushed.iter().filter(|other| other == key).nth(1).is_some();
-    let Some(&first) = pushed.iter().find(is_again).or(pushed.first()) else { return Ok(None) };
+    let mut times = vec![0_usize; job.keys.len()];
+    pushed.iter().for_each(|key| times[*key] += 1);
+    let Some(&first) = pushed.iter().find(|key| times[**key] > 1).or(pushed.first()) else { return Ok(None) };
     for call in &mut job.calls {
         call.begins_step = call.pushes() && call.key == first;
     }
@@ -229,6 +236,13 @@ mod tests {
     fn lines(calls: impl IntoIterator<Item = RecordedLine>) -> impl Iterator<Item = Result<RecordedLine>> {
         let store = RecordedLine::Store { kind: Kind::DistSync, rank: 0, workers: 4 };
         [store, init("a"), init("b")].into_iter().chain(calls).map(Ok).collect::<Vec<_>>().into_iter()
+    }
+
+    #[test]
+    fn a_shape_that_cannot_be_counted_is_an_error() {
+        let when = When { at_s: 0.0, waited_s: 0.0 };
+        let init = RecordedLine::Init { key: "a".into(), dtype: DType::F32, shape: vec![1 << 40, 1 << 40], when };
+        assert!(job(lines([init, push("a", 0.0, 0.0)])).is_err());
     }
 
     #[test]

@@ -143,8 +143,10 @@ fn steps(spans: &[Timed]) -> (Vec<(f64, f64)>, bool) {
     let mut pushes: Vec<&Timed> = spans.iter().filter(|span| span.phase == Phase::Push).collect();
     pushes.sort_by(|a, b| a.start.total_cmp(&b.start));
     // A key that is pushed once was pushed before the first step.
-    let is_again = |span: &&&Timed| pushes.iter().filter(|other| other.name == span.name).nth(1).is_some();
-    let Some(first) = pushes.iter().find(is_again).or(pushes.first()) else { return (Vec::new(), false) };
+    let mut times: BTreeMap<&str, usize> = BTreeMap::new();
+    pushes.iter().for_each(|span| *times.entry(&span.name).or_default() += 1);
+    let first = pushes.iter().find(|span| times[&span.name[..]] > 1).or(pushes.first());
+    let Some(first) = first else { return (Vec::new(), false) };
     let starts: Vec<f64> = pushes.iter().filter(|span| span.name == first.name).map(|span| span.start).collect();
     let found: Vec<(f64, f64)> = starts.windows(2).map(|pair| (pair[0], pair[1])).collect();
     if !found.is_empty() {

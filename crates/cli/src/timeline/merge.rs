@@ -86,7 +86,7 @@ impl Merged {
                 guessed.join(", ")
             ));
         }
-        let left_out: u64 = self.processes.iter().map(|about| about.left_out).sum();
+        let left_out = self.processes.iter().fold(0_u64, |all, about| all.saturating_add(about.left_out));
         if left_out > 0 {
             doubts
                 .push(format!("{left_out} spans were left out, because a thread keeps a million: record fewer steps"));
@@ -126,6 +126,15 @@ mod tests {
         assert_eq!(merged.processes[0].rank, Some(0));
         assert!(merged.warnings().is_empty());
         assert_eq!(merged.to_value()["traceEvents"].as_array().map(Vec::len), Some(2));
+    }
+
+    #[test]
+    fn numbers_that_no_job_has_are_taken_as_the_largest() {
+        let mut two = [trace(0, 0, 0, 0.0), trace(1, 0, 0, 0.0)];
+        (two[1].about.role, two[1].about.rank) = (ringpull_base::config::Role::Server, Some(usize::MAX));
+        two.iter_mut().for_each(|trace| trace.about.left_out = u64::MAX);
+        let doubts = merge(two.into()).unwrap().warnings();
+        assert!(doubts[0].starts_with("18446744073709551615 spans were left out"), "{doubts:?}");
     }
 
     #[test]

@@ -343,3 +343,20 @@ fn a_job_with_servers_ends_with_too_few_workers_or_with_an_error_of_one() {
     assert_eq!(job.code(), Some(5), "{}", job.read("err"));
     assert!(job.events().is_empty(), "{}", job.read("err"));
 }
+
+/// Two launchers of one job may begin at the same time: the later one has ended what it saw of the earlier one.
+#[test]
+fn a_rank_of_an_earlier_generation_does_not_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    std::os::unix::fs::symlink("a launcher", folder.path().join("generation-3")).unwrap();
+    for (generation, begins) in [("2", false), ("3", true)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+        command.args(["rank", "--name", "rank", "--", "echo", "begins"]);
+        command.env("RINGPULL_SNAPSHOTS", folder.path()).env("RINGPULL_GENERATION", generation);
+        let output = command.output().unwrap();
+        assert_eq!((output.status.success(), output.stdout == b"begins\n"), (begins, begins), "{output:?}");
+        let is_said = String::from_utf8_lossy(&output.stderr).contains("has begun generation 3 here");
+        assert_eq!(is_said, !begins, "{output:?}");
+    }
+}

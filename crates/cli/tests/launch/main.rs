@@ -487,6 +487,33 @@ fn the_workers_of_a_hybrid_job_are_ranks_beside_servers() {
     }
 }
 
+/// The exit code is that of the rank that is lost, although a server fails for it at once; and an `mpirun` that
+/// stays when its ranks have ended, as that of Open MPI 4.1 sometimes does, is killed.
+#[test]
+fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
+    if !has_mpi() {
+        eprintln!("skipped: mpirun is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // Servers fail when the rank is gone for good, and its end is known.
+    let program = "case $DMLC_ROLE in
+      worker) [ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 1 ] || exec sleep 100; echo $$ >$0/new; mv $0/new $0/rank; kill -9 $$ ;;
+      server) until [ -e $0/rank ]; do sleep 0.02; done
+        until [ ! -e /proc/$(cat $0/rank) ]; do sleep 0.02; done; sleep 0.05; exit 1 ;;
+      *) sleep 100 ;;
+    esac";
+    let stays = folder.path().join("mpirun");
+    script(folder.path(), "mpirun", "case $1 in --version) exec mpirun \"$@\" ;; esac\nmpirun \"$@\"\nexec sleep 1000");
+    for (of_worker, mpirun, code) in [("", "mpirun", 137), ("exit 0", stays.to_str().unwrap(), 0)] {
+        let program = if of_worker.is_empty() { program } else { of_worker };
+        let mut command = launch(&["-n", "2", "-s", "1", "--hybrid", "--", "sh", "-c", program]);
+        command.arg(folder.path()).env("RINGPULL_SILENCE", "1").env("RINGPULL_MPIRUN", mpirun);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{mpirun}: {output:?}");
+    }
+}
+
 /// A program that runs these lines of shell.
 fn script(folder: &Path, name: &str, lines: &str) -> PathBuf {
     let path = folder.join(name);
@@ -520,6 +547,27 @@ fn a_batch_system_that_is_not_there_is_one_clear_error() {
     assert!(text.contains("--sge-pe NAME"), "{text}");
     let text = absent(&["-n", "2", "-s", "0", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);
     assert!(text.contains("qsub cannot be run"), "{text}");
+}
+
+#[test]
+fn a_signal_that_no_worker_gets_leaves_a_job_of_grid_engine_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    script(folder.path(), "qsub", "echo runs\nuntil [ -e $F/go ]; do sleep 0.05; done\nexit 5");
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let mut command = launch(&["-n", "1", "--launcher", "sge", "--sge-pe", "orte", "--", "true"]);
+    command.env("PATH", path).env("F", folder.path()).current_dir(folder.path());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let read = |from: &mut dyn BufRead| {
+        let mut line = String::new();
+        from.read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!(read(&mut BufReader::new(child.stdout.take().unwrap())), "runs\n");
+    kill_process(Pid::from_child(&child), Signal::USR1).unwrap();
+    let said = read(&mut BufReader::new(child.stderr.take().unwrap()));
+    assert!(said.contains("signal 10 is for no worker: Grid Engine runs them"), "{said}");
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(5));
 }
 
 /// The lines of the file into which Grid Engine puts the output of the last job in this folder.

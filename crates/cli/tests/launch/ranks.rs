@@ -291,6 +291,44 @@ fn a_reader_that_is_slow_loses_nothing_and_ends_no_job() {
     assert_eq!((code, out.len()), (Some(3), "[rank 0] \n".len() + 30_000_000), "{err}");
 }
 
+/// The launcher ends processes, and itself, while nobody reads what they have written: it says that it does,
+/// and waits for no reader after a second interrupt.
+#[test]
+fn a_reader_that_pauses_keeps_no_job_with_servers_from_its_end() {
+    let program = "[ $me = 0 ] || { until [ -e $F/go ]; do sleep 0.05; done; exit 3; }\n\
+                   trap 'echo x >$F/told; exit 0' TERM\n\
+                   head -c 90000000 /dev/zero | tr '\\0' x";
+    let start = || {
+        let job = Job::start(&["-n", "2", "-s", "1", "--env", "RINGPULL_SILENCE=1", "--"], program);
+        until("as much waits as may", || {
+            let counts = std::fs::read_to_string(format!("/proc/{}/io", job.child.id())).unwrap();
+            counts.lines().next().unwrap().trim_start_matches("rchar: ").parse::<usize>().unwrap() > 64 << 20
+        });
+        job
+    };
+    let job = start();
+    job.make("go");
+    until("the other worker was told to end", || job.folder.path().join("told").exists());
+    let (code, _, err) = job.end();
+    assert!(code == Some(3) && err.contains("worker 1 ended with exit code 3; the other"), "{code:?} {err}");
+    let mut job = start();
+    until("the job has ended", || {
+        job.signal(Signal::INT);
+        job.child.try_wait().unwrap().is_some()
+    });
+    assert_eq!(job.end().0, Some(130));
+}
+
+#[test]
+fn a_process_that_leaves_its_session_and_writes_on_and_on_keeps_no_job_with_servers_from_its_end() {
+    let program = "[ $me = 0 ] || exit 0; setsid yes on & until [ -e $F/go ]; do sleep 0.05; done";
+    let mut job = Job::start(&["-n", "2", "-s", "1", "--"], program);
+    job.reads("] on\n");
+    job.make("go");
+    let (code, _, err) = job.end();
+    assert_eq!(code, Some(0), "{err}");
+}
+
 #[test]
 fn a_reader_that_goes_ends_no_job_and_one_line_says_that_the_output_is_dropped() {
     let wait = |name: &str| format!("until [ -e $F/{name} ]; do sleep 0.05; done\n");

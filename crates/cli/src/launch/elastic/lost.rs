@@ -83,7 +83,8 @@ impl Lost {
 
     /// The number that a rank of the job, as it is by now, started with.
     fn started(&self, rank: usize) -> usize {
-        (0..).filter(|started| !self.in_place.contains_key(started)).nth(rank).unwrap_or(rank)
+        let gone = self.in_place.keys();
+        gone.fold(rank, |started, gone| if *gone <= started { started.saturating_add(1) } else { started })
     }
 
     /// The lost ranks: those that `mpirun` names, or else those that others miss.
@@ -161,6 +162,14 @@ fn in_place(text: &str) -> Vec<usize> {
     ranks.filter_map(|rank| rank.strip_prefix("rank ")?.parse().ok()).collect()
 }
 
+/// Reads what `mpirun` and ranks have said, for a fuzz target.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(text: &str) {
+    let (mut lost, running) = (Lost::default(), ["a".to_owned(), "b.c".to_owned()]);
+    text.lines().for_each(|line| lost.read(line));
+    assert!(lost.hosts(&running).len() <= running.len() && !lost.in_words(&running, 1).is_empty());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,6 +236,12 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_no_rank_has_is_read_at_once() {
+        let lost = of(&format!("[rank 0] rank 0: stopped: rank {} (pid 7 on h2) is lost: x\n", usize::MAX));
+        assert!(lost.hosts(&running()).is_empty());
+    }
+
+    #[test]
     fn after_a_loss_in_place_ranks_have_other_numbers() {
         let lost = of("[rank 2] ringpull: elastic: goes on in place without rank 0, rank 1: 1 rank is left\n");
         assert!(lost.in_place().keys().eq(&[0, 1]));
@@ -234,6 +249,9 @@ mod tests {
         let lost = of("ringpull: elastic: goes on in place without rank 1: 2 ranks are left\n\
              [rank 0] rank 0: stopped: rank 1 (pid 7 on h3) is lost: nothing heard of it\n");
         assert_eq!(lost.in_words(&running(), 1), "lost rank 2 on h3");
+        let started =
+            |rank| of("ringpull: elastic: goes on in place without rank 0, rank 2, rank 3: x\n").started(rank);
+        assert_eq!([0, 1, 2].map(started), [1, 4, 5]);
     }
 
     #[test]

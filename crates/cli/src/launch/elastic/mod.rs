@@ -20,6 +20,9 @@ pub(crate) mod on_host;
 mod snapshots;
 mod watch;
 
+#[cfg(fuzzing)]
+pub(crate) use self::{lost::fuzz as fuzz_lost, snapshots::fuzz as fuzz_answer};
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -110,10 +110,30 @@ fn names(folder: &OwnFolder) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// The generation whose begin an entry of the folder marks.
+fn begun(name: &str) -> Option<u32> {
+    name.strip_prefix("generation-").and_then(|number| number.parse().ok())
+}
+
+/// An error if a launcher has begun a later generation on this host than that of this process. It has ended
+/// the processes of earlier ones that it saw: one that asks this after it has got its environment was seen, or
+/// gets to know.
+pub(crate) fn check_generation() -> Result<()> {
+    let own: Option<u32> = config::text(config::GENERATION).and_then(|number| number.parse().ok());
+    let (Some(own), Some(folder)) = (own, config::text(config::SNAPSHOTS)) else { return Ok(()) };
+    let names = OwnFolder::open(Path::new(&folder)).and_then(|folder| folder.names()).unwrap_or_default();
+    match names.iter().filter_map(|(name, _)| begun(name)).max() {
+        Some(later) if later > own => Err(Error::argument(
+            format!("this process of generation {own} does not begin: its job has begun generation {later} here"),
+            "let one launcher run the job, or give each job a name of its own with --job",
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn begin(folder: &Path, generation: u32, launcher: &str) -> HostAnswer {
     let taken = OwnFolder::make(folder).and_then(|found| {
         let names = names(&found)?;
-        let begun = |name: &str| name.strip_prefix("generation-").and_then(|number| number.parse().ok());
         let later = names.iter().filter_map(|name| begun(name)).filter(|later| *later > generation).max();
         if let Some(later) = later {
             return Ok(Err(later));

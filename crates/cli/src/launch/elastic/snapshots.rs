@@ -174,8 +174,12 @@ impl Snapshots {
 /// The answer of another host, whose shell may print something first.
 fn read_answer(said: &remote::Answer) -> Result<HostAnswer, String> {
     let words = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace(['\r', '\n'], " ");
-    let last = said.output.stdout.trim_ascii().rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
-    serde_json::from_slice(last).map_err(|_| format!("no answer {}", words(&said.output.stderr)).trim().to_owned())
+    last_line(&said.output.stdout).ok_or_else(|| format!("no answer {}", words(&said.output.stderr)).trim().to_owned())
+}
+
+fn last_line(printed: &[u8]) -> Option<HostAnswer> {
+    let last = printed.trim_ascii().rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+    serde_json::from_slice(last).ok()
 }
 
 fn names(said: &Result<HostAnswer, String>) -> impl Iterator<Item = &str> {
@@ -207,6 +211,16 @@ fn read<'a>(names: impl Iterator<Item = &'a str>) -> Newest {
         newest.done = newest.done.max(number("done-"));
     }
     newest
+}
+
+/// Reads an answer of a host, for a fuzz target.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(printed: &[u8]) {
+    let Some(answer) = last_line(printed) else { return };
+    let newest = read(names(&Ok(answer)));
+    // The number of the next generation is one that the job can have, or there is none.
+    let next = super::take_over("job", &newest);
+    assert!(newest.begun.is_none_or(|begun| next.is_ok_and(|next| next > begun) || begun == u32::MAX));
 }
 
 #[cfg(test)]

@@ -1,0 +1,69 @@
+//! Reads files and answers that commands read, for the fuzz targets of fuzz/. Each function takes any input,
+//! and panics if a reader does not hold a promise.
+
+use ringpull_base::timeline::trace::Trace;
+use ringpull_base::{Error, Kind};
+
+use crate::compare::Comparison;
+use crate::differ::WorkerRecording;
+use crate::launch::elastic::{fuzz_answer, fuzz_lost};
+use crate::launch::hostfile;
+use crate::record::Record;
+use crate::rehearse::fault;
+use crate::replay::recorded_job;
+use crate::sweep::Sweep;
+use crate::timeline::{account::account, merge::merge, words};
+use crate::{compare, sweep};
+
+/// A worker's recording, as `replay` and `differ` read it.
+pub fn recording(text: &str) {
+    let failed = |cause: std::io::Error| Error::io("read", "a recording", &cause);
+    if let Ok(job) = recorded_job::parse(text, &failed) {
+        assert!(job.workers > 0 && !job.calls.is_empty() && job.bytes() < usize::MAX);
+        let step = job.step();
+        let model = job.as_model(step.map_or(1.0, |step| step.compute_s));
+        assert!(!model.is_empty() || step.is_none());
+    }
+    for kind in [Kind::DistSyncMpi, Kind::DistSync] {
+        drop(WorkerRecording::default().with_lines(text.as_bytes(), kind, &failed));
+    }
+}
+
+/// Timelines of a job's processes, each a line, as `top` reads them.
+pub fn timelines(text: &str) {
+    let traces: Vec<Trace> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let Ok(merged) = merge(traces) else { return };
+    drop(merged.to_value());
+    merged.warnings();
+    assert!(!words::render(&account(&merged)).is_empty());
+}
+
+/// Results of an earlier `compare`, and what a job prints.
+pub fn results(text: &str) {
+    if let Ok(results) = serde_json::from_str::<Comparison>(text) {
+        drop(compare::report::render(&results));
+        drop(compare::table::render(&results));
+    }
+    if let Ok(results) = serde_json::from_str::<Sweep>(text) {
+        drop(sweep::page::render(&[results]));
+    }
+    drop(Record::parse_list("a job", text));
+}
+
+/// The answers of hosts to the launcher of an elastic job, and what `mpirun` says of its ranks.
+pub fn elastic(text: &str) {
+    fuzz_answer(text.as_bytes());
+    fuzz_lost(text);
+}
+
+/// Lists of hosts.
+pub fn hosts(text: &str) {
+    hostfile::fuzz(text);
+}
+
+/// A file of faults: what is read can be told apart from what is not.
+pub fn faults(text: &str) {
+    for fault in fault::read(text).unwrap_or_default() {
+        assert!(!fault.to_string().is_empty() && fault.host() != Some(0));
+    }
+}
