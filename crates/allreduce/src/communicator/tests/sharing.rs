@@ -275,10 +275,15 @@ fn a_rank_that_does_not_come_is_an_error_for_the_others_within_the_deadline() {
                 })
             });
             let ranks: Vec<_> = ranks.collect();
-            for outcome in ranks.into_iter().filter_map(|rank| rank.join().unwrap()) {
-                let Err(Error::PeerLost { peer, .. }) = outcome else { panic!("no rank is lost") };
-                assert!(peer.contains('1'), "{peer}");
-            }
+            let outcomes = ranks.into_iter().filter_map(|rank| rank.join().unwrap());
+            let lost = outcomes.map(|outcome| match outcome {
+                Err(Error::PeerLost { peer, .. }) => peer,
+                _ => panic!("no rank is lost"),
+            });
+            // By messages one rank may see that the other has given up.
+            let lost: Vec<String> = lost.collect();
+            let names_it = |peer: &String| peer.contains('1');
+            assert!(if hosts == [0; 3] { lost.iter().all(names_it) } else { lost.iter().any(names_it) }, "{lost:?}");
         });
     }
 }
