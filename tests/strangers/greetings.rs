@@ -97,8 +97,8 @@ impl Speaks {
     }
 }
 
-/// Returns the first message: a flag of the secret, random bytes, the session, a port, the node's identity and
-/// its length.
+/// Returns the first message: a flag of the secret, random bytes, the session, a port, the node's identity
+/// and its length.
 pub(crate) fn hello(name: &Name) -> [u8; HELLO] {
     let mut hello = [0; HELLO];
     hello[..7].copy_from_slice(CLIENT_MAGIC);
@@ -111,8 +111,8 @@ pub(crate) fn hello(name: &Name) -> [u8; HELLO] {
     hello
 }
 
-/// Returns the proof: a flag of a session that goes on, a later attempt than any, the last frame received, and
-/// a code over all that was said.
+/// Returns the proof: a flag of a session that goes on, a later attempt than any, the last frame received,
+/// and a code over all that was said.
 pub(crate) fn proof(name: &Name, hello: &[u8], challenge: &[u8]) -> [u8; PROOF] {
     let mut proof = [0; PROOF];
     proof[0] = u8::from(name.goes_on);

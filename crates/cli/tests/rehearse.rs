@@ -90,8 +90,8 @@ fn a_process_fails_before_its_program_begins_or_lacks_memory_or_meets_a_planted_
     assert!(output.status.code() == Some(0) && jobs[1]["end"]["ended"] == 1, "{output:?}");
 }
 
-/// A job of each kind meets random faults, of which each has the exit code that the launcher's table says, and
-/// leaves nothing: `NEMESIS` of them for each kind, by `SEED`.
+/// A job of each kind meets random faults, of which each has the exit code that the launcher's table says,
+/// and leaves nothing: `NEMESIS` of them for each kind, by `SEED`.
 #[test]
 #[ignore = "takes a quarter of an hour or more: scripts/test --all; needs the Python package"]
 fn random_faults_end_every_kind_of_job_as_the_table_of_ends_says() {

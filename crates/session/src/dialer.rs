@@ -132,8 +132,8 @@ pub(crate) fn gone() -> Event {
 }
 
 /// Returns true if the peer's system listens no more, or closed the connection, as it does when a process
-/// ends. A proxy that has lost the process closes too; a reset is of either. If a closed connection is the end
-/// of a peer at once, only a closed port counts here: a network may break a handshake in every way.
+/// ends. A proxy that has lost the process closes too; a reset is of either. If a closed connection is the
+/// end of a peer at once, only a closed port counts here: a network may break a handshake in every way.
 fn is_closed(cause: &io::Error, resume: Duration) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionRefused, UnexpectedEof, WriteZero};
     let is_ended = matches!(cause.kind(), UnexpectedEof | BrokenPipe | WriteZero);

@@ -99,9 +99,9 @@ pub struct Settings {
     pub resume: Duration,
     /// An end that is dropped tries for this long to send the frames that it still has.
     pub linger: Duration,
-    /// A sender hands a frame of at least so many bytes to the system itself, as far as that takes it at once.
-    /// So fewer threads are woken, or two share the work; short frames that are left to the driver are written
-    /// together.
+    /// A sender hands a frame of at least so many bytes to the system itself, as far as that takes it at
+    /// once. So fewer threads are woken, or two share the work; short frames that are left to the driver are
+    /// written together.
     pub at_once_bytes: usize,
 }
 

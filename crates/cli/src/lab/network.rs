@@ -89,8 +89,9 @@ pub(super) fn add_host(
     Ok(())
 }
 
-/// Tells a host its peers' link addresses. Linux keeps what hosts find out by themselves in one table of 1,024
-/// for all of a machine's namespaces: 64 hosts that all connect to each other would need four times as many.
+/// Tells a host its peers' link addresses. Linux keeps what hosts find out by themselves in one table of
+/// 1,024 for all of a machine's namespaces: 64 hosts that all connect to each other would need four times as
+/// many.
 fn name_neighbours(host: usize, links: &LinkAddresses) -> Result<()> {
     let peers = (1..=links.hosts).filter(|peer| *peer != host);
     let lines = peers.map(|peer| {
@@ -100,8 +101,8 @@ fn name_neighbours(host: usize, links: &LinkAddresses) -> Result<()> {
     run("ip", &["-n", &host_name(host), "-batch", "-"], &lines.collect::<String>()).map(drop)
 }
 
-/// The hosts' link addresses (MAC), other ones in each lab. By them a job knows hosts whose links it has measured
-/// before, and the same host of another lab may have a link of another rate.
+/// The hosts' link addresses (MAC), other ones in each lab. By them a job knows hosts whose links it has
+/// measured before, and the same host of another lab may have a link of another rate.
 pub(super) struct LinkAddresses {
     hosts: usize,
     lab: u64,

@@ -2,9 +2,9 @@
 //!
 //! Slurm starts MPI ranks itself; for Grid Engine `mpirun` does, which finds the hosts by itself. In a job
 //! with servers every process runs the same shell script: task 0 is the scheduler, then come the servers,
-//! then the workers. The tasks of Slurm connect to the launcher, which prints their output and tells them when
-//! to end, since `srun` kills them when it is told. Grid Engine writes all output into one file, so there the
-//! first host puts a process's name before its lines. Task 0 writes the scheduler's address to a
+//! then the workers. The tasks of Slurm connect to the launcher, which prints their output and tells them
+//! when to end, since `srun` kills them when it is told. Grid Engine writes all output into one file, so
+//! there the first host puts a process's name before its lines. Task 0 writes the scheduler's address to a
 //! file that all hosts see. Beside it is a file with the job's secret, which only this user can read: a batch
 //! system shows a job's command line, and Grid Engine its variables too, to all users.
 
@@ -84,7 +84,8 @@ impl BatchJob {
         let interrupt = Interrupt::watch()?;
         interrupt.watch_for_job()?;
         let folder = working_folder()?;
-        // A name that nobody else has: one made of a process's number may be there from a launcher that was killed.
+        // A name that nobody else has: one made of a process's number may be there from a launcher that was
+        // killed.
         let meeting = put("", ".ringpull-meet-", &folder)?;
         let meet = meeting.path();
         let secret = config::secret_or_new()?;
@@ -120,7 +121,8 @@ impl BatchJob {
         Ok(interrupt.signal().map_or(code_of(status), |signal| 128 + signal))
     }
 
-    /// Runs `srun` to its end; the exit code. After a process has failed the others may report whom they lost.
+    /// Runs `srun` to its end; the exit code. After a process has failed the others may report whom they
+    /// lost.
     fn run_srun(&self, words: &[OsString], control: &Control, interrupt: &Interrupt) -> Result<i32> {
         let mut command = Command::new(&words[0]);
         let names = [vec![config::SECRET], self.by_name()].concat();

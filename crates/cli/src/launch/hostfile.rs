@@ -311,8 +311,8 @@ fn check(name: &str, user: Option<&str>) -> Result<(), String> {
     user.filter(|user| !is_user(user)).map_or(Ok(()), |user| Err(format!("{user:?} is no name of a user")))
 }
 
-/// Reads hosts in each of the places where they are listed, for a fuzz target: no host's words could be options
-/// of ssh, and what was read is written and read again as the same.
+/// Reads hosts in each of the places where they are listed, for a fuzz target: no host's words could be
+/// options of ssh, and what was read is written and read again as the same.
 #[cfg(fuzzing)]
 pub(crate) fn fuzz(text: &str) {
     let of_file = |text: &str| parse(text, "the hostfile x", Reading { slots: 1, has_ports: true });

@@ -130,8 +130,8 @@ impl Feed {
 }
 
 impl Feed {
-    /// Prints a line of the launcher's own to stderr. It waits for no reader: whoever ends the job's processes
-    /// says so.
+    /// Prints a line of the launcher's own to stderr. It waits for no reader: whoever ends the job's
+    /// processes says so.
     pub(super) fn say(&self, line: &str) {
         let source = self.source(OutputStream::Err, None);
         source.put(source.shared.lock(), format!("{line}\n").into_bytes());

@@ -200,8 +200,8 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
 }
 
 /// Waits for the output of a job whose processes have ended, and for a slow reader of it; whether all is
-/// written. A process that has left the session may hold a pipe open for ever, and an interrupted job waits no
-/// longer than its grace.
+/// written. A process that has left the session may hold a pipe open for ever, and an interrupted job waits
+/// no longer than its grace.
 fn await_output(processes: &[Running], printer: &Printer, interrupt: &Interrupt) -> bool {
     let ended = Instant::now();
     let mut until = ended + KILL_AFTER;
@@ -350,8 +350,9 @@ impl Supervisor {
         self.limit_the_rest(launch.grace);
     }
 
-    /// The exit code of a process that has ended in a job of ranks, as far as it is the job's: a rank that has
-    /// failed before is the cause of other failures, and `mpirun` knows less of the ranks than they themselves.
+    /// The exit code of a process that has ended in a job of ranks, as far as it is the job's: a rank that
+    /// has failed before is the cause of other failures, and `mpirun` knows less of the ranks than they
+    /// themselves.
     fn code_beside_ranks(&self, number: usize, code: i32, control: &Control, launch: &Launch) -> i32 {
         let first_failure = control.first_failure();
         if self.running[number].role != Role::Worker {

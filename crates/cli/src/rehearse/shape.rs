@@ -1,5 +1,5 @@
-//! The kind of a rehearsed job, and what the table of the launcher ([`ends`](crate::launch::ends)) says of the
-//! end of one of its processes; pure.
+//! The kind of a rehearsed job, and what the table of the launcher ([`ends`](crate::launch::ends)) says of
+//! the end of one of its processes; pure.
 
 use ringpull_base::config::Role;
 

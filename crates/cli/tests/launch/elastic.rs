@@ -344,7 +344,8 @@ fn a_job_with_servers_ends_with_too_few_workers_or_with_an_error_of_one() {
     assert!(job.events().is_empty(), "{}", job.read("err"));
 }
 
-/// Two launchers of one job may begin at the same time: the later one has ended what it saw of the earlier one.
+/// Two launchers of one job may begin at the same time: the later one has ended what it saw of the earlier
+/// one.
 #[test]
 fn a_rank_of_an_earlier_generation_does_not_begin() {
     let folder = tempfile::tempdir().unwrap();

@@ -487,8 +487,8 @@ fn the_workers_of_a_hybrid_job_are_ranks_beside_servers() {
     }
 }
 
-/// The exit code is that of the rank that is lost, although a server fails for it at once; and an `mpirun` that
-/// stays when its ranks have ended, as that of Open MPI 4.1 sometimes does, is killed.
+/// The exit code is that of the rank that is lost, although a server fails for it at once; and an `mpirun`
+/// that stays when its ranks have ended, as that of Open MPI 4.1 sometimes does, is killed.
 #[test]
 fn the_exit_code_of_a_hybrid_job_is_that_of_its_ranks_whatever_mpirun_does() {
     if !has_mpi() {

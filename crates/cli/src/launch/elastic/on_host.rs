@@ -116,8 +116,8 @@ fn begun(name: &str) -> Option<u32> {
 }
 
 /// An error if a launcher has begun a later generation on this host than that of this process. It has ended
-/// the processes of earlier ones that it saw: one that asks this after it has got its environment was seen, or
-/// gets to know.
+/// the processes of earlier ones that it saw: one that asks this after it has got its environment was seen,
+/// or gets to know.
 pub(crate) fn check_generation() -> Result<()> {
     let own: Option<u32> = config::text(config::GENERATION).and_then(|number| number.parse().ok());
     let (Some(own), Some(folder)) = (own, config::text(config::SNAPSHOTS)) else { return Ok(()) };
