@@ -1,9 +1,9 @@
 //! The end that listens, and the connections that have not proved the job's secret yet.
 //!
-//! There are few of these: at the limit the oldest is closed if it has had its time; otherwise the new one is
-//! closed, and may try again. So silent or slow strangers delay nobody, a crowd keeps no process of the job
-//! out, and the cost is bounded. A connection that is turned away is reset: its other end must not take that
-//! for the end of this process.
+//! At the limit of these the oldest is closed if it has had its time. Otherwise the new one is closed, and
+//! may try again. So silent or slow strangers delay nobody, a crowd keeps no process of the job out, and the
+//! cost is bounded. A connection that is turned away is reset, since a clean close would look like the end of
+//! this process.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -22,10 +22,10 @@ use crate::handshake::{Examination, Failure, Proved, Verdict};
 /// The number of connections that have not proved the secret and are kept beside those of the job.
 const MOST_PENDING: usize = 64;
 
-/// The number of connections that are taken before those that are there have their turn.
+/// The number of connections that are accepted before open ones are served.
 const TURN: usize = 256;
 
-/// The time without accepting when the system has nothing left for a connection.
+/// The pause in accepting after the system has run out of descriptors or memory.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
 /// Listens on `address`, where port 0 lets the system choose.
@@ -50,7 +50,7 @@ pub struct Door {
     pub admits: Admits,
     /// The most processes at a time.
     pub most: usize,
-    /// The conduct.
+    /// The limits of time and memory.
     pub settings: Settings,
 }
 

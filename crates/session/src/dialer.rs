@@ -17,18 +17,18 @@ use crate::{Event, Settings};
 /// The time between a failure and the next attempt.
 pub(crate) const RECONNECT: Duration = Duration::from_millis(50);
 
-/// The process to connect to, and this process as it knows it.
+/// The process to connect to, and this process's introduction to it.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// Its addresses, which are tried in turn.
     pub to: Vec<SocketAddr>,
     /// `the scheduler`, `server 1`, `rank 0`.
     pub name: String,
-    /// This process's name of itself.
+    /// The identity that this process gives.
     pub identity: Vec<u8>,
     /// The job's secret.
     pub secret: Option<Secret>,
-    /// The conduct.
+    /// The limits of time and memory.
     pub settings: Settings,
     /// True if this process keeps a port open as long as it lives. The other end tries it after a connection
     /// has failed, and finds out at once that the process is gone.

@@ -28,7 +28,7 @@ use crate::{Event, Frame, Settings, Sink};
 /// Frames that came are confirmed after this time at the latest.
 const CONFIRM_AFTER: Duration = Duration::from_millis(500);
 
-/// The interval at which the port of a peer is tried whose connection failed and that has not come back.
+/// The interval between attempts at the port of a peer whose connection has failed.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The state that the owner and the thread share.
@@ -36,7 +36,7 @@ struct Shared {
     name: String,
     waker: Arc<Waker>,
     sessions: Mutex<BTreeMap<Vec<u8>, Arc<Session>>>,
-    /// The addresses of this host on which alone connections are accepted from now on.
+    /// The only addresses of this host that accept connections from now on.
     interfaces: Mutex<Option<Vec<IpAddr>>>,
     refusals: Mutex<Refusals>,
     /// No session is begun any more, and the thread ends after the last.

@@ -1,7 +1,7 @@
 //! Frames between two processes, in order and each once, over one connection after another. Pure.
 //!
-//! Each direction numbers its frames from 1. A frame is kept until the peer has confirmed it; the handshake
-//! of a new connection says which number came last, and everything after it is sent again.
+//! Each direction numbers its frames from 1. A frame is kept until the peer has confirmed it. The handshake
+//! of a new connection says which number came last; everything after it is sent again.
 //!
 //! A frame is a prefix of 24 bytes (its number, the number of the last frame received, the lengths), its
 //! header and its payload. A prefix without a number carries nothing but a confirmation; the last prefix is a
@@ -37,7 +37,7 @@ const PIECE_BYTES: usize = 64 << 10;
 pub(crate) struct Frames {
     kept: VecDeque<Frame>,
     pub(crate) kept_bytes: usize,
-    /// The number of the first of them.
+    /// The number of the first kept frame.
     first: u64,
     /// The number of those that have been taken for the present connection, and the bytes of the others.
     composed: usize,

@@ -1,8 +1,7 @@
 //! The first bytes of every connection, by which its ends know each other. Pure.
 //!
 //! Both ends have the job's secret, or neither has. Each proves it by a keyed hash over fresh random numbers
-//! of both, so that a proof that was overheard is of no use for another connection, nor for the other
-//! direction:
+//! of both. An overheard proof is useless on another connection, and in the other direction:
 //!
 //! ```text
 //!   client                                               server
@@ -21,8 +20,7 @@ use std::io;
 use ringpull_base::Secret;
 use ringpull_base::secret::CODE_BYTES;
 
-/// The first bytes that a client sends and those that a server does: the name of the protocol, and its
-/// version.
+/// The first bytes of a client and of a server: the name of the protocol, then its version.
 const MAGIC: &[u8; 7] = b"RPULLC\x02";
 const SERVER_MAGIC: &[u8; 7] = b"RPULLS\x02";
 const START: usize = MAGIC.len() + 1;

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::frames::{End, Frames, Outgoing, Prefix};
 use crate::{Frame, Settings, Sink};
 
-/// The bytes that are moved in one direction before another connection has its turn.
+/// The bytes that one connection may move per turn, in each direction.
 pub(crate) const TURN_BYTES: usize = 1 << 20;
 
 /// Ends the wait of a driver's thread.

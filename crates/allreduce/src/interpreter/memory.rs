@@ -26,7 +26,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// The bytes; none of a pair.
+    /// The bytes; empty for a pair.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Memory::Nothing | Memory::Pair(_) => &[],

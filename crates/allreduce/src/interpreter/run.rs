@@ -6,11 +6,15 @@
 //!
 //! Operations are begun, advanced together, and reported when they are finished. Each has its own lanes,
 //! identified by its stamp, so no operation waits for a message of another. They share one limit on the
-//! messages in flight to a peer: a message of higher priority leaves first, then one of an operation begun
-//! earlier. While that limit holds back a message of higher priority, no message of lower priority leaves for
-//! the same peer, unless all messages in flight wait for the peer. Otherwise each operation may always have
-//! one message in flight to each peer; if nothing in flight moves, it may have one in any case. So every
-//! operation ends, however full the others' lanes are, and in whichever order the ranks begin their
+//! messages in flight to a peer:
+//!
+//! - A message of higher priority leaves first; among equals, one of the operation that was begun earlier.
+//! - While the limit holds back a message, no message of lower priority leaves for that peer, unless all
+//!   messages in flight wait for the peer.
+//! - Otherwise each operation may have one message in flight to each peer.
+//! - If nothing moves for [`STANDSTILL`], an operation may have one in any case.
+//!
+//! So every operation ends, however full the others' lanes are, and in whichever order the ranks begin their
 //! operations. A peer may have to buffer the messages in flight to it (`ahead`).
 #![allow(unsafe_code)]
 

@@ -1,14 +1,14 @@
 //! The comm thread: begins launched operations, keeps several sums under way, and hands on the finished ones.
 //!
-//! It alone talks to the transport. Sums begin as they are launched, up to a number, and progress together. A
-//! job that needs the communicator to itself runs when no other operation of all ranks is under way. The sums
-//! of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of its own choice
-//! is asked again when those are done. Finished operations are handed on in the order in which they began,
-//! with two exceptions: one may overtake those of lower priority, and one that another waits for may overtake
-//! all. None overtakes an operation of its own topic.
+//! It alone talks to the transport. Sums begin as they are launched, at most 32 at once, and progress
+//! together. A job that needs the communicator to itself runs when no other operation of all ranks is under
+//! way. The sums of a bucket are copied into one buffer, and back (`layout`). A job that sends messages of
+//! its own choice is asked again when those are done. Finished operations are handed on in the order in which
+//! they began, with two exceptions. One may overtake those of lower priority; one for which a held operation
+//! waits may overtake all. None overtakes an operation of its own topic.
 //!
-//! A divided sum begins when no earlier operation of its topics is under way, because the update of its part
-//! needs the value that those leave. Until then it is held. It delays only later operations of its topics and
+//! A divided sum begins when no earlier operation of its topics is under way: these leave the value that its
+//! update needs. Until then it is held. It delays only later operations of its topics and
 //! jobs that run alone.
 //!
 //! An operation of a process set begins at once, and no operation waits for it: its ranks begin it between
@@ -32,8 +32,8 @@ use crate::progress::layout::Layout;
 use crate::progress::messages::{Launch, Topic, Transfer};
 use crate::progress::shared::{Command, Shared};
 
-/// Operations of all ranks under way at once: enough to hide the latency of each, few enough to keep the
-/// messages posted for them few.
+/// Operations of all ranks under way at once: enough to hide the latency of each, and few messages are
+/// posted.
 const MOST_RUNNING: usize = 32;
 
 /// An operation under way: of one job, or of several sums in a bucket.

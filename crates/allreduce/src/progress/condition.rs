@@ -12,8 +12,8 @@ use ringpull_base::{Error, OnFault};
 #[derive(Debug, Clone)]
 enum JobState {
     Well,
-    /// All ranks are done, or one has left and its process has ended. The end of the library has a time limit
-    /// from now on.
+    /// All ranks are done, or one has left and its process has ended. `MPI_Finalize` has a time limit from
+    /// now on.
     Closing,
     /// A rank is lost, and the others go on in the next generation.
     Renewing(Error),
@@ -31,7 +31,7 @@ enum Presence {
     Left,
 }
 
-/// Both, and the way in which others notice them.
+/// The condition and the presence, with the flags by which other threads notice a change.
 pub(super) struct Condition {
     job: Mutex<JobState>,
     presence: Mutex<Presence>,

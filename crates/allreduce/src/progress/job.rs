@@ -12,12 +12,11 @@ use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
 /// Makes the jobs of a store on a rank that has joined.
 pub trait StandIn: Send + Sync {
-    /// Returns the job of a call that others have made and this rank has not: it adds zeros. Returns an error
-    /// if no job can stand in for it.
+    /// Returns a job that adds zeros, for a call that others have made and this rank has not. Returns an
+    /// error if no job can stand in for it.
     fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>>;
 
-    /// Returns the sum of the key's last operation that is done here, for ranks that lack it; `None` if there
-    /// is none.
+    /// Returns the last finished sum of the key, for ranks that have not got it; `None` if there is none.
     fn last_sum(&self, _key: &Key) -> Option<Vec<u8>> {
         None
     }
@@ -35,7 +34,7 @@ pub trait Job: Send {
         Transfer::Alone
     }
 
-    /// Returns true if `check` comes before all else; the same on every rank.
+    /// Returns true if `check` must run first. All ranks return the same.
     fn checks(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! The state that the threads of one rank's engine share, and the way in which a fault reaches all of them.
+//! The state that the threads of one rank's engine share. It also spreads a fault to them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

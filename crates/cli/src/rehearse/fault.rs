@@ -17,11 +17,11 @@ use crate::link::LinkRate;
 pub(crate) struct Fault {
     pub(crate) what: FaultKind,
     pub(crate) at: Moment,
-    /// How it has to end. Without it any end but a hang will do.
+    /// The required end. Without it any end but a hang will do.
     pub(crate) expect: Option<Expected>,
 }
 
-/// What happens.
+/// The kind of a fault.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum FaultKind {
     /// SIGKILL of a process.
@@ -38,7 +38,7 @@ pub(crate) enum FaultKind {
     Limit(Member, Duration),
     /// The link of an emulated host is down, to the end or for the time.
     Cut(usize, Option<Duration>),
-    /// What an emulated host sends to the others is lost, to the end or for the time.
+    /// Loses the data that an emulated host sends to the others, to the end or for the time.
     Block(usize, Option<Duration>),
     /// The connections of an emulated host are reset.
     Reset(usize),
@@ -76,7 +76,7 @@ pub(crate) struct Member {
     pub(crate) index: usize,
 }
 
-/// When it happens.
+/// The moment of a fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Moment {
     /// At the second step of a job of MPI ranks, or while it runs if it makes no steps; another job's fault
@@ -84,11 +84,11 @@ pub(crate) enum Moment {
     Usual,
     /// So long after the processes have started.
     After(Duration),
-    /// When the rank, or rank 0, has pushed its most pushed key so often.
+    /// Once rank 0 has made this many steps.
     Step(u64),
 }
 
-/// How a job may have to end.
+/// The ways in which a job may have to end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Expected {
@@ -127,7 +127,7 @@ struct Entry {
 
 /// The moment of a fault that gives none, in a job whose steps cannot be counted.
 pub(crate) const USUAL: Duration = Duration::from_secs(3);
-/// What Kubernetes grants a pod between SIGTERM and SIGKILL.
+/// The time that Kubernetes grants a pod between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(10);
 
@@ -223,7 +223,7 @@ pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool
 }
 
 impl FaultKind {
-    /// Whether it is there when the job starts.
+    /// Returns true if it is there when the job starts.
     pub(crate) fn is_from_the_start(&self) -> bool {
         matches!(self, FaultKind::Fail(_) | FaultKind::Delay(..) | FaultKind::Forbid(_) | FaultKind::Plant(..))
     }
@@ -262,7 +262,7 @@ impl FaultKind {
 }
 
 impl Fault {
-    /// How much longer than an undisturbed one a job may take because of it.
+    /// The time that a job may take beyond an undisturbed one because of it.
     pub(crate) fn delay(&self) -> Duration {
         match self.what {
             FaultKind::Kill(_)

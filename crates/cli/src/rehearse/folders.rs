@@ -1,5 +1,4 @@
-//! The files of a rehearsed job: a folder of its own for temporary files, which is to be empty again, and the
-//! faults of folders.
+//! The temporary folder of a rehearsed job, which must end empty, and the faults of folders.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -17,16 +16,16 @@ use super::fault::{FaultKind, PlantedFile};
 const TMPDIR: &str = "TMPDIR";
 /// The names of our files begin so.
 const OURS: [&str; 2] = ["ringpull", ".ringpull"];
-/// What is in a file that is not ours.
+/// The content of a file that belongs to somebody else.
 const PRECIOUS: &str = "precious\n";
-/// The user whose file it is, if this program may give files away: `nobody`.
+/// The owner of a planted file, if this program may set one: `nobody`.
 const SOMEBODY: u32 = 65534;
 
 /// The folder for the temporary files of one job, and what is wrong with a folder or a name.
 pub(super) struct JobFolders {
     disk: Option<SmallDisk>,
     planted: Option<Planted>,
-    /// It is removed after what is in it.
+    /// Declared last, so removed last: mounts in it end first.
     own: TempDir,
 }
 
@@ -58,7 +57,7 @@ impl JobFolders {
         self.disk.as_ref()
     }
 
-    /// What the job has done wrong: files that it has left, or changes of somebody else's.
+    /// The job's wrongs: files that it has left, or changes of somebody else's.
     pub(super) fn wrong(&self) -> Option<String> {
         if let Some(harm) = self.planted.as_ref().and_then(Planted::harm) {
             return Some(harm);
@@ -113,7 +112,7 @@ impl Planted {
         Ok(Planted { path: path.to_owned(), kind, precious, _folder: folder })
     }
 
-    /// What was done to it.
+    /// A change that was made to it.
     fn harm(&self) -> Option<String> {
         let path = self.path.display();
         let is_as_before = fs::symlink_metadata(&self.path).is_ok_and(|found| match self.kind {

@@ -22,7 +22,7 @@ use crate::lab::Lab;
 use crate::launch::ends::code_of;
 use crate::status_client::step_of;
 
-/// What every job runs, and where.
+/// The command of all jobs, and where it runs.
 #[derive(Debug)]
 pub(crate) struct Rehearsal<'a> {
     /// The options of `ringpull launch`.
@@ -35,7 +35,7 @@ pub(crate) struct Rehearsal<'a> {
     pub(crate) shape: JobShape,
 }
 
-/// How a job ended.
+/// The end of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum End {
@@ -51,7 +51,7 @@ pub(crate) enum End {
     Interrupted,
 }
 
-/// What became of a job.
+/// The outcome of a job.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct JobOutcome {
     pub(crate) end: End,
@@ -63,7 +63,7 @@ pub(crate) struct JobOutcome {
     pub(crate) step: Option<u64>,
     /// Processes that were left when the job had ended.
     pub(crate) left: usize,
-    /// What it has done to files, if that is wrong.
+    /// The wrong that it has done to files, if any.
     pub(crate) harm: Option<String>,
     pub(crate) said: Said,
     /// The file of its output.
@@ -71,7 +71,7 @@ pub(crate) struct JobOutcome {
 }
 
 const LOOK: Duration = Duration::from_millis(20);
-/// How long processes may take to vanish behind the launcher.
+/// The time that processes may take to vanish behind the launcher.
 const VANISH: Duration = Duration::from_secs(5);
 
 impl Rehearsal<'_> {
@@ -204,7 +204,7 @@ fn end(child: &mut Child, mark: &str) -> Result<std::process::ExitStatus> {
     }
 }
 
-/// How far the fault of a job is.
+/// The progress of a job's fault.
 struct Course<'a> {
     mark: &'a str,
     fault: Option<&'a Fault>,
@@ -222,13 +222,14 @@ struct FirstSeen {
     pid: Pid,
     at: Instant,
     is_of_mpi: bool,
-    /// When it first said at which step it is.
+    /// The time at which it first said its step.
     answered: Option<Instant>,
 }
 
-/// Whether a fault comes now: `since` the first process is there, when its present step, if that is counted,
-/// is `present`, and has been known for so long. By default the second step counts. A program that makes no
-/// steps, as its collectives have no names, has half of `usual` instead, which begins when its start is over.
+/// Returns true if a fault comes now: `since` the first process is there, when its present step, if that is
+/// counted, is `present`, and has been known for so long. By default the second step counts. A program that
+/// makes no steps, as its collectives have no names, has half of `usual` instead, which begins when its start
+/// is over.
 fn is_time(
     at: Moment,
     is_of_mpi: bool,

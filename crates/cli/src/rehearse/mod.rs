@@ -1,8 +1,10 @@
-//! `ringpull rehearse`: a command as a job, once undisturbed and once for each fault, and what became of it.
+//! `ringpull rehearse`: runs a command as a job, once undisturbed and once for each fault, and reports the
+//! outcome of each.
 //!
-//! [`fault`]: what happens, and when; [`random`]: faults by a seed; [`shape`]: what has to follow; [`job`]:
-//! one job and its fault; `folders`: its files; `processes`: which process is which; `said`: what the job
-//! said of it.
+//! - [`fault`]: kinds of faults, and their moments; [`random`]: faults drawn from a seed;
+//! - [`shape`]: the exit code that has to follow;
+//! - [`job`]: one job and its fault; `folders`: its files; `processes`: finds its processes;
+//! - `said`: the lines in which it reports the fault.
 
 pub(crate) mod fault;
 mod folders;
@@ -40,7 +42,7 @@ pub(crate) struct Rehearsed {
 struct FaultRow {
     /// The fault as people read it, or `nothing`.
     fault: String,
-    /// What is wrong with its end, if anything is.
+    /// The wrong of its end, if any.
     wrong: Option<String>,
     #[serde(flatten)]
     outcome: JobOutcome,
@@ -80,7 +82,7 @@ pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Re
     Ok(rehearsed)
 }
 
-/// What is wrong with the end of a job that met a fault.
+/// Returns the wrong of the end of a job that met a fault.
 fn wrong(fault: &Fault, ranks: usize, outcome: &JobOutcome) -> Option<String> {
     let ends_a_rank =
         matches!(fault.what, FaultKind::Kill(who) | FaultKind::Terminate(who, _) if who.role == Role::Worker);
@@ -122,7 +124,7 @@ fn words(end: &End) -> String {
 }
 
 impl Rehearsed {
-    /// Whether every job ended as it may.
+    /// Returns true if every job ended as it may.
     pub(crate) fn is_well(&self) -> bool {
         self.jobs.iter().all(|row| row.wrong.is_none())
     }

@@ -12,7 +12,7 @@ use crate::launch::wrapper;
 /// The variable that every process of the job inherits.
 pub(crate) const MARK: &str = "REHEARSED_JOB";
 
-/// Programs that start another one or bring its output to the terminal: never the process that is meant.
+/// Programs that start another one or bring its output to the terminal: never the rank itself.
 const HELPERS: [&str; 6] = ["sh", "bash", "cat", "env", "nsenter", "ip"];
 
 /// A process of the job, as the kernel shows it.
@@ -99,12 +99,12 @@ pub(crate) fn limit(pid: Pid, is_limited: bool) {
     }
 }
 
-/// Whether the process has not ended.
+/// Returns true if the process has not ended.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     test_kill_process(pid).is_ok()
 }
 
-/// How many processes of the job there are, but for helpers.
+/// The number of the job's processes, but for helpers.
 pub(crate) fn count(mark: &str) -> usize {
     all(mark).iter().filter(|seen| !seen.is_helper()).count()
 }

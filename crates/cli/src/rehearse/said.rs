@@ -1,13 +1,13 @@
-//! What a job said of its fault: the lines of its processes, found in their output.
+//! The lines in which a job reports its fault, found in its output.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-/// What processes said.
+/// The report of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Said {
-    /// How many ranks wrote an error.
+    /// The number of ranks that wrote an error.
     pub(crate) ranks: usize,
     /// The first error with a remedy, or the last line.
     pub(crate) error: Option<String>,

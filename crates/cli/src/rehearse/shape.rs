@@ -1,5 +1,5 @@
-//! The kind of a rehearsed job, and what the table of the launcher ([`ends`](crate::launch::ends)) says of
-//! the end of one of its processes; pure.
+//! The kind of a rehearsed job, and the exit code that the launcher's table ([`ends`](crate::launch::ends))
+//! requires when one of its processes ends; pure.
 
 use ringpull_base::config::Role;
 
@@ -14,7 +14,7 @@ pub(crate) struct JobShape {
     pub(crate) helpers: usize,
     /// The emulated hosts.
     pub(crate) hosts: usize,
-    /// Whether the workers of a job with servers are ranks of MPI.
+    /// True if the workers of a job with servers are ranks of MPI.
     pub(crate) is_hybrid: bool,
     /// The fewest workers that an elastic job goes on with.
     pub(crate) least: Option<usize>,
@@ -26,12 +26,12 @@ const TERMINATED: i32 = 128 + 15;
 const ERROR: i32 = 1;
 
 impl JobShape {
-    /// Whether its processes have snapshots in a folder.
+    /// Returns true if its processes have snapshots in a folder.
     pub(crate) fn has_snapshots(&self) -> bool {
         self.least.is_some() && self.servers == 0
     }
 
-    /// Whether it needs MPI.
+    /// Returns true if it needs MPI.
     fn has_ranks(&self) -> bool {
         self.servers == 0 || self.is_hybrid
     }
