@@ -30,11 +30,11 @@ pub(crate) struct AllreduceOptions {
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
-    /// How long the ranks are idle before each iteration, so that every sample finds the same burst saved up
-    /// by the links' shapers.
+    /// The time for which the ranks are idle before each iteration, so that every sample finds the same burst
+    /// saved up by the links' shapers.
     pub rest: Duration,
-    /// How long the others wait for rank 0 in one more iteration, in which their processor time is measured.
-    /// Zero omits it.
+    /// The time for which the others wait for rank 0 in one more iteration, in which their processor time is
+    /// measured. Zero omits it.
     pub waiting: Duration,
     /// Who is late in every iteration; its seconds count from the arrival.
     pub late: Option<LateRank>,

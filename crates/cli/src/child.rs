@@ -59,7 +59,7 @@ pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> b
     }
 }
 
-/// How long a process may have no children before it counts as one that will not end.
+/// The time for which a process may have no children before it counts as one that will not end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often its children are listed.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -81,7 +81,8 @@ impl Childless {
         Childless { pid, asked: None, had_children: false, since: None }
     }
 
-    /// Whether the process has had children, and then none for [`PATIENCE`]. To be polled; does not block.
+    /// Returns true if the process has had children, and then none for [`PATIENCE`]. To be polled; does not
+    /// block.
     pub(crate) fn is_stuck(&mut self) -> bool {
         let Some(pid) = self.pid else { return false };
         let now = Instant::now();
@@ -99,7 +100,7 @@ impl Childless {
     }
 }
 
-/// Whether any child of the process still runs; `None` if the kernel does not say.
+/// Returns true if any child of the process still runs; `None` if the kernel does not say.
 fn has_children(pid: u32) -> Option<bool> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let mut found = false;
@@ -110,7 +111,7 @@ fn has_children(pid: u32) -> Option<bool> {
     Some(found)
 }
 
-/// Whether a process still runs, and is not a zombie.
+/// Returns true if a process still runs, and is not a zombie.
 fn runs(pid: &str) -> bool {
     match std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")) {
         // The name before the state may contain anything, also parentheses.

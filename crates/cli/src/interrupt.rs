@@ -110,7 +110,7 @@ fn start() -> std::io::Result<Handle> {
     Ok(handle)
 }
 
-/// Whether this process ignores a signal, as one that `nohup` has started does.
+/// Returns true if this process ignores a signal, as one that `nohup` has started does.
 pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -11,7 +11,7 @@ use ringpull_base::{Error, Result};
 
 use crate::record::Record;
 
-/// How long after SIGTERM, which a launcher sends after a fault too, the fault may take to be reported.
+/// The time in which a fault is reported after SIGTERM, which a launcher sends after a fault too.
 const REPORT: Duration = Duration::from_millis(400);
 
 type Print = Box<dyn Fn(&[Record]) + Send + Sync>;

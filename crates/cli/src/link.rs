@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::{Error, Result};
 
-/// How many bits a link carries each second in each direction; unknown or unlimited for `none`.
+/// The number of bits that a link carries each second in each direction; unknown or unlimited for `none`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct LinkRate {
@@ -36,13 +36,14 @@ impl LinkRate {
         self.bits_per_s.map(|bits| (bits / 8 / 1000).max(128 << 10))
     }
 
-    /// How much may wait at a port of a switch before packets are dropped: 50 ms of the rate, and at least 1 MiB.
+    /// How much may wait at a port of a switch before packets are dropped: 50 ms of the rate, and at least 1
+    /// MiB.
     pub(crate) fn switch_queue_bytes(self) -> u64 {
         self.bits_per_s.map_or(0, |bits| bits / 8 / 20).max(1 << 20)
     }
 
-    /// How much may wait at a host's own interface: 1,000 packets, which is Linux's default, of the 64 KiB that
-    /// TCP hands over at once. So a host drops nothing of its own, however many connections it sends on.
+    /// How much may wait at a host's own interface: 1,000 packets, which is Linux's default, of the 64 KiB
+    /// that TCP hands over at once. So a host drops nothing of its own, however many connections it sends on.
     pub(crate) const HOST_QUEUE_BYTES: u64 = 1000 << 16;
 }
 

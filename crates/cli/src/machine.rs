@@ -25,7 +25,7 @@ pub(crate) struct Machine {
     pub mpi_missing: Option<(String, String)>,
     /// The first line of the version of the `mpirun` that is found first.
     pub mpirun: Option<String>,
-    /// Whether this program's MPI library can go on without a lost rank.
+    /// True if this program's MPI library can go on without a lost rank.
     #[serde(default)]
     pub has_fault_tolerance: bool,
     pub host: String,
@@ -55,7 +55,7 @@ pub(crate) struct Hardware {
 /// Hosts that are alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hosts {
-    /// How many there are.
+    /// Their number.
     pub hosts: usize,
     #[serde(flatten)]
     pub hardware: Hardware,
@@ -164,12 +164,12 @@ impl ProcessorTime {
         Some(ProcessorTime { all: ticks.iter().sum(), stolen })
     }
 
-    /// Whether any time was ever stolen.
+    /// Returns true if any time was ever stolen.
     pub(crate) fn has_stolen(self) -> bool {
         self.stolen > 0
     }
 
-    /// Whether any was stolen since `before`.
+    /// Returns true if any was stolen since `before`.
     pub(crate) fn has_stolen_since(self, before: Self) -> bool {
         self.stolen > before.stolen
     }

@@ -32,7 +32,7 @@ pub(crate) enum Mode {
     /// The same with helpers, each on a host of its own.
     Helped { helpers: usize },
     Servers {
-        /// Whether a push waits for the other workers' pushes.
+        /// True if a push waits for the other workers' pushes.
         sync: bool,
         servers: usize,
         placement: Placement,

@@ -46,7 +46,7 @@ pub enum Flavour {
 pub struct Mpirun {
     program: String,
     flavour: Flavour,
-    /// Whether its jobs go on when a rank's process is gone.
+    /// True if its jobs go on when a rank's process is gone.
     survives_losses: bool,
 }
 
@@ -349,8 +349,9 @@ fn names_of(hosts: &[Host]) -> Vec<String> {
     hosts.iter().map(name_of).collect()
 }
 
-/// Whether these are hosts in turn: Open MPI goes round the hosts of a program, whatever their slots are.
-/// Otherwise it takes them in order, and version 5 gives ranks a wrong `OMPI_COMM_WORLD_LOCAL_SIZE` then.
+/// Returns true if these are hosts in turn: Open MPI goes round the hosts of a program, whatever their slots
+/// are. Otherwise it takes them in order, and version 5 gives ranks a wrong `OMPI_COMM_WORLD_LOCAL_SIZE`
+/// then.
 fn goes_round(on: &[&str]) -> bool {
     let hosts = (1..on.len()).find(|at| on[..*at].contains(&on[*at])).unwrap_or(on.len());
     (hosts..on.len()).all(|at| on[at] == on[at % hosts])
@@ -434,7 +435,7 @@ shift
     .concat()
 }
 
-/// Whether the file is where files can be executed.
+/// Returns true if the file is where files can be executed.
 fn can_execute(path: &str) -> bool {
     rustix::fs::statvfs(path).is_ok_and(|found| !found.f_flag.contains(StatVfsMountFlags::NOEXEC))
 }

@@ -37,7 +37,7 @@ pub(crate) struct StoreOptions {
     pub algorithm: AlgorithmChoice,
     /// What updates values by the sums, if anything does.
     pub optimizer: Option<Optimizer>,
-    /// Whether its states are divided over the ranks.
+    /// True if its states are divided over the ranks.
     pub is_sharded: bool,
     /// Who is late in every iteration of keys.
     pub late: Option<LateRank>,

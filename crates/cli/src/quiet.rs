@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::machine::ProcessorTime;
 
-/// How long nothing must have been taken.
+/// The time in which nothing must have been taken.
 const QUIET: Duration = Duration::from_secs(3);
 /// After this the job is measured anyway.
 const LONGEST: Duration = Duration::from_secs(15);

@@ -128,7 +128,7 @@ struct Replay<'a> {
     plan: &'a ReplayOptions,
     tensors: Vec<Tensor>,
     expected: Expected,
-    /// Whether the store adds pushes up, so that only the total of all steps can be checked.
+    /// True if the store adds pushes up, so that only the total of all steps can be checked.
     accumulates: bool,
 }
 

@@ -70,12 +70,12 @@ impl Peer {
         }
     }
 
-    /// Whether it is a call of the MPI library, which needs no program but ours.
+    /// Returns true if it is a call of the MPI library, which needs no program but ours.
     pub(crate) fn is_mpi(self) -> bool {
         !matches!(self, Peer::Mxnet | Peer::Horovod | Peer::Gloo | Peer::RingpullHorovod | Peer::RingpullTorch)
     }
 
-    /// Whether it is our own allreduce behind the API of another library.
+    /// Returns true if it is our own allreduce behind the API of another library.
     fn is_front_end(self) -> bool {
         matches!(self, Peer::RingpullHorovod | Peer::RingpullTorch)
     }
@@ -97,7 +97,7 @@ pub(crate) struct Variant {
     pub compression: Option<Compression>,
     /// The allreduce of our store.
     pub algorithm: AlgorithmChoice,
-    /// Whether the ranks run a second build of this program, with MPICH.
+    /// True if the ranks run a second build of this program, with MPICH.
     pub on_mpich: bool,
 }
 

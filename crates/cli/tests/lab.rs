@@ -226,7 +226,7 @@ fn ranks_on(hosts: &[usize], count: usize, words: &[&str], file: &Path) -> Strin
     processes.rank(0).out
 }
 
-/// Whether ranks can be started on the lab's hosts.
+/// Returns true if ranks can be started on the lab's hosts.
 fn can_run_ranks() -> bool {
     match Mpirun::find() {
         Err(_) => eprintln!("skipped: mpirun is not installed"),

@@ -96,7 +96,7 @@ pub enum Command {
 pub struct WorkerState {
     /// The changes since this worker came.
     pub(crate) changes: Mutex<Vec<WorkersChanged>>,
-    /// How many there were, this worker's number, and how many workers there are.
+    /// The number of changes, this worker's number, and the number of workers.
     pub(crate) generation: AtomicU64,
     pub(crate) rank: AtomicUsize,
     pub(crate) num_workers: AtomicUsize,
@@ -104,7 +104,7 @@ pub struct WorkerState {
     pub fault: Mutex<Option<Error>>,
     /// Who is told of it.
     pub(crate) on_fault: OnceLock<OnFault>,
-    /// Whether the scheduler knows why this worker would end.
+    /// True if the scheduler knows why this worker would end.
     pub(crate) failing: AtomicBool,
     /// Whether this worker leaves, or has left, the job.
     pub(crate) leaving: AtomicBool,
@@ -119,11 +119,11 @@ pub struct WorkerState {
 /// Workers of an elastic job were lost or have come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkersChanged {
-    /// How many changes there were, with this one.
+    /// The number of changes, with this one.
     pub generation: u64,
     /// This worker's number from then on: those that are there are counted in the order of their ranks.
     pub rank: usize,
-    /// How many workers are there.
+    /// The number of workers.
     pub num_workers: usize,
     /// The numbers that the lost ones had; nobody if others have come.
     pub lost: Vec<usize>,

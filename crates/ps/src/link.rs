@@ -13,10 +13,10 @@ use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
 use crate::socket::{self, Bell, Connection};
 
-/// How long after a connection broke its end is believed: what the peer said last is read before.
+/// The time after which the end of a broken connection is believed: what the peer said last is read before.
 pub(crate) const GRACE: Duration = Duration::from_millis(400);
 
-/// How long last words may take.
+/// The time that last words may take.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The link, once the node has registered.
@@ -30,7 +30,7 @@ pub(crate) struct Link {
     beaten: Instant,
     broken: Option<Instant>,
     refused: Option<Error>,
-    /// Whether the scheduler has ended the job for this node.
+    /// True if the scheduler has ended the job for this node.
     is_over: bool,
     /// The longest message that the scheduler takes.
     longest: usize,

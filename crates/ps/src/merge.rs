@@ -34,7 +34,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// How many units the segment has.
+    /// The number of units that the segment has.
     pub(crate) fn units(self) -> usize {
         self.len_bytes / self.unit_bytes
     }
@@ -74,7 +74,7 @@ impl Round {
         self.held.remove(&rank);
     }
 
-    /// Whether nobody has contributed.
+    /// Returns true if nobody has contributed.
     pub(crate) fn is_empty(&self) -> bool {
         self.next == 0 && self.held.is_empty()
     }
@@ -105,7 +105,7 @@ impl Round {
         }
     }
 
-    /// Whether all `workers` have contributed.
+    /// Returns true if all `workers` have contributed.
     pub(crate) fn is_complete(&self, workers: usize) -> bool {
         self.next == workers
     }

@@ -58,7 +58,7 @@ pub enum Request {
         unit_bytes: u64,
         /// How many segments of the key this server has.
         here: u32,
-        /// Whether other servers have segments of the key.
+        /// True if other servers have segments of the key.
         spans: bool,
     },
     /// A dense gradient of the segment, as payload.
@@ -326,10 +326,10 @@ pub struct Job {
     pub workers: Vec<NodeInfo>,
     /// The servers, by rank.
     pub servers: Vec<NodeInfo>,
-    /// Whether it goes on without workers that it loses.
+    /// True if it goes on without workers that it loses.
     pub is_elastic: bool,
-    /// How many workers had come later when the receiver did, with it; 0 if it was there at the start. Tells
-    /// it from earlier workers of its rank.
+    /// The number of workers that had come later when the receiver did, with it; 0 if it was there at the
+    /// start. Tells it from earlier workers of its rank.
     pub incarnation: u32,
     /// How many changes of the workers there were before.
     pub generation: u64,
@@ -338,7 +338,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Whether there are servers, and the receiver is among those of its role.
+    /// Returns true if there are servers, and the receiver is among those of its role.
     pub(crate) fn has(&self, role: Role) -> bool {
         let own = if role == Role::Server { &self.servers } else { &self.workers };
         !self.servers.is_empty() && self.rank < own.len()
@@ -352,7 +352,7 @@ impl Job {
         format!("{workers} and {} on {}", counted(self.servers.len(), "server"), counted(hosts.len(), "host"))
     }
 
-    /// Whether a round has one push of each worker.
+    /// Returns true if a round has one push of each worker.
     pub(crate) fn is_sync(&self) -> bool {
         !self.kind.is_async()
     }
@@ -439,7 +439,7 @@ pub enum FromScheduler {
     },
     /// To workers of an elastic job: others have been lost or have come.
     Changed {
-        /// How many changes there were, with this one.
+        /// The number of changes, with this one.
         generation: u64,
         /// The workers that are there now, by rank.
         workers: BTreeMap<usize, NodeInfo>,
@@ -448,7 +448,7 @@ pub enum FromScheduler {
     Count,
     /// To a worker that has come later: it takes part from now on.
     Entered {
-        /// How many changes there were, with this one.
+        /// The number of changes, with this one.
         generation: u64,
         /// The workers that are there now, by rank.
         workers: BTreeMap<usize, NodeInfo>,

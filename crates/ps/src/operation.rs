@@ -86,7 +86,7 @@ impl Operation {
         self.layout.segments.iter().map(|segment| segment.server).collect()
     }
 
-    /// Whether each message is answered with what the call returns.
+    /// Returns true if each message is answered with what the call returns.
     pub(crate) fn is_answered(&self) -> bool {
         match &self.task {
             Task::Init { .. } | Task::PushRows { .. } => false,
@@ -119,7 +119,7 @@ impl Operation {
         (self.is_answered() || self.has_word(batch)).then_some(bytes)
     }
 
-    /// Whether a message of a push is answered with a word.
+    /// Returns true if a message of a push is answered with a word.
     fn has_word(&self, batch: usize) -> bool {
         let server = |batch: &Batch| self.layout.segments[batch.segments[0]].server;
         let own = server(&self.batches[batch]);
@@ -127,7 +127,7 @@ impl Operation {
         self.round().is_some() && self.batches[batch + 1..].iter().any(|other| server(other) == own)
     }
 
-    /// Whether it is a push and a pull at once.
+    /// Returns true if it is a push and a pull at once.
     pub(crate) fn is_push_pull(&self) -> bool {
         self.is_answered() && self.round().is_some()
     }

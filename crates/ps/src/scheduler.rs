@@ -17,8 +17,8 @@ use ringpull_base::{Error, Key, Kind, after_error};
 use self::changes::WorkerChanges;
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 
-/// How long every worker must have waited before nothing can come any more: a message that is on its way ends
-/// such a wait.
+/// The time for which every worker must have waited until nothing can come any more: a message that is on its
+/// way ends such a wait.
 const CERTAIN: Duration = Duration::from_secs(2);
 
 /// A node's routing identity.
@@ -33,29 +33,29 @@ pub struct Settings {
     pub num_servers: usize,
     /// After how long the ranks are reported that others wait for.
     pub warn: Duration,
-    /// How long a wait may go without progress.
+    /// The time for which a wait may go without progress.
     pub timeout: Duration,
-    /// How long a node may be silent.
+    /// The time for which a node may be silent.
     pub silence: Duration,
     /// Goes to every worker.
     pub bigarray_bound: usize,
     /// Tells this job's nodes from strangers.
     pub token: u64,
-    /// Whether the job goes on without workers that it loses.
+    /// True if the job goes on without workers that it loses.
     pub is_elastic: bool,
     /// The name of the scheduler's host.
     pub host: String,
 }
 
 impl Settings {
-    /// How long the nodes have to register.
+    /// The time that the nodes have to register.
     pub fn startup_limit(&self) -> Duration {
         startup_limit(self.timeout)
     }
 }
 
-/// How long the nodes have to register if the limit of a wait is `timeout`: longer, since a short limit is
-/// meant for steps, and processes start more slowly.
+/// The time that the nodes have to register if the limit of a wait is `timeout`: longer, since a short limit
+/// is meant for steps, and processes start more slowly.
 pub(crate) fn startup_limit(timeout: Duration) -> Duration {
     timeout + (timeout * 2).min(Duration::from_secs(20))
 }
@@ -97,7 +97,7 @@ struct Node {
     waits: Option<(String, Vec<usize>, Duration)>,
     /// The error that it would end with, if it ended now.
     failing: Option<String>,
-    /// How many workers had come later when it did, with it; 0 if it was there at the start.
+    /// The number of workers that had come later when it did, with it; 0 if it was there at the start.
     incarnation: u32,
     /// It has come later and takes no part in rounds and barriers yet.
     is_joining: bool,
@@ -296,12 +296,12 @@ impl Scheduler {
         }
     }
 
-    /// Whether this node has registered.
+    /// Returns true if this node has registered.
     pub fn knows(&self, identity: &[u8]) -> bool {
         self.nodes.iter().any(|node| node.identity == identity)
     }
 
-    /// Whether there is a message to send to it.
+    /// Returns true if there is a message to send to it.
     pub(crate) fn answers(&self, identity: &[u8]) -> bool {
         self.outputs.iter().any(|(to, _)| to == identity)
     }
@@ -450,7 +450,7 @@ impl Scheduler {
         )
     }
 
-    /// Whether every node that has come has said goodbye.
+    /// Returns true if every node that has come has said goodbye.
     pub fn all_left(&self) -> bool {
         self.nodes.iter().all(|node| node.left)
     }
@@ -563,7 +563,7 @@ impl Scheduler {
         self.worker(worker).is_none_or(quiet)
     }
 
-    /// Whether the worker has said goodbye.
+    /// Returns true if the worker has said goodbye.
     fn has_left(&self, worker: usize) -> bool {
         self.worker(worker).is_some_and(|node| node.left)
     }

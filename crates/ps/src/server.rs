@@ -62,7 +62,7 @@ pub struct Server {
     outputs: Vec<Output>,
     /// Pulls on their way to their next segment.
     passing: Vec<Pull>,
-    /// Whether there was a fault.
+    /// True if there was a fault.
     ended: bool,
     /// In an elastic job: who the workers are.
     members: Option<Members>,

@@ -142,7 +142,7 @@ impl Layout {
         ids.iter().flat_map(|id| (0..per_row).map(move |piece| *id as usize * per_row + piece)).collect()
     }
 
-    /// How many servers have segments.
+    /// The number of servers that have segments.
     fn servers(&self) -> usize {
         self.segments.iter().map(|segment| segment.server).collect::<BTreeSet<usize>>().len()
     }

@@ -10,7 +10,7 @@ use ringpull_base::topology::Peer;
 
 use crate::message::{Job, short};
 
-/// How long a worker waits for answers: a machine that is busy may take its time.
+/// The time for which a worker waits for answers: a machine that is busy may take its time.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What one node does.

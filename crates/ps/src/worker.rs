@@ -102,7 +102,7 @@ impl Worker {
         self.shared.rank.load(Ordering::Relaxed)
     }
 
-    /// How many workers are there.
+    /// The number of workers.
     pub fn num_workers(&self) -> usize {
         self.shared.num_workers.load(Ordering::Relaxed)
     }

@@ -64,7 +64,8 @@ struct Waiting {
     vouched: bool,
 }
 
-/// How many servers were asked whether everything sent has arrived, and which answers are still to come.
+/// The number of servers that were asked whether everything sent has arrived, and which answers are still to
+/// come.
 #[derive(Default)]
 struct Flush {
     asked: usize,
@@ -72,7 +73,7 @@ struct Flush {
 }
 
 impl Flush {
-    /// Whether everything that was sent to `servers` has arrived. Asks them, once; `next` numbers the
+    /// Returns true if everything that was sent to `servers` has arrived. Asks them, once; `next` numbers the
     /// answers.
     fn is_answered(&mut self, servers: &[ServerConnection], next: &mut u64) -> bool {
         while let Some(server) = servers.get(self.asked) {
@@ -225,8 +226,8 @@ impl WorkerLoop {
         }
     }
 
-    /// Whether everything that was sent has arrived, so that this worker can say goodbye. Asks the servers;
-    /// true after the limit in any case.
+    /// Returns true if everything that was sent has arrived, so that this worker can say goodbye. Asks the
+    /// servers; true after the limit in any case.
     fn has_flushed(&mut self) -> bool {
         let since = *self.closing_since.get_or_insert_with(Instant::now);
         if self.elastic.as_ref().is_some_and(Membership::has_uncommitted) && since.elapsed() < self.patience.silence {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, SocketAddrAny, getpeername, getsockname, shutdown};
 
-/// How long after a look for sockets comes the next: connections are made late, and then stay.
+/// The time from a look for sockets to the next: connections are made late, and then stay.
 const SOON: Duration = Duration::from_millis(2);
 const LATE: Duration = Duration::from_millis(500);
 /// A sleep for less would take longer than that to wake from: on a fast network each arrival is worth a look.
@@ -25,7 +25,7 @@ pub(super) struct Sockets {
     polled: Vec<libc::pollfd>,
     looked: Option<Instant>,
     interval: Duration,
-    /// Whether the last wait ended by data that finished nothing: the next one sleeps, while more of it
+    /// True if the last wait ended by data that finished nothing: the next one sleeps, while more of it
     /// comes.
     was_fruitless: bool,
 }

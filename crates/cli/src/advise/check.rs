@@ -53,7 +53,7 @@ pub(crate) struct CheckedRow {
 }
 
 impl Checked {
-    /// How many predictions are near enough.
+    /// The number of predictions that are near enough.
     pub(crate) fn outcome(&self) -> String {
         let near = self.rows.iter().filter(|row| row.error.is_some_and(|error| error.abs() <= MOST)).count();
         format!("{near} of {} predictions are within {:.0} % of what was measured.", self.rows.len(), 100.0 * MOST)

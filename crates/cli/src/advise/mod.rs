@@ -84,7 +84,7 @@ pub(crate) struct PredictedRow {
     /// Those, and the servers' own.
     pub machines: usize,
     pub step_s: f64,
-    /// Whether such steps took longer than predicted where they were measured: `step_s` is the least then,
+    /// True if such steps took longer than predicted where they were measured: `step_s` is the least then,
     /// and the efficiency the most.
     pub is_at_best: bool,
     /// The part of a step that computes.
@@ -193,7 +193,7 @@ const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce
     2 to 16, within 8 % by both beside a slow host. Steps of training within 9 % on 2 to 16 hosts, and by allreduce on \
     32; by allreduce on 64, whose processes share two cores there, up to 36 % too short.";
 
-/// Whether such a step may take longer than predicted.
+/// Returns true if such a step may take longer than predicted.
 fn is_at_best(mode: Mode, workers: usize) -> bool {
     matches!(mode, Mode::Servers { .. }) && workers > MOST_WORKERS_OF_SERVERS
 }

@@ -38,8 +38,8 @@ impl Setting {
         4.0 * self.network.keys.iter().map(|key| key.len() as f64).sum::<f64>()
     }
 
-    /// Whether there is a prediction of a mode that has one for so many workers: where ranks are not alike
-    /// each is simulated, and more take too long.
+    /// Returns true if there is a prediction of a mode that has one for so many workers: where ranks are not
+    /// alike each is simulated, and more take too long.
     pub(crate) fn reaches(&self, variant: Variant, workers: usize) -> bool {
         let is_coded = variant.compression.is_some() && variant.mode.kind().has_ranks();
         let is_apart = !self.own_links(workers).is_empty();

@@ -82,7 +82,7 @@ pub(crate) struct Curves {
     pub id: &'static str,
     pub title: &'static str,
     pub axis: &'static str,
-    /// Whether each doubling of the workers is as wide as the others.
+    /// True if each doubling of the workers is as wide as the others.
     pub by_doubling: bool,
     pub of_variants: Vec<Curve>,
     pub tick: fn(f64) -> String,

@@ -233,7 +233,7 @@ fn create(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|cause| Error::io("create", folder.display(), &cause))
 }
 
-/// How many hosts are emulated, if any are.
+/// The number of hosts that are emulated, if any are.
 fn emulated(args: &CompareArgs) -> Option<usize> {
     let is_open = args.hostfile.is_none() && args.local.is_none() && args.link.bytes_per_s().is_some();
     args.hosts.or_else(|| args.scaling.iter().copied().max().filter(|most| is_open && *most > 0))

@@ -402,7 +402,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
     Ok(status(code))
 }
 
-/// Whether this `mpirun` lets a job go on when a rank's process is gone; says so if not.
+/// Returns true if this `mpirun` lets a job go on when a rank's process is gone; says so if not.
 fn survives_losses() -> Result<bool> {
     let mpirun = Mpirun::find()?;
     let program = mpirun.program().to_owned();
@@ -419,8 +419,8 @@ fn status(code: i32) -> Status {
     u8::try_from(code).unwrap_or(FAILURE)
 }
 
-/// How many servers the job has: as many as asked for, or as the kind of store in the command needs. A job
-/// without servers is MPI ranks.
+/// The number of servers that the job has: as many as asked for, or as the kind of store in the command
+/// needs. A job without servers is MPI ranks.
 pub(super) fn servers(workers: u32, servers: Option<u32>, command: &[OsString]) -> u32 {
     let kind = kind_of(command);
     match (servers, kind) {

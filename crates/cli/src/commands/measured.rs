@@ -47,7 +47,7 @@ impl SparseArgs {
         self.sparse.map(|touched| SparseSetup::new(bytes, touched)).transpose()
     }
 
-    /// Whether rows are the payload.
+    /// Returns true if rows are the payload.
     pub(super) fn is_given(&self) -> bool {
         self.sparse.is_some()
     }

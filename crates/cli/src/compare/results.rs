@@ -38,7 +38,7 @@ pub(crate) struct Comparison {
 pub(crate) struct Setup {
     /// Where the jobs ran, such as `8 emulated hosts`.
     pub place: String,
-    /// Whether every worker had its own host, whose network interface shows its traffic.
+    /// True if every worker had its own host, whose network interface shows its traffic.
     pub own_hosts: bool,
     pub workers: usize,
     pub link: LinkRate,
@@ -144,7 +144,7 @@ impl Setup {
         self.racks.map(|racks| racks.uplink).unwrap_or_default()
     }
 
-    /// Whether the hosts are emulated.
+    /// Returns true if the hosts are emulated.
     pub(crate) fn is_emulated(&self) -> bool {
         self.place.contains("emulated")
     }
@@ -200,7 +200,7 @@ impl Row {
         Summary::of(&self.record()?.seconds)
     }
 
-    /// Whether it needs machines beyond the workers' own.
+    /// Returns true if it needs machines beyond the workers' own.
     pub(crate) fn needs_more(&self, setup: &Setup) -> bool {
         self.machines > setup.workers
     }
@@ -243,7 +243,7 @@ impl Measured<'_> {
         self.summary.median / other.summary.median
     }
 
-    /// Whether their times differ.
+    /// Returns true if their times differ.
     pub(super) fn relation(&self, other: &Measured<'_>) -> Relation {
         statistics::relation(&self.row.round_medians(), &other.row.round_medians())
     }
@@ -313,8 +313,8 @@ impl Comparison {
         Some((self.setup.train.as_ref()?.compute_s / bound, published::COMPUTE_S / published::TRAINING_BOUND_S))
     }
 
-    /// Whether efficiencies can be compared with the published ones, as far as is known, by the ratio that
-    /// the most workers have.
+    /// Returns true if efficiencies can be compared with the published ones, as far as is known, by the ratio
+    /// that the most workers have.
     pub(super) fn is_comparable(&self) -> bool {
         self.compute_over_bound().is_none_or(|(here, there)| (here / there - 1.0).abs() < 0.02)
     }
@@ -325,7 +325,7 @@ impl Comparison {
         self.counts().into_iter().find_map(|(workers, _)| self.published(variant, workers))
     }
 
-    /// Whether any variant needs machines beyond the workers' own.
+    /// Returns true if any variant needs machines beyond the workers' own.
     pub(super) fn any_needs_more(&self) -> bool {
         self.rows.iter().any(|row| row.needs_more(&self.setup))
     }
@@ -336,7 +336,7 @@ impl Comparison {
         self.ranking().iter().map(|it| it.row).chain(others).collect()
     }
 
-    /// Whether a variant failed. An absent peer is not a failure.
+    /// Returns true if a variant failed. An absent peer is not a failure.
     pub(crate) fn any_failed(&self) -> bool {
         let mut all = self.rows.iter().chain(self.scaling.iter().flat_map(|scaled| &scaled.rows));
         all.any(|row| matches!(row.outcome, Outcome::Failed { .. } | Outcome::Measured { failure: Some(_), .. }))

@@ -38,7 +38,7 @@ pub(super) fn sentences(results: &Comparison, ranking: &[Measured<'_>]) -> Vec<S
     [reached, order_words(results, ranking), ratio_words(results)].into_iter().flatten().collect()
 }
 
-/// Whether the rows with servers have the published order, as far as they differ.
+/// Returns true if the rows with servers have the published order, as far as they differ.
 fn order_words(results: &Comparison, ranking: &[Measured<'_>]) -> Option<String> {
     let served = ranking.iter().filter(|measured| measured.row.servers > 0);
     let served: Vec<(&Measured<'_>, f64)> =

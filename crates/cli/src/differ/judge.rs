@@ -66,7 +66,7 @@ pub(super) struct Judgement {
     pub(super) gradients: usize,
     /// How many of the gradients differ.
     pub(super) gradients_differ: usize,
-    /// Whether the store updates its values in one of the jobs, and not in the other.
+    /// True if the store updates its values in one of the jobs, and not in the other.
     pub(super) updates_elsewhere: bool,
     /// Values and gradients that only one job has.
     pub(super) unpaired: usize,
@@ -147,8 +147,8 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
 }
 
 impl Judgement {
-    /// Whether values differ since only one of the stores updates them, and yet no gradient that was pushed
-    /// after them does: so the weights were the same.
+    /// Returns true if values differ since only one of the stores updates them, and yet no gradient that was
+    /// pushed after them does: so the weights were the same.
     pub(super) fn is_of_other_values(&self) -> bool {
         let last = self.updates.last().map_or(0, |row| row.update);
         let is_early = matches!(self.first, Some(FirstDifference::Value { update, .. }) if (1..last).contains(&update));

@@ -78,12 +78,12 @@ impl JobRecording {
         Ok(JobRecording { workers: all })
     }
 
-    /// Whether the store of any worker updates its values itself.
+    /// Returns true if the store of any worker updates its values itself.
     pub(super) fn store_updates(&self) -> bool {
         self.workers.iter().any(|worker| worker.store_updates)
     }
 
-    /// How many updates there were of the key that was updated most.
+    /// The number of updates of the key that was updated most.
     pub(super) fn updates(&self) -> u64 {
         let last = |worker: &WorkerRecording| worker.gradients.last_key_value().map_or(0, |(id, _)| id.update);
         self.workers.iter().map(last).max().unwrap_or(0)

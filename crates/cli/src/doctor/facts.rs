@@ -18,14 +18,14 @@ pub(crate) struct Facts {
     pub probe: Vec<ProbedRank>,
     /// Why two ranks could not be started.
     pub probe_failure: Option<String>,
-    /// Whether the environment lets Open MPI run as root.
+    /// True if the environment lets Open MPI run as root.
     pub root_allowed: bool,
     pub in_container: bool,
     /// The file system at /dev/shm: its size and what is free of it, in bytes.
     pub shared_memory: Option<(u64, u64)>,
     /// The kernel's `ptrace_scope`: above 0, ranks cannot read each other's memory.
     pub ptrace_scope: u32,
-    /// Whether this process may trace others despite that.
+    /// True if this process may trace others despite that.
     pub may_trace: bool,
     /// The limit of locked memory in bytes, `None` for no limit.
     pub locked_memory: Option<u64>,

@@ -14,7 +14,7 @@ use super::probe;
 use crate::machine::{Machine, field, first_line};
 use crate::mpirun::Mpirun;
 
-/// How long a host may take to accept a connection.
+/// The time that a host may take to accept a connection.
 const ANSWER: Duration = Duration::from_secs(3);
 /// NCCL's variables that decide whether its ranks reach each other, and how they wait.
 const NCCL: [&str; 4] = ["NCCL_SOCKET_IFNAME", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_COMM_BLOCKING"];

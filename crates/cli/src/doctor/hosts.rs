@@ -15,7 +15,7 @@ use crate::launch::remote::{Answer, ask_all};
 use crate::launch::{Host, SshHost, own_address};
 use crate::ranks;
 
-/// How long a host may take to send its facts.
+/// The time that a host may take to send its facts.
 const ANSWER: Duration = Duration::from_secs(60);
 /// The default port of ssh, if neither the hostfile nor ssh's configuration names one.
 const SSH_PORT: u16 = 22;

@@ -205,8 +205,8 @@ fn nccl_variables(facts: &Facts) -> Vec<Found> {
     good(set.join(", "))
 }
 
-/// Whether NCCL would use one of these interfaces: a list of prefixes, of names after `=`, or after `^` of
-/// those to leave out.
+/// Returns true if NCCL would use one of these interfaces: a list of prefixes, of names after `=`, or after
+/// `^` of those to leave out.
 fn matches_one(wanted: &str, interfaces: &[String]) -> bool {
     let (leaves_out, rest) = wanted.strip_prefix('^').map_or((false, wanted), |rest| (true, rest));
     let (is_exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));

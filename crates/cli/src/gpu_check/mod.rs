@@ -41,7 +41,7 @@ pub(crate) struct Speed {
 pub(crate) struct Findings {
     pub devices: Vec<String>,
     pub survey: Survey,
-    /// Whether an MPI library that accepts device memory is installed.
+    /// True if an MPI library that accepts device memory is installed.
     pub cuda_aware_mpi: String,
     pub checks: Vec<Check>,
     /// The measurements; empty over simulated devices.
@@ -110,7 +110,7 @@ fn check(name: impl Into<String>, outcome: Result<String>) -> Check {
     }
 }
 
-/// How long anything may take.
+/// The time that anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The device that lends.
 const FIRST: usize = 0;

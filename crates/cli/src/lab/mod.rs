@@ -151,7 +151,7 @@ pub(crate) fn change_rates(own: &[HostRate]) -> Result<()> {
     write_shape(&shape)
 }
 
-/// How many hosts the present lab has, whichever process holds it; 0 if none is up.
+/// The number of hosts that the present lab has, whichever process holds it; 0 if none is up.
 pub fn hosts_up() -> usize {
     read_shape().map_or(0, |shape| shape.hosts)
 }

@@ -29,7 +29,7 @@ pub struct Shape {
 pub struct Racks {
     /// The rate of the link between the racks.
     pub uplink: LinkRate,
-    /// Whether hosts alternate between the racks; otherwise the first half of them is in the first rack.
+    /// True if hosts alternate between the racks; otherwise the first half of them is in the first rack.
     pub alternate: bool,
 }
 
@@ -89,7 +89,7 @@ pub fn own_words(own: &[HostRate]) -> String {
 }
 
 impl Shape {
-    /// How many hosts a lab may have.
+    /// The number of hosts that a lab may have.
     pub(crate) const MOST_HOSTS: usize = 100;
 
     /// An error unless a lab of this shape can be made.

@@ -165,7 +165,7 @@ impl BatchJob {
         job
     }
 
-    /// How many processes the job has.
+    /// The number of processes that the job has.
     fn tasks(&self) -> usize {
         if self.spec.servers == 0 { self.spec.workers } else { 1 + self.spec.servers + self.spec.workers }
     }

@@ -150,7 +150,7 @@ fn pass_terminal(mut to: ChildStdin) {
     }
 }
 
-/// Whether this process's group is its terminal's foreground.
+/// Returns true if this process's group is its terminal's foreground.
 fn is_foreground() -> bool {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name before may contain anything. Behind it: state, parent, group, session, terminal, foreground
@@ -196,7 +196,8 @@ impl Output {
         Output { activity, readers }
     }
 
-    /// Whether nothing has come for a while, and nothing waits for the reader of this program's output.
+    /// Returns true if nothing has come for a while, and nothing waits for the reader of this program's
+    /// output.
     fn is_idle(&self) -> bool {
         let last = *self.activity.last.lock().unwrap_or_else(PoisonError::into_inner);
         self.activity.busy.load(Ordering::SeqCst) == 0 && last.elapsed() > PATIENCE
@@ -218,7 +219,7 @@ impl Output {
     }
 }
 
-/// How long the last lines of a job that has ended are waited for.
+/// The time for which the last lines of a job that has ended are waited for.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
 /// How `mpirun` says that it ends a job because a process has failed: Open MPI 4, 5, and MPICH.

@@ -1,9 +1,10 @@
 //! The connection of a rank to its launcher: output one way, orders the other.
 //!
 //! `mpirun` cannot do either. It cuts the lines of ranks and mixes them, and after a signal it kills ranks
-//! before they have ended. So the program that stands between `mpirun` and a rank ([`wrapper`](super::wrapper))
-//! connects to the launcher ([`control`](super::control)), as the daemons of `mpirun` do. Both prove that they
-//! have the job's secret, the rank's side first. Then that side sends frames, and the launcher bytes: signals.
+//! before they have ended. So the program that stands between `mpirun` and a rank
+//! ([`wrapper`](super::wrapper)) connects to the launcher ([`control`](super::control)), as the daemons of
+//! `mpirun` do. Both prove that they have the job's secret, the rank's side first. Then that side sends
+//! frames, and the launcher bytes: signals.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
@@ -32,8 +33,8 @@ pub(super) enum Frame {
 
 /// The order that a rank's side may end, as its rank did. Every other order is the number of a signal.
 pub(super) const LEAVE: u8 = 0;
-/// The answer to [`Frame::Ended`]: everything before it was read. A rank's side that ended before, and so closed
-/// the connection, would lose what is on its way if an order came then.
+/// The answer to [`Frame::Ended`]: everything before it was read. A rank's side that ended before, and so
+/// closed the connection, would lose what is on its way if an order came then.
 pub(super) const RECEIVED: u8 = u8::MAX;
 
 /// Seconds without a byte after which a connection is probed, seconds between two probes, and how many go
@@ -41,9 +42,9 @@ pub(super) const RECEIVED: u8 = u8::MAX;
 const KEEP_IDLE: Duration = Duration::from_secs(60);
 const KEEP_INTERVAL: Duration = Duration::from_secs(15);
 const KEEP_PROBES: u32 = 8;
-/// How long either side waits for the other's proof.
+/// The time for which either side waits for the other's proof.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an address may be silent.
+/// The time for which an address may be silent.
 const CONNECT: Duration = Duration::from_secs(2);
 const MAGIC: [u8; 8] = *b"RPRANK\x02\n";
 

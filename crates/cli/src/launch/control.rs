@@ -23,11 +23,12 @@ use super::output::{Feed, OutputStream, Printer, Sink, WholeLines};
 use super::{Host, SshHost, address_towards, wrapper};
 use crate::interrupt::Interrupt;
 
-/// How long processes may run after they were told to end: less than the 30 s that Kubernetes and Slurm wait.
+/// The time for which processes may run after they were told to end: less than the 30 s that Kubernetes and
+/// Slurm wait.
 pub(super) const GRACE: Duration = Duration::from_secs(25);
 /// The time between SIGKILL, or the last rank's end, and a signal to `mpirun`.
 const KILL_AFTER: Duration = Duration::from_secs(3);
-/// How long the last output of a job that has ended may be silent.
+/// The time for which the last output of a job that has ended may be silent.
 const LAST_LINES: Duration = Duration::from_secs(2);
 /// The time between two attempts to take a connection.
 const RETRY: Duration = Duration::from_millis(50);
@@ -85,10 +86,10 @@ pub(super) enum Addressees {
 struct ConnectedRank {
     name: String,
     orders: Arc<Stream>,
-    /// Whether it is no server and no scheduler, which outlive the workers.
+    /// True if it is no server and no scheduler, which outlive the workers.
     is_worker: bool,
     code: Option<i32>,
-    /// Whether its connection has ended.
+    /// True if its connection has ended.
     is_gone: bool,
 }
 
@@ -175,17 +176,17 @@ impl Control {
         }
     }
 
-    /// Whether a worker runs that has connected.
+    /// Returns true if a worker runs that has connected.
     fn is_worker_running(&self) -> bool {
         self.state.lock().all.iter().any(|rank| rank.is_worker && rank.code.is_none() && !rank.is_gone)
     }
 
-    /// Whether a rank has connected.
+    /// Returns true if a rank has connected.
     pub(super) fn has_ranks(&self) -> bool {
         !self.state.lock().all.is_empty()
     }
 
-    /// Whether a rank runs that has connected.
+    /// Returns true if a rank runs that has connected.
     pub(super) fn is_any_running(&self) -> bool {
         self.state.lock().all.iter().any(|rank| rank.code.is_none() && !rank.is_gone)
     }
@@ -209,12 +210,12 @@ impl Control {
         move || state.lock().are_dismissed
     }
 
-    /// Whether all of so many ranks have ended.
+    /// Returns true if all of so many ranks have ended.
     pub(super) fn have_all_ended(&self, count: usize) -> bool {
         self.state.lock().all.iter().filter(|rank| rank.code.is_some()).count() == count
     }
 
-    /// Whether all of so many workers have ended well.
+    /// Returns true if all of so many workers have ended well.
     pub(super) fn have_workers_succeeded(&self, count: usize) -> bool {
         self.state.lock().all.iter().filter(|rank| rank.is_worker && rank.code == Some(0)).count() == count
     }
@@ -231,13 +232,14 @@ impl Control {
         self.state.lock().failure
     }
 
-    /// Waits for the output of a job whose `mpirun` has ended, then ends what is left of the job. An interrupted
-    /// job waits no longer than its grace for a reader of the output.
+    /// Waits for the output of a job whose `mpirun` has ended, then ends what is left of the job. An
+    /// interrupted job waits no longer than its grace for a reader of the output.
     pub(super) fn finish(&self, interrupt: &Interrupt) {
         let ended = Instant::now();
         let mut until = ended + LAST_LINES;
         let mut is_killed = false;
-        // What is still on its way from an end that is closed would be lost if something were sent to that end.
+        // What is still on its way from an end that is closed would be lost if something were sent to that
+        // end.
         while !self.state.lock().readers.iter().all(JoinHandle::is_finished) {
             let is_over = is_enough(interrupt, ended);
             if !is_killed && (is_over || ended.elapsed() > LAST_LINES) {
@@ -259,8 +261,8 @@ impl Control {
     }
 }
 
-/// Whether an interrupted job has waited long enough for a reader of its output since it ended: not at all
-/// after a second interrupt.
+/// Returns true if an interrupted job has waited long enough for a reader of its output since it ended: not
+/// at all after a second interrupt.
 pub(super) fn is_enough(interrupt: &Interrupt, ended: Instant) -> bool {
     interrupt.count() > 1 || (interrupt.count() == 1 && ended.elapsed() > GRACE)
 }
@@ -399,7 +401,8 @@ enum Stage {
     Terminated,
 }
 
-/// Ends an interrupted job, its ranks before its `mpirun`, and passes on signals that are for them. To be polled.
+/// Ends an interrupted job, its ranks before its `mpirun`, and passes on signals that are for them. To be
+/// polled.
 pub(super) struct Ending<'a> {
     control: &'a Control,
     interrupt: &'a Interrupt,
@@ -428,7 +431,7 @@ impl<'a> Ending<'a> {
         }
     }
 
-    /// Whether ranks were told to end.
+    /// Returns true if ranks were told to end.
     pub(super) fn has_begun(&self) -> bool {
         self.stage != Stage::Running
     }

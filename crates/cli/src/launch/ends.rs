@@ -15,7 +15,7 @@ pub(crate) fn code_of(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-/// Whether a process with this exit code was ended by a signal, of which there are 64.
+/// Returns true if a process with this exit code was ended by a signal, of which there are 64.
 pub(crate) fn is_of_signal(code: i32) -> bool {
     (129..=192).contains(&code)
 }
@@ -37,13 +37,13 @@ pub(crate) enum EndOfProcess {
 pub(crate) struct JobState {
     /// Whether a process has failed before, or the job was interrupted.
     pub(crate) has_failed: bool,
-    /// Whether a worker has ended well.
+    /// True if a worker has ended well.
     pub(crate) has_succeeded: bool,
     /// The workers that run, and the job has not gone on without.
     pub(crate) workers: usize,
     /// Whether the process came in the place of another, or the job has gone on without it.
     pub(crate) is_surplus: bool,
-    /// Whether another process may still be started in its place.
+    /// True if another process may still be started in its place.
     pub(crate) may_restart: bool,
 }
 
@@ -101,8 +101,8 @@ pub(crate) enum Awaited {
     Ends,
 }
 
-/// How long those that are left are waited for. `only_surplus`: whether neither the scheduler nor a worker of
-/// the job's start runs.
+/// The time for which those that are left are waited for. `only_surplus`: whether neither the scheduler nor a
+/// worker of the job's start runs.
 pub(crate) fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Awaited {
     match state {
         JobState { workers: 0, has_failed: true, .. } if is_interrupted => Awaited::Ends,
@@ -120,11 +120,11 @@ pub(crate) struct MpirunEnd {
     pub(crate) code: Option<i32>,
     /// The signal that has interrupted the launcher.
     pub(crate) interrupted: Option<i32>,
-    /// Whether the launcher has ended the job because of a rank.
+    /// True if the launcher has ended the job because of a rank.
     pub(crate) was_ended: bool,
-    /// Whether all ranks have ended.
+    /// True if all ranks have ended.
     pub(crate) have_all_ended: bool,
-    /// Whether all workers have ended well.
+    /// True if all workers have ended well.
     pub(crate) have_workers_succeeded: bool,
     /// The exit code of the first rank that has failed.
     pub(crate) first_failure: Option<i32>,

@@ -21,7 +21,7 @@ const STAYS: [&str; 4] = [
      PE_HOSTFILE JOB_ID NSLOTS NHOSTS NQUEUES K_MPI_JOB_ROLE POD_NAME POD_IP",
 ];
 
-/// Whether a variable of this name is passed on. A shell can set only valid names.
+/// Returns true if a variable of this name is passed on. A shell can set only valid names.
 pub(crate) fn is_passed_on(name: &str) -> bool {
     let is_of = |known: &str| known.strip_suffix('*').map_or(known == name, |beginning| name.starts_with(beginning));
     is_name(name) && !STAYS.iter().any(|names| names.split_whitespace().any(is_of))
@@ -43,7 +43,7 @@ pub(crate) fn kept_here() -> Vec<String> {
     kept
 }
 
-/// Whether a shell can set a variable of this name.
+/// Returns true if a shell can set a variable of this name.
 pub(crate) fn is_name(name: &str) -> bool {
     let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
     name.chars().all(is_legal) && !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty()

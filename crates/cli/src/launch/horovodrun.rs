@@ -173,7 +173,7 @@ pub(crate) fn translated(words: Vec<OsString>, launch: &Command) -> Result<(Vec<
     Ok((ours, warnings))
 }
 
-/// Whether the next word is the value of this option of ours.
+/// Returns true if the next word is the value of this option of ours.
 fn takes_value(launch: &Command, name: &str) -> bool {
     let long = name.strip_prefix("--");
     let short = name.strip_prefix('-').filter(|short| short.len() == 1).and_then(|short| short.chars().next());

@@ -76,7 +76,7 @@ impl Host {
         Ok((command, Vec::new()))
     }
 
-    /// Whether processes on both run on the same cores: all emulated hosts are this machine.
+    /// Returns true if processes on both run on the same cores: all emulated hosts are this machine.
     pub(crate) fn shares_cores_with(&self, other: &Host) -> bool {
         match (self, other) {
             (Host::Ssh(one), Host::Ssh(other)) => one == other,

@@ -31,15 +31,15 @@ pub struct SshHost {
     pub name: String,
     /// The port of its ssh server, if not ssh's own choice.
     pub port: Option<u16>,
-    /// How many processes it takes.
+    /// The number of processes that it takes.
     pub slots: usize,
     /// The folder that processes start in, if not the launcher's working folder.
     pub folder: Option<String>,
 }
 
 impl SshHost {
-    /// Whether it is this host, as this user reaches it without ssh: one of its names or addresses, without a
-    /// port and without another user.
+    /// Returns true if it is this host, as this user reaches it without ssh: one of its names or addresses,
+    /// without a port and without another user.
     pub(crate) fn is_here(&self) -> bool {
         let user = self.login.strip_suffix(&self.name).and_then(|user| user.strip_suffix('@'));
         let own = ["USER", "LOGNAME"].into_iter().find_map(config::text);
@@ -192,7 +192,7 @@ fn merged(hosts: Vec<SshHost>) -> Vec<SshHost> {
 struct Reading {
     /// The slots of a host without a number.
     slots: usize,
-    /// Whether a number that can hardly be one of slots is a port.
+    /// True if a number that can hardly be one of slots is a port.
     has_ports: bool,
 }
 
@@ -275,7 +275,7 @@ fn split(address: &str) -> Result<(Option<&str>, &str, Option<&str>), String> {
     }
 }
 
-/// Whether it is an address of IPv6, which may name an interface behind a percent sign.
+/// Returns true if it is an address of IPv6, which may name an interface behind a percent sign.
 fn is_ipv6(text: &str) -> bool {
     text.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
 }

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// How long others wait for the end of an open line.
+/// The time for which others wait for the end of an open line.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// Where in its line a process is.
@@ -27,12 +27,12 @@ enum LinePlace {
 struct LineSource {
     tag: Option<Vec<u8>>,
     place: LinePlace,
-    /// Whether its line was ended for others: then its own end of it is left out.
+    /// True if its line was ended for others: then its own end of it is left out.
     is_cut: bool,
-    /// Whether its line was begun anew by a carriage return.
+    /// True if its line was begun anew by a carriage return.
     is_bar: bool,
     pending: Vec<u8>,
-    /// Whether a line ends in what is pending.
+    /// True if a line ends in what is pending.
     has_line: bool,
     /// The last byte that came.
     last: u8,
@@ -220,7 +220,7 @@ impl Lines {
         }
     }
 
-    /// Whether the next of the others begins its line anew.
+    /// Returns true if the next of the others begins its line anew.
     fn next_is_bar(&self, open: usize) -> bool {
         let next = self.waiting.iter().find(|one| **one != open);
         next.is_some_and(|next| self.sources[*next].pending.first() == Some(&b'\r'))

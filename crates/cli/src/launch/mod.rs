@@ -138,11 +138,12 @@ pub(crate) struct Launch {
     pub root: IpAddr,
     /// Where the output goes.
     pub sink: Sink,
-    /// Whether the workers are the ranks of an `mpirun`, as `dist_hybrid` needs them.
+    /// True if the workers are the ranks of an `mpirun`, as `dist_hybrid` needs them.
     pub has_ranks: bool,
-    /// How long the other processes may run after one failed, and the servers after the last worker.
+    /// The time for which the other processes may run after one failed, and the servers after the last
+    /// worker.
     pub grace: Duration,
-    /// How long the whole job may take.
+    /// The time that the whole job may take.
     pub limit: Option<Duration>,
     /// If set, the job goes on without workers that are lost.
     pub elastic: Option<Replacements>,

@@ -38,11 +38,11 @@ pub(super) enum OutputStream {
     Err,
 }
 
-/// How many bytes wait for the readers of the launcher's output before processes have to.
+/// The number of bytes that wait for the readers of the launcher's output before processes have to.
 const BACKLOG: usize = 64 << 20;
 /// The bytes that a pipe can hold: more than these do not come of what a process has written before it ended.
 pub(super) const PIPE: usize = 1 << 20;
-/// How many bytes are read at once.
+/// The number of bytes that are read at once.
 pub(super) const PIECE: usize = 64 << 10;
 
 /// One stream of a process, to a [`Printer`].
@@ -60,7 +60,7 @@ struct Shared {
     more: Condvar,
     /// There is room, or nothing is left to write.
     less: Condvar,
-    /// Whether stdout and stderr are one file, such as a terminal.
+    /// True if stdout and stderr are one file, such as a terminal.
     is_one: bool,
 }
 
@@ -71,7 +71,7 @@ struct Queue {
     bytes: usize,
     sources: [usize; 2],
     is_closed: bool,
-    /// Whether the end of the program does not wait for what is left.
+    /// True if the end of the program does not wait for what is left.
     is_given_up: bool,
 }
 
@@ -110,7 +110,7 @@ impl Printer {
         self.feed.0.lock().is_given_up = true;
     }
 
-    /// Whether bytes wait to be written.
+    /// Returns true if bytes wait to be written.
     pub(super) fn is_busy(&self) -> bool {
         self.feed.0.lock().bytes > 0
     }
@@ -295,7 +295,7 @@ impl Shared {
     }
 }
 
-/// Whether both are the same file.
+/// Returns true if both are the same file.
 fn are_one(one: impl AsFd, other: impl AsFd) -> bool {
     match (rustix::fs::fstat(one), rustix::fs::fstat(other)) {
         (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
@@ -318,9 +318,9 @@ enum Loss {
 #[derive(Debug, Default)]
 struct Target {
     loss: Loss,
-    /// Whether a line was begun and not ended.
+    /// True if a line was begun and not ended.
     is_within_line: bool,
-    /// Whether what came last is lost.
+    /// True if what came last is lost.
     is_broken: bool,
     /// What is to be said of it on the other one, or if that fails as well, here.
     owed: Option<String>,

@@ -71,7 +71,7 @@ fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<Answer, String>>> {
     ask_all(hosts.iter().map(command).collect(), ANSWER)
 }
 
-/// Whether each host answers.
+/// Returns true if each host answers.
 pub(crate) fn answering(hosts: &[SshHost]) -> Result<Vec<bool>> {
     let is_well = |answer: Result<Answer, String>| answer.is_ok_and(|answer| answer.output.status.success());
     Ok(call_all(hosts)?.into_iter().map(is_well).collect())

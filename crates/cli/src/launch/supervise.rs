@@ -40,10 +40,11 @@ const KILL_AFTER: Duration = Duration::from_secs(3);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// The exit code of ssh if its connection broke.
 const LOST_HOST: i32 = 255;
-/// How long a worker that is lost for the second time stays away. It doubles with each further loss.
+/// The time for which a worker that is lost for the second time stays away. It doubles with each further
+/// loss.
 const SECOND_RESTART: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long a worker that came in the place of another may go on when the job is over without it.
+/// The time for which a worker that came in the place of another may go on when the job is over without it.
 const LATECOMER: Duration = Duration::from_secs(60);
 /// How often interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
@@ -78,7 +79,7 @@ struct Running {
     readers: Vec<(OutputStream, JoinHandle<Vec<u8>>)>,
     code: Option<i32>,
     is_by_ssh: bool,
-    /// Whether the job's scheduler has gone on without it, as it was silent.
+    /// True if the job's scheduler has gone on without it, as it was silent.
     is_silent: bool,
     /// Which of the job's processes it is: one may be started several times.
     process: usize,
@@ -113,7 +114,7 @@ struct Supervisor {
     due: Option<Instant>,
     stage: usize,
     is_interrupted: bool,
-    /// Whether the workers were told to end before the others.
+    /// True if the workers were told to end before the others.
     are_workers_told: bool,
     /// How often another worker may still be started in the place of one that is lost.
     restarts: u32,
@@ -121,7 +122,7 @@ struct Supervisor {
     restarts_due: Vec<(Instant, usize)>,
     /// Since when no rank of an `mpirun` runs any more.
     ranks_over: Option<Instant>,
-    /// Whether it was killed for that.
+    /// True if it was killed for that.
     has_hung: bool,
 }
 
@@ -400,7 +401,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether the process was started in the place of another.
+    /// Returns true if the process was started in the place of another.
     fn came_later(&self, number: usize) -> bool {
         number != self.running[number].process
     }
@@ -474,7 +475,7 @@ impl Supervisor {
         }
     }
 
-    /// How long this process, which was lost, stays away.
+    /// The time for which this process, which was lost, stays away.
     fn pause_of(&self, number: usize) -> Duration {
         let process = self.running[number].process;
         pause_after(self.running.iter().filter(|one| one.process == process).count())
@@ -589,7 +590,7 @@ fn comes_after(pause: Duration) -> String {
     format!("another one starts in its place{when}")
 }
 
-/// How long a process stays away that has been started so often.
+/// The time for which a process stays away that has been started so often.
 fn pause_after(starts: usize) -> Duration {
     match u32::try_from(starts.saturating_sub(2)) {
         _ if starts < 2 => Duration::ZERO,

@@ -65,12 +65,13 @@ pub(super) fn words_of_supervised(name: &str) -> Vec<OsString> {
     ["rank", "--supervised", "--name", name, "--"].map(OsString::from).to_vec()
 }
 
-/// How long a rank has to end when its launcher is gone.
+/// The time that a rank has to end when its launcher is gone.
 const ALONE: Duration = Duration::from_secs(5);
 /// When the launcher hears that a process outlives the rank. One that writes on and on is not waited for any
 /// longer after the rank has failed.
 const OUTLIVES: Duration = Duration::from_secs(5);
-/// How long nothing comes of the output of a rank that has failed, when all that was there has come.
+/// The time for which nothing comes of the output of a rank that has failed, when all that was there has
+/// come.
 const QUIET: Duration = Duration::from_secs(1);
 /// How often a shell is looked at that was told to end, and the output of a rank that has ended.
 const LOOK: Duration = Duration::from_millis(100);
@@ -222,7 +223,7 @@ fn torch_variables() -> Vec<(&'static str, String)> {
 /// The connection to the launcher.
 struct Link {
     stream: Stream,
-    /// Whether a frame is being sent, and whether all were.
+    /// True if a frame is being sent, and whether all were.
     sending: Mutex<bool>,
 }
 
@@ -264,7 +265,7 @@ fn connect(to: &[String], name: &str) -> Option<Arc<Link>> {
 #[derive(Debug, Default)]
 struct Relayed {
     pieces: AtomicUsize,
-    /// How many pieces are on their way. They wait for a slow reader.
+    /// The number of pieces that are on their way. They wait for a slow reader.
     sending: AtomicUsize,
 }
 
@@ -323,7 +324,7 @@ struct RankProcess {
 struct RankState {
     has_ended: bool,
     end: Termination,
-    /// Whether the launcher has everything that was sent.
+    /// True if the launcher has everything that was sent.
     is_received: bool,
     may_leave: bool,
 }
@@ -513,21 +514,21 @@ impl RankProcess {
     }
 }
 
-/// Whether the process is this program, which has not become a rank.
+/// Returns true if the process is this program, which has not become a rank.
 pub(crate) fn is_one(pid: Pid) -> bool {
     let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
     let mut words = words.split(|byte| *byte == 0);
     words.next().is_some_and(|program| program.ends_with(b"ringpull")) && words.next() == Some(b"rank")
 }
 
-/// Whether the process is a shell, which does not pass signals on.
+/// Returns true if the process is a shell, which does not pass signals on.
 fn is_shell(pid: Pid) -> bool {
     let program = std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_pid())).unwrap_or_default();
     let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     ["sh", "dash", "bash", "ash", "zsh", "ksh", "mksh", "busybox", "time"].contains(&name)
 }
 
-/// Whether the process has a handler of the signal.
+/// Returns true if the process has a handler of the signal.
 fn catches(pid: Pid, signal: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));

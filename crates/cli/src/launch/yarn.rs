@@ -31,7 +31,7 @@ use crate::mpirun::Mpirun;
 /// How often files are read, and how often YARN is asked for the service's state.
 const READ: Duration = Duration::from_millis(100);
 const ASKED: Duration = Duration::from_secs(2);
-/// How long files may be on their way after the service has ended.
+/// The time for which files may be on their way after the service has ended.
 const LATE: Duration = Duration::from_secs(5);
 
 /// Where a job runs.
@@ -60,7 +60,7 @@ pub(crate) struct YarnJob {
     /// Without servers it starts MPI ranks.
     pub spec: Spec,
     pub sink: Sink,
-    /// How long the other processes may run after one failed, or after the last worker.
+    /// The time for which the other processes may run after one failed, or after the last worker.
     pub grace: Duration,
 }
 

@@ -25,7 +25,8 @@ pub(crate) struct RecordedJob {
     pub(crate) workers: usize,
     pub(crate) keys: Vec<RecordedKey>,
     pub(crate) calls: Vec<TimedCall>,
-    /// How many keys are left out, because gradients of some rows were pushed, and which is not recorded.
+    /// The number of keys that are left out, because gradients of some rows were pushed, and which is not
+    /// recorded.
     pub(crate) by_rows: usize,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct TimedCall {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordedCall {
-    /// Whether the new value goes into an output.
+    /// True if the new value goes into an output.
     Push {
         pulls: bool,
     },
@@ -69,7 +70,7 @@ impl TimedCall {
         matches!(self.what, RecordedCall::Push { .. })
     }
 
-    /// Whether the worker waited for values before it.
+    /// Returns true if the worker waited for values before it.
     pub(crate) fn waits(&self) -> bool {
         self.waited_s > WAIT_S
     }

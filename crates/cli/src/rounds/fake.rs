@@ -16,7 +16,7 @@ use crate::variant::{Peer, Variant};
 pub(crate) struct Fake {
     /// The variants that were started, with the number of ranks.
     pub(crate) jobs: Vec<(String, usize)>,
-    /// How many jobs had been started at each wait between them.
+    /// The number of jobs that had been started at each wait between them.
     pub(crate) settled: Vec<usize>,
     /// The job that a signal ends, from 1, and the signal.
     pub(crate) signal_in: Option<(usize, i32)>,

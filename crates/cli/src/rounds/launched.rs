@@ -40,7 +40,7 @@ pub(crate) enum Testbed {
     Local(usize),
 }
 
-/// How long one job may take.
+/// The time that one job may take.
 const JOB_LIMIT: Duration = Duration::from_secs(300);
 /// How much of a failed job's output goes into the report.
 const LAST_LINES: usize = 12;
@@ -116,12 +116,12 @@ impl Launched {
         }
     }
 
-    /// Whether each worker has its own host, with its own network interface.
+    /// Returns true if each worker has its own host, with its own network interface.
     pub(crate) fn has_own_hosts(&self) -> bool {
         self.hosts[0] != Host::Local
     }
 
-    /// Whether the jobs run on other machines than this one.
+    /// Returns true if the jobs run on other machines than this one.
     pub(crate) fn has_remote_hosts(&self) -> bool {
         matches!(self.hosts[0], Host::Ssh(_))
     }

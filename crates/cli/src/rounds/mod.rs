@@ -155,7 +155,7 @@ fn expected(variant: Variant, job: &Job, records: Vec<Record>) -> Result<Vec<Rec
 }
 
 impl RoundsOutcome {
-    /// Whether the variant was measured with this job in this round.
+    /// Returns true if the variant was measured with this job in this round.
     fn has(&self, variant: Variant, round: usize, job: &Job) -> bool {
         let sizes = job.payloads();
         self.done.iter().any(|done| {

@@ -31,7 +31,7 @@ struct Match<'a> {
 }
 
 impl Match<'_> {
-    /// How many times our time the best of the others takes.
+    /// The time of the best of the others, in ours.
     fn gain(&self) -> f64 {
         self.best_summary.median / self.summary.median
     }
@@ -42,12 +42,12 @@ impl Match<'_> {
         Some(self.summary.median / self.ours.bound_s.filter(|_| self.ours.bytes > SHORT_BYTES as u64)?)
     }
 
-    /// Whether the best of the others takes less time.
+    /// Returns true if the best of the others takes less time.
     fn is_behind(&self) -> bool {
         self.gain() < 1.0 - RESOLUTION
     }
 
-    /// Whether it does so in each of its jobs.
+    /// Returns true if it does so in each of its jobs.
     fn is_lost(&self) -> bool {
         self.is_behind() && self.best_summary.max < self.summary.min
     }

@@ -57,9 +57,9 @@ pub(crate) struct RankAccount {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct KeyAccount {
     pub key: String,
-    /// How long callers were blocked for it.
+    /// The time for which callers were blocked for it.
     pub blocked_s: f64,
-    /// How long its collectives or requests took.
+    /// The time that its collectives or requests took.
     pub communication_s: f64,
     /// Payload bytes of one push.
     pub bytes: u64,

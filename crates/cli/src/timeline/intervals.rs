@@ -24,7 +24,7 @@ impl Intervals {
         self.0.iter().copied()
     }
 
-    /// How long it is in all.
+    /// Its length in all.
     pub(crate) fn total(&self) -> f64 {
         // The sum of no numbers would be a negative zero.
         self.0.iter().fold(0.0, |total, (start, end)| total + (end - start))

@@ -170,7 +170,7 @@ fn on_yarn(manager: &Manager, folder: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// Whether the working folder holds nothing of a job any more.
+/// Returns true if the working folder holds nothing of a job any more.
 fn is_empty(folder: &Path) -> bool {
     std::fs::read_dir(folder).unwrap().next().is_none()
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::{read, root};
 
-/// Whether `.dockerignore` leaves a file out: its patterns, of which the last that fits counts.
+/// Returns true if `.dockerignore` leaves a file out: its patterns, of which the last that fits counts.
 fn is_ignored(path: &str, patterns: &[String]) -> bool {
     let fits = |pattern: &str| {
         let own = pattern.trim_start_matches("**/");

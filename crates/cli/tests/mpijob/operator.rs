@@ -38,7 +38,7 @@ pub(crate) struct Job {
     /// Kubeflow Trainer runs it, and not mpi-operator.
     by_trainer: bool,
     pub(crate) workers: Vec<Pod>,
-    /// How many launchers there have been. Each has another address.
+    /// The number of launchers so far. Each has another address.
     launchers: u8,
 }
 

@@ -98,7 +98,7 @@ cp -a "$work/u/." "$out/""#;
         self.layer.as_ref().map_or_else(|| PathBuf::from(&self.base), |layer| layer.path().join("files"))
     }
 
-    /// Whether the image has a file.
+    /// Returns true if the image has a file.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.files().join(path.trim_start_matches('/')).exists()
     }
@@ -285,7 +285,7 @@ impl Network {
         run("ip", &["-n", &format!("{}{number}", self.prefix), "link", "set", "eth0", "down"]);
     }
 
-    /// Whether sshd answers at a pod's address: the readiness probe.
+    /// Returns true if sshd answers at a pod's address: the readiness probe.
     pub(crate) fn answers(&self, number: u8) -> bool {
         let probe = format!("exec 3<>/dev/tcp/{}/2222", address(number));
         let status = Command::new("ip")

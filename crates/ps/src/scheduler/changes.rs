@@ -82,7 +82,7 @@ impl WorkerChanges {
 }
 
 impl Node {
-    /// Whether it is a worker for which rounds and barriers wait.
+    /// Returns true if it is a worker for which rounds and barriers wait.
     pub(super) fn is_member(&self) -> bool {
         self.info.role == Role::Worker && !self.is_joining
     }
@@ -116,7 +116,7 @@ impl Scheduler {
         missing.map(|node| node.rank).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Whether the job is agreeing on who its workers are: waits in it end by themselves.
+    /// Returns true if the job is agreeing on who its workers are: waits in it end by themselves.
     pub(super) fn is_changing(&self) -> bool {
         self.changes.admission.is_some() || !self.changes.losses.is_empty()
     }
@@ -319,7 +319,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a worker that registers now may come in the place of one that is lost.
+    /// Returns true if a worker that registers now may come in the place of one that is lost.
     pub(super) fn takes_later(&self, info: &NodeInfo, kind: Option<Kind>, counts: (usize, usize)) -> bool {
         self.settings.is_elastic
             && self.complete
@@ -335,7 +335,7 @@ impl Scheduler {
         self.give_ranks();
     }
 
-    /// Whether the message is of a worker that waits for a rank; its heartbeats are answered.
+    /// Returns true if the message is of a worker that waits for a rank; its heartbeats are answered.
     pub(super) fn waits_for_a_rank(&mut self, from: &[u8], message: &ToScheduler) -> bool {
         let is_waiting = self.changes.waiting.iter().any(|waiting| waiting.identity == from);
         if is_waiting && matches!(message, ToScheduler::Heartbeat { .. }) {

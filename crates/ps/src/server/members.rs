@@ -44,9 +44,9 @@ pub(super) struct Members {
 
 /// What is known of a key's rounds.
 struct KeyRounds {
-    /// How many segments are here.
+    /// The number of segments here.
     here: usize,
-    /// Whether other servers have some too.
+    /// True if other servers have some too.
     spans: bool,
     /// The segments that have come of pushes that are not whole, by round and rank.
     arrived: BTreeMap<(u64, usize), usize>,
@@ -60,12 +60,12 @@ impl Members {
         Members { standings, keys: BTreeMap::new(), after: vec![BTreeMap::new(); workers] }
     }
 
-    /// Whether a worker takes part in rounds.
+    /// Returns true if a worker takes part in rounds.
     pub(super) fn is_member(&self, rank: usize) -> bool {
         self.standings[rank].1 == Standing::Member
     }
 
-    /// Whether rounds wait for it, if only to learn which of its pushes count.
+    /// Returns true if rounds wait for it, if only to learn which of its pushes count.
     fn counts(&self, rank: usize) -> bool {
         matches!(self.standings[rank].1, Standing::Member | Standing::Lost)
     }
@@ -92,7 +92,7 @@ impl Members {
         rounds.whole.contains(&(0, lowest)).then_some(lowest)
     }
 
-    /// Whether a worker that is gone has left this push, which counts.
+    /// Returns true if a worker that is gone has left this push, which counts.
     fn left_whole(&self, rounds: &KeyRounds, round: u64, rank: usize) -> bool {
         self.standings[rank].1 == Standing::Absent && rounds.whole.contains(&(round, rank))
     }
@@ -114,7 +114,7 @@ impl Members {
 }
 
 impl Server {
-    /// Whether a message of this incarnation of the rank is one of the present worker. One that comes
+    /// Returns true if a message of this incarnation of the rank is one of the present worker. One that comes
     /// later is met by its first message.
     pub fn meets(&mut self, rank: usize, incarnation: u32) -> bool {
         let Some(members) = &mut self.members else { return incarnation == 0 };

@@ -170,7 +170,7 @@ impl ServedSegment {
         }
     }
 
-    /// Whether the segment has had the rounds that a pull waits for.
+    /// Returns true if the segment has had the rounds that a pull waits for.
     pub(super) fn is_ready_for(&self, pull: &Pull, sync: bool) -> bool {
         self.value.is_some() && pull.rounds <= if sync { self.completed } else { self.applied[pull.rank] }
     }

@@ -15,7 +15,7 @@ use crate::message::{ToScheduler, encode};
 use crate::operation::Operation;
 use crate::scheduler::lost_node;
 
-/// How long a worker waits for what.
+/// The time limits of a worker's waits.
 pub(crate) struct Patience {
     /// It says for whom it waits after this time, and each time it has doubled.
     warn: Duration,
@@ -24,7 +24,7 @@ pub(crate) struct Patience {
     timeout: Duration,
     /// A server that sends nothing for this long is lost.
     pub(super) silence: Duration,
-    /// Whether it was reported to the scheduler that this worker only waits.
+    /// True if it was reported to the scheduler that this worker only waits.
     has_told: bool,
     /// What was moved, called and computed when nothing had moved for the first time.
     still: Option<(Instant, f64)>,
@@ -42,7 +42,7 @@ impl Patience {
         }
     }
 
-    /// Whether the program has only waited since this was first asked of the present standstill.
+    /// Returns true if the program has only waited since this was first asked of the present standstill.
     fn is_only_waiting(&mut self, progress: Instant) -> bool {
         let (since, used_s) = match self.still {
             Some(still) if still.0 >= progress => still,
@@ -56,8 +56,8 @@ impl Patience {
 }
 
 impl WorkerLoop {
-    /// How long nothing may move before it is asked for whom: not for long if a worker has left since this
-    /// was last answered. What that worker sent has arrived before it is known to have left.
+    /// The time without movement after which it is asked for whom: not for long if a worker has left since
+    /// this was last answered. What that worker sent has arrived before it is known to have left.
     fn patience(&self) -> Duration {
         let look = (DEADLOCK / 4).min(self.patience.timeout);
         if self.left_since.is_some() && self.left_since > self.claimed { GRACE.min(look) } else { look }

@@ -19,7 +19,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-/// What may be under way to one of few servers and back: as little as keeps the links busy in both directions.
+/// What may be under way to one of few servers and back: as little as keeps the links busy in both
+/// directions.
 const WINDOW: usize = 4;
 /// The bytes of [`WINDOW`].
 const WINDOW_BYTES: usize = 128 << 10;
@@ -33,8 +34,8 @@ pub fn window(workers: usize, servers: usize) -> (usize, usize) {
     (WINDOW / parts, WINDOW_BYTES / parts)
 }
 
-/// How many messages of a [`window`] a message counts as. Pushes and pulls that go apart use both windows, which
-/// are smaller for many nodes already.
+/// How many messages of a [`window`] a message counts as. Pushes and pulls that go apart use both windows,
+/// which are smaller for many nodes already.
 pub(super) fn weight(workers: usize, servers: usize, is_push_pull: bool) -> usize {
     if is_push_pull || workers.max(servers) > WHOLE_WINDOWS { 1 } else { 2 }
 }
@@ -48,7 +49,7 @@ pub(super) struct Queued {
     /// The number of its call.
     pub(super) operation: u64,
     pub(super) batch: usize,
-    /// Whether it only asks for something.
+    /// True if it only asks for something.
     pub(super) is_pull: bool,
     /// The longer of what is sent and what is answered; `None` if it is not answered.
     pub(super) answered_bytes: Option<usize>,
@@ -78,7 +79,7 @@ pub(super) struct Queue {
     open: BTreeMap<u64, usize>,
     pushes: Window,
     pulls: Window,
-    /// Whether this worker leaves: what it has called goes out, whatever the others have called.
+    /// True if this worker leaves: what it has called goes out, whatever the others have called.
     is_leaving: bool,
 }
 

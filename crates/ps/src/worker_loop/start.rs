@@ -18,7 +18,7 @@ const PART: u32 = 4;
 
 /// Until this worker is connected to all servers, and while values wait until all workers are.
 pub(super) struct Connecting {
-    /// How long values wait at most, if they do.
+    /// The time for which values wait at most, if they do.
     held_until: Option<Instant>,
     /// Shows when this worker is connected to all servers.
     pub(super) flush: Flush,
@@ -36,8 +36,8 @@ impl Connecting {
 }
 
 impl WorkerLoop {
-    /// Whether values wait for workers that are not connected yet. Tells the scheduler once this one is:
-    /// others wait for it even if it does not wait for them.
+    /// Returns true if values wait for workers that are not connected yet. Tells the scheduler once this one
+    /// is: others wait for it even if it does not wait for them.
     pub(super) fn is_connecting(&mut self) -> Result<bool> {
         let Some(connecting) = &mut self.connecting else { return Ok(false) };
         if !connecting.is_reported && connecting.flush.is_answered(&self.servers, &mut self.next) {

@@ -17,9 +17,9 @@ pub(super) fn choose(present: &[Offer], most: usize) -> Vec<usize> {
     slots.take(most).collect()
 }
 
-/// How many workers a job that runs on `running`, a host's name for each rank, would have on the hosts that
-/// are present now; `None` if it has no reason to be started again: it would not have more workers, and every
-/// host that it uses is still offered, or else too few would be left.
+/// The number of workers that a job that runs on `running`, a host's name for each rank, would have on the
+/// hosts that are present now; `None` if it has no reason to be started again: it would not have more
+/// workers, and every host that it uses is still offered, or else too few would be left.
 pub(super) fn change(running: &[String], present: &[Offer], least: usize, most: usize) -> Option<usize> {
     let wanted = choose(present, most).len();
     let uses = |name: &str| running.iter().filter(|host| *host == name).count();
@@ -43,7 +43,8 @@ impl Default for Cooldown {
     }
 }
 
-/// How long after a failure, or after the time that a host was left out, the next one counts as the first.
+/// The time after which the next failure counts as the first: from a failure, or from the return of a host
+/// that was left out.
 const FORGIVEN: Duration = Duration::from_secs(600);
 
 /// The hosts that have failed. Times are since the job's start.
@@ -96,12 +97,12 @@ pub(super) struct Failure {
     pub(super) code: i32,
     /// The hosts that were lost, or lost a rank.
     pub(super) hosts: Vec<String>,
-    /// Whether a rank ended by itself, on the host that is named. Its program or that host is the cause.
+    /// True if a rank ended by itself, on the host that is named. Its program or that host is the cause.
     pub(super) is_exit: bool,
 }
 
 impl Failure {
-    /// Whether this is the other failure again. A program's error may come on any host.
+    /// Returns true if this is the other failure again. A program's error may come on any host.
     fn is_like(&self, other: &Failure) -> bool {
         self.code == other.code && self.is_exit == other.is_exit && (self.is_exit || self.hosts == other.hosts)
     }

@@ -14,7 +14,7 @@ use crate::launch::hostfile::HostList;
 use crate::launch::remote::{answering, ask_all};
 use crate::launch::{Host, hostfile};
 
-/// How long a script may take.
+/// The time that a script may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Where the hosts are from.
@@ -34,7 +34,7 @@ pub(crate) enum Source {
 #[derive(Debug, Clone)]
 pub(crate) struct Discovery {
     pub(crate) source: Source,
-    /// Whether the script's names are those of emulated hosts.
+    /// True if the script's names are those of emulated hosts.
     pub(crate) in_lab: bool,
     /// The port of the hosts' ssh servers, if the source has none.
     pub(crate) port: Option<u16>,

@@ -21,7 +21,7 @@ pub(super) struct Lost {
     in_place: BTreeMap<usize, Instant>,
     /// The rank of a report that is not complete: Open MPI gives its exit code in the next line.
     reported: Option<usize>,
-    /// Whether the signal of the last one of `killed` is in the next line, as Open MPI 5 has it.
+    /// True if the signal of the last one of `killed` is in the next line, as Open MPI 5 has it.
     is_signal_next: bool,
 }
 
@@ -97,7 +97,7 @@ impl Lost {
         self.failed.iter().find(|(rank, _)| self.missed.is_empty() || self.missed.contains(rank))
     }
 
-    /// Whether a rank has ended by itself, and took the others with it.
+    /// Returns true if a rank has ended by itself, and took the others with it.
     pub(super) fn is_exit(&self) -> bool {
         self.first_failed().is_some()
     }

@@ -46,7 +46,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const WORD: Duration = Duration::from_secs(10);
 /// The number of vain attempts to begin a generation on a host that it cannot do without.
 const REFUSALS: u32 = 3;
-/// How long a job that may run waits for the hosts that it is to start with.
+/// The time for which a job that may run waits for the hosts that it is to start with.
 const GATHER: Duration = Duration::from_secs(30);
 
 /// A job that is started again when it has lost ranks or may have more.
@@ -69,7 +69,7 @@ pub(crate) struct Elastic {
     /// How often it may be started again at all.
     pub(crate) resets: Option<u32>,
     pub(crate) cooldown: Cooldown,
-    /// Whether the ranks that are left go on when one's process is gone, instead of a restart.
+    /// True if the ranks that are left go on when one's process is gone, instead of a restart.
     pub(crate) in_place: bool,
 }
 

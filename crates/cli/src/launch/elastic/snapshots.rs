@@ -20,9 +20,9 @@ use crate::launch::Host;
 use crate::launch::host::{own_program, ssh};
 use crate::launch::remote::{self, ask_all};
 
-/// How long hosts may take to answer.
+/// The time that hosts may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long they may take to end what is left of an earlier generation.
+/// The time that they may take to end what is left of an earlier generation.
 const END: Duration = Duration::from_secs(10);
 /// How often a host is asked whether the job is to be started again.
 const TRIES: u32 = 3;
@@ -50,18 +50,18 @@ pub(super) struct Newest {
 }
 
 impl Newest {
-    /// Whether a rank of this generation, which is the latest, has come to its end.
+    /// Returns true if a rank of this generation, which is the latest, has come to its end.
     pub(super) fn has_ended(&self, generation: u32) -> bool {
         self.done == Some(generation)
     }
 
-    /// Whether all ranks of this generation, which is the latest, have started MPI.
+    /// Returns true if all ranks of this generation, which is the latest, have started MPI.
     pub(super) fn has_started(&self, generation: u32) -> bool {
         self.started == Some(generation)
     }
 }
 
-/// Whether a generation may begin.
+/// True if a generation may begin.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begin {
     /// It may; what the hosts have.
@@ -97,8 +97,8 @@ impl Snapshots {
         read(listed.iter().flat_map(|(_, said)| names(said)))
     }
 
-    /// Whether rank 0, which was on this host, has ended to be started again; `None` if the host does not
-    /// answer.
+    /// Returns true if rank 0, which was on this host, has ended to be started again; `None` if the host does
+    /// not answer.
     pub(super) fn is_to_go_on(&self, host: &Host, generation: u32) -> Option<bool> {
         let ask =
             || self.ask(std::slice::from_ref(host), &Request::List, ANSWER).pop().filter(|(_, said)| said.is_ok());

@@ -22,14 +22,14 @@ struct Watched {
     ranks: Vec<Present>,
     /// Which of them are lost.
     lost: Arc<Mutex<Lost>>,
-    /// How long a host that has lost a rank in place gets no other one.
+    /// The time for which a host that has lost a rank in place gets no other one.
     pause: Duration,
     least: usize,
     most: usize,
     suspects: Suspects,
     begun: Instant,
     snapshots: Snapshots,
-    /// Whether the generation has ended. It is locked while rank 0 is told of a change.
+    /// True if the generation has ended. It is locked while rank 0 is told of a change.
     over: Arc<Mutex<bool>>,
 }
 
@@ -117,8 +117,8 @@ impl Watched {
         }
     }
 
-    /// How many workers the job, which has these left, would have on other hosts, if it should have them.
-    /// Hosts that have just lost a rank in place get no other one.
+    /// The number of workers that the job, which has these left, would have on other hosts, if it should have
+    /// them. Hosts that have just lost a rank in place get no other one.
     fn workers(&self, left: &[Present], losers: &BTreeSet<String>) -> ringpull_base::Result<Option<usize>> {
         let running: Vec<String> = left.iter().map(|found| found.offer.name.clone()).collect();
         let wanted = |found: Vec<Present>| {
