@@ -22,7 +22,7 @@ use crate::usage::{Memory, cpu_s};
 /// burst when it is idle, so the program with the slower barrier would seem to have the faster sum.
 pub(crate) const REST_MS: f64 = 2.0;
 
-/// How buffers are measured.
+/// The settings by which buffers are measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct AllreduceOptions {
     pub dtype: DType,
@@ -103,7 +103,7 @@ struct Buffers {
     flag: Tensor,
 }
 
-/// What this rank finds.
+/// The findings of this rank.
 fn measure(
     comm: &mut Communicator,
     stamp: u32,

@@ -13,7 +13,7 @@ use ringpull_base::{Error, Result};
 
 use super::launch::Host;
 
-/// How a child process ended, and what it wrote.
+/// The end of a child process, and its output.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -61,7 +61,7 @@ pub(crate) fn wait(child: &mut Child, what: &str, mut is_over: impl FnMut() -> b
 
 /// The time for which a process may have no children before it counts as one that will not end.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// How often its children are listed.
+/// The interval at which its children are listed.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Detects that an `mpirun` has outlived its ranks.

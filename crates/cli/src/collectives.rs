@@ -40,7 +40,7 @@ impl Collective {
     }
 }
 
-/// How they are done.
+/// The ways in which they are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Way {
     /// By our plans, and through shared memory on one host.
@@ -49,7 +49,7 @@ pub(crate) enum Way {
     Native,
 }
 
-/// What is measured.
+/// The subject of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CollectiveOptions {
     pub(crate) dtype: DType,

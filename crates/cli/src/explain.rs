@@ -36,7 +36,7 @@ pub(crate) struct Explanation {
     pub sizes: Vec<Explained>,
 }
 
-/// What is predicted for one size.
+/// The prediction for one size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Explained {
     pub bytes: usize,

@@ -63,7 +63,7 @@ impl Interrupt {
         Some(LAST.load(Ordering::SeqCst)).filter(|signal| *signal != 0)
     }
 
-    /// How many signals arrived.
+    /// The number of signals that arrived.
     pub(crate) fn count(&self) -> usize {
         COUNT.load(Ordering::SeqCst)
     }

@@ -19,7 +19,7 @@ type Print = Box<dyn Fn(&[Record]) + Send + Sync>;
 static KEPT: Mutex<Vec<Record>> = Mutex::new(Vec::new());
 static PRINT: OnceLock<Print> = OnceLock::new();
 
-/// How rank 0 prints.
+/// The way in which rank 0 prints.
 pub(crate) fn print_by(print: impl Fn(&[Record]) + Send + Sync + 'static) {
     // A process runs one benchmark.
     PRINT.get_or_init(|| Box::new(print));
@@ -40,7 +40,7 @@ pub(crate) fn keep(record: Record, rank: usize) -> Result<Record> {
     Ok(record)
 }
 
-/// What is kept, once.
+/// The record that is kept, once.
 pub(crate) fn take() -> Vec<Record> {
     std::mem::take(&mut KEPT.lock().unwrap_or_else(PoisonError::into_inner))
 }

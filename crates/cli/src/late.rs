@@ -1,4 +1,4 @@
-//! Which worker comes late to which step: `RANK=SECONDS`, or `random:P`.
+//! The worker that comes late, and the steps to which it does: `RANK=SECONDS`, or `random:P`.
 //!
 //! The programs of peers draw the same (`peers/replay.py`), so that all methods meet the same workers.
 

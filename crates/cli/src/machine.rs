@@ -1,4 +1,4 @@
-//! What this build and this machine can do, as `ringpull info` prints it.
+//! The abilities of this build and this machine, as `ringpull info` prints them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -40,7 +40,7 @@ pub(crate) struct Machine {
     pub devices: ringpull_device::Survey,
 }
 
-/// What computes on a host.
+/// The processor of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hardware {
     /// Cores this process may use.
@@ -102,7 +102,7 @@ impl Machine {
         }
     }
 
-    /// How a job can go on that has lost ranks.
+    /// The way in which a job goes on that has lost ranks.
     pub(crate) fn elastic(&self) -> String {
         let Some(mpirun) = &self.mpirun else { return "no: there is no mpirun".to_owned() };
         let by_restart = "by starting again from memory (ringpull launch --elastic)";

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use ringpull_base::{Error, Kind, closest};
 
-/// Where the servers of a parameter-server mode run.
+/// The place of the servers of a parameter-server mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Placement {
     /// Each on a host of its own.
@@ -70,7 +70,7 @@ impl Mode {
         }
     }
 
-    /// Where its servers run, if it has some.
+    /// The place of its servers, if it has some.
     pub(crate) fn placement(self) -> Option<Placement> {
         match self {
             Mode::Allreduce | Mode::Helped { .. } => None,

@@ -30,7 +30,7 @@ use super::launch::host::{quote, ssh_words, temporary_folder};
 use super::launch::hostfile::names_this_host;
 pub use super::launch::{Host, SshHost};
 
-/// Which family an `mpirun` belongs to.
+/// The family of an `mpirun`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// Open MPI before 5.
@@ -106,12 +106,12 @@ impl Mpirun {
         (self.flavour == Flavour::OpenMpi5).then_some(Mpirun { survives_losses: true, ..self })
     }
 
-    /// What it was called by.
+    /// The name by which it was called.
     pub fn program(&self) -> &str {
         &self.program
     }
 
-    /// Which family it belongs to.
+    /// Its family.
     pub fn flavour(&self) -> Flavour {
         self.flavour
     }
@@ -319,7 +319,7 @@ fn not_known(program: &str, output: &Output) -> Error {
     Error::argument(format!("{program} is not a known MPI launcher{how}: {said}"), remedy)
 }
 
-/// How ranks are reached on their hosts.
+/// The way in which ranks are reached on their hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Here,

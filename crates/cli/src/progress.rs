@@ -11,11 +11,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// What is shorter shows nothing.
 const SHORT: Duration = Duration::from_secs(2);
-/// How often a line is printed if stderr is not a terminal.
+/// The interval at which a line is printed if stderr is not a terminal.
 const INTERVAL: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(200);
 
-/// How far the work is.
+/// The progress of the work.
 #[derive(Debug, Clone, Default)]
 struct State {
     /// Finished parts and all, if the work has parts.

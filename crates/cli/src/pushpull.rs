@@ -23,7 +23,7 @@ use crate::ranks::{RankReport, Spent, gather, record_of};
 use crate::record::Record;
 use crate::usage::Memory;
 
-/// How the keys are measured.
+/// The settings by which the keys are measured.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreOptions {
     pub dtype: DType,
@@ -31,7 +31,7 @@ pub(crate) struct StoreOptions {
     pub iters: usize,
     /// Iterations before them, verified but not timed.
     pub warmup: usize,
-    /// How gradients are compressed, if they are.
+    /// The compression of gradients, if any.
     pub compression: Option<Compression>,
     /// The allreduce of `dist_sync_mpi`.
     pub algorithm: AlgorithmChoice,

@@ -1,4 +1,4 @@
-//! What the ranks of a measurement found, gathered on every rank.
+//! The findings of the ranks of a measurement, gathered on every rank.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,27 +14,27 @@ use crate::record::Record;
 use crate::text::to_json_line;
 use crate::usage::{Usage, cpu_s};
 
-/// What one rank found.
+/// The findings of one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct RankReport {
     pub(crate) host: String,
-    /// What computes there.
+    /// The processor there.
     pub(crate) hardware: Hardware,
     /// The seconds of each measured iteration.
     pub(crate) seconds: Vec<f64>,
     /// Those of steps of training before them, since a barrier.
     pub(crate) warmup_s: f64,
-    /// What all of them used.
+    /// The resources that all of them used.
     pub(crate) spent: Spent,
     /// The part of a core that the rank used while it waited for a late one.
     pub(crate) waiting_cpu: Option<f64>,
-    /// How far its memory grew.
+    /// The growth of its memory.
     pub(crate) extra_rss_bytes: Option<u64>,
     /// The optimizer's states that it has, if there is one.
     pub(crate) state_bytes: Option<u64>,
 }
 
-/// What a process and its host have used.
+/// The resources that a process and its host have used.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Spent {
     /// Processor seconds of the process.

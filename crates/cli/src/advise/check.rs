@@ -16,10 +16,10 @@ use crate::variant::Variant;
 
 /// From one emulated host to another, while the processors are busy.
 const LATENCY_S: f64 = 150e-6;
-/// What an error may be.
+/// The largest allowed error.
 const MOST: f64 = 0.1;
 
-/// How to check.
+/// The way to check.
 pub(crate) struct Plan {
     pub model: String,
     /// Of the model in the prediction.
@@ -36,7 +36,7 @@ pub(crate) struct Plan {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Checked {
-    /// What was measured.
+    /// The measurement.
     pub words: String,
     pub rows: Vec<CheckedRow>,
 }

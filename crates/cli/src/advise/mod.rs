@@ -41,7 +41,7 @@ impl Choice {
         Choice { name: variant.to_string(), of: Kind::Fixed(variant) }
     }
 
-    /// What is predicted unless modes are named.
+    /// The modes that are predicted unless some are named.
     pub(crate) fn all() -> Vec<Self> {
         let fixed = |name: &str| name.parse().ok().map(Choice::fixed);
         let servers = |name: &str, divisor, placement| {
@@ -75,7 +75,7 @@ impl Choice {
     }
 }
 
-/// What is predicted for one mode on one number of hosts.
+/// The prediction for one mode on one number of hosts.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct PredictedRow {
     pub mode: String,
@@ -98,7 +98,7 @@ pub(crate) struct PredictedRow {
     pub variant: Variant,
 }
 
-/// What is predicted, and what follows from it.
+/// The prediction, and its consequences.
 #[derive(Debug, Serialize)]
 pub(crate) struct Advice {
     /// Such as `vgg16, 32 tensors, 553 MB`.
@@ -110,7 +110,7 @@ pub(crate) struct Advice {
     pub rows: Vec<PredictedRow>,
     pub assumptions: Vec<String>,
     pub verdict: Vec<String>,
-    /// What was measured beside its prediction.
+    /// A measurement beside its prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<check::Checked>,
 }
@@ -198,7 +198,7 @@ fn is_at_best(mode: Mode, workers: usize) -> bool {
     matches!(mode, Mode::Servers { .. }) && workers > MOST_WORKERS_OF_SERVERS
 }
 
-/// What every row assumes. `shares` says what a layer's share of the computing is.
+/// The assumptions of every row. `shares` says what a layer's share of the computing is.
 pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
     let words = crate::text::format_seconds;
     let mut all = vec![

@@ -19,10 +19,10 @@ use crate::mode::{Mode, Placement};
 use crate::train::BACKWARD;
 use crate::variant::Variant;
 
-/// What TCP leaves of an Ethernet link's rate: 1448 bytes of each 1514.
+/// The share of an Ethernet link's rate that TCP leaves: 1448 bytes of each 1514.
 pub(crate) const GOODPUT: f64 = 0.956;
 
-/// What is predicted for any number of hosts.
+/// The prediction for any number of hosts.
 pub(crate) struct Setting {
     pub network: layers::Network,
     pub compute_s: f64,
@@ -90,7 +90,7 @@ impl Setting {
         Ok(simulate::step_us(&network, &step) / 1e6)
     }
 
-    /// What a processor does for a message.
+    /// The work of a processor for a message.
     pub(crate) fn message_s(&self) -> f64 {
         self.model().message_us / 1e6
     }

@@ -32,7 +32,7 @@ pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What is predicted, in a line.
+/// The prediction, in a line.
 pub(crate) fn headline(advice: &Advice) -> String {
     let compute = format_seconds(advice.compute_s);
     format!(
@@ -69,7 +69,7 @@ fn by_hosts(advice: &Advice, choices: &[Choice], title: &str, cell: impl Fn(&Pre
     grid(head, rows.collect(), 1)
 }
 
-/// What was measured, beside its prediction.
+/// The measurement, beside its prediction.
 fn checked(check: &Checked) -> String {
     let head = ["hosts", "mode", "predicted", "measured", "error"];
     let rows = check.rows.iter().map(|row| {

@@ -1,4 +1,4 @@
-//! Which mode wins, by how much, and why.
+//! The mode that wins, by how much, and why.
 
 use crate::advise::{Advice, PredictedRow};
 use crate::size::format_size;

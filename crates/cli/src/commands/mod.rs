@@ -116,7 +116,7 @@ enum Command {
     Snapshots(on_host::SnapshotsArgs),
 }
 
-/// What `ringpull` alone prints.
+/// The output of `ringpull` alone.
 const FIRST_SCREEN: &str = "\
 MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 
@@ -135,7 +135,7 @@ pub(crate) fn dtypes() -> impl TypedValueParser<Value = DType> {
     PossibleValuesParser::new(DType::ALL.map(DType::name)).try_map(|name| name.parse::<DType>())
 }
 
-/// How a command prints its data.
+/// The format in which a command prints its data.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// A table for people.

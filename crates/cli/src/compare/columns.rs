@@ -26,7 +26,7 @@ const SPREAD: Column =
     column("spread", "spread", |it, _| Some(format!("+-{:.1} %", 100.0 * it.summary.relative_spread())));
 const RATIO: Column = column("ratio", "ratio", |it, results| Some(ratio(it.ratio_to(&results.home()?))));
 
-/// Where push and pull are compared.
+/// The columns of a comparison of push and pull.
 const PUSH_PULL: [Column; 9] = [
     column("time", "time", |it, _| Some(format_seconds(it.summary.median))),
     RATIO,
@@ -44,7 +44,7 @@ const PUSH_PULL: [Column; 9] = [
     column("busiest host", "through the busiest host", |it, results| it.row.host_bytes_words(results.setup.own_hosts)),
 ];
 
-/// Where steps of training are compared.
+/// The columns of a comparison of training steps.
 const TRAINING: [Column; 10] = [
     column("step", "step", |it, _| Some(format_seconds(it.summary.median))),
     RATIO,

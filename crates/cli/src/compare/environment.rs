@@ -1,4 +1,4 @@
-//! Where and when a comparison ran.
+//! The place and the time of a comparison.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::machine::{Hardware, Hosts, Machine, first_line};
 /// The machine, the versions and the date.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Environment {
-    /// When it began, UTC, such as `2026-01-31 12:00 UTC`.
+    /// The time at which it began, UTC, such as `2026-01-31 12:00 UTC`.
     pub date: String,
     /// The machine that started the jobs.
     #[serde(flatten)]

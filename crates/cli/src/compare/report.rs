@@ -25,14 +25,14 @@ fn families(results: &Comparison) -> impl Iterator<Item = (Family, &'static str)
     Family::ALL.into_iter().filter(|(family, _)| results.rows.iter().any(|row| row.family == *family))
 }
 
-/// What was compared, in one line.
+/// The subject of the comparison, in one line.
 pub(super) fn headline(results: &Comparison) -> String {
     let setup = &results.setup;
     let what = if setup.train.is_some() { "Training " } else { "" };
     format!("Allreduce or parameter servers? {what}{} on {}", setup.payload, several(setup.workers, "worker"))
 }
 
-/// Where it ran, and who was late, in half a line.
+/// Its place, and the late worker, in half a line.
 pub(super) fn place(results: &Comparison) -> String {
     let setup = &results.setup;
     let rate = setup.link.bytes_per_s().map_or_else(String::new, |_| format!(", links of {}", setup.link));

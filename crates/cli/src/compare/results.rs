@@ -36,7 +36,7 @@ pub(crate) struct Comparison {
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// Where the jobs ran, such as `8 emulated hosts`.
+    /// The place of the jobs, such as `8 emulated hosts`.
     pub place: String,
     /// True if every worker had its own host, whose network interface shows its traffic.
     pub own_hosts: bool,
@@ -173,7 +173,7 @@ impl Row {
         Some(Measured { row: self, record, summary: Summary::of(&record.seconds)? })
     }
 
-    /// What its name means, for readers who know no modes; empty if the name says it.
+    /// The meaning of its name, for readers who know no modes; empty if the name says it.
     pub(crate) fn words(&self) -> String {
         let servers = several(self.servers, "server");
         match self.family {
@@ -263,7 +263,7 @@ impl Measured<'_> {
         Some(self.train()?.images_per_s? * results.setup.workers as f64 / self.row.machines as f64)
     }
 
-    /// What rows are ranked by: the time, or for training the time of a step over its computing.
+    /// The measure by which rows are ranked: the time, or for training the time of a step over its computing.
     pub(super) fn rank(&self) -> f64 {
         self.train().map_or(self.summary.median, |train| 1.0 / train.efficiency)
     }

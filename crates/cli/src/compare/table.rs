@@ -117,7 +117,7 @@ pub(super) fn rounds(results: &Comparison) -> Option<String> {
     (most > 0).then(|| format!("{limit}{}", several(most, "round")))
 }
 
-/// What the columns mean.
+/// The meaning of the columns.
 fn below(results: &Comparison) -> Vec<String> {
     let setup = &results.setup;
     let mut lines = vec![order(results)];
@@ -183,7 +183,7 @@ fn below_training(results: &Comparison) -> Vec<String> {
     lines
 }
 
-/// How a step computes.
+/// The computing of a step.
 pub(super) fn how(train: &TrainSetup) -> String {
     let how = "replayed by the clock".to_owned();
     train.late.map_or(how.clone(), |late| {

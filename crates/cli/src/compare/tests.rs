@@ -164,7 +164,7 @@ fn cut(mut results: Comparison, rounds: usize) -> Comparison {
     results
 }
 
-/// What jobs of two iterations measured.
+/// The measurements of jobs of two iterations.
 fn rounds(variant: Variant, setup: &Setup, seconds: &[f64]) -> Vec<Measurement> {
     let bytes = cost::busiest_host_bytes(variant.mode, setup.workers, setup.bytes as f64);
     let round = |(index, seconds): (usize, &[f64])| Measurement {

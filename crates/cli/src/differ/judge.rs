@@ -1,4 +1,4 @@
-//! Where two recorded jobs begin to differ, and by how much.
+//! Finds where two recorded jobs begin to differ, and by how much.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,11 +14,11 @@ use super::read::{GradientId, JobRecording, SeenValue, ValueId};
 pub(super) enum FirstDifference {
     /// A worker pushed another gradient, although all values had been the same.
     Gradient {
-        /// Which push of the key.
+        /// The number of the push of the key.
         update: u64,
-        /// Which key.
+        /// The key.
         key: Key,
-        /// Which worker.
+        /// The worker.
         rank: usize,
     },
     /// A value differs, although all gradients so far were the same.
@@ -32,7 +32,7 @@ pub(super) enum FirstDifference {
     },
 }
 
-/// How far two values are from each other.
+/// The distance of two values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct DifferenceSize {
     /// Elements that are not the same, and all.
@@ -55,16 +55,16 @@ pub(super) struct UpdateRow {
     pub(super) relative: Option<f64>,
 }
 
-/// What the comparison of two jobs has found.
+/// The result of the comparison of two jobs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(super) struct Judgement {
     pub(super) first: Option<FirstDifference>,
     /// An entry for each update of which both jobs have values.
     pub(super) updates: Vec<UpdateRow>,
-    /// How many values and gradients were compared.
+    /// The number of values and gradients that were compared.
     pub(super) values: usize,
     pub(super) gradients: usize,
-    /// How many of the gradients differ.
+    /// The number of the gradients that differ.
     pub(super) gradients_differ: usize,
     /// True if the store updates its values in one of the jobs, and not in the other.
     pub(super) updates_elsewhere: bool,

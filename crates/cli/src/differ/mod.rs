@@ -30,16 +30,16 @@ use crate::progress::Progress;
 use crate::rehearse::Said;
 use crate::text::{format_seconds, grid, several};
 
-/// What the command has for the kind.
+/// The place of the kind in the command.
 pub(crate) const KIND: &str = "{kind}";
 
-/// What is run.
+/// The jobs that are run.
 #[derive(Debug)]
 pub(crate) struct DifferPlan {
     pub(crate) kinds: [Kind; 2],
     pub(crate) workers: usize,
     pub(crate) servers: usize,
-    /// How many bytes of values each worker may write.
+    /// The number of bytes of values that each worker may write.
     pub(crate) value_bytes: u64,
     /// The folder of the jobs' outputs and recordings.
     pub(crate) out: PathBuf,
@@ -66,7 +66,7 @@ pub(crate) enum Cause {
     Unexplained,
 }
 
-/// What became of a job.
+/// The outcome of a job.
 #[derive(Debug, Serialize)]
 struct JobRow {
     /// The kind, and the algorithm if one was asked for.

@@ -1,4 +1,4 @@
-//! What a job has recorded, read from its folder.
+//! The record of a job, read from its folder.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +15,7 @@ pub(super) struct JobRecording {
     pub(super) workers: Vec<WorkerRecording>,
 }
 
-/// What one worker has recorded.
+/// The record of one worker.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerRecording {
     /// The keys with their element types, in the order of their inits.
@@ -24,7 +24,7 @@ pub(crate) struct WorkerRecording {
     pub(super) gradients: BTreeMap<GradientId, SeenGradient>,
     /// Each value that has come; of one that came twice the first.
     pub(super) values: BTreeMap<ValueId, SeenValue>,
-    /// Whether its store was given an optimizer or an updater.
+    /// True if its store was given an optimizer or an updater.
     pub(super) store_updates: bool,
     values_file: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! What the doctor knows of a host. It judges these facts without access to the host.
+//! The facts that the doctor knows of a host. It judges these facts without access to the host.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(crate) struct Facts {
     /// The ranks that it is to run.
     pub slots: usize,
     pub uid: u32,
-    /// What two ranks of this host reported; empty with a `probe_failure`.
+    /// The report of two ranks of this host; empty with a `probe_failure`.
     pub probe: Vec<ProbedRank>,
     /// Why two ranks could not be started.
     pub probe_failure: Option<String>,

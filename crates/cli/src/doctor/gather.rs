@@ -77,7 +77,7 @@ pub(super) fn since_1970_s(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Where the shell finds this program.
+/// The place where the shell finds this program.
 fn in_path(program: &str) -> Option<String> {
     let folders = config::text("PATH")?;
     let found = std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())?;

@@ -1,4 +1,4 @@
-//! What the facts of one host mean for a job.
+//! The meaning of the facts of one host for a job.
 
 use super::facts::Facts;
 use super::{Finding, Verdict};
@@ -9,7 +9,7 @@ const SMALL_SHM: u64 = 64 << 20;
 /// Below this a rank's own segment does not fit.
 const NEEDED_SHM: u64 = 16 << 20;
 
-/// What a check found, and the fix unless it is good.
+/// The finding of a check, and the fix unless it is good.
 type Found = (Verdict, String, Option<String>);
 type NamedCheck = (&'static str, fn(&Facts) -> Vec<Found>);
 

@@ -1,4 +1,4 @@
-//! What would stop a job from running on these hosts, and the fix.
+//! Finds the causes that would stop a job from running on these hosts, and the fix of each.
 //!
 //! - [`facts`]: what is known of a host; `gather`: reads the facts of this host; [`hosts`]: gets those of
 //!   other hosts, by ssh or, under `mpirun`, from the ranks; `probe`: two ranks that report what MPI gives
@@ -41,7 +41,7 @@ pub(crate) struct Finding {
     pub check: &'static str,
     pub host: String,
     pub what: String,
-    /// What to change, unless it is good.
+    /// The change to make, unless it is good.
     pub fix: Option<String>,
 }
 
@@ -56,7 +56,7 @@ impl Finding {
         Finding::failure("ssh", host, format!("it did not send its facts: {cause}"), fix)
     }
 
-    /// What of the user's environment stays on this host. It is no fault.
+    /// The part of the user's environment that stays on this host. It is no fault.
     pub(crate) fn environment() -> Self {
         let (passed, kept) = (environment::passed_on().len(), environment::kept_here());
         let what = format!("{} are passed on to other hosts; not {}", several(passed, "variable"), kept.join(", "));
@@ -76,7 +76,7 @@ impl Finding {
     }
 }
 
-/// What the facts of these hosts mean: each host alone, then all together.
+/// The meaning of the facts of these hosts: each host alone, then all together.
 pub(crate) fn judge(all: &[Facts]) -> Vec<Finding> {
     let alone = all.iter().flat_map(judge::host);
     alone.chain(together::hosts(all)).collect()

@@ -1,4 +1,4 @@
-//! What the facts of several hosts mean together.
+//! The meaning of the facts of several hosts together.
 
 use super::Finding;
 use super::facts::Facts;

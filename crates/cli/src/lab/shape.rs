@@ -12,7 +12,7 @@ use crate::link::{LinkRate, as_text};
 /// The hosts of a lab and how they are joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// How many hosts, from 1 to 100.
+    /// The number of hosts, from 1 to 100.
     pub hosts: usize,
     /// The rate of every host's link that has none of its own.
     pub rate: LinkRate,

@@ -18,7 +18,7 @@ use ringpull_base::secret::{CODE_BYTES, random};
 
 use super::output::PIECE;
 
-/// What the rank's side sends.
+/// The frames that the rank's side sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     /// First: the rank's name, such as `rank 3`.
@@ -119,7 +119,7 @@ impl Write for &Stream {
     }
 }
 
-/// Where the launcher listens.
+/// The place where the launcher listens.
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),

@@ -384,7 +384,7 @@ fn names(reach: RankHosts) -> Vec<String> {
     names
 }
 
-/// How far the end of an interrupted job has come.
+/// The progress of the end of an interrupted job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// It runs.
@@ -410,7 +410,7 @@ pub(super) struct Ending<'a> {
     seen: usize,
     stage: Stage,
     due: Instant,
-    /// When a job that has failed is ended.
+    /// The time at which a job that has failed is ended.
     until: Option<Instant>,
 }
 

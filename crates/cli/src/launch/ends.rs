@@ -1,4 +1,4 @@
-//! What the end of each process means for its job, as functions of what the launcher knows: no clock, no
+//! The meaning of each process's end for its job, as functions of what the launcher knows: no clock, no
 //! process.
 //!
 //! [`meaning`] is about a process that the launcher has started itself, and [`awaited`] about how long it
@@ -216,7 +216,7 @@ mod tests {
         });
     }
 
-    /// What each end means in the middle of a job, and when its workers have ended well.
+    /// The meaning of each end in the middle of a job, and when its workers have ended well.
     #[test]
     fn the_table() {
         let running =

@@ -1,4 +1,4 @@
-//! Where a process runs, and the command that runs it there.
+//! The place of a process, and the command that runs it there.
 //!
 //! On every host the process runs below this program ([`wrapper`](super::wrapper)), in a session of its own,
 //! and the launcher's orders are on that program's input. The end of the input, which also follows a killed
@@ -23,7 +23,7 @@ use super::hostfile::SshHost;
 use super::{environment, wrapper};
 use crate::lab;
 
-/// Where a process runs.
+/// The place of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
     /// This host.

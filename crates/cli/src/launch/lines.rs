@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// The time for which others wait for the end of an open line.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Where in its line a process is.
+/// The place of a process in its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinePlace {
     Start,

@@ -48,7 +48,7 @@ pub(crate) use self::supervise::JobEnd;
 use ringpull_base::config::{self, Role};
 use ringpull_base::{Error, Result, Secret};
 
-/// What a job runs, however its processes are started.
+/// The program of a job, however its processes are started.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     pub workers: usize,
@@ -136,7 +136,7 @@ pub(crate) struct Launch {
     pub scheduler: Host,
     /// The scheduler's address as the other processes reach it.
     pub root: IpAddr,
-    /// Where the output goes.
+    /// The place to which the output goes.
     pub sink: Sink,
     /// True if the workers are the ranks of an `mpirun`, as `dist_hybrid` needs them.
     pub has_ranks: bool,
@@ -154,7 +154,7 @@ pub(crate) struct Launch {
 pub(crate) struct Replacements {
     /// The fewest workers to go on with.
     pub least: usize,
-    /// How often another worker is started in the place of one that is lost.
+    /// The number of workers that may be started in the place of lost ones.
     pub restarts: u32,
 }
 

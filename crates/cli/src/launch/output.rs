@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use super::lines::Lines;
 
-/// Where the output of a job's processes goes.
+/// The place to which the output of a job's processes goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sink {
     /// To stdout and stderr, with `[worker 0] ` before every line.

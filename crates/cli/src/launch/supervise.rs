@@ -46,10 +46,10 @@ const SECOND_RESTART: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The time for which a worker that came in the place of another may go on when the job is over without it.
 const LATECOMER: Duration = Duration::from_secs(60);
-/// How often interrupts are polled.
+/// The interval at which interrupts are polled.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How one process ended, and what it wrote if the sink keeps output.
+/// The end of one process, and its output if the sink keeps output.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub role: Role,
@@ -59,13 +59,13 @@ pub(crate) struct Ended {
     pub stderr: String,
 }
 
-/// How a job ended.
+/// The end of a job.
 #[derive(Debug, Clone)]
 pub(crate) struct JobEnd {
     /// The first failure's exit code, 128 and the signal's number after an interrupt, 124 past the limit,
     /// else 0.
     pub code: i32,
-    /// What failed first, in words; empty after success.
+    /// The first failure, in words; empty after success.
     pub failure: String,
     /// Every process: scheduler, servers, workers.
     pub processes: Vec<Ended>,

@@ -261,7 +261,7 @@ fn connect(to: &[String], name: &str) -> Option<Arc<Link>> {
     }
 }
 
-/// How far the output of the rank has come.
+/// The progress of the rank's output.
 #[derive(Debug, Default)]
 struct Relayed {
     pieces: AtomicUsize,
@@ -338,7 +338,7 @@ enum Termination {
     Killed,
 }
 
-/// Who was told to end.
+/// The process that was told to end.
 #[derive(Debug, Default)]
 struct Told {
     processes: HashSet<Pid>,

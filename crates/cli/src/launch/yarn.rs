@@ -34,7 +34,7 @@ const ASKED: Duration = Duration::from_secs(2);
 /// The time for which files may be on their way after the service has ended.
 const LATE: Duration = Duration::from_secs(5);
 
-/// Where a job runs.
+/// The place of a job.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Cluster {
     /// The address of YARN's `ResourceManager`, such as `http://rm.example:8088` (yarn only).
@@ -208,7 +208,7 @@ struct Followed<'a> {
     job: &'a YarnJob,
     service: &'a Service<'a>,
     folder: &'a Path,
-    /// How much of each file was printed, and where.
+    /// The length of each file that was printed, and its place.
     seen: BTreeMap<PathBuf, (u64, OutputSource)>,
     printer: Printer,
     asked: Option<Instant>,

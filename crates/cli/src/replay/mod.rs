@@ -114,7 +114,7 @@ struct ReplayedKey {
     gradient: Tensor,
     out: Tensor,
     pattern: Pattern,
-    /// How often this rank has pushed it.
+    /// The number of times that this rank has pushed it.
     pushes: usize,
     /// After which of these pushes its output was asked for, if it is still to be looked at.
     asked: Option<usize>,

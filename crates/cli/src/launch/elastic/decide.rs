@@ -1,4 +1,4 @@
-//! What an elastic job does, as functions of what it knows: no clock, no process, no host.
+//! The decisions of an elastic job, as functions of its knowledge: no clock, no process, no host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl Suspects {
     }
 }
 
-/// How a generation failed.
+/// The failure of a generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) code: i32,
@@ -108,7 +108,7 @@ impl Failure {
     }
 }
 
-/// What a job knows of its generations.
+/// The knowledge of a job about its generations.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     pub(super) suspects: Suspects,
@@ -117,7 +117,7 @@ pub(super) struct Past {
     proven: BTreeSet<String>,
 }
 
-/// What follows from a failure.
+/// The consequence of a failure.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Consequence {
     /// The hosts that are left out from now on, and for how long.

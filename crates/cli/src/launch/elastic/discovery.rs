@@ -17,7 +17,7 @@ use crate::launch::{Host, hostfile};
 /// The time that a script may take.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Where the hosts are from.
+/// The source of the hosts.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
     /// This host, with so many slots.
@@ -30,7 +30,7 @@ pub(crate) enum Source {
     Lab,
 }
 
-/// How hosts are found.
+/// The way in which hosts are found.
 #[derive(Debug, Clone)]
 pub(crate) struct Discovery {
     pub(crate) source: Source,
@@ -93,7 +93,7 @@ fn found(host: Host, slots: usize) -> Present {
     Present { offer: Offer { name: host.to_string(), slots }, host }
 }
 
-/// What the script prints.
+/// The output of the script.
 fn output_of(script: &std::path::Path) -> Result<String> {
     let program = script.display();
     let wrong = |what: String| {

@@ -1,4 +1,4 @@
-//! Which ranks and hosts a job has lost, by what Open MPI's `mpirun` and the ranks say of it. MPICH's
+//! The ranks and hosts that a job has lost, by what Open MPI's `mpirun` and the ranks say of it. MPICH's
 //! `mpiexec` says it on stdout, among the output of ranks, where it is not read.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::launch::ends::is_of_signal;
 
-/// What was said.
+/// The report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Lost {
     /// Ranks that `mpirun` says were ended by a signal, with that.
@@ -114,7 +114,7 @@ impl Lost {
         of_ranks.chain(known).collect()
     }
 
-    /// What was lost, or how the job ended.
+    /// The loss, or the end of the job.
     pub(super) fn in_words(&self, running: &[String], code: i32) -> String {
         let rank = |rank: &usize| match running.get(*rank) {
             Some(host) => format!("rank {rank} on {host}"),

@@ -40,9 +40,9 @@ use super::{Host, Sink, Spec, by_mpi};
 use crate::interrupt::Interrupt;
 use crate::mpirun::Mpirun;
 
-/// How often a job that waits looks for hosts.
+/// The interval at which a job that waits looks for hosts.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often it says that it waits.
+/// The interval at which it says that it waits.
 const WORD: Duration = Duration::from_secs(10);
 /// The number of vain attempts to begin a generation on a host that it cannot do without.
 const REFUSALS: u32 = 3;
@@ -64,16 +64,16 @@ pub(crate) struct Elastic {
     pub(crate) memory: std::path::PathBuf,
     /// The name by which another launcher finds the snapshots, if this one is lost.
     pub(crate) job: Option<String>,
-    /// How often it may be started again after failures.
+    /// The number of restarts after failures that it may have.
     pub(crate) restarts: Option<u32>,
-    /// How often it may be started again at all.
+    /// The number of restarts that it may have at all.
     pub(crate) resets: Option<u32>,
     pub(crate) cooldown: Cooldown,
     /// True if the ranks that are left go on when one's process is gone, instead of a restart.
     pub(crate) in_place: bool,
 }
 
-/// How a generation ended.
+/// The end of a generation.
 enum GenerationEnd {
     Done,
     Resized,

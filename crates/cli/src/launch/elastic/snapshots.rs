@@ -24,7 +24,7 @@ use crate::launch::remote::{self, ask_all};
 const ANSWER: Duration = Duration::from_secs(5);
 /// The time that they may take to end what is left of an earlier generation.
 const END: Duration = Duration::from_secs(10);
-/// How often a host is asked whether the job is to be started again.
+/// The interval at which a host is asked if the job is to be started again.
 const TRIES: u32 = 3;
 
 #[derive(Debug, Clone)]

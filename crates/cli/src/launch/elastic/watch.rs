@@ -20,7 +20,7 @@ struct Watched {
     discovery: Discovery,
     generation: u32,
     ranks: Vec<Present>,
-    /// Which of them are lost.
+    /// Those of them that are lost.
     lost: Arc<Mutex<Lost>>,
     /// The time for which a host that has lost a rank in place gets no other one.
     pause: Duration,
