@@ -102,6 +102,13 @@ def test_every_link_of_a_page_names_what_is_there(page):
         assert not anchor or anchor in anchors(target), f"{link}: no such heading"
 
 
+def test_few_sentences_lack_a_subject():
+    if not (ROOT / ".git").exists():
+        pytest.skip("git lists the files that are read")
+    done = run([sys.executable, ROOT / "scripts/prose"])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_page_has_a_place_in_the_book():
     summary = ROOT / "docs/SUMMARY.md"
     placed = {(summary.parent / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", summary.read_text())}
