@@ -105,8 +105,8 @@ def test_every_link_of_a_page_names_what_is_there(page):
 def test_few_sentences_lack_a_subject():
     if not (ROOT / ".git").exists():
         pytest.skip("git lists the files that are read")
-    done = run([sys.executable, ROOT / "scripts/prose"])
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, output = run([sys.executable, ROOT / "scripts/prose"])
+    assert status == 0, output
 
 
 def test_every_page_has_a_place_in_the_book():
