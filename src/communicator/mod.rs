@@ -371,6 +371,15 @@ impl Communicator {
             };
             self.check_lens("alltoall", &given, Some(count))?;
             taken.as_ref().map_or(Ok(()), |taken| self.check_lens("alltoall", taken, None))?;
+            if let Some(taken) = &taken
+                && taken[self.place] != given[self.place]
+            {
+                let (rank, given, taken) = (self.place, given[self.place], taken[self.place]);
+                return Err(Error::argument(
+                    format!("alltoall on rank {rank}: it gives itself {given} rows and takes {taken} from itself"),
+                    "give the same number for this rank among the splits and among the rows that come",
+                ));
+            }
             let mut shape = vec![0];
             shape.extend_from_slice(rest);
             let out = match (&taken, options.out.as_ref()) {

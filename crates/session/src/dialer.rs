@@ -77,9 +77,14 @@ impl Dialer {
                 tracing::debug!(%cause, "{} is not reached yet at {}", self.target.name, self.target.to[0]);
                 is_closed(&cause, self.target.settings.resume)
             }
-            // It has ended the session, and another process may have its port by now.
+            // It has ended the session.
             Err(Failure::Refused(Verdict::Forgotten)) => return Dialled::Never(gone()),
-            Err(_) if self.goes_on => return Dialled::Never(gone()),
+            // Another process may have its port by now, or somebody answers in its place. If a closed
+            // connection is not the end of a peer at once, there is time to find out.
+            Err(refusal) if self.goes_on => {
+                tracing::debug!(?refusal, "{} does not answer as it did", self.target.name);
+                !self.target.settings.resume.is_zero()
+            }
             Err(refusal) if is_only => return Dialled::Never(Event::Refused(explain(&refusal, &self.target))),
             Err(_) => false,
         };
@@ -113,7 +118,7 @@ impl Dialer {
         let random = random().map_err(io::Error::other)?;
         // If this end gives up, the other must not take that for the end of the process.
         sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).map_err(io::Error::from)?;
-        let mut talk = Talk { stream: &stream, deadline: Instant::now() + GREETING };
+        let mut talk = Talk { stream: &stream, deadline: Instant::now() + GREETING.min(target.settings.attempt) };
         let (mut client, hello) = Client::new(&hello, target.secret.as_ref(), random);
         talk.write(&hello)?;
         let proof = client.prove(&talk.read()?, resumption)?;

@@ -555,8 +555,9 @@ impl Connected {
             // Frames that have left make room for those that came.
             self.receive(session)?;
         }
-        self.confirm_at =
-            session.is_unconfirmed().then(|| self.confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_AFTER));
+        // While the socket takes nothing, and after a goodbye, nothing can be confirmed.
+        let may_confirm = !self.has_more && !session.has_parted() && session.is_unconfirmed();
+        self.confirm_at = may_confirm.then(|| self.confirm_at.unwrap_or_else(|| Instant::now() + CONFIRM_AFTER));
         if !self.has_more && session.has_parted() {
             // If it is broken it is closed already.
             drop(self.stream.shutdown(Shutdown::Write));

@@ -169,6 +169,7 @@ impl Communicator {
     /// Begins to give every rank of the set all parts of `data`, bounded in bytes, of which each has brought
     /// its own.
     pub fn begin_allgather(&mut self, set: ProcessSet, parts: Parts, data: Memory, passage: Passage) -> Result<Begun> {
+        assert_eq!(parts.len(), data.bytes().len(), "the parts of a buffer have its length");
         if self.is_in_memory(set) {
             let work = |node: &mut Node, data: &mut Memory, limits: WaitLimits| {
                 node.allgather(data.bytes_mut(), &parts, limits)
@@ -191,6 +192,8 @@ impl Communicator {
         passage: Passage,
     ) -> Result<Begun> {
         let ((place, size), element) = (self.place_in(set), dtype.size_bytes());
+        assert_eq!(parts.len() * element, input.bytes().len(), "the parts of a buffer have its length");
+        assert_eq!(parts.range(place..place + 1).len() * element, out.bytes().len(), "an output has its part's length");
         if self.is_in_memory(set) {
             let bounds = Parts::of((0..=size).map(|rank| parts.range(0..rank).end * element).collect());
             let work = |node: &mut Node, memory: &mut Memory, limits: WaitLimits| {
@@ -219,6 +222,8 @@ impl Communicator {
         (input, out): (Memory, Memory),
         passage: Passage,
     ) -> Result<Begun> {
+        let lens = (input.bytes().len(), out.bytes().len());
+        assert_eq!((given.iter().sum::<usize>(), taken.iter().sum::<usize>()), lens, "blocks fill their buffers");
         if are_equal && self.is_in_memory(set) {
             let work = |node: &mut Node, memory: &mut Memory, limits: WaitLimits| {
                 let (input, out) = memory.pair_mut();

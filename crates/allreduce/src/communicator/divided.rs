@@ -34,6 +34,7 @@ impl Communicator {
         step_bytes: usize,
     ) -> Result<Begun> {
         let bytes = bytes_of(&parts, dtype);
+        assert_eq!(bytes.len(), data.bytes().len(), "the parts of a buffer have its length");
         let own = bytes.range(self.rank()..self.rank() + 1);
         if self.size() == 1 {
             return self.at_once(data, |_, data| update(0, data.bytes_mut()));

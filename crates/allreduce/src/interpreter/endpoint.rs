@@ -15,10 +15,10 @@ use crate::interpreter::scratch::Scratch;
 /// One rank's end of one operation.
 ///
 /// # Safety
-/// The transport can read at the addresses that `outgoing` returns and write at those that `incoming`
-/// returns, and nobody else uses them, until the endpoint is notified that their message is done. After an
-/// error that holds for ever if the endpoint is never dropped. It is never called again then, so data that it
-/// borrows need not live on.
+/// It has the bytes of every message of its schedule. The transport can read at the addresses that `outgoing`
+/// returns and write at those that `incoming` returns, and nobody else uses them, until the endpoint is
+/// notified that their message is done. After an error that holds for ever if the endpoint is never dropped.
+/// It is never called again then, so data that it borrows need not live on.
 pub unsafe trait Endpoint {
     /// The bytes that a message has on the wire.
     fn wire_bytes(&self, message: &Message) -> usize {

@@ -15,8 +15,8 @@ enum JobState {
     /// All ranks are done, or one has left and its process has ended. `MPI_Finalize` has a time limit from
     /// now on.
     Closing,
-    /// A rank is lost, and the others go on in the next generation.
-    Renewing(Error),
+    /// A rank is lost, and the others go on in the next generation. `is_closing` as before the loss.
+    Renewing { loss: Error, is_closing: bool },
     /// The job has ended by this fault.
     Failed(Error),
 }
@@ -75,7 +75,7 @@ impl Condition {
     pub(super) fn fault(&self) -> Option<Error> {
         match &*self.job.lock() {
             JobState::Well | JobState::Closing => None,
-            JobState::Renewing(fault) | JobState::Failed(fault) => Some(fault.clone()),
+            JobState::Renewing { loss: fault, .. } | JobState::Failed(fault) => Some(fault.clone()),
         }
     }
 
@@ -86,12 +86,12 @@ impl Condition {
 
     /// The loss that has ended this generation of ranks, and not the job.
     pub(super) fn loss(&self) -> Option<Error> {
-        if let JobState::Renewing(fault) = &*self.job.lock() { Some(fault.clone()) } else { None }
+        if let JobState::Renewing { loss, .. } = &*self.job.lock() { Some(loss.clone()) } else { None }
     }
 
     /// Returns true if a loss has ended this generation of ranks, and not the job.
     pub(super) fn is_renewing(&self) -> bool {
-        matches!(*self.job.lock(), JobState::Renewing(_))
+        matches!(*self.job.lock(), JobState::Renewing { .. })
     }
 
     /// Records the first fault, after which the job may go on with a next generation. Returns false if there
@@ -100,7 +100,12 @@ impl Condition {
         let mut job = self.job.lock();
         let is_first = matches!(*job, JobState::Well | JobState::Closing);
         if is_first {
-            *job = if goes_on { JobState::Renewing(fault.clone()) } else { JobState::Failed(fault.clone()) };
+            let is_closing = matches!(*job, JobState::Closing);
+            *job = if goes_on {
+                JobState::Renewing { loss: fault.clone(), is_closing }
+            } else {
+                JobState::Failed(fault.clone())
+            };
             self.stop.store(true, Ordering::Release);
         }
         is_first
@@ -111,7 +116,7 @@ impl Condition {
         let mut job = self.job.lock();
         let before = match *job {
             JobState::Well | JobState::Closing => Before::Well,
-            JobState::Renewing(_) => Before::Renewing,
+            JobState::Renewing { .. } => Before::Renewing,
             JobState::Failed(_) => return Before::Failed,
         };
         *job = JobState::Failed(fault.clone());
@@ -121,14 +126,16 @@ impl Condition {
 
     /// Records that all ranks are done, or one has left and its process has ended.
     pub(super) fn close(&self) {
-        let mut job = self.job.lock();
-        if matches!(*job, JobState::Well) {
-            *job = JobState::Closing;
+        match &mut *self.job.lock() {
+            job @ JobState::Well => *job = JobState::Closing,
+            JobState::Renewing { is_closing, .. } => *is_closing = true,
+            JobState::Closing | JobState::Failed(_) => {}
         }
     }
 
+    /// Returns true if the end of this generation has a time limit.
     pub(super) fn is_closing(&self) -> bool {
-        matches!(*self.job.lock(), JobState::Closing)
+        matches!(*self.job.lock(), JobState::Closing | JobState::Renewing { is_closing: true, .. })
     }
 
     /// Records that the program calls nothing more. Returns false if it was known.
@@ -197,12 +204,13 @@ mod tests {
         condition.close();
         assert!(condition.is_well() && condition.is_closing() && condition.fault().is_none());
         assert!(condition.fail(&loss(), true) && !condition.fail(&Error::bug("later"), false));
-        assert!(!condition.is_well() && !condition.is_closing() && condition.is_renewing());
+        assert!(!condition.is_well() && condition.is_closing() && condition.is_renewing());
         condition.close();
-        assert!(condition.fatal().is_none() && condition.is_renewing(), "what is lost is not closed");
+        assert!(condition.fatal().is_none() && condition.is_renewing());
         assert_eq!(condition.end(&Error::bug("it cannot go on")), Before::Renewing);
         assert_eq!(condition.end(&loss()), Before::Failed);
         assert!(condition.fatal().unwrap().to_string().contains("it cannot go on") && !condition.is_renewing());
+        assert!(!condition.is_closing());
     }
 
     #[test]

@@ -240,7 +240,7 @@ impl Control {
         let mut is_killed = false;
         // What is still on its way from an end that is closed would be lost if something were sent to that
         // end.
-        while !self.state.lock().readers.iter().all(JoinHandle::is_finished) {
+        while !self.state.lock().readers.iter().all(JoinHandle::is_finished) || self.printer.is_busy() {
             let is_over = is_enough(interrupt, ended);
             if !is_killed && (is_over || ended.elapsed() > LAST_LINES) {
                 self.signal(Signal::KILL, Addressees::All);

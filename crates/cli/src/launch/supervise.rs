@@ -129,8 +129,9 @@ struct Supervisor {
 /// Runs the processes to their end. `control` is for those that are ranks of an `mpirun`.
 pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Control>) -> Result<JobEnd> {
     // It prints what has come when it is dropped.
-    let printer = Printer::start();
-    let feed = control.map_or_else(|| printer.feed(), |control| control.printer.feed());
+    let own = control.is_none().then(Printer::start);
+    let printer = own.as_ref().or(control.map(|control| &control.printer)).expect("one of the two is there");
+    let feed = printer.feed();
     let interrupt = Interrupt::watch()?;
     interrupt.watch_for_job()?;
     let before = interrupt.count();
@@ -193,7 +194,7 @@ pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Contr
     control.into_iter().for_each(|control| control.finish(&interrupt));
     let (code, failure) = job.failure.unwrap_or_default();
     is_over.store(true, Ordering::Relaxed);
-    if !await_output(&job.running, &printer, &interrupt) {
+    if !await_output(&job.running, printer, &interrupt) {
         printer.give_up();
     }
     let processes = job.running.into_iter().map(Running::ended).collect();
