@@ -16,7 +16,10 @@ enum JobState {
     /// now on.
     Closing,
     /// A rank is lost, and the others go on in the next generation. `is_closing` as before the loss.
-    Renewing { loss: Error, is_closing: bool },
+    Renewing {
+        loss: Error,
+        is_closing: bool,
+    },
     /// The job has ended by this fault.
     Failed(Error),
 }
