@@ -72,24 +72,24 @@ impl Endpoint {
     /// Answers all connections at these sockets, which [`crate::listen`] has made.
     pub fn listen(sockets: Vec<TcpListener>, door: Door, sink: Arc<dyn Sink>) -> Result<Self> {
         let (name, settings) = (door.name.clone(), door.settings);
-        Self::start(name, settings, sink, Some(Acceptor::new(sockets, door)), None)
+        Ok(Self::start(name, settings, sink, Some(Acceptor::new(sockets, door)), None)?.0)
     }
 
     /// Begins to connect, and goes on trying.
     pub fn connect(target: Target, sink: Arc<dyn Sink>) -> Result<(Self, Arc<Session>)> {
-        let (name, settings, identity) = (target.name.clone(), target.settings, target.identity.clone());
-        let endpoint = Self::start(name, settings, sink, None, Some(Dialer::new(target, random()?)))?;
-        let session = endpoint.session(&identity).expect("a dialer begins with its session");
-        Ok((endpoint, session))
+        let (name, settings) = (target.name.clone(), target.settings);
+        let (endpoint, session) = Self::start(name, settings, sink, None, Some(Dialer::new(target, random()?)))?;
+        Ok((endpoint, session.expect("a dialer begins with its session")))
     }
 
+    /// Starts the thread. Returns a dialer's session too, which may have ended by now.
     fn start(
         name: String,
         settings: Settings,
         sink: Arc<dyn Sink>,
         acceptor: Option<Acceptor>,
         dialer: Option<Dialer>,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Option<Arc<Session>>)> {
         let waker = Waker::new().map_err(|cause| Error::io("watch", "connections", &cause))?;
         let shared = Arc::new(Shared {
             name,
@@ -103,10 +103,9 @@ impl Endpoint {
         let may_block = dialer.is_some();
         let (peers, tried) = (BTreeMap::new(), mpsc::channel());
         let mut driver = Driver { shared: Arc::clone(&shared), sink, acceptor, dialer, peers, tried };
-        if let Some(dialer) = &driver.dialer {
-            let (identity, id, from) = (dialer.target.identity.clone(), dialer.id, dialer.target.to[0].ip());
-            driver.begin(identity, id, from, settings);
-        }
+        let first =
+            driver.dialer.as_ref().map(|dialer| (dialer.target.identity.clone(), dialer.id, dialer.target.to[0].ip()));
+        let session = first.map(|(identity, id, from)| driver.begin(identity, id, from, settings));
         let (alive, ended) = mpsc::channel();
         std::thread::Builder::new()
             .name("ringpull-session".to_owned())
@@ -117,7 +116,7 @@ impl Endpoint {
                 drop(alive);
             })
             .map_err(|cause| Error::io("start", "a thread that talks to other processes", &cause))?;
-        Ok(Endpoint { shared, ended: Mutex::new(ended), may_block, linger: settings.linger })
+        Ok((Endpoint { shared, ended: Mutex::new(ended), may_block, linger: settings.linger }, session))
     }
 
     /// The session with the process of that name, if it is there.
