@@ -212,7 +212,7 @@ fn bench_on(hosts: &[usize], count: usize, words: &[&str]) -> String {
     printed.split_whitespace().collect()
 }
 
-/// What rank 0 prints of `ringpull` with `words` over `count` ranks on the lab's hosts, dealt out in turn,
+/// The output of rank 0 of `ringpull` with `words` over `count` ranks on the lab's hosts, dealt out in turn,
 /// that go by this cluster file.
 fn ranks_on(hosts: &[usize], count: usize, words: &[&str], file: &Path) -> String {
     let mut processes = Processes::new();

@@ -139,7 +139,7 @@ impl Connection {
         self.mail.frame().map(|(_, frame)| frame)
     }
 
-    /// What happened to it, if something has.
+    /// Takes the next event of it, if any.
     pub(crate) fn event(&self) -> Option<Event> {
         self.mail.event()
     }
@@ -208,7 +208,7 @@ impl Listener {
         self.mail.frame()
     }
 
-    /// What happened to a session, if something has.
+    /// Takes the next event of a session, if any.
     pub(crate) fn event(&self) -> Option<Event> {
         self.mail.event()
     }

@@ -76,6 +76,10 @@ impl Condition {
 
     /// The fault that has ended this generation of ranks, or the job.
     pub(super) fn fault(&self) -> Option<Error> {
+        if self.is_well() {
+            // On the way of every operation, so without the lock.
+            return None;
+        }
         match &*self.job.lock() {
             JobState::Well | JobState::Closing => None,
             JobState::Renewing { loss: fault, .. } | JobState::Failed(fault) => Some(fault.clone()),
@@ -89,12 +93,15 @@ impl Condition {
 
     /// The loss that has ended this generation of ranks, and not the job.
     pub(super) fn loss(&self) -> Option<Error> {
+        if self.is_well() {
+            return None;
+        }
         if let JobState::Renewing { loss, .. } = &*self.job.lock() { Some(loss.clone()) } else { None }
     }
 
     /// Returns true if a loss has ended this generation of ranks, and not the job.
     pub(super) fn is_renewing(&self) -> bool {
-        matches!(*self.job.lock(), JobState::Renewing { .. })
+        !self.is_well() && matches!(*self.job.lock(), JobState::Renewing { .. })
     }
 
     /// Records the first fault, after which the job may go on with a next generation. Returns false if there

@@ -124,7 +124,7 @@ pub(super) struct GenerationInfo {
     pub(super) started: Instant,
 }
 
-/// What this rank knows about ranks that are lost or end, and about its own way on.
+/// The knowledge of this rank about ranks that are lost or end, and about its own way on.
 #[derive(Default)]
 pub(super) struct LossRecord {
     /// Makes the transport treat ranks as lost from which nothing is heard; in a job that goes on without

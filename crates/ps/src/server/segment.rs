@@ -51,7 +51,7 @@ pub(super) struct Pull {
     pub(super) segments: Vec<(Place, Vec<i64>)>,
     /// How many of them it has come past.
     pub(super) past: usize,
-    /// What it has got there: a value, which others may share, or rows and several values.
+    /// The content that it has got there: a value, which others may share, or rows and several values.
     pub(super) value: Bytes,
     pub(super) rows: Vec<u8>,
     pub(super) state: State,

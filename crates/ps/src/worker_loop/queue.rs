@@ -19,7 +19,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
-/// What may be under way to one of few servers and back: as little as keeps the links busy in both
+/// The messages that may be under way to one of few servers and back: as few as keep the links busy in both
 /// directions.
 const WINDOW: usize = 4;
 /// The bytes of [`WINDOW`].
@@ -34,8 +34,8 @@ pub fn window(workers: usize, servers: usize) -> (usize, usize) {
     (WINDOW / parts, WINDOW_BYTES / parts)
 }
 
-/// How many messages of a [`window`] a message counts as. Pushes and pulls that go apart use both windows,
-/// which are smaller for many nodes already.
+/// The number of messages of a [`window`] that a message counts as. Pushes and pulls that go apart use both
+/// windows, which are smaller for many nodes already.
 pub(super) fn weight(workers: usize, servers: usize, is_push_pull: bool) -> usize {
     if is_push_pull || workers.max(servers) > WHOLE_WINDOWS { 1 } else { 2 }
 }

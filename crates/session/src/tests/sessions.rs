@@ -468,7 +468,7 @@ fn connect(to: SocketAddr, resumption: Resumption) -> (TcpStream, Result<u64, Fa
 
 const FIRST: Resumption = Resumption { goes_on: false, attempt: 1, received: 0 };
 
-/// Who only writes meets the reset first, and the reader sees a connection that was closed: even where a
+/// An end that only writes meets the reset first, and the reader sees a connection that was closed: even where a
 /// closed connection is the end of the peer.
 #[test]
 fn a_reset_that_the_writer_meets_is_no_end_of_the_peer() {
