@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ringpull::{KvStore, create, create_on, run_node};
-use ringpull_base::topology::host_name;
 use ringpull_base::{Error, config};
 use ringpull_processes::{FakeGpus, LIMIT, Processes, free_port, own_path};
 
+use crate::threads::cluster_file;
 use crate::world::{Promise, World};
 
 /// The variable with the description of a process of a job: kind, group of promises, folder.
@@ -39,11 +39,6 @@ impl Job {
         self.run_with(&[])
     }
 
-    /// As [`run`](Self::run), with the ranks as if each were on a host of its own.
-    pub(crate) fn run_without_shared_memory(&self) -> Option<String> {
-        self.run_with(&[("RINGPULL_SHARED_MEMORY", "0")])
-    }
-
     /// The same with helpers that take part in every sum.
     pub(crate) fn run_with_helpers(&self, helpers: usize) -> Option<String> {
         self.run_by_model(&[], helpers)
@@ -56,16 +51,9 @@ impl Job {
 
     /// By a cluster file with which only bytes count.
     fn run_by_model(&self, rates: &[(f64, f64)], helpers: usize) -> Option<String> {
-        let name = host_name();
-        let host = |(sends, receives): &(f64, f64)| {
-            format!("[[host]]\nname = \"{name}\"\nsends_mbit = {sends}\nreceives_mbit = {receives}\n")
-        };
-        let hosts: String = rates.iter().map(host).collect();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cluster.toml");
-        let network =
-            "[network]\nlink_mbit = 1.0\nlatency_us = 0.0\nmessage_us = 1e-9\nadding_mb = 1e9\nfan_factor = 1.0\n";
-        std::fs::write(&file, format!("{network}{hosts}")).unwrap();
+        std::fs::write(&file, cluster_file(rates)).unwrap();
         let count = helpers.to_string();
         self.run_with(&[
             (HELPERS, &count),

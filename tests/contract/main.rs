@@ -12,10 +12,12 @@ mod gpus;
 mod job;
 mod optimizers;
 mod rows;
+mod threads;
 mod values;
 mod world;
 
 use job::Job;
+use threads::Threads;
 use world::Promise;
 
 /// Runs promises one after another as one worker of a job, in the order in which every worker runs them.
@@ -62,9 +64,42 @@ fn local_keeps_every_promise() {
     }
 }
 
+/// The groups of promises that `dist_sync_mpi` keeps.
+const BY_ALLREDUCE: [&str; 4] = ["strings", "integers", "compressed", "sharded"];
+
+/// Rates at which ranks send and receive, no two alike.
+const LINKS: [(f64, f64); 5] = [(1e-3, 2e-3), (2e-3, 2e-3), (3e-3, 1e-3), (2e-3, 4e-3), (2e-3, 2e-3)];
+
 #[test]
-fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
+fn ranks_that_are_threads_keep_every_promise_for_1_to_5_workers() {
     for workers in 1..6 {
+        for group in BY_ALLREDUCE {
+            Threads { workers, ..Threads::default() }.run(group, &promises_of(group));
+        }
+    }
+}
+
+#[test]
+fn ranks_that_are_threads_keep_every_promise_on_links_that_are_not_alike() {
+    for workers in 2..6 {
+        for group in BY_ALLREDUCE {
+            Threads { workers, helpers: 0, links: &LINKS[..workers] }.run(group, &promises_of(group));
+        }
+    }
+}
+
+#[test]
+fn ranks_that_are_threads_keep_every_promise_with_helpers() {
+    for (workers, helpers) in [(1, 1), (2, 3), (3, 1), (3, 5), (4, 2)] {
+        for group in BY_ALLREDUCE {
+            Threads { workers, helpers, links: &[] }.run(group, &promises_of(group));
+        }
+    }
+}
+
+#[test]
+fn dist_sync_mpi_keeps_every_promise_on_1_2_and_4_ranks() {
+    for workers in [1, 2, 4] {
         for group in ["strings", "integers"] {
             Job { kind: "dist_sync_mpi", workers, group }.run();
         }
@@ -72,37 +107,24 @@ fn dist_sync_mpi_keeps_every_promise_on_1_to_5_workers() {
 }
 
 #[test]
-fn dist_sync_mpi_keeps_every_promise_with_helpers() {
-    for (workers, helpers) in [(3, 1), (4, 2)] {
-        for group in ["strings", "integers", "compressed", "sharded"] {
-            Job { kind: "dist_sync_mpi", workers, group }.run_with_helpers(helpers);
-        }
+fn dist_sync_mpi_keeps_every_promise_with_a_helper() {
+    for group in BY_ALLREDUCE {
+        Job { kind: "dist_sync_mpi", workers: 3, group }.run_with_helpers(1);
     }
 }
 
 #[test]
-fn dist_sync_mpi_keeps_every_promise_by_messages_too() {
-    for group in ["strings", "integers"] {
-        Job { kind: "dist_sync_mpi", workers: 3, group }.run_without_shared_memory();
-    }
-}
-
-#[test]
-fn dist_sync_mpi_keeps_every_promise_on_links_that_are_not_alike() {
-    let rates = [(1e-3, 2e-3), (2e-3, 2e-3), (3e-3, 1e-3), (2e-3, 4e-3), (2e-3, 2e-3)];
-    for workers in [3, 5] {
-        for group in ["strings", "integers", "compressed", "sharded"] {
-            Job { kind: "dist_sync_mpi", workers, group }.run_on_links(&rates[..workers]);
-        }
+fn dist_sync_mpi_keeps_every_promise_by_messages_on_links_that_are_not_alike() {
+    for group in BY_ALLREDUCE {
+        Job { kind: "dist_sync_mpi", workers: 4, group }.run_on_links(&LINKS[..4]);
     }
 }
 
 #[test]
 fn every_kind_keeps_the_promises_of_optimizers_with_states_divided_over_the_ranks() {
-    for workers in 1..5 {
+    for workers in [1, 2, 4] {
         Job { kind: "dist_sync_mpi", workers, group: "sharded" }.run();
     }
-    Job { kind: "dist_sync_mpi", workers: 3, group: "sharded" }.run_without_shared_memory();
     Job { kind: "local", workers: 1, group: "sharded" }.run();
     Job { kind: "dist_sync", workers: 2, group: "sharded" }.run();
 }
@@ -138,15 +160,18 @@ fn dist_async_keeps_every_promise_on_1_to_4_workers() {
 #[test]
 fn compressed_gradients_sum_to_the_same_bits_by_allreduce_on_servers_and_on_devices() {
     for workers in 1..6 {
-        let by_allreduce = Job { kind: "dist_sync_mpi", workers, group: "compressed" }.run();
+        let by_threads = Threads { workers, ..Threads::default() }.run("compressed", &promises_of("compressed"));
+        let mut kinds = Vec::new();
         if [1, 2, 4].contains(&workers) {
-            let on_servers = Job { kind: "dist_sync", workers, group: "compressed" }.run();
-            assert!(by_allreduce.is_none() || by_allreduce == on_servers, "{workers} workers");
+            kinds.extend(["dist_sync_mpi", "dist_sync"]);
         }
         if workers < 4 {
-            let kind = if workers == 2 { "dist_sync_mpi on 2" } else { "dist_sync_mpi on 1" };
-            let on_devices = Job { kind, workers, group: "compressed" }.run();
-            assert_eq!(on_devices, by_allreduce, "{workers} workers");
+            kinds.push(if workers == 2 { "dist_sync_mpi on 2" } else { "dist_sync_mpi on 1" });
+        }
+        for kind in kinds {
+            if let Some(hash) = (Job { kind, workers, group: "compressed" }).run() {
+                assert_eq!(hash, by_threads, "{kind} on {workers} workers");
+            }
         }
     }
 }

@@ -10,18 +10,13 @@ pub fn example() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.ancestors().nth(2).unwrap();
     let path = profile.join("examples").join("train");
-    let built = path.metadata().and_then(|found| found.modified()).ok();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let sources = ["src", "crates", "examples", "Cargo.toml", "Cargo.lock"].map(|source| newest(&root.join(source)));
-    if built < sources.into_iter().max().flatten() {
+    if !is_up_to_date(&path) {
         let mut cargo = Command::new(env!("CARGO"));
+        // No package is named, as that would choose other features, with which all is built anew.
         cargo
-            .current_dir(&root)
-            .args(["build", "--package", "ringpull-examples", "--example", "train", "--target-dir"])
+            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+            .args(["build", "--example", "train", "--target-dir"])
             .arg(profile.parent().unwrap());
-        if !crate::has_mpi() {
-            cargo.arg("--no-default-features");
-        }
         if profile.ends_with("release") {
             cargo.arg("--release");
         }
@@ -30,10 +25,13 @@ pub fn example() -> PathBuf {
     path
 }
 
-/// Returns the time of the youngest file below `path`.
-fn newest(path: &Path) -> Option<SystemTime> {
-    match std::fs::read_dir(path) {
-        Ok(entries) => entries.flatten().filter_map(|entry| newest(&entry.path())).max(),
-        Err(_) => path.metadata().and_then(|found| found.modified()).ok(),
-    }
+/// Returns true if the program is there and no source that cargo's list beside it names is younger.
+fn is_up_to_date(program: &Path) -> bool {
+    let modified = |path: &Path| path.metadata().and_then(|found| found.modified()).ok();
+    let (Some(built), Ok(list)) = (modified(program), std::fs::read_to_string(program.with_extension("d"))) else {
+        return false;
+    };
+    let Some((_, sources)) = list.split_once(": ") else { return false };
+    let times: Vec<Option<SystemTime>> = sources.split_whitespace().map(|source| modified(Path::new(source))).collect();
+    times.into_iter().all(|time| time.is_some_and(|time| time <= built))
 }

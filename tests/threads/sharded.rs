@@ -1,8 +1,6 @@
 //! Optimizers whose states are divided over the ranks, against the same optimizers on every rank: the same
 //! bits, the same bytes on the wire, a part of the states. Over ranks that are threads, and so by messages.
 
-mod ranks;
-
 use std::path::Path;
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -13,6 +11,8 @@ use ringpull::{CallOptions, Communicator, KvStore, Reduction};
 use ringpull_base::config::Config;
 use ringpull_base::{Algorithm, AlgorithmChoice, DType, Error, Kind, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::Optimizer;
+
+use crate::ranks;
 
 fn by(algorithm: AlgorithmChoice) -> Config {
     Config { timeout: Duration::from_secs(30), algorithm, ..Config::default() }

@@ -1,8 +1,6 @@
 //! Ranks with different amounts of data: a rank that has joined is as good as one that pushes zeros. Over
 //! ranks that are threads.
 
-mod ranks;
-
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -12,6 +10,8 @@ use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Error, Kind, Result, RowSparse, Tensor};
 use ringpull_kernels::optim::Optimizer;
+
+use crate::ranks;
 
 const LONG: Duration = Duration::from_secs(20);
 const KEYS: i64 = 4;

@@ -9,7 +9,6 @@ use ringpull_base::Kind;
 use ringpull_base::config::Config;
 
 /// Runs `work` as each of `size` workers.
-#[allow(dead_code, reason = "not every target that has ranks has stores")]
 pub(crate) fn workers<T: Send>(size: usize, config: &Config, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
     on_engines(size, config, |engine| {
         let store = store_over(Kind::DistSyncMpi, Box::new(Allreduce::new(Arc::clone(engine))), config);

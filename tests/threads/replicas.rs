@@ -1,12 +1,12 @@
 //! `RINGPULL_CHECK_REPLICAS` over ranks that are threads: a rank that holds another value is named on every
 //! rank, and nothing else is.
 
-mod ranks;
-
 use std::sync::Barrier;
 use std::time::Duration;
 
 use ringpull::{Config, DType, Error, KvStore, Optimizer, Result, RowSparse, Tensor};
+
+use crate::ranks;
 
 const KEYS: [&str; 3] = ["w", "v", "b"];
 

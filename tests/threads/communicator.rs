@@ -1,14 +1,14 @@
 //! Collectives of a communicator over ranks that are threads: what each gives, for every dtype and reduction,
 //! lengths that differ, process sets beside each other, and calls that do not fit together.
 
-mod ranks;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use ringpull::{CallOptions, Communicator, DType, Element, Error, Reduction, Tensor};
 use ringpull_base::config::Config;
 use ringpull_base::with_element;
+
+use crate::ranks;
 
 /// Runs `work` as each of `size` ranks.
 fn on_ranks<T: Send>(size: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {

@@ -1,7 +1,5 @@
 //! Compressed gradients on simulated devices, against the same gradients in host memory.
 
-mod ranks;
-
 use std::slice::from_ref;
 use std::sync::Arc;
 use std::thread;
@@ -14,6 +12,8 @@ use ringpull_base::config::Config;
 use ringpull_base::{DType, Kind, Result, Tensor};
 use ringpull_device::{Devices, Fault, Manner, Simulated};
 use ringpull_kernels::compress::{Codec, Compression};
+
+use crate::ranks;
 
 fn config() -> Config {
     Config { timeout: Duration::from_secs(30), ..Config::default() }

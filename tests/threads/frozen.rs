@@ -1,12 +1,10 @@
 //! The cost of a loop of steps once its calls have repeated themselves, and the behaviour when they do not:
 //! over ranks that are threads, without MPI.
 
-mod ranks;
-
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use ranks::workers;
+use crate::ranks::workers;
 
 use ringpull::KvStore;
 use ringpull::internal::{Allreduce, store_over};

@@ -1,7 +1,5 @@
 //! `dist_sync_mpi` over ranks that are threads: order, overlap and faults, without MPI.
 
-mod ranks;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -12,6 +10,8 @@ use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{Buffer, DType, Error, Kind, Result, Tensor};
+
+use crate::ranks;
 
 /// As [`ranks::workers`], with faults after `timeout`.
 fn workers<T: Send>(size: usize, timeout: Duration, work: impl Fn(&KvStore) -> T + Sync) -> Vec<T> {
