@@ -270,13 +270,13 @@ fn two_racks_are_joined_by_one_link_of_its_own_rate() {
 #[test]
 fn a_probe_finds_the_racks_that_nobody_has_named_and_jobs_go_by_them() {
     let Some(_turn) = turn().filter(|_| can_run_ranks()) else { return };
-    let lab = up_in_racks(6, "400mbit", Racks { uplink: "50mbit".parse().unwrap(), alternate: true });
+    let lab = up_in_racks(6, "40mbit", Racks { uplink: "5mbit".parse().unwrap(), alternate: true });
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("cluster.toml");
     let hosts = [1, 2, 3, 4, 5, 6];
     let table = ranks_on(&hosts, 6, &["probe", "--out", file.to_str().unwrap()], Path::new("none"));
     assert!(table.contains("\nh6") && table.contains("the links are alike"), "{table}");
-    let words = ["bench", "allreduce", "--sizes", "3MB", "--format", "json", "--explain"];
+    let words = ["bench", "allreduce", "--sizes", "300kB", "--format", "json", "--explain"];
     let told: String = ranks_on(&hosts, 6, &words, &file).split_whitespace().collect();
     assert!(told.contains("[[0,2,4],[1,3,5]]"), "{told}");
     drop(lab);
