@@ -97,7 +97,7 @@ pub(crate) struct Variant {
     pub compression: Option<Compression>,
     /// The allreduce of our store.
     pub algorithm: AlgorithmChoice,
-    /// True if the ranks run a second build of this program, with MPICH.
+    /// True if MPICH starts and joins the ranks.
     pub on_mpich: bool,
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
     let extra = plan.hosts.iter().flat_map(|hosts| of(*hosts)).map(|variant| variant.mode.extra_hosts());
     let extra = extra.max().unwrap_or(0);
     let shape = Shape { hosts: most, rate: plan.lab, own: own.clone(), racks: None };
-    let mut runner = Launched::start(Testbed::Lab(shape), extra, None)?.scaled(scale)?;
+    let mut runner = Launched::start(Testbed::Lab(shape), extra)?.scaled(scale)?;
     let train = TrainSetup { model: plan.model.clone(), compute_s: plan.compute_s, batch: None, late: None };
     let setting = Setting {
         network: network.clone(),

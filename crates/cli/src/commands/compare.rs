@@ -12,7 +12,7 @@ use ringpull_workload::sparse::SparseSetup;
 use super::lab::RackArgs;
 use super::measured::SparseArgs;
 use super::{FAILURE, SUCCESS, Status};
-use super::{Format, MpichArgs, print, sizes, to_json, write};
+use super::{Format, print, sizes, to_json, write};
 use crate::compare::results::Scaled;
 use crate::compare::rows::{measurements, rows};
 use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
@@ -120,8 +120,6 @@ pub(crate) struct CompareArgs {
     /// Other programs to compare with, on the same hosts.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) peers: Vec<Peer>,
-    #[command(flatten)]
-    pub(super) mpich: MpichArgs,
     /// Rounds: in each, every variant runs once, in rotating order.
     /// Fewer than 4 cannot tell a difference from noise.
     #[arg(long, default_value_t = 5)]
@@ -173,7 +171,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     create(&args.out)?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
-    let mut runner = Launched::start(testbed(args, racks), extra, args.mpich.find()?)?.scaled(args.scale)?;
+    let mut runner = Launched::start(testbed(args, racks), extra)?.scaled(args.scale)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;

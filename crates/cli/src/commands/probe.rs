@@ -58,7 +58,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<Status> {
 
 /// The hosts of a file, measured by a job with a rank on each.
 fn of_hosts(file: &Path) -> Result<Cluster> {
-    let launched = Launched::start(Testbed::Hostfile(file.to_owned()), 0, None)?;
+    let launched = Launched::start(Testbed::Hostfile(file.to_owned()), 0)?;
     let _progress = Progress::start(format!("measuring {}", several(launched.workers(), "host")));
     launched.probe()
 }

@@ -25,7 +25,7 @@ pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed) -> Result<S
             "compare it without --sizes, or name others, such as mpi,gloo",
         ));
     }
-    let mut launched = Launched::start(testbed, 0, args.mpich.find()?)?;
+    let mut launched = Launched::start(testbed, 0)?;
     let (most, own_hosts) = (launched.workers(), launched.has_own_hosts());
     let ranks = ranks(args, most)?;
     let plan =
@@ -59,10 +59,11 @@ fn ranks(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
 
 /// Ours and the given peers, or everything that is installed.
 fn contenders(args: &CompareArgs) -> Vec<Variant> {
+    let is_wanted = |peer: Peer| args.peers.is_empty() || args.peers.contains(&peer);
     let all = Variant::allreduces().into_iter();
     all.filter(|variant| match variant.peer {
-        None => args.peers.is_empty() || args.mpich.is_given() || *variant != Variant::ours_on_mpich(),
-        Some(peer) => args.peers.is_empty() || args.peers.contains(&peer),
+        None => !variant.on_mpich || is_wanted(Peer::Mpich),
+        Some(peer) => is_wanted(peer),
     })
     .collect()
 }

@@ -42,6 +42,8 @@ pub(crate) enum Testbed {
 
 /// The time that one job may take.
 const JOB_LIMIT: Duration = Duration::from_secs(300);
+/// MPICH's launcher, beside that of another MPI.
+const MPICH: &str = "mpirun.mpich";
 /// How much of a failed job's output goes into the report.
 const LAST_LINES: usize = 12;
 
@@ -53,8 +55,6 @@ pub(crate) struct Launched {
     hosts: Vec<Host>,
     lab: Option<Lab>,
     program: PathBuf,
-    /// The program for MPICH, and its `mpirun`.
-    mpich: Option<(PathBuf, Mpirun)>,
     /// `MXNET_KVSTORE_BIGARRAY_BOUND` of jobs with servers.
     bigarray_bound: Option<usize>,
     /// The cluster file of emulated hosts, once a job was to go by it.
@@ -65,7 +65,7 @@ pub(crate) struct Launched {
 
 impl Launched {
     /// Makes or checks the workers' hosts and `extra` ones for dedicated servers.
-    pub(crate) fn start(testbed: Testbed, extra: usize, mpich: Option<(PathBuf, Mpirun)>) -> Result<Self> {
+    pub(crate) fn start(testbed: Testbed, extra: usize) -> Result<Self> {
         let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
         let interrupt = Interrupt::watch()?;
         let (workers, hosts, lab) = match testbed {
@@ -94,7 +94,7 @@ impl Launched {
         if workers == 0 {
             return Err(Error::argument("a comparison needs at least 1 worker", "give a larger number of workers"));
         }
-        Ok(Launched { workers, hosts, lab, program, mpich, bigarray_bound: None, cluster: None, interrupt })
+        Ok(Launched { workers, hosts, lab, program, bigarray_bound: None, cluster: None, interrupt })
     }
 
     /// The same, for models whose tensors are scaled.
@@ -251,8 +251,7 @@ impl Launched {
 impl Runner for Launched {
     fn missing(&mut self, variant: Variant) -> Option<String> {
         if variant.on_mpich {
-            let install = "scripts/setup --mpich; then name this program with --mpich";
-            return self.mpich.is_none().then(|| install.to_owned());
+            return Mpirun::at(MPICH).err().map(|_| "scripts/setup --mpich".to_owned());
         }
         variant.peer.and_then(peers::missing)
     }
@@ -281,13 +280,11 @@ impl Runner for Launched {
         if self.interrupt.count() > 0 {
             return Err(failed("interrupted", ""));
         }
-        let mpich = self.mpich.as_ref().filter(|_| variant.on_mpich);
         let words = if let Some(peer) = variant.peer.filter(|peer| !peer.is_mpi()) {
             peers::words(peer, job)?
         } else {
-            let program = mpich.map_or(&self.program, |(program, _)| program);
             let bench = Self::bench(variant, job).into_iter().map(OsString::from);
-            [program.into(), "bench".into()].into_iter().chain(bench).collect()
+            [self.program.clone().into(), "bench".into()].into_iter().chain(bench).collect()
         };
         let loops = [format!("--iters={}", job.iters), format!("--warmup={}", job.warmup)];
         let command = words.into_iter().chain(loops.map(OsString::from)).collect();
@@ -295,7 +292,7 @@ impl Runner for Launched {
         if let Some(placement) = variant.mode.placement() {
             return Record::parse_list(&name, &self.with_servers(job.ranks, command, variant.mode, placement)?);
         }
-        let mpirun = mpich.map_or_else(Mpirun::find, |(_, mpirun)| Ok(mpirun.clone()))?;
+        let mpirun = if variant.on_mpich { Mpirun::at(MPICH) } else { Mpirun::find() }?;
         let helpers = if let Mode::Helped { helpers } = variant.mode { helpers } else { 0 };
         let cluster = if variant.peer.is_none() { self.cluster_file()? } else { None };
         let env = variant.env().into_iter().chain(cluster).collect();
