@@ -20,6 +20,8 @@
 //! - `status_client`: jobs that run, asked for their status;
 //! - `size`, `text`: the formats of sizes, times, counts and tables.
 
+#![forbid(unsafe_code)]
+
 mod advise;
 mod allreduce;
 mod charts;
@@ -65,11 +67,3 @@ mod timeline;
 mod train;
 mod usage;
 mod variant;
-
-/// The command, for a program that loads a library with this crate at run time (`python/command`).
-#[allow(unsafe_code)]
-// SAFETY: no other library has a function of this name.
-#[unsafe(no_mangle)]
-extern "C" fn ringpull_main() -> std::ffi::c_int {
-    commands::run().into()
-}
