@@ -31,8 +31,8 @@
 use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
 
-use crate::lab::HostRate;
 use crate::mode::{Mode, Placement};
+use crate::shape::HostRate;
 use crate::size::format_size;
 
 /// The links of the workers' hosts.

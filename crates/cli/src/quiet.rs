@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::machine::ProcessorTime;
+use crate::hardware::ProcessorTime;
 
 /// The time in which nothing must have been taken.
 const QUIET: Duration = Duration::from_secs(3);

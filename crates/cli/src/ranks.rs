@@ -9,7 +9,7 @@ use ringpull::KvStore;
 use ringpull_base::topology::host_name;
 use ringpull_base::{DType, Error, Result, RowSparse, Tensor};
 
-use crate::machine::{Hardware, Hosts};
+use crate::hardware::{Hardware, Hosts};
 use crate::record::Record;
 use crate::text::to_json_line;
 use crate::usage::{Usage, cpu_s};

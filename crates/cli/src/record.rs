@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::{DType, Error, Result};
 
 use crate::cost::{self, Links, SparseRows};
+use crate::hardware::Hosts;
 use crate::late::Late;
-use crate::machine::Hosts;
 use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;

@@ -25,7 +25,6 @@ use crate::progress::Progress;
 use crate::pushpull;
 use crate::ranks::{RankReport, Spent, gather};
 use crate::record::Record;
-use crate::timeline::account::WARMUP;
 use crate::usage::Usage;
 
 /// How a model is replayed.
@@ -40,6 +39,8 @@ pub(crate) struct ReplayOptions {
     pub late: Option<Late>,
 }
 
+/// The name that a timeline has for a step that does not count.
+pub(crate) const WARMUP: &str = "warm-up";
 /// The part of a step's computing that is the backward pass.
 pub(crate) const BACKWARD: f64 = 2.0 / 3.0;
 

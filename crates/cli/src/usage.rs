@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use ringpull_base::buffer::region;
 
-use crate::machine::field;
+use crate::hardware::field;
 use crate::statistics::Summary;
 
 /// The costs of one operation: averages over the ranks, except for memory.

@@ -6,11 +6,11 @@ use ringpull_base::{Error, Result};
 
 use crate::advise::Choice;
 use crate::advise::predict::Setting;
-use crate::lab::{HostRate, Shape, own_words};
+use crate::launched::{Launched, Testbed};
 use crate::layers;
 use crate::link::LinkRate;
-use crate::rounds::launched::{Launched, Testbed};
 use crate::rounds::{self, Job, NextJob, Runner as _, TrainSetup, Work};
+use crate::shape::{HostRate, Shape, own_words};
 use crate::statistics::Summary;
 use crate::variant::Variant;
 

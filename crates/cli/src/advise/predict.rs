@@ -12,10 +12,10 @@ use ringpull_plan::simulate::{self, Codes, Exchange, Layer, Network, Segment, Se
 use ringpull_plan::{LinkRates, Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
 use ringpull_ps::shard;
 
-use crate::lab::HostRate;
 use crate::layers;
 use crate::link::LinkRate;
 use crate::mode::{Mode, Placement};
+use crate::shape::HostRate;
 use crate::train::BACKWARD;
 use crate::variant::Variant;
 

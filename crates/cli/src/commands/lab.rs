@@ -9,8 +9,9 @@ use clap::{Args, Subcommand};
 use ringpull_base::{Error, Result};
 
 use super::{SUCCESS, Status};
-use crate::lab::{self, HostRate, Lab, Racks, Shape, own_words};
+use crate::lab::{self, Lab};
 use crate::link::LinkRate;
+use crate::shape::{HostRate, Racks, Shape, own_words};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

@@ -11,8 +11,8 @@ use ringpull_base::{AlgorithmChoice, Error, Result};
 
 use super::{SUCCESS, Status, put, write};
 use crate::allreduce::connect;
+use crate::launched::{Launched, Testbed};
 use crate::progress::Progress;
-use crate::rounds::launched::{Launched, Testbed};
 use crate::text::{grid, several};
 
 #[derive(Debug, Args)]

@@ -9,13 +9,14 @@ use ringpull_base::config::Config;
 use ringpull_base::{Error, Result};
 
 use super::{FAILURE, Format, SUCCESS, Status, launch::servers, status_of_signal};
-use crate::lab::{Lab, Shape};
+use crate::lab::Lab;
 use crate::link::LinkRate;
 use crate::rehearse::fault::{self, Fault};
 use crate::rehearse::job::Rehearsal;
 use crate::rehearse::random;
 use crate::rehearse::rehearse;
 use crate::rehearse::shape::JobShape;
+use crate::shape::Shape;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

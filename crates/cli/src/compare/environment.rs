@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use ringpull_base::config;
+
 use crate::compare::Setup;
-use crate::machine::{Hardware, Hosts, Machine, first_line};
+use crate::hardware::{Hardware, Hosts, first_line};
 
 /// The machine, the versions and the date.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,14 +26,14 @@ pub(crate) struct Environment {
 
 impl Environment {
     pub(crate) fn survey() -> Self {
-        let Machine { hardware, kernel, version, mpirun, .. } = Machine::survey();
+        let uname = rustix::system::uname();
         Environment {
             date: first_line("date", &["-u", "+%F %R UTC"]).unwrap_or_default(),
-            hardware,
+            hardware: Hardware::survey(),
             hosts: Vec::new(),
-            kernel,
-            ringpull: version,
-            mpi: mpirun.unwrap_or_else(|| "no mpirun".to_owned()),
+            kernel: format!("{} {}", uname.sysname().to_string_lossy(), uname.release().to_string_lossy()),
+            ringpull: env!("CARGO_PKG_VERSION").to_owned(),
+            mpi: first_line(&config::mpirun_program(), &["--version"]).unwrap_or_else(|| "no mpirun".to_owned()),
         }
     }
 

@@ -10,7 +10,7 @@ use super::results::{Outcome, Row, Scaled};
 use super::rows::rows;
 use super::{Comparison, Environment, Setup, report, table, verdict};
 use crate::committed;
-use crate::machine::{Hardware, Hosts};
+use crate::hardware::{Hardware, Hosts};
 use crate::record::Record;
 use crate::rounds::{Job, Measurement, RoundsOutcome, TrainSetup, Work};
 use crate::variant::{Peer, Variant};

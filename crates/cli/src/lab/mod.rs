@@ -19,7 +19,6 @@
 mod lock;
 mod network;
 mod sessions;
-mod shape;
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -27,9 +26,9 @@ use std::path::{Path, PathBuf};
 
 use self::lock::LabLock;
 use self::network::LinkAddresses;
-pub use self::shape::{HostRate, Racks, Shape, own_words};
 use crate::link::LinkRate;
 use crate::progress::Progress;
+pub use crate::shape::{HostRate, Racks, Shape};
 use ringpull_base::{Error, Result};
 
 /// The network of the lab's hosts, for programs that have an option for the interface to use.

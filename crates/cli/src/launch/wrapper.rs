@@ -514,13 +514,6 @@ impl RankProcess {
     }
 }
 
-/// Returns true if the process is this program, which has not become a rank.
-pub(crate) fn is_one(pid: Pid) -> bool {
-    let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-    let mut words = words.split(|byte| *byte == 0);
-    words.next().is_some_and(|program| program.ends_with(b"ringpull")) && words.next() == Some(b"rank")
-}
-
 /// Returns true if the process is a shell, which does not pass signals on.
 fn is_shell(pid: Pid) -> bool {
     let program = std::fs::read_link(format!("/proc/{}/exe", pid.as_raw_pid())).unwrap_or_default();

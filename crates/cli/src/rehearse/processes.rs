@@ -7,7 +7,6 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, pr
 use ringpull_base::config::Role;
 
 use super::fault::Member;
-use crate::launch::wrapper;
 
 /// The variable that every process of the job inherits.
 pub(crate) const MARK: &str = "REHEARSED_JOB";
@@ -51,7 +50,7 @@ impl Seen {
     }
 
     fn is_helper(&self) -> bool {
-        HELPERS.contains(&self.name.as_str()) || wrapper::is_one(self.pid)
+        HELPERS.contains(&self.name.as_str()) || is_wrapper(self.pid)
     }
 
     fn is(&self, member: Member, workers: usize) -> bool {
@@ -76,8 +75,7 @@ impl Seen {
 /// Before the wrapper is there its words pass through other programs, which have the same environment.
 pub(crate) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, bool)> {
     let all = all(mark);
-    let wrappers: Vec<i32> =
-        all.iter().filter(|seen| wrapper::is_one(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
+    let wrappers: Vec<i32> = all.iter().filter(|seen| is_wrapper(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
     let parent_of = |pid: i32| all.iter().find(|seen| seen.pid.as_raw_pid() == pid).map(|seen| seen.parent);
     let is_below_one = |seen: &&Seen| {
         std::iter::successors(Some(seen.parent), |pid| parent_of(*pid)).any(|pid| wrappers.contains(&pid))
@@ -85,6 +83,13 @@ pub(crate) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, b
     let is_meant = |seen: &&Seen| seen.is(member, workers) && !seen.is_helper();
     let found = all.iter().filter(is_meant).filter(is_below_one).min_by_key(|seen| seen.begun)?;
     Some((found.pid, !found.environment.contains("DMLC_ROLE=")))
+}
+
+/// Returns true if the process is this program, above a rank.
+fn is_wrapper(pid: Pid) -> bool {
+    let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
+    let mut words = words.split(|byte| *byte == 0);
+    words.next().is_some_and(|program| program.ends_with(b"ringpull")) && words.next() == Some(b"rank")
 }
 
 /// Lets the process have no more address space than it has now, or as much as this program may have. The

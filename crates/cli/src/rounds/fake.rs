@@ -5,7 +5,7 @@ use std::time::Duration;
 use ringpull_base::{DType, Error, Result};
 
 use super::{Job, Runner};
-use crate::machine::ProcessorTime;
+use crate::hardware::ProcessorTime;
 use crate::record::Record;
 use crate::usage::Usage;
 use crate::variant::{Peer, Variant};

@@ -4,13 +4,11 @@
 //! drift on the machine affects all variants equally. A variant still follows the same other one in nearly
 //! every round, so a wait before each job lets the effects of the last one end.
 //!
-//! [`job`] is what a job measures. A [`Runner`] starts it: [`launched`] as real processes, for peers with the
-//! programs of [`peers`].
+//! [`job`] is what a job measures. A [`Runner`] starts it; [`peers`] are the programs of others.
 
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod job;
-pub(crate) mod launched;
 pub(crate) mod peers;
 
 use std::time::{Duration, Instant};
@@ -19,8 +17,8 @@ use ringpull_base::{Error, Result};
 
 pub(crate) use self::job::{Job, TrainSetup, Work};
 use crate::cost::Links;
+use crate::hardware::{Hosts, ProcessorTime};
 use crate::link::LinkRate;
-use crate::machine::{Hosts, ProcessorTime};
 use crate::record::Record;
 use crate::text::several;
 use crate::usage::Usage;

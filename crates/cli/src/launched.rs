@@ -1,4 +1,4 @@
-//! The runner that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
+//! The runner of rounds that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
 //!
 //! Worker `i` runs on host `i`. Dedicated servers and helpers run on the hosts after the workers'; shared
 //! server `s` runs on the host of worker `s mod n`. The scheduler runs on the first host.
@@ -14,17 +14,18 @@ use ringpull_base::{Error, Result};
 use tempfile::NamedTempFile;
 
 use crate::child::{self, Childless};
+use crate::hardware::ProcessorTime;
 use crate::interrupt::Interrupt;
-use crate::lab::{Lab, Shape, own_words};
+use crate::lab::Lab;
 use crate::launch::hostfile::HostList;
 use crate::launch::{Host, Launch, Port, Sink, Variables, claim_port};
 use crate::layers;
-use crate::machine::ProcessorTime;
 use crate::mode::{Mode, Placement};
 use crate::mpirun::{Mpirun, Ranks};
 use crate::quiet::wait_until_quiet;
 use crate::record::Record;
 use crate::rounds::{Job, Runner, TrainSetup, Work, peers};
+use crate::shape::{Shape, own_words};
 use crate::text::several;
 use crate::variant::Variant;
 

@@ -83,7 +83,7 @@ impl fmt::Display for HostRate {
 as_text!(HostRate);
 
 /// The hosts with links of their own in words: ` with h3=500mbit`, or nothing.
-pub fn own_words(own: &[HostRate]) -> String {
+pub(crate) fn own_words(own: &[HostRate]) -> String {
     let words: Vec<String> = own.iter().map(ToString::to_string).collect();
     if words.is_empty() { String::new() } else { format!(" with {}", words.join(", ")) }
 }
@@ -116,13 +116,13 @@ impl Shape {
     }
 
     /// The rates at which host `host` sends and receives.
-    pub(super) fn link(&self, host: usize) -> (LinkRate, LinkRate) {
+    pub(crate) fn link(&self, host: usize) -> (LinkRate, LinkRate) {
         let own = self.own.iter().find(|own| own.host == host);
         own.map_or((self.rate, self.rate), |own| (own.sends, own.receives))
     }
 
     /// The rack of host `host`, which is counted from 1.
-    pub(super) fn rack(&self, host: usize) -> usize {
+    pub(crate) fn rack(&self, host: usize) -> usize {
         match self.racks {
             None => 0,
             Some(Racks { alternate: true, .. }) => (host - 1) % 2,
