@@ -14,20 +14,20 @@ use ringpull_base::{Error, Result};
 use tempfile::NamedTempFile;
 
 use crate::child::{self, Childless};
-use crate::hardware::ProcessorTime;
-use crate::interrupt::Interrupt;
 use crate::lab::Lab;
 use crate::launch::hostfile::HostList;
 use crate::launch::{Host, Launch, Port, Sink, Variables, claim_port};
-use crate::layers;
-use crate::mode::{Mode, Placement};
 use crate::mpirun::{Mpirun, Ranks};
-use crate::quiet::wait_until_quiet;
-use crate::record::Record;
-use crate::rounds::{Job, Runner, TrainSetup, Work, peers};
-use crate::shape::{Shape, own_words};
-use crate::text::several;
-use crate::variant::Variant;
+use ringpull_harness::hardware::ProcessorTime;
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_harness::layers;
+use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::quiet::wait_until_quiet;
+use ringpull_harness::record::Record;
+use ringpull_harness::rounds::{Job, Runner, TrainSetup, Work, peers};
+use ringpull_harness::shape::{Shape, own_words};
+use ringpull_harness::text::several;
+use ringpull_harness::variant::Variant;
 
 /// The hosts of the jobs.
 #[derive(Debug, Clone)]

@@ -8,9 +8,9 @@ use ringpull_base::config::fashion_mnist;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind};
 
-use crate::hardware::gib;
-pub(crate) use crate::hardware::{Hardware, field, first_line};
 use crate::mpirun::{Flavour, flavour_of};
+use ringpull_harness::hardware::gib;
+pub(crate) use ringpull_harness::hardware::{Hardware, field, first_line};
 
 /// A survey of the machine, which changes nothing on it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

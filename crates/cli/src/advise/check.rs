@@ -7,12 +7,12 @@ use ringpull_base::{Error, Result};
 use crate::advise::Choice;
 use crate::advise::predict::Setting;
 use crate::launched::{Launched, Testbed};
-use crate::layers;
-use crate::link::LinkRate;
-use crate::rounds::{self, Job, NextJob, Runner as _, TrainSetup, Work};
-use crate::shape::{HostRate, Shape, own_words};
-use crate::statistics::Summary;
-use crate::variant::Variant;
+use ringpull_harness::layers;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::rounds::{self, Job, NextJob, Runner as _, TrainSetup, Work};
+use ringpull_harness::shape::{HostRate, Shape, own_words};
+use ringpull_harness::statistics::Summary;
+use ringpull_harness::variant::Variant;
 
 /// From one emulated host to another, while the processors are busy.
 const LATENCY_S: f64 = 150e-6;
@@ -115,7 +115,7 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
         "check: the same step with {scale:.3} of the model on emulated hosts with links of {}{}, {}",
         plan.lab,
         own_words(&setting.own),
-        crate::text::several(plan.rounds, "round")
+        ringpull_harness::text::several(plan.rounds, "round")
     );
     Ok(Checked { words, rows })
 }

@@ -16,9 +16,9 @@ use serde::Serialize;
 use ringpull_base::Result;
 
 use crate::advise::predict::Setting;
-use crate::cost;
-use crate::mode::{Mode, Placement};
-use crate::variant::{Family, Variant};
+use ringpull_harness::cost;
+use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::variant::{Family, Variant};
 
 /// A mode, whose servers may depend on the number of hosts.
 #[derive(Debug, Clone, PartialEq)]
@@ -200,7 +200,7 @@ fn is_at_best(mode: Mode, workers: usize) -> bool {
 
 /// The assumptions of every row. `shares` says what a layer's share of the computing is.
 pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
-    let words = crate::text::format_seconds;
+    let words = ringpull_harness::text::format_seconds;
     let mut all = vec![
         format!(
             "Links: {link} in each direction at the same time, of which TCP carries {:.1} %; {} from one host to another.",

@@ -12,12 +12,12 @@ use ringpull_plan::simulate::{self, Codes, Exchange, Layer, Network, Segment, Se
 use ringpull_plan::{LinkRates, Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
 use ringpull_ps::shard;
 
-use crate::layers;
-use crate::link::LinkRate;
-use crate::mode::{Mode, Placement};
-use crate::shape::HostRate;
-use crate::train::BACKWARD;
-use crate::variant::Variant;
+use ringpull_harness::layers;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::shape::HostRate;
+use ringpull_harness::train::BACKWARD;
+use ringpull_harness::variant::Variant;
 
 /// The share of an Ethernet link's rate that TCP leaves: 1448 bytes of each 1514.
 pub(crate) const GOODPUT: f64 = 0.956;
@@ -266,7 +266,8 @@ mod tests {
             "dist_sync:8shared",
             "dist_sync_mpi:8helpers",
         ] {
-            let bound = crate::cost::mode_bound_s(mode.parse::<Variant>().unwrap().mode, 8, setting.bytes(), 1.25e9);
+            let bound =
+                ringpull_harness::cost::mode_bound_s(mode.parse::<Variant>().unwrap().mode, 8, setting.bytes(), 1.25e9);
             let ratio = GOODPUT * step_s(&setting, mode, 8) / bound;
             assert!((0.999..1.15).contains(&ratio), "{mode}: {ratio}");
         }
@@ -279,9 +280,13 @@ mod tests {
         for (mode, workers) in
             [("dist_sync_mpi", 3), ("dist_sync_mpi", 8), ("dist_sync:8", 8), ("dist_sync:2shared", 8)]
         {
-            let links = crate::cost::Links { bytes_per_s: 1.25e9, own: &own };
-            let bound =
-                crate::cost::mode_bound_s(mode.parse::<Variant>().unwrap().mode, workers, setting.bytes(), links);
+            let links = ringpull_harness::cost::Links { bytes_per_s: 1.25e9, own: &own };
+            let bound = ringpull_harness::cost::mode_bound_s(
+                mode.parse::<Variant>().unwrap().mode,
+                workers,
+                setting.bytes(),
+                links,
+            );
             let ratio = GOODPUT * step_s(&setting, mode, workers) / bound;
             assert!((0.999..1.15).contains(&ratio), "{mode} on {workers}: {ratio}");
         }

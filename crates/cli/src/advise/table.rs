@@ -2,8 +2,8 @@
 
 use crate::advise::check::Checked;
 use crate::advise::{Advice, COMPARED_HOSTS, Choice, PredictedRow};
-use crate::charts::{self, Curve, Curves};
-use crate::text::{format_seconds, grid};
+use ringpull_harness::charts::{self, Curve, Curves};
+use ringpull_harness::text::{format_seconds, grid};
 
 /// Two grids with a row for each mode, what they assume, and the verdict.
 pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
@@ -111,7 +111,7 @@ mod tests {
     use crate::advise::check::CheckedRow;
     use crate::advise::predict::Setting;
     use crate::advise::{assumptions, rows};
-    use crate::layers;
+    use ringpull_harness::layers;
 
     fn advice(hosts: &[usize]) -> Advice {
         let network = layers::load("resnet50", 0.1).unwrap();

@@ -1,9 +1,9 @@
 //! The mode that wins, by how much, and why.
 
 use crate::advise::{Advice, PredictedRow};
-use crate::size::format_size;
-use crate::text::{format_seconds, several};
-use crate::variant::Family;
+use ringpull_harness::size::format_size;
+use ringpull_harness::text::{format_seconds, several};
+use ringpull_harness::variant::Family;
 
 /// Times that differ by less are level: the simulation is no more exact than that.
 const LEVEL: f64 = 1.05;
@@ -113,7 +113,7 @@ fn where_ahead(whose: &str, ahead: &[(&PredictedRow, &PredictedRow)]) -> String 
 mod tests {
     use super::*;
     use crate::advise::is_at_best;
-    use crate::variant::Variant;
+    use ringpull_harness::variant::Variant;
 
     fn row(mode: &str, hosts: usize, step_s: f64, busiest_host_bytes: f64) -> PredictedRow {
         let variant: Variant = mode.parse().unwrap();

@@ -9,15 +9,15 @@ use ringpull_base::{Error, Result};
 use super::{FAILURE, Format, SUCCESS, Status, print, write};
 use crate::advise::predict::Setting;
 use crate::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
-use crate::charts::picture;
-use crate::layers;
-use crate::link::LinkRate;
-use crate::progress::Progress;
 use crate::replay::recorded_job::RecordedJob;
-use crate::shape::{HostRate, own_words};
-use crate::size::format_size;
-use crate::text::{parse_seconds, several};
-use crate::variant::Variant;
+use ringpull_harness::charts::picture;
+use ringpull_harness::layers;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::shape::{HostRate, own_words};
+use ringpull_harness::size::format_size;
+use ringpull_harness::text::{parse_seconds, several};
+use ringpull_harness::variant::Variant;
 
 /// Beyond this a prediction takes minutes.
 const MOST_HOSTS: usize = 10_000;

@@ -10,8 +10,8 @@ use ringpull_base::{Error, Result};
 
 use super::{SUCCESS, Status};
 use crate::lab::{self, Lab};
-use crate::link::LinkRate;
-use crate::shape::{HostRate, Racks, Shape, own_words};
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::shape::{HostRate, Racks, Shape, own_words};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

@@ -39,7 +39,7 @@ use ringpull_base::{DType, Error, Kind, Result, notice};
 
 use crate::launch::elastic::on_host;
 use crate::launch::{horovodrun, wrapper};
-pub(crate) use crate::text::{to_json, to_json_line, write};
+pub(crate) use ringpull_harness::text::{to_json, to_json_line, write};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 #[derive(Debug, Parser)]

@@ -10,10 +10,10 @@ use ringpull_base::config::{ClusterSource, Config};
 use ringpull_base::{AlgorithmChoice, Error, Result};
 
 use super::{SUCCESS, Status, put, write};
-use crate::allreduce::connect;
 use crate::launched::{Launched, Testbed};
-use crate::progress::Progress;
-use crate::text::{grid, several};
+use ringpull_harness::allreduce::connect;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::text::{grid, several};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

@@ -10,13 +10,13 @@ use ringpull_base::{Error, Result};
 
 use super::{FAILURE, Format, SUCCESS, Status, launch::servers, status_of_signal};
 use crate::lab::Lab;
-use crate::link::LinkRate;
 use crate::rehearse::fault::{self, Fault};
 use crate::rehearse::job::Rehearsal;
 use crate::rehearse::random;
 use crate::rehearse::rehearse;
 use crate::rehearse::shape::JobShape;
-use crate::shape::Shape;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::shape::Shape;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

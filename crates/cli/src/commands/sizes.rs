@@ -6,13 +6,13 @@ use ringpull_base::{DType, Error, Result};
 
 use super::compare::{CompareArgs, command};
 use super::{SUCCESS, Status, put, to_json_line, write};
-use crate::compare::Environment;
 use crate::launched::{Launched, Testbed};
-use crate::progress::Progress;
-use crate::rounds::Runner as _;
-use crate::size::{elements, parse_sizes};
-use crate::sweep::{self, Sweep, SweepPlan, page};
-use crate::variant::{Peer, Variant};
+use ringpull_harness::compare::Environment;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::rounds::Runner as _;
+use ringpull_harness::size::{elements, parse_sizes};
+use ringpull_harness::sweep::{self, Sweep, SweepPlan, page};
+use ringpull_harness::variant::{Peer, Variant};
 
 /// Measures, and writes the times and the page of all sweeps in the folder.
 pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed) -> Result<Status> {

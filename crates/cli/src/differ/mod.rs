@@ -24,11 +24,11 @@ use self::judge::{FirstDifference, Judgement, judge};
 use self::read::JobRecording;
 #[cfg(fuzzing)]
 pub(crate) use self::read::WorkerRecording;
-use crate::interrupt::Interrupt;
 use crate::launch::ends::code_of;
-use crate::progress::Progress;
 use crate::rehearse::Said;
-use crate::text::{format_seconds, grid, several};
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::text::{format_seconds, grid, several};
 
 /// The place of the kind in the command.
 pub(crate) const KIND: &str = "{kind}";

@@ -26,10 +26,10 @@ use std::path::{Path, PathBuf};
 
 use self::lock::LabLock;
 use self::network::LinkAddresses;
-use crate::link::LinkRate;
-use crate::progress::Progress;
-pub use crate::shape::{HostRate, Racks, Shape};
 use ringpull_base::{Error, Result};
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::progress::Progress;
+pub use ringpull_harness::shape::{HostRate, Racks, Shape};
 
 /// The network of the lab's hosts, for programs that have an option for the interface to use.
 pub const NETWORK: &str = "10.55.0.0/24";

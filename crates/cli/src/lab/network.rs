@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use ringpull_base::{Error, Result};
 
 use super::{address, host_name, name_space};
-use crate::link::LinkRate;
+use ringpull_harness::link::LinkRate;
 
 const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
 /// The bridge of each rack, and its end of the link between them.

@@ -23,8 +23,8 @@ use super::ends::{MpirunEnd, code_of, of_mpirun};
 use super::host::{quote, working_folder};
 use super::{Sink, Spec, Variables, wrapper};
 use crate::child;
-use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
+use ringpull_harness::interrupt::Interrupt;
 
 /// The batch system.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -25,9 +25,9 @@ use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
 use super::wrapper::TORCH_PLACE;
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE};
-use crate::interrupt::Interrupt;
 use crate::lab;
 use crate::mpirun::{MpiCommand, Mpirun, Ranks};
+use ringpull_harness::interrupt::Interrupt;
 
 /// Runs the job on `hosts` to its end; its exit code. `mpirun` itself ends all processes when one fails. An
 /// error if it does not end after its ranks on this host have ended.

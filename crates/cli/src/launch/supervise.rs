@@ -32,7 +32,7 @@ use super::output::{Feed, OutputStream, PIPE, Pieces, Pipe, Printer, WholeLines}
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
 use crate::child::PATIENCE;
-use crate::interrupt::Interrupt;
+use ringpull_harness::interrupt::Interrupt;
 
 /// The time between SIGTERM and SIGKILL.
 const KILL_AFTER: Duration = Duration::from_secs(3);

@@ -35,7 +35,7 @@ use super::connection::{self, Frame, LEAVE, RECEIVED, Stream};
 use super::ends::code_of;
 use super::lines::Lines;
 use super::output::{Pieces, Pipe, Sink};
-use crate::interrupt::is_ignored;
+use ringpull_harness::interrupt::is_ignored;
 
 /// The script of a rank's host: it starts this program if the host has one that runs, at the same path or on
 /// its `PATH`, and otherwise the rank itself.

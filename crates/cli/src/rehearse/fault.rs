@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use crate::link::LinkRate;
+use ringpull_harness::link::LinkRate;
 
 /// A fault that a job meets.
 #[derive(Debug, Clone, PartialEq)]

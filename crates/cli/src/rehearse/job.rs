@@ -17,10 +17,10 @@ use super::folders::{JobFolders, SmallDisk};
 use super::processes;
 use super::said::Said;
 use super::shape::JobShape;
-use crate::interrupt::Interrupt;
 use crate::lab::Lab;
 use crate::launch::ends::code_of;
 use crate::status_client::step_of;
+use ringpull_harness::interrupt::Interrupt;
 
 /// The command of all jobs, and where it runs.
 #[derive(Debug)]

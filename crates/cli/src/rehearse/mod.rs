@@ -25,9 +25,9 @@ use ringpull_base::{Error, Result};
 use self::fault::{Expected, Fault, FaultKind, USUAL};
 use self::job::{End, JobOutcome, Rehearsal};
 pub(crate) use self::said::Said;
-use crate::interrupt::Interrupt;
-use crate::progress::Progress;
-use crate::text::{format_seconds, grid};
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::text::{format_seconds, grid};
 
 /// Jobs that were run, with the fault of each; the first has none.
 #[derive(Debug, Serialize)]

@@ -18,11 +18,11 @@ use ringpull_workload::pattern::Pattern;
 use ringpull_workload::sparse::adding;
 
 use self::recorded_job::{RecordedCall, RecordedJob, StepTime, TimedCall, typical};
-use crate::compute::Compute;
-use crate::progress::Progress;
-use crate::ranks::gather;
-use crate::size::format_size;
-use crate::text::{format_seconds, grid, several};
+use ringpull_harness::compute::Compute;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::ranks::gather;
+use ringpull_harness::size::format_size;
+use ringpull_harness::text::{format_seconds, grid, several};
 
 /// A step of a job, and what of it no computing hides.
 #[derive(Debug, Clone, Serialize)]

@@ -10,8 +10,8 @@ use std::path::Path;
 use ringpull_base::recording::{RecordedLine, When, lines_of};
 use ringpull_base::{DType, Error, Key, Kind, Result};
 
-use crate::statistics::Summary;
-use crate::train::BACKWARD;
+use ringpull_harness::statistics::Summary;
+use ringpull_harness::train::BACKWARD;
 
 /// Waits that are shorter are those of locks, and not for other workers.
 const WAIT_S: f64 = 1e-4;
@@ -100,7 +100,7 @@ impl RecordedJob {
         self.keys.iter().map(len).sum()
     }
 
-    /// The job as the text of a model's file ([`layers`](crate::layers)), in which a step computes for
+    /// The job as the text of a model's file ([`layers`](ringpull_harness::layers)), in which a step computes for
     /// `compute_s`: a line for each key that is pushed, in the order of the forward pass, which is the
     /// reverse of the pushes'. The third column is what was computed before the push. Before a step's first
     /// push also the forward pass was: that layer has what the others lack of a backward pass.
@@ -273,7 +273,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model");
         std::fs::write(&file, job.as_model(job.step().unwrap().compute_s)).unwrap();
-        let network = crate::layers::load(file.to_str().unwrap(), 1.0).unwrap();
+        let network = ringpull_harness::layers::load(file.to_str().unwrap(), 1.0).unwrap();
         let found: Vec<(&str, usize)> = network.keys.iter().map(|key| (key.name.as_str(), key.len())).collect();
         assert_eq!(found, [("a", 6), ("b", 6)]);
         let parts: Vec<f64> = network.layers.iter().map(|layer| layer.part).collect();

@@ -19,7 +19,7 @@ use ringpull_base::timeline::{Phase, RESULTS};
 
 use super::intervals::Intervals;
 use super::merge::Merged;
-use crate::train::WARMUP;
+use ringpull_harness::train::WARMUP;
 
 /// The parts of one step in seconds, which add up to the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
