@@ -14,7 +14,6 @@ use ringpull_base::{Error, Result};
 use tempfile::NamedTempFile;
 
 use crate::child::{self, Childless};
-use crate::lab::Lab;
 use crate::launch::hostfile::HostList;
 use crate::launch::{Host, Launch, Port, Sink, Variables, claim_port};
 use crate::mpirun::{Mpirun, Ranks};
@@ -28,6 +27,7 @@ use ringpull_harness::rounds::{Job, Runner, TrainSetup, Work, peers};
 use ringpull_harness::shape::{Shape, own_words};
 use ringpull_harness::text::several;
 use ringpull_harness::variant::Variant;
+use ringpull_lab::hosts::Lab;
 
 /// The hosts of the jobs.
 #[derive(Debug, Clone)]

@@ -9,9 +9,9 @@ use clap::{Args, Subcommand};
 use ringpull_base::{Error, Result};
 
 use super::{SUCCESS, Status};
-use crate::lab::{self, Lab};
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::shape::{HostRate, Racks, Shape, own_words};
+use ringpull_lab::hosts::{self as lab, Lab};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

@@ -9,14 +9,14 @@ use ringpull_base::config::Config;
 use ringpull_base::{Error, Result};
 
 use super::{FAILURE, Format, SUCCESS, Status, launch::servers, status_of_signal};
-use crate::lab::Lab;
-use crate::rehearse::fault::{self, Fault};
-use crate::rehearse::job::Rehearsal;
-use crate::rehearse::random;
-use crate::rehearse::rehearse;
-use crate::rehearse::shape::JobShape;
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::shape::Shape;
+use ringpull_lab::hosts::Lab;
+use ringpull_lab::rehearse::fault::{self, Fault};
+use ringpull_lab::rehearse::job::Rehearsal;
+use ringpull_lab::rehearse::random;
+use ringpull_lab::rehearse::rehearse;
+use ringpull_lab::rehearse::shape::JobShape;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

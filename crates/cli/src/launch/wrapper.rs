@@ -32,10 +32,10 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_proce
 use signal_hook::consts;
 
 use super::connection::{self, Frame, LEAVE, RECEIVED, Stream};
-use super::ends::code_of;
 use super::lines::Lines;
 use super::output::{Pieces, Pipe, Sink};
 use ringpull_harness::interrupt::is_ignored;
+use ringpull_lab::ends::code_of;
 
 /// The script of a rank's host: it starts this program if the host has one that runs, at the same path or on
 /// its `PATH`, and otherwise the rank itself.

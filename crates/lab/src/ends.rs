@@ -11,18 +11,18 @@ use std::process::ExitStatus;
 use ringpull_base::config::Role;
 
 /// A process's exit code; 128 and the signal's number if a signal ended it.
-pub(crate) fn code_of(status: ExitStatus) -> i32 {
+pub fn code_of(status: ExitStatus) -> i32 {
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
 /// Returns true if a process with this exit code was ended by a signal, of which there are 64.
-pub(crate) fn is_of_signal(code: i32) -> bool {
+pub fn is_of_signal(code: i32) -> bool {
     (129..=192).contains(&code)
 }
 
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EndOfProcess {
+pub enum EndOfProcess {
     /// With exit code 0.
     Well,
     /// With another exit code of its own.
@@ -34,22 +34,22 @@ pub(crate) enum EndOfProcess {
 /// The state of the other processes when one has ended, as far as the launcher knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
-pub(crate) struct JobState {
+pub struct JobState {
     /// Whether a process has failed before, or the job was interrupted.
-    pub(crate) has_failed: bool,
+    pub has_failed: bool,
     /// True if a worker has ended well.
-    pub(crate) has_succeeded: bool,
+    pub has_succeeded: bool,
     /// The workers that run, and the job has not gone on without.
-    pub(crate) workers: usize,
+    pub workers: usize,
     /// Whether the process came in the place of another, or the job has gone on without it.
-    pub(crate) is_surplus: bool,
+    pub is_surplus: bool,
     /// True if another process may still be started in its place.
-    pub(crate) may_restart: bool,
+    pub may_restart: bool,
 }
 
 /// The effect of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EndEffect {
+pub enum EndEffect {
     /// Nothing.
     Nothing,
     /// The job needs it no more, and how it ended changes nothing.
@@ -64,7 +64,7 @@ pub(crate) enum EndEffect {
 
 /// Decides what the end of a process means for its job. An elastic one goes on without workers that are lost,
 /// if `least` are left.
-pub(crate) fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
+pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
     use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
     let JobState { has_failed, has_succeeded, workers, is_surplus, may_restart } = state;
     match (role, end, least) {
@@ -88,7 +88,7 @@ pub(crate) fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state
 
 /// For how long those that are left may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Awaited {
+pub enum Awaited {
     /// As long as they like.
     Unlimited,
     /// For the job's grace: they have nothing left to do.
@@ -103,7 +103,7 @@ pub(crate) enum Awaited {
 
 /// The time for which those that are left are waited for. `only_surplus`: whether neither the scheduler nor a
 /// worker of the job's start runs.
-pub(crate) fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Awaited {
+pub fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Awaited {
     match state {
         JobState { workers: 0, has_failed: true, .. } if is_interrupted => Awaited::Ends,
         JobState { workers: 0, has_failed: true, .. } => Awaited::LastWords,
@@ -115,23 +115,23 @@ pub(crate) fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool)
 
 /// The end of an `mpirun`, and what its ranks have said of themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct MpirunEnd {
+pub struct MpirunEnd {
     /// Its exit code; `None` if it did not end, and was killed.
-    pub(crate) code: Option<i32>,
+    pub code: Option<i32>,
     /// The signal that has interrupted the launcher.
-    pub(crate) interrupted: Option<i32>,
+    pub interrupted: Option<i32>,
     /// True if the launcher has ended the job because of a rank.
-    pub(crate) was_ended: bool,
+    pub was_ended: bool,
     /// True if all ranks have ended.
-    pub(crate) have_all_ended: bool,
+    pub have_all_ended: bool,
     /// True if all workers have ended well.
-    pub(crate) have_workers_succeeded: bool,
+    pub have_workers_succeeded: bool,
     /// The exit code of the first rank that has failed.
-    pub(crate) first_failure: Option<i32>,
+    pub first_failure: Option<i32>,
 }
 
 /// The exit code of a job of MPI ranks; `None` if it is not known.
-pub(crate) fn of_mpirun(end: MpirunEnd) -> Option<i32> {
+pub fn of_mpirun(end: MpirunEnd) -> Option<i32> {
     match end {
         MpirunEnd { interrupted: Some(signal), .. } => Some(128 + signal),
         // Whatever `mpirun` finds fault with afterwards, and servers and helpers after the last worker.

@@ -22,35 +22,34 @@ use ringpull_base::{AlgorithmChoice, Error, Kind, Result};
 
 use self::judge::{FirstDifference, Judgement, judge};
 use self::read::JobRecording;
-#[cfg(fuzzing)]
-pub(crate) use self::read::WorkerRecording;
-use crate::launch::ends::code_of;
+pub use self::read::WorkerRecording;
+use crate::ends::code_of;
 use crate::rehearse::Said;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_harness::progress::Progress;
 use ringpull_harness::text::{format_seconds, grid, several};
 
 /// The place of the kind in the command.
-pub(crate) const KIND: &str = "{kind}";
+pub const KIND: &str = "{kind}";
 
 /// The jobs that are run.
 #[derive(Debug)]
-pub(crate) struct DifferPlan {
-    pub(crate) kinds: [Kind; 2],
-    pub(crate) workers: usize,
-    pub(crate) servers: usize,
+pub struct DifferPlan {
+    pub kinds: [Kind; 2],
+    pub workers: usize,
+    pub servers: usize,
     /// The number of bytes of values that each worker may write.
-    pub(crate) value_bytes: u64,
+    pub value_bytes: u64,
     /// The folder of the jobs' outputs and recordings.
-    pub(crate) out: PathBuf,
+    pub out: PathBuf,
     /// With [`KIND`] where the kind belongs.
-    pub(crate) command: Vec<String>,
+    pub command: Vec<String>,
 }
 
 /// Why the values of two jobs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Cause {
+pub enum Cause {
     /// They do not.
     Same,
     /// The values differ, and no gradient does: the weights are updated in the store with one kind, and by
@@ -80,19 +79,19 @@ struct JobRow {
 
 /// The comparison.
 #[derive(Debug, Serialize)]
-pub(crate) struct Differed {
+pub struct Differed {
     jobs: Vec<JobRow>,
     /// Of the kinds as they are.
     judgement: Judgement,
     /// Of the kinds with sums in the order of the ranks, if that was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     ordered: Option<Judgement>,
-    pub(crate) cause: Cause,
+    pub cause: Cause,
 }
 
 /// Runs the command with both kinds, and once more with sums in the order of the ranks if sums differ.
 /// Nothing if an interrupt has ended a job.
-pub(crate) fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<Differed>> {
+pub fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<Differed>> {
     let progress = Progress::start("the first job");
     let run = |at: usize, kind: Kind, ordered: bool| {
         progress.part(at, at.max(2) + 1, format!("{kind}{}", if ordered { " in the order of the ranks" } else { "" }));
@@ -198,7 +197,7 @@ impl DifferPlan {
 
 impl Differed {
     /// For a terminal: the jobs, the first difference, how differences grow, and why they are there.
-    pub(crate) fn table(&self) -> String {
+    pub fn table(&self) -> String {
         let jobs = self.jobs.iter().map(|job| {
             vec![job.job.clone(), format_seconds(job.seconds), job.updates.to_string(), job.keys.to_string()]
         });

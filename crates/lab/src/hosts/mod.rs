@@ -84,24 +84,24 @@ impl Lab {
 
     /// Switches the link of host `host` on or off.
     #[allow(clippy::unused_self, reason = "only the process that holds the lab may change it")]
-    pub(crate) fn switch_link(&self, host: usize, is_up: bool) -> Result<()> {
+    pub fn switch_link(&self, host: usize, is_up: bool) -> Result<()> {
         network::switch_link(host, is_up)
     }
 
     /// Drops all that host `host` sends to other hosts, or no longer.
     #[allow(clippy::unused_self, reason = "only the process that holds the lab may change it")]
-    pub(crate) fn block(&self, host: usize, is_blocked: bool) -> Result<()> {
+    pub fn block(&self, host: usize, is_blocked: bool) -> Result<()> {
         network::block(host, is_blocked)
     }
 
     /// Resets the connections of host `host` with other hosts.
     #[allow(clippy::unused_self, reason = "only the process that holds the lab may change it")]
-    pub(crate) fn reset(&self, host: usize) -> Result<()> {
+    pub fn reset(&self, host: usize) -> Result<()> {
         network::reset(host)
     }
 
     /// Gives the link of host `host` this rate in both directions; without one, that of the lab's shape.
-    pub(crate) fn reshape(&self, host: usize, rate: Option<LinkRate>) -> Result<()> {
+    pub fn reshape(&self, host: usize, rate: Option<LinkRate>) -> Result<()> {
         network::reshape(host, rate.map_or_else(|| self.shape.link(host), |rate| (rate, rate)))
     }
 
@@ -134,7 +134,7 @@ pub fn address(host: usize) -> Ipv4Addr {
 }
 
 /// Gives hosts of the lab that is up these rates. An error if another process measures on it.
-pub(crate) fn change_rates(own: &[HostRate]) -> Result<()> {
+pub fn change_rates(own: &[HostRate]) -> Result<()> {
     need_root()?;
     let _lock = LabLock::take()?;
     let Some(mut shape) = read_shape() else {

@@ -9,7 +9,7 @@ use ringpull_base::config::Role;
 use super::fault::Member;
 
 /// The variable that every process of the job inherits.
-pub(crate) const MARK: &str = "REHEARSED_JOB";
+pub(super) const MARK: &str = "REHEARSED_JOB";
 
 /// Programs that start another one or bring its output to the terminal: never the rank itself.
 const HELPERS: [&str; 6] = ["sh", "bash", "cat", "env", "nsenter", "ip"];
@@ -73,7 +73,7 @@ impl Seen {
 /// The process that runs the program as `member` of a job of so many workers: the oldest one below the
 /// launcher's wrapper that is not a helper's; and whether it is a rank of MPI, not of a job with servers.
 /// Before the wrapper is there its words pass through other programs, which have the same environment.
-pub(crate) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, bool)> {
+pub(super) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, bool)> {
     let all = all(mark);
     let wrappers: Vec<i32> = all.iter().filter(|seen| is_wrapper(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
     let parent_of = |pid: i32| all.iter().find(|seen| seen.pid.as_raw_pid() == pid).map(|seen| seen.parent);
@@ -94,7 +94,7 @@ fn is_wrapper(pid: Pid) -> bool {
 
 /// Lets the process have no more address space than it has now, or as much as this program may have. The
 /// process may have ended.
-pub(crate) fn limit(pid: Pid, is_limited: bool) {
+pub(super) fn limit(pid: Pid, is_limited: bool) {
     let sizes = fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_pid())).unwrap_or_default();
     let Some(pages) = sizes.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok()) else { return };
     let own = getrlimit(Resource::As);
@@ -105,24 +105,24 @@ pub(crate) fn limit(pid: Pid, is_limited: bool) {
 }
 
 /// Returns true if the process has not ended.
-pub(crate) fn is_alive(pid: Pid) -> bool {
+pub(super) fn is_alive(pid: Pid) -> bool {
     test_kill_process(pid).is_ok()
 }
 
 /// The number of the job's processes, but for helpers.
-pub(crate) fn count(mark: &str) -> usize {
+pub(super) fn count(mark: &str) -> usize {
     all(mark).iter().filter(|seen| !seen.is_helper()).count()
 }
 
 /// Ends every process of the job.
-pub(crate) fn kill_all(mark: &str) {
+pub(super) fn kill_all(mark: &str) {
     for seen in all(mark) {
         signal(seen.pid, Signal::KILL);
     }
 }
 
 /// Sends a signal. The process may have ended.
-pub(crate) fn signal(pid: Pid, signal: Signal) {
+pub(super) fn signal(pid: Pid, signal: Signal) {
     if let Err(cause) = kill_process(pid, signal) {
         tracing::debug!(?pid, ?signal, %cause, "a signal was not sent");
     }

@@ -4,7 +4,7 @@
 //! Gradients are inputs whose sums are known, so every value is checked; an optimizer of the job is not
 //! applied. Filling gradients and checking values take place in the time of the computing that is replayed.
 
-pub(crate) mod recorded_job;
+pub mod recorded_job;
 
 use std::collections::BTreeSet;
 use std::slice::from_ref;
@@ -26,12 +26,12 @@ use ringpull_harness::text::{format_seconds, grid, several};
 
 /// A step of a job, and what of it no computing hides.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct ReplayedStep {
-    pub(crate) mode: String,
-    pub(crate) ranks: usize,
-    pub(crate) step_s: f64,
-    pub(crate) compute_s: f64,
-    pub(crate) exposed_s: f64,
+pub struct ReplayedStep {
+    pub mode: String,
+    pub ranks: usize,
+    pub step_s: f64,
+    pub compute_s: f64,
+    pub exposed_s: f64,
 }
 
 impl ReplayedStep {
@@ -43,15 +43,15 @@ impl ReplayedStep {
 
 /// The job as it was recorded, and as it was replayed.
 #[derive(Debug, Serialize)]
-pub(crate) struct ReplayResult {
-    pub(crate) recorded: ReplayedStep,
-    pub(crate) replayed: ReplayedStep,
-    pub(crate) steps: usize,
-    pub(crate) keys: usize,
-    pub(crate) bytes: usize,
+pub struct ReplayResult {
+    pub recorded: ReplayedStep,
+    pub replayed: ReplayedStep,
+    pub steps: usize,
+    pub keys: usize,
+    pub bytes: usize,
     /// Keys that are left out, because gradients of some rows were pushed.
-    pub(crate) by_rows: usize,
-    pub(crate) verified: bool,
+    pub by_rows: usize,
+    pub verified: bool,
 }
 
 /// What a rank found: its steps, and the computing in each.
@@ -62,7 +62,7 @@ struct RankSteps {
 }
 
 /// Replays this rank's recording; rank 0 gets the result. Collective; `store` must be new.
-pub(crate) fn run(store: &KvStore, job: &RecordedJob, progress: Option<&Progress>) -> Result<Option<ReplayResult>> {
+pub fn run(store: &KvStore, job: &RecordedJob, progress: Option<&Progress>) -> Result<Option<ReplayResult>> {
     let Some(recorded) = job.step() else {
         return Err(RecordedJob::too_short());
     };
@@ -206,7 +206,7 @@ impl<'a> CallReplay<'a> {
 
 impl ReplayResult {
     /// For a terminal.
-    pub(crate) fn table(&self) -> String {
+    pub fn table(&self) -> String {
         let row = |what: &str, step: &ReplayedStep| {
             vec![
                 what.to_owned(),

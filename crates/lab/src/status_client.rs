@@ -13,7 +13,7 @@ use ringpull_base::{Error, Result};
 
 /// Where a job's rank 0 listens.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Place {
+pub enum Place {
     Socket(PathBuf),
     Port(String),
 }
@@ -22,10 +22,10 @@ pub(crate) enum Place {
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A job and its answer.
-pub(crate) type SeenJob = (Place, JobStatus);
+pub type SeenJob = (Place, JobStatus);
 
 /// The jobs that are meant, each asked; an error if there is none.
-pub(crate) fn find(job: Option<&str>) -> Result<Vec<SeenJob>> {
+pub fn find(job: Option<&str>) -> Result<Vec<SeenJob>> {
     if let Some(address) = job.filter(|job| job.contains(':')) {
         let place = Place::Port(address.to_owned());
         let status = ask(&place)?;
@@ -103,7 +103,7 @@ fn converse(mut stream: impl Read + Write) -> std::io::Result<String> {
 }
 
 /// The step of the process, if it is rank 0 of a job on this machine whose `TMPDIR` this is.
-pub(crate) fn step_of(pid: Pid, temporary: &Path) -> Option<u64> {
+pub fn step_of(pid: Pid, temporary: &Path) -> Option<u64> {
     let socket = status::folder_in(temporary).join(pid.as_raw_nonzero().to_string());
     let status = ask(&Place::Socket(socket)).ok()?;
     Some(status.ranks.first()?.as_ref()?.steps)

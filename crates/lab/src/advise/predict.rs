@@ -20,10 +20,10 @@ use ringpull_harness::train::BACKWARD;
 use ringpull_harness::variant::Variant;
 
 /// The share of an Ethernet link's rate that TCP leaves: 1448 bytes of each 1514.
-pub(crate) const GOODPUT: f64 = 0.956;
+pub const GOODPUT: f64 = 0.956;
 
 /// The prediction for any number of hosts.
-pub(crate) struct Setting {
+pub struct Setting {
     pub network: layers::Network,
     pub compute_s: f64,
     pub link_bytes_per_s: f64,
@@ -34,13 +34,13 @@ pub(crate) struct Setting {
 
 impl Setting {
     /// The gradients of one worker.
-    pub(crate) fn bytes(&self) -> f64 {
+    pub fn bytes(&self) -> f64 {
         4.0 * self.network.keys.iter().map(|key| key.len() as f64).sum::<f64>()
     }
 
     /// Returns true if there is a prediction of a mode that has one for so many workers: where ranks are not
     /// alike each is simulated, and more take too long.
-    pub(crate) fn reaches(&self, variant: Variant, workers: usize) -> bool {
+    pub fn reaches(&self, variant: Variant, workers: usize) -> bool {
         let is_coded = variant.compression.is_some() && variant.mode.kind().has_ranks();
         let is_apart = !self.own_links(workers).is_empty();
         match variant.mode {
@@ -61,7 +61,7 @@ impl Setting {
     /// The time of a step of `workers` workers.
     ///
     /// An error if the mode or its codec has no prediction.
-    pub(crate) fn step_s(&self, variant: Variant, workers: usize) -> Result<f64> {
+    pub fn step_s(&self, variant: Variant, workers: usize) -> Result<f64> {
         let codec = codec(variant)?;
         let model = self.model();
         let network = Network { own: self.own_links(workers), ..Network::even(workers, &model) };
@@ -91,7 +91,7 @@ impl Setting {
     }
 
     /// The work of a processor for a message.
-    pub(crate) fn message_s(&self) -> f64 {
+    pub fn message_s(&self) -> f64 {
         self.model().message_us / 1e6
     }
 
@@ -196,7 +196,7 @@ impl Setting {
 }
 
 /// A cluster with such links as a store would learn it.
-pub(crate) fn model(link_bytes_per_s: f64, latency_s: f64) -> Model {
+pub fn model(link_bytes_per_s: f64, latency_s: f64) -> Model {
     let (latency_us, rate) = (1e6 * latency_s, GOODPUT * link_bytes_per_s / 1e6);
     Model { latency_us, short_bytes_per_us: rate, long_bytes_per_us: rate, ..Model::default() }
 }
@@ -213,7 +213,7 @@ fn unit(layers: impl Iterator<Item = usize>, is_alone: bool, exchange: Exchange)
 }
 
 /// The ranks of a job in which they are not alike: with helpers, or on links of their own.
-pub(crate) const MOST_APART: usize = 64;
+pub const MOST_APART: usize = 64;
 /// Of a job: their times grow with the square of their number.
 const MOST_SERVERS: usize = 1024;
 

@@ -9,7 +9,7 @@ use ringpull_harness::variant::Family;
 const LEVEL: f64 = 1.05;
 
 /// The sentences, the most important first.
-pub(crate) fn sentences(advice: &Advice) -> Vec<String> {
+pub fn sentences(advice: &Advice) -> Vec<String> {
     let most = advice.hosts().last().copied().unwrap_or(0);
     let own_and = |hosts, family| best(advice, hosts, Family::Allreduce).zip(best(advice, hosts, family));
     let same = own_and(most, Family::Shared).map(|(own, shared)| on_the_same_hosts(own, shared));

@@ -6,7 +6,7 @@ use ringpull_harness::charts::{self, Curve, Curves};
 use ringpull_harness::text::{format_seconds, grid};
 
 /// Two grids with a row for each mode, what they assume, and the verdict.
-pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
+pub fn render(advice: &Advice, choices: &[Choice]) -> String {
     let mut lines = vec![
         format!("training steps of {}", headline(advice)),
         String::new(),
@@ -33,7 +33,7 @@ pub(crate) fn render(advice: &Advice, choices: &[Choice]) -> String {
 }
 
 /// The prediction, in a line.
-pub(crate) fn headline(advice: &Advice) -> String {
+pub fn headline(advice: &Advice) -> String {
     let compute = format_seconds(advice.compute_s);
     format!(
         "{}, {compute} of computing, links of {}, latency {}",
@@ -81,7 +81,7 @@ fn checked(check: &Checked) -> String {
 }
 
 /// Efficiency over the number of hosts.
-pub(crate) fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
+pub fn curves(advice: &Advice, choices: &[Choice]) -> Curves {
     let curve = |choice: &Choice| {
         let point = |hosts: &usize| Some((*hosts, 100.0 * advice.row(*hosts, choice.variant(*hosts))?.efficiency));
         Curve {

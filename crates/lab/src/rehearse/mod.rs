@@ -6,13 +6,13 @@
 //! - [`job`]: one job and its fault; `folders`: its files; `processes`: finds its processes;
 //! - `said`: the lines in which it reports the fault.
 
-pub(crate) mod fault;
+pub mod fault;
 mod folders;
-pub(crate) mod job;
+pub mod job;
 mod processes;
-pub(crate) mod random;
+pub mod random;
 mod said;
-pub(crate) mod shape;
+pub mod shape;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,18 +24,18 @@ use ringpull_base::{Error, Result};
 
 use self::fault::{Expected, Fault, FaultKind, USUAL};
 use self::job::{End, JobOutcome, Rehearsal};
-pub(crate) use self::said::Said;
+pub use self::said::Said;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_harness::progress::Progress;
 use ringpull_harness::text::{format_seconds, grid};
 
 /// Jobs that were run, with the fault of each; the first has none.
 #[derive(Debug, Serialize)]
-pub(crate) struct Rehearsed {
+pub struct Rehearsed {
     jobs: Vec<FaultRow>,
     /// The signal that has ended the rehearsal before its last job.
     #[serde(skip)]
-    pub(crate) interrupted: Option<i32>,
+    pub interrupted: Option<i32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -55,7 +55,7 @@ const SLACK: Duration = Duration::from_secs(60);
 
 /// Runs the job without a fault, and then once for each. A job that takes longer than three times the
 /// undisturbed one, its fault and a minute has hung.
-pub(crate) fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Rehearsed> {
+pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Rehearsed> {
     let (interrupt, silence) = (Interrupt::watch()?, Config::from_env()?.silence());
     let progress = Progress::start("the job without a fault");
     let first = rehearsal.run(0, None, (USUAL, LONGEST), &interrupt)?;
@@ -125,12 +125,12 @@ fn words(end: &End) -> String {
 
 impl Rehearsed {
     /// Returns true if every job ended as it may.
-    pub(crate) fn is_well(&self) -> bool {
+    pub fn is_well(&self) -> bool {
         self.jobs.iter().all(|row| row.wrong.is_none())
     }
 
     /// The table for a terminal, and under it what is wrong and what each failed job said.
-    pub(crate) fn table(&self, ranks: usize) -> String {
+    pub fn table(&self, ranks: usize) -> String {
         let usual = self.jobs.first().map_or(0.0, |row| row.outcome.seconds);
         let cells = self.jobs.iter().map(|row| {
             let JobOutcome { end, seconds, after_fault_s, step, said, .. } = &row.outcome;

@@ -14,16 +14,16 @@ use ringpull_harness::link::LinkRate;
 
 /// A fault that a job meets.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Fault {
-    pub(crate) what: FaultKind,
-    pub(crate) at: Moment,
+pub struct Fault {
+    pub what: FaultKind,
+    pub at: Moment,
     /// The required end. Without it any end but a hang will do.
-    pub(crate) expect: Option<Expected>,
+    pub expect: Option<Expected>,
 }
 
 /// The kind of a fault.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum FaultKind {
+pub enum FaultKind {
     /// SIGKILL of a process.
     Kill(Member),
     /// A process ends with [`FAILED`] before its program begins, once.
@@ -53,12 +53,12 @@ pub(crate) enum FaultKind {
 }
 
 /// The exit code of a process that is to fail.
-pub(crate) const FAILED: i32 = 3;
+pub const FAILED: i32 = 3;
 
 /// A file of somebody else's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum PlantedFile {
+pub enum PlantedFile {
     /// A link to a file that must stay as it is.
     #[default]
     Link,
@@ -71,14 +71,14 @@ pub(crate) enum PlantedFile {
 /// A process of the job: `rank 2`, which is worker 2 of a job with servers, `server 0`, `helper 0` or
 /// `scheduler`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Member {
-    pub(crate) role: Role,
-    pub(crate) index: usize,
+pub struct Member {
+    pub role: Role,
+    pub index: usize,
 }
 
 /// The moment of a fault.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Moment {
+pub enum Moment {
     /// At the second step of a job of MPI ranks, or while it runs if it makes no steps; another job's fault
     /// comes [`USUAL`] after its start, or in the middle of a shorter one.
     Usual,
@@ -91,7 +91,7 @@ pub(crate) enum Moment {
 /// The ways in which a job may have to end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Expected {
+pub enum Expected {
     /// With exit code 0.
     GoesOn,
     /// With an error.
@@ -126,13 +126,13 @@ struct Entry {
 }
 
 /// The moment of a fault that gives none, in a job whose steps cannot be counted.
-pub(crate) const USUAL: Duration = Duration::from_secs(3);
+pub const USUAL: Duration = Duration::from_secs(3);
 /// The time that Kubernetes grants a pod between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(10);
 
 /// Reads a file of faults: a YAML list.
-pub(crate) fn read(text: &str) -> Result<Vec<Fault>> {
+pub fn read(text: &str) -> Result<Vec<Fault>> {
     let wrong = |what: String| Error::argument(what, "see the examples of `ringpull rehearse --help`");
     let entries: Vec<Entry> =
         serde_saphyr::from_str(text).map_err(|cause| wrong(format!("the faults cannot be read: {cause}")))?;
@@ -200,7 +200,7 @@ fn fault(entry: &Entry) -> std::result::Result<Fault, String> {
 
 /// Faults that every job should survive or report, for ranks on one host or on emulated hosts. An elastic job
 /// goes on without ranks.
-pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool) -> Vec<Fault> {
+pub fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool) -> Vec<Fault> {
     let last = Member { role: Role::Worker, index: ranks - 1 };
     let first = Member { role: Role::Worker, index: 0 };
     let goes_on = Some(Expected::GoesOn);
@@ -224,12 +224,12 @@ pub(crate) fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool
 
 impl FaultKind {
     /// Returns true if it is there when the job starts.
-    pub(crate) fn is_from_the_start(&self) -> bool {
+    pub fn is_from_the_start(&self) -> bool {
         matches!(self, FaultKind::Fail(_) | FaultKind::Delay(..) | FaultKind::Forbid(_) | FaultKind::Plant(..))
     }
 
     /// The process that it is about.
-    pub(crate) fn member(&self) -> Option<Member> {
+    pub fn member(&self) -> Option<Member> {
         match self {
             FaultKind::Kill(who)
             | FaultKind::Fail(who)
@@ -242,7 +242,7 @@ impl FaultKind {
     }
 
     /// Its name in a file of faults.
-    pub(crate) fn name(&self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             FaultKind::Kill(_) => "kill",
             FaultKind::Fail(_) => "fail",
@@ -263,7 +263,7 @@ impl FaultKind {
 
 impl Fault {
     /// The time that a job may take beyond an undisturbed one because of it.
-    pub(crate) fn delay(&self) -> Duration {
+    pub fn delay(&self) -> Duration {
         match self.what {
             FaultKind::Kill(_)
             | FaultKind::Fail(_)
@@ -282,7 +282,7 @@ impl Fault {
     }
 
     /// The emulated host that it needs, counted from 1.
-    pub(crate) fn host(&self) -> Option<usize> {
+    pub fn host(&self) -> Option<usize> {
         match self.what {
             FaultKind::Cut(host, _)
             | FaultKind::Block(host, _)

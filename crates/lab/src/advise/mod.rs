@@ -4,10 +4,10 @@
 //! numbers of hosts; `verdict` says which wins. [`check`] measures some of them on emulated hosts. All but
 //! that is pure.
 
-pub(crate) mod check;
-pub(crate) mod predict;
-pub(crate) mod table;
-pub(crate) mod verdict;
+pub mod check;
+pub mod predict;
+pub mod table;
+pub mod verdict;
 
 use std::sync::Mutex;
 
@@ -22,7 +22,7 @@ use ringpull_harness::variant::{Family, Variant};
 
 /// A mode, whose servers may depend on the number of hosts.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Choice {
+pub struct Choice {
     pub name: String,
     of: Kind,
 }
@@ -37,12 +37,12 @@ enum Kind {
 }
 
 impl Choice {
-    pub(crate) fn fixed(variant: Variant) -> Self {
+    pub fn fixed(variant: Variant) -> Self {
         Choice { name: variant.to_string(), of: Kind::Fixed(variant) }
     }
 
     /// The modes that are predicted unless some are named.
-    pub(crate) fn all() -> Vec<Self> {
+    pub fn all() -> Vec<Self> {
         let fixed = |name: &str| name.parse().ok().map(Choice::fixed);
         let servers = |name: &str, divisor, placement| {
             Some(Choice { name: name.to_owned(), of: Kind::Servers(divisor, placement) })
@@ -64,7 +64,7 @@ impl Choice {
         .collect()
     }
 
-    pub(crate) fn variant(&self, hosts: usize) -> Variant {
+    pub fn variant(&self, hosts: usize) -> Variant {
         match self.of {
             Kind::Fixed(variant) => variant,
             Kind::Servers(divisor, placement) => {
@@ -77,7 +77,7 @@ impl Choice {
 
 /// The prediction for one mode on one number of hosts.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct PredictedRow {
+pub struct PredictedRow {
     pub mode: String,
     /// Those of the workers.
     pub hosts: usize,
@@ -100,7 +100,7 @@ pub(crate) struct PredictedRow {
 
 /// The prediction, and its consequences.
 #[derive(Debug, Serialize)]
-pub(crate) struct Advice {
+pub struct Advice {
     /// Such as `vgg16, 32 tensors, 553 MB`.
     pub model: String,
     pub compute_s: f64,
@@ -117,11 +117,7 @@ pub(crate) struct Advice {
 
 /// The rows of all choices for all numbers of hosts, each mode once for a number. A choice that is `named` is
 /// an error if it has no prediction for some number; others are left out there.
-pub(crate) fn rows(
-    setting: &Setting,
-    (choices, named): (&[Choice], bool),
-    hosts: &[usize],
-) -> Result<Vec<PredictedRow>> {
+pub fn rows(setting: &Setting, (choices, named): (&[Choice], bool), hosts: &[usize]) -> Result<Vec<PredictedRow>> {
     let mut wanted: Vec<(usize, Variant)> = Vec::new();
     for hosts in hosts {
         let variants = choices.iter().map(|choice| choice.variant(*hosts));
@@ -165,26 +161,26 @@ fn row(setting: &Setting, variant: Variant, hosts: usize) -> Result<PredictedRow
 }
 
 impl Advice {
-    pub(crate) fn row(&self, hosts: usize, variant: Variant) -> Option<&PredictedRow> {
+    pub fn row(&self, hosts: usize, variant: Variant) -> Option<&PredictedRow> {
         self.rows.iter().find(|row| (row.hosts, row.variant) == (hosts, variant))
     }
 
     /// The numbers of hosts, the fewest first.
-    pub(crate) fn hosts(&self) -> Vec<usize> {
+    pub fn hosts(&self) -> Vec<usize> {
         let mut hosts: Vec<usize> = self.rows.iter().map(|row| row.hosts).collect();
         hosts.dedup();
         hosts
     }
 
     /// The families of its rows, in the order of the legend.
-    pub(crate) fn families(&self) -> Vec<(Family, &'static str)> {
+    pub fn families(&self) -> Vec<(Family, &'static str)> {
         let is_there = |family| self.rows.iter().any(|row| row.variant.family() == family);
         Family::ALL.into_iter().filter(|(family, _)| is_there(*family)).collect()
     }
 }
 
 /// The most hosts on which predictions have been compared with measurements.
-pub(crate) const COMPARED_HOSTS: usize = 64;
+pub const COMPARED_HOSTS: usize = 64;
 /// With more workers steps with servers took longer than predicted: the simulation takes it that all workers
 /// move on alike, and TCP divides a link unevenly among many (`docs/decisions/server-window.md`).
 const MOST_WORKERS_OF_SERVERS: usize = 16;
@@ -199,7 +195,7 @@ fn is_at_best(mode: Mode, workers: usize) -> bool {
 }
 
 /// The assumptions of every row. `shares` says what a layer's share of the computing is.
-pub(crate) fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
+pub fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
     let words = ringpull_harness::text::format_seconds;
     let mut all = vec![
         format!(

@@ -17,7 +17,7 @@ pub(super) struct JobRecording {
 
 /// The record of one worker.
 #[derive(Debug, Default)]
-pub(crate) struct WorkerRecording {
+pub struct WorkerRecording {
     /// The keys with their element types, in the order of their inits.
     pub(super) keys: Vec<(Key, DType)>,
     /// Each gradient.
@@ -108,7 +108,7 @@ impl WorkerRecording {
     }
 
     /// Takes the lines of its file; gives the number of all workers, too.
-    pub(crate) fn with_lines(
+    pub fn with_lines(
         self,
         from: impl BufRead,
         kind: Kind,

@@ -1,23 +1,23 @@
-//! The kind of a rehearsed job, and the exit code that the launcher's table ([`ends`](crate::launch::ends))
+//! The kind of a rehearsed job, and the exit code that the launcher's table ([`ends`](crate::ends))
 //! requires when one of its processes ends; pure.
 
 use ringpull_base::config::Role;
 
 use super::fault::{FAILED, FaultKind, Member};
-use crate::launch::ends::{EndEffect, EndOfProcess, JobState, MpirunEnd, is_of_signal, meaning, of_mpirun};
+use crate::ends::{EndEffect, EndOfProcess, JobState, MpirunEnd, is_of_signal, meaning, of_mpirun};
 
 /// The processes of a job.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct JobShape {
-    pub(crate) workers: usize,
-    pub(crate) servers: usize,
-    pub(crate) helpers: usize,
+pub struct JobShape {
+    pub workers: usize,
+    pub servers: usize,
+    pub helpers: usize,
     /// The emulated hosts.
-    pub(crate) hosts: usize,
+    pub hosts: usize,
     /// True if the workers of a job with servers are ranks of MPI.
-    pub(crate) is_hybrid: bool,
+    pub is_hybrid: bool,
     /// The fewest workers that an elastic job goes on with.
-    pub(crate) least: Option<usize>,
+    pub least: Option<usize>,
 }
 
 const KILLED: i32 = 128 + 9;
@@ -27,7 +27,7 @@ const ERROR: i32 = 1;
 
 impl JobShape {
     /// Returns true if its processes have snapshots in a folder.
-    pub(crate) fn has_snapshots(&self) -> bool {
+    pub fn has_snapshots(&self) -> bool {
         self.least.is_some() && self.servers == 0
     }
 
@@ -37,7 +37,7 @@ impl JobShape {
     }
 
     /// Every process.
-    pub(crate) fn members(&self) -> Vec<Member> {
+    pub fn members(&self) -> Vec<Member> {
         let of = |role, count| (0..count).map(move |index| Member { role, index });
         let roles = [
             (Role::Worker, self.workers),
@@ -50,7 +50,7 @@ impl JobShape {
 
     /// The exit codes with which the job may end after a fault; `None` if any will do. `is_lost`: whether a
     /// process that does not answer for so long is lost to the others.
-    pub(crate) fn codes(&self, fault: &FaultKind, is_lost: bool) -> Option<Vec<i32>> {
+    pub fn codes(&self, fault: &FaultKind, is_lost: bool) -> Option<Vec<i32>> {
         let of = |who: &Member, code| Some(vec![self.code_after(*who, code)]);
         match fault {
             FaultKind::Kill(who) => of(who, KILLED),

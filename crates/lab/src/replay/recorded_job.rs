@@ -20,37 +20,37 @@ const WARMUP: usize = 2;
 
 /// One worker's recording.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RecordedJob {
-    pub(crate) kind: Kind,
-    pub(crate) workers: usize,
-    pub(crate) keys: Vec<RecordedKey>,
-    pub(crate) calls: Vec<TimedCall>,
+pub struct RecordedJob {
+    pub kind: Kind,
+    pub workers: usize,
+    pub keys: Vec<RecordedKey>,
+    pub calls: Vec<TimedCall>,
     /// The number of keys that are left out, because gradients of some rows were pushed, and which is not
     /// recorded.
-    pub(crate) by_rows: usize,
+    pub by_rows: usize,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RecordedKey {
-    pub(crate) key: Key,
-    pub(crate) dtype: DType,
-    pub(crate) shape: Vec<usize>,
+pub struct RecordedKey {
+    pub key: Key,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
 }
 
 /// A call, and what the worker did since the one before.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct TimedCall {
+pub struct TimedCall {
     /// Of which key, by its place among the keys.
-    pub(crate) key: usize,
-    pub(crate) what: RecordedCall,
-    pub(crate) priority: i32,
-    pub(crate) compute_s: f64,
-    pub(crate) waited_s: f64,
-    pub(crate) begins_step: bool,
+    pub key: usize,
+    pub what: RecordedCall,
+    pub priority: i32,
+    pub compute_s: f64,
+    pub waited_s: f64,
+    pub begins_step: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RecordedCall {
+pub enum RecordedCall {
     /// True if the new value goes into an output.
     Push {
         pulls: bool,
@@ -60,9 +60,9 @@ pub(crate) enum RecordedCall {
 
 /// A step, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct StepTime {
-    pub(crate) seconds: f64,
-    pub(crate) compute_s: f64,
+pub struct StepTime {
+    pub seconds: f64,
+    pub compute_s: f64,
 }
 
 impl TimedCall {
@@ -71,14 +71,14 @@ impl TimedCall {
     }
 
     /// Returns true if the worker waited for values before it.
-    pub(crate) fn waits(&self) -> bool {
+    pub fn waits(&self) -> bool {
         self.waited_s > WAIT_S
     }
 }
 
 impl RecordedJob {
     /// The recording in `folder` of the worker that `rank` of a job of any size replays.
-    pub(crate) fn read(folder: &Path, rank: usize) -> Result<Self> {
+    pub fn read(folder: &Path, rank: usize) -> Result<Self> {
         let first = read_worker(folder, 0)?;
         match rank % first.workers {
             0 => Ok(first),
@@ -87,7 +87,7 @@ impl RecordedJob {
     }
 
     /// The error of a job without a [`step`](Self::step).
-    pub(crate) fn too_short() -> Error {
+    pub fn too_short() -> Error {
         Error::argument(
             "the recording has fewer than two steps: a step begins with each push of the first key that is pushed again",
             "record a job of several steps",
@@ -95,7 +95,7 @@ impl RecordedJob {
     }
 
     /// The sum of the keys' lengths.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         let len = |key: &RecordedKey| key.shape.iter().product::<usize>() * key.dtype.size_bytes();
         self.keys.iter().map(len).sum()
     }
@@ -104,7 +104,7 @@ impl RecordedJob {
     /// `compute_s`: a line for each key that is pushed, in the order of the forward pass, which is the
     /// reverse of the pushes'. The third column is what was computed before the push. Before a step's first
     /// push also the forward pass was: that layer has what the others lack of a backward pass.
-    pub(crate) fn as_model(&self, compute_s: f64) -> String {
+    pub fn as_model(&self, compute_s: f64) -> String {
         let (mut pushed, mut steps): (Vec<(usize, f64)>, usize) = (Vec::new(), 0);
         let of_steps = self.calls.iter().skip_while(|call| !call.begins_step);
         for call in of_steps.filter(|call| call.pushes()) {
@@ -131,7 +131,7 @@ impl RecordedJob {
     }
 
     /// The median step as recorded, without the first ones and what comes after the last has begun.
-    pub(crate) fn step(&self) -> Option<StepTime> {
+    pub fn step(&self) -> Option<StepTime> {
         let mut steps: Vec<StepTime> = Vec::new();
         for call in &self.calls {
             if let Some(step) = steps.last_mut() {
@@ -148,7 +148,7 @@ impl RecordedJob {
 }
 
 /// The median of steps of which the first do not count, if others are left.
-pub(crate) fn typical(steps: &[StepTime]) -> Option<StepTime> {
+pub fn typical(steps: &[StepTime]) -> Option<StepTime> {
     let counted = &steps[WARMUP.min(steps.len() / 2)..];
     let median = |of: fn(&StepTime) -> f64| Summary::of(&counted.iter().map(of).collect::<Vec<_>>());
     Some(StepTime { seconds: median(|step| step.seconds)?.median, compute_s: median(|step| step.compute_s)?.median })
@@ -167,7 +167,7 @@ fn read_worker(folder: &Path, rank: usize) -> Result<RecordedJob> {
 }
 
 /// The job of a worker's file with this text.
-pub(crate) fn parse(text: &str, failed: &impl Fn(std::io::Error) -> Error) -> Result<RecordedJob> {
+pub fn parse(text: &str, failed: &impl Fn(std::io::Error) -> Error) -> Result<RecordedJob> {
     let lines = text.lines().map(|line| serde_json::from_str(line).map_err(|cause| failed(cause.into())));
     job(lines).and_then(|job| job.ok_or_else(|| failed(std::io::Error::other("it has no push of any key"))))
 }

@@ -23,7 +23,7 @@ impl Random {
 
 /// Draws faults for a job whose processes are lost after `silence`, each with the exit codes that have to
 /// follow. `may_mount` is true if folders can be full or forbidden.
-pub(crate) fn draw(count: usize, seed: u64, shape: &JobShape, silence: Duration, may_mount: bool) -> Vec<Fault> {
+pub fn draw(count: usize, seed: u64, shape: &JobShape, silence: Duration, may_mount: bool) -> Vec<Fault> {
     let mut random = Random(seed);
     (0..count).map(|_| one(&mut random, shape, silence, may_mount)).collect()
 }

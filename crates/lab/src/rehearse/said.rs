@@ -6,18 +6,18 @@ use serde::Serialize;
 
 /// The report of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(crate) struct Said {
+pub struct Said {
     /// The number of ranks that wrote an error.
-    pub(crate) ranks: usize,
+    pub ranks: usize,
     /// The first error with a remedy, or the last line.
-    pub(crate) error: Option<String>,
+    pub error: Option<String>,
     /// Its remedy.
-    pub(crate) hint: Option<String>,
+    pub hint: Option<String>,
 }
 
 impl Said {
     /// Reads the output of `ringpull launch`, whose lines begin with the name of their process: `[rank 2] `.
-    pub(crate) fn of(output: &str) -> Self {
+    pub fn of(output: &str) -> Self {
         let lines: Vec<(&str, &str)> = output.lines().filter(|line| !line.trim().is_empty()).map(tagged).collect();
         let is_error =
             |text: &str| ["Error", "error: ", "ringpull: rank ", ": stopped: "].iter().any(|word| text.contains(word));

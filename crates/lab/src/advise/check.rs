@@ -6,10 +6,9 @@ use ringpull_base::{Error, Result};
 
 use crate::advise::Choice;
 use crate::advise::predict::Setting;
-use crate::launched::{Launched, Testbed};
 use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
-use ringpull_harness::rounds::{self, Job, NextJob, Runner as _, TrainSetup, Work};
+use ringpull_harness::rounds::{self, Job, NextJob, Runner, TrainSetup, Work};
 use ringpull_harness::shape::{HostRate, Shape, own_words};
 use ringpull_harness::statistics::Summary;
 use ringpull_harness::variant::Variant;
@@ -20,7 +19,7 @@ const LATENCY_S: f64 = 150e-6;
 const MOST: f64 = 0.1;
 
 /// The way to check.
-pub(crate) struct Plan {
+pub struct Plan {
     pub model: String,
     /// Of the model in the prediction.
     pub scale: f64,
@@ -35,14 +34,14 @@ pub(crate) struct Plan {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Checked {
+pub struct Checked {
     /// The measurement.
     pub words: String,
     pub rows: Vec<CheckedRow>,
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct CheckedRow {
+pub struct CheckedRow {
     pub hosts: usize,
     pub mode: String,
     pub predicted_s: f64,
@@ -54,25 +53,34 @@ pub(crate) struct CheckedRow {
 
 impl Checked {
     /// The number of predictions that are near enough.
-    pub(crate) fn outcome(&self) -> String {
+    pub fn outcome(&self) -> String {
         let near = self.rows.iter().filter(|row| row.error.is_some_and(|error| error.abs() <= MOST)).count();
         format!("{near} of {} predictions are within {:.0} % of what was measured.", self.rows.len(), 100.0 * MOST)
     }
 }
 
-/// Measures every choice on each of these numbers of emulated hosts.
-pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(NextJob)) -> Result<Checked> {
-    let Some(lab_bytes_per_s) = plan.lab.bytes_per_s() else {
-        return Err(Error::argument("--check none has no rate to scale to", "give a rate, such as --check=200mbit"));
-    };
-    // With so much less to move on links that are so much slower, every time stays what it was.
-    let slower = lab_bytes_per_s / plan.link_bytes_per_s;
-    let scale = plan.scale * slower;
-    let own: Vec<HostRate> = plan.own.iter().map(|own| own.times(slower)).collect();
-    let network = layers::load(&plan.model, scale)?;
-    let named = layers::named(&plan.model, scale)?;
-    let most = plan.hosts.iter().copied().max().unwrap_or(0);
-    let of = |hosts: usize| {
+impl Plan {
+    /// The bytes a second of an emulated link.
+    fn lab_bytes_per_s(&self) -> Result<f64> {
+        self.lab.bytes_per_s().ok_or_else(|| {
+            Error::argument("--check none has no rate to scale to", "give a rate, such as --check=200mbit")
+        })
+    }
+
+    /// The part of the model that is measured: with so much less to move on links that are so much slower, every
+    /// time stays what it was.
+    pub fn scale(&self) -> Result<f64> {
+        Ok(self.scale * self.lab_bytes_per_s()? / self.link_bytes_per_s)
+    }
+
+    fn own(&self) -> Result<Vec<HostRate>> {
+        let slower = self.lab_bytes_per_s()? / self.link_bytes_per_s;
+        Ok(self.own.iter().map(|own| own.times(slower)).collect())
+    }
+
+    /// The variants on so many hosts, each once, and no more than there can be hosts for.
+    fn variants(&self, choices: &[Choice], hosts: usize) -> Vec<Variant> {
+        let most = self.hosts.iter().copied().max().unwrap_or(0);
         let mut variants: Vec<Variant> = Vec::new();
         for variant in choices.iter().map(|choice| choice.variant(hosts)) {
             if !variants.contains(&variant) && most + variant.mode.extra_hosts() <= Shape::MOST_HOSTS {
@@ -80,16 +88,32 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
             }
         }
         variants
-    };
-    let extra = plan.hosts.iter().flat_map(|hosts| of(*hosts)).map(|variant| variant.mode.extra_hosts());
-    let extra = extra.max().unwrap_or(0);
-    let shape = Shape { hosts: most, rate: plan.lab, own: own.clone(), racks: None };
-    let mut runner = Launched::start(Testbed::Lab(shape), extra)?.scaled(scale)?;
+    }
+
+    /// The emulated hosts of the workers, and how many more are needed for servers and helpers.
+    pub fn testbed(&self, choices: &[Choice]) -> Result<(Shape, usize)> {
+        let most = self.hosts.iter().copied().max().unwrap_or(0);
+        let variants = self.hosts.iter().flat_map(|hosts| self.variants(choices, *hosts));
+        let extra = variants.map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
+        Ok((Shape { hosts: most, rate: self.lab, own: self.own()?, racks: None }, extra))
+    }
+}
+
+/// Measures every choice on each of these numbers of hosts, which are those of the plan's testbed.
+pub fn run(
+    plan: &Plan,
+    choices: &[Choice],
+    runner: &mut dyn Runner,
+    progress: &mut dyn FnMut(NextJob),
+) -> Result<Checked> {
+    let (scale, own) = (plan.scale()?, plan.own()?);
+    let network = layers::load(&plan.model, scale)?;
+    let named = layers::named(&plan.model, scale)?;
     let train = TrainSetup { model: plan.model.clone(), compute_s: plan.compute_s, batch: None, late: None };
     let setting = Setting {
         network: network.clone(),
         compute_s: plan.compute_s,
-        link_bytes_per_s: lab_bytes_per_s,
+        link_bytes_per_s: plan.lab_bytes_per_s()?,
         own,
         latency_s: LATENCY_S,
     };
@@ -97,8 +121,9 @@ pub(crate) fn run(plan: &Plan, choices: &[Choice], progress: &mut dyn FnMut(Next
     for hosts in &plan.hosts {
         let work = Work::Steps { network: network.clone(), named: named.clone(), train: train.clone() };
         let job = Job { ranks: *hosts, work, iters: 3, warmup: 3 };
-        let variants: Vec<Variant> = of(*hosts).into_iter().filter(|it| setting.reaches(*it, *hosts)).collect();
-        let found = rounds::run(&mut runner, &variants, &vec![vec![job]; plan.rounds], Vec::new(), progress);
+        let variants: Vec<Variant> =
+            plan.variants(choices, *hosts).into_iter().filter(|it| setting.reaches(*it, *hosts)).collect();
+        let found = rounds::run(runner, &variants, &vec![vec![job]; plan.rounds], Vec::new(), progress);
         for variant in variants {
             let samples = found.done.iter().filter(|done| done.variant == variant);
             let samples: Vec<f64> = samples.flat_map(|done| done.record.seconds.iter().copied()).collect();

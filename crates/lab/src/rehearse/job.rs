@@ -17,28 +17,28 @@ use super::folders::{JobFolders, SmallDisk};
 use super::processes;
 use super::said::Said;
 use super::shape::JobShape;
-use crate::lab::Lab;
-use crate::launch::ends::code_of;
+use crate::ends::code_of;
+use crate::hosts::Lab;
 use crate::status_client::step_of;
 use ringpull_harness::interrupt::Interrupt;
 
 /// The command of all jobs, and where it runs.
 #[derive(Debug)]
-pub(crate) struct Rehearsal<'a> {
+pub struct Rehearsal<'a> {
     /// The options of `ringpull launch`.
-    pub(crate) options: Vec<OsString>,
-    pub(crate) command: Vec<OsString>,
+    pub options: Vec<OsString>,
+    pub command: Vec<OsString>,
     /// The emulated hosts, if the job runs on some.
-    pub(crate) lab: Option<&'a Lab>,
+    pub lab: Option<&'a Lab>,
     /// The folder of the jobs' output.
-    pub(crate) out: &'a Path,
-    pub(crate) shape: JobShape,
+    pub out: &'a Path,
+    pub shape: JobShape,
 }
 
 /// The end of a job.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum End {
+pub enum End {
     /// With exit code 0.
     WentOn,
     /// With another exit code.
@@ -53,21 +53,21 @@ pub(crate) enum End {
 
 /// The outcome of a job.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct JobOutcome {
-    pub(crate) end: End,
+pub struct JobOutcome {
+    pub end: End,
     /// Seconds from its start to its end.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Seconds from the fault to its end.
-    pub(crate) after_fault_s: Option<f64>,
+    pub after_fault_s: Option<f64>,
     /// The step of rank 0 at the fault, if it has a store of `dist_sync_mpi`.
-    pub(crate) step: Option<u64>,
+    pub step: Option<u64>,
     /// Processes that were left when the job had ended.
-    pub(crate) left: usize,
+    pub left: usize,
     /// The wrong that it has done to files, if any.
-    pub(crate) harm: Option<String>,
-    pub(crate) said: Said,
+    pub harm: Option<String>,
+    pub said: Said,
     /// The file of its output.
-    pub(crate) log: PathBuf,
+    pub log: PathBuf,
 }
 
 const LOOK: Duration = Duration::from_millis(20);
@@ -77,7 +77,7 @@ const VANISH: Duration = Duration::from_secs(5);
 impl Rehearsal<'_> {
     /// Runs the job number `number`, for at most `limit`. A fault that gives no moment comes after `usual` if
     /// the job's steps cannot be counted.
-    pub(crate) fn run(
+    pub fn run(
         &self,
         number: usize,
         fault: Option<&Fault>,
