@@ -473,12 +473,38 @@ mod tests {
     use super::*;
     use crate::commands::{Cli, Command};
 
-    fn modes_of(options: &str) -> String {
+    fn given(options: &str) -> CompareArgs {
         let line = format!("ringpull compare {options}");
-        let Command::Compare(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
-            panic!("{line}")
+        match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Compare(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn emulated_hosts_have_the_links_and_racks_of_the_options() {
+        let shape = |options: &str| {
+            let args = given(&format!("--hosts 4 --link 1gbit {options}"));
+            match testbed(&args, racks(&args, 0).unwrap()) {
+                Testbed::Lab(shape) => shape,
+                other => panic!("{other:?}"),
+            }
         };
-        modes(&args).unwrap().iter().map(Variant::to_string).collect::<Vec<_>>().join(" ")
+        let plain = Shape { hosts: 4, rate: "1gbit".parse().unwrap(), own: Vec::new(), racks: None };
+        assert_eq!(shape(""), plain);
+        let own: Vec<HostRate> = ["2=500mbit", "3=1gbit/100mbit"].map(|own| own.parse().unwrap()).to_vec();
+        assert_eq!(shape("--slow-host 2=500mbit,3=1gbit/100mbit"), Shape { own, ..plain.clone() });
+        let racks = |alternate| Some(Racks { uplink: "250mbit".parse().unwrap(), alternate });
+        assert_eq!(shape("--uplink 250mbit"), Shape { racks: racks(false), ..plain.clone() });
+        assert_eq!(shape("--uplink 250mbit --alternate"), Shape { racks: racks(true), ..plain });
+        let error = super::racks(&given("--hosts 4 --link 1gbit --uplink 250mbit"), 2).unwrap_err().to_string();
+        assert!(error.contains("dedicated servers"), "{error}");
+        let error = check_slow_hosts(&given("--hosts 4 --link 1gbit --slow-host 5=1mbit"), 4).unwrap_err().to_string();
+        assert!(error.contains("h5=1mbit: expected a host from 1 to 4"), "{error}");
+    }
+
+    fn modes_of(options: &str) -> String {
+        modes(&given(options)).unwrap().iter().map(Variant::to_string).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The cluster file, and the comparison of everybody's allreduce over sizes, with real MPI ranks.
+//! The cluster file, what benches measure, and the comparison of everybody's allreduce over sizes, with real MPI
+//! ranks; and predictions.
 
 use std::path::Path;
 use std::process::Command;
@@ -57,4 +58,34 @@ fn a_comparison_of_sizes_writes_its_times_and_a_page() {
     assert!(page.contains("| 2 ranks | ours |") && page.contains("| 4 B |"), "{page}");
     let json: Value = serde_json::from_slice(&std::fs::read(out.path().join("local.json")).unwrap()).unwrap();
     assert_eq!(json["records"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn a_bench_has_a_record_of_each_way_and_of_divided_states() {
+    let cache = tempfile::tempdir().unwrap();
+    let records = |words: &str| -> Vec<Value> {
+        let words: Vec<&str> = words.split(' ').chain(["--iters=1", "--warmup=1", "--format=json"]).collect();
+        let text = printed(2, &[&["bench"], &words[..]].concat(), cache.path(), None);
+        serde_json::from_str(&text).unwrap_or_else(|cause| panic!("{cause} in {text}"))
+    };
+    let found = records("reduce_scatter --sizes 4KiB --algorithms auto,native");
+    assert_eq!(found.iter().map(|it| &it["algorithm"]).collect::<Vec<_>>(), ["auto", "native"]);
+    assert!(found.iter().all(|it| it["verified"] == true && it["ranks"] == 2), "{found:?}");
+    let [whole, divided] = ["", " --sharded"].map(|sharded| {
+        let found = records(&format!("pushpull --sizes 4KiB --optimizer adam{sharded}"));
+        found[0]["state_bytes"].as_u64().unwrap()
+    });
+    assert_eq!(whole, 2 * divided, "each of two ranks has half of the states");
+}
+
+#[test]
+fn a_slow_host_makes_a_predicted_step_longer() {
+    let step_s = |options: &[&str]| {
+        let plain = "advise --model vgg16 --scale 0.1 --compute 0.05 --link 1gbit --hosts 4 --modes dist_sync_mpi --format json";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringpull"));
+        let output = command.args(plain.split(' ')).args(options).output().unwrap();
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        found["rows"][0]["step_s"].as_f64().unwrap()
+    };
+    assert!(step_s(&["--slow-host", "3=250mbit"]) > 1.5 * step_s(&[]));
 }
