@@ -281,6 +281,11 @@ impl Fault {
         }
     }
 
+    /// The same, and the time until it comes.
+    pub fn time(&self) -> Duration {
+        self.delay() + if let Moment::After(time) = self.at { time } else { Duration::ZERO }
+    }
+
     /// The emulated host that it needs, counted from 1.
     pub fn host(&self) -> Option<usize> {
         match self.what {

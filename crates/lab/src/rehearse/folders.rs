@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use ringpull_base::{Error, Result};
 
-use super::fault::{FaultKind, PlantedFile};
+use super::fault::{Fault, FaultKind, PlantedFile};
 
 /// The first part of a path in the job's own folder.
 const TMPDIR: &str = "TMPDIR";
@@ -30,17 +30,30 @@ pub(super) struct JobFolders {
 }
 
 impl JobFolders {
-    pub(super) fn prepare(fault: Option<&FaultKind>) -> Result<Self> {
+    pub(super) fn prepare(faults: &[Fault]) -> Result<Self> {
         let own = tempfile::Builder::new().prefix("rehearsed-").tempdir();
         let own = own.map_err(|cause| Error::io("make", "a folder for temporary files", &cause))?;
         let mut folders = JobFolders { disk: None, planted: None, own };
-        match fault {
-            Some(FaultKind::Fill(folder, _)) => folders.disk = Some(SmallDisk::mount(folders.of(folder), false)?),
-            Some(FaultKind::Forbid(folder)) => folders.disk = Some(SmallDisk::mount(folders.of(folder), true)?),
-            Some(FaultKind::Plant(path, kind)) => folders.planted = Some(Planted::plant(&folders.of(path), *kind)?),
-            _ => {}
+        for fault in faults {
+            match &fault.what {
+                FaultKind::Fill(folder, _) => folders.mount(folder, false)?,
+                FaultKind::Forbid(folder) => folders.mount(folder, true)?,
+                FaultKind::Plant(path, kind) => folders.planted = Some(Planted::plant(&folders.of(path), *kind)?),
+                _ => {}
+            }
         }
         Ok(folders)
+    }
+
+    /// Mounts a small file system on the folder, unless one is there for an earlier fault.
+    fn mount(&mut self, folder: &Path, is_read_only: bool) -> Result<()> {
+        let folder = self.of(folder);
+        match &self.disk {
+            Some(disk) if disk.folder == folder => {}
+            Some(_) => return Err(Error::argument("the faults of one job are of two folders", "name the same folder")),
+            None => self.disk = Some(SmallDisk::mount(folder, is_read_only)?),
+        }
+        Ok(())
     }
 
     /// The job's `TMPDIR`.
@@ -196,19 +209,20 @@ impl Drop for SmallDisk {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fault::Moment;
     use super::*;
 
     #[test]
     fn what_is_done_to_somebody_elses_file_and_what_is_left_is_found() {
         for kind in [PlantedFile::Link, PlantedFile::File, PlantedFile::Folder] {
-            let fault = FaultKind::Plant("TMPDIR/ringpull-x".into(), kind);
-            let folders = JobFolders::prepare(Some(&fault)).unwrap();
+            let what = FaultKind::Plant("TMPDIR/ringpull-x".into(), kind);
+            let folders = JobFolders::prepare(&[Fault { what, at: Moment::Usual, expect: None }]).unwrap();
             assert_eq!(folders.wrong(), None, "{kind:?}");
             let precious = folders.planted.as_ref().unwrap().precious.clone();
             fs::write(&precious, "").unwrap();
             assert!(folders.wrong().unwrap().contains("was changed"), "{kind:?}");
         }
-        let folders = JobFolders::prepare(None).unwrap();
+        let folders = JobFolders::prepare(&[]).unwrap();
         fs::create_dir(folders.own().join("ringpull-0")).unwrap();
         fs::write(folders.own().join("the-users"), "").unwrap();
         assert_eq!(folders.wrong(), None);

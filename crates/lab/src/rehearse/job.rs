@@ -1,4 +1,4 @@
-//! One job that meets at most one fault: it is started, disturbed, watched to its end and judged.
+//! One job and its faults, which come one after another: it is started, disturbed, watched to its end and judged.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -76,26 +76,26 @@ const VANISH: Duration = Duration::from_secs(5);
 
 impl Rehearsal<'_> {
     /// Runs the job number `number`, for at most `limit`. A fault that gives no moment comes after `usual` if
-    /// the job's steps cannot be counted.
+    /// the job's steps cannot be counted. Each of several faults comes when the one before is over; its time
+    /// counts from then.
     pub fn run(
         &self,
         number: usize,
-        fault: Option<&Fault>,
+        faults: &[Fault],
         (usual, limit): (Duration, Duration),
         interrupt: &Interrupt,
     ) -> Result<JobOutcome> {
         let log = self.out.join(format!("job{number}.log"));
         let mark = format!("{}-{number}", std::process::id());
-        let what = fault.map(|fault| &fault.what);
-        let folders = JobFolders::prepare(what)?;
+        let folders = JobFolders::prepare(faults)?;
         let begun = Instant::now();
-        let mut child = self.start(&mark, &log, what, folders.own())?;
-        let state = match what {
-            Some(what) if what.is_from_the_start() => FaultState::Over { at: begun, step: None },
+        let mut child = self.start(&mark, &log, faults.first().map(|fault| &fault.what), folders.own())?;
+        let state = match faults.first() {
+            Some(fault) if fault.what.is_from_the_start() => FaultState::Over { at: begun, step: None },
             _ => FaultState::Before,
         };
         let (lab, workers) = (self.lab, self.shape.workers);
-        let mut course = Course { mark: &mark, fault, lab, folders: &folders, workers, usual, first: None, state };
+        let mut course = Course { mark: &mark, faults, lab, folders: &folders, workers, usual, first: None, state };
         let (mut hung, waited) =
             (false, |child: &mut Child| child.try_wait().map_err(|cause| Error::io("wait for", "the job", &cause)));
         let status = loop {
@@ -126,7 +126,7 @@ impl Rehearsal<'_> {
         let end = match (interrupt.count() > 0, hung, code) {
             (true, ..) => End::Interrupted,
             (_, true, _) => End::Hung,
-            (.., code) if fault.is_some() && at.is_none() => End::Early(code),
+            (.., code) if course.faults.len() > 1 || !faults.is_empty() && at.is_none() => End::Early(code),
             (.., 0) => End::WentOn,
             (.., code) => End::Ended(code),
         };
@@ -204,10 +204,11 @@ fn end(child: &mut Child, mark: &str) -> Result<std::process::ExitStatus> {
     }
 }
 
-/// The progress of a job's fault.
+/// The progress of a job's faults.
 struct Course<'a> {
     mark: &'a str,
-    fault: Option<&'a Fault>,
+    /// The one that is under way or over, or the next, and those behind it.
+    faults: &'a [Fault],
     lab: Option<&'a Lab>,
     folders: &'a JobFolders,
     workers: usize,
@@ -252,9 +253,9 @@ enum FaultState {
 }
 
 impl Course<'_> {
-    /// Lets the fault begin or end, if it is time.
+    /// Lets a fault begin or end, if it is time.
     fn look(&mut self) -> Result<()> {
-        let Some(fault) = self.fault else { return Ok(()) };
+        let Some((fault, rest)) = self.faults.split_first() else { return Ok(()) };
         match self.state {
             FaultState::Before => {
                 // A process that has ended was one that came before the program.
@@ -284,6 +285,11 @@ impl Course<'_> {
             FaultState::Under { at, .. } if at.elapsed() >= fault.delay() && fault.delay() > Duration::ZERO => {
                 self.undo()?;
             }
+            FaultState::Over { .. } if !rest.is_empty() => {
+                self.faults = rest;
+                self.state = FaultState::Before;
+                self.first.iter_mut().for_each(|first| first.at = Instant::now());
+            }
             _ => {}
         }
         Ok(())
@@ -312,7 +318,7 @@ impl Course<'_> {
         let FaultState::Under { at, step, pid } = self.state else { return Ok(()) };
         self.state = FaultState::Over { at, step };
         let send = |signal| pid.map_or((), |pid| processes::signal(pid, signal));
-        match (self.fault.map(|fault| &fault.what), self.lab) {
+        match (self.faults.first().map(|fault| &fault.what), self.lab) {
             (Some(FaultKind::Stop(..)), _) => send(Signal::CONT),
             (Some(FaultKind::Terminate(_, grace)), _) if at.elapsed() >= *grace => send(Signal::KILL),
             (Some(FaultKind::Limit(..)), _) => pid.map_or((), |pid| processes::limit(pid, false)),

@@ -53,12 +53,20 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// Longer than any end of a job needs besides the limits of silence: the grace of processes.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// Runs the job without a fault, and then once for each. A job that takes longer than three times the
-/// undisturbed one, its fault and a minute has hung.
-pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Rehearsed> {
+/// Runs the job without a fault, and then once for each of these, or once for all of them `together`. A job that
+/// takes longer than three times the undisturbed one, its faults and a minute has hung.
+pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> Result<Rehearsed> {
+    let ends = |fault: &&Fault| fault.what.is_from_the_start() || fault.expect == Some(Expected::Ends);
+    if let Some(fault) = faults.iter().find(ends).filter(|_| together) {
+        return Err(Error::argument(
+            format!("\"{fault}\" ends the job or is there from its start, so no other fault can follow"),
+            "leave out --together, or that fault",
+        ));
+    }
+
     let (interrupt, silence) = (Interrupt::watch()?, Config::from_env()?.silence());
     let progress = Progress::start("the job without a fault");
-    let first = rehearsal.run(0, None, (USUAL, LONGEST), &interrupt)?;
+    let first = rehearsal.run(0, &[], (USUAL, LONGEST), &interrupt)?;
     if !matches!(first.end, End::WentOn | End::Interrupted) {
         return Err(Error::argument(
             format!("without any fault the job {}: {}", words(&first.end), first.said.error.unwrap_or_default()),
@@ -68,16 +76,22 @@ pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault]) -> Result<Rehearsed
     let usual = Duration::from_secs_f64(first.seconds);
     let mut rehearsed = Rehearsed { interrupted: interrupt.signal(), jobs: Vec::new() };
     rehearsed.jobs.push(FaultRow { fault: "nothing".to_owned(), wrong: None, outcome: first });
-    for (at, fault) in faults.iter().enumerate() {
+    let of_each = if together { faults.len().max(1) } else { 1 };
+    for (at, of_job) in faults.chunks(of_each).enumerate() {
         if rehearsed.interrupted.is_some() {
             break;
         }
-        progress.part(at, faults.len(), fault.to_string());
-        let limit = 3 * usual + fault.delay() + SLACK + 3 * silence;
-        let outcome = rehearsal.run(at + 1, Some(fault), (USUAL.min(usual / 2), limit), &interrupt)?;
+        let names = of_job.iter().map(Fault::to_string).collect::<Vec<_>>().join("; ");
+        progress.part(at, faults.len() / of_each, names.clone());
+        let limit = 3 * usual + of_job.iter().map(Fault::time).sum::<Duration>() + SLACK + 3 * silence;
+        let outcome = rehearsal.run(at + 1, of_job, (USUAL.min(usual / 2), limit), &interrupt)?;
         rehearsed.interrupted = interrupt.signal();
-        let wrong = wrong(fault, rehearsal.shape.workers, &outcome);
-        rehearsed.jobs.push(FaultRow { fault: fault.to_string(), wrong, outcome });
+        let mut judged = of_job[of_job.len() - 1].clone();
+        if together {
+            judged.expect = Some(Expected::GoesOn);
+        }
+        let wrong = wrong(&judged, rehearsal.shape.workers, &outcome);
+        rehearsed.jobs.push(FaultRow { fault: names, wrong, outcome });
     }
     Ok(rehearsed)
 }

@@ -28,6 +28,24 @@ pub fn draw(count: usize, seed: u64, shape: &JobShape, silence: Duration, may_mo
     (0..count).map(|_| one(&mut random, shape, silence, may_mount)).collect()
 }
 
+/// Draws faults for one job that has to go on after each of them.
+pub fn draw_together(count: usize, seed: u64, shape: &JobShape, silence: Duration) -> Vec<Fault> {
+    let mut random = Random(seed);
+    let names: &[&str] = if shape.hosts > 1 { &["stop", "cut", "block"] } else { &["stop"] };
+    let mut one = || {
+        let (who, host) = (random.of(&shape.members()), 1 + random.below(shape.hosts.max(1)));
+        let time = silence * (1 + random.below(5) as u32) / 10;
+        let what = match random.of(names) {
+            "cut" => FaultKind::Cut(host, Some(time)),
+            "block" => FaultKind::Block(host, Some(time)),
+            _ => FaultKind::Stop(who, time),
+        };
+        let at = Moment::After(silence * (1 + random.below(8) as u32) / 4);
+        Fault { what, at, expect: Some(Expected::GoesOn) }
+    };
+    (0..count).map(|_| one()).collect()
+}
+
 fn one(random: &mut Random, shape: &JobShape, silence: Duration, may_mount: bool) -> Fault {
     let who = random.of(&shape.members());
     let (short, long) = (silence * 2 / 5, silence * 5 / 2);
