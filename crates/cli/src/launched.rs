@@ -1,4 +1,5 @@
-//! The runner of rounds that starts real processes: on emulated hosts, on a hostfile's hosts, or on this machine alone.
+//! The runner of rounds that starts real processes: on emulated hosts, on a hostfile's hosts, or on this
+//! machine alone.
 //!
 //! Worker `i` runs on host `i`. Dedicated servers and helpers run on the hosts after the workers'; shared
 //! server `s` runs on the host of worker `s mod n`. The scheduler runs on the first host.

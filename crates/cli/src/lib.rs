@@ -6,8 +6,8 @@
 //! - `machine`: what this machine can do; `doctor`, `gpu_check`: what would stop a job from running on it;
 //! - `timeline`: merges the ranks' timelines, and accounts for each step's time.
 //!
-//! What is measured, and what follows from it, is in `ringpull-harness`. Emulated hosts, faults, recorded jobs
-//! and predictions are in `ringpull-lab`.
+//! The measuring ranks, rounds and reports are in `ringpull-harness`. Emulated hosts, faults, recorded jobs and
+//! predictions are in `ringpull-lab`.
 #![forbid(unsafe_code)]
 
 mod child;

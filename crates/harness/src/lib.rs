@@ -7,8 +7,8 @@
 //! - `mode`: how our store sums; `variant`: what can be measured, ours and peers; `cost`: the bytes that each
 //!   must move;
 //! - `link`, `shape`: the rates of links, and how hosts are joined; `hardware`: the processor of a host;
-//! - `rounds`: jobs of all variants in rotating rounds; `quiet`: the wait between jobs; `compare`: their table,
-//!   verdict and report; `sweep`: allreduces of many sizes, against others; `charts`: the pictures;
+//! - `rounds`: jobs of all variants in rotating rounds; `quiet`: the wait between jobs; `compare`: their
+//!   table, verdict and report; `sweep`: allreduces of many sizes, against others; `charts`: the pictures;
 //! - `progress`, `interrupt`: what a command shows while it works, and how it is ended;
 //! - `size`, `text`: the formats of sizes, times, counts and tables.
 //!

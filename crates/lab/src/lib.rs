@@ -1,4 +1,5 @@
-//! What a user can find out about jobs without the hosts of a cluster, or with faults that no cluster has at will.
+//! Emulated hosts, rehearsed faults, recorded jobs and predictions: jobs on one machine that stand for those of
+//! a cluster.
 //!
 //! - [`hosts`]: emulated hosts joined by links of a rate;
 //! - [`rehearse`]: jobs that meet faults; [`ends`]: what the end of each process means for its job;

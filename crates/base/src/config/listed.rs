@@ -1,4 +1,4 @@
-//! The names of the variables of the environment, which are read in [`config`](super). What they mean stands in
+//! The names of the variables of the environment, read in [`config`](super). Their meaning stands in
 //! docs/reference/variables.md.
 
 /// All names, in the order of the book: of variables that processes of a job read, or that `ringpull launch`

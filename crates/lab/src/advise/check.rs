@@ -67,8 +67,8 @@ impl Plan {
         })
     }
 
-    /// The part of the model that is measured: with so much less to move on links that are so much slower, every
-    /// time stays what it was.
+    /// The part of the model that is measured: with so much less to move on links that are so much slower,
+    /// every time stays what it was.
     pub fn scale(&self) -> Result<f64> {
         Ok(self.scale * self.lab_bytes_per_s()? / self.link_bytes_per_s)
     }

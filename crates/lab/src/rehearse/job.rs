@@ -1,4 +1,5 @@
-//! One job and its faults, which come one after another: it is started, disturbed, watched to its end and judged.
+//! One job and its faults, which come one after another: it is started, disturbed, watched to its end and
+//! judged.
 
 use std::ffi::OsString;
 use std::fs::File;

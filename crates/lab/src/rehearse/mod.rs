@@ -53,8 +53,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// Longer than any end of a job needs besides the limits of silence: the grace of processes.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// Runs the job without a fault, and then once for each of these, or once for all of them `together`. A job that
-/// takes longer than three times the undisturbed one, its faults and a minute has hung.
+/// Runs the job without a fault, and then once for each of these, or once for all of them `together`. A job
+/// that takes longer than three times the undisturbed one, its faults and a minute has hung.
 pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> Result<Rehearsed> {
     let ends = |fault: &&Fault| fault.what.is_from_the_start() || fault.expect == Some(Expected::Ends);
     if let Some(fault) = faults.iter().find(ends).filter(|_| together) {
@@ -81,7 +81,7 @@ pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> 
         if rehearsed.interrupted.is_some() {
             break;
         }
-        let names = of_job.iter().map(Fault::to_string).collect::<Vec<_>>().join("; ");
+        let names = words_of(of_job);
         progress.part(at, faults.len() / of_each, names.clone());
         let limit = 3 * usual + of_job.iter().map(Fault::time).sum::<Duration>() + SLACK + 3 * silence;
         let outcome = rehearsal.run(at + 1, of_job, (USUAL.min(usual / 2), limit), &interrupt)?;
@@ -94,6 +94,14 @@ pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> 
         rehearsed.jobs.push(FaultRow { fault: names, wrong, outcome });
     }
     Ok(rehearsed)
+}
+
+/// The faults of a job as people read them, of many the first ones.
+fn words_of(faults: &[Fault]) -> String {
+    const SHOWN: usize = 3;
+    let words: Vec<String> = faults.iter().take(SHOWN).map(Fault::to_string).collect();
+    let more = faults.len() - words.len();
+    words.join("; ") + &if more == 0 { String::new() } else { format!("; and {more} more") }
 }
 
 /// Returns the wrong of the end of a job that met a fault.
