@@ -18,16 +18,21 @@ mod numbers;
 mod place;
 mod store;
 
-// Its `ringpull_main` is a function of this library.
-#[cfg(feature = "command")]
-use ringpull_cli as _;
-
 use pyo3::prelude::*;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use ringpull_base::{config, timeline};
+
+/// The command `ringpull`, for the program of a wheel that loads this library (`python/command`).
+#[cfg(feature = "command")]
+#[allow(unsafe_code)]
+// SAFETY: no other library has a function of this name.
+#[unsafe(no_mangle)]
+extern "C" fn ringpull_main() -> std::ffi::c_int {
+    ringpull_cli::commands::run().into()
+}
 
 /// The elements of each key of a model that `ringpull bench` knows, each scaled.
 #[pyfunction]

@@ -64,7 +64,7 @@ def traffic():
 
 
 def drawn(rank, step):
-    """From 0 to 1, as in crates/cli/src/late.rs: drawn(0, 0) is 0.883311, drawn(3, 5) 0.204306."""
+    """From 0 to 1, as in crates/harness/src/late.rs: drawn(0, 0) is 0.883311, drawn(3, 5) 0.204306."""
     whole = (1 << 64) - 1
     number = ((step << 20 ^ rank) + 0x9E3779B97F4A7C15) & whole
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & whole

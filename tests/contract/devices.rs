@@ -1,10 +1,12 @@
 //! Tensors in the memory of devices, for the kinds that work on them.
 
+use std::any::Any;
 use std::slice::from_ref;
 use std::sync::Arc;
+use std::time::Duration;
 
-use ringpull_base::{DType, Element, Tensor, with_element};
-use ringpull_device::Devices;
+use ringpull_base::{Buffer, DType, Element, Tensor, with_element};
+use ringpull_device::{Devices, Loan, Memory, Slice, Stream, Work};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::world::{Promise, World, promises};
@@ -19,7 +21,46 @@ pub(crate) const SYNC: &[Promise] = promises![
     a_tensor_on_a_device_may_be_written_again_after_its_push,
     many_steps_on_devices_need_no_other_order,
     a_tensor_of_other_devices_is_an_error_and_changes_nothing,
+    memory_of_another_owner_is_used_in_the_order_of_its_stream,
 ];
+
+/// Memory that the store did not make, on a stream of its owner and without one.
+#[allow(unsafe_code)]
+fn memory_of_another_owner_is_used_in_the_order_of_its_stream(world: &World) {
+    const LEN: usize = 1003;
+    let (devices, bytes, limit) = (devices(world), LEN * DType::F32.size_bytes(), Duration::from_secs(60));
+    let platform = devices.platform();
+    for has_stream in [true, false] {
+        let key = format!("lent {has_stream}");
+        let (address, lender): (u64, Box<dyn Any + Send + Sync>) = if platform.name() == "sim" {
+            let memory = Buffer::zeroed(bytes);
+            (memory.bytes().as_ptr() as u64, Box::new(memory))
+        } else {
+            let memory = Memory::on(platform, 0, bytes).unwrap();
+            (memory.address(), Box::new(memory))
+        };
+        let owners = Stream::on(platform, 0).unwrap();
+        // SAFETY: the memory is the lender's, and nothing but the store and this function uses it.
+        let loan = unsafe { Loan::new(address, bytes) };
+        let stream = has_stream.then(|| owners.id());
+        let tensor = devices.lent(0, (DType::F32, &[LEN]), &loan, stream, lender).unwrap();
+        world.init(&key, DType::F32, &[LEN], 5.0);
+        world.store.pull(key.as_str(), from_ref(&tensor), 0).unwrap();
+        let copy = devices.copy_beside(&tensor).unwrap();
+        world.store.push_pull(key.as_str(), &[tensor.clone(), copy.clone()], from_ref(&tensor), 0).unwrap();
+        // The owner's next work runs after the store's.
+        let array = devices.array(tensor.remote()).unwrap();
+        let seen = Slice::all(&Memory::pinned(platform, bytes).unwrap());
+        drop(tensor.read_anywhere().unwrap());
+        let next = if has_stream { &*owners } else { array.stream() };
+        platform.enqueue(next, &Work::copy(array.slice().clone(), seen.clone())).unwrap();
+        devices.settle(&tensor).unwrap();
+        owners.record().unwrap().synchronize(limit).unwrap();
+        let sum = 10.0 * world.workers() as f32;
+        assert_eq!(bytemuck::cast_slice::<u8, f32>(&seen.host_bytes().unwrap()), [sum; LEN], "{key}");
+        assert_eq!(see(world, &copy), [5.0; LEN], "{key}");
+    }
+}
 
 /// For kinds that update on devices.
 pub(crate) const OPTIMIZED: &[Promise] = promises![updates_on_devices_give_the_hosts_bits];

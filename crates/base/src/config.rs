@@ -1,8 +1,8 @@
-//! Every environment variable this crate reads, read here and nowhere else. [`VARIABLES`] lists them.
+//! Every environment variable this crate reads, read here and nowhere else. `listed` has their names.
 
 pub(crate) mod alike;
 mod identity;
-mod listed;
+pub(crate) mod listed;
 mod secret;
 mod variables;
 
@@ -13,7 +13,6 @@ use std::time::Duration;
 
 pub use self::alike::{AlikeValue, AlikeValues, check_alike};
 pub use self::identity::{Identity, identity};
-pub use self::listed::{VARIABLES, Variable};
 pub use self::secret::{SECRET, SECRET_FILE, secret, secret_or_new};
 use self::variables::{bad, not_one_of, parsed, required, seconds, seconds_or_never, switch, switch_or_auto};
 pub use self::variables::{is_in_environment, misspelt_variables, text};

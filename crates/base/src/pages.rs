@@ -1,4 +1,4 @@
-//! The pages of the book that follow from this crate: every error, every variable.
+//! The pages of the book about this crate: every error, made from the sources, and every variable.
 //!
 //! A new variant of [`Error`] does not compile until [`advice`] has advice for its reader, and the test fails
 //! until [`examples`] has an example.
@@ -9,7 +9,7 @@ mod committed;
 use std::fmt::Write as _;
 
 use crate::config::alike::alike_variables;
-use crate::config::{VARIABLES, Variable};
+use crate::config::listed::variables;
 use crate::{Error, Key, Kind};
 
 /// Returns advice about an error, beyond the hint in its text.
@@ -291,28 +291,19 @@ fn the_page_of_errors_has_each_with_its_text_and_what_to_do() {
 }
 
 #[test]
-fn the_page_of_variables_has_each_with_its_default_and_meaning() {
-    let mut page = String::from(
-        "# Variables\n\n<!-- Made by `RENEW=1 cargo test -p ringpull-base pages`. -->\n\n\
-         Variables that processes read from their environment. An unset or empty variable has its default. A\n\
-         misspelt name of ours is warned about. The Kubernetes image has [three more](../../mpijob/README.md#the-images).\n",
-    );
-    for Variable { name, default, meaning } in VARIABLES {
-        let default = if default.is_empty() { String::new() } else { format!("Default: {default}. ") };
-        let mut letters = meaning.chars();
-        let first = letters.next().expect("a meaning").to_uppercase();
-        let alike = if alike_variables().any(|alike| alike == name) {
-            " Ranks of `dist_sync_mpi` that do not have it alike are an error at the start, with each rank's value."
-        } else {
-            ""
-        };
-        let text = wrapped(&format!("{default}{first}{}.{alike}", letters.as_str()));
-        write!(page, "\n## {name}\n\n{text}\n").unwrap();
+fn the_page_of_variables_has_a_section_for_each() {
+    const ALIKE: &str = "Ranks of `dist_sync_mpi` that do not have it alike are an error at the start";
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/variables.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, sections) = page.split_once("\n## ").unwrap();
+    let (sections, _) = sections.split_once("\n## Targets of the log").unwrap();
+    let sections: Vec<(&str, &str)> =
+        sections.split("\n## ").map(|section| section.split_once("\n\n").unwrap()).collect();
+    let named: Vec<&str> = sections.iter().map(|(name, _)| *name).collect();
+    assert_eq!(named, variables().collect::<Vec<_>>(), "one for each, in the order of config/listed.rs");
+    for (name, meaning) in sections {
+        let meaning = meaning.split_whitespace().collect::<Vec<_>>().join(" ");
+        let is_alike = alike_variables().any(|alike| alike == name);
+        assert_eq!(meaning.contains(ALIKE), is_alike, "{name}: {meaning}");
     }
-    page.push_str(
-        "\n## Targets of the log\n\nA target of the log is a crate and its modules: `RINGPULL_LOG=ringpull_ps=debug` or\n\
-         `ringpull_allreduce::progress=debug`. `ringpull=warn` matches all crates, since all names begin with it. The\n\
-         library itself prints nothing: in a Rust program its log goes to the program's own `tracing` subscriber.\n",
-    );
-    committed::keep("docs/reference/variables.md", &page);
 }

@@ -4,16 +4,16 @@
 use ringpull_base::timeline::trace::Trace;
 use ringpull_base::{Error, Kind};
 
-use crate::compare::Comparison;
-use crate::differ::WorkerRecording;
 use crate::launch::elastic::{fuzz_answer, fuzz_lost};
 use crate::launch::hostfile;
-use crate::record::Record;
-use crate::rehearse::fault;
-use crate::replay::recorded_job;
-use crate::sweep::Sweep;
 use crate::timeline::{account::account, merge::merge, words};
-use crate::{compare, sweep};
+use ringpull_harness::compare::Comparison;
+use ringpull_harness::record::Record;
+use ringpull_harness::sweep::Sweep;
+use ringpull_harness::{compare, sweep};
+use ringpull_lab::differ::WorkerRecording;
+use ringpull_lab::rehearse::fault;
+use ringpull_lab::replay::recorded_job;
 
 /// A worker's recording, as `replay` and `differ` read it.
 pub fn recording(text: &str) {

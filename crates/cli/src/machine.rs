@@ -1,16 +1,16 @@
 //! The abilities of this build and this machine, as `ringpull info` prints them.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
 use ringpull_base::config::fashion_mnist;
-use ringpull_base::topology::{host_name, memory_bytes};
+use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind};
 
 use crate::mpirun::{Flavour, flavour_of};
-use crate::text::several;
+use ringpull_harness::hardware::gib;
+pub(crate) use ringpull_harness::hardware::{Hardware, field, first_line};
 
 /// A survey of the machine, which changes nothing on it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -38,48 +38,6 @@ pub(crate) struct Machine {
     pub dataset: Option<String>,
     /// GPUs, and the libraries that they need.
     pub devices: ringpull_device::Survey,
-}
-
-/// The processor of a host.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hardware {
-    /// Cores this process may use.
-    pub cores: usize,
-    /// The processor's model; `None` where the kernel names none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub processor: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-}
-
-/// Hosts that are alike.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hosts {
-    /// Their number.
-    pub hosts: usize,
-    #[serde(flatten)]
-    pub hardware: Hardware,
-}
-
-impl Hardware {
-    pub(crate) fn survey() -> Self {
-        Hardware {
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            processor: field("/proc/cpuinfo", "model name"),
-            memory_bytes: memory_bytes().map(|bytes| bytes as u64),
-        }
-    }
-
-    /// Such as `2 cores of Intel(R) Xeon(R), 23.4 GiB`, as far as it is known.
-    pub(crate) fn words(&self) -> String {
-        let processor = self.processor.as_ref().map_or(String::new(), |model| format!(" of {model}"));
-        let memory = self.memory_bytes.map_or(String::new(), |bytes| format!(", {}", gib(bytes)));
-        format!("{}{processor}{memory}", several(self.cores, "core"))
-    }
-}
-
-fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30))
 }
 
 impl Machine {
@@ -141,46 +99,6 @@ impl Machine {
     }
 }
 
-/// What the processors of this machine have done since it started, in the kernel's ticks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ProcessorTime {
-    all: u64,
-    /// Ticks in which this machine was ready to run, but its hypervisor ran something else.
-    stolen: u64,
-}
-
-impl ProcessorTime {
-    /// `None` if the kernel does not say.
-    pub(crate) fn read() -> Option<Self> {
-        Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
-    }
-
-    /// Reads the `cpu` line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; guests'
-    /// time, which follows, is part of user's.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        let ticks: Vec<u64> = line.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
-        let stolen = *ticks.get(7)?;
-        Some(ProcessorTime { all: ticks.iter().sum(), stolen })
-    }
-
-    /// Returns true if any time was ever stolen.
-    pub(crate) fn has_stolen(self) -> bool {
-        self.stolen > 0
-    }
-
-    /// Returns true if any was stolen since `before`.
-    pub(crate) fn has_stolen_since(self, before: Self) -> bool {
-        self.stolen > before.stolen
-    }
-
-    /// The part of the processors' time that was stolen since `before`; `None` if no time has passed.
-    pub(crate) fn stolen_since(self, before: Self) -> Option<f64> {
-        let all = self.all.checked_sub(before.all).filter(|ticks| *ticks > 0)?;
-        Some(self.stolen.saturating_sub(before.stolen) as f64 / all as f64)
-    }
-}
-
 fn lab_lacks() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("needs root".to_owned());
@@ -189,20 +107,6 @@ fn lab_lacks() -> Option<String> {
         .into_iter()
         .find(|program| first_line(program, &["-V"]).is_none())
         .map(|program| format!("{program} is not installed"))
-}
-
-/// The first line that a program prints, if it succeeds.
-pub(crate) fn first_line(program: &str, words: &[&str]) -> Option<String> {
-    let output =
-        Command::new(program).args(words).stdin(Stdio::null()).output().ok().filter(|it| it.status.success())?;
-    String::from_utf8_lossy(&output.stdout).lines().next().map(|line| line.trim().to_owned())
-}
-
-/// The value of a name in a file of `name: value` lines.
-pub(crate) fn field(path: &str, name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|line| line.starts_with(name))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
 }
 
 fn no_mpi(missing: Option<&(String, String)>) -> String {
@@ -234,18 +138,5 @@ mod tests {
         assert!(of("mpirun (Open MPI) 5.0.11", false).contains("not in place: this program"));
         assert!(of("mpirun (Open MPI) 4.1.4", false).contains("not in place, which needs Open MPI 5"));
         assert_eq!(Machine::default().elastic(), "no: there is no mpirun");
-    }
-
-    #[test]
-    fn stolen_time_is_read_from_proc_stat() {
-        let of = |idle: u64, stolen: u64| {
-            format!("cpu  100 0 50 {idle} 10 0 5 {stolen} 40 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 5\n")
-        };
-        let read = |idle, stolen| ProcessorTime::parse(&of(idle, stolen)).unwrap();
-        assert_eq!(read(1968, 32).stolen_since(read(1000, 0)), Some(0.032));
-        assert_eq!(read(2000, 5).stolen_since(read(1000, 5)), Some(0.0));
-        assert_eq!(read(1000, 5).stolen_since(read(1000, 5)), None, "no time has passed");
-        assert_eq!(ProcessorTime::parse("cpu  1 2 3 4\n"), None, "a kernel that does not count it");
-        assert_eq!(ProcessorTime::parse("intr 5\n"), None);
     }
 }

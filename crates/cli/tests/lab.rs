@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use ringpull_cli::lab::{self, Lab, Racks, Shape};
 use ringpull_cli::mpirun::{Host, Mpirun, Ranks};
+use ringpull_lab::hosts::{self as lab, Lab, Racks, Shape};
 use ringpull_processes::Processes;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

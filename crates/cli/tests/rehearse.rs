@@ -53,6 +53,24 @@ fn a_job_goes_on_or_ends_with_an_error_and_what_was_not_expected_is_said() {
 }
 
 #[test]
+fn several_faults_come_to_one_job_which_has_to_go_on() {
+    let faults = "
+- {stop: rank 1, at: step 5, for: 300ms}
+- {stop: rank 0, at: 100ms, for: 300ms, expect: goes-on}
+";
+    let (output, jobs) = rehearse("-n 2 --together", faults, &train(""));
+    assert_eq!(ends(&jobs), ["went-on", "went-on"], "{output:?}");
+    assert_eq!(jobs[1]["fault"], "stop rank 1 for 0.3 s, at step 5; stop rank 0 for 0.3 s, after 0.1 s");
+    assert_eq!((jobs[1]["wrong"].as_str(), output.status.code()), (None, Some(0)), "{jobs:?}");
+    let (output, _) = rehearse("-n 2 --together", "[{kill: rank 1, expect: ends}]", &train(""));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.contains("\"kill rank 1\" ends the job"), "{text}");
+    let late = "[{stop: rank 1, at: step 5, for: 300ms}, {stop: rank 1, at: 60min, for: 1s}]";
+    let (_, jobs) = rehearse("-n 2 --together", late, &train(""));
+    assert_eq!(jobs[1]["wrong"], "it ended before the fault: let it come earlier", "{jobs:?}");
+}
+
+#[test]
 #[ignore = "takes half a minute: scripts/test --all"]
 fn servers_and_their_scheduler_are_lost_and_stopped_too() {
     let faults = "

@@ -85,7 +85,7 @@ pub fn check_alike(ranks: &[AlikeValues]) -> crate::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::VARIABLES;
+    use crate::config::listed::variables;
 
     #[test]
     fn each_setting_that_differs_is_named_with_every_ranks_value() {
@@ -124,6 +124,6 @@ mod tests {
         // Shared memory is not a field of the configuration.
         let tried = all.iter().map(|(variable, ..)| *variable).chain(["RINGPULL_SHARED_MEMORY"]);
         assert_eq!(tried.collect::<std::collections::BTreeSet<_>>(), alike_variables().collect());
-        assert!(alike_variables().all(|name| VARIABLES.iter().any(|variable| variable.name == name)));
+        assert!(alike_variables().all(|name| variables().any(|variable| variable == name)));
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::NEVER;
-use super::listed::VARIABLES;
+use super::listed::variables;
 use crate::{Error, Result, closest};
 
 /// Variables that `mpijob/image/ringpull-entrypoint` reads, before any process of ours is there.
@@ -14,7 +14,7 @@ const OF_THE_IMAGE: [&str; 1] = ["RINGPULL_HOSTFILE"];
 
 /// The names of our own variables without `RINGPULL_`, in lower case.
 fn ours() -> impl Iterator<Item = String> {
-    let listed = VARIABLES.iter().map(|variable| variable.name).chain(OF_THE_IMAGE);
+    let listed = variables().chain(OF_THE_IMAGE);
     listed.filter_map(|name| Some(name.strip_prefix("RINGPULL_")?.to_lowercase()))
 }
 

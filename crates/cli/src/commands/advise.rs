@@ -6,18 +6,20 @@ use clap::Args;
 
 use ringpull_base::{Error, Result};
 
+use crate::launched::{Launched, Testbed};
+
 use super::{FAILURE, Format, SUCCESS, Status, print, write};
-use crate::advise::predict::Setting;
-use crate::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
-use crate::charts::picture;
-use crate::lab::{HostRate, own_words};
-use crate::layers;
-use crate::link::LinkRate;
-use crate::progress::Progress;
-use crate::replay::recorded_job::RecordedJob;
-use crate::size::format_size;
-use crate::text::{parse_seconds, several};
-use crate::variant::Variant;
+use ringpull_harness::charts::picture;
+use ringpull_harness::layers;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::shape::{HostRate, own_words};
+use ringpull_harness::size::format_size;
+use ringpull_harness::text::{parse_seconds, several};
+use ringpull_harness::variant::Variant;
+use ringpull_lab::advise::predict::Setting;
+use ringpull_lab::advise::{Advice, Choice, assumptions, check, rows, table, verdict};
+use ringpull_lab::replay::recorded_job::RecordedJob;
 
 /// Beyond this a prediction takes minutes.
 const MOST_HOSTS: usize = 10_000;
@@ -215,5 +217,7 @@ fn checked(
         rounds: args.rounds,
     };
     let progress = Progress::start("making the hosts");
-    check::run(&plan, choices, &mut |step| progress.part(step.done, step.planned, step.words))
+    let (shape, extra) = plan.testbed(choices)?;
+    let mut runner = Launched::start(Testbed::Lab(shape), extra)?.scaled(plan.scale()?)?;
+    check::run(&plan, choices, &mut runner, &mut |step| progress.part(step.done, step.planned, step.words))
 }

@@ -14,16 +14,16 @@ use ringpull_workload::models::{self, ModelKey};
 use super::measured::{SparseArgs, StoreArgs, progress};
 use super::{Format, print, replay, report, train};
 use super::{SUCCESS, Status};
-use crate::collectives::{self, Collective, CollectiveOptions, Way};
-use crate::cost::rows_words;
-use crate::late::Late;
-use crate::link::LinkRate;
-use crate::pushpull::StoreOptions;
-use crate::record::Record;
-use crate::size::{elements, format_size, parse_sizes};
-use crate::statistics::{self, Summary};
-use crate::text::grid;
-use crate::{allreduce, explain, kept, pushpull};
+use ringpull_harness::collectives::{self, Collective, CollectiveOptions, Way};
+use ringpull_harness::cost::rows_words;
+use ringpull_harness::late::Late;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::pushpull::StoreOptions;
+use ringpull_harness::record::Record;
+use ringpull_harness::size::{elements, format_size, parse_sizes};
+use ringpull_harness::statistics::{self, Summary};
+use ringpull_harness::text::grid;
+use ringpull_harness::{allreduce, explain, kept, pushpull};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \

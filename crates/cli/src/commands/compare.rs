@@ -12,23 +12,23 @@ use ringpull_workload::sparse::SparseSetup;
 use super::lab::RackArgs;
 use super::measured::SparseArgs;
 use super::{FAILURE, SUCCESS, Status};
-use super::{Format, MpichArgs, print, sizes, to_json, write};
-use crate::compare::results::Scaled;
-use crate::compare::rows::{measurements, rows};
-use crate::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
-use crate::lab::{HostRate, Racks, Shape};
-use crate::late::Late;
+use super::{Format, print, sizes, to_json, write};
 use crate::launch::host::quote;
 use crate::launch::hostfile::HostList;
-use crate::layers;
-use crate::link::LinkRate;
-use crate::mode::{Mode, Placement};
-use crate::progress::Progress;
-use crate::rounds::launched::{Launched, Testbed};
-use crate::rounds::{self, Job, Measurement, TrainSetup, Work};
-use crate::size::{elements, format_size, parse_size};
-use crate::text::several;
-use crate::variant::{Peer, Variant};
+use crate::launched::{Launched, Testbed};
+use ringpull_harness::compare::results::Scaled;
+use ringpull_harness::compare::rows::{measurements, rows};
+use ringpull_harness::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
+use ringpull_harness::late::Late;
+use ringpull_harness::layers;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::progress::Progress;
+use ringpull_harness::rounds::{self, Job, Measurement, TrainSetup, Work};
+use ringpull_harness::shape::{HostRate, Racks, Shape};
+use ringpull_harness::size::{elements, format_size, parse_size};
+use ringpull_harness::text::several;
+use ringpull_harness::variant::{Peer, Variant};
 
 /// Processes of one machine, if nothing says where jobs run.
 const LOCAL_WORKERS: usize = 4;
@@ -120,8 +120,6 @@ pub(crate) struct CompareArgs {
     /// Other programs to compare with, on the same hosts.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(super) peers: Vec<Peer>,
-    #[command(flatten)]
-    pub(super) mpich: MpichArgs,
     /// Rounds: in each, every variant runs once, in rotating order.
     /// Fewer than 4 cannot tell a difference from noise.
     #[arg(long, default_value_t = 5)]
@@ -173,7 +171,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     create(&args.out)?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
-    let mut runner = Launched::start(testbed(args, racks), extra, args.mpich.find()?)?.scaled(args.scale)?;
+    let mut runner = Launched::start(testbed(args, racks), extra)?.scaled(args.scale)?;
     let (ranks, bytes, words) = (runner.workers(), payload.bytes, payload.words.clone());
     check_slow_hosts(args, ranks)?;
     let fewer = fewer_workers(args, ranks)?;
@@ -475,12 +473,38 @@ mod tests {
     use super::*;
     use crate::commands::{Cli, Command};
 
-    fn modes_of(options: &str) -> String {
+    fn given(options: &str) -> CompareArgs {
         let line = format!("ringpull compare {options}");
-        let Command::Compare(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
-            panic!("{line}")
+        match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Compare(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn emulated_hosts_have_the_links_and_racks_of_the_options() {
+        let shape = |options: &str| {
+            let args = given(&format!("--hosts 4 --link 1gbit {options}"));
+            match testbed(&args, racks(&args, 0).unwrap()) {
+                Testbed::Lab(shape) => shape,
+                other => panic!("{other:?}"),
+            }
         };
-        modes(&args).unwrap().iter().map(Variant::to_string).collect::<Vec<_>>().join(" ")
+        let plain = Shape { hosts: 4, rate: "1gbit".parse().unwrap(), own: Vec::new(), racks: None };
+        assert_eq!(shape(""), plain);
+        let own: Vec<HostRate> = ["2=500mbit", "3=1gbit/100mbit"].map(|own| own.parse().unwrap()).to_vec();
+        assert_eq!(shape("--slow-host 2=500mbit,3=1gbit/100mbit"), Shape { own, ..plain.clone() });
+        let racks = |alternate| Some(Racks { uplink: "250mbit".parse().unwrap(), alternate });
+        assert_eq!(shape("--uplink 250mbit"), Shape { racks: racks(false), ..plain.clone() });
+        assert_eq!(shape("--uplink 250mbit --alternate"), Shape { racks: racks(true), ..plain });
+        let error = super::racks(&given("--hosts 4 --link 1gbit --uplink 250mbit"), 2).unwrap_err().to_string();
+        assert!(error.contains("dedicated servers"), "{error}");
+        let error = check_slow_hosts(&given("--hosts 4 --link 1gbit --slow-host 5=1mbit"), 4).unwrap_err().to_string();
+        assert!(error.contains("h5=1mbit: expected a host from 1 to 4"), "{error}");
+    }
+
+    fn modes_of(options: &str) -> String {
+        modes(&given(options)).unwrap().iter().map(Variant::to_string).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

@@ -7,8 +7,8 @@ use clap::Args;
 use ringpull_base::{Error, Kind, Result};
 
 use super::{FAILURE, Format, SUCCESS, Status, print, status_of_signal};
-use crate::differ::{Cause, DifferPlan, KIND, differ};
-use crate::interrupt::Interrupt;
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_lab::differ::{Cause, DifferPlan, KIND, differ};
 
 /// Bytes of values that each worker writes, for the size of a difference; all are compared by hash.
 const VALUE_BYTES: u64 = 1_000_000_000;

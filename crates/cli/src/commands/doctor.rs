@@ -13,9 +13,9 @@ use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
 use crate::gpu_check;
 use crate::launch::SshHost;
 use crate::launch::hostfile::HostList;
-use crate::progress::Progress;
-use crate::size::parse_size;
-use crate::text::{grid, several};
+use ringpull_harness::progress::Progress;
+use ringpull_harness::size::parse_size;
+use ringpull_harness::text::{grid, several};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

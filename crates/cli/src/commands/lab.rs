@@ -9,8 +9,9 @@ use clap::{Args, Subcommand};
 use ringpull_base::{Error, Result};
 
 use super::{SUCCESS, Status};
-use crate::lab::{self, HostRate, Lab, Racks, Shape, own_words};
-use crate::link::LinkRate;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::shape::{HostRate, Racks, Shape, own_words};
+use ringpull_lab::hosts::{self as lab, Lab};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -113,4 +114,25 @@ pub(crate) fn run(args: LabArgs) -> Result<Status> {
         }
     }
     Ok(SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::commands::{Cli, Command};
+
+    #[test]
+    fn a_lab_has_the_hosts_links_and_racks_of_its_options() {
+        let line = "ringpull lab up 8 1gbit --rate h3=500mbit,h4=1gbit/100mbit --uplink 250mbit --alternate";
+        let Command::Lab(LabArgs { action: Action::Up { hosts, rate, own, racks } }) =
+            Cli::try_parse_from(line.split(' ')).unwrap().command
+        else {
+            panic!("{line}")
+        };
+        assert_eq!((hosts, rate.to_string()), (8, "1gbit".to_owned()));
+        assert_eq!(own_words(&own), " with h3=500mbit, h4=1gbit/100mbit");
+        assert_eq!(racks.racks().unwrap().to_string(), "in two racks, in turn, joined by one link of 250mbit");
+    }
 }

@@ -9,8 +9,8 @@ use ringpull_base::{DType, Kind, Result};
 use ringpull_kernels::compress::Compression;
 
 use super::Format;
-use crate::progress::Progress;
-use crate::pushpull;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::pushpull;
 
 /// The options of a measurement of a store.
 #[derive(Debug, Args)]

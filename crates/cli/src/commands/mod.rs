@@ -26,7 +26,6 @@ mod train;
 
 use std::error::Error as _;
 use std::io::Write as _;
-use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as _, Parser, Subcommand, ValueEnum};
@@ -40,8 +39,7 @@ use ringpull_base::{DType, Error, Kind, Result, notice};
 
 use crate::launch::elastic::on_host;
 use crate::launch::{horovodrun, wrapper};
-use crate::mpirun::Mpirun;
-pub(crate) use crate::text::{to_json, to_json_line, write};
+pub(crate) use ringpull_harness::text::{to_json, to_json_line, write};
 
 /// MXNet's push/pull KVStore on MPI allreduce and on parameter servers, and the comparison of the two.
 #[derive(Debug, Parser)]
@@ -143,28 +141,6 @@ pub(crate) enum Format {
     Table,
     /// JSON for programs.
     Json,
-}
-
-/// A program for measurements over MPICH.
-#[derive(Debug, clap::Args)]
-pub(crate) struct MpichArgs {
-    /// A `ringpull`, such as this one, to measure our allreduce over MPICH, and MPICH's own. Its launcher is
-    /// `mpirun.mpich`.
-    #[arg(long)]
-    mpich: Option<PathBuf>,
-}
-
-impl MpichArgs {
-    fn is_given(&self) -> bool {
-        self.mpich.is_some()
-    }
-
-    /// The program and its `mpirun`.
-    fn find(&self) -> Result<Option<(PathBuf, Mpirun)>> {
-        let Some(program) = &self.mpich else { return Ok(None) };
-        let program = std::path::absolute(program).map_err(|cause| Error::io("find", program.display(), &cause))?;
-        Ok(Some((program, Mpirun::at("mpirun.mpich")?)))
-    }
 }
 
 /// Prints `value` for programs or its `table` for people.

@@ -130,3 +130,63 @@ fn every_command_of_the_first_screen_is_valid() {
         }
     }
 }
+
+/// The texts of tests: files of tests, what stands behind `#[cfg(test)]` in others, and Python's.
+fn tests() -> Vec<String> {
+    fn collect(path: &std::path::Path, is_of_tests: bool, found: &mut Vec<String>) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_of_tests = is_of_tests || name.trim_end_matches(".rs").ends_with("tests");
+        if path.is_dir() && !path.is_symlink() && name != "target" {
+            std::fs::read_dir(path).unwrap().for_each(|entry| collect(&entry.unwrap().path(), is_of_tests, found));
+        } else if matches!(path.extension().and_then(|it| it.to_str()), Some("rs" | "py")) {
+            let text = std::fs::read_to_string(path).unwrap();
+            let behind = || text.split_once("#[cfg(test)]").map_or("", |(_, tests)| tests);
+            found.push(if is_of_tests { text.clone() } else { behind().to_owned() });
+        }
+    }
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut found = Vec::new();
+    ["tests", "src", "crates", "examples", "python/tests"]
+        .iter()
+        .for_each(|folder| collect(&root.join(folder), false, &mut found));
+    found
+}
+
+#[test]
+fn every_option_is_set_by_a_test() {
+    fn check(command: &Command, name: &str, tests: &[String], unset: &mut Vec<String>) {
+        for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+            let long = option.get_long_and_visible_aliases().unwrap_or_default();
+            let long = long.iter().map(|long| format!("--{long}"));
+            let short = option.get_short().map(|short| format!("-{short}"));
+            let words: Vec<String> = long.chain(short).collect();
+            let is_end = |rest: &str| !rest.starts_with(|c: char| c == '-' || c.is_ascii_alphanumeric());
+            let is_set = |text: &String| {
+                words.iter().any(|word| text.match_indices(word).any(|(at, _)| is_end(&text[at + word.len()..])))
+            };
+            if !words.is_empty() && !tests.iter().any(is_set) {
+                unset.push(format!("{name} {}", words[0]));
+            }
+        }
+        for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+            check(sub, &format!("{name} {}", sub.get_name()), tests, unset);
+        }
+    }
+    let mut unset = Vec::new();
+    check(&Cli::command(), "ringpull", &tests(), &mut unset);
+    assert!(unset.is_empty(), "no test sets {}", unset.join(", "));
+}
+
+#[test]
+fn every_variable_is_set_by_a_test() {
+    /// `ringpull launch` and `differ` set them for their processes; what these do then is tested.
+    const OF_THE_LAUNCHER: [&str; 3] = ["RINGPULL_MEETING", "RINGPULL_MIN_WORKERS", "RINGPULL_RECORD_VALUES"];
+    let listed = include_str!("../../../base/src/config/listed.rs").split('"').nth(1).unwrap();
+    let names: Vec<&str> =
+        listed.split(|c: char| c != '_' && !c.is_ascii_uppercase()).filter(|it| !it.is_empty()).collect();
+    assert!(names.len() > 40, "{names:?}");
+    let tests = tests();
+    let is_set = |name: &&&str| OF_THE_LAUNCHER.contains(*name) || tests.iter().any(|text| text.contains(**name));
+    let unset: Vec<_> = names.iter().filter(|name| !is_set(name)).collect();
+    assert!(unset.is_empty(), "no test sets {unset:?}");
+}

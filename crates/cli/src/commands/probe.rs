@@ -10,10 +10,10 @@ use ringpull_base::config::{ClusterSource, Config};
 use ringpull_base::{AlgorithmChoice, Error, Result};
 
 use super::{SUCCESS, Status, put, write};
-use crate::allreduce::connect;
-use crate::progress::Progress;
-use crate::rounds::launched::{Launched, Testbed};
-use crate::text::{grid, several};
+use crate::launched::{Launched, Testbed};
+use ringpull_harness::allreduce::connect;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::text::{grid, several};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<Status> {
 
 /// The hosts of a file, measured by a job with a rank on each.
 fn of_hosts(file: &Path) -> Result<Cluster> {
-    let launched = Launched::start(Testbed::Hostfile(file.to_owned()), 0, None)?;
+    let launched = Launched::start(Testbed::Hostfile(file.to_owned()), 0)?;
     let _progress = Progress::start(format!("measuring {}", several(launched.workers(), "host")));
     launched.probe()
 }

@@ -9,13 +9,14 @@ use ringpull_base::config::Config;
 use ringpull_base::{Error, Result};
 
 use super::{FAILURE, Format, SUCCESS, Status, launch::servers, status_of_signal};
-use crate::lab::{Lab, Shape};
-use crate::link::LinkRate;
-use crate::rehearse::fault::{self, Fault};
-use crate::rehearse::job::Rehearsal;
-use crate::rehearse::random;
-use crate::rehearse::rehearse;
-use crate::rehearse::shape::JobShape;
+use ringpull_harness::link::LinkRate;
+use ringpull_harness::shape::Shape;
+use ringpull_lab::hosts::Lab;
+use ringpull_lab::rehearse::fault::{self, Fault};
+use ringpull_lab::rehearse::job::Rehearsal;
+use ringpull_lab::rehearse::random;
+use ringpull_lab::rehearse::rehearse;
+use ringpull_lab::rehearse::shape::JobShape;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -53,7 +54,9 @@ Examples:
   ringpull rehearse -n 2 -s 2 -- ./train --kv-store dist_sync   with servers
   ringpull rehearse -n 4 --elastic --min-workers 2 -- python elastic.py
   ringpull rehearse -n 2 -s 2 --random 20 --seed 7 -- ./train --kv-store dist_sync
+  ringpull rehearse -n 4 --hosts 4 --random 200 --together -- python train.py    all in one long job
   ringpull rehearse -n 4 --faults faults.yaml -- python train.py --checkpoint /tmp/checkpoints/a")]
+#[allow(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct RehearseArgs {
     /// The number of workers.
     #[arg(short = 'n', visible_alias = "num-workers", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -89,6 +92,10 @@ pub(crate) struct RehearseArgs {
     /// The seed of --random: the same one draws the same faults.
     #[arg(long, default_value_t = 1, requires = "random")]
     seed: u64,
+    /// Let all faults come to one job, one after another: stops, and on emulated hosts links that are down. Each
+    /// comes when the one before is over, and `at` counts from then. The job has to go on.
+    #[arg(long)]
+    together: bool,
     /// A file with faults; `-` is standard input.
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
@@ -125,7 +132,7 @@ pub(crate) fn run(args: &RehearseArgs) -> Result<Status> {
     std::fs::create_dir_all(&args.out).map_err(|cause| Error::io("create", args.out.display(), &cause))?;
     let ranks = shape.workers;
     let rehearsal = Rehearsal { options, command: args.command.clone(), lab: lab.as_ref(), out: &args.out, shape };
-    let rehearsed = rehearse(&rehearsal, &faults)?;
+    let rehearsed = rehearse(&rehearsal, &faults, args.together)?;
     super::print(args.format, &rehearsed, || rehearsed.table(ranks))?;
     Ok(match (rehearsed.interrupted, rehearsed.is_well()) {
         (Some(signal), _) => status_of_signal(signal),
@@ -155,6 +162,9 @@ fn faults(args: &RehearseArgs, shape: &JobShape) -> Result<Vec<Fault>> {
     let JobShape { workers, servers, hosts, .. } = *shape;
     if let Some(count) = args.random {
         let silence = Config::from_env()?.silence();
+        if args.together {
+            return Ok(random::draw_together(count as usize, args.seed, shape, silence));
+        }
         let may_mount = rustix::process::geteuid().is_root();
         return Ok(random::draw(count as usize, args.seed, shape, silence, may_mount));
     }

@@ -8,8 +8,8 @@ use ringpull_base::{Kind, Result};
 
 use super::measured::progress;
 use super::{Format, SUCCESS, Status, print};
-use crate::replay;
-use crate::replay::recorded_job::RecordedJob;
+use ringpull_lab::replay;
+use ringpull_lab::replay::recorded_job::RecordedJob;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \

@@ -6,13 +6,13 @@ use ringpull_base::{DType, Error, Result};
 
 use super::compare::{CompareArgs, command};
 use super::{SUCCESS, Status, put, to_json_line, write};
-use crate::compare::Environment;
-use crate::progress::Progress;
-use crate::rounds::Runner as _;
-use crate::rounds::launched::{Launched, Testbed};
-use crate::size::{elements, parse_sizes};
-use crate::sweep::{self, Sweep, SweepPlan, page};
-use crate::variant::{Peer, Variant};
+use crate::launched::{Launched, Testbed};
+use ringpull_harness::compare::Environment;
+use ringpull_harness::progress::Progress;
+use ringpull_harness::rounds::Runner as _;
+use ringpull_harness::size::{elements, parse_sizes};
+use ringpull_harness::sweep::{self, Sweep, SweepPlan, page};
+use ringpull_harness::variant::{Peer, Variant};
 
 /// Measures, and writes the times and the page of all sweeps in the folder.
 pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed) -> Result<Status> {
@@ -25,7 +25,7 @@ pub(super) fn run(args: &CompareArgs, sizes: &str, testbed: Testbed) -> Result<S
             "compare it without --sizes, or name others, such as mpi,gloo",
         ));
     }
-    let mut launched = Launched::start(testbed, 0, args.mpich.find()?)?;
+    let mut launched = Launched::start(testbed, 0)?;
     let (most, own_hosts) = (launched.workers(), launched.has_own_hosts());
     let ranks = ranks(args, most)?;
     let plan =
@@ -59,10 +59,11 @@ fn ranks(args: &CompareArgs, most: usize) -> Result<Vec<usize>> {
 
 /// Ours and the given peers, or everything that is installed.
 fn contenders(args: &CompareArgs) -> Vec<Variant> {
+    let is_wanted = |peer: Peer| args.peers.is_empty() || args.peers.contains(&peer);
     let all = Variant::allreduces().into_iter();
     all.filter(|variant| match variant.peer {
-        None => args.peers.is_empty() || args.mpich.is_given() || *variant != Variant::ours_on_mpich(),
-        Some(peer) => args.peers.is_empty() || args.peers.contains(&peer),
+        None => !variant.on_mpich || is_wanted(Peer::Mpich),
+        Some(peer) => is_wanted(peer),
     })
     .collect()
 }

@@ -12,9 +12,9 @@ use ringpull_base::status::{JobStatus, RankStatus};
 use ringpull_base::{Error, Result};
 
 use super::{Format, SUCCESS, Status, timeline, to_json};
-use crate::size::format_size;
-use crate::status_client::find;
-use crate::text::grid;
+use ringpull_harness::size::format_size;
+use ringpull_harness::text::grid;
+use ringpull_lab::status_client::find;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -5,12 +5,12 @@ use clap::Args;
 use ringpull_base::Result;
 
 use super::measured::{StoreArgs, progress};
-use crate::late::Late;
-use crate::record::Record;
-use crate::size::format_size;
-use crate::statistics::{self, Summary};
-use crate::text::{format_seconds, several};
-use crate::{layers, train};
+use ringpull_harness::late::Late;
+use ringpull_harness::record::Record;
+use ringpull_harness::size::format_size;
+use ringpull_harness::statistics::{self, Summary};
+use ringpull_harness::text::{format_seconds, several};
+use ringpull_harness::{layers, train};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \

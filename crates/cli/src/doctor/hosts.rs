@@ -13,7 +13,7 @@ use super::gather::{gather, since_1970_s};
 use crate::launch::host::{placed, quote, ssh, with_environment};
 use crate::launch::remote::{Answer, ask_all};
 use crate::launch::{Host, SshHost, own_address};
-use crate::ranks;
+use ringpull_harness::ranks;
 
 /// The time that a host may take to send its facts.
 const ANSWER: Duration = Duration::from_secs(60);

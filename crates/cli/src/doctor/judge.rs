@@ -2,7 +2,7 @@
 
 use super::facts::Facts;
 use super::{Finding, Verdict};
-use crate::text::several;
+use ringpull_harness::text::several;
 
 /// The size of /dev/shm that Docker and Kubernetes give a container by default.
 const SMALL_SHM: u64 = 64 << 20;

@@ -21,7 +21,7 @@ use ringpull_base::topology::host_name;
 use self::facts::Facts;
 pub(crate) use self::gather::gather;
 use crate::launch::environment;
-use crate::text::several;
+use ringpull_harness::text::several;
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -34,6 +34,6 @@ pub(crate) fn rank() -> Result<()> {
     let (size, level) = ringpull_allreduce::transport::initialise_once()?;
     let library = crate::machine::Machine::survey().mpi_library.unwrap_or_default();
     let rank = ProbedRank { size, level: level.to_owned(), library };
-    println!("{}", crate::text::to_json_line(&rank)?);
+    println!("{}", ringpull_harness::text::to_json_line(&rank)?);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::Finding;
 use super::facts::Facts;
-use crate::text::several;
+use ringpull_harness::text::several;
 
 /// The findings of every check that compares hosts.
 pub(super) fn hosts(all: &[Facts]) -> Vec<Finding> {

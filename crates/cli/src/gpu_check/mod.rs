@@ -1,7 +1,6 @@
 //! The checks of `scripts/gpu-check` on a machine with GPUs: every kernel compared with the reference,
 //! collectives, ranks that share a GPU, and the speed. On simulated devices it runs all but the speed.
 
-mod lent;
 mod speed;
 mod stores;
 
@@ -65,7 +64,6 @@ impl Findings {
         let mut checks: Vec<Check> = operations
             .map(|(name, outcome)| check(name, outcome.map(|()| "the reference's bits".to_owned())))
             .collect();
-        checks.extend(lent::checks(&devices));
         checks.extend(stores::checks(name, &devices));
         let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices, bytes)? };
         Ok(Findings {

@@ -14,7 +14,7 @@ use ringpull_device::{Collective, CollectiveKind, Devices, Memory, Operation, Sl
 use ringpull_kernels::optim::Optimizer;
 
 use super::{FIRST, LIMIT, Speed};
-use crate::statistics::Summary;
+use ringpull_harness::statistics::Summary;
 
 /// What bytes of a buffer are a multiple of: of all pieces that a buffer is cut into.
 pub(crate) const UNIT: usize = 4 << 10;

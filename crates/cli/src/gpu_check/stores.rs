@@ -129,7 +129,7 @@ fn train(store: &KvStore, devices: &Devices, counts: &[usize]) -> Result<String>
     Ok("sums and updates are right on every device".to_owned())
 }
 
-pub(super) fn expect(what: &str, seen: &[f32], expected: f32) -> Result<()> {
+fn expect(what: &str, seen: &[f32], expected: f32) -> Result<()> {
     match seen.iter().position(|value| *value != expected) {
         None => Ok(()),
         Some(index) => Err(Error::argument(

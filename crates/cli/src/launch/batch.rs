@@ -19,12 +19,12 @@ use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
 use super::control::{Control, Ending, RankHosts};
-use super::ends::{MpirunEnd, code_of, of_mpirun};
 use super::host::{quote, working_folder};
 use super::{Sink, Spec, Variables, wrapper};
 use crate::child;
-use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_lab::ends::{MpirunEnd, code_of, of_mpirun};
 
 /// The batch system.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,14 +20,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
 use super::control::{Control, Ending, OnLine, RankHosts, is_enough};
-use super::ends::{MpirunEnd, code_of, of_mpirun};
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
 use super::wrapper::TORCH_PLACE;
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
 use crate::child::{self, Childless, PATIENCE};
-use crate::interrupt::Interrupt;
 use crate::lab;
 use crate::mpirun::{MpiCommand, Mpirun, Ranks};
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_lab::ends::{MpirunEnd, code_of, of_mpirun};
 
 /// Runs the job on `hosts` to its end; its exit code. `mpirun` itself ends all processes when one fails. An
 /// error if it does not end after its ranks on this host have ended.

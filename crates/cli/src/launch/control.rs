@@ -21,7 +21,7 @@ use super::connection::{Frame, LEAVE, Listener, RECEIVED, Stream, answer};
 use super::host::temporary_folder;
 use super::output::{Feed, OutputStream, Printer, Sink, WholeLines};
 use super::{Host, SshHost, address_towards, wrapper};
-use crate::interrupt::Interrupt;
+use ringpull_harness::interrupt::Interrupt;
 
 /// The time for which processes may run after they were told to end: less than the 30 s that Kubernetes and
 /// Slurm wait.

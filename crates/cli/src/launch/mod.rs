@@ -2,8 +2,7 @@
 //!
 //! - [`host`]: where a process runs and the command that runs it there, below a [`wrapper`] that ends its
 //!   whole session when the launcher orders it or dies;
-//! - `ends`: what the end of each process means for its job; pure. `supervise`: waits for all processes, and
-//!   ends the rest;
+//! - `supervise`: waits for all processes, and ends the rest by the table of `ringpull_lab::ends`;
 //! - `output`: where their output goes; `lines`: how it becomes one text;
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
 //!   ssh before the job; [`environment`]: which of the user's variables other hosts get;
@@ -22,7 +21,6 @@ pub(crate) mod by_mpi;
 mod connection;
 mod control;
 pub(crate) mod elastic;
-pub(crate) mod ends;
 pub(crate) mod environment;
 pub(crate) mod horovodrun;
 pub(crate) mod host;

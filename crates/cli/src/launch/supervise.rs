@@ -25,14 +25,14 @@ use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
 use super::control::{Addressees, Control, GRACE, is_enough};
-use super::ends::{
-    Awaited, EndEffect, EndOfProcess, JobState, MpirunEnd, awaited, code_of, is_of_signal, meaning, of_mpirun,
-};
 use super::output::{Feed, OutputStream, PIPE, Pieces, Pipe, Printer, WholeLines};
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
 use crate::child::PATIENCE;
-use crate::interrupt::Interrupt;
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_lab::ends::{
+    Awaited, EndEffect, EndOfProcess, JobState, MpirunEnd, awaited, code_of, is_of_signal, meaning, of_mpirun,
+};
 
 /// The time between SIGTERM and SIGKILL.
 const KILL_AFTER: Duration = Duration::from_secs(3);

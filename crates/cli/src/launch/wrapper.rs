@@ -32,10 +32,10 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_proce
 use signal_hook::consts;
 
 use super::connection::{self, Frame, LEAVE, RECEIVED, Stream};
-use super::ends::code_of;
 use super::lines::Lines;
 use super::output::{Pieces, Pipe, Sink};
-use crate::interrupt::is_ignored;
+use ringpull_harness::interrupt::is_ignored;
+use ringpull_lab::ends::code_of;
 
 /// The script of a rank's host: it starts this program if the host has one that runs, at the same path or on
 /// its `PATH`, and otherwise the rank itself.
@@ -512,13 +512,6 @@ impl RankProcess {
         let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
         numbers.filter(|pid| *pid != own && group_of(*pid) == Some(own.as_raw_pid())).collect()
     }
-}
-
-/// Returns true if the process is this program, which has not become a rank.
-pub(crate) fn is_one(pid: Pid) -> bool {
-    let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-    let mut words = words.split(|byte| *byte == 0);
-    words.next().is_some_and(|program| program.ends_with(b"ringpull")) && words.next() == Some(b"rank")
 }
 
 /// Returns true if the process is a shell, which does not pass signals on.

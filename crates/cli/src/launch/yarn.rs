@@ -24,9 +24,9 @@ use super::batch::{Batch, BatchJob};
 use super::host::{quote, temporary_folder, with_environment, working_folder};
 use super::output::{OutputSource, OutputStream, Printer};
 use super::{Sink, Spec, by_mpi, process_name};
-use crate::commands::write;
-use crate::interrupt::Interrupt;
 use crate::mpirun::Mpirun;
+use ringpull_harness::interrupt::Interrupt;
+use ringpull_harness::text::write;
 
 /// How often files are read, and how often YARN is asked for the service's state.
 const READ: Duration = Duration::from_millis(100);

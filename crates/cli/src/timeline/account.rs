@@ -19,9 +19,7 @@ use ringpull_base::timeline::{Phase, RESULTS};
 
 use super::intervals::Intervals;
 use super::merge::Merged;
-
-/// The name of a step that does not count.
-pub(crate) const WARMUP: &str = "warm-up";
+use ringpull_harness::train::WARMUP;
 
 /// The parts of one step in seconds, which add up to the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

@@ -1,8 +1,8 @@
 //! The account as a table for a terminal.
 
 use super::account::{Account, KeyAccount, Share};
-use crate::size::format_size;
-use crate::text::{format_seconds, grid};
+use ringpull_harness::size::format_size;
+use ringpull_harness::text::{format_seconds, grid};
 
 const HEADER: [&str; 10] =
     ["rank", "host", "steps", "step", "compute", "push calls", "straggler", "communication", "(un)pack", "update"];

@@ -55,6 +55,9 @@ fn the_exit_code_tells_errors_from_warnings_and_paths_lead_to_them() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.starts_with(&format!("{broken}:4: ")), "{text}");
     assert_eq!(ringpull(&["manifest", "lint", "--ignore", "too-few-slots", &wrong]).status.code(), Some(0));
+    let output = ringpull(&["manifest", "lint", "--pod-security", "restricted", CLEAN]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && text.contains("[pod-security]"), "{text}");
     let output = ringpull(&["manifest", "lint", "--ignore", "too-few-slot", &wrong]);
     assert!(
         output.status.code() == Some(2)

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::launch::ends::is_of_signal;
+use ringpull_lab::ends::is_of_signal;
 
 /// The report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -37,8 +37,8 @@ use self::lost::Lost;
 use self::snapshots::{Begin, Newest, Snapshots};
 use self::watch::Watch;
 use super::{Host, Sink, Spec, by_mpi};
-use crate::interrupt::Interrupt;
 use crate::mpirun::Mpirun;
+use ringpull_harness::interrupt::Interrupt;
 
 /// The interval at which a job that waits looks for hosts.
 const LOOK: Duration = Duration::from_secs(1);

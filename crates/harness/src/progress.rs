@@ -1,0 +1,141 @@
+//! What a command is doing, on stderr, once it has taken two seconds: a bar or a spinner in a terminal, a
+//! line now and then elsewhere. Nothing is coloured.
+
+use std::io::IsTerminal as _;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// What is shorter shows nothing.
+const SHORT: Duration = Duration::from_secs(2);
+/// The interval at which a line is printed if stderr is not a terminal.
+const INTERVAL: Duration = Duration::from_secs(10);
+const TICK: Duration = Duration::from_millis(200);
+
+/// The progress of the work.
+#[derive(Debug, Clone, Default)]
+struct State {
+    /// Finished parts and all, if the work has parts.
+    parts: Option<(usize, usize)>,
+    words: String,
+}
+
+/// Shows the progress of some work until it is dropped.
+#[derive(Debug)]
+pub struct Progress {
+    state: Arc<Mutex<State>>,
+    end: Option<Sender<()>>,
+    shown: Option<JoinHandle<()>>,
+}
+
+impl Progress {
+    /// Begins, with what is done first.
+    pub fn start(words: impl Into<String>) -> Self {
+        let state = Arc::new(Mutex::new(State { parts: None, words: words.into() }));
+        let (end, ended) = channel();
+        let of_thread = Arc::clone(&state);
+        let in_terminal = std::io::stderr().is_terminal();
+        let show = move || {
+            let wait = |time| ended.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+            let begun = Instant::now();
+            if !wait(SHORT) {
+                return;
+            }
+            if in_terminal {
+                // Hidden until it has its state: each change is drawn.
+                let bar = ProgressBar::hidden().with_elapsed(begun.elapsed());
+                update(&bar, &lock(&of_thread));
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+                while wait(TICK) {
+                    update(&bar, &lock(&of_thread));
+                    bar.tick();
+                }
+                bar.finish_and_clear();
+                return;
+            }
+            loop {
+                eprintln!("{}", line(&lock(&of_thread), begun.elapsed()));
+                if !wait(INTERVAL) {
+                    return;
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name("progress".to_owned()).spawn(show);
+        if let Err(cause) = &spawned {
+            tracing::debug!(%cause, "no progress is shown");
+        }
+        Progress { state, end: Some(end), shown: spawned.ok() }
+    }
+
+    /// The next thing that is done.
+    pub fn at(&self, words: impl Into<String>) {
+        lock(&self.state).words = words.into();
+    }
+
+    /// The next of `all` parts, of which `done` are finished.
+    pub fn part(&self, done: usize, all: usize, words: impl Into<String>) {
+        *lock(&self.state) = State { parts: Some((done, all)), words: words.into() };
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(shown) = self.shown.take()
+            && shown.join().is_err()
+        {
+            tracing::debug!("the progress ended with a panic");
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn update(bar: &ProgressBar, state: &State) {
+    let template = match state.parts {
+        None => "{spinner} {elapsed}: {msg}",
+        Some((0, _)) => "{bar:24} {pos} of {len}, {elapsed} so far: {msg}",
+        Some(_) => "{bar:24} {pos} of {len}, {elapsed} so far, {eta} left: {msg}",
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_message(state.words.clone());
+    if let Some((done, all)) = state.parts {
+        bar.set_length(all as u64);
+        bar.set_position(done as u64);
+    }
+}
+
+/// The state as one line.
+fn line(state: &State, elapsed: Duration) -> String {
+    let parts = state.parts.map_or(String::new(), |(done, all)| format!("{done} of {all} done, "));
+    format!("progress: {parts}{} s so far: {}", elapsed.as_secs(), state.words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_how_far_the_work_is_without_codes_of_a_terminal() {
+        let mut state = State { parts: None, words: "host 3 of 8".to_owned() };
+        assert_eq!(line(&state, Duration::from_millis(2300)), "progress: 2 s so far: host 3 of 8");
+        state.parts = Some((7, 35));
+        assert_eq!(line(&state, Duration::from_secs(12)), "progress: 7 of 35 done, 12 s so far: host 3 of 8");
+    }
+
+    #[test]
+    fn short_work_ends_at_once() {
+        let begun = Instant::now();
+        let progress = Progress::start("something");
+        progress.part(1, 2, "something else");
+        drop(progress);
+        assert!(begun.elapsed() < SHORT);
+    }
+}

@@ -1,0 +1,202 @@
+//! One rank's part in measuring push and pull of a list of keys, through the public API.
+//!
+//! An iteration: fill the inputs, barrier, start the clock, `push_pull` every key, read every output, stop
+//! the clock, barrier, verify every sum. Without the second barrier the first ranks to finish would take
+//! processor time from the last. Any kind of store can be measured this way. The store itself gathers the
+//! ranks' times ([`ranks`](crate::ranks)).
+
+use ringpull::KvStore;
+use ringpull_base::config::{self, Dmlc};
+use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result};
+use ringpull_kernels::compress::Compression;
+use ringpull_kernels::optim::Optimizer;
+use ringpull_workload::expected::Expected;
+use ringpull_workload::iterations::{Iterations, LateRank};
+use ringpull_workload::models::ModelKey;
+use ringpull_workload::sparse::{SparseIterations, SparseSetup, adding};
+
+use crate::cost::SparseRows;
+use crate::kept;
+use crate::late::Late;
+use crate::progress::Progress;
+use crate::ranks::{RankReport, Spent, gather, record_of};
+use crate::record::Record;
+use crate::usage::Memory;
+
+/// The settings by which the keys are measured.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    pub dtype: DType,
+    /// Measured iterations, at least 1.
+    pub iters: usize,
+    /// Iterations before them, verified but not timed.
+    pub warmup: usize,
+    /// The compression of gradients, if any.
+    pub compression: Option<Compression>,
+    /// The allreduce of `dist_sync_mpi`.
+    pub algorithm: AlgorithmChoice,
+    /// What updates values by the sums, if anything does.
+    pub optimizer: Option<Optimizer>,
+    /// True if its states are divided over the ranks.
+    pub is_sharded: bool,
+    /// Who is late in every iteration of keys.
+    pub late: Option<LateRank>,
+}
+
+/// Measures each list of `payloads` separately and gives rank 0 one record for each. Collective.
+pub fn run(
+    store: &KvStore,
+    payloads: &[Vec<ModelKey>],
+    plan: &StoreOptions,
+    progress: Option<&Progress>,
+) -> Result<Option<Vec<Record>>> {
+    plan.prepare(store)?;
+    if let Some(optimizer) = &plan.optimizer {
+        optimizer.check()?;
+        plan.check_optimized(store)?;
+    }
+    let mut records = Vec::with_capacity(payloads.len());
+    let each = plan.warmup + plan.iters;
+    for (index, keys) in payloads.iter().enumerate() {
+        let begun = |iteration: usize| {
+            if let Some(progress) = progress {
+                let words = format!("payload {} of {}", index + 1, payloads.len());
+                progress.part(index * each + iteration, payloads.len() * each, words);
+            }
+        };
+        let found = measure(store, keys, index, plan, begun)?;
+        if plan.optimizer.is_some() {
+            // What the ranks report is added up as it is.
+            plan.optimize(store, &adding())?;
+        }
+        let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
+        records.push(kept::keep(plan.record("pushpull", store, keys, &ranks)?, store.rank())?);
+    }
+    Ok((store.rank() == 0).then_some(records))
+}
+
+/// As [`run`], of rows of each of `tables`.
+pub fn run_sparse(
+    store: &KvStore,
+    tables: &[SparseSetup],
+    plan: &StoreOptions,
+    progress: Option<&Progress>,
+) -> Result<Option<Vec<Record>>> {
+    plan.prepare(store)?;
+    let mut records = Vec::with_capacity(tables.len());
+    for (index, table) in tables.iter().enumerate() {
+        let mut iterations = SparseIterations::new(store, &format!("{index}.table"), *table)?;
+        let mut found = RankReport::default();
+        for iteration in 0..plan.warmup + plan.iters {
+            if let Some(progress) = progress {
+                let each = plan.warmup + plan.iters;
+                let words = format!("payload {} of {}", index + 1, tables.len());
+                progress.part(index * each + iteration, tables.len() * each, words);
+            }
+            let (seconds, before, after) = iterations.take(store, iteration, Spent::now)?;
+            if iteration >= plan.warmup {
+                found.seconds.push(seconds);
+                found.spent.add(before, after);
+            }
+        }
+        let ranks = gather(store, &format!("ringpull.samples.{index}"), &found)?;
+        let sparse = Some(SparseRows { table: *table, union: iterations.union() });
+        let blank = Record { sparse, ..plan.blank("pushpull", store)? };
+        records.push(kept::keep(record_of(&ranks, table.touched_bytes(), blank)?, store.rank())?);
+    }
+    Ok((store.rank() == 0).then_some(records))
+}
+
+/// What this rank finds; `begun` is called before each iteration.
+fn measure(
+    store: &KvStore,
+    keys: &[ModelKey],
+    index: usize,
+    plan: &StoreOptions,
+    begun: impl Fn(usize),
+) -> Result<RankReport> {
+    let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
+    if let Some(optimizer) = &plan.optimizer {
+        plan.optimize(store, optimizer)?;
+        expected = expected.updated_by(optimizer);
+    }
+    let held_before = store.stats().state_bytes;
+    let mut iterations =
+        Iterations::expecting(store, keys, &index.to_string(), plan.dtype, expected)?.with_late(plan.late);
+    let mut memory = Memory::watch();
+    let mut found = RankReport::default();
+    for iteration in 0..plan.warmup + plan.iters {
+        begun(iteration);
+        if iteration == plan.warmup {
+            memory.stop();
+        }
+        let (seconds, before, after) = iterations.take(store, iteration, Spent::now)?;
+        if iteration >= plan.warmup {
+            found.seconds.push(seconds);
+            found.spent.add(before, after);
+        }
+    }
+    let state_bytes = plan.optimizer.is_some().then(|| store.stats().state_bytes - held_before);
+    Ok(RankReport { extra_rss_bytes: memory.grown_bytes(), state_bytes, ..found })
+}
+
+impl StoreOptions {
+    /// Makes a new `store` ready to be measured. Collective.
+    pub fn prepare(&self, store: &KvStore) -> Result<()> {
+        if self.iters == 0 {
+            return Err(Error::argument("invalid --iters 0: expected at least 1", "give a larger number"));
+        }
+        self.late.map_or(Ok(()), |late| Late::from(late).check(store.num_workers()))?;
+        if let Some(compression) = &self.compression {
+            store.set_gradient_compression(compression)?;
+        }
+        if store.kind() == Kind::DistAsync {
+            // Without an optimizer an asynchronous server keeps the last push; with this one it adds them up.
+            store.set_optimizer(&adding())?;
+        }
+        Ok(())
+    }
+
+    /// An error if what an optimizer makes of the values cannot be checked.
+    fn check_optimized(&self, store: &KvStore) -> Result<()> {
+        if store.kind() == Kind::DistAsync || self.dtype != DType::F32 {
+            return Err(Error::argument(
+                format!("--optimizer with {} and {}: weights cannot be checked", store.kind(), self.dtype),
+                "measure f32, and a kind that sums in rounds",
+            ));
+        }
+        Ok(())
+    }
+
+    fn optimize(&self, store: &KvStore, optimizer: &Optimizer) -> Result<()> {
+        if self.is_sharded { store.set_sharded_optimizer(optimizer) } else { store.set_optimizer(optimizer) }
+    }
+
+    /// The record of what the ranks found with `keys`.
+    pub fn record(&self, op: &str, store: &KvStore, keys: &[ModelKey], ranks: &[RankReport]) -> Result<Record> {
+        let bytes = self.dtype.size_bytes() * keys.iter().map(ModelKey::len).sum::<usize>();
+        record_of(ranks, bytes, self.blank(op, store)?)
+    }
+
+    /// The record of a measurement of `store`, as far as it is known before.
+    fn blank(&self, op: &str, store: &KvStore) -> Result<Record> {
+        let algorithm = match (&self.compression, store.kind()) {
+            // NCCL sums only on GPUs; host memory is summed by `auto`.
+            (None, Kind::DistSyncMpi) if self.algorithm.is_auto() && config::devices().is_none() => "auto".to_owned(),
+            (None, Kind::DistSyncMpi) => self.algorithm.to_string(),
+            (Some(compression), Kind::DistSyncMpi) => compression.to_string(),
+            (None, Kind::Local | Kind::Device) => "local".to_owned(),
+            (None, _) => "servers".to_owned(),
+            (Some(compression), _) => format!("servers {compression}"),
+        };
+        let algorithm = match (&self.optimizer, self.is_sharded) {
+            (None, _) => algorithm,
+            (Some(optimizer), false) => format!("{algorithm} {optimizer}"),
+            (Some(optimizer), true) => format!("{algorithm} {optimizer} sharded"),
+        };
+        let servers = if store.kind().has_servers() { Dmlc::from_env()?.map_or(0, |job| job.num_servers) } else { 0 };
+        let mode = store.kind().to_string();
+        let late = self.late.map(Into::into);
+        Ok(Record { mode, algorithm, servers, late, ..Record::blank(op, self.dtype) })
+    }
+}

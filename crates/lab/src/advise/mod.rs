@@ -1,0 +1,244 @@
+//! Which mode is worth its hosts: steps of training, predicted for numbers of hosts that nobody has to try.
+//!
+//! [`predict`] gives a step in one mode to the simulation. An [`Advice`] has the rows of all modes and
+//! numbers of hosts; `verdict` says which wins. [`check`] measures some of them on emulated hosts. All but
+//! that is pure.
+
+pub mod check;
+pub mod predict;
+pub mod table;
+pub mod verdict;
+
+use std::sync::Mutex;
+
+use serde::Serialize;
+
+use ringpull_base::Result;
+
+use crate::advise::predict::Setting;
+use ringpull_harness::cost;
+use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::variant::{Family, Variant};
+
+/// A mode, whose servers may depend on the number of hosts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    pub name: String,
+    of: Kind,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    Fixed(Variant),
+    /// As many servers as there are hosts, divided by this and at least one.
+    Servers(usize, Placement),
+    /// As many helpers as there are hosts.
+    Helpers,
+}
+
+impl Choice {
+    pub fn fixed(variant: Variant) -> Self {
+        Choice { name: variant.to_string(), of: Kind::Fixed(variant) }
+    }
+
+    /// The modes that are predicted unless some are named.
+    pub fn all() -> Vec<Self> {
+        let fixed = |name: &str| name.parse().ok().map(Choice::fixed);
+        let servers = |name: &str, divisor, placement| {
+            Some(Choice { name: name.to_owned(), of: Kind::Servers(divisor, placement) })
+        };
+        [
+            fixed("dist_sync_mpi"),
+            fixed("dist_sync_mpi+fp16"),
+            fixed("dist_sync_mpi+2bit:0.5"),
+            fixed("dist_sync:1shared"),
+            servers("dist_sync:Kshared, K=n/2", 2, Placement::Shared),
+            servers("dist_sync:Kshared, K=n", 1, Placement::Shared),
+            fixed("dist_sync:1"),
+            servers("dist_sync:K, K=n/2", 2, Placement::Dedicated),
+            servers("dist_sync:K, K=n", 1, Placement::Dedicated),
+            Some(Choice { name: "dist_sync_mpi:Khelpers, K=n".to_owned(), of: Kind::Helpers }),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    pub fn variant(&self, hosts: usize) -> Variant {
+        match self.of {
+            Kind::Fixed(variant) => variant,
+            Kind::Servers(divisor, placement) => {
+                Variant::ours(Mode::Servers { sync: true, servers: (hosts / divisor).max(1), placement })
+            }
+            Kind::Helpers => Variant::ours(Mode::Helped { helpers: hosts }),
+        }
+    }
+}
+
+/// The prediction for one mode on one number of hosts.
+#[derive(Debug, Clone, Serialize)]
+pub struct PredictedRow {
+    pub mode: String,
+    /// Those of the workers.
+    pub hosts: usize,
+    /// Those, and the servers' own.
+    pub machines: usize,
+    pub step_s: f64,
+    /// True if such steps took longer than predicted where they were measured: `step_s` is the least then,
+    /// and the efficiency the most.
+    pub is_at_best: bool,
+    /// The part of a step that computes.
+    pub efficiency: f64,
+    /// The part of a step that does not, in seconds.
+    pub exposed_s: f64,
+    /// What the busiest host sends or receives in a step, whichever is more, without compression and on links
+    /// that are alike.
+    pub busiest_host_bytes: f64,
+    #[serde(skip)]
+    pub variant: Variant,
+}
+
+/// The prediction, and its consequences.
+#[derive(Debug, Serialize)]
+pub struct Advice {
+    /// Such as `vgg16, 32 tensors, 553 MB`.
+    pub model: String,
+    pub compute_s: f64,
+    pub link: String,
+    pub latency_s: f64,
+    /// Sorted by the number of hosts, then as the modes were given.
+    pub rows: Vec<PredictedRow>,
+    pub assumptions: Vec<String>,
+    pub verdict: Vec<String>,
+    /// A measurement beside its prediction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub check: Option<check::Checked>,
+}
+
+/// The rows of all choices for all numbers of hosts, each mode once for a number. A choice that is `named` is
+/// an error if it has no prediction for some number; others are left out there.
+pub fn rows(setting: &Setting, (choices, named): (&[Choice], bool), hosts: &[usize]) -> Result<Vec<PredictedRow>> {
+    let mut wanted: Vec<(usize, Variant)> = Vec::new();
+    for hosts in hosts {
+        let variants = choices.iter().map(|choice| choice.variant(*hosts));
+        for variant in variants.filter(|variant| named || setting.reaches(*variant, *hosts)) {
+            if !wanted.contains(&(*hosts, variant)) {
+                wanted.push((*hosts, variant));
+            }
+        }
+    }
+    // Those of most hosts take longest.
+    let (queue, found) = (Mutex::new(wanted.iter().enumerate()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                let next = || queue.lock().ok()?.next_back();
+                while let Some((at, (hosts, variant))) = next() {
+                    let row = row(setting, *variant, *hosts);
+                    found.lock().expect("no prediction panics").push((at, row));
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().expect("no prediction panics");
+    found.sort_by_key(|(at, _)| *at);
+    found.into_iter().map(|(_, row)| row).collect()
+}
+
+fn row(setting: &Setting, variant: Variant, hosts: usize) -> Result<PredictedRow> {
+    let step_s = setting.step_s(variant, hosts)?;
+    Ok(PredictedRow {
+        mode: variant.to_string(),
+        hosts,
+        machines: hosts + variant.mode.extra_hosts(),
+        step_s,
+        is_at_best: is_at_best(variant.mode, hosts),
+        efficiency: (setting.compute_s / step_s).min(1.0),
+        exposed_s: (step_s - setting.compute_s).max(0.0),
+        busiest_host_bytes: cost::busiest_host_bytes(variant.mode, hosts, setting.bytes()),
+        variant,
+    })
+}
+
+impl Advice {
+    pub fn row(&self, hosts: usize, variant: Variant) -> Option<&PredictedRow> {
+        self.rows.iter().find(|row| (row.hosts, row.variant) == (hosts, variant))
+    }
+
+    /// The numbers of hosts, the fewest first.
+    pub fn hosts(&self) -> Vec<usize> {
+        let mut hosts: Vec<usize> = self.rows.iter().map(|row| row.hosts).collect();
+        hosts.dedup();
+        hosts
+    }
+
+    /// The families of its rows, in the order of the legend.
+    pub fn families(&self) -> Vec<(Family, &'static str)> {
+        let is_there = |family| self.rows.iter().any(|row| row.variant.family() == family);
+        Family::ALL.into_iter().filter(|(family, _)| is_there(*family)).collect()
+    }
+}
+
+/// The most hosts on which predictions have been compared with measurements.
+pub const COMPARED_HOSTS: usize = 64;
+/// With more workers steps with servers took longer than predicted: the simulation takes it that all workers
+/// move on alike, and TCP divides a link unevenly among many (`docs/decisions/server-window.md`).
+const MOST_WORKERS_OF_SERVERS: usize = 16;
+/// How near they were; `docs/how-to/advise.md` has the commands.
+const COMPARED: &str = "Measured on emulated hosts: sums within 5 % by allreduce on 2 to 64 hosts and with servers on \
+    2 to 16, within 8 % by both beside a slow host. Steps of training within 9 % on 2 to 16 hosts, and by allreduce on \
+    32; by allreduce on 64, whose processes share two cores there, up to 36 % too short.";
+
+/// Returns true if such a step may take longer than predicted.
+fn is_at_best(mode: Mode, workers: usize) -> bool {
+    matches!(mode, Mode::Servers { .. }) && workers > MOST_WORKERS_OF_SERVERS
+}
+
+/// The assumptions of every row. `shares` says what a layer's share of the computing is.
+pub fn assumptions(setting: &Setting, link: &str, shares: &str, rows: &[PredictedRow]) -> Vec<String> {
+    let words = ringpull_harness::text::format_seconds;
+    let mut all = vec![
+        format!(
+            "Links: {link} in each direction at the same time, of which TCP carries {:.1} %; {} from one host to another.",
+            100.0 * predict::GOODPUT,
+            words(setting.latency_s)
+        ),
+        "Switches: they hold what has to wait, lose nothing and carry all links at full rate. One worker a host."
+            .to_owned(),
+        format!(
+            "Computing: {} a step on each host, two thirds of it backward; a layer's share is {shares}.",
+            words(setting.compute_s)
+        ),
+        format!(
+            "Sums: this build's plans, buckets, segments and priorities, message by message, each with {} of a processor; encoding is not counted.",
+            words(setting.message_s())
+        ),
+        "Not in it: late hosts, hosts that differ, other traffic, reading data, and updates by the optimizer."
+            .to_owned(),
+        COMPARED.to_owned(),
+    ];
+    if rows.iter().any(|row| row.is_at_best) {
+        all.push(format!(
+            "At best (< and >): steps with servers and more than {MOST_WORKERS_OF_SERVERS} workers. Measured ones \
+             took up to 1.7 times as long."
+        ));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_with_servers_and_more_workers_than_were_near_are_at_best() {
+        let of = |mode: &str, workers| is_at_best(mode.parse::<Variant>().unwrap().mode, workers);
+        for mode in ["dist_sync:1", "dist_sync:8shared", "dist_sync:8+fp16"] {
+            assert_eq!([16, 17, 1024].map(|workers| of(mode, workers)), [false, true, true], "{mode}");
+        }
+        // All keys of a model are dense, and dist_hybrid sums those over the ranks.
+        for mode in ["dist_sync_mpi", "dist_sync_mpi:32helpers", "dist_sync_mpi+fp16", "dist_hybrid:8shared"] {
+            assert!(!of(mode, 1024), "{mode}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The meaning of each process's end for its job, as functions of what the launcher knows: no clock, no
+//! process.
+//!
+//! [`meaning`] is about a process that the launcher has started itself, and [`awaited`] about how long it
+//! waits for the others. [`of_mpirun`] is about a job of MPI ranks, whose processes `mpirun` ends together.
+//! The tests below hold the whole table.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+
+use ringpull_base::config::Role;
+
+/// A process's exit code; 128 and the signal's number if a signal ended it.
+pub fn code_of(status: ExitStatus) -> i32 {
+    status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
+
+/// Returns true if a process with this exit code was ended by a signal, of which there are 64.
+pub fn is_of_signal(code: i32) -> bool {
+    (129..=192).contains(&code)
+}
+
+/// The end of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndOfProcess {
+    /// With exit code 0.
+    Well,
+    /// With another exit code of its own.
+    Failed,
+    /// By a signal, or with its host; or the job had gone on without it before.
+    Lost,
+}
+
+/// The state of the other processes when one has ended, as far as the launcher knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a column of the table")]
+pub struct JobState {
+    /// Whether a process has failed before, or the job was interrupted.
+    pub has_failed: bool,
+    /// True if a worker has ended well.
+    pub has_succeeded: bool,
+    /// The workers that run, and the job has not gone on without.
+    pub workers: usize,
+    /// Whether the process came in the place of another, or the job has gone on without it.
+    pub is_surplus: bool,
+    /// True if another process may still be started in its place.
+    pub may_restart: bool,
+}
+
+/// The effect of a process's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndEffect {
+    /// Nothing.
+    Nothing,
+    /// The job needs it no more, and how it ended changes nothing.
+    Unneeded,
+    /// The job goes on without it.
+    Without,
+    /// The job goes on, and another is started in its place.
+    Replaced,
+    /// The job fails with its exit code, and the others end.
+    Failure,
+}
+
+/// Decides what the end of a process means for its job. An elastic one goes on without workers that are lost,
+/// if `least` are left.
+pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobState) -> EndEffect {
+    use EndEffect::{Failure, Nothing, Replaced, Unneeded, Without};
+    let JobState { has_failed, has_succeeded, workers, is_surplus, may_restart } = state;
+    match (role, end, least) {
+        (_, EndOfProcess::Well, _) => Nothing,
+        // The first failure is the job's, and the others end because of it.
+        _ if has_failed => Nothing,
+        // What the workers were to do is done.
+        (Role::Server | Role::Scheduler, ..) if workers == 0 && has_succeeded => Unneeded,
+        // It comes too late, or wakes too late, to a job that is done.
+        (Role::Worker, _, Some(_)) if is_surplus && has_succeeded => Unneeded,
+        (Role::Worker, EndOfProcess::Lost, Some(least)) if workers >= least.max(1) => {
+            if may_restart && !has_succeeded {
+                Replaced
+            } else {
+                Without
+            }
+        }
+        (_, EndOfProcess::Failed | EndOfProcess::Lost, _) => Failure,
+    }
+}
+
+/// For how long those that are left may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaited {
+    /// As long as they like.
+    Unlimited,
+    /// For the job's grace: they have nothing left to do.
+    Grace,
+    /// For as long as they need to report whom they lost.
+    LastWords,
+    /// For as long as a worker may need that came in the place of another, when the job is over without it.
+    Latecomer,
+    /// Not at all.
+    Ends,
+}
+
+/// The time for which those that are left are waited for. `only_surplus`: whether neither the scheduler nor a
+/// worker of the job's start runs.
+pub fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Awaited {
+    match state {
+        JobState { workers: 0, has_failed: true, .. } if is_interrupted => Awaited::Ends,
+        JobState { workers: 0, has_failed: true, .. } => Awaited::LastWords,
+        JobState { workers: 0, .. } => Awaited::Grace,
+        JobState { has_succeeded: true, .. } if only_surplus => Awaited::Latecomer,
+        _ => Awaited::Unlimited,
+    }
+}
+
+/// The end of an `mpirun`, and what its ranks have said of themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MpirunEnd {
+    /// Its exit code; `None` if it did not end, and was killed.
+    pub code: Option<i32>,
+    /// The signal that has interrupted the launcher.
+    pub interrupted: Option<i32>,
+    /// True if the launcher has ended the job because of a rank.
+    pub was_ended: bool,
+    /// True if all ranks have ended.
+    pub have_all_ended: bool,
+    /// True if all workers have ended well.
+    pub have_workers_succeeded: bool,
+    /// The exit code of the first rank that has failed.
+    pub first_failure: Option<i32>,
+}
+
+/// The exit code of a job of MPI ranks; `None` if it is not known.
+pub fn of_mpirun(end: MpirunEnd) -> Option<i32> {
+    match end {
+        MpirunEnd { interrupted: Some(signal), .. } => Some(128 + signal),
+        // Whatever `mpirun` finds fault with afterwards, and servers and helpers after the last worker.
+        MpirunEnd { have_workers_succeeded: true, .. } => Some(0),
+        MpirunEnd { was_ended: true, first_failure, .. } => Some(first_failure.unwrap_or(1)),
+        MpirunEnd { code: None, have_all_ended, first_failure, .. } => first_failure.filter(|_| have_all_ended),
+        MpirunEnd { code: Some(0), .. } => Some(0),
+        // MPICH's `mpiexec` ends with the codes of all ranks together.
+        MpirunEnd { code: Some(code), first_failure, .. } => Some(first_failure.unwrap_or(code)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROLES: [Role; 3] = [Role::Scheduler, Role::Server, Role::Worker];
+    const ENDS: [EndOfProcess; 3] = [EndOfProcess::Well, EndOfProcess::Failed, EndOfProcess::Lost];
+    const KINDS: [Option<usize>; 3] = [None, Some(1), Some(2)];
+
+    fn states() -> impl Iterator<Item = JobState> {
+        (0..1 << 4).flat_map(|bits| (0..3).map(move |workers| (bits, workers))).map(|(bits, workers)| JobState {
+            has_failed: bits & 1 > 0,
+            has_succeeded: bits & 2 > 0,
+            is_surplus: bits & 4 > 0,
+            may_restart: bits & 8 > 0,
+            workers,
+        })
+    }
+
+    fn every(mut check: impl FnMut(Option<usize>, Role, EndOfProcess, JobState, EndEffect)) {
+        let mut count = 0;
+        for least in KINDS {
+            for role in ROLES {
+                for end in ENDS {
+                    for state in states() {
+                        count += 1;
+                        check(least, role, end, state, meaning(least, role, end, state));
+                    }
+                }
+            }
+        }
+        assert_eq!(count, 3 * 3 * 3 * 16 * 3);
+    }
+
+    #[test]
+    fn an_exit_code_beyond_the_signals_is_the_programs_own() {
+        assert_eq!([1, 128, 129, 137, 192, 193, 255].map(is_of_signal), [false, false, true, true, true, false, false]);
+    }
+
+    #[test]
+    fn every_end_in_every_kind_of_job_keeps_the_promises() {
+        every(|least, role, end, state, found| {
+            let words = format!("{least:?} {role:?} {end:?} {state:?}: {found:?}");
+            let is_worker = role == Role::Worker;
+            let is_done = state.has_succeeded && state.workers == 0;
+            // An end that is good, or follows a failure, changes nothing; no other passes without a word.
+            assert_eq!(found == EndEffect::Nothing, end == EndOfProcess::Well || state.has_failed, "{words}");
+            if found == EndEffect::Nothing {
+                return;
+            }
+            // The exit code of a job whose workers have done their work is 0.
+            assert!(is_worker || !is_done || found == EndEffect::Unneeded, "{words}");
+            // A worker's own error is the job's, unless the job has done without that worker.
+            if is_worker && end == EndOfProcess::Failed && !(state.is_surplus && state.has_succeeded) {
+                assert_eq!(found, EndEffect::Failure, "{words}");
+            }
+            // A plain job ends with the first process that it still needs.
+            if least.is_none() {
+                assert_eq!(found == EndEffect::Failure, is_worker || !is_done, "{words}");
+            }
+            // Nobody is started for a job that is done, or more often than is allowed, or where nobody is
+            // left.
+            if found == EndEffect::Replaced {
+                assert!(state.may_restart && state.workers > 0 && end == EndOfProcess::Lost, "{words}");
+                assert!(is_worker && !state.has_succeeded, "{words}");
+            }
+            // A job never goes on without enough workers, or without a server or the scheduler.
+            if matches!(found, EndEffect::Without | EndEffect::Replaced) {
+                assert!(is_worker && least.is_some_and(|least| state.workers >= least), "{words}");
+            }
+        });
+    }
+
+    /// The meaning of each end in the middle of a job, and when its workers have ended well.
+    #[test]
+    fn the_table() {
+        let running =
+            JobState { has_failed: false, has_succeeded: false, workers: 2, is_surplus: false, may_restart: true };
+        let too_few = JobState { workers: 1, ..running };
+        let tried_enough = JobState { may_restart: false, ..running };
+        let ending = JobState { has_succeeded: true, ..running };
+        let late = JobState { has_succeeded: true, workers: 0, is_surplus: true, ..running };
+        let done = JobState { has_succeeded: true, workers: 0, ..running };
+        let mut table = String::new();
+        for least in [None, Some(2)] {
+            for role in ROLES {
+                for end in [EndOfProcess::Failed, EndOfProcess::Lost] {
+                    let cells = [running, too_few, tried_enough, ending, late, done]
+                        .map(|state| format!("{:?}", meaning(least, role, end, state)));
+                    let kind = if least.is_some() { "elastic" } else { "plain" };
+                    table += format!(
+                        "{kind:<8}{:<10}{:<7}{}\n",
+                        role.to_string(),
+                        format!("{end:?}"),
+                        cells.map(|cell| format!("{cell:<9}")).concat()
+                    )
+                    .replace("  \n", "\n")
+                    .trim_end();
+                    table += "\n";
+                }
+            }
+        }
+        let expected = "\
+plain   scheduler Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   scheduler Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   server    Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   server    Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+plain   worker    Failed Failure  Failure  Failure  Failure  Failure  Failure
+plain   worker    Lost   Failure  Failure  Failure  Failure  Failure  Failure
+elastic scheduler Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic scheduler Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic server    Failed Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic server    Lost   Failure  Failure  Failure  Failure  Unneeded Unneeded
+elastic worker    Failed Failure  Failure  Failure  Failure  Unneeded Failure
+elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
+";
+        assert_eq!(table, expected, "columns: running, too few, tried enough, ending, late, done\n{table}");
+    }
+
+    #[test]
+    fn those_that_are_left_are_waited_for_only_while_they_may_have_something_to_do() {
+        for state in states() {
+            for bits in 0..4 {
+                let (is_interrupted, only_surplus) = (bits & 1 > 0, bits & 2 > 0);
+                let found = awaited(is_interrupted, state, only_surplus);
+                let words = format!("{is_interrupted} {only_surplus} {state:?}: {found:?}");
+                // A job that has no worker left ends, and one with a worker of its own goes on.
+                assert!(found != Awaited::Unlimited || state.workers > 0, "{words}");
+                assert!(found == Awaited::Unlimited || state.workers == 0 || only_surplus, "{words}");
+                assert_eq!(found == Awaited::Grace, state.workers == 0 && !state.has_failed, "{words}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_exit_code_of_a_job_of_ranks_is_that_of_its_ranks() {
+        let some = |bits: u32, at: u32, value| (bits >> at & 1 > 0).then_some(value);
+        for (code, bits) in
+            [None, Some(0), Some(9)].into_iter().flat_map(|code| (0..1 << 5).map(move |bits| (code, bits)))
+        {
+            let end = MpirunEnd {
+                code,
+                interrupted: some(bits, 0, 15),
+                was_ended: bits & 2 > 0,
+                have_all_ended: bits & 4 > 0,
+                have_workers_succeeded: bits & 8 > 0,
+                first_failure: some(bits, 4, 3),
+            };
+            let found = of_mpirun(end);
+            match end {
+                MpirunEnd { interrupted: Some(_), .. } => assert_eq!(found, Some(143), "{end:?}"),
+                MpirunEnd { have_workers_succeeded: true, .. } => assert_eq!(found, Some(0), "{end:?}"),
+                // What the launcher has ended has not gone well, and a rank's own code is the job's.
+                MpirunEnd { was_ended: true, first_failure: None, .. } => assert_eq!(found, Some(1), "{end:?}"),
+                MpirunEnd { was_ended: true, .. } => assert_eq!(found, Some(3), "{end:?}"),
+                MpirunEnd { code: Some(0), .. } => assert_eq!(found, Some(0), "{end:?}"),
+                MpirunEnd { code: Some(_), first_failure, .. } => {
+                    assert_eq!(found, first_failure.or(Some(9)), "{end:?}");
+                }
+                // Nothing is known of the ranks that have not said how they ended.
+                MpirunEnd { have_all_ended: false, .. } => assert_eq!(found, None, "{end:?}"),
+                MpirunEnd { first_failure, .. } => assert_eq!(found, first_failure, "{end:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Emulated hosts, rehearsed faults, recorded jobs and predictions: jobs on one machine that stand for those of
+//! a cluster.
+//!
+//! - [`hosts`]: emulated hosts joined by links of a rate;
+//! - [`rehearse`]: jobs that meet faults; [`ends`]: what the end of each process means for its job;
+//! - [`differ`]: the values of two kinds of store; [`replay`]: the calls of a recorded job;
+//! - [`advise`]: steps of training predicted for any number of hosts;
+//! - [`status_client`]: jobs that run, asked for their status.
+#![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "fields of findings and of options, for the command alone: their names say them")]
+
+pub mod advise;
+pub mod differ;
+pub mod ends;
+pub mod hosts;
+pub mod rehearse;
+pub mod replay;
+pub mod status_client;

@@ -1,0 +1,129 @@
+//! The processes of a rehearsed job, by the mark in their environment.
+
+use std::fs;
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, test_kill_process};
+
+use ringpull_base::config::Role;
+
+use super::fault::Member;
+
+/// The variable that every process of the job inherits.
+pub(super) const MARK: &str = "REHEARSED_JOB";
+
+/// Programs that start another one or bring its output to the terminal: never the rank itself.
+const HELPERS: [&str; 6] = ["sh", "bash", "cat", "env", "nsenter", "ip"];
+
+/// A process of the job, as the kernel shows it.
+struct Seen {
+    pid: Pid,
+    parent: i32,
+    name: String,
+    /// Ticks since the machine's start.
+    begun: u64,
+    environment: String,
+}
+
+/// Every process with this mark that has not ended.
+fn all(mark: &str) -> Vec<Seen> {
+    let wanted = format!("{MARK}={mark}");
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    let seen = pids.filter_map(|pid| {
+        let folder = format!("/proc/{}", pid.as_raw_nonzero());
+        // A process that has ended and was not waited for has no environment.
+        let environment = String::from_utf8_lossy(&fs::read(format!("{folder}/environ")).ok()?).into_owned();
+        let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
+        let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+        // The fourth field and the 22nd; the name is the second.
+        let mut fields = rest.split_whitespace();
+        let parent = fields.nth(1)?.parse().ok()?;
+        let begun = fields.nth(17)?.parse().ok()?;
+        Some(Seen { pid, parent, name: name.to_owned(), begun, environment })
+    });
+    seen.filter(|seen| seen.has(&wanted)).collect()
+}
+
+impl Seen {
+    fn has(&self, variable: &str) -> bool {
+        self.environment.split('\0').any(|other| other == variable)
+    }
+
+    fn is_helper(&self) -> bool {
+        HELPERS.contains(&self.name.as_str()) || is_wrapper(self.pid)
+    }
+
+    fn is(&self, member: Member, workers: usize) -> bool {
+        let has_role = |role: Role| self.has(&format!("DMLC_ROLE={role}"));
+        let numbered = |name: &str, number: usize| self.has(&format!("{name}={number}"));
+        let is_rank = |number| ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(|name| numbered(name, number));
+        match member.role {
+            Role::Scheduler => has_role(Role::Scheduler),
+            Role::Helper => is_rank(workers + member.index),
+            Role::Server => has_role(Role::Server) && numbered("DMLC_SERVER_ID", member.index),
+            // A rank of a job with servers has no number among their workers.
+            Role::Worker if has_role(Role::Worker) && !is_rank(member.index) => {
+                numbered("DMLC_WORKER_ID", member.index)
+            }
+            Role::Worker => is_rank(member.index),
+        }
+    }
+}
+
+/// The process that runs the program as `member` of a job of so many workers: the oldest one below the
+/// launcher's wrapper that is not a helper's; and whether it is a rank of MPI, not of a job with servers.
+/// Before the wrapper is there its words pass through other programs, which have the same environment.
+pub(super) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, bool)> {
+    let all = all(mark);
+    let wrappers: Vec<i32> = all.iter().filter(|seen| is_wrapper(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
+    let parent_of = |pid: i32| all.iter().find(|seen| seen.pid.as_raw_pid() == pid).map(|seen| seen.parent);
+    let is_below_one = |seen: &&Seen| {
+        std::iter::successors(Some(seen.parent), |pid| parent_of(*pid)).any(|pid| wrappers.contains(&pid))
+    };
+    let is_meant = |seen: &&Seen| seen.is(member, workers) && !seen.is_helper();
+    let found = all.iter().filter(is_meant).filter(is_below_one).min_by_key(|seen| seen.begun)?;
+    Some((found.pid, !found.environment.contains("DMLC_ROLE=")))
+}
+
+/// Returns true if the process is this program, above a rank.
+fn is_wrapper(pid: Pid) -> bool {
+    let words = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
+    let mut words = words.split(|byte| *byte == 0);
+    words.next().is_some_and(|program| program.ends_with(b"ringpull")) && words.next() == Some(b"rank")
+}
+
+/// Lets the process have no more address space than it has now, or as much as this program may have. The
+/// process may have ended.
+pub(super) fn limit(pid: Pid, is_limited: bool) {
+    let sizes = fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_pid())).unwrap_or_default();
+    let Some(pages) = sizes.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok()) else { return };
+    let own = getrlimit(Resource::As);
+    let present = Rlimit { current: Some(pages * rustix::param::page_size() as u64), ..own };
+    if let Err(cause) = prlimit(Some(pid), Resource::As, if is_limited { present } else { own }) {
+        tracing::debug!(?pid, %cause, "a limit was not set");
+    }
+}
+
+/// Returns true if the process has not ended.
+pub(super) fn is_alive(pid: Pid) -> bool {
+    test_kill_process(pid).is_ok()
+}
+
+/// The number of the job's processes, but for helpers.
+pub(super) fn count(mark: &str) -> usize {
+    all(mark).iter().filter(|seen| !seen.is_helper()).count()
+}
+
+/// Ends every process of the job.
+pub(super) fn kill_all(mark: &str) {
+    for seen in all(mark) {
+        signal(seen.pid, Signal::KILL);
+    }
+}
+
+/// Sends a signal. The process may have ended.
+pub(super) fn signal(pid: Pid, signal: Signal) {
+    if let Err(cause) = kill_process(pid, signal) {
+        tracing::debug!(?pid, ?signal, %cause, "a signal was not sent");
+    }
+}
