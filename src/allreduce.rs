@@ -4,14 +4,13 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ringpull_allreduce::progress::{Change, Engine, Job, Operation, Terms, Topic};
+use ringpull_allreduce::progress::{Change, Engine, Job, Operation, Submission, Terms, Topic};
 use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::check;
 use crate::jobs::{CompressedPush, Init, Push, PushRows, join_shards};
-use crate::kept_push::KeptPush;
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
 use crate::update::Update;
@@ -48,23 +47,19 @@ impl Allreduce {
         slot.ok_or_else(|| entry.not_initialized("use", self.rank()))
     }
 
-    fn submit(&self, slot: &Arc<Slot>, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
-        self.submit_keeping(slot, operation, terms, job, true)
-    }
-
-    /// As [`submit`](Self::submit), when it has to be said whether the key has a value afterwards.
-    fn submit_keeping(
+    /// Calls an operation on a key, which has a value afterwards if it `keeps` one.
+    fn submit(
         &self,
         slot: &Arc<Slot>,
         operation: Operation,
         terms: Terms,
-        job: Box<dyn Job>,
+        job: impl Job + 'static,
         keeps: bool,
     ) -> Result<()> {
         let _order = slot.in_order();
         let kept = slot.call(keeps);
         let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
-        let job = check::before(slot, job);
+        let job = Submission::new(job).after(check::before(slot));
         self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel(kept))
     }
 
@@ -114,7 +109,7 @@ impl Backend for Allreduce {
             Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes, self.engine.sums().check_replicas));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = Terms { sums: Some(self.engine.sums().clone()), ..terms(entry, &Update::Overwrite, None) };
-        self.submit(&slot, Operation::Init, terms, Box::new(Init::new(&slot, value, self.engine.is_elastic())))
+        self.submit(&slot, Operation::Init, terms, Init::new(&slot, value, self.engine.is_elastic()), true)
     }
 
     fn make_room(&self, entry: &Entry, _priority: i32) -> Result<()> {
@@ -139,16 +134,12 @@ impl Backend for Allreduce {
         if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
             let terms = terms(entry, &update, Some(coding.compression));
             let job = CompressedPush::new(&slot, gradient, outs, update, updates, coding);
-            return self.submit(&slot, Operation::Push, terms, Box::new(job));
+            return self.submit(&slot, Operation::Push, terms, job, true);
         }
         let terms = terms(entry, &update, None);
-        if self.engine.is_elastic() && !matches!(update, Update::Shard(_)) {
-            let job = KeptPush::new(&slot, gradient, outs, update, updates, priority);
-            return self.submit(&slot, Operation::Push, terms, Box::new(job));
-        }
-        let job = Push::new(&slot, gradient, outs, update, updates, priority);
+        let job = Push::new(&slot, gradient, outs, update, updates, (priority, self.engine.is_elastic()));
         let keeps = job.keeps();
-        self.submit_keeping(&slot, Operation::Push, terms, Box::new(job), keeps)
+        self.submit(&slot, Operation::Push, terms, job, keeps)
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
@@ -156,7 +147,7 @@ impl Backend for Allreduce {
         let update = self.update(&slot, "push_rows")?;
         let terms = terms(entry, &update, None);
         let job = PushRows::new(&slot, gradient, update, updates, self.engine.is_elastic());
-        self.submit(&slot, Operation::PushRows, terms, Box::new(job))
+        self.submit(&slot, Operation::PushRows, terms, job, true)
     }
 
     fn value(&self, entry: &Entry, operation: &str, _priority: i32) -> Result<Arc<Buffer>> {

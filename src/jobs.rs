@@ -88,6 +88,11 @@ pub(super) struct Push {
     updates: Arc<Updates>,
     priority: i32,
     keeps: bool,
+    /// True if it can be done again, in a job that goes on without lost ranks. Nothing that the store has is
+    /// changed before the sum is there. The sum is made in memory of its own, beside the gradient, because
+    /// MPI may still write into the memory of a sum that was given up.
+    is_elastic: bool,
+    is_begun: bool,
 }
 
 /// The place of the sum.
@@ -109,16 +114,19 @@ impl Push {
         outs: Vec<TensorMut>,
         update: Update,
         updates: &Arc<Updates>,
-        priority: i32,
+        (priority, is_elastic): (i32, bool),
     ) -> Self {
+        let is_elastic = is_elastic && !matches!(update, Update::Shard(_));
         let output = match &gradient {
             Contribution::InPlace(index) => outs.get(*index),
             Contribution::Held(_) => outs.first(),
             Contribution::Summed(_) => None,
         };
-        let keeps = !matches!(update, Update::Overwrite) || output.is_none_or(|out| !out.is_unkept());
+        let overwrites = matches!(update, Update::Overwrite);
+        let keeps = is_elastic || !overwrites || output.is_none_or(|out| !out.is_unkept());
         let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        Push { slot, gradient, old: None, place: Place::Open, outs, update, updates, priority, keeps }
+        let (old, place, is_begun) = (None, Place::Open, false);
+        Push { slot, gradient, old, place, outs, update, updates, priority, keeps, is_elastic, is_begun }
     }
 
     /// Returns true if the key has a value afterwards.
@@ -156,9 +164,17 @@ impl Push {
             None => unreachable!("a gradient is put into its place once"),
         }
     }
-}
 
-impl Push {
+    /// Copies the gradient for one sum of several.
+    fn copy(&mut self) -> Buffer {
+        if let Some(Contribution::Held(held)) = &self.gradient {
+            // The caller's tensor is free again from now on, as in other jobs.
+            self.gradient = Some(Contribution::Summed(Buffer::copy_of(held.bytes())));
+        }
+        let gradient = self.gradient.as_ref().expect("a gradient is kept until its sum is done");
+        Buffer::copy_of(gradient.bytes(&self.outs))
+    }
+
     /// Keeps the memory of an overwritten value for the copy that a sum in foreign memory will need; any
     /// other may share it.
     fn recycle(&self, old: Option<Arc<Buffer>>, index: usize) {
@@ -207,9 +223,10 @@ impl Job for Push {
 
     fn lend(&mut self) -> Memory {
         if !matches!(self.update, Update::Shard(_)) {
-            self.slot.begin();
+            self.slot.begin_once(&mut self.is_begun);
         }
-        let (memory, output) = match self.put() {
+        let place = if self.is_elastic { Place::Own(self.copy()) } else { self.put() };
+        let (memory, output) = match place {
             Place::Output(index) => (Memory::Written(self.outs.remove(index)), Some(index)),
             Place::Own(sum) => (Memory::Own(sum), None),
             Place::Open | Place::Lent(_) => unreachable!("the gradient has just been put into its place"),
@@ -231,7 +248,7 @@ impl Job for Push {
     fn is_soon_finished(&self) -> bool {
         const SHORT_BYTES: usize = 64 << 10;
         let is_short = self.slot.entry.len_bytes() * self.outs.len().max(1) <= SHORT_BYTES;
-        is_short && self.update.overwrites() && self.outs.iter().all(TensorMut::is_simply_dropped)
+        is_short && !self.is_elastic && self.update.overwrites() && self.outs.iter().all(TensorMut::is_simply_dropped)
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
@@ -242,34 +259,48 @@ impl Job for Push {
                 self.slot.settle_in(index, self.outs);
                 return Ok(());
             }
-            Place::Output(index) if overwrites => self.kept(index),
-            Place::Own(sum) if overwrites => Arc::new(sum),
-            place => {
-                let sum = match &place {
-                    Place::Output(index) => self.outs[*index].bytes(),
-                    Place::Own(sum) => sum.bytes(),
-                    Place::Open | Place::Lent(_) => &[],
-                };
-                let updated = self.slot.updated(&self.updates, &self.update, sum);
-                if let Place::Own(sum) = place {
-                    self.slot.keep_scratch(sum);
-                }
-                match updated {
-                    Ok(value) => value,
-                    Err(fault) => {
-                        self.fail(&fault);
-                        return Err(fault);
-                    }
-                }
+            Place::Output(index) if overwrites => Ok(self.kept(index)),
+            Place::Output(index) => self.slot.updated(&self.updates, &self.update, self.outs[index].bytes()),
+            Place::Own(sum) if self.is_elastic => {
+                let sum = Arc::new(sum);
+                self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
+                self.slot.value_after(&self.updates, &self.update, sum)
+            }
+            Place::Own(sum) if overwrites => Ok(Arc::new(sum)),
+            Place::Own(sum) => {
+                let updated = self.slot.updated(&self.updates, &self.update, sum.bytes());
+                self.slot.keep_scratch(sum);
+                updated
             }
         };
-        self.slot.settle_with(value, self.outs);
-        Ok(())
+        match value {
+            Ok(value) => {
+                self.slot.settle_with(value, self.outs);
+                Ok(())
+            }
+            Err(fault) => {
+                self.fail(&fault);
+                Err(fault)
+            }
+        }
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
         self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+    }
+
+    fn again(&mut self) -> bool {
+        if self.is_elastic {
+            self.place = Place::Open;
+        }
+        self.is_elastic
+    }
+
+    fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
+        self.place = Place::Own(Buffer::copy_of(sum));
+        self.finish()
     }
 }
 

@@ -35,7 +35,7 @@ use push::DevicePush;
 use slot::DeviceSlot;
 use step::{DeviceInit, OverRanks, Step};
 
-use ringpull_allreduce::progress::{Engine, Operation, Terms, Topic};
+use ringpull_allreduce::progress::{Engine, Operation, Submission, Terms, Topic};
 use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter};
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
@@ -103,7 +103,7 @@ impl OnDevices {
             let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
             return ranks
                 .engine
-                .submit(topic, operation, terms, Box::new(OverRanks { step }))
+                .submit(topic, operation, terms, Submission::new(OverRanks { step }))
                 .inspect_err(|_| slot.cancel());
         }
         let mut step = step;

@@ -24,7 +24,7 @@ use ringpull_base::{Error, OnFault, Result, Waiter, last_words, notice, waits};
 use crate::communicator::Communicator;
 use crate::progress::connected::{Connect, Connected};
 use crate::progress::generation::{Change, Current};
-use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, Job, StandIn};
+use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, StandIn, Submission};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
 use crate::progress::shared::{InheritedState, Shared};
@@ -286,7 +286,7 @@ impl Engine {
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
     /// `terms`. Returns at once, with an error if this rank has joined.
-    pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
+    pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Submission) -> Result<()> {
         self.current.get().submit(topic, operation, terms, job)
     }
 
@@ -298,7 +298,7 @@ impl Engine {
         topic: Topic,
         operation: Operation,
         terms: Terms,
-        job: Box<dyn Job>,
+        job: Submission,
     ) -> Result<()> {
         let shared = self.current.get();
         check_generation(&shared, generation)?;
@@ -346,7 +346,7 @@ impl Engine {
 
     fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, work: CollectiveWork<T>) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(DirectCollective::new(work, result));
+        let job = Submission::new(DirectCollective::new(work, result));
         shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
         self.answered(&answer)
@@ -389,7 +389,7 @@ impl Engine {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Box::new(Barrier::new(result)))?;
+        self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Submission::new(Barrier::new(result)))?;
         self.wait();
         self.answered(&answer)
     }

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use ringpull_base::{Error, Waiter};
 
-use crate::progress::job::SavedOperation;
+use crate::progress::kept::SavedOperation;
 use crate::progress::shared::Shared;
 
 /// The change of the ranks by a loss.
@@ -72,8 +72,8 @@ impl Current {
     pub(super) fn replace(&self, old: &Shared, next: &Arc<Shared>, change: Change) {
         old.fail_waiting();
         let follower = Arc::clone(next);
-        let pass = Box::new(move |SavedOperation { topic, operation, terms, job, .. }| {
-            if let Err(cause) = follower.submit(topic, operation, terms, job) {
+        let pass = Box::new(move |(call, job): SavedOperation| {
+            if let Err(cause) = follower.submit(call.topic, call.operation, call.terms, job) {
                 follower.end(&cause);
             }
         });

@@ -54,5 +54,5 @@ mod watcher;
 
 pub use engine::Engine;
 pub use generation::Change;
-pub use job::{Answer, Job, Reply, StandIn, answer};
+pub use job::{Answer, Check, Job, Reply, StandIn, Submission, answer};
 pub use messages::{Call, Envelope, Launch, Operation, Peering, Sums, Terms, Topic, Transfer};

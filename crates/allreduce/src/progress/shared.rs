@@ -20,7 +20,7 @@ use crate::progress::connected::Sever;
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::help::{Help, Rooms};
-use crate::progress::job::{Barrier, Job, StandIn};
+use crate::progress::job::{Barrier, StandIn, Submission};
 use crate::progress::kept::RetryStore;
 use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
 use crate::progress::under_way::OperationsUnderWay;
@@ -30,9 +30,9 @@ use crate::transport::messages;
 /// The commands of the comm thread.
 pub(super) enum Command {
     /// A job that was agreed on by itself.
-    Run(Box<dyn Job>, Launch),
+    Run(Submission, Launch),
     /// A unit of a frozen cycle.
-    Unit(Vec<Box<dyn Job>>, Unit),
+    Unit(Vec<Submission>, Unit),
     /// Go on with the operations under way, or see that there was a fault.
     Go,
     Stop,
@@ -53,7 +53,7 @@ impl Command {
         self.topics().any(|own| own == topic)
     }
 
-    pub(super) fn into_jobs(self) -> Vec<Box<dyn Job>> {
+    pub(super) fn into_jobs(self) -> Vec<Submission> {
         match self {
             Command::Run(job, _) => vec![job],
             Command::Unit(jobs, _) => jobs,
@@ -64,8 +64,8 @@ impl Command {
     /// Returns true if it is a divided sum.
     pub(super) fn is_divided(&self) -> bool {
         match self {
-            Command::Run(job, _) => job.transfer().is_divided(),
-            Command::Unit(jobs, _) => jobs.iter().any(|job| job.transfer().is_divided()),
+            Command::Run(job, _) => job.job.transfer().is_divided(),
+            Command::Unit(jobs, _) => jobs.iter().any(|job| job.job.transfer().is_divided()),
             Command::Go | Command::Stop => false,
         }
     }
@@ -86,7 +86,7 @@ pub(super) struct Shared {
     /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
     pub(super) elastic: Option<RetryStore>,
     /// The jobs of operations that this rank has called and that have not begun.
-    pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
+    pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Submission>>,
     pub(super) callers: WaitingCallers,
     /// Memory of a helper's sums.
     pub(super) rooms: Arc<Rooms>,
@@ -296,7 +296,7 @@ impl Shared {
     /// Takes part in a sum. Called on a helper.
     pub(super) fn help(&self, asked: Asked) {
         let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
-        let job = Box::new(Help::new(asked, Arc::clone(&self.rooms)));
+        let job = Submission::new(Help::new(asked, Arc::clone(&self.rooms)));
         drop(self.commands.send(Command::Run(job, launch)));
     }
 
@@ -344,7 +344,7 @@ impl Shared {
             Order::Refuse(Refusal { topic, ordinal, fault }) => {
                 calls.refused(&topic, ordinal);
                 let job = self.waiting.lock().remove(&(topic, ordinal));
-                job.into_iter().for_each(|job| job.fail(&fault));
+                job.into_iter().for_each(|job| job.job.fail(&fault));
                 Vec::new()
             }
             Order::Freeze(freeze) => calls.freeze(freeze),
@@ -401,7 +401,7 @@ impl Shared {
     }
 
     /// The job of a call that this rank does not make, because it has joined.
-    fn stand_in(&self, call: &Call) -> Result<Box<dyn Job>> {
+    fn stand_in(&self, call: &Call) -> Result<Submission> {
         match &call.topic {
             Topic::Key { store, key } => {
                 let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
@@ -409,7 +409,7 @@ impl Shared {
                 store.stand_in(key, &call.operation, &call.terms)
             }
             // Nobody waits for it here.
-            Topic::Barrier => Ok(Box::new(Barrier::new(crossbeam_channel::bounded(1).0))),
+            Topic::Barrier => Ok(Submission::new(Barrier::new(crossbeam_channel::bounded(1).0))),
             Topic::Collective { comm, .. } => {
                 let comm = self.stand_ins.lock().get(comm).and_then(Weak::upgrade);
                 let comm =
@@ -503,14 +503,14 @@ impl Shared {
             Before::Renewing if !is_loss(fault) => self.tell_everyone(&ControlMessage::Failed(fault.clone())),
             Before::Renewing | Before::Failed => {}
         }
-        orphans.into_iter().for_each(|orphan| orphan.job.fail(fault));
+        orphans.into_iter().for_each(|(_, orphan)| orphan.job.fail(fault));
         self.fail_waiting();
     }
 
     /// Finishes a job. An error, such as an updater's, ends the job on all ranks. After a loss the survivors
     /// get it when they would go on.
-    pub(super) fn finish(&self, job: Box<dyn Job>) {
-        if let Err(cause) = job.finish() {
+    pub(super) fn finish(&self, job: Submission) {
+        if let Err(cause) = job.job.finish() {
             self.poison(&cause, true);
             if self.condition.is_renewing() && !is_loss(&cause) {
                 drop(self.losses.obstacle.set(cause));
@@ -520,14 +520,14 @@ impl Shared {
     }
 
     /// Fails a job after a fault, or keeps it for a retry.
-    pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
+    pub(super) fn abandon(&self, job: Submission, fault: &Error) {
         if let Err(job) = self.keep(job) {
-            job.fail(self.condition.fault().as_ref().unwrap_or(fault));
+            job.job.fail(self.condition.fault().as_ref().unwrap_or(fault));
         }
     }
 
     /// Keeps a job after a fault for a retry, if it can be retried.
-    fn keep(&self, job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
+    fn keep(&self, job: Submission) -> std::result::Result<(), Submission> {
         match &self.elastic {
             Some(elastic) if self.condition.is_renewing() => elastic.adopt(job),
             _ => Err(job),
@@ -536,8 +536,8 @@ impl Shared {
 
     /// Calls an operation: `job` runs when every rank has called it. Returns an error if this rank has
     /// joined.
-    pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
-        let transfer = job.transfer();
+    pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, mut job: Submission) -> Result<()> {
+        let transfer = job.job.transfer();
         {
             let mut calls = self.calls.lock();
             if calls.has_joined() {
@@ -549,10 +549,7 @@ impl Shared {
             if self.loans.all_returned.swap(false, Ordering::AcqRel) {
                 calls.all_returned();
             }
-            let job = match &self.elastic {
-                Some(elastic) => elastic.keep(&topic, &operation, &terms, job),
-                None => job,
-            };
+            job.call = self.elastic.as_ref().map(|elastic| elastic.call(&topic, &operation, &terms));
             self.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
             self.act(calls.call(topic, operation, terms, transfer));
         }
@@ -590,7 +587,7 @@ impl Shared {
         let all = std::mem::take(&mut *waiting).into_values();
         let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
         drop(waiting);
-        failed.into_iter().for_each(|job| job.fail(fault));
+        failed.into_iter().for_each(|job| job.job.fail(fault));
         self.callers.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
         self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }
