@@ -133,6 +133,7 @@ impl Backend for Allreduce {
         let update = self.update(&slot, "push")?;
         if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
             let terms = terms(entry, &update, Some(coding.compression));
+            let coding = (coding, self.engine.is_elastic());
             let job = CompressedPush::new(&slot, gradient, outs, update, updates, coding);
             return self.submit(&slot, Operation::Push, terms, job, true);
         }
@@ -179,14 +180,6 @@ impl Backend for Allreduce {
     }
 
     fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
-        if let (Some(compression), true) = (compression, self.engine.is_elastic()) {
-            return Err(Error::Unsupported {
-                kind: "dist_sync_mpi".to_owned(),
-                operation: format!("gradient compression by {compression}"),
-                reason: "a job that goes on without lost ranks (RINGPULL_ELASTIC) cannot do a compressed sum again"
-                    .to_owned(),
-            });
-        }
         self.replica.compressor.set(compression);
         Ok(())
     }

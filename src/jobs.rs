@@ -9,6 +9,7 @@ use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut, unshare};
+use ringpull_kernels::compress::Feedback;
 use ringpull_kernels::optim::{Optimizer, slot_element_bytes};
 
 use crate::compressed::Coding;
@@ -167,11 +168,8 @@ impl Push {
 
     /// Copies the gradient for one sum of several.
     fn copy(&mut self) -> Buffer {
-        if let Some(Contribution::Held(held)) = &self.gradient {
-            // The caller's tensor is free again from now on, as in other jobs.
-            self.gradient = Some(Contribution::Summed(Buffer::copy_of(held.bytes())));
-        }
-        let gradient = self.gradient.as_ref().expect("a gradient is kept until its sum is done");
+        let gradient = self.gradient.as_mut().expect("a gradient is kept until its sum is done");
+        gradient.take_over();
         Buffer::copy_of(gradient.bytes(&self.outs))
     }
 
@@ -469,6 +467,11 @@ pub(super) struct CompressedPush {
     update: Update,
     updates: Arc<Updates>,
     coding: Coding,
+    /// As of a [`Push`].
+    is_elastic: bool,
+    is_begun: bool,
+    /// The feedback before the push, for another sum after a loss.
+    before: Option<Feedback>,
 }
 
 impl CompressedPush {
@@ -478,15 +481,38 @@ impl CompressedPush {
         outs: Vec<TensorMut>,
         update: Update,
         updates: &Arc<Updates>,
-        coding: Coding,
+        (coding, is_elastic): (Coding, bool),
     ) -> Self {
+        let is_elastic = is_elastic && !matches!(update, Update::Shard(_));
         let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        CompressedPush { slot, gradient, own: None, sum: None, outs, update, updates, coding }
+        let (own, sum, before, is_begun) = (None, None, None, false);
+        CompressedPush { slot, gradient, own, sum, outs, update, updates, coding, is_elastic, is_begun, before }
+    }
+
+    /// Makes the sum in memory of its own, beside the gradient.
+    fn sum_beside(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
+        let gradient = self.gradient.as_mut().expect("a gradient is kept until its sum is done");
+        gradient.take_over();
+        let Coding { compression, feedback } = &self.coding;
+        let mut feedback = feedback.lock();
+        match &self.before {
+            Some(before) => *feedback = before.clone(),
+            None => self.before = Some(feedback.clone()),
+        }
+        let (mut sum, gradient) = (Buffer::zeroed(self.slot.entry.len_bytes()), gradient.bytes(&self.outs));
+        let (gradient, out) = (bytemuck::cast_slice(gradient), bytemuck::cast_slice_mut(sum.bytes_mut()));
+        comm.allreduce_compressed(compression, &mut feedback, Some(gradient), out, launch.number)?;
+        self.sum = Some(Arc::new(sum));
+        Ok(())
     }
 }
 
 impl Job for CompressedPush {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        if self.is_elastic {
+            return self.sum_beside(comm, launch);
+        }
         let Some(gradient) = self.gradient.take() else { return Ok(()) };
         let (entry, parts) = (&self.slot.entry, parts_of(&self.slot.entry, comm.size()));
         let part = parts.range(comm.rank()..comm.rank() + 1);
@@ -541,6 +567,9 @@ impl Job for CompressedPush {
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let Some(sum) = self.sum.take() else { return Ok(()) };
+        if self.is_elastic {
+            self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
+        }
         match self.slot.value_after(&self.updates, &self.update, sum) {
             Ok(value) => {
                 self.slot.settle_with(value, self.outs);
@@ -556,5 +585,16 @@ impl Job for CompressedPush {
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
         self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+    }
+
+    fn again(&mut self) -> bool {
+        self.sum = None;
+        self.is_elastic
+    }
+
+    fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
+        self.sum = Some(Arc::new(Buffer::copy_of(sum)));
+        self.finish()
     }
 }

@@ -94,7 +94,7 @@ impl StandIn for Replica {
             None => Submission::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, (0, false))),
             Some(compression) => {
                 let coding = self.compressor.coding_by(key, compression);
-                Submission::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, coding))
+                Submission::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, (coding, false)))
             }
         };
         Ok(job.after(check::before(&slot)))
