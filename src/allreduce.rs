@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ringpull_allreduce::progress::{Change, Engine, Job, Operation, Submission, Terms, Topic};
+use ringpull_allreduce::progress::{Change, Engine, Job, Operation, Submission, Terms};
 use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
@@ -58,9 +58,8 @@ impl Allreduce {
     ) -> Result<()> {
         let _order = slot.in_order();
         let kept = slot.call(keeps);
-        let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
         let job = Submission::new(job).after(check::before(slot));
-        self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel(kept))
+        self.engine.submit(slot.topic.clone(), operation, terms, job).inspect_err(|_| slot.cancel(kept))
     }
 
     /// The update of a push called now, if the key's value can be updated so.
@@ -105,8 +104,8 @@ impl Backend for Allreduce {
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
-        let slot =
-            Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes, self.engine.sums().check_replicas));
+        let (unfinished, check_every) = (&self.replica.unfinished_bytes, self.engine.sums().check_replicas);
+        let slot = Arc::new(Slot::new(entry.clone(), self.store, unfinished, check_every));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = Terms { sums: Some(self.engine.sums().clone()), ..terms(entry, &Update::Overwrite, None) };
         self.submit(&slot, Operation::Init, terms, Init::new(&slot, value, self.engine.is_elastic()), true)

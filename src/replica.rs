@@ -53,7 +53,7 @@ pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compress
         Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Arc::clone(optimizer)),
         Update::Overwrite | Update::Call(_) => None,
     };
-    let (value, has_updater) = (Some((entry.dtype, entry.shape.to_vec())), matches!(update, Update::Call(_)));
+    let (value, has_updater) = (Some((entry.dtype, Arc::clone(&entry.shape))), matches!(update, Update::Call(_)));
     Terms {
         value,
         optimizer,

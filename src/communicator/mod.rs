@@ -632,5 +632,5 @@ impl Drop for Communicator {
 }
 
 fn terms(dtype: DType, shape: &[usize], arguments: String) -> Terms {
-    Terms { value: Some((dtype, shape.to_vec())), arguments, ..Terms::default() }
+    Terms { value: Some((dtype, shape.into())), arguments, ..Terms::default() }
 }

@@ -100,7 +100,7 @@ impl OnDevices {
     fn run(&self, slot: &DeviceSlot, operation: Operation, terms: Terms, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
-            let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
+            let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone().into() };
             return ranks
                 .engine
                 .submit(topic, operation, terms, Submission::new(OverRanks { step }))

@@ -102,7 +102,7 @@ pub(super) fn communicate(
             // Every rank has called it: for a barrier there is nothing left to be done.
             Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.condition.fault() {
                 Some(fault) => shared.abandon(job, &fault),
-                None => comm.done(job, launch.topic),
+                None => comm.end(launch.number, std::iter::once((launch.topic, job))),
             },
             Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], launch, 0),
             Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
@@ -278,7 +278,6 @@ impl CommThread<'_> {
                     state,
                     since_ns,
                 });
-                self.note();
             }
             Err(cause) => {
                 bucket.into_iter().for_each(|bucket| bucket.give_back(&mut jobs));
@@ -342,15 +341,14 @@ impl CommThread<'_> {
             if let Some(fault) = self.shared.condition.fault() {
                 return Err(fault);
             }
-            self.note();
             self.shared.running.lock().begin(launch.number, topic.clone());
             if let Err(cause) = check(&mut self.communicator, launch) {
                 self.fail(&cause, Vec::new());
                 return Err(self.shared.condition.fault().unwrap_or(cause));
             }
+            self.shared.running.lock().end(launch.number, topic.clone());
         }
         self.count_traffic();
-        self.note();
         Ok(())
     }
 
@@ -418,10 +416,7 @@ impl CommThread<'_> {
         drop(span);
         self.count_traffic();
         match outcome {
-            Ok(()) => {
-                self.note();
-                self.done(job, launch.topic.clone());
-            }
+            Ok(()) => self.end(launch.number, std::iter::once((launch.topic.clone(), job))),
             Err(cause) => self.fail(&cause, vec![job]),
         }
     }
@@ -480,7 +475,7 @@ impl CommThread<'_> {
             return;
         }
         while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
-            let RunningOperation { mut jobs, bucket, advances, state, .. } = self.running.remove(at);
+            let RunningOperation { mut jobs, bucket, launch, advances, state, .. } = self.running.remove(at);
             let Begun::Done(memory) = state else { unreachable!("it is done") };
             if let Some(mut bucket) = bucket {
                 let _span = timeline::span(Phase::Unpack, || jobs[0].0.name());
@@ -489,9 +484,8 @@ impl CommThread<'_> {
             } else if !advances {
                 jobs[0].1.job.receive(memory);
             }
-            jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
+            self.end(launch.number, jobs.into_iter());
         }
-        self.note();
     }
 
     fn may_go(&self, at: usize) -> bool {
@@ -505,15 +499,20 @@ impl CommThread<'_> {
         sum.is_done() && self.running[..at].iter().all(gives_way)
     }
 
-    fn done(&self, job: Submission, topic: Topic) {
-        *self.shared.last.lock() = Some(topic);
-        let finishes_here = job.job.is_soon_finished() && self.shared.unfinished.is_empty();
-        self.shared.unfinished.give();
-        if finishes_here {
-            self.shared.finish(job);
-        } else {
-            drop(self.finishing.send(job));
+    /// Finishes the jobs of an operation, or lets the finishing thread do so.
+    fn end(&self, number: u32, jobs: impl Iterator<Item = (Topic, Submission)>) {
+        let mut last = None;
+        for (topic, job) in jobs {
+            let finishes_here = job.job.is_soon_finished() && self.shared.unfinished.is_empty();
+            self.shared.unfinished.give();
+            if finishes_here {
+                self.shared.finish(job);
+            } else {
+                drop(self.finishing.send(job));
+            }
+            last = Some(topic);
         }
+        last.into_iter().for_each(|topic| self.shared.running.lock().end(number, topic));
     }
 
     /// Reports the cause to all ranks, if it is the first. Every operation under way fails with it.
@@ -531,11 +530,6 @@ impl CommThread<'_> {
         }
         jobs.into_iter().for_each(|job| self.shared.abandon(job, fault));
         self.shared.running.lock().clear();
-    }
-
-    fn note(&self) {
-        let under_way = self.running.iter().map(|running| (running.launch.number, running.jobs[0].0.clone()));
-        self.shared.running.lock().replace(under_way);
     }
 }
 

@@ -88,6 +88,9 @@ impl Condition {
 
     /// The fault that has ended the job.
     pub(super) fn fatal(&self) -> Option<Error> {
+        if self.is_well() {
+            return None;
+        }
         if let JobState::Failed(fault) = &*self.job.lock() { Some(fault.clone()) } else { None }
     }
 

@@ -111,7 +111,7 @@ impl Engine {
 
     /// This rank.
     pub fn rank(&self) -> usize {
-        self.current.get().rank
+        self.current.rank()
     }
 
     /// The number of ranks, without helpers.
@@ -131,7 +131,7 @@ impl Engine {
 
     /// Returns true if the job goes on when it loses a rank.
     pub fn is_elastic(&self) -> bool {
-        self.current.get().elastic.is_some()
+        self.current.is_elastic()
     }
 
     /// Returns true if this rank only reduces: it is [served](Self::serve), and calls nothing.

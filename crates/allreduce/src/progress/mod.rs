@@ -4,7 +4,7 @@
 //!   and `freezing`: find the cycle of rank 0's calls; `phases` and [`fusion`]: cut that cycle into units;
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`:
 //!   the operations left to begin after that order was stopped;
-//! - [`messages`]: the messages of the control star;
+//! - [`messages`]: the messages of the control star; `topic_key`: keys as numbers in them;
 //! - [`job`]: an operation between its call and its end, and its stand-in on a rank that has joined;
 //!   `layout` (pure): the layout of several jobs' memory in one bucket;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
@@ -49,6 +49,7 @@ mod status;
 mod termination;
 #[cfg(test)]
 mod tests;
+mod topic_key;
 mod under_way;
 mod watcher;
 
@@ -56,3 +57,4 @@ pub use engine::Engine;
 pub use generation::Change;
 pub use job::{Answer, Check, Job, Reply, StandIn, Submission, answer};
 pub use messages::{Call, Envelope, Launch, Operation, Peering, Sums, Terms, Topic, Transfer};
+pub use topic_key::TopicKey;

@@ -98,8 +98,6 @@ pub(super) struct Shared {
     /// The operations of the comm thread that are under way, in the order in which they began: the number,
     /// and one topic of each.
     pub(super) running: Mutex<OperationsUnderWay>,
-    /// The operation that was under way last.
-    pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
     /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
     /// finished.
@@ -244,7 +242,6 @@ impl Shared {
             stand_ins: inherited.stand_ins,
             calls: Mutex::new(calls),
             running: Mutex::default(),
-            last: Mutex::default(),
             commands,
             unfinished: Handover::default(),
             loans: inherited.loans,
@@ -258,6 +255,7 @@ impl Shared {
     pub(super) fn last_sum(&self, topic: &Topic) -> Result<Vec<u8>> {
         let Topic::Key { store, key } = topic else { return Ok(Vec::new()) };
         let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
+        let key = key.key();
         let sum = store.and_then(|store| store.last_sum(key));
         sum.ok_or_else(|| {
             Error::argument(
@@ -406,7 +404,7 @@ impl Shared {
             Topic::Key { store, key } => {
                 let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
                 let store = store.ok_or_else(|| impossible(self.rank, call, "its store has been dropped there"))?;
-                store.stand_in(key, &call.operation, &call.terms)
+                store.stand_in(key.key(), &call.operation, &call.terms)
             }
             // Nobody waits for it here.
             Topic::Barrier => Ok(Submission::new(Barrier::new(crossbeam_channel::bounded(1).0))),
@@ -626,7 +624,7 @@ impl Shared {
 
     /// Returns the present operation as `doing` does or, between two operations, the one before.
     pub(super) fn doing_or_done(&self) -> String {
-        let done = || self.last.lock().as_ref().map(|topic| format!("the pause after {}", in_words(topic)));
+        let done = || self.running.lock().last().map(|topic| format!("the pause after {}", in_words(topic)));
         self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())
     }
 }
@@ -658,7 +656,7 @@ fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
 
 fn in_words(topic: &Topic) -> String {
     match topic {
-        Topic::Key { key, .. } => format!("an operation on key {key}"),
+        Topic::Key { key, .. } => format!("an operation on key {}", key.key()),
         Topic::Barrier => "barrier".to_owned(),
         Topic::Direct | Topic::Collective { set: None, name: None, .. } => "a collective".to_owned(),
         Topic::Collective { set: Some(set), name: None, .. } => format!("a collective of ranks {set:?}"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use ringpull_base::config::Config;
-use ringpull_base::{Error, Key, Result};
+use ringpull_base::{Error, Result};
 
 use crate::communicator::Communicator;
 use crate::progress::engine::Engine;
@@ -48,7 +48,7 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     let ((told, heard), (runs, running)) = (unbounded(), unbounded());
     let submit = |name: i64, is_short, may: &Receiver<()>| {
         let job = FinishReporter { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
-        let topic = Topic::Key { store: 0, key: Key::from(name) };
+        let topic = Topic::Key { store: 0, key: name.into() };
         engine.submit(topic, Operation::Push, Terms::default(), Submission::new(job)).unwrap();
     };
     let free = bounded(0).1;
@@ -99,7 +99,7 @@ fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let free = bounded(0).1;
     let submit = |rank: usize, name: i64, outcome: Result<()>, may: &Receiver<()>| {
         let (given, answer) = unbounded();
-        let topic = Topic::Key { store: 0, key: Key::from(name) };
+        let topic = Topic::Key { store: 0, key: name.into() };
         let job = Submission::new(SlowJob { given, may: may.clone(), outcome });
         engines[rank].submit(topic, Operation::Push, Terms::default(), job).unwrap();
         answer
