@@ -26,11 +26,10 @@ use ringpull_base::{Buffer, Error, waits};
 
 use crate::communicator::{Begun, Communicator, PartUpdate, Passage};
 use crate::interpreter::{Memory, Ticket};
-use crate::progress::frozen::Unit;
 use crate::progress::job::Submission;
 use crate::progress::layout::Layout;
 use crate::progress::messages::{Launch, Topic, Transfer};
-use crate::progress::shared::{Command, Shared};
+use crate::progress::shared::{Command, LaunchedJobs, Shared};
 
 /// Operations of all ranks under way at once: enough to hide the latency of each, and few messages are
 /// posted.
@@ -87,7 +86,7 @@ pub(super) fn communicate(
             let waiting = shared.waiting.lock();
             let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
             drop(waiting);
-            left.into_iter().flat_map(Command::into_jobs).for_each(|job| shared.abandon(job, &fault));
+            left.into_iter().flat_map(Command::into_jobs).for_each(|(_, job)| shared.abandon(job, &fault));
             break;
         }
         let held = comm.take_held();
@@ -100,12 +99,15 @@ pub(super) fn communicate(
         match command {
             command if !was_held && comm.holds(&command) => comm.held.push_back(command),
             // Every rank has called it: for a barrier there is nothing left to be done.
-            Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.condition.fault() {
-                Some(fault) => shared.abandon(job, &fault),
-                None => comm.end(launch.number, std::iter::once((launch.topic, job))),
-            },
-            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], launch, 0),
-            Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
+            Command::Run(LaunchedJobs { jobs, launch, cycle_bytes: None }) if launch.topic == Topic::Barrier => {
+                match shared.condition.fault() {
+                    Some(fault) => jobs.into_iter().for_each(|(_, job)| shared.abandon(job, &fault)),
+                    None => comm.end(launch.number, jobs.into_iter()),
+                }
+            }
+            Command::Run(LaunchedJobs { jobs, launch, cycle_bytes }) => {
+                comm.take(jobs, launch, cycle_bytes.unwrap_or(0));
+            }
             Command::Go => {
                 comm.go_on();
                 lingers = true;
@@ -131,8 +133,8 @@ impl CommThread<'_> {
     /// process set is never held: its ranks may wait for it before they come to the operations under way.
     fn holds(&self, command: &Command) -> bool {
         let is_of_all = match command {
-            Command::Run(_, launch) => launch.topic.set().is_none(),
-            Command::Unit(..) | Command::Stop => true,
+            Command::Run(launched) => launched.launch.topic.set().is_none(),
+            Command::Stop => true,
             Command::Go => false,
         };
         let may_begin = || self.running_of_all() < MOST_RUNNING && !self.waits(command, 0);
@@ -156,18 +158,15 @@ impl CommThread<'_> {
         // of the one before it on the same topic: so a rank lacks at most one that another has.
         let waits_for_running = command.is_divided() || self.shared.elastic.is_some();
         (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
-            || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
+            || self.held.iter().take(place).flat_map(Command::jobs).any(|(topic, _)| is_of(topic))
     }
 
     /// Returns true if a command passes none of those held: another rank that has begun it begins nothing
     /// else until it is done.
     fn keeps_place(&self, command: &Command) -> bool {
         self.communicator.sums_block()
-            || match command {
-                Command::Run(job, _) => job.is_alone(),
-                Command::Unit(jobs, _) => jobs.iter().any(Submission::is_alone),
-                Command::Go | Command::Stop => true,
-            }
+            || !matches!(command, Command::Run(_))
+            || command.jobs().any(|(_, job)| job.is_alone())
     }
 
     /// Returns the next command, while no operation is under way. A caller that waited for the last operation
@@ -193,13 +192,6 @@ impl CommThread<'_> {
             }
             nap = (2 * nap).min(NAPS.1);
         }
-    }
-
-    fn take_unit(&mut self, jobs: Vec<Submission>, unit: Unit) {
-        let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
-        let topics = unit.members.into_iter().map(|(topic, _)| topic);
-        let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None };
-        self.take(topics.zip(jobs).collect(), launch, unit.cycle_bytes);
     }
 
     /// Begins a sum or a job's messages, or runs a job that needs the communicator to itself.

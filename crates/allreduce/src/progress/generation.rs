@@ -111,6 +111,7 @@ impl Current {
         self.rank.store(next.rank, Ordering::Release);
         self.generation.store(generation, Ordering::Release);
         *self.shared.write() = Arc::clone(next);
+        next.condition.changes.notify();
         self.do_as_first();
     }
 }

@@ -10,9 +10,9 @@
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
 //!   the collectives. One applies updates, and does other work on finished sums that takes long. One
 //!   (`watcher`) receives the messages of the control star, notices faults and spreads them. `shared` is
-//!   their common state; `condition` the job's, with the rank's presence. `standstill` finds out if this rank
-//!   waits for an operation that cannot begin; `status` collects the state of every rank (`answers`,
-//!   `under_way`);
+//!   their common state; `condition` the job's, with the rank's presence; `changes` wakes who waits for a
+//!   change. `standstill` finds out if this rank waits for an operation that cannot begin; `status` collects
+//!   the state of every rank (`answers`, `under_way`);
 //! - `generation`: the ranks between two losses; `kept`: the operations saved for a retry; `renewal`: leads
 //!   from one generation to the next; `connected`: the ranks of a transport, and their successors;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
@@ -21,6 +21,7 @@
 pub mod agreement;
 mod answers;
 pub mod calls;
+mod changes;
 mod comm;
 mod condition;
 pub mod connected;

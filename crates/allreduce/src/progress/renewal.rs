@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
@@ -271,10 +271,8 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
 /// Returns when all ranks are done, or there was a fault, if this rank has left: until then the survivors of
 /// a loss may need it. A rank whose program fails does not wait, and the others do not wait for it.
 fn wait_for_all(shared: &Shared) {
-    let is_over = || shared.condition.is_closing() || shared.condition.is_failing();
-    while shared.condition.is_well() && !is_over() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let condition = &shared.condition;
+    condition.changes.until(|_| !condition.is_well() || condition.is_closing() || condition.is_failing());
 }
 
 fn renew(

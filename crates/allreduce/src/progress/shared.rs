@@ -15,6 +15,7 @@ use ringpull_base::{Error, Result, Waiter};
 use crate::communicator::{Asked, Communicator};
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
+use crate::progress::changes::Changes;
 use crate::progress::condition::{Before, Condition};
 use crate::progress::connected::Sever;
 use crate::progress::frozen::Unit;
@@ -29,45 +30,42 @@ use crate::transport::messages;
 
 /// The commands of the comm thread.
 pub(super) enum Command {
-    /// A job that was agreed on by itself.
-    Run(Submission, Launch),
-    /// A unit of a frozen cycle.
-    Unit(Vec<Submission>, Unit),
+    Run(LaunchedJobs),
     /// Go on with the operations under way, or see that there was a fault.
     Go,
     Stop,
 }
 
+/// The jobs of an operation that begins: one, or those of a bucket.
+pub(super) struct LaunchedJobs {
+    pub(super) jobs: Vec<(Topic, Submission)>,
+    /// That of the first.
+    pub(super) launch: Launch,
+    /// The bytes that the frozen cycle sums, of which it is a unit; `None` if it was agreed on by itself.
+    pub(super) cycle_bytes: Option<usize>,
+}
+
 impl Command {
-    /// The topics of the command's operations.
-    pub(super) fn topics(&self) -> impl Iterator<Item = &Topic> {
-        let (one, members) = match self {
-            Command::Run(_, launch) => (Some(&launch.topic), &[][..]),
-            Command::Unit(_, unit) => (None, &unit.members[..]),
-            Command::Go | Command::Stop => (None, &[][..]),
-        };
-        one.into_iter().chain(members.iter().map(|(topic, _)| topic))
+    fn of_one(job: Submission, launch: Launch) -> Self {
+        Command::Run(LaunchedJobs { jobs: vec![(launch.topic.clone(), job)], launch, cycle_bytes: None })
+    }
+
+    pub(super) fn into_jobs(self) -> Vec<(Topic, Submission)> {
+        if let Command::Run(LaunchedJobs { jobs, .. }) = self { jobs } else { Vec::new() }
+    }
+
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &(Topic, Submission)> {
+        let jobs = if let Command::Run(LaunchedJobs { jobs, .. }) = self { &jobs[..] } else { &[] };
+        jobs.iter()
     }
 
     pub(super) fn is_of(&self, topic: &Topic) -> bool {
-        self.topics().any(|own| own == topic)
-    }
-
-    pub(super) fn into_jobs(self) -> Vec<Submission> {
-        match self {
-            Command::Run(job, _) => vec![job],
-            Command::Unit(jobs, _) => jobs,
-            Command::Go | Command::Stop => Vec::new(),
-        }
+        self.jobs().any(|(own, _)| own == topic)
     }
 
     /// Returns true if it is a divided sum.
     pub(super) fn is_divided(&self) -> bool {
-        match self {
-            Command::Run(job, _) => job.job.transfer().is_divided(),
-            Command::Unit(jobs, _) => jobs.iter().any(|job| job.job.transfer().is_divided()),
-            Command::Go | Command::Stop => false,
-        }
+        self.jobs().any(|(_, job)| job.job.transfer().is_divided())
     }
 }
 
@@ -187,6 +185,7 @@ pub(super) struct InheritedState {
     stand_ins: StandIns,
     loans: Loans,
     is_leaving: bool,
+    changes: Arc<Changes>,
     control_messages: u64,
     since: Option<Instant>,
 }
@@ -200,6 +199,7 @@ impl InheritedState {
             stand_ins: Arc::clone(&old.stand_ins),
             loans: old.loans.clone(),
             is_leaving: old.condition.is_leaving(),
+            changes: Arc::clone(&old.condition.changes),
             control_messages: old.counters.control_messages.load(Ordering::Relaxed),
             since: Some(old.info.started),
         }
@@ -233,7 +233,7 @@ impl Shared {
             size: comm.size(),
             info,
             control,
-            condition: Condition::new(stop, inherited.is_leaving),
+            condition: Condition::new(stop, inherited.is_leaving, inherited.changes),
             losses: LossRecord { sever: inherited.sever, ..LossRecord::default() },
             elastic,
             waiting: Mutex::default(),
@@ -295,7 +295,7 @@ impl Shared {
     pub(super) fn help(&self, asked: Asked) {
         let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
         let job = Submission::new(Help::new(asked, Arc::clone(&self.rooms)));
-        drop(self.commands.send(Command::Run(job, launch)));
+        drop(self.commands.send(Command::of_one(job, launch)));
     }
 
     /// Ends the wait of `serve` on a helper: the job has ended.
@@ -343,6 +343,7 @@ impl Shared {
                 calls.refused(&topic, ordinal);
                 let job = self.waiting.lock().remove(&(topic, ordinal));
                 job.into_iter().for_each(|job| job.job.fail(&fault));
+                self.condition.changes.notify();
                 Vec::new()
             }
             Order::Freeze(freeze) => calls.freeze(freeze),
@@ -428,7 +429,8 @@ impl Shared {
             return;
         }
         if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
-            drop(self.commands.send(Command::Run(job, launch)));
+            drop(self.commands.send(Command::of_one(job, launch)));
+            self.condition.changes.notify();
         }
     }
 
@@ -439,8 +441,13 @@ impl Shared {
         }
         // After a fault some have been failed and are gone; the others stay, to be failed as well.
         if unit.members.iter().all(|member| waiting.contains_key(member)) {
-            let jobs = unit.members.iter().filter_map(|member| waiting.remove(member)).collect();
-            drop(self.commands.send(Command::Unit(jobs, unit)));
+            let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
+            let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None };
+            let job = |member| waiting.remove(&member).map(|job| (member.0, job));
+            let jobs = unit.members.into_iter().filter_map(job).collect();
+            let cycle_bytes = Some(unit.cycle_bytes);
+            drop(self.commands.send(Command::Run(LaunchedJobs { jobs, launch, cycle_bytes })));
+            self.condition.changes.notify();
         }
     }
 
@@ -515,6 +522,7 @@ impl Shared {
             }
         }
         self.unfinished.finished();
+        self.condition.changes.notify();
     }
 
     /// Fails a job after a fault, or keeps it for a retry.
@@ -586,6 +594,7 @@ impl Shared {
         let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
         drop(waiting);
         failed.into_iter().for_each(|job| job.job.fail(fault));
+        self.condition.changes.notify();
         self.callers.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
         self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }
