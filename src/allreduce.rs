@@ -4,14 +4,13 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ringpull_allreduce::progress::{Change, Engine, Job, Operation, Terms, Topic};
+use ringpull_allreduce::progress::{Change, Engine, Job, Operation, Submission, Terms};
 use ringpull_base::{Buffer, Error, Result, Tensor, TensorMut, Waiter, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::check;
 use crate::jobs::{CompressedPush, Init, Push, PushRows, join_shards};
-use crate::kept_push::KeptPush;
 use crate::replica::{Replica, terms};
 use crate::slot::Slot;
 use crate::update::Update;
@@ -48,24 +47,19 @@ impl Allreduce {
         slot.ok_or_else(|| entry.not_initialized("use", self.rank()))
     }
 
-    fn submit(&self, slot: &Arc<Slot>, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
-        self.submit_keeping(slot, operation, terms, job, true)
-    }
-
-    /// As [`submit`](Self::submit), when it has to be said whether the key has a value afterwards.
-    fn submit_keeping(
+    /// Calls an operation on a key, which has a value afterwards if it `keeps` one.
+    fn submit(
         &self,
         slot: &Arc<Slot>,
         operation: Operation,
         terms: Terms,
-        job: Box<dyn Job>,
+        job: impl Job + 'static,
         keeps: bool,
     ) -> Result<()> {
         let _order = slot.in_order();
         let kept = slot.call(keeps);
-        let topic = Topic::Key { store: self.store, key: slot.entry.key.clone() };
-        let job = check::before(slot, job);
-        self.engine.submit(topic, operation, terms, job).inspect_err(|_| slot.cancel(kept))
+        let job = Submission::new(job).after(check::before(slot));
+        self.engine.submit(slot.topic.clone(), operation, terms, job).inspect_err(|_| slot.cancel(kept))
     }
 
     /// The update of a push called now, if the key's value can be updated so.
@@ -110,11 +104,11 @@ impl Backend for Allreduce {
 
     fn init(&self, entry: &Entry, value: &Tensor) -> Result<()> {
         let value = value.read()?.snapshot();
-        let slot =
-            Arc::new(Slot::new(entry.clone(), &self.replica.unfinished_bytes, self.engine.sums().check_replicas));
+        let (unfinished, check_every) = (&self.replica.unfinished_bytes, self.engine.sums().check_replicas);
+        let slot = Arc::new(Slot::new(entry.clone(), self.store, unfinished, check_every));
         self.replica.slots.write().insert(entry.key.clone(), Arc::clone(&slot));
         let terms = Terms { sums: Some(self.engine.sums().clone()), ..terms(entry, &Update::Overwrite, None) };
-        self.submit(&slot, Operation::Init, terms, Box::new(Init::new(&slot, value, self.engine.is_elastic())))
+        self.submit(&slot, Operation::Init, terms, Init::new(&slot, value, self.engine.is_elastic()), true)
     }
 
     fn make_room(&self, entry: &Entry, _priority: i32) -> Result<()> {
@@ -138,17 +132,14 @@ impl Backend for Allreduce {
         let update = self.update(&slot, "push")?;
         if let Some(coding) = self.replica.compressor.coding(entry, self.rank())? {
             let terms = terms(entry, &update, Some(coding.compression));
+            let coding = (coding, self.engine.is_elastic());
             let job = CompressedPush::new(&slot, gradient, outs, update, updates, coding);
-            return self.submit(&slot, Operation::Push, terms, Box::new(job));
+            return self.submit(&slot, Operation::Push, terms, job, true);
         }
         let terms = terms(entry, &update, None);
-        if self.engine.is_elastic() && !matches!(update, Update::Shard(_)) {
-            let job = KeptPush::new(&slot, gradient, outs, update, updates, priority);
-            return self.submit(&slot, Operation::Push, terms, Box::new(job));
-        }
-        let job = Push::new(&slot, gradient, outs, update, updates, priority);
+        let job = Push::new(&slot, gradient, outs, update, updates, (priority, self.engine.is_elastic()));
         let keeps = job.keeps();
-        self.submit_keeping(&slot, Operation::Push, terms, Box::new(job), keeps)
+        self.submit(&slot, Operation::Push, terms, job, keeps)
     }
 
     fn push_rows(&self, entry: &Entry, gradient: MergedRows, _priority: i32) -> Result<()> {
@@ -156,7 +147,7 @@ impl Backend for Allreduce {
         let update = self.update(&slot, "push_rows")?;
         let terms = terms(entry, &update, None);
         let job = PushRows::new(&slot, gradient, update, updates, self.engine.is_elastic());
-        self.submit(&slot, Operation::PushRows, terms, Box::new(job))
+        self.submit(&slot, Operation::PushRows, terms, job, true)
     }
 
     fn value(&self, entry: &Entry, operation: &str, _priority: i32) -> Result<Arc<Buffer>> {
@@ -188,14 +179,6 @@ impl Backend for Allreduce {
     }
 
     fn set_compression(&self, compression: Option<&Compression>) -> Result<()> {
-        if let (Some(compression), true) = (compression, self.engine.is_elastic()) {
-            return Err(Error::Unsupported {
-                kind: "dist_sync_mpi".to_owned(),
-                operation: format!("gradient compression by {compression}"),
-                reason: "a job that goes on without lost ranks (RINGPULL_ELASTIC) cannot do a compressed sum again"
-                    .to_owned(),
-            });
-        }
         self.replica.compressor.set(compression);
         Ok(())
     }

@@ -7,75 +7,30 @@
 //! own arrays hold it) the sum is hashed instead. Hashes are of bits: two zeros of different sign differ.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::{Communicator, PartUpdate, Parts};
-use ringpull_allreduce::interpreter::Memory;
-use ringpull_allreduce::progress::{Job, Launch, Transfer};
-use ringpull_base::{Error, Result};
+use ringpull_allreduce::communicator::Parts;
+use ringpull_allreduce::progress::Check;
+use ringpull_base::Error;
 
 use crate::slot::Slot;
 
-/// An update that is preceded by a comparison of its key's replicas.
-struct Checked {
-    job: Box<dyn Job>,
-    slot: Arc<Slot>,
-    update: u64,
-}
-
-/// The update of that key called last, with a check before it if it is time for one.
-pub(super) fn before(slot: &Arc<Slot>, job: Box<dyn Job>) -> Box<dyn Job> {
-    match slot.to_check() {
-        Some(update) => Box::new(Checked { job, slot: Arc::clone(slot), update }),
-        None => job,
-    }
-}
-
-impl Job for Checked {
-    fn transfer(&self) -> Transfer {
-        self.job.transfer()
-    }
-
-    fn checks(&self) -> bool {
-        true
-    }
-
-    fn check(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        let own = self.slot.hash_after(self.update)?;
+/// Returns the comparison of replicas that comes before the update of that key called last, if it is time
+/// for one.
+pub(super) fn before(slot: &Arc<Slot>) -> Option<Check> {
+    let (update, slot) = (slot.to_check()?, Arc::clone(slot));
+    let mut hash = None;
+    Some(Box::new(move |comm, launch| {
+        let own = match hash {
+            // After a loss it is compared again.
+            Some(own) => own,
+            None => *hash.insert(slot.hash_after(update)?),
+        };
         let bounds = (0..=comm.size()).map(|rank| rank * size_of_val(&own)).collect();
         let hashes = comm.gather(Parts::of(bounds), launch.number, |part| part.copy_from_slice(&own.to_ne_bytes()))?;
         let Some((ranks, others)) = odd_ones(bytemuck::cast_slice(hashes.bytes())) else { return Ok(()) };
-        Err(Error::ReplicasDiffer { key: self.slot.entry.key.clone(), update: self.update, ranks, others })
-    }
-
-    fn part_update(&mut self, part: Range<usize>) -> Result<PartUpdate> {
-        self.job.part_update(part)
-    }
-
-    fn lend(&mut self) -> Memory {
-        self.job.lend()
-    }
-
-    fn receive(&mut self, memory: Memory) {
-        self.job.receive(memory);
-    }
-
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        self.job.run(comm, launch)
-    }
-
-    fn is_soon_finished(&self) -> bool {
-        self.job.is_soon_finished()
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        self.job.finish()
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.job.fail(fault);
-    }
+        Err(Error::ReplicasDiffer { key: slot.entry.key.clone(), update, ranks, others })
+    }))
 }
 
 /// The ranks whose hash is not that of most, and those whose it is; of hashes that are as frequent, the one

@@ -56,6 +56,13 @@ impl Contribution {
         Ok(Contribution::Summed(sum))
     }
 
+    /// Copies the caller's tensor, which is free from then on.
+    pub(super) fn take_over(&mut self) {
+        if let Contribution::Held(held) = self {
+            *self = Contribution::Summed(Buffer::copy_of(held.bytes()));
+        }
+    }
+
     /// Scales by `factor`, in place for an output or a sum, and as a copy for a value.
     pub(super) fn scaled(self, entry: &Entry, factor: f64, outs: &mut [TensorMut]) -> Self {
         // Memory of other libraries may lie anywhere.

@@ -459,7 +459,6 @@ fn over_mpi(config: &Config, devices: Option<Arc<Devices>>) -> Result<Box<dyn Ba
 fn check_elastic(config: &Config, on_devices: bool) -> Result<()> {
     let (what, variable) = match config.elastic {
         true if on_devices => ("values on devices", "RINGPULL_DEVICES"),
-        true if config.check_replicas > 0 => ("comparing replicas", "RINGPULL_CHECK_REPLICAS"),
         // They end for good with the first loss.
         true if config.algorithm == ringpull_base::AlgorithmChoice::Native => {
             ("MPI's own collectives", "RINGPULL_ALGORITHM")

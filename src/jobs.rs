@@ -9,6 +9,7 @@ use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Transfer};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Reduction, Result, TensorMut, unshare};
+use ringpull_kernels::compress::Feedback;
 use ringpull_kernels::optim::{Optimizer, slot_element_bytes};
 
 use crate::compressed::Coding;
@@ -88,6 +89,11 @@ pub(super) struct Push {
     updates: Arc<Updates>,
     priority: i32,
     keeps: bool,
+    /// True if it can be done again, in a job that goes on without lost ranks. Nothing that the store has is
+    /// changed before the sum is there. The sum is made in memory of its own, beside the gradient, because
+    /// MPI may still write into the memory of a sum that was given up.
+    is_elastic: bool,
+    is_begun: bool,
 }
 
 /// The place of the sum.
@@ -109,16 +115,19 @@ impl Push {
         outs: Vec<TensorMut>,
         update: Update,
         updates: &Arc<Updates>,
-        priority: i32,
+        (priority, is_elastic): (i32, bool),
     ) -> Self {
+        let is_elastic = is_elastic && !matches!(update, Update::Shard(_));
         let output = match &gradient {
             Contribution::InPlace(index) => outs.get(*index),
             Contribution::Held(_) => outs.first(),
             Contribution::Summed(_) => None,
         };
-        let keeps = !matches!(update, Update::Overwrite) || output.is_none_or(|out| !out.is_unkept());
+        let overwrites = matches!(update, Update::Overwrite);
+        let keeps = is_elastic || !overwrites || output.is_none_or(|out| !out.is_unkept());
         let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        Push { slot, gradient, old: None, place: Place::Open, outs, update, updates, priority, keeps }
+        let (old, place, is_begun) = (None, Place::Open, false);
+        Push { slot, gradient, old, place, outs, update, updates, priority, keeps, is_elastic, is_begun }
     }
 
     /// Returns true if the key has a value afterwards.
@@ -156,9 +165,14 @@ impl Push {
             None => unreachable!("a gradient is put into its place once"),
         }
     }
-}
 
-impl Push {
+    /// Copies the gradient for one sum of several.
+    fn copy(&mut self) -> Buffer {
+        let gradient = self.gradient.as_mut().expect("a gradient is kept until its sum is done");
+        gradient.take_over();
+        Buffer::copy_of(gradient.bytes(&self.outs))
+    }
+
     /// Keeps the memory of an overwritten value for the copy that a sum in foreign memory will need; any
     /// other may share it.
     fn recycle(&self, old: Option<Arc<Buffer>>, index: usize) {
@@ -207,9 +221,10 @@ impl Job for Push {
 
     fn lend(&mut self) -> Memory {
         if !matches!(self.update, Update::Shard(_)) {
-            self.slot.begin();
+            self.slot.begin_once(&mut self.is_begun);
         }
-        let (memory, output) = match self.put() {
+        let place = if self.is_elastic { Place::Own(self.copy()) } else { self.put() };
+        let (memory, output) = match place {
             Place::Output(index) => (Memory::Written(self.outs.remove(index)), Some(index)),
             Place::Own(sum) => (Memory::Own(sum), None),
             Place::Open | Place::Lent(_) => unreachable!("the gradient has just been put into its place"),
@@ -231,7 +246,7 @@ impl Job for Push {
     fn is_soon_finished(&self) -> bool {
         const SHORT_BYTES: usize = 64 << 10;
         let is_short = self.slot.entry.len_bytes() * self.outs.len().max(1) <= SHORT_BYTES;
-        is_short && self.update.overwrites() && self.outs.iter().all(TensorMut::is_simply_dropped)
+        is_short && !self.is_elastic && self.update.overwrites() && self.outs.iter().all(TensorMut::is_simply_dropped)
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
@@ -242,34 +257,48 @@ impl Job for Push {
                 self.slot.settle_in(index, self.outs);
                 return Ok(());
             }
-            Place::Output(index) if overwrites => self.kept(index),
-            Place::Own(sum) if overwrites => Arc::new(sum),
-            place => {
-                let sum = match &place {
-                    Place::Output(index) => self.outs[*index].bytes(),
-                    Place::Own(sum) => sum.bytes(),
-                    Place::Open | Place::Lent(_) => &[],
-                };
-                let updated = self.slot.updated(&self.updates, &self.update, sum);
-                if let Place::Own(sum) = place {
-                    self.slot.keep_scratch(sum);
-                }
-                match updated {
-                    Ok(value) => value,
-                    Err(fault) => {
-                        self.fail(&fault);
-                        return Err(fault);
-                    }
-                }
+            Place::Output(index) if overwrites => Ok(self.kept(index)),
+            Place::Output(index) => self.slot.updated(&self.updates, &self.update, self.outs[index].bytes()),
+            Place::Own(sum) if self.is_elastic => {
+                let sum = Arc::new(sum);
+                self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
+                self.slot.value_after(&self.updates, &self.update, sum)
+            }
+            Place::Own(sum) if overwrites => Ok(Arc::new(sum)),
+            Place::Own(sum) => {
+                let updated = self.slot.updated(&self.updates, &self.update, sum.bytes());
+                self.slot.keep_scratch(sum);
+                updated
             }
         };
-        self.slot.settle_with(value, self.outs);
-        Ok(())
+        match value {
+            Ok(value) => {
+                self.slot.settle_with(value, self.outs);
+                Ok(())
+            }
+            Err(fault) => {
+                self.fail(&fault);
+                Err(fault)
+            }
+        }
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
         self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+    }
+
+    fn again(&mut self) -> bool {
+        if self.is_elastic {
+            self.place = Place::Open;
+        }
+        self.is_elastic
+    }
+
+    fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
+        self.place = Place::Own(Buffer::copy_of(sum));
+        self.finish()
     }
 }
 
@@ -438,6 +467,11 @@ pub(super) struct CompressedPush {
     update: Update,
     updates: Arc<Updates>,
     coding: Coding,
+    /// As of a [`Push`].
+    is_elastic: bool,
+    is_begun: bool,
+    /// The feedback before the push, for another sum after a loss.
+    before: Option<Feedback>,
 }
 
 impl CompressedPush {
@@ -447,15 +481,38 @@ impl CompressedPush {
         outs: Vec<TensorMut>,
         update: Update,
         updates: &Arc<Updates>,
-        coding: Coding,
+        (coding, is_elastic): (Coding, bool),
     ) -> Self {
+        let is_elastic = is_elastic && !matches!(update, Update::Shard(_));
         let (slot, updates, gradient) = (Arc::clone(slot), Arc::clone(updates), Some(gradient));
-        CompressedPush { slot, gradient, own: None, sum: None, outs, update, updates, coding }
+        let (own, sum, before, is_begun) = (None, None, None, false);
+        CompressedPush { slot, gradient, own, sum, outs, update, updates, coding, is_elastic, is_begun, before }
+    }
+
+    /// Makes the sum in memory of its own, beside the gradient.
+    fn sum_beside(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
+        let gradient = self.gradient.as_mut().expect("a gradient is kept until its sum is done");
+        gradient.take_over();
+        let Coding { compression, feedback } = &self.coding;
+        let mut feedback = feedback.lock();
+        match &self.before {
+            Some(before) => *feedback = before.clone(),
+            None => self.before = Some(feedback.clone()),
+        }
+        let (mut sum, gradient) = (Buffer::zeroed(self.slot.entry.len_bytes()), gradient.bytes(&self.outs));
+        let (gradient, out) = (bytemuck::cast_slice(gradient), bytemuck::cast_slice_mut(sum.bytes_mut()));
+        comm.allreduce_compressed(compression, &mut feedback, Some(gradient), out, launch.number)?;
+        self.sum = Some(Arc::new(sum));
+        Ok(())
     }
 }
 
 impl Job for CompressedPush {
     fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
+        if self.is_elastic {
+            return self.sum_beside(comm, launch);
+        }
         let Some(gradient) = self.gradient.take() else { return Ok(()) };
         let (entry, parts) = (&self.slot.entry, parts_of(&self.slot.entry, comm.size()));
         let part = parts.range(comm.rank()..comm.rank() + 1);
@@ -510,6 +567,9 @@ impl Job for CompressedPush {
 
     fn finish(mut self: Box<Self>) -> Result<()> {
         let Some(sum) = self.sum.take() else { return Ok(()) };
+        if self.is_elastic {
+            self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
+        }
         match self.slot.value_after(&self.updates, &self.update, sum) {
             Ok(value) => {
                 self.slot.settle_with(value, self.outs);
@@ -525,5 +585,16 @@ impl Job for CompressedPush {
     fn fail(self: Box<Self>, fault: &Error) {
         self.slot.fail(fault);
         self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+    }
+
+    fn again(&mut self) -> bool {
+        self.sum = None;
+        self.is_elastic
+    }
+
+    fn given(mut self: Box<Self>, sum: &[u8]) -> Result<()> {
+        self.slot.begin_once(&mut self.is_begun);
+        self.sum = Some(Arc::new(Buffer::copy_of(sum)));
+        self.finish()
     }
 }

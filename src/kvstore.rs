@@ -108,7 +108,9 @@ pub struct KvStore {
     output_limit: Duration,
     /// The number of failures that it has reported: a call withdraws none that was reported after the call
     /// was made.
-    reports: Mutex<u64>,
+    reports: AtomicU64,
+    /// Held while a failure is reported or withdrawn.
+    reporting: Mutex<()>,
     /// The number of losses of which the program knows, and its function for them.
     seen: AtomicUsize,
     on_change: Mutex<Option<OnChange>>,
@@ -132,7 +134,8 @@ impl KvStore {
             factor: AtomicU64::new(1f64.to_bits()),
             output_limit: config.timeout,
             on_change: Mutex::new(None),
-            reports: Mutex::new(0),
+            reports: AtomicU64::new(0),
+            reporting: Mutex::new(()),
         }
     }
 
@@ -243,7 +246,12 @@ impl KvStore {
     /// running it.
     pub fn check(&self, key: impl Into<Key>, operation: &str, shape: &[usize], dtype: DType) -> Result<()> {
         self.healthy()?;
-        self.table.checked(&key.into(), operation, self.rank(), &[])?.check(operation, self.rank(), shape, dtype)
+        self.table.checked(&key.into(), operation, self.rank(), std::iter::empty())?.check(
+            operation,
+            self.rank(),
+            shape,
+            dtype,
+        )
     }
 
     /// Adds the sum of `values` to this step's gradient of `key`. Returns at once: each value stays locked
@@ -260,7 +268,7 @@ impl KvStore {
     /// applied. Blocks.
     pub fn pull(&self, key: impl Into<Key>, outs: &[Tensor], priority: i32) -> Result<()> {
         self.call(|| {
-            let entry = self.table.checked(&key.into(), "pull", self.rank(), outs)?;
+            let entry = self.table.checked(&key.into(), "pull", self.rank(), outs.iter())?;
             if outs.is_empty() {
                 return Ok(());
             }
@@ -311,7 +319,7 @@ impl KvStore {
     /// The rows of `key` that `row_ids` names, in ascending order and each once. Blocks, as `pull` does.
     pub fn pull_rows(&self, key: impl Into<Key>, row_ids: &[i64], priority: i32) -> Result<RowSparse> {
         self.call(|| {
-            let entry = self.table.checked(&key.into(), "pull_rows", self.rank(), &[])?;
+            let entry = self.table.checked(&key.into(), "pull_rows", self.rank(), std::iter::empty())?;
             check_row_ids(row_ids, entry.rows()?)?;
             let mut ids = row_ids.to_vec();
             ids.sort_unstable();
@@ -494,8 +502,7 @@ impl KvStore {
 
     fn push_into(&self, key: &Key, operation: &str, values: &[Tensor], outs: &[Tensor], priority: i32) -> Result<()> {
         self.call(|| {
-            let entry = self.table.checked(key, operation, self.rank(), values)?;
-            self.table.checked(key, operation, self.rank(), outs)?;
+            let entry = self.table.checked(key, operation, self.rank(), values.iter().chain(outs))?;
             if values.is_empty() {
                 return Ok(());
             }
@@ -600,15 +607,15 @@ impl KvStore {
     }
 
     fn failed(&self, why: &str) {
-        let mut reports = self.reports.lock();
-        *reports += 1;
+        let _reporting = self.reporting.lock();
+        self.reports.fetch_add(1, Ordering::AcqRel);
         self.backend.failing(why.lines().next());
     }
 
     /// Returns the number of failures that it has reported.
     #[doc(hidden)]
     pub fn reports(&self) -> u64 {
-        *self.reports.lock()
+        self.reports.load(Ordering::Acquire)
     }
 
     /// Runs on this thread an operation that the program has called before, when there were so many
@@ -649,8 +656,8 @@ impl KvStore {
         let outcome = self.tell_changes().and_then(|()| work());
         match &outcome {
             Ok(_) => {
-                let reports = self.reports.lock();
-                if *reports == made_at {
+                let _reporting = self.reporting.lock();
+                if self.reports() == made_at {
                     self.backend.failing(None);
                 }
             }

@@ -29,7 +29,6 @@ mod device_sums;
 #[cfg(feature = "ps")]
 mod hybrid;
 mod jobs;
-mod kept_push;
 mod kvstore;
 mod local;
 #[cfg(feature = "devices")]

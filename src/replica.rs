@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 
 use parking_lot::RwLock;
 
-use ringpull_allreduce::progress::{Job, Operation, StandIn, Terms};
+use ringpull_allreduce::progress::{Operation, StandIn, Submission, Terms};
 use ringpull_base::{Buffer, Error, Key, Result};
 use ringpull_kernels::compress::Compression;
 
@@ -53,7 +53,7 @@ pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compress
         Update::Optimize(optimizer) | Update::Shard(optimizer) => Some(Arc::clone(optimizer)),
         Update::Overwrite | Update::Call(_) => None,
     };
-    let (value, has_updater) = (Some((entry.dtype, entry.shape.to_vec())), matches!(update, Update::Call(_)));
+    let (value, has_updater) = (Some((entry.dtype, Arc::clone(&entry.shape))), matches!(update, Update::Call(_)));
     Terms {
         value,
         optimizer,
@@ -65,7 +65,7 @@ pub(super) fn terms(entry: &Entry, update: &Update, compression: Option<Compress
 }
 
 impl StandIn for Replica {
-    fn stand_in(&self, key: &Key, operation: &Operation, theirs: &Terms) -> Result<Box<dyn Job>> {
+    fn stand_in(&self, key: &Key, operation: &Operation, theirs: &Terms) -> Result<Submission> {
         let rank = self.rank;
         let wrong = |what: String, remedy: &str| {
             Error::argument(format!("{operation} of key {key} after rank {rank} has joined: {what}"), remedy)
@@ -86,18 +86,18 @@ impl StandIn for Replica {
         }
         slot.call(true);
         let zeros = || Contribution::Summed(Buffer::zeroed(slot.entry.len_bytes()));
-        let job: Box<dyn Job> = match theirs.compression {
+        let job = match theirs.compression {
             _ if *operation == Operation::PushRows => {
                 let nothing = MergedRows { ids: Vec::new(), rows: Arc::new(Buffer::zeroed(0)) };
-                Box::new(PushRows::new(&slot, nothing, update, &self.updates, false))
+                Submission::new(PushRows::new(&slot, nothing, update, &self.updates, false))
             }
-            None => Box::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, 0)),
+            None => Submission::new(Push::new(&slot, zeros(), Vec::new(), update, &self.updates, (0, false))),
             Some(compression) => {
                 let coding = self.compressor.coding_by(key, compression);
-                Box::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, coding))
+                Submission::new(CompressedPush::new(&slot, zeros(), Vec::new(), update, &self.updates, (coding, false)))
             }
         };
-        Ok(check::before(&slot, job))
+        Ok(job.after(check::before(&slot)))
     }
 
     fn last_sum(&self, key: &Key) -> Option<Vec<u8>> {

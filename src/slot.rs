@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use ringpull_allreduce::progress::Topic;
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, Result, TensorMut, waits};
 
@@ -19,6 +20,8 @@ use crate::update::{Update, Updates};
 /// A key's value on this rank.
 pub(super) struct Slot {
     pub(super) entry: Entry,
+    /// Its name among the operations of the ranks.
+    pub(super) topic: Topic,
     state: Mutex<State>,
     changed: Condvar,
     /// The bytes of all operations of the store that were called and are not done.
@@ -39,9 +42,6 @@ struct State {
     called: u64,
     begun: u64,
     done: u64,
-    /// Updates called, and those of them that are done.
-    updates_called: u64,
-    updates_done: u64,
     /// The hash of the value after the last update that is checked.
     hash: Option<u64>,
     /// True if the last called operation leaves a value here; `is_left_out` if the last completed one has
@@ -51,6 +51,11 @@ struct State {
     fault: Option<Error>,
     /// The sum of the last completed operation, for ranks that lack it after a loss.
     last: Option<LastSum>,
+}
+
+/// The number of updates among that many operations, the first of which is the init.
+fn updates(operations: u64) -> u64 {
+    operations.saturating_sub(1)
 }
 
 /// The sum of an operation.
@@ -64,10 +69,11 @@ struct Settled(Option<Arc<Buffer>>);
 
 impl Slot {
     /// A key without a value, whose replicas are compared after every `check_every` updates, or never.
-    pub(super) fn new(entry: Entry, unfinished_bytes: &Arc<AtomicU64>, check_every: u64) -> Self {
+    pub(super) fn new(entry: Entry, store: u32, unfinished_bytes: &Arc<AtomicU64>, check_every: u64) -> Self {
+        let topic = Topic::Key { store, key: entry.key.clone().into() };
         let unfinished_bytes = Arc::clone(unfinished_bytes);
         let (state, changed, calling) = (Mutex::default(), Condvar::new(), Mutex::default());
-        Slot { entry, state, changed, unfinished_bytes, check_every, calling }
+        Slot { entry, topic, state, changed, unfinished_bytes, check_every, calling }
     }
 
     /// To be held while an update is called, which may check the one before it: they must come in their
@@ -86,7 +92,7 @@ impl Slot {
         if self.check_every == 0 {
             return None;
         }
-        let update = self.state.lock().updates_called.saturating_sub(1);
+        let update = updates(self.state.lock().called).saturating_sub(1);
         self.is_checked(update).then_some(update)
     }
 
@@ -97,7 +103,7 @@ impl Slot {
             if let Some(fault) = &state.fault {
                 return Err(fault.clone());
             }
-            if state.updates_done >= update
+            if updates(state.done) >= update
                 && let Some(hash) = state.hash.take()
             {
                 return Ok(hash);
@@ -111,10 +117,7 @@ impl Slot {
         if self.check_every == 0 {
             return None;
         }
-        let update = {
-            let state = self.state.lock();
-            state.updates_done + u64::from(state.done > 0)
-        };
+        let update = updates(self.state.lock().done + 1);
         self.is_checked(update).then(|| xxh3_64(bytes))
     }
 
@@ -146,8 +149,6 @@ impl Slot {
     /// the call before.
     pub(super) fn call(&self, keeps: bool) -> bool {
         let mut state = self.state.lock();
-        // The first call is that of init.
-        state.updates_called += u64::from(state.called > 0);
         state.called += 1;
         self.unfinished_bytes.fetch_add(self.entry.len_bytes() as u64, Ordering::Relaxed);
         std::mem::replace(&mut state.keeps, keeps)
@@ -157,7 +158,6 @@ impl Slot {
     pub(super) fn cancel(&self, kept: bool) {
         let mut state = self.state.lock();
         state.called -= 1;
-        state.updates_called = state.updates_called.saturating_sub(1);
         self.unfinished_bytes.fetch_sub(self.entry.len_bytes() as u64, Ordering::Relaxed);
         state.keeps = kept;
     }
@@ -243,8 +243,6 @@ impl Slot {
         let mut state = self.state.lock();
         state.value = value;
         state.is_left_out = state.value.is_none();
-        // The first call is that of init.
-        state.updates_done += u64::from(state.done > 0);
         state.hash = hash.or(state.hash);
         state.done += 1;
         self.unfinished_bytes.fetch_sub(self.entry.len_bytes() as u64, Ordering::Relaxed);
@@ -329,6 +327,7 @@ mod tests {
     fn a_value_that_the_next_operation_has_taken_out_is_waited_for() {
         let slot = Slot::new(
             Entry { key: Key::from("w"), dtype: DType::U8, shape: [1].into(), is_row_sparse: false },
+            0,
             &Arc::default(),
             0,
         );

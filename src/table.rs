@@ -81,7 +81,13 @@ impl Table {
     }
 
     /// The key's entry, if it has been initialised and all `tensors` fit it.
-    pub(super) fn checked(&self, key: &Key, operation: &str, rank: usize, tensors: &[Tensor]) -> Result<Entry> {
+    pub(super) fn checked<'a>(
+        &self,
+        key: &Key,
+        operation: &str,
+        rank: usize,
+        tensors: impl Iterator<Item = &'a Tensor>,
+    ) -> Result<Entry> {
         let entry = self.find(key, operation, rank)?;
         for tensor in tensors {
             entry.check(operation, rank, tensor.shape(), tensor.dtype())?;

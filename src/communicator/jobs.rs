@@ -1,5 +1,6 @@
-//! The jobs that a communicator gives its engine. A job owns the locks of its tensors, and memory of its own,
-//! from the call to the end, but for the time in which the transport has them.
+//! The job that a communicator gives its engine: [`Collective`]. It owns the locks of its tensors, and memory
+//! of its own, from the call to the end, but for the time in which the transport has them. The collectives
+//! differ in the function that begins their messages.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use ringpull_allreduce::communicator::{Begun, Communicator, Parts, Passage};
 use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Reply, Transfer};
 use ringpull_base::{Buffer, DType, Error, Reduction, Result, Tensor, TensorMut, TensorRef};
-use ringpull_kernels::reduce;
+use ringpull_kernels::reduce::{self, Arithmetic};
 
 /// The ranks of an operation.
 #[derive(Clone, Default)]
@@ -24,6 +25,14 @@ impl Site {
 
     fn transfer(&self) -> Transfer {
         Transfer::Messages { priority: self.priority }
+    }
+
+    /// A sum of all ranks goes by the engine's own way.
+    fn transfer_of_sum(&self, (reduction, dtype): Arithmetic, len_bytes: usize) -> Transfer {
+        match self.set {
+            Some(_) => self.transfer(),
+            None => Transfer::Sum { dtype, reduction, len_bytes, priority: self.priority, is_divided: false },
+        }
     }
 
     fn passage(&self, launch: &Launch) -> Passage {
@@ -131,122 +140,170 @@ impl Output {
     }
 }
 
-/// An allreduce, in the memory of its result.
-pub(super) struct Reduce {
-    site: Site,
-    out: Output,
-    arrival: Arrival,
-    reply: Reply<Tensor>,
-    was_begun: bool,
+/// The result of a collective for its caller.
+pub(super) trait Outcome: Send + Sized {
+    /// That of the output and of the numbers that other ranks have told, if it can be made of them.
+    fn of(out: Option<Tensor>, numbers: Vec<usize>) -> Option<Self>;
 }
 
-impl Reduce {
-    /// `out` holds this rank's contribution.
-    pub(super) fn new(site: Site, out: Output, arrival: Arrival, reply: Reply<Tensor>) -> Self {
-        Reduce { site, out, arrival, reply, was_begun: false }
+impl Outcome for () {
+    fn of(_out: Option<Tensor>, _numbers: Vec<usize>) -> Option<Self> {
+        Some(())
     }
 }
 
-impl Job for Reduce {
-    fn transfer(&self) -> Transfer {
-        if self.site.set.is_some() {
-            return self.site.transfer();
-        }
-        Transfer::Sum {
-            dtype: self.out.tensor.dtype(),
-            reduction: self.arrival.reduction,
-            len_bytes: self.out.tensor.len_bytes(),
-            priority: self.site.priority,
-            is_divided: false,
-        }
+impl Outcome for Tensor {
+    fn of(out: Option<Tensor>, _numbers: Vec<usize>) -> Option<Self> {
+        out
     }
+}
 
+impl Outcome for (Tensor, usize) {
+    fn of(out: Option<Tensor>, numbers: Vec<usize>) -> Option<Self> {
+        out.zip(numbers.first().copied())
+    }
+}
+
+impl Outcome for (Tensor, Vec<usize>) {
+    fn of(out: Option<Tensor>, numbers: Vec<usize>) -> Option<Self> {
+        Some((out?, numbers))
+    }
+}
+
+/// The tensors and numbers of a collective.
+pub(super) struct CollectiveState {
+    /// An input that is only read, until the end.
+    input: Memory,
+    out: Option<Output>,
+    /// Numbers that other ranks have told.
+    numbers: Vec<usize>,
+    /// Begins the messages that follow those under way, by the memory of these.
+    next: Option<Next>,
+}
+
+/// Begins messages of a collective.
+type Begin = Box<dyn FnOnce(&mut Communicator, &Launch, &mut CollectiveState) -> Result<Begun> + Send>;
+type Next = Box<dyn FnOnce(&Memory) -> Begin + Send>;
+
+impl CollectiveState {
     fn lend(&mut self) -> Memory {
-        self.out.lend()
+        self.out.as_mut().map_or(Memory::Nothing, Output::lend)
+    }
+
+    /// The output, in a new tensor if none was given because its length was not known before.
+    fn output(&mut self, dtype: DType, shape: &[usize], what: &str) -> Result<&mut Output> {
+        let given = if let Some(given) = self.out.take() {
+            given
+        } else {
+            let tensor = Tensor::try_zeros(dtype, shape, what)?;
+            let guard = tensor.write();
+            Output::within(tensor, guard)
+        };
+        Ok(self.out.insert(given))
+    }
+}
+
+/// A collective of a communicator.
+pub(super) struct Collective<T> {
+    transfer: Transfer,
+    state: CollectiveState,
+    arrival: Arrival,
+    /// Begins the messages that come next, if any do.
+    begin: Option<Begin>,
+    reply: Reply<T>,
+}
+
+impl<T> Collective<T> {
+    /// A collective whose result is in `out`, if it has one.
+    fn new(
+        transfer: Transfer,
+        out: Option<Output>,
+        reply: Reply<T>,
+        begin: impl FnOnce(&mut Communicator, &Launch, &mut CollectiveState) -> Result<Begun> + Send + 'static,
+    ) -> Self {
+        let state = CollectiveState { input: Memory::Nothing, out, numbers: Vec::new(), next: None };
+        Collective { transfer, state, arrival: Arrival::default(), begin: Some(Box::new(begin)), reply }
+    }
+
+    fn with_arrival(self, arrival: Arrival) -> Self {
+        Collective { arrival, ..self }
+    }
+}
+
+impl<T: Outcome> Job for Collective<T> {
+    fn transfer(&self) -> Transfer {
+        self.transfer
+    }
+
+    /// In a frozen cycle nobody else need have come to what has no output: the ranks meet in a sum of one
+    /// byte.
+    fn lend(&mut self) -> Memory {
+        if self.state.out.is_none() { Memory::Own(Buffer::zeroed(1)) } else { self.state.lend() }
     }
 
     fn receive(&mut self, memory: Memory) {
-        self.out.receive(memory);
+        match (self.state.next.take(), &mut self.state.out) {
+            (Some(next), _) => self.begin = Some(next(&memory)),
+            (None, Some(out)) => out.receive(memory.into_output()),
+            (None, None) => self.state.input = memory,
+        }
     }
 
     fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
-        if std::mem::replace(&mut self.was_begun, true) {
-            return Ok(None);
-        }
-        let (arithmetic, passage) = ((self.arrival.reduction, self.out.tensor.dtype()), self.site.passage(launch));
-        let set = self.site.set.as_deref().unwrap_or_default();
-        Ok(Some(comm.begin_allreduce_among(set, arithmetic, self.out.lend(), passage)))
+        self.begin.take().map(|begin| begin(comm, launch, &mut self.state)).transpose()
     }
 
     fn is_soon_finished(&self) -> bool {
-        self.arrival.is_nothing() && self.out.is_soon_let_go()
+        match (&self.state.out, &self.state.input) {
+            (Some(out), Memory::Nothing) => self.arrival.is_nothing() && out.is_soon_let_go(),
+            (None, Memory::Nothing | Memory::Own(_)) => true,
+            _ => false,
+        }
     }
 
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        self.arrival.apply(self.out.guard());
-        self.reply.send(Ok(self.out.finish()));
+    fn finish(self: Box<Self>) -> Result<()> {
+        let CollectiveState { input, out, numbers, .. } = self.state;
+        drop(input);
+        let out = out.map(|mut out| {
+            self.arrival.apply(out.guard());
+            out.finish()
+        });
+        let outcome = T::of(out, numbers).ok_or_else(|| Error::bug("a collective has ended without a result"))?;
+        self.reply.send(Ok(outcome));
         Ok(())
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.out.fail(fault);
+        self.state.out.into_iter().for_each(|out| out.fail(fault));
         self.reply.send(Err(fault.clone()));
     }
 }
 
-/// A reduce-scatter.
-pub(super) struct Scatter {
+/// An allreduce, in the memory of its result, which holds this rank's contribution.
+pub(super) fn allreduce(site: Site, out: Output, arrival: Arrival, reply: Reply<Tensor>) -> Collective<Tensor> {
+    let arithmetic = (arrival.reduction, out.tensor.dtype());
+    let transfer = site.transfer_of_sum(arithmetic, out.tensor.len_bytes());
+    let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
+        let set = site.set.as_deref().unwrap_or_default();
+        Ok(comm.begin_allreduce_among(set, arithmetic, state.lend(), site.passage(launch)))
+    };
+    Collective::new(transfer, Some(out), reply, begin).with_arrival(arrival)
+}
+
+/// A reduce-scatter, to parts of `lens` elements.
+pub(super) fn reduce_scatter(
     site: Site,
-    input: Memory,
-    /// The elements of each rank's part.
-    lens: Vec<usize>,
+    (input, lens): (Memory, Vec<usize>),
     out: Output,
     arrival: Arrival,
     reply: Reply<Tensor>,
-    was_begun: bool,
-}
-
-impl Scatter {
-    pub(super) fn new(
-        site: Site,
-        (input, lens): (Memory, Vec<usize>),
-        out: Output,
-        arrival: Arrival,
-        reply: Reply<Tensor>,
-    ) -> Self {
-        Scatter { site, input, lens, out, arrival, reply, was_begun: false }
-    }
-}
-
-impl Job for Scatter {
-    fn transfer(&self) -> Transfer {
-        self.site.transfer()
-    }
-
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
-        if std::mem::replace(&mut self.was_begun, true) {
-            return Ok(None);
-        }
-        let (arithmetic, passage) = ((self.arrival.reduction, self.out.tensor.dtype()), self.site.passage(launch));
-        let parts = Parts::of_lens(self.lens.iter().copied());
-        let buffers = (std::mem::take(&mut self.input), self.out.lend());
-        comm.begin_reduce_scatter(self.site.set.as_deref(), arithmetic, parts, buffers, passage).map(Some)
-    }
-
-    fn receive(&mut self, memory: Memory) {
-        self.out.receive(memory.into_pair().1);
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        self.arrival.apply(self.out.guard());
-        self.reply.send(Ok(self.out.finish()));
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.out.fail(fault);
-        self.reply.send(Err(fault.clone()));
-    }
+) -> Collective<Tensor> {
+    let (transfer, arithmetic) = (site.transfer(), (arrival.reduction, out.tensor.dtype()));
+    let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
+        let (parts, buffers) = (Parts::of_lens(lens), (input, state.lend()));
+        comm.begin_reduce_scatter(site.set.as_deref(), arithmetic, parts, buffers, site.passage(launch))
+    };
+    Collective::new(transfer, Some(out), reply, begin).with_arrival(arrival)
 }
 
 /// Numbers that ranks tell each other first, as memory.
@@ -262,92 +319,42 @@ fn numbers(words: &Memory) -> Vec<usize> {
     words.iter().map(|word| *word as usize).collect()
 }
 
-/// The output of an operation whose length was not known before, in a new tensor, if none was given.
-fn output<'a>(out: &'a mut Option<Output>, dtype: DType, shape: &[usize], what: &str) -> Result<&'a mut Output> {
-    let given = if let Some(given) = out.take() {
-        given
-    } else {
-        let tensor = Tensor::try_zeros(dtype, shape, what)?;
-        let guard = tensor.write();
-        Output::within(tensor, guard)
-    };
-    Ok(out.insert(given))
-}
-
-/// An allgather. Unless every rank has said how many rows there are, the ranks tell each other first.
-pub(super) struct Allgather {
+/// An allgather. Unless every rank has said how many rows there are of each (`lens`), the ranks tell each
+/// other first. The first number of `shape` is to be all rows.
+pub(super) fn allgather(
     site: Site,
-    input: TensorRef,
-    /// The rows of each rank.
-    lens: Option<Vec<usize>>,
-    shape: Vec<usize>,
+    (input, lens): (TensorRef, Option<Vec<usize>>),
+    mut shape: Vec<usize>,
     out: Option<Output>,
     reply: Reply<Tensor>,
-    was_begun: bool,
-}
-
-impl Allgather {
-    /// The first number of `shape` is to be all rows.
-    pub(super) fn new(
-        site: Site,
-        (input, lens): (TensorRef, Option<Vec<usize>>),
-        shape: Vec<usize>,
-        out: Option<Output>,
-        reply: Reply<Tensor>,
-    ) -> Self {
-        Allgather { site, input, lens, shape, out, reply, was_begun: false }
-    }
-
-    fn own_rows(&self) -> usize {
-        self.input.shape().first().copied().unwrap_or(1)
-    }
-}
-
-impl Job for Allgather {
-    fn transfer(&self) -> Transfer {
-        self.site.transfer()
-    }
-
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
-        if self.was_begun {
-            return Ok(None);
+) -> Collective<Tensor> {
+    let (transfer, asked) = (site.transfer(), site.clone());
+    let own = input.shape().first().copied().unwrap_or(1);
+    let gather = move |lens: Vec<usize>| -> Begin {
+        Box::new(move |comm, launch, state| {
+            let set = site.set.as_deref();
+            let ((place, _), dtype) = (comm.place_in(set), input.dtype());
+            shape[0] = lens.iter().sum();
+            let row_bytes = shape[1..].iter().product::<usize>() * dtype.size_bytes();
+            let parts = Parts::of_lens(lens.iter().map(|rows| rows * row_bytes));
+            let out = state.output(dtype, &shape, "the result of an allgather")?;
+            out.bytes_mut()[parts.range(place..place + 1)].copy_from_slice(input.bytes());
+            state.input = Memory::Read(input);
+            comm.begin_allgather(set, parts, state.lend(), site.passage(launch))
+        })
+    };
+    let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
+        if let Some(lens) = lens {
+            return gather(lens)(comm, launch, state);
         }
-        let (set, passage) = (self.site.set.as_deref(), self.site.passage(launch));
+        let set = asked.set.as_deref();
         let (place, size) = comm.place_in(set);
-        let Some(lens) = &self.lens else {
-            let own = self.own_rows();
-            let told = words((0..size).map(|rank| if rank == place { own } else { 0 }));
-            let parts = Parts::of((0..=size).map(|rank| rank * size_of::<u64>()).collect());
-            return comm.begin_allgather(set, parts, told, passage).map(Some);
-        };
-        self.was_begun = true;
-        self.shape[0] = lens.iter().sum();
-        let dtype = self.input.dtype();
-        let row_bytes = self.shape[1..].iter().product::<usize>() * dtype.size_bytes();
-        let parts = Parts::of_lens(lens.iter().map(|rows| rows * row_bytes));
-        let out = output(&mut self.out, dtype, &self.shape, "the result of an allgather")?;
-        out.bytes_mut()[parts.range(place..place + 1)].copy_from_slice(self.input.bytes());
-        comm.begin_allgather(set, parts, out.lend(), passage).map(Some)
-    }
-
-    fn receive(&mut self, memory: Memory) {
-        match &mut self.out {
-            Some(out) if self.was_begun => out.receive(memory),
-            _ => self.lens = Some(numbers(&memory)),
-        }
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        drop(self.input);
-        let Some(out) = self.out else { return Err(Error::bug("an allgather has ended without a result")) };
-        self.reply.send(Ok(out.finish()));
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.out.into_iter().for_each(|out| out.fail(fault));
-        self.reply.send(Err(fault.clone()));
-    }
+        let told = words((0..size).map(|rank| if rank == place { own } else { 0 }));
+        let parts = Parts::of((0..=size).map(|rank| rank * size_of::<u64>()).collect());
+        state.next = Some(Box::new(|told| gather(numbers(told))));
+        comm.begin_allgather(set, parts, told, asked.passage(launch))
+    };
+    Collective::new(transfer, out, reply, begin)
 }
 
 /// The rows of each block of an alltoall.
@@ -359,78 +366,42 @@ pub(super) struct Blocks {
     pub(super) are_equal: bool,
 }
 
-/// An alltoall. Unless a rank knows what comes from each other, they tell each other first.
-pub(super) struct Alltoall {
+/// An alltoall. Unless a rank knows what comes from each other, they tell each other first. The first number
+/// of `shape` is to be all rows that come.
+pub(super) fn alltoall(
     site: Site,
-    dtype: DType,
-    input: Memory,
-    blocks: Blocks,
-    shape: Vec<usize>,
+    input: TensorRef,
+    Blocks { given, taken, are_equal }: Blocks,
+    mut shape: Vec<usize>,
     out: Option<Output>,
     reply: Reply<(Tensor, Vec<usize>)>,
-    was_begun: bool,
-}
-
-impl Alltoall {
-    /// The first number of `shape` is to be all rows that come.
-    pub(super) fn new(
-        site: Site,
-        input: TensorRef,
-        blocks: Blocks,
-        shape: Vec<usize>,
-        out: Option<Output>,
-        reply: Reply<(Tensor, Vec<usize>)>,
-    ) -> Self {
-        let (dtype, input) = (input.dtype(), Memory::Read(input));
-        Alltoall { site, dtype, input, blocks, shape, out, reply, was_begun: false }
-    }
-}
-
-impl Job for Alltoall {
-    fn transfer(&self) -> Transfer {
-        self.site.transfer()
-    }
-
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
-        if self.was_begun {
-            return Ok(None);
+) -> Collective<(Tensor, Vec<usize>)> {
+    let (transfer, asked, told) = (site.transfer(), site.clone(), given.clone());
+    let exchange = move |taken: Vec<usize>| -> Begin {
+        Box::new(move |comm, launch, state| {
+            let dtype = input.dtype();
+            shape[0] = taken.iter().sum();
+            let row_bytes = shape[1..].iter().product::<usize>() * dtype.size_bytes();
+            let bytes = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|rows| rows * row_bytes).collect() };
+            let lens = (bytes(&given), bytes(&taken));
+            state.numbers = taken;
+            state.output(dtype, &shape, "the result of an alltoall")?;
+            let buffers = (Memory::Read(input), state.lend());
+            comm.begin_alltoall(site.set.as_deref(), (&lens.0, &lens.1), are_equal, buffers, site.passage(launch))
+        })
+    };
+    let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
+        if let Some(taken) = taken {
+            return exchange(taken)(comm, launch, state);
         }
-        let (set, passage) = (self.site.set.as_deref(), self.site.passage(launch));
+        let set = asked.set.as_deref();
         let (_, size) = comm.place_in(set);
-        let Blocks { given, taken, are_equal } = &self.blocks;
-        let Some(taken) = taken else {
-            let lens = vec![size_of::<u64>(); size];
-            let buffers = (words(given.iter().copied()), words(std::iter::repeat_n(0, size)));
-            return comm.begin_alltoall(set, (&lens, &lens), true, buffers, passage).map(Some);
-        };
-        self.was_begun = true;
-        self.shape[0] = taken.iter().sum();
-        let row_bytes = self.shape[1..].iter().product::<usize>() * self.dtype.size_bytes();
-        let bytes = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|rows| rows * row_bytes).collect() };
-        let lens = (bytes(given), bytes(taken));
-        let out = output(&mut self.out, self.dtype, &self.shape, "the result of an alltoall")?;
-        let buffers = (std::mem::take(&mut self.input), out.lend());
-        comm.begin_alltoall(set, (&lens.0, &lens.1), *are_equal, buffers, passage).map(Some)
-    }
-
-    fn receive(&mut self, memory: Memory) {
-        let (_, received) = memory.into_pair();
-        match &mut self.out {
-            Some(out) if self.was_begun => out.receive(received),
-            _ => self.blocks.taken = Some(numbers(&received)),
-        }
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        let Some(out) = self.out else { return Err(Error::bug("an alltoall has ended without a result")) };
-        self.reply.send(Ok((out.finish(), self.blocks.taken.unwrap_or_default())));
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.out.into_iter().for_each(|out| out.fail(fault));
-        self.reply.send(Err(fault.clone()));
-    }
+        let lens = vec![size_of::<u64>(); size];
+        let buffers = (words(told.iter().copied()), words(std::iter::repeat_n(0, size)));
+        state.next = Some(Box::new(|told| exchange(numbers(told.output()))));
+        comm.begin_alltoall(set, (&lens, &lens), true, buffers, asked.passage(launch))
+    };
+    Collective::new(transfer, out, reply, begin)
 }
 
 /// The content of a broadcast.
@@ -441,139 +412,26 @@ pub(super) enum Travels {
     Out(Output),
 }
 
-/// The result of a broadcast for its caller.
-pub(super) trait Outcome: Send + Sized {
-    fn of(tensor: Option<Tensor>, from: usize) -> Option<Self>;
+/// A broadcast of the `root`'s data. A message is one between two ranks of its site, which its launch names.
+pub(super) fn broadcast<T>(site: Site, root: usize, travels: Travels, reply: Reply<T>) -> Collective<T> {
+    let transfer = site.transfer();
+    let (input, out) = match travels {
+        Travels::Input(input) => (Some(input), None),
+        Travels::Out(out) => (None, Some(out)),
+    };
+    let begin = move |comm: &mut Communicator, launch: &Launch, state: &mut CollectiveState| {
+        let (passage, set) = (site.passage(launch), site.set.as_deref());
+        let data = input.unwrap_or_else(|| state.lend());
+        let Some(ends) = launch.ends() else { return comm.begin_broadcast(set, root, data, passage) };
+        state.numbers.extend(set.and_then(|ranks| ranks.iter().position(|rank| *rank == ends[0])));
+        comm.begin_broadcast(Some(&ends), 0, data, passage)
+    };
+    Collective::new(transfer, out, reply, begin)
 }
 
-impl Outcome for () {
-    fn of(_tensor: Option<Tensor>, _from: usize) -> Option<Self> {
-        Some(())
-    }
-}
-
-impl Outcome for Tensor {
-    fn of(tensor: Option<Tensor>, _from: usize) -> Option<Self> {
-        tensor
-    }
-}
-
-impl Outcome for (Tensor, usize) {
-    fn of(tensor: Option<Tensor>, from: usize) -> Option<Self> {
-        tensor.map(|tensor| (tensor, from))
-    }
-}
-
-/// A broadcast. A message is one between two ranks of its site, which its launch names.
-pub(super) struct Bcast<T> {
-    site: Site,
-    /// The rank of the data; of a message, when it has begun.
-    root: usize,
-    travels: Travels,
-    reply: Reply<T>,
-    was_begun: bool,
-}
-
-impl<T> Bcast<T> {
-    pub(super) fn new(site: Site, root: usize, travels: Travels, reply: Reply<T>) -> Self {
-        Bcast { site, root, travels, reply, was_begun: false }
-    }
-}
-
-impl<T: Outcome> Job for Bcast<T> {
-    fn transfer(&self) -> Transfer {
-        self.site.transfer()
-    }
-
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
-        if std::mem::replace(&mut self.was_begun, true) {
-            return Ok(None);
-        }
-        let data = match &mut self.travels {
-            Travels::Input(input) => std::mem::take(input),
-            Travels::Out(out) => out.lend(),
-        };
-        let (passage, set) = (self.site.passage(launch), self.site.set.as_deref());
-        let ends = launch.ends();
-        if let (Some([from, _]), Some(ranks)) = (ends, set) {
-            self.root = ranks.iter().position(|rank| *rank == from).unwrap_or_default();
-        }
-        let (set, root) = ends.as_ref().map_or((set, self.root), |ends| (Some(&ends[..]), 0));
-        comm.begin_broadcast(set, root, data, passage).map(Some)
-    }
-
-    fn receive(&mut self, memory: Memory) {
-        match &mut self.travels {
-            Travels::Input(input) => *input = memory,
-            Travels::Out(out) => out.receive(memory),
-        }
-    }
-
-    fn is_soon_finished(&self) -> bool {
-        matches!(&self.travels, Travels::Out(out) if out.is_soon_let_go())
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        let Bcast { travels, root, reply, .. } = *self;
-        let tensor = match travels {
-            Travels::Input(_) => None,
-            Travels::Out(out) => Some(out.finish()),
-        };
-        if let Some(outcome) = T::of(tensor, root) {
-            reply.send(Ok(outcome));
-        }
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        if let Travels::Out(out) = self.travels {
-            out.fail(fault);
-        }
-        self.reply.send(Err(fault.clone()));
-    }
-}
-
-/// A job without work: it is done when every rank has called it, such as a barrier or a split.
-pub(super) struct Nothing {
-    site: Site,
-    reply: Reply<()>,
-}
-
-impl Nothing {
-    pub(super) fn new(site: Site, reply: Reply<()>) -> Self {
-        Nothing { site, reply }
-    }
-}
-
-impl Job for Nothing {
-    fn transfer(&self) -> Transfer {
-        if self.site.set.is_some() {
-            return self.site.transfer();
-        }
-        Transfer::Sum {
-            dtype: DType::U8,
-            reduction: Reduction::Sum,
-            len_bytes: 1,
-            priority: self.site.priority,
-            is_divided: false,
-        }
-    }
-
-    /// In a frozen cycle nobody else need have come: the ranks meet in a sum of one byte.
-    fn lend(&mut self) -> Memory {
-        Memory::Own(Buffer::zeroed(1))
-    }
-
-    fn is_soon_finished(&self) -> bool {
-        true
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        self.reply.send(Ok(()));
-        Ok(())
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.reply.send(Err(fault.clone()));
-    }
+/// A collective without work: it is done when every rank has called it, such as a barrier or a split.
+pub(super) fn rendezvous(site: &Site, reply: Reply<()>) -> Collective<()> {
+    let transfer = site.transfer_of_sum((Reduction::Sum, DType::U8), 1);
+    let done = |_: &mut Communicator, _: &Launch, _: &mut CollectiveState| Ok(Begun::Done(Memory::Nothing));
+    Collective::new(transfer, None, reply, done)
 }

@@ -13,7 +13,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ringpull_allreduce::interpreter::Memory;
-use ringpull_allreduce::progress::{Engine, Envelope, Job, Operation, Peering, Reply, StandIn, Terms, Topic, answer};
+use ringpull_allreduce::progress::{
+    Engine, Envelope, Operation, Peering, Reply, StandIn, Submission, Terms, Topic, answer,
+};
 use ringpull_base::config::Config;
 use ringpull_base::forked::OfProcess;
 use ringpull_base::last_words;
@@ -24,7 +26,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Change;
 pub use called::{CallOptions, Handle};
-use jobs::{Allgather, Alltoall, Arrival, Bcast, Blocks, Nothing, Output, Reduce, Scatter, Site, Travels};
+use jobs::{Arrival, Blocks, Collective, Outcome, Output, Site, Travels};
 
 /// The ranks of a job, or some of them, seen from one, with their common operations.
 ///
@@ -93,13 +95,13 @@ pub fn communicator_with(config: &Config) -> Result<Communicator> {
 struct Zeros;
 
 impl StandIn for Zeros {
-    fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>> {
+    fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Submission> {
         let Some((dtype, shape)) = &terms.value else {
             return Err(Error::bug(format!("{operation} of {key} has no shape to stand in for")));
         };
         let zeros = Tensor::zeros(*dtype, shape);
         let (reply, _) = answer();
-        Ok(Box::new(Reduce::new(
+        Ok(Submission::new(jobs::allreduce(
             Site::default(),
             Output::within(zeros.clone(), zeros.write()),
             Arrival::default(),
@@ -223,7 +225,7 @@ impl Communicator {
             }
             let arguments = format!(" by {reduction}{}", options.factors());
             let terms = terms(input.dtype(), input.shape(), arguments);
-            Ok((terms, Box::new(Reduce::new(site.with_priority(options.priority), out, arrival, reply))))
+            Ok((terms, jobs::allreduce(site.with_priority(options.priority), out, arrival, reply)))
         })
     }
 
@@ -300,8 +302,8 @@ impl Communicator {
             let terms = terms(input.dtype(), input.shape(), arguments);
             let row_len: usize = rest.iter().product();
             let lens = lens.iter().map(|rows| rows * row_len).collect();
-            let job = Scatter::new(site.with_priority(options.priority), (given, lens), out, arrival, reply);
-            Ok((terms, Box::new(job)))
+            let site = site.with_priority(options.priority);
+            Ok((terms, jobs::reduce_scatter(site, (given, lens), out, arrival, reply)))
         })
     }
 
@@ -336,7 +338,7 @@ impl Communicator {
             let arguments = lens.map_or_else(String::new, |lens| format!(" of {lens:?} rows"));
             let terms = terms(input.dtype(), rest, arguments);
             let given = (input.read()?, lens.map(<[usize]>::to_vec));
-            Ok((terms, Box::new(Allgather::new(site.with_priority(options.priority), given, shape, out, reply))))
+            Ok((terms, jobs::allgather(site.with_priority(options.priority), given, shape, out, reply)))
         })
     }
 
@@ -399,7 +401,7 @@ impl Communicator {
             let terms = terms(input.dtype(), compared, arguments.to_owned());
             let blocks = Blocks { given, taken, are_equal };
             let site = site.with_priority(options.priority);
-            Ok((terms, Box::new(Alltoall::new(site, input.read()?, blocks, shape, out, reply))))
+            Ok((terms, jobs::alltoall(site, input.read()?, blocks, shape, out, reply)))
         })
     }
 
@@ -414,7 +416,7 @@ impl Communicator {
             }
             let terms = terms(input.dtype(), input.shape(), format!(" from rank {root}"));
             let site = site.with_priority(options.priority);
-            Ok((terms, Box::new(Bcast::new(site, root, Travels::Out(out), reply))))
+            Ok((terms, jobs::broadcast(site, root, Travels::Out(out), reply)))
         })
     }
 
@@ -430,10 +432,7 @@ impl Communicator {
     /// As [`barrier`](Self::barrier), without waiting for the others: the handle does. The two do not go
     /// together.
     pub fn begin_barrier(&self) -> Result<Handle<()>> {
-        let job = |site, reply| -> Result<(Terms, Box<dyn Job>)> {
-            Ok((Terms::default(), Box::new(Nothing::new(site, reply))))
-        };
-        self.call(None, Operation::Barrier, job)
+        self.call(None, Operation::Barrier, |site, reply| Ok((Terms::default(), jobs::rendezvous(&site, reply))))
     }
 
     /// Sends `input` to rank `to`, which [receives](Self::recv) it. Messages of one rank to another with one
@@ -441,7 +440,7 @@ impl Communicator {
     pub fn send(&self, input: &Tensor, to: usize, tag: u32) -> Result<Handle<()>> {
         self.message(Peering::To(to), tag, input, |site, reply| {
             let travels = Travels::Input(Memory::Read(input.read()?));
-            Ok(Box::new(Bcast::new(site, 0, travels, reply)))
+            Ok(jobs::broadcast(site, 0, travels, reply))
         })
     }
 
@@ -464,17 +463,17 @@ impl Communicator {
         self.message(Peering::From(from.into()), tag, out, |site, reply| {
             let guard = out.write_within(self.output_limit)?;
             out.lend(&self.engine.waiter(), true);
-            Ok(Box::new(Bcast::new(site, 0, Travels::Out(self.output(out.clone(), guard)), reply)))
+            Ok(jobs::broadcast(site, 0, Travels::Out(self.output(out.clone(), guard)), reply))
         })
     }
 
     /// One end of a message, with a rank of this communicator or with any.
-    fn message<T>(
+    fn message<T: Outcome + 'static>(
         &self,
         peer: Peering,
         tag: u32,
         tensor: &Tensor,
-        job: impl FnOnce(Site, Reply<T>) -> Result<Box<dyn Job>>,
+        job: impl FnOnce(Site, Reply<T>) -> Result<Collective<T>>,
     ) -> Result<Handle<T>> {
         self.reporting(|| {
             peer.rank().map_or(Ok(()), |other| self.check_rank("send and recv with", other))?;
@@ -488,7 +487,7 @@ impl Communicator {
             let terms = terms(tensor.dtype(), &[tensor.len()], String::new());
             let (reply, answer) = answer();
             let job = job(Site { set: Some(Arc::clone(&self.ranks)), priority: 0 }, reply)?;
-            self.engine.submit_in(self.generation, topic, Operation::message(), terms, job)?;
+            self.engine.submit_in(self.generation, topic, Operation::message(), terms, Submission::new(job))?;
             Ok(Handle::new(Arc::clone(&self.engine), answer))
         })
     }
@@ -588,28 +587,28 @@ impl Communicator {
     }
 
     /// Calls an operation, with the terms and the job that `make` gives.
-    fn call<T>(
+    fn call<T: Outcome + 'static>(
         &self,
         name: Option<Key>,
         operation: Operation,
-        make: impl FnOnce(Site, Reply<T>) -> Result<(Terms, Box<dyn Job>)>,
+        make: impl FnOnce(Site, Reply<T>) -> Result<(Terms, Collective<T>)>,
     ) -> Result<Handle<T>> {
         self.call_among(self.set.as_ref(), name, operation, make)
     }
 
     /// As [`call`](Self::call), by the ranks of `set`, or by all of the job.
-    fn call_among<T>(
+    fn call_among<T: Outcome + 'static>(
         &self,
         set: Option<&Arc<[usize]>>,
         name: Option<Key>,
         operation: Operation,
-        make: impl FnOnce(Site, Reply<T>) -> Result<(Terms, Box<dyn Job>)>,
+        make: impl FnOnce(Site, Reply<T>) -> Result<(Terms, Collective<T>)>,
     ) -> Result<Handle<T>> {
         self.reporting(|| {
             let (reply, answer) = answer();
             let (terms, job) = make(Site { set: set.cloned(), priority: 0 }, reply)?;
             let topic = Topic::Collective { comm: self.number, set: set.map(|set| set.to_vec()), name };
-            self.engine.submit_in(self.generation, topic, operation, terms, job)?;
+            self.engine.submit_in(self.generation, topic, operation, terms, Submission::new(job))?;
             Ok(Handle::new(Arc::clone(&self.engine), answer))
         })
     }
@@ -633,5 +632,5 @@ impl Drop for Communicator {
 }
 
 fn terms(dtype: DType, shape: &[usize], arguments: String) -> Terms {
-    Terms { value: Some((dtype, shape.to_vec())), arguments, ..Terms::default() }
+    Terms { value: Some((dtype, shape.into())), arguments, ..Terms::default() }
 }

@@ -5,11 +5,11 @@
 
 use std::sync::{Arc, Weak};
 
-use ringpull_allreduce::progress::{Job, Operation, Terms};
+use ringpull_allreduce::progress::{Operation, Terms};
 use ringpull_base::forked::OfProcess;
 use ringpull_base::{Error, Key, Result};
 
-use super::jobs::Nothing;
+use super::jobs::rendezvous;
 use super::{Communicator, Zeros};
 
 impl Communicator {
@@ -67,10 +67,9 @@ impl Communicator {
         });
         let set = set.filter(|sorted| !self.is_job(sorted)).map(Arc::from);
         let set = set.as_ref();
-        let job = |site, reply| -> Result<(Terms, Box<dyn Job>)> { Ok((terms, Box::new(Nothing::new(site, reply)))) };
         // Calls on a set are known by its ranks and a number: this one has a name of its own.
         let name = set.map(|_| Key::from("process set"));
-        self.call_among(set, name, Operation::split(), job)?.wait()
+        self.call_among(set, name, Operation::split(), |site, reply| Ok((terms, rendezvous(&site, reply))))?.wait()
     }
 
     fn is_job(&self, members: &[usize]) -> bool {

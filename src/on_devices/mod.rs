@@ -35,7 +35,7 @@ use push::DevicePush;
 use slot::DeviceSlot;
 use step::{DeviceInit, OverRanks, Step};
 
-use ringpull_allreduce::progress::{Engine, Operation, Terms, Topic};
+use ringpull_allreduce::progress::{Engine, Operation, Submission, Terms, Topic};
 use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, Waiter};
 use ringpull_device::Devices;
 use ringpull_kernels::compress::Compression;
@@ -100,10 +100,10 @@ impl OnDevices {
     fn run(&self, slot: &DeviceSlot, operation: Operation, terms: Terms, step: impl Step + 'static) -> Result<()> {
         slot.call();
         if let Some(ranks) = &self.ranks {
-            let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone() };
+            let topic = Topic::Key { store: ranks.store, key: slot.entry.key.clone().into() };
             return ranks
                 .engine
-                .submit(topic, operation, terms, Box::new(OverRanks { step }))
+                .submit(topic, operation, terms, Submission::new(OverRanks { step }))
                 .inspect_err(|_| slot.cancel());
         }
         let mut step = step;

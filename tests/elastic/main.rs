@@ -53,6 +53,8 @@ fn all_but_two_ranks_may_die_one_after_the_other() {
 fn a_rank_may_die_while_steps_are_frozen() {
     case(3, "kill=1@25", &[1], 40, &[]);
     case(3, "kill=1@25+100", &[1], 40, BY_MESSAGES);
+    // Replicas are compared before and after, those of the second store's weights too.
+    case(3, "kill=1@25+100", &[1], 40, &[("RINGPULL_CHECK_REPLICAS", "1")]);
 }
 
 #[test]

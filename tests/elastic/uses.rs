@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ringpull::{CallOptions, Communicator, DType, Error, KvStore, Optimizer, Reduction, Result, RowSparse, Tensor};
+use ringpull::{CallOptions, Communicator, Compression, DType, Error, KvStore, Optimizer, Reduction, Result};
+use ringpull::{RowSparse, Tensor};
 use ringpull_base::config::{self, Config};
 use ringpull_processes::free_port;
 
@@ -18,6 +19,7 @@ use crate::rank::{Plan, STEP, element, give, say_sum};
 pub(crate) fn of_kind(kind: &str, plan: &Plan) -> Result<()> {
     match kind {
         "rows" => rows(plan),
+        "compressed" => compressed(plan),
         "updater" => updater(plan),
         "sharded" => sharded(plan),
         "communicator" => communicator(plan),
@@ -50,6 +52,32 @@ fn rows(plan: &Plan) -> Result<()> {
         give(&given, value(own, step));
         store.push_rows("rows", &[RowSparse::new(&[9, 3], &[0, 1 + own as i64], given)?], 0)?;
         say_sum("rows", step, element(store.pull_rows("rows", &[0], 0)?.rows())?)?;
+    }
+    end(&store)
+}
+
+/// Each gradient is three quarters of the threshold, so a residual that is lost or added twice gives another
+/// sum.
+fn compressed(plan: &Plan) -> Result<()> {
+    let store = ringpull::create("dist_sync_mpi")?;
+    let (own, size) = (store.rank(), store.num_workers());
+    store.set_gradient_compression(&"2bit:1".parse::<Compression>()?)?;
+    let gradient = Tensor::zeros(DType::F32, &[plan.number("len", 300_000)]);
+    store.init("compressed", &gradient)?;
+    for step in 0..plan.number("steps", 12) {
+        plan.lose(own, &step.to_string());
+        give(&gradient, 0.75);
+        store.push_pull("compressed", std::slice::from_ref(&gradient), std::slice::from_ref(&gradient), 0)?;
+        let (sum, sent) = (element(&gradient)?, (3 * (step + 1) / 4 - 3 * step / 4) as f64);
+        let all = size as f64 * sent;
+        if sum != all && sum != all - sent {
+            return Err(Error::bug(format!("step {step}: {sum} is sent by neither {size} ranks nor one less")));
+        }
+        if sent > 0.0 {
+            // The rank that is lost is rank 2.
+            let counted: Vec<usize> = (0..size).filter(|rank| *rank != 2 || sum == all).collect();
+            say_sum("compressed", step, counted.into_iter().map(|rank| value(rank, step)).sum())?;
+        }
     }
     end(&store)
 }
@@ -182,6 +210,15 @@ fn rows_of_a_lost_rank_count_on_all_or_on_none() {
         return;
     };
     ended.check_sums(&[2]);
+}
+
+#[test]
+fn compressed_gradients_of_a_lost_rank_count_on_all_or_on_none_and_residuals_once() {
+    for (when, env) in [("5", &[][..]), ("6+300", &[]), ("6+300", &[("RINGPULL_SHARED_MEMORY", "0")])] {
+        let plan = format!("kind=compressed;kill=2@{when}");
+        let Some(ended) = ended_with(4, &plan, env, &[(0, "ended", "3 1"), (3, "ended", "3 1")]) else { return };
+        ended.check_sums(&[2]);
+    }
 }
 
 #[test]

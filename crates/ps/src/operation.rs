@@ -17,12 +17,61 @@ pub(crate) struct Operation {
     key: Key,
     layout: Arc<Layout>,
     task: Task,
+    pub(crate) traits: TaskTraits,
     /// What each message is about.
     batches: Vec<Batch>,
     /// For an init: how many segments each server has.
     on_servers: BTreeMap<usize, u32>,
     unsent: usize,
     unanswered: usize,
+}
+
+/// The properties of a task.
+#[derive(Default)]
+pub(crate) struct TaskTraits {
+    name: &'static str,
+    /// True if it goes before everything: a server must know a key before it is pushed or pulled.
+    is_first: bool,
+    /// The version of the optimizer that a push names.
+    pub(crate) optimizer: Option<u64>,
+    /// The number of a push, counted from 1 for each key.
+    pub(crate) round: Option<u64>,
+    /// The number of pushes that it waits for.
+    rounds: u64,
+    /// True if each message is answered with what the call returns.
+    pub(crate) is_answered: bool,
+    /// True if it changes no value and no state.
+    pub(crate) is_pull: bool,
+}
+
+impl TaskTraits {
+    fn of(task: &Task) -> Self {
+        let plain = TaskTraits::default();
+        match task {
+            Task::Init { .. } => TaskTraits { name: "init", is_first: true, ..plain },
+            Task::Push { outs, round, optimizer, .. } => {
+                let (name, is_answered) = if outs.is_empty() { ("push", false) } else { ("push_pull", true) };
+                let (round, optimizer, rounds) = (Some(*round), Some(*optimizer), *round);
+                TaskTraits { name, optimizer, round, rounds, is_answered, ..plain }
+            }
+            Task::PushRows { round, optimizer, .. } => {
+                let (round, optimizer, rounds) = (Some(*round), Some(*optimizer), *round);
+                TaskTraits { name: "push_rows", optimizer, round, rounds, ..plain }
+            }
+            Task::Pull { want, rounds, .. } => {
+                let name = match want {
+                    Want::Rows => "pull_rows",
+                    Want::Word => "wait_all",
+                    Want::State => "states",
+                    Want::Value => "pull",
+                };
+                TaskTraits { name, rounds: *rounds, is_answered: true, is_pull: true, ..plain }
+            }
+            Task::SetState { optimizer, .. } => {
+                TaskTraits { name: "set_states", optimizer: Some(*optimizer), is_answered: true, ..plain }
+            }
+        }
+    }
 }
 
 impl Operation {
@@ -37,10 +86,9 @@ impl Operation {
         if matches!(task, Task::Init { .. }) {
             layout.segments.iter().for_each(|segment| *on_servers.entry(segment.server).or_default() += 1);
         }
-        let messages = batches.len();
-        let mut operation = Operation { key, layout, task, batches, on_servers, unsent: messages, unanswered: 0 };
-        operation.unanswered = if operation.is_answered() { messages } else { 0 };
-        operation
+        let (messages, traits) = (batches.len(), TaskTraits::of(&task));
+        let unanswered = if traits.is_answered { messages } else { 0 };
+        Operation { key, layout, task, traits, batches, on_servers, unsent: messages, unanswered }
     }
 
     pub(crate) fn key(&self) -> &Key {
@@ -52,52 +100,20 @@ impl Operation {
         self.batches.iter().map(|batch| self.layout.segments[batch.segments[0]].server).collect()
     }
 
-    /// An init goes before everything, for a server must know a key before it is pushed or pulled.
+    /// Its priority, of the caller's.
     pub(crate) fn priority(&self, given: i32) -> i32 {
-        if matches!(self.task, Task::Init { .. }) { i32::MAX } else { given.min(i32::MAX - 1) }
-    }
-
-    /// The version of the optimizer that a push names.
-    pub(crate) fn optimizer(&self) -> Option<u64> {
-        match &self.task {
-            Task::Push { optimizer, .. } | Task::PushRows { optimizer, .. } | Task::SetState { optimizer, .. } => {
-                Some(*optimizer)
-            }
-            Task::Init { .. } | Task::Pull { .. } => None,
-        }
-    }
-
-    /// The number of a push, counted from 1 for each key.
-    pub(crate) fn round(&self) -> Option<u64> {
-        match &self.task {
-            Task::Push { round, .. } | Task::PushRows { round, .. } => Some(*round),
-            Task::Init { .. } | Task::Pull { .. } | Task::SetState { .. } => None,
-        }
+        if self.traits.is_first { i32::MAX } else { given.min(i32::MAX - 1) }
     }
 
     /// The number that it has in an elastic job, where the worker has to know when it is whole: 0 is the
     /// init.
     pub(crate) fn contribution(&self) -> Option<u64> {
-        if matches!(self.task, Task::Init { .. }) { Some(0) } else { self.round() }
+        if self.traits.is_first { Some(0) } else { self.traits.round }
     }
 
     /// The servers that have segments of the key.
     pub(crate) fn servers(&self) -> BTreeSet<usize> {
         self.layout.segments.iter().map(|segment| segment.server).collect()
-    }
-
-    /// Returns true if each message is answered with what the call returns.
-    pub(crate) fn is_answered(&self) -> bool {
-        match &self.task {
-            Task::Init { .. } | Task::PushRows { .. } => false,
-            Task::Push { outs, .. } => !outs.is_empty(),
-            Task::Pull { .. } | Task::SetState { .. } => true,
-        }
-    }
-
-    /// Returns true if it changes no value and no state.
-    pub(crate) fn is_pull(&self) -> bool {
-        matches!(self.task, Task::Pull { .. })
     }
 
     fn places(&self, batch: usize) -> Places {
@@ -116,7 +132,7 @@ impl Operation {
             Task::PushRows { .. } | Task::Pull { want: Want::Rows, .. } => positions.len() * self.layout.unit_bytes,
             _ => self.layout.bytes_of(segments[0]).len(),
         };
-        (self.is_answered() || self.has_word(batch)).then_some(bytes)
+        (self.traits.is_answered || self.has_word(batch)).then_some(bytes)
     }
 
     /// Returns true if a message of a push is answered with a word.
@@ -124,12 +140,12 @@ impl Operation {
         let server = |batch: &Batch| self.layout.segments[batch.segments[0]].server;
         let own = server(&self.batches[batch]);
         // Servers take turns, so the next one is not far.
-        self.round().is_some() && self.batches[batch + 1..].iter().any(|other| server(other) == own)
+        self.traits.round.is_some() && self.batches[batch + 1..].iter().any(|other| server(other) == own)
     }
 
     /// Returns true if it is a push and a pull at once.
     pub(crate) fn is_push_pull(&self) -> bool {
-        self.is_answered() && self.round().is_some()
+        self.traits.is_answered && self.traits.round.is_some()
     }
 
     /// A message; `reply` names its answer.
@@ -184,12 +200,7 @@ impl Operation {
 
     /// The question who keeps the segments of a message back.
     pub(crate) fn who_is_missing(&self, batch: usize, reply: u64) -> Request {
-        let rounds = match &self.task {
-            Task::Push { round, .. } | Task::PushRows { round, .. } => *round,
-            Task::Pull { rounds, .. } => *rounds,
-            Task::Init { .. } | Task::SetState { .. } => 0,
-        };
-        Request::WhoIsMissing { places: self.places(batch), rounds, reply }
+        Request::WhoIsMissing { places: self.places(batch), rounds: self.traits.rounds, reply }
     }
 
     /// One more message has left. Whether nothing is left to do.
@@ -256,18 +267,7 @@ impl Operation {
 
     /// In words, for errors.
     pub(crate) fn describe(&self) -> String {
-        let what = match &self.task {
-            Task::Init { .. } => "init",
-            Task::Push { outs, .. } if outs.is_empty() => "push",
-            Task::Push { .. } => "push_pull",
-            Task::PushRows { .. } => "push_rows",
-            Task::Pull { want: Want::Rows, .. } => "pull_rows",
-            Task::Pull { want: Want::Word, .. } => "wait_all",
-            Task::Pull { want: Want::State, .. } => "states",
-            Task::Pull { want: Want::Value, .. } => "pull",
-            Task::SetState { .. } => "set_states",
-        };
-        format!("{what} of key {}", self.key)
+        format!("{} of key {}", self.traits.name, self.key)
     }
 
     /// The code of the ids of the units that a message names.

@@ -326,7 +326,7 @@ impl WorkerLoop {
             Command::Run { key, layout, priority, task } => {
                 let operation = Operation::new(key, layout, task);
                 self.calls += 1;
-                self.steps = self.steps.max(operation.round().unwrap_or(0));
+                self.steps = self.steps.max(operation.traits.round.unwrap_or(0));
                 let id = self.number();
                 if self.waiting.is_empty() {
                     self.progress = Instant::now();
@@ -380,7 +380,7 @@ impl WorkerLoop {
             let item = Queued {
                 operation: id,
                 batch,
-                is_pull: operation.is_pull(),
+                is_pull: operation.traits.is_pull,
                 answered_bytes: operation.answered_bytes(batch),
                 weight: weight(self.job.workers.len(), self.job.servers.len(), operation.is_push_pull()),
             };
@@ -392,7 +392,7 @@ impl WorkerLoop {
         let server = &mut self.servers[index];
         while !server.optimizers.is_empty() && server.connection.has_room(SEND_LIMIT) {
             let (version, optimizer) = server.optimizers.remove(0);
-            let named = self.operations.values().filter_map(Operation::optimizer);
+            let named = self.operations.values().filter_map(|operation| operation.traits.optimizer);
             let oldest = named.min().unwrap_or(version).min(version);
             let header = encode(&Request::SetOptimizer { version, oldest, optimizer });
             server.connection.send(header);
@@ -426,7 +426,7 @@ impl WorkerLoop {
         count(&self.shared.sent, sent_bytes);
         server.connection.send(Frame { header: encode(&request), payload: payload.into() });
         self.progress = Instant::now();
-        if operation.is_answered() {
+        if operation.traits.is_answered {
             let since = self.progress;
             self.waiting.insert(reply, Waiting { item, server: to, since, since_ns, sent_bytes, vouched: false });
         } else if item.answered_bytes.is_some() {

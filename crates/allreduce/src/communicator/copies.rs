@@ -37,6 +37,6 @@ impl Communicator {
     pub fn alltoall(&mut self, (given, taken): (&[usize], &[usize]), input: Memory, stamp: Stamp) -> Result<Buffer> {
         let all = Memory::Own(Buffer::zeroed(taken.iter().sum()));
         let begun = self.begin_alltoall(None, (given, taken), false, (input, all), Passage { stamp, priority: 0 })?;
-        Ok(self.complete(begun)?.into_pair().1.into_buffer())
+        Ok(self.complete(begun)?.into_output().into_buffer())
     }
 }

@@ -87,13 +87,15 @@ impl Memory {
         tensor
     }
 
-    /// The input and the output that were given.
-    ///
-    /// # Panics
-    /// If it was something else.
-    pub fn into_pair(self) -> (Memory, Memory) {
-        let Memory::Pair(pair) = self else { unreachable!("an operation gives back what it took") };
-        *pair
+    /// The output of a pair; otherwise the memory itself.
+    pub fn output(&self) -> &Memory {
+        if let Memory::Pair(pair) = self { &pair.1 } else { self }
+    }
+
+    /// As [`output`](Self::output), without the input of a pair.
+    #[must_use]
+    pub fn into_output(self) -> Memory {
+        if let Memory::Pair(pair) = self { pair.1 } else { self }
     }
 
     /// Leaks the bytes, as the transport may still use them. Readers of a tensor get `fault`.

@@ -434,7 +434,7 @@ impl Calls {
                 if frozen.call(call, index, u64::MAX) {
                     return self.begin();
                 }
-                let (step, by) = (frozen.expected(call).map(|(step, _)| step), end.by);
+                let (step, by) = (frozen.expected(call), end.by);
                 let theirs = step.map_or_else(String::new, |step| format!("{} of {}", step.operation, step.terms));
                 let ours = format!("{} of {}", call.operation, call.terms);
                 vec![Act::Fault(Error::Disagreement {

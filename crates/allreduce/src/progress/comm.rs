@@ -26,11 +26,10 @@ use ringpull_base::{Buffer, Error, waits};
 
 use crate::communicator::{Begun, Communicator, PartUpdate, Passage};
 use crate::interpreter::{Memory, Ticket};
-use crate::progress::frozen::Unit;
-use crate::progress::job::Job;
+use crate::progress::job::Submission;
 use crate::progress::layout::Layout;
 use crate::progress::messages::{Launch, Topic, Transfer};
-use crate::progress::shared::{Command, Shared};
+use crate::progress::shared::{Command, LaunchedJobs, Shared};
 
 /// Operations of all ranks under way at once: enough to hide the latency of each, and few messages are
 /// posted.
@@ -38,7 +37,7 @@ const MOST_RUNNING: usize = 32;
 
 /// An operation under way: of one job, or of several sums in a bucket.
 struct RunningOperation {
-    jobs: Vec<(Topic, Box<dyn Job>)>,
+    jobs: Vec<(Topic, Submission)>,
     bucket: Option<Bucket>,
     launch: Launch,
     /// True if the job is asked for its next messages.
@@ -62,7 +61,7 @@ struct CommThread<'a> {
     running: Vec<RunningOperation>,
     /// Commands of all ranks that may not begin yet, in order.
     held: VecDeque<Command>,
-    finishing: &'a Sender<Box<dyn Job>>,
+    finishing: &'a Sender<Submission>,
     /// Memory of buckets, for the next ones of the same length.
     buckets: Vec<Buffer>,
 }
@@ -73,7 +72,7 @@ pub(super) fn communicate(
     shared: &Shared,
     communicator: Communicator,
     inbox: &Receiver<Command>,
-    finishing: &Sender<Box<dyn Job>>,
+    finishing: &Sender<Submission>,
 ) {
     waits::leave_out_this_thread();
     let (running, held, buckets) = (Vec::new(), VecDeque::new(), Vec::new());
@@ -87,7 +86,7 @@ pub(super) fn communicate(
             let waiting = shared.waiting.lock();
             let left: Vec<Command> = comm.held.drain(..).chain(inbox.try_iter()).collect();
             drop(waiting);
-            left.into_iter().flat_map(Command::into_jobs).for_each(|job| shared.abandon(job, &fault));
+            left.into_iter().flat_map(Command::into_jobs).for_each(|(_, job)| shared.abandon(job, &fault));
             break;
         }
         let held = comm.take_held();
@@ -100,12 +99,15 @@ pub(super) fn communicate(
         match command {
             command if !was_held && comm.holds(&command) => comm.held.push_back(command),
             // Every rank has called it: for a barrier there is nothing left to be done.
-            Command::Run(job, launch) if launch.topic == Topic::Barrier => match shared.condition.fault() {
-                Some(fault) => shared.abandon(job, &fault),
-                None => comm.done(job, launch.topic),
-            },
-            Command::Run(job, launch) => comm.take(vec![(launch.topic.clone(), job)], launch, 0),
-            Command::Unit(jobs, unit) => comm.take_unit(jobs, unit),
+            Command::Run(LaunchedJobs { jobs, launch, cycle_bytes: None }) if launch.topic == Topic::Barrier => {
+                match shared.condition.fault() {
+                    Some(fault) => jobs.into_iter().for_each(|(_, job)| shared.abandon(job, &fault)),
+                    None => comm.end(launch.number, jobs.into_iter()),
+                }
+            }
+            Command::Run(LaunchedJobs { jobs, launch, cycle_bytes }) => {
+                comm.take(jobs, launch, cycle_bytes.unwrap_or(0));
+            }
             Command::Go => {
                 comm.go_on();
                 lingers = true;
@@ -131,8 +133,8 @@ impl CommThread<'_> {
     /// process set is never held: its ranks may wait for it before they come to the operations under way.
     fn holds(&self, command: &Command) -> bool {
         let is_of_all = match command {
-            Command::Run(_, launch) => launch.topic.set().is_none(),
-            Command::Unit(..) | Command::Stop => true,
+            Command::Run(launched) => launched.launch.topic.set().is_none(),
+            Command::Stop => true,
             Command::Go => false,
         };
         let may_begin = || self.running_of_all() < MOST_RUNNING && !self.waits(command, 0);
@@ -156,19 +158,15 @@ impl CommThread<'_> {
         // of the one before it on the same topic: so a rank lacks at most one that another has.
         let waits_for_running = command.is_divided() || self.shared.elastic.is_some();
         (waits_for_running && self.running.iter().flat_map(RunningOperation::topics).any(is_of))
-            || self.held.iter().take(place).flat_map(Command::topics).any(is_of)
+            || self.held.iter().take(place).flat_map(Command::jobs).any(|(topic, _)| is_of(topic))
     }
 
     /// Returns true if a command passes none of those held: another rank that has begun it begins nothing
     /// else until it is done.
     fn keeps_place(&self, command: &Command) -> bool {
-        let runs_alone = |job: &dyn Job| job.transfer() == Transfer::Alone || job.checks();
         self.communicator.sums_block()
-            || match command {
-                Command::Run(job, _) => runs_alone(&**job),
-                Command::Unit(jobs, _) => jobs.iter().any(|job| runs_alone(&**job)),
-                Command::Go | Command::Stop => true,
-            }
+            || !matches!(command, Command::Run(_))
+            || command.jobs().any(|(_, job)| job.is_alone())
     }
 
     /// Returns the next command, while no operation is under way. A caller that waited for the last operation
@@ -196,29 +194,22 @@ impl CommThread<'_> {
         }
     }
 
-    fn take_unit(&mut self, jobs: Vec<Box<dyn Job>>, unit: Unit) {
-        let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
-        let topics = unit.members.into_iter().map(|(topic, _)| topic);
-        let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None };
-        self.take(topics.zip(jobs).collect(), launch, unit.cycle_bytes);
-    }
-
     /// Begins a sum or a job's messages, or runs a job that needs the communicator to itself.
-    fn take(&mut self, mut jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, step_bytes: usize) {
+    fn take(&mut self, mut jobs: Vec<(Topic, Submission)>, launch: Launch, step_bytes: usize) {
         if let Some(fault) = self.shared.condition.fault() {
             return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
         }
-        if jobs.iter().any(|(_, job)| job.checks())
+        if jobs.iter().any(|(_, job)| job.check.is_some())
             && let Err(fault) = self.check(&mut jobs, &launch)
         {
             return jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, &fault));
         }
         if let [(_, job)] = &jobs[..]
-            && let Transfer::Messages { priority } = job.transfer()
+            && let Transfer::Messages { priority } = job.job.transfer()
         {
             return self.begin(jobs, launch, priority);
         }
-        let sums = jobs.iter().map(|(_, job)| match job.transfer() {
+        let sums = jobs.iter().map(|(_, job)| match job.job.transfer() {
             Transfer::Sum { dtype, reduction, len_bytes, priority, is_divided } => {
                 Some(((reduction, dtype), len_bytes, priority, is_divided))
             }
@@ -248,9 +239,9 @@ impl CommThread<'_> {
         let parts = layout.parts();
         let span = timeline::span(Phase::Pack, || launch.topic.name());
         let (memory, bucket) = if let [(_, job)] = &mut jobs[..] {
-            (job.lend(), None)
+            (job.job.lend(), None)
         } else {
-            let lent: Vec<Memory> = jobs.iter_mut().map(|(_, job)| job.lend()).collect();
+            let lent: Vec<Memory> = jobs.iter_mut().map(|(_, job)| job.job.lend()).collect();
             (Memory::Own(self.fill(&lent, &layout)), Some(Bucket { layout, lent }))
         };
         drop(span);
@@ -279,7 +270,6 @@ impl CommThread<'_> {
                     state,
                     since_ns,
                 });
-                self.note();
             }
             Err(cause) => {
                 bucket.into_iter().for_each(|bucket| bucket.give_back(&mut jobs));
@@ -289,7 +279,7 @@ impl CommThread<'_> {
     }
 
     /// Begins the messages of a job.
-    fn begin(&mut self, jobs: Vec<(Topic, Box<dyn Job>)>, launch: Launch, priority: i32) {
+    fn begin(&mut self, jobs: Vec<(Topic, Submission)>, launch: Launch, priority: i32) {
         if launch.topic.set().is_none() && self.communicator.sums_block() {
             self.drain();
             if let Some(fault) = self.shared.condition.fault() {
@@ -322,8 +312,8 @@ impl CommThread<'_> {
         let RunningOperation { jobs, launch, state, since_ns, .. } = &mut self.running[at];
         let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
         loop {
-            match job.advance(&mut self.communicator, launch)? {
-                Some(Begun::Done(memory)) => job.receive(memory),
+            match job.job.advance(&mut self.communicator, launch)? {
+                Some(Begun::Done(memory)) => job.job.receive(memory),
                 Some(begun) => {
                     *state = begun;
                     return Ok(());
@@ -337,32 +327,31 @@ impl CommThread<'_> {
     }
 
     /// Runs the checks that come before the sums of these jobs. Returns the first fault, if there was one.
-    fn check(&mut self, jobs: &mut [(Topic, Box<dyn Job>)], launch: &Launch) -> Result<(), Error> {
+    fn check(&mut self, jobs: &mut [(Topic, Submission)], launch: &Launch) -> Result<(), Error> {
         self.drain();
-        for (topic, job) in jobs.iter_mut().filter(|(_, job)| job.checks()) {
+        for (topic, check) in jobs.iter_mut().filter_map(|(topic, job)| Some((topic, job.check.as_mut()?))) {
             if let Some(fault) = self.shared.condition.fault() {
                 return Err(fault);
             }
-            self.note();
             self.shared.running.lock().begin(launch.number, topic.clone());
-            if let Err(cause) = job.check(&mut self.communicator, launch) {
+            if let Err(cause) = check(&mut self.communicator, launch) {
                 self.fail(&cause, Vec::new());
                 return Err(self.shared.condition.fault().unwrap_or(cause));
             }
+            self.shared.running.lock().end(launch.number, topic.clone());
         }
         self.count_traffic();
-        self.note();
         Ok(())
     }
 
     /// Returns the update that this rank applies to the sums of its part of the bucket.
-    fn part_update(&self, jobs: &mut [(Topic, Box<dyn Job>)], layout: &Layout) -> Result<PartUpdate, Error> {
+    fn part_update(&self, jobs: &mut [(Topic, Submission)], layout: &Layout) -> Result<PartUpdate, Error> {
         let rank = self.communicator.rank();
         let mut start = layout.parts().range(0..rank).len() * layout.element();
         // For each piece: its range in the bucket, its start in its job's memory, and its update.
         let mut pieces: Vec<(Range<usize>, usize, PartUpdate)> = Vec::new();
         for (job, piece) in layout.pieces_of(rank) {
-            let update = jobs[job].1.part_update(piece.clone())?;
+            let update = jobs[job].1.job.part_update(piece.clone())?;
             pieces.push((start..start + piece.len(), piece.start, update));
             start += piece.len();
         }
@@ -408,21 +397,18 @@ impl CommThread<'_> {
         }
     }
 
-    fn run_alone(&mut self, mut job: Box<dyn Job>, launch: &Launch) {
+    fn run_alone(&mut self, mut job: Submission, launch: &Launch) {
         self.drain();
         if let Some(fault) = self.shared.condition.fault() {
             return self.shared.abandon(job, &fault);
         }
         self.shared.running.lock().begin(launch.number, launch.topic.clone());
         let span = timeline::span(Phase::Collective, || launch.topic.name());
-        let outcome = job.run(&mut self.communicator, launch);
+        let outcome = job.job.run(&mut self.communicator, launch);
         drop(span);
         self.count_traffic();
         match outcome {
-            Ok(()) => {
-                self.note();
-                self.done(job, launch.topic.clone());
-            }
+            Ok(()) => self.end(launch.number, std::iter::once((launch.topic.clone(), job))),
             Err(cause) => self.fail(&cause, vec![job]),
         }
     }
@@ -466,7 +452,7 @@ impl CommThread<'_> {
                 let at = at.expect("a ticket belongs to an operation under way");
                 let running = &mut self.running[at];
                 if running.advances {
-                    running.jobs[0].1.receive(memory);
+                    running.jobs[0].1.job.receive(memory);
                     outcome = outcome.and_then(|()| self.advance(at));
                 } else {
                     timeline::record(Phase::Collective, || running.jobs[0].0.name(), running.since_ns, 0);
@@ -481,18 +467,17 @@ impl CommThread<'_> {
             return;
         }
         while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
-            let RunningOperation { mut jobs, bucket, advances, state, .. } = self.running.remove(at);
+            let RunningOperation { mut jobs, bucket, launch, advances, state, .. } = self.running.remove(at);
             let Begun::Done(memory) = state else { unreachable!("it is done") };
             if let Some(mut bucket) = bucket {
                 let _span = timeline::span(Phase::Unpack, || jobs[0].0.name());
                 self.empty(memory.into_buffer(), &mut bucket);
                 bucket.give_back(&mut jobs);
             } else if !advances {
-                jobs[0].1.receive(memory);
+                jobs[0].1.job.receive(memory);
             }
-            jobs.into_iter().for_each(|(topic, job)| self.done(job, topic));
+            self.end(launch.number, jobs.into_iter());
         }
-        self.note();
     }
 
     fn may_go(&self, at: usize) -> bool {
@@ -506,37 +491,37 @@ impl CommThread<'_> {
         sum.is_done() && self.running[..at].iter().all(gives_way)
     }
 
-    fn done(&self, job: Box<dyn Job>, topic: Topic) {
-        *self.shared.last.lock() = Some(topic);
-        let finishes_here = job.is_soon_finished() && self.shared.unfinished.is_empty();
-        self.shared.unfinished.give();
-        if finishes_here {
-            self.shared.finish(job);
-        } else {
-            drop(self.finishing.send(job));
+    /// Finishes the jobs of an operation, or lets the finishing thread do so.
+    fn end(&self, number: u32, jobs: impl Iterator<Item = (Topic, Submission)>) {
+        let mut last = None;
+        for (topic, job) in jobs {
+            let finishes_here = job.job.is_soon_finished() && self.shared.unfinished.is_empty();
+            self.shared.unfinished.give();
+            if finishes_here {
+                self.shared.finish(job);
+            } else {
+                drop(self.finishing.send(job));
+            }
+            last = Some(topic);
         }
+        last.into_iter().for_each(|topic| self.shared.running.lock().end(number, topic));
     }
 
     /// Reports the cause to all ranks, if it is the first. Every operation under way fails with it.
-    fn fail(&mut self, cause: &Error, jobs: Vec<Box<dyn Job>>) {
+    fn fail(&mut self, cause: &Error, jobs: Vec<Submission>) {
         self.shared.poison(cause, true);
         let fault = &self.shared.condition.fault().unwrap_or_else(|| cause.clone());
         self.communicator.executor().abandon().into_iter().for_each(|memory| memory.give_up(fault));
         for RunningOperation { mut jobs, bucket, advances, state, .. } in self.running.drain(..) {
             match (bucket, state) {
                 (Some(bucket), _) => bucket.give_back(&mut jobs),
-                (None, Begun::Done(memory)) if !advances => jobs[0].1.receive(memory),
+                (None, Begun::Done(memory)) if !advances => jobs[0].1.job.receive(memory),
                 _ => {}
             }
             jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
         }
         jobs.into_iter().for_each(|job| self.shared.abandon(job, fault));
         self.shared.running.lock().clear();
-    }
-
-    fn note(&self) {
-        let under_way = self.running.iter().map(|running| (running.launch.number, running.jobs[0].0.clone()));
-        self.shared.running.lock().replace(under_way);
     }
 }
 
@@ -555,8 +540,8 @@ impl RunningOperation {
 }
 
 impl Bucket {
-    fn give_back(self, jobs: &mut [(Topic, Box<dyn Job>)]) {
-        jobs.iter_mut().zip(self.lent).for_each(|((_, job), memory)| job.receive(memory));
+    fn give_back(self, jobs: &mut [(Topic, Submission)]) {
+        jobs.iter_mut().zip(self.lent).for_each(|((_, job), memory)| job.job.receive(memory));
     }
 }
 

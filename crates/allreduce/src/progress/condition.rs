@@ -8,6 +8,8 @@ use parking_lot::Mutex;
 
 use ringpull_base::{Error, OnFault};
 
+use crate::progress::changes::Changes;
+
 /// The condition of a generation of ranks.
 #[derive(Debug, Clone)]
 enum JobState {
@@ -46,6 +48,8 @@ pub(super) struct Condition {
     is_reported: AtomicBool,
     /// True if the reason why this rank would end was sent to the others.
     is_failing: AtomicBool,
+    /// Notified of each change that a thread may wait for.
+    pub(super) changes: Arc<Changes>,
 }
 
 /// The state of a job before `end`.
@@ -58,7 +62,7 @@ pub(super) enum Before {
 
 impl Condition {
     /// That of a new generation, which a rank may be about to leave already.
-    pub(super) fn new(stop: Arc<AtomicBool>, is_leaving: bool) -> Self {
+    pub(super) fn new(stop: Arc<AtomicBool>, is_leaving: bool, changes: Arc<Changes>) -> Self {
         Condition {
             job: Mutex::new(JobState::Well),
             presence: Mutex::new(if is_leaving { Presence::Leaving } else { Presence::Here }),
@@ -66,6 +70,7 @@ impl Condition {
             hook: OnceLock::new(),
             is_reported: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
+            changes,
         }
     }
 
@@ -88,6 +93,9 @@ impl Condition {
 
     /// The fault that has ended the job.
     pub(super) fn fatal(&self) -> Option<Error> {
+        if self.is_well() {
+            return None;
+        }
         if let JobState::Failed(fault) = &*self.job.lock() { Some(fault.clone()) } else { None }
     }
 
@@ -117,6 +125,7 @@ impl Condition {
                 JobState::Failed(fault.clone())
             };
             self.stop.store(true, Ordering::Release);
+            self.changes.notify();
         }
         is_first
     }
@@ -131,6 +140,7 @@ impl Condition {
         };
         *job = JobState::Failed(fault.clone());
         self.stop.store(true, Ordering::Release);
+        self.changes.notify();
         before
     }
 
@@ -141,6 +151,7 @@ impl Condition {
             JobState::Renewing { is_closing, .. } => *is_closing = true,
             JobState::Closing | JobState::Failed(_) => {}
         }
+        self.changes.notify();
     }
 
     /// Returns true if the end of this generation has a time limit.
@@ -192,7 +203,9 @@ impl Condition {
     /// Records if this rank's last call has failed, for a reason that the others are told. Returns if it had
     /// before.
     pub(super) fn set_failing(&self, is_failing: bool) -> bool {
-        self.is_failing.swap(is_failing, Ordering::AcqRel)
+        let was_failing = self.is_failing.swap(is_failing, Ordering::AcqRel);
+        self.changes.notify();
+        was_failing
     }
 
     pub(super) fn is_failing(&self) -> bool {
@@ -210,7 +223,7 @@ mod tests {
 
     #[test]
     fn the_first_fault_counts_and_only_the_end_of_the_job_follows_a_loss() {
-        let condition = Condition::new(Arc::default(), false);
+        let condition = Condition::new(Arc::default(), false, Arc::default());
         condition.close();
         assert!(condition.is_well() && condition.is_closing() && condition.fault().is_none());
         assert!(condition.fail(&loss(), true) && !condition.fail(&Error::bug("later"), false));
@@ -225,10 +238,10 @@ mod tests {
 
     #[test]
     fn a_rank_leaves_once() {
-        let condition = Condition::new(Arc::default(), false);
+        let condition = Condition::new(Arc::default(), false, Arc::default());
         assert!(!condition.is_leaving() && condition.begin_to_leave() && !condition.begin_to_leave());
         assert!(condition.is_leaving() && condition.leave() && !condition.leave() && condition.is_leaving());
-        let next = Condition::new(Arc::default(), true);
+        let next = Condition::new(Arc::default(), true, Arc::default());
         assert!(next.is_leaving() && !next.begin_to_leave() && next.leave());
     }
 }

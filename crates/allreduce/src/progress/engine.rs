@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,9 +22,10 @@ use ringpull_base::status::JobStatus;
 use ringpull_base::{Error, OnFault, Result, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
+use crate::progress::changes::Changes;
 use crate::progress::connected::{Connect, Connected};
 use crate::progress::generation::{Change, Current};
-use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, Job, StandIn};
+use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, StandIn, Submission};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
 use crate::progress::shared::{InheritedState, Shared};
@@ -39,7 +40,11 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// One rank's engine. Ends in order when dropped.
 pub struct Engine {
     pub(super) current: Arc<Current>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The comm thread, until it has been joined.
+    comm: Mutex<Option<JoinHandle<()>>>,
+    /// True when the comm thread has nothing left to do.
+    has_ended: Arc<AtomicBool>,
+    changes: Arc<Changes>,
     limit: Duration,
     sums: Sums,
     stores: AtomicU64,
@@ -54,8 +59,9 @@ impl Engine {
     /// Starts the threads; returns when every rank is connected.
     pub fn start(config: &Config, connect: Connect) -> Result<Arc<Engine>> {
         let (ready, started) = crossbeam_channel::bounded(1);
+        let has_ended = Arc::new(AtomicBool::new(false));
         let comm = {
-            let config = config.clone();
+            let (config, has_ended) = (config.clone(), Arc::clone(&has_ended));
             spawn(renewal::COMM, move || {
                 let begun = connect()
                     .and_then(|connected| renewal::ready(connected, &config, None))
@@ -66,17 +72,22 @@ impl Engine {
                 };
                 let current = Arc::new(Current::new(Arc::clone(&generation.shared)));
                 if ready.send(Ok(Arc::clone(&current))).is_ok() {
+                    let changes = Arc::clone(&generation.shared.condition.changes);
                     generation.run(&config, &current);
+                    has_ended.store(true, Ordering::Release);
+                    changes.notify();
                 }
             })?
         };
         let current = wait_for_all(config, &started)?;
         let (limit, sums) = (config.silence(), Sums::from(config));
         let stores = AtomicU64::new(0);
-        let (threads, process) = (Mutex::new(vec![comm]), Process::this());
+        let (comm, process) = (Mutex::new(Some(comm)), Process::this());
+        let changes = Arc::clone(&current.get().condition.changes);
         let (sets, files) = (Mutex::default(), Mutex::default());
         let ended = Mutex::default();
-        Ok(Arc::new(Engine { current, threads, limit, sums, stores, sets, process, files, ended }))
+        let engine = Engine { current, comm, has_ended, changes, limit, sums, stores, sets, process, files, ended };
+        Ok(Arc::new(engine))
     }
 
     /// The engines of `size` ranks in this process, over threads and channels.
@@ -111,7 +122,7 @@ impl Engine {
 
     /// This rank.
     pub fn rank(&self) -> usize {
-        self.current.get().rank
+        self.current.rank()
     }
 
     /// The number of ranks, without helpers.
@@ -131,7 +142,7 @@ impl Engine {
 
     /// Returns true if the job goes on when it loses a rank.
     pub fn is_elastic(&self) -> bool {
-        self.current.get().elastic.is_some()
+        self.current.is_elastic()
     }
 
     /// Returns true if this rank only reduces: it is [served](Self::serve), and calls nothing.
@@ -196,10 +207,7 @@ impl Engine {
 
     /// Returns when no loss is being handled, or there was a fault. Blocks.
     pub fn settle(&self) {
-        const LOOK: Duration = Duration::from_millis(1);
-        while self.current.get().condition.is_renewing() {
-            std::thread::sleep(LOOK);
-        }
+        self.changes.until(|_| !self.current.get().condition.is_renewing());
     }
 
     /// Sets the maker of jobs of that store while this rank has joined.
@@ -286,7 +294,7 @@ impl Engine {
 
     /// Calls an operation on `topic`: `job` runs when every rank has called it with the same `operation` and
     /// `terms`. Returns at once, with an error if this rank has joined.
-    pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
+    pub fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Submission) -> Result<()> {
         self.current.get().submit(topic, operation, terms, job)
     }
 
@@ -298,7 +306,7 @@ impl Engine {
         topic: Topic,
         operation: Operation,
         terms: Terms,
-        job: Box<dyn Job>,
+        job: Submission,
     ) -> Result<()> {
         let shared = self.current.get();
         check_generation(&shared, generation)?;
@@ -346,7 +354,7 @@ impl Engine {
 
     fn direct<T: Send + 'static>(&self, shared: &Shared, name: &str, work: CollectiveWork<T>) -> Result<T> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        let job = Box::new(DirectCollective::new(work, result));
+        let job = Submission::new(DirectCollective::new(work, result));
         shared.submit(Topic::Direct, Operation::Collective(name.to_owned()), Terms::default(), job)?;
         self.wait();
         self.answered(&answer)
@@ -389,7 +397,7 @@ impl Engine {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<()> {
         let (result, answer) = crossbeam_channel::bounded(1);
-        self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Box::new(Barrier::new(result)))?;
+        self.submit(Topic::Barrier, Operation::Barrier, Terms::default(), Submission::new(Barrier::new(result)))?;
         self.wait();
         self.answered(&answer)
     }
@@ -476,7 +484,6 @@ impl Engine {
     /// Ends the engine: waits for the calls made, informs the peers, ends the library. After a fault it ends
     /// at once. Does nothing in a forked child, whose parent goes on.
     pub fn leave(&self) {
-        const LOOK: Duration = Duration::from_millis(1);
         if !self.process.is_here() || !self.current.get().condition.begin_to_leave() {
             return;
         }
@@ -496,17 +503,15 @@ impl Engine {
             is_well
         };
         self.wait();
-        while is_well() && self.current.get().has_calls() {
-            std::thread::sleep(LOOK);
-        }
+        self.changes.until(|_| !is_well() || !self.current.get().has_calls());
         // A job that is being finished may fail, and the caller learns of that before the engine does. The
         // others hear of the error only if this rank has not left before. An updater that never returns
         // delays the end by at most the limit.
         let mut left = self.limit;
-        while is_well() && !self.current.get().unfinished.is_empty() && !left.is_zero() && !is_own_thread() {
-            left = left.saturating_sub(LOOK);
-            std::thread::sleep(LOOK);
-        }
+        self.changes.until(|waited| {
+            left = left.saturating_sub(waited);
+            !is_well() || self.current.get().unfinished.is_empty() || left.is_zero() || is_own_thread()
+        });
         // After a loss the saved operations come first.
         let say_goodbye = || {
             let shared = self.current.get();
@@ -516,21 +521,20 @@ impl Engine {
         };
         say_goodbye();
         // Finalising waits for the slowest rank, however long that takes; only once all are done, or one has
-        // gone, is there a limit. It is counted in looks, so that a process that was stopped meanwhile has
-        // all of it.
+        // gone, is there a limit.
         let (mut left, mut is_stuck) = (self.limit, false);
-        for thread in self.threads.lock().drain(..) {
-            while !thread.is_finished() && is_well() && !left.is_zero() {
+        if let Some(comm) = self.comm.lock().take() {
+            let has_ended = || self.has_ended.load(Ordering::Acquire) || comm.is_finished();
+            self.changes.until(|waited| {
                 if self.current.get().condition.is_closing() {
-                    left = left.saturating_sub(LOOK);
+                    left = left.saturating_sub(waited);
                 }
                 say_goodbye();
-                std::thread::sleep(LOOK);
-            }
-            if thread.is_finished() {
-                drop(thread.join());
-            } else {
-                is_stuck = true;
+                has_ended() || !is_well() || left.is_zero()
+            });
+            is_stuck = !has_ended();
+            if !is_stuck {
+                drop(comm.join());
             }
         }
         let shared = self.current.get();

@@ -42,6 +42,8 @@ pub(super) struct FrozenCycle {
     places: BTreeMap<Topic, TopicSteps>,
     /// The unit of each step.
     unit_of: Vec<u32>,
+    /// For each step: its ordinal in the first cycle, and the number of steps of its topic.
+    ordinals: Vec<(u64, u64)>,
     /// Units begun, since the freeze: all before this one.
     begun: u64,
     /// The calls of each cycle that is not done, by the rank's own count of calls.
@@ -59,12 +61,17 @@ impl FrozenCycle {
         for (unit, members) in freeze.units.iter().enumerate() {
             members.iter().for_each(|step| unit_of[*step as usize] = unit as u32);
         }
+        let mut ordinals = vec![(0, 0); freeze.steps.len()];
+        for TopicSteps { first, steps } in places.values() {
+            let numbered = steps.iter().zip(*first..);
+            numbered.for_each(|(step, ordinal)| ordinals[*step as usize] = (ordinal, steps.len() as u64));
+        }
         let sums = freeze
             .steps
             .iter()
             .map(|step| if let Transfer::Sum { len_bytes, .. } = step.transfer { len_bytes } else { 0 });
         let cycle_bytes = sums.sum();
-        FrozenCycle { freeze, cycle_bytes, places, unit_of, begun: 0, called: BTreeMap::new() }
+        FrozenCycle { freeze, cycle_bytes, places, unit_of, ordinals, begun: 0, called: BTreeMap::new() }
     }
 
     pub(super) fn epoch(&self) -> u32 {
@@ -88,10 +95,9 @@ impl FrozenCycle {
         Some(StepPosition { cycle: at / times, step: place.steps[(at % times) as usize] })
     }
 
-    /// Returns the step that the call should be, and true if it is that step.
-    pub(super) fn expected(&self, call: &Call) -> Option<(&Step, bool)> {
-        let step = &self.freeze.steps[self.spot(call)?.step as usize];
-        Some((step, step.operation == call.operation && step.terms == call.terms))
+    /// Returns the step that the call should be.
+    pub(super) fn expected(&self, call: &Call) -> Option<&Step> {
+        Some(&self.freeze.steps[self.spot(call)?.step as usize])
     }
 
     /// The unit that the call belongs to, counted from the freeze.
@@ -104,8 +110,11 @@ impl FrozenCycle {
     /// the cycle, differs from its step, or is `most` cycles ahead of a call that was left out.
     pub(super) fn call(&mut self, call: &Call, index: u64, most: u64) -> bool {
         let Some(spot) = self.spot(call) else { return false };
-        let fits = self.expected(call).is_some_and(|(_, fits)| fits);
-        if !fits || spot.cycle >= (self.begun / self.freeze.units.len() as u64).saturating_add(most) {
+        let step = &self.freeze.steps[spot.step as usize];
+        if step.operation != call.operation
+            || step.terms != call.terms
+            || spot.cycle >= (self.begun / self.freeze.units.len() as u64).saturating_add(most)
+        {
             return false;
         }
         let called = self.called.entry(spot.cycle).or_insert_with(|| vec![None; self.freeze.steps.len()]);
@@ -160,9 +169,8 @@ impl FrozenCycle {
 
     /// The ordinal of a step in a cycle.
     fn ordinal(&self, cycle: u64, step: u32) -> u64 {
-        let place = &self.places[&self.freeze.steps[step as usize].topic];
-        let within = place.steps.iter().position(|other| *other == step).expect("a step stands at its own place");
-        place.first + cycle * place.steps.len() as u64 + within as u64
+        let (first, each) = self.ordinals[step as usize];
+        first + cycle * each
     }
 
     /// Returns the operations of these units that this rank has not called, in the order of the units.

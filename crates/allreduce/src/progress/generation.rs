@@ -5,12 +5,13 @@
 //! that are not done (`kept`).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
 use ringpull_base::{Error, Waiter};
 
-use crate::progress::job::SavedOperation;
+use crate::progress::kept::SavedOperation;
 use crate::progress::shared::Shared;
 
 /// The change of the ranks by a loss.
@@ -29,6 +30,10 @@ pub struct Change {
 /// The present generation, as callers see it.
 pub(super) struct Current {
     shared: RwLock<Arc<Shared>>,
+    /// This rank, and the number of losses: asked at every call.
+    rank: AtomicUsize,
+    generation: AtomicU64,
+    is_elastic: bool,
     changes: Mutex<Vec<Change>>,
     /// Work that is done as soon as this rank is rank 0.
     as_first: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
@@ -36,7 +41,14 @@ pub(super) struct Current {
 
 impl Current {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Current { shared: RwLock::new(shared), changes: Mutex::default(), as_first: Mutex::default() }
+        Current {
+            rank: AtomicUsize::new(shared.rank),
+            generation: AtomicU64::new(0),
+            is_elastic: shared.elastic.is_some(),
+            shared: RwLock::new(shared),
+            changes: Mutex::default(),
+            as_first: Mutex::default(),
+        }
     }
 
     /// Does `work` when this is rank 0, or becomes it.
@@ -52,6 +64,16 @@ impl Current {
         }
     }
 
+    /// This rank.
+    pub(super) fn rank(&self) -> usize {
+        self.rank.load(Ordering::Acquire)
+    }
+
+    /// Returns true if the job goes on when it loses a rank.
+    pub(super) fn is_elastic(&self) -> bool {
+        self.is_elastic
+    }
+
     /// The present generation, which may be replaced at once.
     pub(super) fn get(&self) -> Arc<Shared> {
         Arc::clone(&self.shared.read())
@@ -64,7 +86,7 @@ impl Current {
 
     /// The number of losses.
     pub(super) fn generation(&self) -> u64 {
-        self.changes.lock().last().map_or(0, |change| change.generation)
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Replaces the generation `old` by the next one, which gets the operations saved there, and those that
@@ -72,8 +94,8 @@ impl Current {
     pub(super) fn replace(&self, old: &Shared, next: &Arc<Shared>, change: Change) {
         old.fail_waiting();
         let follower = Arc::clone(next);
-        let pass = Box::new(move |SavedOperation { topic, operation, terms, job, .. }| {
-            if let Err(cause) = follower.submit(topic, operation, terms, job) {
+        let pass = Box::new(move |(call, job): SavedOperation| {
+            if let Err(cause) = follower.submit(call.topic, call.operation, call.terms, job) {
                 follower.end(&cause);
             }
         });
@@ -83,8 +105,13 @@ impl Current {
         }
         // A caller may wait for an operation called before.
         next.wait();
+        let generation = change.generation;
         self.changes.lock().push(change);
+        // First, for a caller that finds that the loss has been handled.
+        self.rank.store(next.rank, Ordering::Release);
+        self.generation.store(generation, Ordering::Release);
         *self.shared.write() = Arc::clone(next);
+        next.condition.changes.notify();
         self.do_as_first();
     }
 }

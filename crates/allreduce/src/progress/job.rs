@@ -14,7 +14,7 @@ use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 pub trait StandIn: Send + Sync {
     /// Returns a job that adds zeros, for a call that others have made and this rank has not. Returns an
     /// error if no job can stand in for it.
-    fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Box<dyn Job>>;
+    fn stand_in(&self, key: &Key, operation: &Operation, terms: &Terms) -> Result<Submission>;
 
     /// Returns the last finished sum of the key, for ranks that have not got it; `None` if there is none.
     fn last_sum(&self, _key: &Key) -> Option<Vec<u8>> {
@@ -32,16 +32,6 @@ pub trait Job: Send {
     /// The job's use of the transport.
     fn transfer(&self) -> Transfer {
         Transfer::Alone
-    }
-
-    /// Returns true if `check` must run first. All ranks return the same.
-    fn checks(&self) -> bool {
-        false
-    }
-
-    /// Runs a collective that comes first, on the comm thread, when no other operation is under way.
-    fn check(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<()> {
-        Ok(())
     }
 
     /// Gives away the memory to sum, for [`Transfer::Sum`], on the comm thread. It comes back with the sum by
@@ -95,24 +85,45 @@ pub trait Job: Send {
     fn given(self: Box<Self>, _sum: &[u8]) -> Result<()> {
         Err(Error::bug("an operation was done elsewhere, and cannot be given"))
     }
+}
 
-    /// Returns the saved inputs of the job for a retry, when its generation of ranks ends; `None` if it
-    /// cannot be retried.
-    #[doc(hidden)]
-    #[allow(private_interfaces)]
-    fn orphan(&mut self) -> Option<SavedOperation> {
-        None
+/// A collective that comes before a job, on the comm thread, when no other operation is under way.
+pub type Check = Box<dyn FnMut(&mut Communicator, &Launch) -> Result<()> + Send>;
+
+/// A job as the engine has it, with the steps around it.
+pub struct Submission {
+    pub(super) job: Box<dyn Job>,
+    /// All ranks have one, or none.
+    pub(super) check: Option<Check>,
+    /// The call, if it can be made again in the next generation of ranks.
+    pub(super) call: Option<Box<SavedCall>>,
+}
+
+impl Submission {
+    /// A job without a check.
+    pub fn new(job: impl Job + 'static) -> Self {
+        Submission { job: Box::new(job), check: None, call: None }
+    }
+
+    /// The same, with a check that comes first if there is one.
+    #[must_use]
+    pub fn after(self, check: Option<Check>) -> Self {
+        Submission { check, ..self }
+    }
+
+    /// Returns true if no other operation of all ranks may be under way when it begins.
+    pub(super) fn is_alone(&self) -> bool {
+        self.check.is_some() || self.job.transfer() == Transfer::Alone
     }
 }
 
-/// An operation that was called and is not done.
-pub(super) struct SavedOperation {
-    /// Its place among the calls of this rank.
+/// A call of this rank.
+pub(super) struct SavedCall {
+    /// Its place among the calls.
     pub(super) place: u64,
     pub(super) topic: Topic,
     pub(super) operation: Operation,
     pub(super) terms: Terms,
-    pub(super) job: Box<dyn Job>,
 }
 
 /// The sender of a job's answer to its caller.

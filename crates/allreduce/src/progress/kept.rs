@@ -1,21 +1,19 @@
 //! The operations that a generation of ranks saves for the next one: those that were called and are not done.
 //!
-//! Each call is wrapped so that it can be taken out with the inputs for a retry ([`SavedOperation`]). The
-//! finished operations of each topic are counted from the start of the job, so that survivors with different
-//! counts can be compared (`renewal`).
+//! Each job has its call ([`SavedCall`]) with it, so that it can be called again. The finished operations of
+//! each topic are counted from the start of the job, so that survivors with different counts can be compared
+//! (`renewal`).
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use ringpull_base::{Error, Result};
+use crate::progress::job::{SavedCall, Submission};
+use crate::progress::messages::{Operation, Terms, Topic};
 
-use crate::communicator::{Begun, Communicator, PartUpdate};
-use crate::interpreter::Memory;
-use crate::progress::job::{Job, SavedOperation};
-use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
+/// An operation that was called and is not done.
+pub(super) type SavedOperation = (SavedCall, Submission);
 
 /// The operations that a generation saves for the next one.
 pub(super) struct RetryStore {
@@ -39,23 +37,22 @@ impl RetryStore {
         RetryStore { before, orphans: Mutex::new(SavedOperations::Kept(Vec::new())), called: AtomicU64::new(0) }
     }
 
-    /// Returns the job of a call that is kept if its generation ends before it is done.
-    pub(super) fn keep(&self, topic: &Topic, operation: &Operation, terms: &Terms, job: Box<dyn Job>) -> Box<dyn Job> {
+    /// Returns the call to save for a retry, with its place among the calls.
+    pub(super) fn call(&self, topic: &Topic, operation: &Operation, terms: &Terms) -> Box<SavedCall> {
         let place = self.called.fetch_add(1, Ordering::Relaxed);
-        let (topic, operation, terms) = (topic.clone(), operation.clone(), terms.clone());
-        Box::new(KeptJob(Some(SavedOperation { place, topic, operation, terms, job })))
+        Box::new(SavedCall { place, topic: topic.clone(), operation: operation.clone(), terms: terms.clone() })
     }
 
     /// Takes the job, unless it cannot be retried or no job is kept any more.
-    pub(super) fn adopt(&self, mut job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
+    pub(super) fn adopt(&self, mut job: Submission) -> Result<(), Submission> {
         let mut orphans = self.orphans.lock();
-        if matches!(*orphans, SavedOperations::Ended) {
+        if matches!(*orphans, SavedOperations::Ended) || job.call.is_none() || !job.job.again() {
             return Err(job);
         }
-        let Some(orphan) = job.orphan() else { return Err(job) };
+        let Some(call) = job.call.take() else { return Err(job) };
         match &mut *orphans {
-            SavedOperations::Kept(kept) => kept.push(orphan),
-            SavedOperations::Passed(next) => next(orphan),
+            SavedOperations::Kept(kept) => kept.push((*call, job)),
+            SavedOperations::Passed(next) => next((*call, job)),
             SavedOperations::Ended => unreachable!("it was looked for"),
         }
         Ok(())
@@ -80,7 +77,7 @@ impl RetryStore {
     pub(super) fn pass(&self, next: Box<dyn Fn(SavedOperation) + Send>) -> bool {
         let mut orphans = self.orphans.lock();
         let SavedOperations::Kept(kept) = &mut *orphans else { return false };
-        kept.sort_by_key(|orphan| orphan.place);
+        kept.sort_by_key(|(call, _)| call.place);
         std::mem::take(kept).into_iter().for_each(&next);
         *orphans = SavedOperations::Passed(next);
         true
@@ -92,72 +89,5 @@ impl RetryStore {
             SavedOperations::Kept(kept) => Some(work(kept)),
             SavedOperations::Passed(_) | SavedOperations::Ended => None,
         }
-    }
-}
-
-/// A job that can be taken out of its generation.
-struct KeptJob(Option<SavedOperation>);
-
-impl KeptJob {
-    fn job(&self) -> &dyn Job {
-        &*self.0.as_ref().expect("a job that was taken out is not asked").job
-    }
-
-    fn job_mut(&mut self) -> &mut dyn Job {
-        &mut *self.0.as_mut().expect("a job that was taken out is not asked").job
-    }
-
-    fn taken(mut self) -> Box<dyn Job> {
-        self.0.take().expect("a job is taken out once").job
-    }
-}
-
-impl Job for KeptJob {
-    fn transfer(&self) -> Transfer {
-        self.job().transfer()
-    }
-
-    fn checks(&self) -> bool {
-        self.job().checks()
-    }
-
-    fn check(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        self.job_mut().check(comm, launch)
-    }
-
-    fn lend(&mut self) -> Memory {
-        self.job_mut().lend()
-    }
-
-    fn receive(&mut self, memory: Memory) {
-        self.job_mut().receive(memory);
-    }
-
-    fn part_update(&mut self, part: Range<usize>) -> Result<PartUpdate> {
-        self.job_mut().part_update(part)
-    }
-
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
-        self.job_mut().advance(comm, launch)
-    }
-
-    fn run(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<()> {
-        self.job_mut().run(comm, launch)
-    }
-
-    fn is_soon_finished(&self) -> bool {
-        self.job().is_soon_finished()
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        self.taken().finish()
-    }
-
-    fn fail(self: Box<Self>, fault: &Error) {
-        self.taken().fail(fault);
-    }
-
-    fn orphan(&mut self) -> Option<SavedOperation> {
-        if self.job_mut().again() { self.0.take() } else { None }
     }
 }

@@ -13,6 +13,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
 use crate::communicator::Asked;
+use crate::progress::topic_key::TopicKey;
 
 /// The subject of an operation: calls are counted by it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -22,7 +23,7 @@ pub enum Topic {
         /// The number of the store.
         store: u32,
         /// The key in that store.
-        key: Key,
+        key: TopicKey,
     },
     /// A barrier.
     Barrier,
@@ -101,7 +102,7 @@ impl Topic {
     /// The topic in a timeline.
     pub(super) fn name(&self) -> Name {
         match self {
-            Topic::Key { key, .. } => key.into(),
+            Topic::Key { key, .. } => key.key().into(),
             Topic::Barrier => "barrier".into(),
             Topic::Direct | Topic::Collective { name: None, .. } => "collective".into(),
             Topic::Collective { name: Some(name), .. } => name.into(),
@@ -142,7 +143,7 @@ impl Topic {
 
     pub(super) fn key(&self) -> Key {
         match self {
-            Topic::Key { key, .. } => key.clone(),
+            Topic::Key { key, .. } => key.key().clone(),
             Topic::Barrier => Key::from("barrier"),
             Topic::Collective { name: Some(name), .. } => name.clone(),
             Topic::Direct | Topic::Collective { set: None, .. } => Key::from("collective"),
@@ -258,7 +259,7 @@ impl std::fmt::Display for Sums {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
     /// The key's element type and shape.
-    pub value: Option<(DType, Vec<usize>)>,
+    pub value: Option<(DType, Arc<[usize]>)>,
     /// The optimizer that applies the sum to the value.
     pub optimizer: Option<Arc<Optimizer>>,
     /// True if each rank applies the sum to its part alone, and has the states of that part alone.

@@ -4,15 +4,15 @@
 //!   and `freezing`: find the cycle of rank 0's calls; `phases` and [`fusion`]: cut that cycle into units;
 //! - [`calls`] (pure): one rank's calls, announced one by one or begun in a frozen order (`frozen`); `rest`:
 //!   the operations left to begin after that order was stopped;
-//! - [`messages`]: the messages of the control star;
+//! - [`messages`]: the messages of the control star; `topic_key`: keys as numbers in them;
 //! - [`job`]: an operation between its call and its end, and its stand-in on a rank that has joined;
 //!   `layout` (pure): the layout of several jobs' memory in one bucket;
 //! - [`engine`]: the threads. One (`comm`) owns the transport from initialisation to finalisation and runs
 //!   the collectives. One applies updates, and does other work on finished sums that takes long. One
 //!   (`watcher`) receives the messages of the control star, notices faults and spreads them. `shared` is
-//!   their common state; `condition` the job's, with the rank's presence. `standstill` finds out if this rank
-//!   waits for an operation that cannot begin; `status` collects the state of every rank (`answers`,
-//!   `under_way`);
+//!   their common state; `condition` the job's, with the rank's presence; `changes` wakes who waits for a
+//!   change. `standstill` finds out if this rank waits for an operation that cannot begin; `status` collects
+//!   the state of every rank (`answers`, `under_way`);
 //! - `generation`: the ranks between two losses; `kept`: the operations saved for a retry; `renewal`: leads
 //!   from one generation to the next; `connected`: the ranks of a transport, and their successors;
 //! - [`process`]: the one engine over MPI that a process can have, from its first store to its exit;
@@ -21,6 +21,7 @@
 pub mod agreement;
 mod answers;
 pub mod calls;
+mod changes;
 mod comm;
 mod condition;
 pub mod connected;
@@ -49,10 +50,12 @@ mod status;
 mod termination;
 #[cfg(test)]
 mod tests;
+mod topic_key;
 mod under_way;
 mod watcher;
 
 pub use engine::Engine;
 pub use generation::Change;
-pub use job::{Answer, Job, Reply, StandIn, answer};
+pub use job::{Answer, Check, Job, Reply, StandIn, Submission, answer};
 pub use messages::{Call, Envelope, Launch, Operation, Peering, Sums, Terms, Topic, Transfer};
+pub use topic_key::TopicKey;

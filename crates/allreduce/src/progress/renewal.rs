@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
@@ -31,7 +31,7 @@ use crate::progress::comm::{AbortOnPanic, communicate};
 use crate::progress::connected::{Connected, LEARNING, Succession, check_start, is_enough};
 use crate::progress::fusion::BUCKET_BYTES;
 use crate::progress::generation::{Change, Current};
-use crate::progress::job::Job;
+use crate::progress::job::Submission;
 use crate::progress::kept::RetryStore;
 use crate::progress::messages::{ControlMessage, Topic};
 use crate::progress::shared::{Command, InheritedState, Shared, is_loss};
@@ -47,7 +47,7 @@ pub(super) struct Generation {
     pub(super) shared: Arc<Shared>,
     communicator: Communicator,
     inbox: Receiver<Command>,
-    finishing: Sender<Box<dyn Job>>,
+    finishing: Sender<Submission>,
     finisher: JoinHandle<()>,
     succession: Option<Succession>,
     finalise: Box<dyn FnOnce()>,
@@ -199,7 +199,7 @@ impl Generation {
         let ReadyRanks { mut communicator, control, stop, succession, finalise } = ready;
         let (commands, inbox) = unbounded();
         let (own_notes, notes) = unbounded();
-        let (finishing, finished) = unbounded::<Box<dyn Job>>();
+        let (finishing, finished) = unbounded::<Submission>();
         inherited.sever = succession.as_ref().map(|succession| Arc::clone(&succession.sever));
         let shared = Arc::new(Shared::new(&communicator, control, config, (stop, commands, own_notes), inherited));
         if shared.rank == 0 && shared.info.helpers > 0 {
@@ -244,7 +244,7 @@ impl Generation {
 
 /// The finishing thread: does the work that takes long. Ends, and reports it, when the comm thread has run
 /// every job and all of them are finished.
-fn finish(shared: &Shared, finished: &Receiver<Box<dyn Job>>) {
+fn finish(shared: &Shared, finished: &Receiver<Submission>) {
     let _guard = AbortOnPanic;
     finished.iter().for_each(|job| shared.finish(job));
     if shared.condition.is_well() && !shared.is_helper() {
@@ -271,10 +271,8 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
 /// Returns when all ranks are done, or there was a fault, if this rank has left: until then the survivors of
 /// a loss may need it. A rank whose program fails does not wait, and the others do not wait for it.
 fn wait_for_all(shared: &Shared) {
-    let is_over = || shared.condition.is_closing() || shared.condition.is_failing();
-    while shared.condition.is_well() && !is_over() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let condition = &shared.condition;
+    condition.changes.until(|_| !condition.is_well() || condition.is_closing() || condition.is_failing());
 }
 
 fn renew(
@@ -419,8 +417,8 @@ fn done_here(shared: &Shared, elastic: &RetryStore) -> BTreeMap<Topic, u64> {
         *done.entry(topic.clone()).or_default() += called;
     }
     elastic.with(|orphans| {
-        for orphan in orphans.iter() {
-            if let Some(count) = done.get_mut(&orphan.topic) {
+        for (call, _) in orphans.iter() {
+            if let Some(count) = done.get_mut(&call.topic) {
                 *count -= 1;
             }
         }
@@ -431,11 +429,12 @@ fn done_here(shared: &Shared, elastic: &RetryStore) -> BTreeMap<Topic, u64> {
 /// Finishes the first operation of a topic that is not done here by the sum that other ranks have.
 fn take(elastic: &RetryStore, topic: &Topic, sum: &[u8]) -> Result<()> {
     let orphan = elastic.with(|orphans| {
-        let first = (0..orphans.len()).filter(|at| orphans[*at].topic == *topic).min_by_key(|at| orphans[*at].place)?;
+        let of_topic = (0..orphans.len()).filter(|at| orphans[*at].0.topic == *topic);
+        let first = of_topic.min_by_key(|at| orphans[*at].0.place)?;
         Some(orphans.swap_remove(first))
     });
     match orphan.flatten() {
-        Some(orphan) => orphan.job.given(sum),
+        Some((_, orphan)) => orphan.job.given(sum),
         None => Err(Error::bug(format!("an operation on {} is done elsewhere and was not called here", topic.key()))),
     }
 }

@@ -15,12 +15,13 @@ use ringpull_base::{Error, Result, Waiter};
 use crate::communicator::{Asked, Communicator};
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
+use crate::progress::changes::Changes;
 use crate::progress::condition::{Before, Condition};
 use crate::progress::connected::Sever;
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
 use crate::progress::help::{Help, Rooms};
-use crate::progress::job::{Barrier, Job, StandIn};
+use crate::progress::job::{Barrier, StandIn, Submission};
 use crate::progress::kept::RetryStore;
 use crate::progress::messages::{Call, ControlMessage, Launch, Operation, Order, Refusal, Terms, Topic};
 use crate::progress::under_way::OperationsUnderWay;
@@ -29,45 +30,42 @@ use crate::transport::messages;
 
 /// The commands of the comm thread.
 pub(super) enum Command {
-    /// A job that was agreed on by itself.
-    Run(Box<dyn Job>, Launch),
-    /// A unit of a frozen cycle.
-    Unit(Vec<Box<dyn Job>>, Unit),
+    Run(LaunchedJobs),
     /// Go on with the operations under way, or see that there was a fault.
     Go,
     Stop,
 }
 
+/// The jobs of an operation that begins: one, or those of a bucket.
+pub(super) struct LaunchedJobs {
+    pub(super) jobs: Vec<(Topic, Submission)>,
+    /// That of the first.
+    pub(super) launch: Launch,
+    /// The bytes that the frozen cycle sums, of which it is a unit; `None` if it was agreed on by itself.
+    pub(super) cycle_bytes: Option<usize>,
+}
+
 impl Command {
-    /// The topics of the command's operations.
-    pub(super) fn topics(&self) -> impl Iterator<Item = &Topic> {
-        let (one, members) = match self {
-            Command::Run(_, launch) => (Some(&launch.topic), &[][..]),
-            Command::Unit(_, unit) => (None, &unit.members[..]),
-            Command::Go | Command::Stop => (None, &[][..]),
-        };
-        one.into_iter().chain(members.iter().map(|(topic, _)| topic))
+    fn of_one(job: Submission, launch: Launch) -> Self {
+        Command::Run(LaunchedJobs { jobs: vec![(launch.topic.clone(), job)], launch, cycle_bytes: None })
+    }
+
+    pub(super) fn into_jobs(self) -> Vec<(Topic, Submission)> {
+        if let Command::Run(LaunchedJobs { jobs, .. }) = self { jobs } else { Vec::new() }
+    }
+
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &(Topic, Submission)> {
+        let jobs = if let Command::Run(LaunchedJobs { jobs, .. }) = self { &jobs[..] } else { &[] };
+        jobs.iter()
     }
 
     pub(super) fn is_of(&self, topic: &Topic) -> bool {
-        self.topics().any(|own| own == topic)
-    }
-
-    pub(super) fn into_jobs(self) -> Vec<Box<dyn Job>> {
-        match self {
-            Command::Run(job, _) => vec![job],
-            Command::Unit(jobs, _) => jobs,
-            Command::Go | Command::Stop => Vec::new(),
-        }
+        self.jobs().any(|(own, _)| own == topic)
     }
 
     /// Returns true if it is a divided sum.
     pub(super) fn is_divided(&self) -> bool {
-        match self {
-            Command::Run(job, _) => job.transfer().is_divided(),
-            Command::Unit(jobs, _) => jobs.iter().any(|job| job.transfer().is_divided()),
-            Command::Go | Command::Stop => false,
-        }
+        self.jobs().any(|(_, job)| job.job.transfer().is_divided())
     }
 }
 
@@ -86,7 +84,7 @@ pub(super) struct Shared {
     /// The operations saved for the next generation of ranks; `None` if the job ends with the first loss.
     pub(super) elastic: Option<RetryStore>,
     /// The jobs of operations that this rank has called and that have not begun.
-    pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Box<dyn Job>>>,
+    pub(super) waiting: Mutex<BTreeMap<(Topic, u64), Submission>>,
     pub(super) callers: WaitingCallers,
     /// Memory of a helper's sums.
     pub(super) rooms: Arc<Rooms>,
@@ -98,8 +96,6 @@ pub(super) struct Shared {
     /// The operations of the comm thread that are under way, in the order in which they began: the number,
     /// and one topic of each.
     pub(super) running: Mutex<OperationsUnderWay>,
-    /// The operation that was under way last.
-    pub(super) last: Mutex<Option<Topic>>,
     pub(super) commands: Sender<Command>,
     /// Jobs that the finishing thread has been given, or the comm thread finishes itself, and that are not
     /// finished.
@@ -189,6 +185,7 @@ pub(super) struct InheritedState {
     stand_ins: StandIns,
     loans: Loans,
     is_leaving: bool,
+    changes: Arc<Changes>,
     control_messages: u64,
     since: Option<Instant>,
 }
@@ -202,6 +199,7 @@ impl InheritedState {
             stand_ins: Arc::clone(&old.stand_ins),
             loans: old.loans.clone(),
             is_leaving: old.condition.is_leaving(),
+            changes: Arc::clone(&old.condition.changes),
             control_messages: old.counters.control_messages.load(Ordering::Relaxed),
             since: Some(old.info.started),
         }
@@ -235,7 +233,7 @@ impl Shared {
             size: comm.size(),
             info,
             control,
-            condition: Condition::new(stop, inherited.is_leaving),
+            condition: Condition::new(stop, inherited.is_leaving, inherited.changes),
             losses: LossRecord { sever: inherited.sever, ..LossRecord::default() },
             elastic,
             waiting: Mutex::default(),
@@ -244,7 +242,6 @@ impl Shared {
             stand_ins: inherited.stand_ins,
             calls: Mutex::new(calls),
             running: Mutex::default(),
-            last: Mutex::default(),
             commands,
             unfinished: Handover::default(),
             loans: inherited.loans,
@@ -258,6 +255,7 @@ impl Shared {
     pub(super) fn last_sum(&self, topic: &Topic) -> Result<Vec<u8>> {
         let Topic::Key { store, key } = topic else { return Ok(Vec::new()) };
         let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
+        let key = key.key();
         let sum = store.and_then(|store| store.last_sum(key));
         sum.ok_or_else(|| {
             Error::argument(
@@ -296,8 +294,8 @@ impl Shared {
     /// Takes part in a sum. Called on a helper.
     pub(super) fn help(&self, asked: Asked) {
         let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
-        let job = Box::new(Help::new(asked, Arc::clone(&self.rooms)));
-        drop(self.commands.send(Command::Run(job, launch)));
+        let job = Submission::new(Help::new(asked, Arc::clone(&self.rooms)));
+        drop(self.commands.send(Command::of_one(job, launch)));
     }
 
     /// Ends the wait of `serve` on a helper: the job has ended.
@@ -344,7 +342,8 @@ impl Shared {
             Order::Refuse(Refusal { topic, ordinal, fault }) => {
                 calls.refused(&topic, ordinal);
                 let job = self.waiting.lock().remove(&(topic, ordinal));
-                job.into_iter().for_each(|job| job.fail(&fault));
+                job.into_iter().for_each(|job| job.job.fail(&fault));
+                self.condition.changes.notify();
                 Vec::new()
             }
             Order::Freeze(freeze) => calls.freeze(freeze),
@@ -401,15 +400,15 @@ impl Shared {
     }
 
     /// The job of a call that this rank does not make, because it has joined.
-    fn stand_in(&self, call: &Call) -> Result<Box<dyn Job>> {
+    fn stand_in(&self, call: &Call) -> Result<Submission> {
         match &call.topic {
             Topic::Key { store, key } => {
                 let store = self.stand_ins.lock().get(store).and_then(Weak::upgrade);
                 let store = store.ok_or_else(|| impossible(self.rank, call, "its store has been dropped there"))?;
-                store.stand_in(key, &call.operation, &call.terms)
+                store.stand_in(key.key(), &call.operation, &call.terms)
             }
             // Nobody waits for it here.
-            Topic::Barrier => Ok(Box::new(Barrier::new(crossbeam_channel::bounded(1).0))),
+            Topic::Barrier => Ok(Submission::new(Barrier::new(crossbeam_channel::bounded(1).0))),
             Topic::Collective { comm, .. } => {
                 let comm = self.stand_ins.lock().get(comm).and_then(Weak::upgrade);
                 let comm =
@@ -430,7 +429,8 @@ impl Shared {
             return;
         }
         if let Some(job) = waiting.remove(&(launch.topic.clone(), launch.ordinal)) {
-            drop(self.commands.send(Command::Run(job, launch)));
+            drop(self.commands.send(Command::of_one(job, launch)));
+            self.condition.changes.notify();
         }
     }
 
@@ -441,8 +441,13 @@ impl Shared {
         }
         // After a fault some have been failed and are gone; the others stay, to be failed as well.
         if unit.members.iter().all(|member| waiting.contains_key(member)) {
-            let jobs = unit.members.iter().filter_map(|member| waiting.remove(member)).collect();
-            drop(self.commands.send(Command::Unit(jobs, unit)));
+            let Some((topic, ordinal)) = unit.members.first().cloned() else { return };
+            let launch = Launch { topic, ordinal, number: unit.number, call: None, from: None };
+            let job = |member| waiting.remove(&member).map(|job| (member.0, job));
+            let jobs = unit.members.into_iter().filter_map(job).collect();
+            let cycle_bytes = Some(unit.cycle_bytes);
+            drop(self.commands.send(Command::Run(LaunchedJobs { jobs, launch, cycle_bytes })));
+            self.condition.changes.notify();
         }
     }
 
@@ -503,31 +508,32 @@ impl Shared {
             Before::Renewing if !is_loss(fault) => self.tell_everyone(&ControlMessage::Failed(fault.clone())),
             Before::Renewing | Before::Failed => {}
         }
-        orphans.into_iter().for_each(|orphan| orphan.job.fail(fault));
+        orphans.into_iter().for_each(|(_, orphan)| orphan.job.fail(fault));
         self.fail_waiting();
     }
 
     /// Finishes a job. An error, such as an updater's, ends the job on all ranks. After a loss the survivors
     /// get it when they would go on.
-    pub(super) fn finish(&self, job: Box<dyn Job>) {
-        if let Err(cause) = job.finish() {
+    pub(super) fn finish(&self, job: Submission) {
+        if let Err(cause) = job.job.finish() {
             self.poison(&cause, true);
             if self.condition.is_renewing() && !is_loss(&cause) {
                 drop(self.losses.obstacle.set(cause));
             }
         }
         self.unfinished.finished();
+        self.condition.changes.notify();
     }
 
     /// Fails a job after a fault, or keeps it for a retry.
-    pub(super) fn abandon(&self, job: Box<dyn Job>, fault: &Error) {
+    pub(super) fn abandon(&self, job: Submission, fault: &Error) {
         if let Err(job) = self.keep(job) {
-            job.fail(self.condition.fault().as_ref().unwrap_or(fault));
+            job.job.fail(self.condition.fault().as_ref().unwrap_or(fault));
         }
     }
 
     /// Keeps a job after a fault for a retry, if it can be retried.
-    fn keep(&self, job: Box<dyn Job>) -> std::result::Result<(), Box<dyn Job>> {
+    fn keep(&self, job: Submission) -> std::result::Result<(), Submission> {
         match &self.elastic {
             Some(elastic) if self.condition.is_renewing() => elastic.adopt(job),
             _ => Err(job),
@@ -536,8 +542,8 @@ impl Shared {
 
     /// Calls an operation: `job` runs when every rank has called it. Returns an error if this rank has
     /// joined.
-    pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, job: Box<dyn Job>) -> Result<()> {
-        let transfer = job.transfer();
+    pub(super) fn submit(&self, topic: Topic, operation: Operation, terms: Terms, mut job: Submission) -> Result<()> {
+        let transfer = job.job.transfer();
         {
             let mut calls = self.calls.lock();
             if calls.has_joined() {
@@ -549,10 +555,7 @@ impl Shared {
             if self.loans.all_returned.swap(false, Ordering::AcqRel) {
                 calls.all_returned();
             }
-            let job = match &self.elastic {
-                Some(elastic) => elastic.keep(&topic, &operation, &terms, job),
-                None => job,
-            };
+            job.call = self.elastic.as_ref().map(|elastic| elastic.call(&topic, &operation, &terms));
             self.waiting.lock().insert((topic.clone(), calls.ordinal(&topic)), job);
             self.act(calls.call(topic, operation, terms, transfer));
         }
@@ -590,7 +593,8 @@ impl Shared {
         let all = std::mem::take(&mut *waiting).into_values();
         let failed: Vec<_> = all.filter_map(|job| self.keep(job).err()).collect();
         drop(waiting);
-        failed.into_iter().for_each(|job| job.fail(fault));
+        failed.into_iter().for_each(|job| job.job.fail(fault));
+        self.condition.changes.notify();
         self.callers.joining.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
         self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Err(fault.clone()))));
     }
@@ -629,7 +633,7 @@ impl Shared {
 
     /// Returns the present operation as `doing` does or, between two operations, the one before.
     pub(super) fn doing_or_done(&self) -> String {
-        let done = || self.last.lock().as_ref().map(|topic| format!("the pause after {}", in_words(topic)));
+        let done = || self.running.lock().last().map(|topic| format!("the pause after {}", in_words(topic)));
         self.doing().or_else(done).unwrap_or_else(|| "no operation".to_owned())
     }
 }
@@ -661,7 +665,7 @@ fn impossible(rank: usize, call: &Call, reason: &str) -> Error {
 
 fn in_words(topic: &Topic) -> String {
     match topic {
-        Topic::Key { key, .. } => format!("an operation on key {key}"),
+        Topic::Key { key, .. } => format!("an operation on key {}", key.key()),
         Topic::Barrier => "barrier".to_owned(),
         Topic::Direct | Topic::Collective { set: None, name: None, .. } => "a collective".to_owned(),
         Topic::Collective { set: Some(set), name: None, .. } => format!("a collective of ranks {set:?}"),

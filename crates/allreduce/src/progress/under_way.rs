@@ -11,6 +11,8 @@ use crate::progress::messages::Topic;
 #[derive(Default)]
 pub(super) struct OperationsUnderWay {
     operations: Vec<(u32, Topic)>,
+    /// The topic of the operation that was under way last.
+    last: Option<Topic>,
     time: Stopwatch,
 }
 
@@ -23,19 +25,26 @@ impl OperationsUnderWay {
         self.operations.is_empty()
     }
 
+    /// The topic of the operation that has ended last.
+    pub(super) fn last(&self) -> Option<&Topic> {
+        self.last.as_ref()
+    }
+
     pub(super) fn begin(&mut self, number: u32, topic: Topic) {
         self.operations.push((number, topic));
         self.time.run(true);
     }
 
-    pub(super) fn replace(&mut self, operations: impl Iterator<Item = (u32, Topic)>) {
-        self.operations.clear();
-        self.operations.extend(operations);
+    /// Ends an operation, whose last topic this is; one that has not begun, too.
+    pub(super) fn end(&mut self, number: u32, last: Topic) {
+        self.operations.retain(|(other, _)| *other != number);
+        self.last = Some(last);
         self.time.run(!self.operations.is_empty());
     }
 
     pub(super) fn clear(&mut self) {
-        self.replace(std::iter::empty());
+        self.operations.clear();
+        self.time.run(false);
     }
 
     /// The total time for which there has been an operation.
@@ -55,7 +64,7 @@ mod tests {
         under_way.begin(0, Topic::Barrier);
         under_way.begin(1, Topic::Direct);
         std::thread::sleep(Duration::from_millis(20));
-        under_way.replace(std::iter::once((1, Topic::Direct)));
+        under_way.end(0, Topic::Barrier);
         assert!(under_way.moving() >= Duration::from_millis(20) && !under_way.is_empty());
         under_way.clear();
         let moved = under_way.moving();

@@ -182,6 +182,13 @@ pub struct Feedback {
     velocity: Option<Buffer>,
 }
 
+impl Clone for Feedback {
+    fn clone(&self) -> Self {
+        let copy = |buffer: &Buffer| Buffer::copy_of(buffer.bytes());
+        Feedback { residual: self.residual.as_ref().map(copy), velocity: self.velocity.as_ref().map(copy) }
+    }
+}
+
 impl Feedback {
     /// Returns the residual of `len` elements: the part of earlier pushes that was not sent.
     pub fn residual_mut(&mut self, len: usize) -> &mut [f32] {

@@ -112,7 +112,7 @@ impl Setting {
         let segments = Segments { most_bytes: Config::default().segment_bytes, is_fixed: false };
         let len_bytes = |key: usize| 4 * self.network.keys[key].len();
         let called = |(layer, key): &(usize, usize)| Called {
-            topic: Topic::Key { store: 0, key: Key::from(self.network.keys[*key].name.as_str()) },
+            topic: Topic::Key { store: 0, key: Key::from(self.network.keys[*key].name.as_str()).into() },
             ordinal: 0,
             operation: Operation::Push,
             terms: Terms::default(),

@@ -146,9 +146,13 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                     Begun::Done(memory) => memory,
                     Begun::UnderWay(_) => panic!("it is under way"),
                 };
+                let pair = |memory: Memory| match memory {
+                    Memory::Pair(pair) => *pair,
+                    _ => panic!("it has two buffers"),
+                };
                 let buffers = (Memory::Own(given), out(size * len));
-                let (given, taken) =
-                    done(comm.begin_alltoall(None, (&lens, &lens), true, buffers, passage(1))).into_pair();
+                let begun = comm.begin_alltoall(None, (&lens, &lens), true, buffers, passage(1));
+                let (given, taken) = pair(done(begun));
                 let found: &[u64] = bytemuck::cast_slice(taken.bytes());
                 let from = |at: usize| value(at / len, own.start + at % len);
                 assert!((0..size * len).all(|at| found[at] == from(at)), "alltoall {reads} {size} {len}");
@@ -156,7 +160,7 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                 let parts = Parts::even(size * len, size);
                 let sum = (Reduction::Sum, DType::I64);
                 let begun = comm.begin_reduce_scatter(None, sum, parts, (given, out(len)), passage(2));
-                let (given, taken) = done(begun).into_pair();
+                let (given, taken) = pair(done(begun));
                 let found: &[u64] = bytemuck::cast_slice(taken.bytes());
                 let total = |at: usize| (0..size).map(|rank| value(rank, at)).sum::<u64>();
                 assert!(found.iter().zip(own.clone()).all(|(found, at)| *found == total(at)), "{reads} {size} {len}");

@@ -4,11 +4,12 @@
 use super::*;
 use ringpull_base::DType;
 use ringpull_base::config::Config;
+use std::sync::Arc;
 
 use crate::progress::messages::{Envelope, Peering, Sums, Terms};
 
 fn of(dtype: DType) -> Terms {
-    Terms { value: Some((dtype, Vec::new())), ..Terms::default() }
+    Terms { value: Some((dtype, Arc::default())), ..Terms::default() }
 }
 
 fn call(key: i64, ordinal: u64, dtype: DType) -> Call {
@@ -75,7 +76,7 @@ fn two_ranks_that_differ_are_an_error_before_the_third_has_called() {
         let config = Config { algorithm: algorithm.parse().unwrap(), ..Config::default() };
         let mut sums = Sums::from(&config);
         sums.on_devices = on_devices;
-        let terms = Terms { value: Some((DType::F32, vec![len])), sums: Some(sums), ..Terms::default() };
+        let terms = Terms { value: Some((DType::F32, Arc::from([len]))), sums: Some(sums), ..Terms::default() };
         Call { operation: Operation::Init, terms, ..call(7, 0, DType::F32) }
     };
     let differing = |first: Call, second: Call| {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use ringpull_base::config::{ClusterSource, Config};
 use ringpull_base::topology::host_name;
-use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result};
+use ringpull_base::{Buffer, DType, Error, Reduction, Result};
 
 use crate::interpreter::Memory;
 use crate::progress::engine::Engine;
-use crate::progress::job::{Job, Reply, answer};
+use crate::progress::job::{Job, Reply, Submission, answer};
 use crate::progress::messages::{Operation, Terms, Topic, Transfer};
 
 /// A sum of all ranks, which its caller gets.
@@ -58,8 +58,8 @@ fn job(source: &ClusterSource) -> Vec<u32> {
                 // Sums of thirds are rounded, by the order in which they are added.
                 let element = |at: usize| ((at * 7 + key + 1) * (engine.rank() + 2) + step) as f32 / 3.0;
                 let (reply, answer) = answer();
-                let topic = Topic::Key { store: 0, key: Key::from(key as i64) };
-                let job = Box::new(SumJob { data: (0..*len).map(element).collect(), reply });
+                let topic = Topic::Key { store: 0, key: (key as i64).into() };
+                let job = Submission::new(SumJob { data: (0..*len).map(element).collect(), reply });
                 engine.submit(topic, Operation::Push, Terms::default(), job).unwrap();
                 answer
             });

@@ -6,11 +6,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use ringpull_base::config::Config;
-use ringpull_base::{Error, Key, Result};
+use ringpull_base::{Error, Result};
 
 use crate::communicator::Communicator;
 use crate::progress::engine::Engine;
-use crate::progress::job::Job;
+use crate::progress::job::{Job, Submission};
 use crate::progress::messages::{Launch, Operation, Terms, Topic};
 
 /// A job that reports its run, and then, when it may finish, the thread that finished it.
@@ -48,8 +48,8 @@ fn a_short_job_needs_no_other_thread_and_overtakes_nothing() {
     let ((told, heard), (runs, running)) = (unbounded(), unbounded());
     let submit = |name: i64, is_short, may: &Receiver<()>| {
         let job = FinishReporter { name, is_short, may: may.clone(), runs: runs.clone(), by: told.clone() };
-        let topic = Topic::Key { store: 0, key: Key::from(name) };
-        engine.submit(topic, Operation::Push, Terms::default(), Box::new(job)).unwrap();
+        let topic = Topic::Key { store: 0, key: name.into() };
+        engine.submit(topic, Operation::Push, Terms::default(), Submission::new(job)).unwrap();
     };
     let free = bounded(0).1;
     submit(1, true, &free);
@@ -99,8 +99,8 @@ fn a_rank_that_leaves_while_its_last_call_fails_tells_the_others_why() {
     let free = bounded(0).1;
     let submit = |rank: usize, name: i64, outcome: Result<()>, may: &Receiver<()>| {
         let (given, answer) = unbounded();
-        let topic = Topic::Key { store: 0, key: Key::from(name) };
-        let job = Box::new(SlowJob { given, may: may.clone(), outcome });
+        let topic = Topic::Key { store: 0, key: name.into() };
+        let job = Submission::new(SlowJob { given, may: may.clone(), outcome });
         engines[rank].submit(topic, Operation::Push, Terms::default(), job).unwrap();
         answer
     };

@@ -1,5 +1,6 @@
 //! Tests the messages and memory of rank 0 in a job of many ranks, until it needs no more messages.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringpull_base::{DType, Key, Reduction};
@@ -28,8 +29,8 @@ fn call(key: usize, step: u64, operation: Operation) -> Call {
     let len_bytes = 4 << 16;
     let transfer =
         Transfer::Sum { dtype: DType::F32, reduction: Reduction::Sum, len_bytes, priority: 0, is_divided: false };
-    let terms = Terms { value: Some((DType::F32, vec![256, 256])), ..Terms::default() };
-    let topic = Topic::Key { store: 0, key: Key::from(format!("layer{key}.weight")) };
+    let terms = Terms { value: Some((DType::F32, Arc::from([256, 256]))), ..Terms::default() };
+    let topic = Topic::Key { store: 0, key: Key::from(format!("layer{key}.weight")).into() };
     Call { topic, ordinal: step, operation, terms, transfer, waited: key == 0 && step > 1 }
 }
 

@@ -2,6 +2,7 @@
 //! random.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use ringpull_base::{DType, Error, Key, Reduction};
 
@@ -207,7 +208,7 @@ impl World {
                     is_divided: is_divided(&topic),
                 };
                 let transfer = if is_alone(&topic) { Transfer::Alone } else { sum };
-                let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
+                let terms = Terms { value: Some((dtype, Arc::default())), ..Terms::default() };
                 self.ranks[rank].call(topic, Operation::Push, terms, transfer)
             }
             Some(what @ (Do::Split(set) | Do::Meet(set, _))) => {
@@ -440,7 +441,7 @@ impl World {
 
 /// Keys from 100 on are of pushes that run alone.
 pub(in crate::progress::tests) fn is_alone(topic: &Topic) -> bool {
-    matches!(topic, Topic::Key { key: Key::Int(100..), .. })
+    matches!(topic, Topic::Key { key, .. } if matches!(key.key(), Key::Int(100..)))
 }
 
 pub(in crate::progress::tests) fn runs_alone(unit: &Unit) -> bool {
@@ -449,7 +450,7 @@ pub(in crate::progress::tests) fn runs_alone(unit: &Unit) -> bool {
 
 /// Keys from 50 on are of pushes that are divided.
 pub(in crate::progress::tests) fn is_divided(topic: &Topic) -> bool {
-    matches!(topic, Topic::Key { key: Key::Int(50..100), .. })
+    matches!(topic, Topic::Key { key, .. } if matches!(key.key(), Key::Int(50..100)))
 }
 
 fn share_topics(one: &Unit, other: &Unit) -> bool {

@@ -1,0 +1,77 @@
+//! Waits for a change of this rank's state, over all generations of ranks.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// The time after which a waiting thread looks without a notice. One may be missed that comes just before the
+/// wait.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The notices of changes.
+#[derive(Default)]
+pub(super) struct Changes {
+    count: Mutex<u64>,
+    changed: Condvar,
+    /// The threads that wait, or are about to.
+    waiting: AtomicU32,
+}
+
+impl Changes {
+    /// Lets the waiting threads look again. Costs nothing while there is none.
+    pub(super) fn notify(&self) {
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            *self.count.lock() += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Returns when `is_over` returns true. It is called after each change, with the time waited since the
+    /// call before: at most [`LOOK`] each time, so that a process that was stopped has not waited.
+    pub(super) fn until(&self, mut is_over: impl FnMut(Duration) -> bool) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut waited = Duration::ZERO;
+        loop {
+            let count = *self.count.lock();
+            if is_over(waited) {
+                break;
+            }
+            let since = Instant::now();
+            let mut now = self.count.lock();
+            if *now == count {
+                self.changed.wait_for(&mut now, LOOK);
+            }
+            drop(now);
+            waited = since.elapsed().min(LOOK);
+        }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_wait_ends_with_a_change_and_without_one_looks_again() {
+        let (changes, is_over) = (Changes::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| changes.until(|_| is_over.load(Ordering::Acquire)));
+            while changes.waiting.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            is_over.store(true, Ordering::Release);
+            changes.notify();
+            waits.join().unwrap();
+        });
+        let mut looks = 0;
+        changes.until(|waited| {
+            looks += 1;
+            assert!(waited <= LOOK);
+            looks == 3
+        });
+        assert_eq!((looks, changes.waiting.load(Ordering::SeqCst)), (3, 0));
+    }
+}
