@@ -1,14 +1,14 @@
 //! `ringpull info`: what this build and this machine can do, and what a shell and `man` know of the command.
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use ringpull_base::Result;
+use ringpull_base::{Error, Result};
 
-use super::{Format, print, shell};
-use super::{SUCCESS, Status};
+use super::{Cli, Format, SUCCESS, Status, print};
 use crate::machine::Machine;
 
 #[derive(Debug, Args)]
@@ -34,13 +34,30 @@ pub(crate) struct InfoArgs {
 /// Prints the survey of this machine.
 pub(crate) fn run(args: &InfoArgs) -> Result<Status> {
     if let Some(shell) = args.completions {
-        return Ok(shell::completions(shell));
+        return Ok(completions(shell));
     }
     if let Some(folder) = &args.man {
-        return shell::man(folder);
+        return man(folder);
     }
     let machine = Machine::survey();
     let line = |(name, value): (&str, String)| format!("{name:<16} {value}\n");
     print(args.format, &machine, || machine.lines().into_iter().map(line).collect())?;
+    Ok(SUCCESS)
+}
+
+/// Prints the completions of a shell.
+fn completions(shell: Shell) -> Status {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "ringpull", &mut text);
+    // If the reader has closed the pipe, nobody reads an error.
+    drop(std::io::stdout().write_all(&text));
+    SUCCESS
+}
+
+/// Writes a man page for the command and for each of its subcommands; the folder is created.
+fn man(folder: &Path) -> Result<Status> {
+    let failed = |cause: std::io::Error| Error::io("write man pages to", folder.display(), &cause);
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    clap_mangen::generate_to(Cli::command(), folder).map_err(failed)?;
     Ok(SUCCESS)
 }

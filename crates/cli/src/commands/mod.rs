@@ -18,7 +18,6 @@ mod page;
 mod probe;
 mod rehearse;
 mod replay;
-mod shell;
 mod sizes;
 mod timeline;
 mod top;

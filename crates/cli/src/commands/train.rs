@@ -22,8 +22,15 @@ use ringpull_harness::{layers, train};
     gradients when it has them. The forward pass takes one third, and waits for each layer's sums. A\n\
     layer's share of the time is its share of the FLOPs. Every sum of every step is checked.")]
 pub(crate) struct TrainArgs {
-    #[command(flatten)]
-    step: StepArgs,
+    /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
+    #[arg(long)]
+    model: String,
+    /// Scale every tensor of the model to this part of its elements.
+    #[arg(long, default_value_t = 1.0)]
+    scale: f64,
+    /// Seconds of computing in a step on one host.
+    #[arg(long, value_name = "SECONDS")]
+    compute: f64,
     /// Images of one host in a step, to print images/s.
     #[arg(long)]
     batch: Option<usize>,
@@ -39,26 +46,12 @@ pub(crate) struct TrainArgs {
     pub(super) store: StoreArgs,
 }
 
-/// What a step computes and pushes.
-#[derive(Debug, Args)]
-pub(super) struct StepArgs {
-    /// vgg16, resnet50 or bert-large, or a file of `name shape` or `name shape FLOPs` lines.
-    #[arg(long)]
-    pub(super) model: String,
-    /// Scale every tensor of the model to this part of its elements.
-    #[arg(long, default_value_t = 1.0)]
-    pub(super) scale: f64,
-    /// Seconds of computing in a step on one host.
-    #[arg(long, value_name = "SECONDS")]
-    pub(super) compute: f64,
-}
-
 /// Replays the model; rank 0 gets the record.
 pub(super) fn measure(args: &TrainArgs) -> Result<Option<Vec<Record>>> {
-    let network = layers::load(&args.step.model, args.step.scale)?;
+    let network = layers::load(&args.model, args.scale)?;
     let keys = args.store.plan(args.iters)?;
     let store = super::store(args.store.kv_store)?;
-    let plan = train::ReplayOptions { keys, compute_s: args.step.compute, batch: args.batch, late: args.late };
+    let plan = train::ReplayOptions { keys, compute_s: args.compute, batch: args.batch, late: args.late };
     let progress = progress(args.store.format);
     Ok(train::run(&store, &network, &plan, progress.as_ref())?.map(|record| vec![record]))
 }
