@@ -129,7 +129,9 @@ def is_ours(group: Any) -> bool:
         return True
     if not is_derived() or not isinstance(group, _c10d.ProcessGroup):
         return False
-    return any(isinstance(group._get_backend(device), Backend) for device in group._device_types)
+    found = [group._get_backend(device) for device in group._device_types]
+    # At the debug level DETAIL there is a wrapper around it.
+    return any(isinstance(getattr(backend, "wrapped_pg", backend), Backend) for backend in found)
 
 
 def _begins_work(name: str, method: Any) -> bool:

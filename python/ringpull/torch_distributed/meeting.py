@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -82,7 +83,10 @@ def create(options: Any, backends: str) -> Any:
         return ProcessGroup(comm, _limit(options.timeout))
     answer()
     given = _distributed.distributed_c10d.C10DBackend.Options("ringpull", timeout=options.timeout)
-    return Backend(comm, _limit(options.timeout), options.store, given, _split)
+    backend = Backend(comm, _limit(options.timeout), options.store, given, _split)
+    # At the debug level DETAIL only C++ holds it, without its Python half.
+    weakref.finalize(options.process_group, id, backend).atexit = False
+    return backend
 
 
 def _addresses() -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What PyTorch's own machinery does with a group of ours, which a whole group written in Python cannot have: on any number of ranks."""
 
+import gc
 import json
 import os
 import tempfile
@@ -53,6 +54,15 @@ def each_device_has_the_backend_that_was_asked_for():
             assert dist.recv(got, group=group) == (rank - 1) % size == got.item()
             sent.wait()
         dist.destroy_process_group(group)
+
+
+def calls_are_compared_at_the_debug_level_detail():
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group()
+    dist.set_debug_level(dist.DebugLevel.OFF)
+    gc.collect()
+    assert a_sum(group) == [total] * 3
+    dist.barrier(group)
 
 
 def a_monitored_barrier_names_the_ranks_that_do_not_come():
@@ -172,6 +182,7 @@ def hooks_that_pytorch_has_built_in():
 chosen = os.environ.get("ONLY", "")
 for check in (
     each_device_has_the_backend_that_was_asked_for,
+    calls_are_compared_at_the_debug_level_detail,
     a_monitored_barrier_names_the_ranks_that_do_not_come,
     groups_are_split,
     checkpoints_are_saved_in_the_background,
