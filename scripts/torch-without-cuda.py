@@ -94,4 +94,7 @@ with tempfile.TemporaryDirectory() as build:
             ],
             check=True,
         )
+# Or pip would fetch them with the next package that wants PyTorch.
+for metadata in folder.parent.parent.glob("torch-*.dist-info/METADATA"):
+    metadata.write_text(re.sub(r"^Requires-Dist: (nvidia|cuda|triton).*\n", "", metadata.read_text(), flags=re.MULTILINE))
 print(f"{len(missing)} libraries of CUDA stand beside PyTorch's own: {' '.join(missing)}", file=sys.stderr)
