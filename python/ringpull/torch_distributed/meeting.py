@@ -63,8 +63,25 @@ def _split(store: Any, ranks: list[int], options: Any) -> Backend:
     return Backend(_communicator(ranks, timeout), _limit(timeout), store, options, _split)
 
 
+def _check_others(backends: str) -> None:
+    """Raises if another backend of the group would get none of the calls, or ours would."""
+    others = {word.rpartition(":")[2] for word in backends.split(",")} - {"ringpull", ""}
+    why, remedy = "one group cannot have", " or take PyTorch 2.14 or later"
+    if is_derived():
+        # PyTorch has one backend for all that are not its own.
+        types = _distributed.Backend.backend_type_map
+        others = {name for name in others if types.get(name) == types["ringpull"]}
+        why, remedy = "one group cannot have, as neither is PyTorch's own", " or take one of PyTorch's own beside ours"
+    if others:
+        raise ArgumentError(
+            f'"{backends}" has ringpull and {", ".join(sorted(others))}, which {why} with PyTorch {torch.__version__}\n'
+            f"  hint: make a group for each,{remedy}"
+        )
+
+
 def create(options: Any, backends: str) -> Any:
     """What PyTorch asks for, a backend or a whole group, in a group with those backends."""
+    _check_others(backends)
     comm = _communicator(list(options.global_ranks_in_group), options.timeout)
     if (comm.rank, comm.size) != (options.group_rank, options.group_size):
         raise ArgumentError(
@@ -74,12 +91,6 @@ def create(options: Any, backends: str) -> Any:
         )
     buckets.share()
     if not is_derived():
-        others = {backend for _, _, backend in (word.partition(":") for word in backends.split(","))} - {"ringpull", ""}
-        if others:
-            raise ArgumentError(
-                f'"{backends}" has backends beside ringpull, which PyTorch {torch.__version__} cannot have in one group\n'
-                "  hint: make a group for each, or take PyTorch 2.14 or later"
-            )
         return ProcessGroup(comm, _limit(options.timeout))
     answer()
     given = _distributed.distributed_c10d.C10DBackend.Options("ringpull", timeout=options.timeout)

@@ -54,6 +54,15 @@ def each_device_has_the_backend_that_was_asked_for():
             assert dist.recv(got, group=group) == (rank - 1) % size == got.item()
             sent.wait()
         dist.destroy_process_group(group)
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+    for string in "cpu:ringpull,cuda:fake", "cpu:fake,cuda:ringpull":
+        try:
+            dist.new_group(backend=string)
+        except ringpull.ArgumentError as error:
+            assert f'"{string}" has ringpull and fake' in str(error), error
+        else:
+            raise AssertionError(f"{string} was accepted")
 
 
 def calls_are_compared_at_the_debug_level_detail():
