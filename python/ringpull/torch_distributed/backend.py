@@ -99,10 +99,11 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         if self._comm.rank != 0:
             self._store.set(f"{name}/{self._comm.rank}", "")
             try:
-                self._store.wait([name], limit)
+                # Rank 0 may need all of its time to see who is missing.
+                self._store.wait([name], 2 * limit)
                 error = self._store.get(name).decode()
             except _distributed.DistStoreError:
-                error = f"rank 0 has not called it within {limit.total_seconds():g} s"
+                error = f"rank 0 has not called it within {2 * limit.total_seconds():g} s"
             if error:
                 words = f"Rank {self._comm.rank} successfully reached monitoredBarrier, but received errors"
                 raise raised(StalledError(f"{who}: {words} while waiting for send/recv from rank 0: {error}"))
