@@ -32,6 +32,13 @@ def symbols(*words):
     }
 
 
+def function(name):
+    """A function that does nothing. Those that give an error's words return some."""
+    if re.search(r"Get\w*Error(String|Name)$", name):
+        return f'const char *{name}(void) {{ return "no device"; }}\n'
+    return f"int {name}(void) {{ return {NO_DEVICE}; }}\n"
+
+
 system = {line.split()[0] for line in printed("/sbin/ldconfig", "-p").splitlines()[1:]}
 needed = {name for path in ours for name in re.findall(r"\(NEEDED\).*\[(.*)\]", printed("readelf", "-d", path))}
 missing = sorted(needed - system - {path.name for path in ours})
@@ -62,7 +69,7 @@ with tempfile.TemporaryDirectory() as build:
         groups = dict(versions[library])
         # What no version assigns to a library is in the first.
         named = set().union(*groups.values(), loose if library == missing[0] else set())
-        code.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(named)))
+        code.write_text("".join(function(name) for name in sorted(named)))
         blocks = [
             f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};\n"
             for version, names in groups.items()
@@ -87,4 +94,7 @@ with tempfile.TemporaryDirectory() as build:
             ],
             check=True,
         )
+# Or pip would fetch them with the next package that wants PyTorch.
+for metadata in folder.parent.parent.glob("torch-*.dist-info/METADATA"):
+    metadata.write_text(re.sub(r"^Requires-Dist: (nvidia|cuda|triton).*\n", "", metadata.read_text(), flags=re.MULTILINE))
 print(f"{len(missing)} libraries of CUDA stand beside PyTorch's own: {' '.join(missing)}", file=sys.stderr)

@@ -36,19 +36,18 @@ def _launched() -> tuple[str, str] | None:
     return None
 
 
-def _is_for_ours() -> bool:
-    """Returns True if ``init_process_group``, which calls this, was given the backend ``ringpull``. PyTorch does not
-    tell a rendezvous."""
+def _backend_given(function: str) -> str:
+    """The argument ``backend`` of PyTorch's function that calls this. PyTorch tells it to nobody."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "init_process_group":
+    while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
-    return frame is not None and "ringpull" in str(frame.f_locals.get("backend")).lower()
+    return "" if frame is None else str(frame.f_locals.get("backend")).lower()
 
 
 def _create(options: Any, backend_options: Any = None) -> Any:
     from ringpull import torch_distributed
 
-    return torch_distributed.create(options)
+    return torch_distributed.create(options, _backend_given("_new_process_group_helper"))
 
 
 def _meet(url: str, **more: Any) -> Iterator[Any]:
@@ -88,7 +87,7 @@ def register() -> None:
     def of_environment(url: str, **more: Any) -> Iterator[Any]:
         # What MPI's launchers say takes the place of what they do not set.
         launched = _launched()
-        if launched is None or not _is_for_ours():
+        if launched is None or "ringpull" not in _backend_given("init_process_group"):
             return by_environment(url, **more)  # type: ignore[no-any-return]
         place = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         # `ringpull launch` has chosen it for other backends: ours meets by MPI, also after a loss.

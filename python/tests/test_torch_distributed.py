@@ -7,13 +7,30 @@ from ranks import FOUR, job, mpi, ringpull_binary, run, start, well
 
 torch = pytest.importorskip("torch")
 
-KNOWS_BACKENDS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 5)
+VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
+KNOWS_BACKENDS = VERSION >= (2, 5)
 
 
 @pytest.mark.parametrize("ranks", [2, FOUR])
 def test_what_pytorch_promises_of_a_process_group_is_kept(ranks):
     for rank, printed in enumerate(job(ranks, "torch_distributed").ranks):
         assert printed.out.endswith(f"rank {rank} is done\n"), printed
+
+
+@pytest.mark.skipif(VERSION < (2, 14), reason="PyTorch before 2.14 has no backends written in Python: scripts/setup --torch-distributed")
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.long
+def test_a_group_has_our_backend_among_others_and_what_pytorch_does_with_it(ranks):
+    for rank, printed in enumerate(job(ranks, "torch_backends").ranks):
+        assert printed.out.endswith(f"rank {rank} is done\n"), printed
+
+
+@pytest.mark.skipif(VERSION >= (2, 14) or VERSION < (2, 0), reason="PyTorch since 2.14 has several backends in one group")
+@pytest.mark.long
+def test_an_older_pytorch_refuses_other_backends_beside_ours():
+    code = "import torch.distributed as dist, ringpull.torch_distributed; dist.init_process_group('cpu:gloo,cuda:ringpull')"
+    done = mpi(1, "-c", code)
+    assert done.status != 0 and '"cpu:gloo,cuda:ringpull" has ringpull and gloo, which one group cannot have' in done.ranks[0].err, f"{done}"
 
 
 PROGRAM = """

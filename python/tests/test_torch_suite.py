@@ -78,9 +78,9 @@ def outcomes(ranks, tests, folder, backend, end):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_pytorchs_own_tests_pass(ranks, tmp_path):
     torch = pytest.importorskip("torch")
-    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 8):
+    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 14):
         pytest.skip(
-            "this PyTorch is older than 2.8: scripts/setup --torch-distributed, .venv-torch/bin/python -m pytest"
+            "this PyTorch is older than 2.14: scripts/setup --torch-distributed, .venv-torch/bin/python -m pytest"
         )
     every = names()
     reasons = left_out()

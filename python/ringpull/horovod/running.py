@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import launcher
 
 __all__ = ["run"]
 
@@ -59,8 +59,7 @@ def run(
 
 
 def _launcher() -> str:
-    beside = shutil.which("ringpull", path=os.path.dirname(sys.executable))
-    found = os.environ.get("RINGPULL_BINARY") or beside or shutil.which("ringpull")
+    found = launcher.find()
     if found is None:
         raise RuntimeError("horovod.run: there is no command ringpull\n  hint: install the wheel, or start the script itself with mpirun -n N python -m ringpull.horovod SCRIPT")
     return found

@@ -8,8 +8,9 @@ are copied there.
 PyTorch 2.5 and later know the backend by themselves if the package is installed; ``import
 ringpull.torch_distributed`` registers it, too.
 
-- ``group``: the process group, a communicator of ours: that of the job, or a process set. Calls go together
+- ``group``: the collectives of a communicator of ours: that of the job, or a process set. Calls go together
   in their order in each group; groups work beside each other.
+- ``backend``: they as a backend of PyTorch's group, for the devices that the group gives it.
 - ``work``: an operation under way; who owns its results, and who completes its future.
 - ``threads``: the threads that futures are completed on.
 - ``buckets``: where the gradients of DistributedDataParallel are.
@@ -24,9 +25,10 @@ from __future__ import annotations
 
 from ringpull_torch import register
 
+from .backend import Backend
 from .group import ProcessGroup
 from .meeting import create, meet
 
-__all__ = ["ProcessGroup", "create", "meet"]
+__all__ = ["Backend", "ProcessGroup", "create", "meet"]
 
 register()

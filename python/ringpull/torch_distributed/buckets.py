@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kvstore import zeros
-from .group import ProcessGroup
+from .backend import is_ours
 
 __all__ = ["share"]
 
@@ -46,7 +47,8 @@ class _Reducer(_distributed.Reducer):  # type: ignore[misc]
     """PyTorch's reducer, with buckets in memory that ranks share if its group is ours."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._is_ours = any(isinstance(given, ProcessGroup) for given in (*args, *kwargs.values()))
+        self.group = next((given for given in (*args, *kwargs.values()) if is_ours(given)), None)
+        self._is_ours = self.group is not None
         if not self._is_ours:
             super().__init__(*args, **kwargs)
             return
@@ -63,6 +65,16 @@ class _Reducer(_distributed.Reducer):  # type: ignore[misc]
         return is_rebuilt
 
 
+def _register_builtin_comm_hook(reducer: Any, kind: Any, register: Any = _distributed._register_builtin_comm_hook) -> None:
+    """As PyTorch's. Its hook in C++ that compresses wants a future that C++ completes; it has the same in Python."""
+    group = getattr(reducer, "group", None)
+    if group is None or kind != _distributed.BuiltinCommHookType.FP16_COMPRESS:
+        register(reducer, kind)
+        return
+    _distributed._register_comm_hook(reducer, group, default_hooks.fp16_compress_hook)
+
+
 def share() -> None:
     """Lets DistributedDataParallel make its buckets so from now on, for groups of ours alone."""
     _distributed.Reducer = _Reducer
+    _distributed._register_builtin_comm_hook = _register_builtin_comm_hook

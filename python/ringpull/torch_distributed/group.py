@@ -1,4 +1,10 @@
-"""A process group of PyTorch's whose collectives are those of a communicator."""
+"""The collectives that PyTorch asks for, on a communicator.
+
+- :class:`Collectives` has them all.
+- ``backend`` has them for the devices that a group of PyTorch's gives it.
+- :class:`ProcessGroup` is a whole group: Python cannot derive from the ``Backend`` of PyTorch before
+  2.14.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,7 @@ from .tensors import (
 )
 from .work import Begun, Work, nothing
 
-__all__ = ["ProcessGroup"]
+__all__ = ["Collectives", "ProcessGroup"]
 
 _c10d: Any = importlib.import_module("torch._C._distributed_c10d")
 
@@ -40,8 +46,8 @@ def _limit(options: Any) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else None
 
 
-class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
-    """A process group on a communicator. Made by ``init_process_group`` and ``new_group``.
+class Collectives:
+    """The collectives of a communicator, by PyTorch's names.
 
     A tensor that is contiguous, in host memory and of a type that we sum is used in place; any other is
     copied. A tensor on a GPU travels through pinned host memory: a call waits until its content is there, and
@@ -49,14 +55,14 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     :class:`ringpull.KVStoreError` and a ``torch.distributed.DistBackendError``, at once, on every rank.
     """
 
-    def __init__(self, comm: Communicator, limit: float | None) -> None:
-        super().__init__(comm.rank, comm.size)
-        self._comm, self._limit = comm, limit
-        #: The works that nobody has waited for.
-        self.begun = Begun()
-        self._is_down = False
-        #: What is called between `_start_coalescing` and `_end_coalescing`.
-        self._together: list[Work] | None = None
+    _comm: Communicator
+    #: Seconds that an operation may take.
+    _limit: float | None
+    #: The works that nobody has waited for.
+    begun: Begun
+    _is_down = False
+    #: The works between `_start_coalescing` and `_end_coalescing`.
+    _together: list[Work] | None = None
 
     def _work(
         self,
@@ -79,37 +85,14 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             self._together.append(work)
         return work
 
-    # What PyTorch asks of a group.
+    # Properties and states that PyTorch asks for.
 
     def getBackendName(self) -> str:  # noqa: N802
         """``ringpull``."""
         return "ringpull"
 
-    #: PyTorch keeps a group's name and description with its backend for each device; here there is none.
-    _name, _desc = "", "undefined"
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        """PyTorch's name of the group."""
-        self._name = name
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """PyTorch's name of the group."""
-        return self._name
-
-    def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Sets the purpose of the group."""
-        self._desc = description
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """The purpose of the group."""
-        return self._desc
-
-    def _get_backend(self, device: torch.device) -> ProcessGroup:
-        return self
-
     #: `batch_isend_irecv` asks for this. Our messages are sent beside each other without coalescing.
     supports_coalescing = False
-    supports_splitting = False
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self._limit = timeout.total_seconds()
@@ -388,10 +371,6 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Done when every rank of the group has called it."""
         return self._work("barrier", lambda: [self._comm.barrier_async()], [], options=opts)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """:meth:`barrier` that returns when every rank has called it, or raises after ``timeout``."""
-        self.barrier().wait(timeout or timedelta(0))
-
     # Between two ranks.
 
     def send(self, tensors: Any, to: int, tag: int = 0) -> Work:
@@ -415,4 +394,38 @@ class ProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     recvAnysource = recv_anysource  # noqa: N815
 
     def __repr__(self) -> str:
-        return f"<ringpull.torch_distributed.ProcessGroup rank {self._comm.rank} of ranks {self._comm.ranks}>"
+        name = f"ringpull.torch_distributed.{type(self).__name__}"
+        return f"<{name} rank {self._comm.rank} of ranks {self._comm.ranks}>"
+
+
+class ProcessGroup(Collectives, _c10d.ProcessGroup):  # type: ignore[misc]
+    """A whole process group on a communicator. Made by ``init_process_group`` and ``new_group`` of a PyTorch
+    whose ``Backend`` Python cannot derive from."""
+
+    def __init__(self, comm: Communicator, limit: float | None) -> None:
+        _c10d.ProcessGroup.__init__(self, comm.rank, comm.size)
+        self._comm, self._limit, self.begun = comm, limit, Begun()
+
+    #: PyTorch keeps a group's name and description with its backend for each device; here there is none.
+    _name, _desc = "", "undefined"
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """PyTorch's name of the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """PyTorch's name of the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Sets the purpose of the group."""
+        self._desc = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """The purpose of the group."""
+        return self._desc
+
+    supports_splitting = False
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        return self

@@ -6,16 +6,19 @@ import fcntl
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy
+import torch
 import torch.distributed
 
 from ..collectives import Communicator, communicator
 from ..errors import ArgumentError, KVStoreError
 from . import buckets
+from .backend import Backend, answer, is_derived
 from .faults import raised
 from .group import ProcessGroup
 
@@ -35,20 +38,51 @@ _job: Communicator | None = None
 _job_limit = 0.0
 
 
-def create(options: Any) -> ProcessGroup:
-    """The process group that PyTorch asks for."""
+def _communicator(ranks: list[int], timeout: timedelta) -> Communicator:
+    """That of the job, or of some of its ranks, which alone call it."""
     global _job, _job_limit
-    ranks, seconds = list(options.global_ranks_in_group), options.timeout.total_seconds()
     try:
         if _job is None:
-            _job_limit = float(os.environ.get("RINGPULL_TIMEOUT") or seconds)
-        if not ranks or _job is None or len(ranks) == _job.size:
-            comm = communicator(timeout=_seconds(options.timeout))
+            _job_limit = float(os.environ.get("RINGPULL_TIMEOUT") or timeout.total_seconds())
+        if _job is None or ranks in ([], list(range(_job.size))):
+            comm = communicator(timeout=_seconds(timeout))
             _job = comm
-        else:
-            comm = _job.subset(ranks)
+            return comm
+        return _job.subset(ranks)
     except KVStoreError as error:
         raise raised(error) from None
+
+
+def _limit(timeout: timedelta) -> float | None:
+    seconds = timeout.total_seconds()
+    return seconds if _job_limit == 0 or seconds < _job_limit else None
+
+
+def _split(store: Any, ranks: list[int], options: Any) -> Backend:
+    timeout = options._timeout
+    return Backend(_communicator(ranks, timeout), _limit(timeout), store, options, _split)
+
+
+def _check_others(backends: str) -> None:
+    """Raises if another backend of the group would get none of the calls, or ours would."""
+    others = {word.rpartition(":")[2] for word in backends.split(",")} - {"ringpull", ""}
+    why, remedy = "one group cannot have", " or take PyTorch 2.14 or later"
+    if is_derived():
+        # PyTorch has one backend for all that are not its own.
+        types = _distributed.Backend.backend_type_map
+        others = {name for name in others if types.get(name) == types["ringpull"]}
+        why, remedy = "one group cannot have, as neither is PyTorch's own", " or take one of PyTorch's own beside ours"
+    if others:
+        raise ArgumentError(
+            f'"{backends}" has ringpull and {", ".join(sorted(others))}, which {why} with PyTorch {torch.__version__}\n'
+            f"  hint: make a group for each,{remedy}"
+        )
+
+
+def create(options: Any, backends: str) -> Any:
+    """What PyTorch asks for, a backend or a whole group, in a group with those backends."""
+    _check_others(backends)
+    comm = _communicator(list(options.global_ranks_in_group), options.timeout)
     if (comm.rank, comm.size) != (options.group_rank, options.group_size):
         raise ArgumentError(
             f"this process is rank {options.group_rank} of {options.group_size} by init_process_group, "
@@ -56,7 +90,14 @@ def create(options: Any) -> ProcessGroup:
             "  hint: give init_process_group no rank and world_size, and start the program by mpirun"
         )
     buckets.share()
-    return ProcessGroup(comm, seconds if _job_limit == 0 or seconds < _job_limit else None)
+    if not is_derived():
+        return ProcessGroup(comm, _limit(options.timeout))
+    answer()
+    given = _distributed.distributed_c10d.C10DBackend.Options("ringpull", timeout=options.timeout)
+    backend = Backend(comm, _limit(options.timeout), options.store, given, _split)
+    # At the debug level DETAIL only C++ holds it, without its Python half.
+    weakref.finalize(options.process_group, id, backend).atexit = False
+    return backend
 
 
 def _addresses() -> Iterator[str]:

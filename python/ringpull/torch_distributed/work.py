@@ -31,7 +31,7 @@ from .faults import raised, same
 from .order import Order
 
 if TYPE_CHECKING:
-    from .group import ProcessGroup
+    from .group import Collectives
 
 __all__ = ["Begun", "Work", "nothing"]
 
@@ -48,7 +48,7 @@ class Work(_c10d.Work):  # type: ignore[misc]
 
     def __init__(
         self,
-        group: ProcessGroup,
+        group: Collectives,
         name: str,
         operations: Sequence[Operation[Any]],
         results: list[torch.Tensor],

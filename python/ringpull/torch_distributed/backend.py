@@ -1,0 +1,165 @@
+"""Collectives for the devices that a process group of PyTorch's has for us, beside other backends for others.
+
+The group is PyTorch's own. So its dispatcher, profiler, flight recorder and debug level see each call. C++ hands
+callers in Python a stand-in for the work that a backend in Python returns: it waits and has a future, and nothing
+else. :func:`answer` gives them the work itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+
+from ..collectives import Communicator
+from ..errors import StalledError
+from .faults import raised
+from .group import Collectives
+from .work import Begun, Work
+
+__all__ = ["Backend", "answer", "is_derived", "is_ours"]
+
+_c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+_distributed: Any = torch.distributed
+
+
+#: PyTorch 1.13 has none.
+_Base: Any = getattr(_c10d, "Backend", object)
+
+
+@functools.cache
+def is_derived() -> bool:
+    """Returns True if Python can derive from PyTorch's ``Backend``: since 2.14."""
+    try:
+        type("Probe", (_Base,), {})(0, 1)
+    except TypeError:
+        return False
+    return True
+
+
+class _Last(threading.local):
+    """The work that the latest call of this thread has begun."""
+
+    work: Work | None = None
+
+
+_last = _Last()
+
+
+class Backend(Collectives, _Base):  # type: ignore[misc]
+    """The collectives of a communicator for the devices that a group gives it. Made by ``init_process_group``,
+    ``new_group`` and ``split_group``."""
+
+    def __init__(self, comm: Communicator, limit: float | None, store: Any, options: Any, split: Callable[..., Any]) -> None:
+        _Base.__init__(self, comm.rank, comm.size)
+        self._comm, self._limit, self.begun = comm, limit, Begun()
+        self._store, self.options, self._split = store, options, split
+        #: Calls that every rank makes alike, and monitored barriers among them.
+        self._calls = self._monitored = 0
+
+    #: A property of PyTorch's would be looked up in C++ again.
+    options: Any = None
+    supports_splitting = True
+
+    def _work(self, *arguments: Any, **keywords: Any) -> Work:
+        self._calls += 1
+        _last.work = work = super()._work(*arguments, **keywords)
+        return work
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._calls
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Does nothing: each rank begins with 0."""
+
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> Backend:
+        """The backend of some ranks of this one, in that order. The others get one that nobody uses: PyTorch takes
+        no None."""
+        ranks = list(ranks)
+        if self._comm.rank not in ranks:
+            return Backend(self._comm, self._limit, store, options, self._split)
+        found: Backend = self._split(store, [self._comm.ranks[rank] for rank in ranks], options)
+        return found
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Does nothing: the ranks of a group make it alone."""
+
+    def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
+        """Returns when every rank has called it. After the timeout it raises on each rank that has; rank 0's error
+        names one that has not, or all."""
+        limit: timedelta = options.timeout
+        self._monitored += 1
+        name = f"monitored_barrier/{self._monitored}"
+        who = f"monitored_barrier of {self!r}"
+        if self._comm.rank != 0:
+            self._store.set(f"{name}/{self._comm.rank}", "")
+            try:
+                # Rank 0 may need all of its time to see who is missing.
+                self._store.wait([name], 2 * limit)
+                error = self._store.get(name).decode()
+            except _distributed.DistStoreError:
+                error = f"rank 0 has not called it within {2 * limit.total_seconds():g} s"
+            if error:
+                words = f"Rank {self._comm.rank} successfully reached monitoredBarrier, but received errors"
+                raise raised(StalledError(f"{who}: {words} while waiting for send/recv from rank 0: {error}"))
+            return
+        missing: list[int] = []
+        for rank in range(1, self._comm.size):
+            try:
+                # Ranks behind the first that is missing have had the time.
+                self._store.wait([f"{name}/{rank}"], timedelta(milliseconds=1) if missing else limit)
+            except _distributed.DistStoreError:
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        names = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        error = f"{names} failed to pass monitoredBarrier in {limit.total_seconds() * 1000:.0f} ms" if missing else ""
+        self._store.set(name, error)
+        if missing:
+            raise raised(StalledError(f"{who}: {error}\n  hint: find out what it does meanwhile, or give a longer timeout"))
+
+
+def is_ours(group: Any) -> bool:
+    """Returns True if a process group is ours, or has a backend of ours."""
+    if isinstance(group, Collectives):
+        return True
+    if not is_derived() or not isinstance(group, _c10d.ProcessGroup):
+        return False
+    found = [group._get_backend(device) for device in group._device_types]
+    # At the debug level DETAIL there is a wrapper around it.
+    return any(isinstance(getattr(backend, "wrapped_pg", backend), Backend) for backend in found)
+
+
+def _begins_work(name: str, method: Any) -> bool:
+    return getattr(method, "__annotations__", {}).get("return") == "Work" and hasattr(_c10d.ProcessGroup, name)
+
+
+def _answering(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def answers(*arguments: Any, **keywords: Any) -> Any:
+        _last.work = None
+        given = call(*arguments, **keywords)
+        work, _last.work = _last.work, None
+        return given if work is None else work
+
+    return answers
+
+
+@functools.cache
+def answer() -> None:
+    """Lets the calls of process groups return our work from now on, where it is ours."""
+    for name in [name for name, method in vars(Collectives).items() if _begins_work(name, method)]:
+        setattr(_c10d.ProcessGroup, name, _answering(getattr(_c10d.ProcessGroup, name)))
+    split = _c10d.ProcessGroup.split_group
+
+    @functools.wraps(split)
+    def split_group(group: Any, ranks: Sequence[int], *arguments: Any, **keywords: Any) -> Any:
+        found = split(group, ranks, *arguments, **keywords)
+        return found if group.rank() in ranks or not is_ours(group) else None
+
+    _c10d.ProcessGroup.split_group = split_group
