@@ -86,11 +86,7 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
             reason: format!("{name} says {told} ranks, but this program's {} sees {size}", library_name()),
             remedy: match name {
                 "WORLD_SIZE" => "torchrun starts no ranks of MPI: start it with mpirun or `ringpull launch`".to_owned(),
-                "SLURM_STEP_NUM_TASKS" => {
-                    "let srun start ranks of this MPI (srun --mpi=pmix or pmi2), or start it with \
-                                           its mpirun"
-                        .to_owned()
-                }
+                "SLURM_STEP_NUM_TASKS" => super::identity::srun_remedy(config::process_manager(&library_name())),
                 _ => "start it with the mpirun of the MPI it uses; a Python program that imports mpi4py imports ringpull before \
                       it, and both use the MPI of this mpirun"
                     .to_owned(),
