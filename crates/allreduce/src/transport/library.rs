@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ringpull_base::{Error, Result, config};
 use ringpull_mpi::Api;
 
+use super::peer_memory;
+
 /// Returns the functions of this process's MPI library, which the first call loads. The error explains why
 /// there is none.
 pub(super) fn api() -> Result<&'static Api> {
@@ -181,6 +183,10 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
 pub(super) fn set_parameters(eager_bytes: Option<usize>) {
     for (name, value) in config::library_settings(eager_bytes) {
         set_parameter(name, &value);
+    }
+    if !peer_memory::can_read(std::process::id(), peer_memory::probe()) {
+        // A profile of system calls forbids it. Open MPI 4 tries it for each message, with a line on stderr.
+        set_parameter("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
     }
 }
 
