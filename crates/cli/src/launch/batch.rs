@@ -141,6 +141,18 @@ impl BatchJob {
         })?;
         control.finish(interrupt);
         let code = code_of(status);
+        if code != 0 && interrupt.signal().is_none() && !control.has_ranks() && config::text("SLURM_JOB_ID").is_some() {
+            let tasks = self.tasks();
+            eprintln!(
+                "ringpull: srun has started none of the {tasks} tasks of this job{}\n  hint: if its own words above say \
+                 that the allocation is too small, give sbatch or salloc --ntasks={tasks}",
+                if self.spec.servers == 0 {
+                    String::new()
+                } else {
+                    format!(": a scheduler, {} servers, {} workers", self.spec.servers, self.spec.workers)
+                }
+            );
+        }
         let end = MpirunEnd {
             code: Some(code),
             interrupted: interrupt.signal(),
