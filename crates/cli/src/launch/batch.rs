@@ -25,6 +25,7 @@ use super::{Sink, Spec, Variables, wrapper};
 use crate::child;
 use crate::interrupt::Interrupt;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
+use crate::text::several;
 
 /// The batch system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,7 +150,11 @@ impl BatchJob {
                 if self.spec.servers == 0 {
                     String::new()
                 } else {
-                    format!(": a scheduler, {} servers, {} workers", self.spec.servers, self.spec.workers)
+                    format!(
+                        ": a scheduler, {}, {}",
+                        several(self.spec.servers, "server"),
+                        several(self.spec.workers, "worker")
+                    )
                 }
             );
         }

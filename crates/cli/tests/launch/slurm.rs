@@ -172,7 +172,7 @@ fn what_the_cluster_cannot_do_is_one_error_with_its_remedy() {
         run_in(folder.path(), command.envs(variables.iter().copied()))
     };
     let (code, text) = small(&[]);
-    let said = "none of the 4 tasks of this job: a scheduler, 1 servers, 2 workers";
+    let said = "none of the 4 tasks of this job: a scheduler, 1 server, 2 workers";
     assert!(code == Some(1) && text.contains(said) && text.contains("--ntasks=4"), "{code:?} {text}");
     let (code, text) = small(&[("SLURM_OVERCOMMIT", "1")]);
     assert!(code == Some(0) && text.matches("runs").count() == 4, "{code:?} {text}");
