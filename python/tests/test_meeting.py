@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch.distributed")
-
-import torch.distributed  # noqa: E402
 
 from ringpull.errors import KVStoreError  # noqa: E402
 from ringpull.torch_distributed import meeting  # noqa: E402
 
 
 def test_a_store_is_taken_by_its_proof_and_not_by_its_address() -> None:
-    def store(proof: str) -> torch.distributed.TCPStore:
-        made = torch.distributed.TCPStore("127.0.0.1", 0, 2, True, timedelta(seconds=60), wait_for_workers=False)
+    def store(proof: str) -> Any:
+        made = meeting._distributed.TCPStore("127.0.0.1", 0, 2, True, timedelta(seconds=60), wait_for_workers=False)
         made.set(meeting._PROOF, proof)
         return made
 
