@@ -122,6 +122,9 @@ fn an_mpijob_of_four_workers_trains_as_a_plain_mpirun_of_four_ranks() {
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn restricted_pods_sum_in_silence() {
+    /// Its name, options of the manifest, a change of each pod, and whether no process may read another.
+    type Case<'a> = (&'a str, &'a [&'a str], &'a dyn Fn(&mut Value), bool);
+
     let Some(image) = image() else { return };
     let bench = ["ringpull", "bench", "allreduce", "--sizes", "25MB", "--iters", "3"];
     let folder = tempfile::tempdir().unwrap();
@@ -133,7 +136,7 @@ fn restricted_pods_sum_in_silence() {
         pod["containers"][0]["volumeMounts"] = serde_json::json!([{ "name": "tmp", "mountPath": "/tmp" }]);
     };
     let nothing = |_: &mut Value| ();
-    let cases: [(&str, &[&str], &dyn Fn(&mut Value), bool); 4] = [
+    let cases: [Case; 4] = [
         ("ro", &["--workers", "2"], &read_only, false),
         ("rn", &["--workers", "2", "--non-root"], &read_only, false),
         ("sm", &["--workers", "2", "--slots", "3"], &nothing, false),
@@ -172,7 +175,7 @@ fn a_limit_of_memory_that_is_too_small_is_called_so() {
     assert!(text.contains("hint: raise resources.limits.memory"), "{text}");
 }
 
-/// As OpenShift chooses it: each pod ends at once, with words that say what to do.
+/// As `OpenShift` chooses it: each pod ends at once, with words that say what to do.
 #[test]
 #[ignore = "long: scripts/test --all"]
 fn a_user_without_a_name_is_refused_at_once() {
@@ -205,7 +208,7 @@ fn the_manifest_that_is_given_runs() {
     let code = launcher.ends_within(Duration::from_secs(3600));
     println!("{}", launcher.text());
     for (number, worker) in job.workers.iter().enumerate() {
-        print!("{}", worker.text().lines().map(|line| format!("worker {number}: {line}\n")).collect::<String>());
+        worker.text().lines().for_each(|line| println!("worker {number}: {line}"));
     }
     assert_eq!(code, Some(0));
 }
