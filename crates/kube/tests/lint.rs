@@ -169,3 +169,27 @@ fn huge_numbers_do_not_stop_the_linter() {
         assert_eq!(lint(&CLEAN.replace(number, &format!("{name} 9223372036854775807"))).jobs, 1);
     }
 }
+
+/// A job as it is found in public, with the rules that find something in it.
+#[derive(Deserialize)]
+struct Field {
+    like: String,
+    finds: BTreeSet<String>,
+    objects: Vec<Value>,
+}
+
+#[test]
+fn jobs_like_those_in_public_have_no_false_error_and_their_faults_are_found() {
+    let jobs: Vec<Field> = serde_saphyr::from_str(include_str!("field.yaml")).unwrap();
+    assert_eq!(jobs.len(), 30);
+    let mut wrong = String::new();
+    for Field { like, finds, objects } in jobs {
+        let report = lint(&to_yaml(&objects).unwrap());
+        let found: BTreeSet<String> =
+            report.findings.iter().filter(|it| it.level < Level::Note).map(|it| it.rule.to_owned()).collect();
+        if found != finds {
+            writeln!(wrong, "{like}: {finds:?} expected, {:?}", report.findings).unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import os
+import secrets
 import socket
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -101,7 +104,7 @@ def create(options: Any, backends: str) -> Any:
 
 
 def _addresses() -> Iterator[str]:
-    """The IPv4 addresses of this host's interfaces."""
+    """The addresses of this host's interfaces that other hosts may reach, those of IPv4 first."""
     siocgifaddr = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -110,7 +113,19 @@ def _addresses() -> Iterator[str]:
             except OSError:
                 # It has none.
                 continue
-            yield socket.inet_ntoa(found[20:24])
+            address = ipaddress.ip_address(found[20:24])
+            if not address.is_loopback:
+                yield str(address)
+    try:
+        six = Path("/proc/net/if_inet6").read_text()
+    except OSError:
+        # This host has no IPv6.
+        return
+    for line in six.splitlines():
+        address = ipaddress.ip_address(bytes.fromhex(line.split()[0]))
+        # A link-local one is valid on one link only.
+        if not (address.is_loopback or address.is_link_local):
+            yield str(address)
 
 
 #: The longest address of a store that goes through MPI.
@@ -119,16 +134,27 @@ _ADDRESS_BYTES = 1024
 _ANSWER_S = 2.0
 
 
-def _answering(addresses: Sequence[str], port: int) -> str:
-    """The first address at which the port answers."""
-    for address in addresses:
+#: The key of a store under which the word is that rank 0 sends the others.
+_PROOF = "ringpull"
+
+
+def _joined(places: Sequence[tuple[str, int]], proof: bytes, size: int, timeout: timedelta) -> Any:
+    """The store at the first of these addresses and ports that has this proof. Hosts may have the same address
+    on an interface of their own, such as docker0, and somebody else may listen there."""
+    for host, port in places:
         try:
-            socket.create_connection((address, port), timeout=_ANSWER_S).close()
-        except OSError:
+            socket.create_connection((host, port), timeout=_ANSWER_S).close()
+            answer = timedelta(seconds=_ANSWER_S)
+            store = _distributed.TCPStore(host, port, size, False, answer, wait_for_workers=False)
+            if store.get(_PROOF) != proof:
+                continue
+        # A store that does not answer in time is a RuntimeError.
+        except (OSError, RuntimeError):
             continue
-        return address
+        store.set_timeout(timeout)
+        return store
     raise KVStoreError(
-        f"the store of rank 0 cannot be reached at port {port} of {', '.join(addresses)}\n"
+        f"the store of rank 0 cannot be reached at {', '.join(f'{host} port {port}' for host, port in places)}\n"
         "  hint: open the ports between the hosts, or set MASTER_ADDR and MASTER_PORT"
     )
 
@@ -142,16 +168,15 @@ def meet(timeout: timedelta | None = None) -> tuple[Any, int, int]:
         text, store = b"", None
         if comm.rank == 0:
             store = _distributed.TCPStore("127.0.0.1", 0, comm.size, True, timeout, wait_for_workers=False)
-            hosts = (
-                ["127.0.0.1"] if is_local else [address for address in _addresses() if not address.startswith("127.")]
-            )
-            text = " ".join([str(store.port), *hosts]).encode()[:_ADDRESS_BYTES]
+            proof = secrets.token_hex(16)
+            store.set(_PROOF, proof)
+            text = " ".join([str(store.port), proof, *(["127.0.0.1"] if is_local else _addresses())]).encode()
         shared = numpy.zeros(_ADDRESS_BYTES, numpy.uint8)
+        text = text[:_ADDRESS_BYTES].rsplit(b" ", 1)[0] if len(text) > _ADDRESS_BYTES else text
         shared[: len(text)] = numpy.frombuffer(text, numpy.uint8)
-        port, *addresses = comm.broadcast(shared, 0, out=shared).wait().tobytes().rstrip(b"\0").decode().split()
+        port, proof, *addresses = comm.broadcast(shared, 0, out=shared).wait().tobytes().rstrip(b"\0").decode().split()
         if store is None:
-            host = _answering(addresses, int(port))
-            store = _distributed.TCPStore(host, int(port), comm.size, False, timeout, wait_for_workers=False)
+            store = _joined([(host, int(port)) for host in addresses], proof.encode(), comm.size, timeout)
     except KVStoreError as error:
         raise raised(error) from None
     return store, comm.rank, comm.size

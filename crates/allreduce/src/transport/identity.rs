@@ -14,10 +14,20 @@ use ringpull_base::config::{self, Identity};
 use ringpull_base::{Error, Result};
 
 /// Takes this process's place in its job, before MPI is touched. Returns an error in a process that has only
-/// inherited the launcher's variables.
+/// inherited the launcher's variables, and in one that `srun` has started without a rank of this library,
+/// which may abort then.
 pub(crate) fn take(library: &str) -> Result<()> {
     static TAKEN: Mutex<Option<Claim>> = Mutex::new(None);
     let mut taken = TAKEN.lock();
+    if taken.is_none()
+        && let Some(word) = config::missing_process_manager(library)
+    {
+        return Err(Error::KindUnavailable {
+            kind: "dist_sync_mpi".to_owned(),
+            reason: format!("srun has started this process as no rank of {library}"),
+            remedy: srun_remedy(word),
+        });
+    }
     let Some(identity) = config::identity(library).filter(|_| taken.is_none()) else { return Ok(()) };
     let Some(name) = &identity.name else {
         let own = std::process::id();
@@ -40,6 +50,11 @@ pub(crate) fn take(library: &str) -> Result<()> {
             Err(inherited(&identity, what))
         }
     }
+}
+
+/// The remedy where `srun` and the library do not fit, with the library's word for `srun --mpi`.
+pub(super) fn srun_remedy(word: &str) -> String {
+    format!("start it with srun --mpi={word}, or with `ringpull launch --launcher slurm`, which gives that option")
 }
 
 fn inherited(identity: &Identity, what: String) -> Error {

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ringpull_base::{Error, Result, config};
 use ringpull_mpi::Api;
 
+use super::peer_memory;
+
 /// Returns the functions of this process's MPI library, which the first call loads. The error explains why
 /// there is none.
 pub(super) fn api() -> Result<&'static Api> {
@@ -86,11 +88,7 @@ pub(super) fn check_launcher(size: usize) -> Result<()> {
             reason: format!("{name} says {told} ranks, but this program's {} sees {size}", library_name()),
             remedy: match name {
                 "WORLD_SIZE" => "torchrun starts no ranks of MPI: start it with mpirun or `ringpull launch`".to_owned(),
-                "SLURM_STEP_NUM_TASKS" => {
-                    "let srun start ranks of this MPI (srun --mpi=pmix or pmi2), or start it with \
-                                           its mpirun"
-                        .to_owned()
-                }
+                "SLURM_STEP_NUM_TASKS" => super::identity::srun_remedy(config::process_manager(&library_name())),
                 _ => "start it with the mpirun of the MPI it uses; a Python program that imports mpi4py imports ringpull before \
                       it, and both use the MPI of this mpirun"
                     .to_owned(),
@@ -185,6 +183,10 @@ pub(super) fn yields_when_idle(library: &str) -> bool {
 pub(super) fn set_parameters(eager_bytes: Option<usize>) {
     for (name, value) in config::library_settings(eager_bytes) {
         set_parameter(name, &value);
+    }
+    if !peer_memory::can_read(std::process::id(), peer_memory::probe()) {
+        // A profile of system calls forbids it. Open MPI 4 tries it for each message, with a line on stderr.
+        set_parameter("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
     }
 }
 

@@ -24,6 +24,7 @@ use super::{Sink, Spec, Variables, wrapper};
 use crate::child;
 use crate::mpirun::{Flavour, Mpirun, by_name_and_value};
 use ringpull_harness::interrupt::Interrupt;
+use ringpull_harness::text::several;
 use ringpull_lab::ends::{MpirunEnd, code_of, of_mpirun};
 
 /// The batch system.
@@ -141,6 +142,22 @@ impl BatchJob {
         })?;
         control.finish(interrupt);
         let code = code_of(status);
+        if code != 0 && interrupt.signal().is_none() && !control.has_ranks() && config::text("SLURM_JOB_ID").is_some() {
+            let tasks = self.tasks();
+            eprintln!(
+                "ringpull: srun has started none of the {tasks} tasks of this job{}\n  hint: if its own words above say \
+                 that the allocation is too small, give sbatch or salloc --ntasks={tasks}",
+                if self.spec.servers == 0 {
+                    String::new()
+                } else {
+                    format!(
+                        ": a scheduler, {}, {}",
+                        several(self.spec.servers, "server"),
+                        several(self.spec.workers, "worker")
+                    )
+                }
+            );
+        }
         let end = MpirunEnd {
             code: Some(code),
             interrupted: interrupt.signal(),

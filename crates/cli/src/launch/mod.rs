@@ -6,8 +6,8 @@
 //! - `output`: where their output goes; `lines`: how it becomes one text;
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
 //!   ssh before the job; [`environment`]: which of the user's variables other hosts get;
-//! - [`by_mpi`]: the same job as one `mpirun`; [`wrapper`]: the program above each rank; `control`: its
-//!   launcher's side; `connection`: what is between them;
+//! - [`by_mpi`]: the same job as one `mpirun`; [`wrapper`]: the program above each rank;
+//!   `memory_limit`: the kernel's kills among its children; `control`: its launcher's side; `connection`: what is between them;
 //! - [`batch`]: as one step of Slurm or one job of Grid Engine;
 //!   [`yarn`]: as a service of Hadoop YARN;
 //! - [`elastic`]: MPI ranks that are started again when some are lost or hosts are added.
@@ -26,6 +26,7 @@ pub(crate) mod horovodrun;
 pub(crate) mod host;
 pub(crate) mod hostfile;
 mod lines;
+mod memory_limit;
 mod output;
 pub(crate) mod port;
 pub(crate) mod remote;

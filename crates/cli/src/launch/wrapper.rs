@@ -33,6 +33,7 @@ use signal_hook::consts;
 
 use super::connection::{self, Frame, LEAVE, RECEIVED, Stream};
 use super::lines::Lines;
+use super::memory_limit::MemoryLimit;
 use super::output::{Pieces, Pipe, Sink};
 use ringpull_harness::interrupt::is_ignored;
 use ringpull_lab::ends::code_of;
@@ -128,6 +129,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     }
     let name = name_of(&args.name);
     let link = connect(&args.to, &name);
+    let memory = MemoryLimit::of_this_process();
     let own = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let mut command = Command::new(own);
     command.envs(torch_variables());
@@ -163,6 +165,14 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     drop(until_end);
     let status = child.wait().map_err(|cause| Error::io("wait for", &name, &cause))?;
     rank.change(|state| state.has_ended = true);
+    let killed_for_memory = memory.filter(|_| status.signal() == Some(consts::SIGKILL)).and_then(|it| it.kills());
+    if let Some(said) = killed_for_memory.map(|said| format!("{name} {said}\n")) {
+        // Behind what it has written, by the way of its output.
+        let is_sent = link.as_ref().is_some_and(|link| link.send(&Frame::Err(said.clone().into_bytes())));
+        if !is_sent && let Err(cause) = write_here(false, said.as_bytes()) {
+            tracing::debug!(%cause, "nobody hears that memory was short");
+        }
+    }
     if args.supervised {
         rank.kill_others();
         // Not by its signal, which ssh takes for an end of its own.

@@ -11,9 +11,11 @@ use ringpull_processes::{Processes, has_mpi};
 use rustix::process::{Pid, Signal, kill_process};
 
 mod elastic;
+mod every_launcher;
 mod hosts;
 mod ranks;
 mod secrets;
+mod slurm;
 mod ssh;
 mod yarn;
 
@@ -614,30 +616,4 @@ fn grid_engine_starts_every_role_and_answers_with_the_exit_code() {
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
     until("no process is left", || running(&mark) == 0);
-}
-
-#[test]
-#[ignore = "needs a Slurm that runs: scripts/test --all"]
-fn slurm_starts_every_role_and_answers_with_the_exit_code() {
-    if !Command::new("sinfo")
-        .arg("-h")
-        .output()
-        .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
-    {
-        println!("skipped: no Slurm answers here");
-        return;
-    }
-    let program = ["--", "sh", "-c", "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER"];
-    // With --label, which the launcher gives it, srun passes on whole lines behind the number of their task.
-    let (output, lines) = run(&[&["-n", "2", "-s", "1", "--launcher", "slurm"], &program[..]].concat());
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert_eq!(lines, ["0: scheduler of 2", "1: server 0 of 2", "2: worker 0 of 2", "3: worker 1 of 2"]);
-    let (output, _) = run(&["-n", "2", "-s", "0", "--launcher", "slurm", "--", "sh", "-c", "exit 5"]);
-    assert_eq!(output.status.code(), Some(5), "{output:?}");
-    let bench = [env!("CARGO_BIN_EXE_ringpull"), "bench", "allreduce", "--sizes", "4KB", "--iters", "2"];
-    let mut processes = Processes::new();
-    let mut command = launch(&["-n", "2", "-s", "0", "--launcher", "slurm", "--"]);
-    processes.run("launch", command.args(processes.redirected(bench)).env("RINGPULL_TIMEOUT", "10"));
-    let printed = processes.rank(0).out;
-    assert!(printed.contains("dist_sync_mpi") && printed.contains("every sum was checked"), "{processes}");
 }

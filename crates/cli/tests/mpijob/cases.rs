@@ -1,4 +1,4 @@
-//! What is tried with simulated jobs.
+//! What is tried with jobs in containers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -114,6 +114,103 @@ fn trains_alike(test: &str, image: &Image, options: &[&str], hosts: usize, ranks
 fn an_mpijob_of_four_workers_trains_as_a_plain_mpirun_of_four_ranks() {
     let Some(image) = image() else { return };
     trains_alike("a", &image, &["--workers", "4"], 4, 4, CALM);
+}
+
+/// What restricts the pods of a job as clusters do, one of each kind: the user and the file system, the
+/// default 64 MB of shared memory with three ranks to a pod, and a profile of system calls that lets no
+/// process read another. No run says a word more than the others.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn restricted_pods_sum_in_silence() {
+    /// Its name, options of the manifest, a change of each pod, and whether no process may read another.
+    type Case<'a> = (&'a str, &'a [&'a str], &'a dyn Fn(&mut Value), bool);
+
+    let Some(image) = image() else { return };
+    let bench = ["ringpull", "bench", "allreduce", "--sizes", "25MB", "--iters", "3"];
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("seccomp.json");
+    pod::write_profile_without(&["process_vm_readv", "process_vm_writev"], &profile);
+    let read_only = |pod: &mut Value| {
+        pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] = true.into();
+        pod["volumes"] = serde_json::json!([{ "name": "tmp", "emptyDir": {} }]);
+        pod["containers"][0]["volumeMounts"] = serde_json::json!([{ "name": "tmp", "mountPath": "/tmp" }]);
+    };
+    let nothing = |_: &mut Value| ();
+    let cases: [Case; 4] = [
+        ("ro", &["--workers", "2"], &read_only, false),
+        ("rn", &["--workers", "2", "--non-root"], &read_only, false),
+        ("sm", &["--workers", "2", "--slots", "3"], &nothing, false),
+        ("sc", &["--workers", "2", "--slots", "2"], &nothing, true),
+    ];
+    for (test, options, change, is_strict) in cases {
+        let options = [&["train", "--name", "sim"], options].concat();
+        let mut objects = manifest(&options, &bench);
+        for role in ["Launcher", "Worker"] {
+            change(&mut objects[0]["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]);
+        }
+        let mut job = Job::new(test, &image, &objects);
+        job.seccomp = is_strict.then(|| profile.clone());
+        let mut launcher = job.launch(Trouble::default());
+        let code = launcher.ends_within(LIMIT);
+        let text = launcher.text();
+        assert!(code == Some(0) && text.contains("every sum was checked"), "{test} {code:?}: {text}");
+        assert!(text.lines().count() < 30 && !text.contains("errno"), "{test}: {text}");
+        // Nor does a worker, although its readiness was asked for.
+        assert!(job.workers.iter().all(|worker| worker.text().is_empty()), "{test}: {}", job.workers[0].text());
+    }
+}
+
+/// The kernel ends a rank by the same signal as anybody else.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_limit_of_memory_that_is_too_small_is_called_so() {
+    let Some(image) = image() else { return };
+    let options = ["train", "--name", "sim", "--workers", "2", "--memory", "96Mi"];
+    let mut job = Job::new("ml", &image, &manifest(&options, &["ringpull", "bench", "allreduce", "--sizes", "200MB"]));
+    let mut launcher = job.launch(Trouble::default());
+    let code = launcher.ends_within(LIMIT);
+    let text = launcher.text();
+    assert!(code.is_some_and(|code| code != 0), "{code:?}: {text}");
+    assert!(text.contains("has reached its limit of 96 MiB of memory, and the kernel has killed"), "{text}");
+    assert!(text.contains("hint: raise resources.limits.memory"), "{text}");
+}
+
+/// As `OpenShift` chooses it: each pod ends at once, with words that say what to do.
+#[test]
+#[ignore = "long: scripts/test --all"]
+fn a_user_without_a_name_is_refused_at_once() {
+    let Some(image) = image() else { return };
+    let mut objects = manifest(&["train", "--name", "sim", "--workers", "1", "--non-root"], &["true"]);
+    for role in ["Launcher", "Worker"] {
+        let context = &mut objects[0]["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]["securityContext"];
+        context["runAsUser"] = 1_000_770_000.into();
+    }
+    let mut job = Job::new("un", &image, &objects);
+    job.start_worker(0);
+    let mut launcher = job.start_launcher(true);
+    for pod in [&mut launcher, &mut job.workers[0]] {
+        let code = pod.ends_within(Duration::from_secs(60));
+        let text = pod.text();
+        let said = "ssh refuses the user of this pod: 1000770000 has no name in /etc/passwd\n  hint: ";
+        assert!(code == Some(1) && text.contains(said) && text.lines().count() == 3, "{code:?} {text}");
+    }
+}
+
+/// Runs the file that `scripts/pods` gives, and prints what its launcher writes.
+#[test]
+#[ignore = "for scripts/pods FOLDER FILE"]
+fn the_manifest_that_is_given_runs() {
+    let Ok(file) = std::env::var("RINGPULL_POD_MANIFEST") else { return };
+    let image = image().unwrap();
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&std::fs::read_to_string(file).unwrap()).unwrap();
+    let mut job = Job::new("m", &image, &objects);
+    let mut launcher = job.launch(Trouble::default());
+    let code = launcher.ends_within(Duration::from_secs(3600));
+    println!("{}", launcher.text());
+    for (number, worker) in job.workers.iter().enumerate() {
+        worker.text().lines().for_each(|line| println!("worker {number}: {line}"));
+    }
+    assert_eq!(code, Some(0));
 }
 
 #[test]
@@ -448,9 +545,14 @@ fn pods_make_host_keys_of_their_own_or_take_those_that_are_mounted() {
                 key_mode: None,
                 env: vec![("PATH".to_owned(), "/usr/sbin:/usr/bin:/sbin:/bin".to_owned())],
                 memory: Vec::new(),
+                empty: Vec::new(),
+                is_read_only: false,
+                limit: None,
+                seccomp: None,
+                search: String::new(),
                 words: ["sh", "-c", &format!("{before}; exec /usr/sbin/sshd -De")].map(str::to_owned).to_vec(),
             };
-            network.start(&image, &plan, "127.0.0.1 localhost\n", None)
+            network.start(&image, &plan, None)
         })
         .collect();
     let said = || pods.iter().map(Pod::text).collect::<String>();

@@ -38,6 +38,8 @@ pub(crate) struct Job {
     /// Kubeflow Trainer runs it, and not mpi-operator.
     by_trainer: bool,
     pub(crate) workers: Vec<Pod>,
+    /// A profile of system calls in the place of the runtime's own.
+    pub(crate) seccomp: Option<std::path::PathBuf>,
     /// The number of launchers so far. Each has another address.
     launchers: u8,
 }
@@ -50,18 +52,22 @@ fn group_of(pod: &Value) -> Option<u32> {
     pod["securityContext"]["fsGroup"].as_u64().map(|group| group as u32)
 }
 
-/// The volumes in memory of a pod's container, with sizes as `mount` reads them.
-fn memory_of(pod: &Value) -> Vec<(String, String)> {
+/// The empty volumes of a pod's container, those in memory with their sizes as `mount` reads them.
+fn empty_of(pod: &Value) -> (Vec<(String, String)>, Vec<String>) {
     let volumes = pod["volumes"].as_array().into_iter().flatten();
-    let in_memory = volumes.filter(|volume| volume["emptyDir"]["medium"] == "Memory");
     let mounts = || pod["containers"][0]["volumeMounts"].as_array().into_iter().flatten();
-    in_memory
-        .map(|volume| {
-            let mount = mounts().find(|mount| mount["name"] == volume["name"]).unwrap();
+    let (mut memory, mut empty) = (Vec::new(), Vec::new());
+    for volume in volumes.filter(|volume| volume["emptyDir"].is_object()) {
+        let mount = mounts().find(|mount| mount["name"] == volume["name"]).unwrap();
+        let path = mount["mountPath"].as_str().unwrap().to_owned();
+        if volume["emptyDir"]["medium"] == "Memory" {
             let size = volume["emptyDir"]["sizeLimit"].as_str().unwrap().trim_end_matches('i');
-            (mount["mountPath"].as_str().unwrap().to_owned(), size.to_owned())
-        })
-        .collect()
+            memory.push((path, size.to_owned()));
+        } else {
+            empty.push(path);
+        }
+    }
+    (memory, empty)
 }
 
 fn words(value: &Value) -> Vec<String> {
@@ -90,6 +96,7 @@ impl Job {
                 image,
                 name,
                 workers,
+                seccomp: None,
                 launchers: 0,
             };
         }
@@ -116,6 +123,7 @@ impl Job {
             image,
             name,
             workers,
+            seccomp: None,
             launchers: 0,
         }
     }
@@ -137,12 +145,11 @@ impl Job {
         format!("{pod}.{}{rest}", self.name)
     }
 
-    /// The names that a pod of this role can resolve; short ones in workers only.
-    fn hosts(&self, of_worker: bool) -> String {
-        let mut text = "127.0.0.1 localhost\n".to_owned();
+    /// What the cluster's server of names knows of the job.
+    fn hosts(&self) -> String {
+        let mut text = String::new();
         for (pod, number) in self.pod_names() {
-            let short = if of_worker { pod.as_str() } else { "" };
-            writeln!(text, "{} {} {short}", address(number), self.full_name(&pod)).unwrap();
+            writeln!(text, "{} {pod}.{}.{NAMESPACE}.svc.cluster.local", address(number), self.name).unwrap();
         }
         text
     }
@@ -238,6 +245,7 @@ impl Job {
         } else {
             [command, args].concat()
         };
+        let (memory, empty) = empty_of(pod);
         Plan {
             name: name.to_owned(),
             host: if pod["hostNetwork"] == true { format!("node-{number}") } else { name.to_owned() },
@@ -247,9 +255,21 @@ impl Job {
             drop,
             no_new_privs: own["allowPrivilegeEscalation"] == false,
             ssh_folder: self.ssh_folder.clone(),
-            key_mode: self.by_trainer.then_some("0640"),
+            key_mode: self.by_trainer.then_some(0o640),
             env,
-            memory: memory_of(pod),
+            memory,
+            empty,
+            is_read_only: own["readOnlyRootFilesystem"] == true,
+            limit: container["resources"]["limits"]["memory"]
+                .as_str()
+                .map(|size| size.trim_end_matches('i').to_owned()),
+            seccomp: self.seccomp.clone(),
+            // mpi-operator lets workers find each other by their short names.
+            search: if launcher || self.by_trainer {
+                String::new()
+            } else {
+                format!("{}.{NAMESPACE}.svc.cluster.local", self.name)
+            },
             words,
         }
     }
@@ -257,8 +277,9 @@ impl Job {
     /// Starts worker `number`, again if it has run before.
     pub(crate) fn start_worker(&mut self, number: u8) {
         let (name, address) = self.pod_names()[usize::from(number) + 1].clone();
-        let (plan, hosts) = (self.plan(false, &name, address), self.hosts(true));
-        let pod = self.network.start(&self.image, &plan, &hosts, None);
+        let plan = self.plan(false, &name, address);
+        self.tell_names();
+        let pod = self.network.start(&self.image, &plan, None);
         let at = usize::from(number);
         if at < self.workers.len() {
             self.workers[at] = pod;
@@ -282,17 +303,17 @@ impl Job {
         }
     }
 
-    /// Starts the launcher pod, knowing all names or none yet.
+    /// Starts the launcher pod, when all names are known or none yet.
     pub(crate) fn start_launcher(&mut self, knows_names: bool) -> Pod {
         self.launchers += 1;
         let (name, address) = self.pod_names()[0].clone();
-        let (plan, all, config) = (self.plan(true, &name, address), self.hosts(false), self.config());
-        let hosts = if knows_names { all } else { "127.0.0.1 localhost\n".to_owned() };
-        self.network.start(&self.image, &plan, &hosts, Some(&config))
+        let (plan, config) = (self.plan(true, &name, address), self.config());
+        self.network.publish(&if knows_names { self.hosts() } else { String::new() });
+        self.network.start(&self.image, &plan, Some(&config))
     }
 
     pub(crate) fn tell_names(&self) {
-        self.network.write_hosts(&self.pod_names()[0].0, &self.hosts(false));
+        self.network.publish(&self.hosts());
     }
 
     /// Starts everything as the manifest says, or as the trouble has it; the launcher's pod.

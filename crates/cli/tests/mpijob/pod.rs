@@ -1,4 +1,9 @@
-//! Pods on this machine: namespaces, with an address each, and the root file system of the image.
+//! Pods on this machine: containers that podman and runc run, each with the address and the network of its
+//! pod, from the root file system of the image. What the kubelet does beside starting them is done here:
+//! volumes, names, signals.
+//!
+//! `podman kube play` would read a pod's specification itself, but takes its image from a storage of images
+//! alone, and gives no pod a network that is there already.
 
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -6,14 +11,45 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
 
-/// What the runtime leaves a container that asks for nothing.
-const CAPABILITIES: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap";
+/// What the runtime leaves a container of root that asks for nothing.
+const CAPABILITIES: [&str; 14] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "NET_BIND_SERVICE",
+    "NET_RAW",
+    "SYS_CHROOT",
+    "MKNOD",
+    "AUDIT_WRITE",
+    "SETFCAP",
+];
+/// The switch's address, where the names of the pods are answered.
+const SWITCH: u8 = 254;
+/// The time in which a container is there, and in which it is gone.
+const SOON: Duration = Duration::from_secs(60);
+/// The time that podman has after the end of its container.
+const LATE: Duration = Duration::from_secs(3);
 
 pub(crate) fn run(program: &str, words: &[&str]) {
     let output = Command::new(program).args(words).stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// podman with a storage of its own in this folder.
+fn podman(folder: &Path) -> Command {
+    let mut command = Command::new("podman");
+    for name in ["root", "runroot", "tmpdir"] {
+        command.arg(format!("--{name}={}/podman/{name}", folder.display()));
+    }
+    command.args(["--storage-driver=vfs", "--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=none"]);
+    command
 }
 
 /// Why pods cannot be had here.
@@ -21,8 +57,8 @@ pub(crate) fn lacks() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("pods need root".to_owned());
     }
-    for program in ["ip", "nsenter", "unshare", "setpriv", "ssh-keygen", "mpirun", "/usr/sbin/sshd"] {
-        let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    for program in ["ip", "podman", "runc", "dnsmasq", "ssh-keygen", "mpirun", "/usr/sbin/sshd"] {
+        let found = Command::new(program).arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if found.is_err() {
             return Some(format!("{program} is not installed"));
         }
@@ -33,6 +69,30 @@ pub(crate) fn lacks() -> Option<String> {
     (!output.status.success())
         .then(|| format!("no overlay or namespace can be made: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }
+
+/// Waits for something that podman does.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < SOON, "{what}: not within {} s", SOON.as_secs());
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+}
+
+/// Writes the runtime's own profile of system calls, without these.
+pub(crate) fn write_profile_without(calls: &[&str], to: &Path) {
+    let text = std::fs::read_to_string("/usr/share/containers/seccomp.json").unwrap();
+    let mut profile: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let rules = profile["syscalls"].as_array_mut().unwrap();
+    for rule in rules.iter_mut() {
+        rule["names"].as_array_mut().unwrap().retain(|name| !calls.iter().any(|call| name == call));
+    }
+    rules.push(serde_json::json!({ "names": calls, "action": "SCMP_ACT_ERRNO", "errnoRet": 1 }));
+    std::fs::write(to, profile.to_string()).unwrap();
+}
+
+/// What the example trains on, which images do not hold.
+const DATA: &str = ringpull_base::config::FASHION_MNIST;
 
 /// The folder [`Network::printed`] as a pod calls it.
 pub(crate) const PRINTED: &str = "/train/printed";
@@ -51,7 +111,7 @@ impl Image {
     /// packages.
     pub(crate) fn over_this_machine() -> Image {
         let folder = tempfile::tempdir().unwrap();
-        let [layer, programs] = ["files", "programs"].map(|name| folder.path().join(name));
+        let (layer, programs) = (folder.path().join("files"), folder.path().join("programs"));
         std::fs::create_dir(&layer).unwrap();
         std::fs::create_dir(&programs).unwrap();
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -98,6 +158,27 @@ cp -a "$work/u/." "$out/""#;
         self.layer.as_ref().map_or_else(|| PathBuf::from(&self.base), |layer| layer.path().join("files"))
     }
 
+    /// Mounts its files at `root`, as a pod's own, which are in memory.
+    fn mount(&self, folder: &Path, root: &Path) {
+        let top = folder.join("top");
+        std::fs::create_dir_all(&top).unwrap();
+        let [upper, work] = ["upper", "work"].map(|name| top.join(name));
+        std::fs::create_dir_all(&upper).unwrap();
+        std::fs::create_dir_all(&work).unwrap();
+        let options = format!("lowerdir={},upperdir={},workdir={}", self.base, upper.display(), work.display());
+        run("mount", &["-t", "overlay", "-o", &options, "overlay", &root.display().to_string()]);
+        if self.layer.is_some() {
+            let files = format!("{}/.", self.files().display());
+            run("cp", &["-a", &files, &root.display().to_string()]);
+        }
+    }
+
+    /// Programs that are bound into pods, since they are large.
+    fn programs(&self) -> Vec<PathBuf> {
+        let folder = self.layer.as_ref().map(|layer| std::fs::read_dir(layer.path().join("programs")).unwrap());
+        folder.into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
+    }
+
     /// Returns true if the image has a file.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.files().join(path.trim_start_matches('/')).exists()
@@ -122,10 +203,19 @@ pub(crate) struct Plan {
     pub(crate) no_new_privs: bool,
     pub(crate) ssh_folder: String,
     /// The mode of the key that the operator asks for, if it does.
-    pub(crate) key_mode: Option<&'static str>,
+    pub(crate) key_mode: Option<u32>,
     pub(crate) env: Vec<(String, String)>,
     /// Volumes in memory: where, and how large.
     pub(crate) memory: Vec<(String, String)>,
+    /// Other empty volumes.
+    pub(crate) empty: Vec<String>,
+    pub(crate) is_read_only: bool,
+    /// The limit of its control group.
+    pub(crate) limit: Option<String>,
+    /// A profile of system calls in the place of the runtime's own.
+    pub(crate) seccomp: Option<PathBuf>,
+    /// Where its short names are looked up first.
+    pub(crate) search: String,
     pub(crate) words: Vec<String>,
 }
 
@@ -133,9 +223,46 @@ pub(crate) struct Plan {
 pub(crate) type ConfigMap = [(&'static str, u32, String); 2];
 
 impl Plan {
-    fn capabilities(&self) -> String {
-        let dropped: String = self.drop.iter().flat_map(|name| [",-".to_owned(), name.to_lowercase()]).collect();
-        if self.drop.iter().any(|name| name == "ALL") { "-all".to_owned() } else { format!("{CAPABILITIES}{dropped}") }
+    /// The options of podman by which its container is as the kubelet asks for it.
+    fn options(&self) -> Vec<String> {
+        let mut options = vec!["--user".to_owned(), self.uid.to_string()];
+        options.push("--hostname".to_owned());
+        options.push(self.host.clone());
+        if self.uid == 0 {
+            let is_dropped = |name: &&&str| !self.drop.iter().any(|drop| drop == "ALL" || drop == **name);
+            options.push("--cap-drop=ALL".to_owned());
+            options.extend(CAPABILITIES.iter().filter(is_dropped).map(|name| format!("--cap-add={name}")));
+        } else {
+            // Those that are added would be a user's at once.
+            options.extend(self.drop.iter().map(|name| format!("--cap-drop={name}")));
+        }
+        options.extend(self.group.map(|group| format!("--group-add={group}")));
+        options.extend(self.no_new_privs.then(|| "--security-opt=no-new-privileges".to_owned()));
+        options.extend(self.seccomp.as_ref().map(|file| format!("--security-opt=seccomp={}", file.display())));
+        options.extend(
+            self.is_read_only
+                .then(|| "--read-only=true --read-only-tmpfs=false".split(' ').map(str::to_owned))
+                .into_iter()
+                .flatten(),
+        );
+        options.extend(
+            self.limit.iter().flat_map(|limit| [format!("--memory={limit}"), format!("--memory-swap={limit}")]),
+        );
+        for (path, size) in &self.memory {
+            options.push(match path.as_str() {
+                "/dev/shm" => format!("--shm-size={size}"),
+                path => format!("--mount=type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777,notmpcopyup"),
+            });
+        }
+        options.extend(
+            self.empty.iter().map(|path| format!("--mount=type=tmpfs,destination={path},tmpfs-mode=1777,notmpcopyup")),
+        );
+        options.extend(self.env.iter().map(|(name, value)| format!("--env={name}={value}")));
+        for (name, resource) in [("nofile", Resource::Nofile), ("nproc", Resource::Nproc)] {
+            let most = getrlimit(resource).maximum.unwrap_or(u64::MAX).min(4096);
+            options.push(format!("--ulimit={name}={most}:{most}"));
+        }
+        options
     }
 }
 
@@ -144,12 +271,21 @@ pub(crate) struct Network {
     pub(crate) folder: tempfile::TempDir,
     prefix: String,
     spaces: Vec<String>,
+    /// The server of the pods' names.
+    names: Child,
+    starts: u32,
 }
 
 /// A pod that runs.
 pub(crate) struct Pod {
+    /// podman, which ends as the container does, and removes it then.
     child: Child,
+    /// The file with the number of the container's first process.
+    pid: PathBuf,
     text: Arc<Mutex<String>>,
+    root: PathBuf,
+    /// When the container's first process was found to be gone.
+    gone: Option<Instant>,
 }
 
 pub(crate) fn address(number: u8) -> String {
@@ -161,10 +297,20 @@ impl Network {
         let prefix = format!("rp{}{test}", std::process::id());
         let switch = format!("{prefix}s");
         run("ip", &["netns", "add", &switch]);
-        let network = Network { folder: tempfile::tempdir().unwrap(), prefix, spaces: vec![switch.clone()] };
+        let folder = tempfile::tempdir().unwrap();
         run("ip", &["-n", &switch, "link", "add", "br0", "type", "bridge"]);
         run("ip", &["-n", &switch, "address", "add", "10.244.0.254/24", "dev", "br0"]);
         run("ip", &["-n", &switch, "link", "set", "br0", "up"]);
+        std::fs::write(folder.path().join("names"), "").unwrap();
+        let names = Command::new("ip")
+            .args(["netns", "exec", &switch, "dnsmasq", "--keep-in-foreground", "--user=root", "--group=root"])
+            .args(["--conf-file=/dev/null", "--pid-file=", "--no-resolv", "--no-hosts", "--local=/cluster.local/"])
+            .args([&format!("--listen-address={}", address(SWITCH)), "--bind-interfaces"])
+            .arg(format!("--addn-hosts={}", folder.path().join("names").display()))
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let network = Network { folder, prefix, spaces: vec![switch.clone()], names, starts: 0 };
         let folder = network.folder.path();
         run(
             "ssh-keygen",
@@ -188,8 +334,8 @@ impl Network {
         self.volume().join("printed")
     }
 
-    /// Starts a pod. Its name is known to nobody before `hosts` is written.
-    pub(crate) fn start(&mut self, image: &Image, plan: &Plan, hosts: &str, config: Option<&ConfigMap>) -> Pod {
+    /// Starts a pod.
+    pub(crate) fn start(&mut self, image: &Image, plan: &Plan, config: Option<&ConfigMap>) -> Pod {
         let space = format!("{}{}", self.prefix, plan.address);
         if !self.spaces.contains(&space) {
             let (switch, port) = (self.spaces[0].clone(), format!("p{}", plan.address));
@@ -201,38 +347,54 @@ impl Network {
             run("ip", &["-n", &space, "link", "set", "lo", "up"]);
         }
         run("ip", &["-n", &space, "link", "set", "eth0", "up"]);
-        let folder = self.folder.path().join(&plan.name);
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("hosts"), hosts).unwrap();
-        for file in ["key", "key.pub"] {
-            std::fs::copy(self.folder.path().join(file), folder.join(file)).unwrap();
-        }
-        if !folder.join("volume").exists() {
-            std::os::unix::fs::symlink(self.volume(), folder.join("volume")).unwrap();
-        }
+        self.starts += 1;
+        let folder = self.folder.path().join(format!("{}.{}", plan.name, self.starts));
+        let root = folder.join("root");
+        std::fs::create_dir_all(&root).unwrap();
+        image.mount(&folder, &root);
+        let file = |name: &str, text: &str| {
+            std::fs::write(folder.join(name), text).unwrap();
+            folder.join(name).display().to_string()
+        };
+        let own = address(plan.address);
+        let hosts = file("hosts", &format!("127.0.0.1 localhost\n{own} {}\n", plan.host));
+        let resolver = format!(
+            "nameserver {}\nsearch {} team.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n",
+            address(SWITCH),
+            plan.search
+        );
+        let resolver = file("resolv.conf", &resolver);
+        let keys = self.keys(plan, &folder);
+        let mut mounts = vec![
+            (hosts, "/etc/hosts:ro".to_owned()),
+            (resolver, "/etc/resolv.conf:ro".to_owned()),
+            (keys.display().to_string(), format!("{}:ro", plan.ssh_folder)),
+            (self.volume().display().to_string(), "/train".to_owned()),
+            (DATA.to_owned(), format!("{DATA}:ro")),
+        ];
         if let Some(files) = config {
             self.write_config(&plan.name, plan.group, files);
+            mounts.push((self.config_of(&plan.name).display().to_string(), "/etc/mpi:ro".to_owned()));
         }
-        let memory: Vec<String> = plan.memory.iter().map(|(path, size)| format!("{path} {size}\n")).collect();
-        std::fs::write(folder.join("memory"), memory.concat()).unwrap();
-        let lent: Vec<String> = image.lent.iter().map(|path| format!("{}\n", path.display())).collect();
-        std::fs::write(folder.join("lent"), lent.concat()).unwrap();
-        let env: Vec<String> = plan.env.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
-        std::fs::write(folder.join("env"), env.concat()).unwrap();
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpijob/pod.sh");
-        let mut command = Command::new("nsenter");
+        mounts.extend(image.programs().iter().map(|path| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            (path.display().to_string(), format!("/usr/local/bin/{name}:ro"))
+        }));
+        mounts.extend(image.lent.iter().map(|path| (path.display().to_string(), path.display().to_string())));
+        let name = format!("{}-{}", self.prefix, self.starts);
+        let pid = folder.join("pid");
+        let mut command = podman(self.folder.path());
         command
-            .arg(format!("--net=/run/netns/{space}"))
-            .args(["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "sh"])
-            .arg(script)
-            .arg(&folder)
-            .arg(&image.base)
-            .arg(image.layer.as_ref().map_or(Path::new("-"), |layer| layer.path()))
-            .args([&plan.host, &plan.uid.to_string()])
-            .arg(plan.group.map_or("-".to_owned(), |group| group.to_string()))
-            .arg(plan.capabilities())
-            .args([if plan.no_new_privs { "yes" } else { "no" }, &plan.ssh_folder, plan.key_mode.unwrap_or("-")])
+            .args(["run", "--rm", "--name", &name, "--network", &format!("ns:/run/netns/{space}")])
+            .args(["--no-hosts", "--passwd=false", "--workdir=/train", "--log-driver=none"])
+            .arg(format!("--pidfile={}", pid.display()))
+            .args(plan.options())
+            .args(mounts.iter().map(|(from, to)| format!("--volume={from}:{to}")))
+            .arg("--rootfs")
+            .arg(&root)
             .args(&plan.words)
+            // What watches the container writes a file there when memory is short.
+            .current_dir(&folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -249,18 +411,53 @@ impl Network {
                 }
             });
         }
-        Pod { child, text }
+        let mut pod = Pod { child, pid, text, root, gone: None };
+        until("the container is there", || pod.first().is_some() || pod.code().is_some());
+        pod
     }
 
-    /// Writes the names that a pod knows. The file is bound into the pod, so it is written in place.
-    pub(crate) fn write_hosts(&self, pod: &str, hosts: &str) {
-        std::fs::write(self.folder.path().join(pod).join("hosts"), hosts).unwrap();
+    /// The Secret with the job's key as the kubelet writes it: files in a stamped folder, a link to it, a
+    /// link to each file.
+    fn keys(&self, plan: &Plan, folder: &Path) -> PathBuf {
+        let keys = folder.join("keys");
+        std::fs::create_dir_all(keys.join("..stamp")).unwrap();
+        let mode = if plan.group.is_some() { 0o3777 } else { 0o1777 };
+        std::fs::set_permissions(&keys, PermissionsExt::from_mode(mode)).unwrap();
+        chown(&keys, Some(0), plan.group).unwrap();
+        symlink("..stamp", keys.join("..data")).unwrap();
+        // Root's own folder gives the key 0600; a group of files adds its bits to whatever there is.
+        let of_key = match (plan.ssh_folder.as_str(), plan.group) {
+            ("/root/.ssh", None) => 0o600,
+            ("/root/.ssh", Some(_)) => 0o640,
+            _ => 0o644,
+        };
+        let of_key = plan.key_mode.unwrap_or(of_key);
+        for (name, from, mode) in
+            [("id_rsa", "key", of_key), ("id_rsa.pub", "key.pub", 0o644), ("authorized_keys", "key.pub", 0o644)]
+        {
+            let file = keys.join("..stamp").join(name);
+            std::fs::copy(self.folder.path().join(from), &file).unwrap();
+            std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+            chown(&file, Some(0), plan.group).unwrap();
+            symlink(format!("..data/{name}"), keys.join(name)).unwrap();
+        }
+        keys
+    }
+
+    /// Publishes the addresses of these names, and of no others.
+    pub(crate) fn publish(&self, hosts: &str) {
+        std::fs::write(self.folder.path().join("names"), hosts).unwrap();
+        kill_process(Pid::from_child(&self.names), Signal::HUP).unwrap();
+    }
+
+    fn config_of(&self, pod: &str) -> PathBuf {
+        self.folder.path().join(format!("{pod}.config"))
     }
 
     /// Writes a pod's ConfigMap as the kubelet does: the files are in a new folder, to which one link is
     /// moved.
     pub(crate) fn write_config(&self, pod: &str, group: Option<u32>, files: &ConfigMap) {
-        let volume = self.folder.path().join(pod).join("config");
+        let volume = self.config_of(pod);
         let old = std::fs::read_link(volume.join("..data")).ok();
         let number: u32 = old.as_ref().map_or(0, |old| old.to_str().unwrap()["..stamp".len()..].parse().unwrap());
         let stamp = format!("..stamp{}", number + 1);
@@ -318,6 +515,9 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
+        if let Err(cause) = self.names.kill().and_then(|()| self.names.wait()) {
+            eprintln!("the server of names had ended: {cause}");
+        }
         for space in &self.spaces {
             let deleted = Command::new("ip").args(["netns", "delete", space]).status();
             assert!(std::thread::panicking() || deleted.unwrap().success(), "the namespace {space} stays");
@@ -334,6 +534,14 @@ impl Pod {
 
     /// The exit code, if the pod has ended.
     pub(crate) fn code(&mut self) -> Option<i32> {
+        let is_gone = |pid: i32| !Path::new("/proc").join(pid.to_string()).exists();
+        if self.gone.is_none() && self.first().is_some_and(is_gone) {
+            self.gone = Some(Instant::now());
+        }
+        // podman 4.3 sometimes waits on when its container is gone, as one that was killed.
+        if self.gone.is_some_and(|since| since.elapsed() > LATE) {
+            self.child.kill().unwrap();
+        }
         self.child.try_wait().unwrap().map(|status| status.code().unwrap_or(137))
     }
 
@@ -353,19 +561,19 @@ impl Pod {
     /// Ends everything in the pod at once.
     pub(crate) fn kill(&mut self) {
         if self.code().is_none() {
-            // It takes all others with it. The one that waits for it here is no help: a change of user clears
-            // the signal that its end would send.
             self.signal(Signal::KILL);
-            self.child.kill().unwrap();
-            self.child.wait().unwrap();
+            until("the container has ended", || self.code().is_some());
         }
+    }
+
+    /// The number of its first process.
+    fn first(&self) -> Option<i32> {
+        std::fs::read_to_string(&self.pid).ok()?.trim().parse().ok()
     }
 
     /// What is in a folder of the pod.
     pub(crate) fn list(&self, path: &str) -> Vec<String> {
-        let own = self.child.id();
-        let first = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap();
-        let folder = format!("/proc/{}/root{path}", first.trim());
+        let folder = format!("/proc/{}/root{path}", self.first().unwrap());
         let entries = std::fs::read_dir(&folder).unwrap_or_else(|cause| panic!("{folder}: {cause}"));
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
@@ -376,12 +584,11 @@ impl Pod {
     }
 
     fn signal(&self, signal: Signal) {
-        let own = self.child.id();
-        let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
-        for first in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
-            if let Err(cause) = kill_process(first, signal) {
-                eprintln!("the pod had ended: {cause}");
-            }
+        if self.gone.is_none()
+            && let Some(pid) = self.first().and_then(Pid::from_raw)
+            && let Err(cause) = kill_process(pid, signal)
+        {
+            eprintln!("the pod had ended: {cause}");
         }
     }
 }
@@ -389,5 +596,7 @@ impl Pod {
 impl Drop for Pod {
     fn drop(&mut self) {
         self.kill();
+        let unmounted = Command::new("umount").arg("-l").arg(&self.root).status();
+        assert!(std::thread::panicking() || unmounted.unwrap().success(), "{} stays mounted", self.root.display());
     }
 }

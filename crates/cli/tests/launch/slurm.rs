@@ -1,0 +1,216 @@
+//! Jobs of a Slurm that runs, with what its page in the book says of them. On the login host of
+//! `scripts/own-slurm`: it has four nodes with four processors each, which share all files but those in `/tmp`.
+
+use super::ranks::{Job, lines_of};
+use super::*;
+
+/// Returns true if a Slurm answers on this host.
+pub(super) fn answers() -> bool {
+    static FOUND: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let found = Command::new("sinfo").arg("-h").stderr(Stdio::null()).output();
+        found.is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
+    })
+}
+
+/// A folder that the hosts of a job see.
+pub(super) fn shared_folder() -> tempfile::TempDir {
+    if answers() { tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")) } else { tempfile::tempdir() }.unwrap()
+}
+
+const RINGPULL: &str = env!("CARGO_BIN_EXE_ringpull");
+const BENCH: [&str; 6] = [RINGPULL, "bench", "allreduce", "--sizes", "4KB", "--iters=2"];
+
+/// A job with a scheduler, a server and two workers, and one of two ranks.
+const KINDS: [(&[&str], &str); 2] = [(&["-n", "2", "--launcher", "slurm", "--"], "rank"), (&SERVERS, "worker")];
+const SERVERS: [&str; 7] = ["-n", "2", "-s", "1", "--launcher", "slurm", "--"];
+
+/// Runs a command in a folder; its exit code, and all that it has written.
+fn run_in(folder: &Path, command: &mut Command) -> (Option<i32>, String) {
+    let output = command.current_dir(folder).stdin(Stdio::null()).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    (output.status.code(), text)
+}
+
+/// The lines that our processes and `srun` have written, in order.
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().filter(|line| line.starts_with('[')).collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// Says so, if there is no Slurm here.
+fn is_missing() -> bool {
+    if !answers() {
+        println!("skipped: no Slurm answers here; scripts/own-slurm has one");
+    }
+    !answers()
+}
+
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/own-slurm"]
+fn it_starts_every_role_and_answers_with_the_exit_code_of_the_first_that_fails() {
+    if is_missing() {
+        return;
+    }
+    let folder = shared_folder();
+    let job = |words: &[&str], program: &[&str]| {
+        run_in(folder.path(), launch(words).args(program).env("RINGPULL_SILENCE", "2").env("RINGPULL_QUIET", "1"))
+    };
+    let role = "echo $DMLC_ROLE $DMLC_WORKER_ID$DMLC_SERVER_ID of $DMLC_NUM_WORKER at ${DMLC_PS_ROOT_URI%.*} $A";
+    let words = [&["--env", "A=1 '2'"], &SERVERS[..]].concat();
+    let (code, text) = job(&words, &["sh", "-c", role]);
+    let expected =
+        ["scheduler", "server 0", "worker 0", "worker 1"].map(|name| format!("[{name}] {name} of 2 at 10.77.0 1 '2'"));
+    assert_eq!((code, sorted(&text)), (Some(0), expected.iter().map(String::as_str).collect()), "{text}");
+    // Nothing is left where the command was started.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+
+    let (code, text) = job(&["-n", "4", "--launcher", "slurm", "--env", "SLURM_X=1", "--"], &BENCH);
+    assert!(code == Some(0) && text.contains("every sum was checked"), "{code:?} {text}");
+    let (code, text) = job(KINDS[0].0, &["sh", "-c", "[ $SLURM_PROCID = 0 ] || exit 7; exec sleep 1000"]);
+    assert_eq!(code, Some(7), "{text}");
+    // The others may say whom they miss, for a time.
+    let fails = "case $DMLC_ROLE$DMLC_WORKER_ID in worker1) exit 7 ;; worker0) trap 'echo told; exit 1' TERM ;; esac\n\
+                 while :; do sleep 0.1; done";
+    let (code, text) = job(&SERVERS, &["sh", "-c", fails]);
+    assert!(code == Some(7) && text.contains("[worker 0] told"), "{code:?} {text}");
+}
+
+/// A file of the launcher's number, as a killed launcher of earlier versions has left, is no address.
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/own-slurm"]
+fn files_that_other_launchers_have_left_say_nothing() {
+    if is_missing() {
+        return;
+    }
+    let folder = shared_folder();
+    let words = launch(&SERVERS);
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo 127.0.0.1 9 | tee .ringpull-meet-$$ >.ringpull-meet-$$.new; exec \"$@\"", "sh"]);
+    command.arg(words.get_program()).args(words.get_args()).args(["sh", "-c", "echo $DMLC_PS_ROOT_URI"]);
+    let (code, text) = run_in(folder.path(), &mut command);
+    assert!(code == Some(0) && !text.contains("127.0.0.1") && text.matches("10.77.0.").count() == 4, "{text}");
+}
+
+/// Both send SIGTERM to the ranks, and wait for them. Those of the launcher itself are tested with every
+/// launcher.
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/own-slurm"]
+fn workers_save_their_state_at_scancel() {
+    if is_missing() {
+        return;
+    }
+    let program = "trap 'sleep 1; echo saved; exit 0' TERM; echo up $SLURM_JOB_ID; while :; do sleep 0.05; done";
+    for signal in [&[][..], &["--signal=TERM"]] {
+        for (options, name) in KINDS {
+            let mut job = Job::start(options, program);
+            let mut seen = Vec::new();
+            while (0..2).any(|worker| lines_of(&seen, &format!("{name} {worker}")).is_empty()) {
+                seen.extend(job.reads("\n"));
+            }
+            let text = String::from_utf8_lossy(&seen).into_owned();
+            let id = text.lines().next().unwrap().rsplit(' ').next().unwrap();
+            let scancel = Command::new("scancel").args(signal).arg(id).status().unwrap();
+            assert!(scancel.success());
+            let (code, out, err) = job.end();
+            let text = [text, String::from_utf8(out).unwrap()].concat();
+            assert!(
+                code == Some(0) && text.matches("saved").count() == 2,
+                "{options:?} {signal:?} {code:?} {text} {err}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/own-slurm"]
+fn jobs_that_get_none_of_the_environment_start_and_have_what_env_gives() {
+    if is_missing() {
+        return;
+    }
+    let folder = shared_folder();
+    let program = "echo has $B$C; [ -z \"$D\" ]";
+    for (number, (options, _)) in KINDS.iter().enumerate() {
+        let words = [&["--env", "B=7", "--env", "C"][..], options, &["sh", "-c", program]].concat();
+        let mut command = launch(&words);
+        command.env("SLURM_EXPORT_ENV", "NONE").env("C", "8").env("D", "9");
+        let (code, text) = run_in(folder.path(), &mut command);
+        assert!(code == Some(0) && text.matches("has 78").count() >= 2, "{options:?} {code:?} {text}");
+        // As sites tell their users.
+        let words = [&["--env", "B=7"][..], options, &["sh", "-c", program]].concat();
+        let quoted = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
+        let file = folder.path().join("batch");
+        std::fs::write(&file, format!("#!/bin/sh\nexec {RINGPULL} launch {quoted}\n")).unwrap();
+        let mut sbatch = Command::new("sbatch");
+        let out = format!("out{number}");
+        sbatch.args(["--export=NONE", "--wait", "--nodes=2", "--ntasks-per-node=2", "--output", &out]).arg(file);
+        let (code, said) = run_in(folder.path(), sbatch.env("D", "9"));
+        let text = std::fs::read_to_string(folder.path().join(out)).unwrap_or_default();
+        assert!(code == Some(0) && text.matches("has 7\n").count() >= 2, "{options:?} {code:?} {said} {text}");
+    }
+}
+
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/own-slurm"]
+fn what_the_cluster_cannot_do_is_one_error_with_its_remedy() {
+    if is_missing() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (code, text) = run_in(folder.path(), launch(&SERVERS).args(["sleep", "1000"]));
+    let hint = "hint: start the job in a folder of yours that all hosts see";
+    assert!(
+        code == Some(1) && text.contains("the scheduler cannot write /tmp") && text.contains(hint),
+        "{code:?} {text}"
+    );
+
+    let folder = shared_folder();
+    let small = |variables: &[(&str, &str)]| {
+        let mut command = Command::new("salloc");
+        command.args(["--ntasks=2", RINGPULL, "launch"]).args(SERVERS).args(["sh", "-c", "echo runs"]);
+        run_in(folder.path(), command.envs(variables.iter().copied()))
+    };
+    let (code, text) = small(&[]);
+    let said = "none of the 4 tasks of this job: a scheduler, 1 server, 2 workers";
+    assert!(code == Some(1) && text.contains(said) && text.contains("--ntasks=4"), "{code:?} {text}");
+    let (code, text) = small(&[("SLURM_OVERCOMMIT", "1")]);
+    assert!(code == Some(0) && text.matches("runs").count() == 4, "{code:?} {text}");
+}
+
+/// The library of MPI would abort, or every rank would be alone.
+#[test]
+#[ignore = "needs a Slurm that runs: scripts/own-slurm"]
+fn ranks_of_srun_need_the_plugin_of_their_mpi() {
+    if is_missing() || std::env::var("RINGPULL_MPIRUN").is_ok() {
+        return;
+    }
+    let folder = shared_folder();
+    let srun = |plugin| {
+        let words = [&["--nodes=2", "--ntasks=2", plugin][..], &BENCH].concat();
+        run_in(folder.path(), Command::new("srun").args(words))
+    };
+    for plugin in ["--mpi=none", "--mpi=pmi2"] {
+        let (code, text) = srun(plugin);
+        assert!(code == Some(1) && text.contains("hint: start it with srun --mpi=pmix"), "{plugin} {code:?} {text}");
+        assert!(!text.contains("PMI support"), "{text}");
+    }
+    let (code, text) = srun("--mpi=pmix");
+    assert!(code == Some(0) && text.contains("every sum was checked"), "{code:?} {text}");
+}
+
+/// Slurm's least limit is a minute.
+#[test]
+#[ignore = "long: scripts/own-slurm"]
+fn workers_save_their_state_at_the_time_limit() {
+    if is_missing() {
+        return;
+    }
+    let folder = shared_folder();
+    for (options, _) in KINDS {
+        let program = "trap 'sleep 1; echo saved; exit 0' TERM; while :; do sleep 0.05; done";
+        let mut command = launch(&[options, &["sh", "-c", program]].concat());
+        let (_, text) = run_in(folder.path(), command.env("SLURM_TIMELIMIT", "1"));
+        assert_eq!(text.matches("] saved").count(), 2, "{options:?} {text}");
+    }
+}
