@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use ringpull_base::config::{self, Role};
+use ringpull_base::config::{self, Config, Role};
 use ringpull_base::{Error, Result};
 
 use super::batch::{Batch, BatchJob};
@@ -270,8 +270,10 @@ impl Followed<'_> {
         let agent = format!("#!/bin/sh\nfolder={}\n{AGENT}", quote(self.folder.as_os_str()));
         let job = by_mpi::MpiJob::new(&self.job.spec, None, self.job.sink, Box::new(|_| ()))?;
         let ready = Mpirun::find()?.command_by_agent(&hosts, &agent, &job.parts)?;
-        // With ranks elsewhere, whose ends it hears of.
-        let end = job.run(ready, interrupt, None, |_, _| None);
+        // With ranks elsewhere, whose ends it hears of. Its daemons have left the agent, so it waits without end
+        // for one that is lost before it has reported.
+        let grace = Config::from_env()?.silence() * 3 / 2;
+        let end = job.run(ready, interrupt, None, |_, code| (code != Some(0)).then_some(grace));
         write(&self.folder.join("end"), "")?;
         self.print()?;
         end
