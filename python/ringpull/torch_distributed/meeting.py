@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import itertools
 import os
 import secrets
 import socket
@@ -130,8 +131,8 @@ def _addresses() -> Iterator[str]:
 
 #: The longest address of a store that goes through MPI.
 _ADDRESS_BYTES = 1024
-#: How long an address may take to answer.
-_ANSWER_S = 2.0
+#: How long an address may take to answer, in the first round and in the second, which a busy host may need.
+_ANSWERS_S = (2.0, 30.0)
 
 
 #: The key of a store under which the word is that rank 0 sends the others.
@@ -141,10 +142,10 @@ _PROOF = "ringpull"
 def _joined(places: Sequence[tuple[str, int]], proof: bytes, size: int, timeout: timedelta) -> Any:
     """The store at the first of these addresses and ports that has this proof. Hosts may have the same address
     on an interface of their own, such as docker0, and somebody else may listen there."""
-    for host, port in places:
+    for answer_s, (host, port) in itertools.product(_ANSWERS_S, places):
         try:
-            socket.create_connection((host, port), timeout=_ANSWER_S).close()
-            answer = timedelta(seconds=_ANSWER_S)
+            socket.create_connection((host, port), timeout=answer_s).close()
+            answer = timedelta(seconds=answer_s)
             store = _distributed.TCPStore(host, port, size, False, answer, wait_for_workers=False)
             if store.get(_PROOF) != proof:
                 continue
@@ -161,13 +162,13 @@ def _joined(places: Sequence[tuple[str, int]], proof: bytes, size: int, timeout:
 
 def meet(timeout: timedelta | None = None) -> tuple[Any, int, int]:
     """A store on rank 0 that every rank can use, this rank, and how many there are."""
-    timeout = timeout or _distributed.distributed_c10d.default_pg_timeout
+    limit: timedelta = timeout or _distributed.distributed_c10d.default_pg_timeout
     try:
-        comm = communicator(timeout=_seconds(timeout))
+        comm = communicator(timeout=_seconds(limit))
         is_local = comm.local_size == comm.size
         text, store = b"", None
         if comm.rank == 0:
-            store = _distributed.TCPStore("127.0.0.1", 0, comm.size, True, timeout, wait_for_workers=False)
+            store = _distributed.TCPStore("127.0.0.1", 0, comm.size, True, limit, wait_for_workers=False)
             proof = secrets.token_hex(16)
             store.set(_PROOF, proof)
             text = " ".join([str(store.port), proof, *(["127.0.0.1"] if is_local else _addresses())]).encode()
@@ -176,7 +177,7 @@ def meet(timeout: timedelta | None = None) -> tuple[Any, int, int]:
         shared[: len(text)] = numpy.frombuffer(text, numpy.uint8)
         port, proof, *addresses = comm.broadcast(shared, 0, out=shared).wait().tobytes().rstrip(b"\0").decode().split()
         if store is None:
-            store = _joined([(host, int(port)) for host in addresses], proof.encode(), comm.size, timeout)
+            store = _joined([(host, int(port)) for host in addresses], proof.encode(), comm.size, limit)
     except KVStoreError as error:
         raise raised(error) from None
     return store, comm.rank, comm.size
