@@ -271,21 +271,11 @@ impl Job for Push {
                 updated
             }
         };
-        match value {
-            Ok(value) => {
-                self.slot.settle_with(value, self.outs);
-                Ok(())
-            }
-            Err(fault) => {
-                self.fail(&fault);
-                Err(fault)
-            }
-        }
+        self.slot.settle_with(value, self.outs)
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.slot.fail(fault);
-        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+        self.slot.fail_with(fault, self.outs);
     }
 
     fn again(&mut self) -> bool {
@@ -570,21 +560,12 @@ impl Job for CompressedPush {
         if self.is_elastic {
             self.slot.keep_last(LastSum::Dense(Arc::clone(&sum)));
         }
-        match self.slot.value_after(&self.updates, &self.update, sum) {
-            Ok(value) => {
-                self.slot.settle_with(value, self.outs);
-                Ok(())
-            }
-            Err(fault) => {
-                self.fail(&fault);
-                Err(fault)
-            }
-        }
+        let value = self.slot.value_after(&self.updates, &self.update, sum);
+        self.slot.settle_with(value, self.outs)
     }
 
     fn fail(self: Box<Self>, fault: &Error) {
-        self.slot.fail(fault);
-        self.outs.into_iter().for_each(|out| out.fail(fault.clone()));
+        self.slot.fail_with(fault, self.outs);
     }
 
     fn again(&mut self) -> bool {

@@ -264,8 +264,16 @@ impl Slot {
         if update.overwrites() { Ok(sum) } else { self.updated(updates, update, sum.bytes()) }
     }
 
-    /// A dense push is done: this is the value now, and that of the outputs, which are let go.
-    pub(super) fn settle_with(&self, value: Arc<Buffer>, outs: Vec<TensorMut>) {
+    /// A dense push is done: this is the value now, and that of the outputs, which are let go. An error fails
+    /// both.
+    pub(super) fn settle_with(&self, value: Result<Arc<Buffer>>, outs: Vec<TensorMut>) -> Result<()> {
+        let value = match value {
+            Ok(value) => value,
+            Err(fault) => {
+                self.fail_with(&fault, outs);
+                return Err(fault);
+            }
+        };
         let span = timeline::span(Phase::Unpack, || &self.entry.key);
         for mut out in outs {
             if out.bytes().as_ptr() != value.bytes().as_ptr() {
@@ -274,6 +282,13 @@ impl Slot {
         }
         drop(span);
         self.settle(value);
+        Ok(())
+    }
+
+    /// Fails with the outputs that wait for the value.
+    pub(super) fn fail_with(&self, fault: &Error, outs: Vec<TensorMut>) {
+        self.fail(fault);
+        outs.into_iter().for_each(|out| out.fail(fault.clone()));
     }
 
     /// A dense push is done, whose sum stands in that output and nowhere else.

@@ -4,7 +4,7 @@
 
 It starts the program by ``ringpull launch``. With several nodes it runs on each of them, as torchrun does: the nodes
 meet at a store of PyTorch's, node 0 learns the hosts there and starts the job by ssh, and the others wait for its end.
-What cannot be translated is an error.
+An error refuses what cannot be translated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,9 +33,11 @@ _MEETING = timedelta(minutes=15)
 #: How long node 0 lets the others read how the job has ended.
 _PARTING = timedelta(seconds=10)
 _JOB = timedelta(days=3650)
+#: An address, in brackets if it is one of IPv6, and a number of ranks.
+_SLOTS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):[1-9][0-9]*")
 
 #: Options that say how torchrun watches its processes; here the launcher and MPI do that.
-_OF_AGENTS = ("monitor-interval", "start-method", "role", "rdzv-id", "rdzv-conf", "signals-to-handle", "event-log-handler")
+_OF_AGENTS = ("monitor-interval", "start-method", "role", "rdzv-conf", "signals-to-handle", "event-log-handler")
 #: Options that have nothing like them here, and what there is.
 _MISSING = {
     "log-dir": "redirect the output of the command, whose lines name their ranks",
@@ -46,9 +49,9 @@ _MISSING = {
 }
 
 
-def _refuse(error: str, hint: str) -> NoReturn:
+def _refuse(error: str, hint: str, status: int = 2) -> NoReturn:
     print(f"error: {error}\n  hint: {hint}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,18 +62,20 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     def option(name: str, *more: str, **words: Any) -> None:
-        if "default" in words:
-            words["default"] = os.environ.get("PET_" + name.replace("-", "_").upper(), words["default"])
+        given = os.environ.get("PET_" + name.replace("-", "_").upper())
+        if given is not None:
+            words["default"] = given not in ("", "0") if words.get("action") == "store_true" else given
         names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
         parser.add_argument(*names, *more, **words)
 
     option("nnodes", default="1", help="the number of nodes; this command runs on each of them")
     option("nproc-per-node", default="1", help="the number of ranks on this node: a number, cpu, gpu or auto")
-    option("node-rank", default=None, help="this node's number [default: in the order in which they come]")
+    option("node-rank", default=None, help="this node's number [default: 0 where nodes meet, then in the order in which they come]")
     option("master-addr", default=None, help="the address of node 0, where nodes meet")
     option("master-port", default=None, help=f"its port [default: {_PORT}]")
     option("rdzv-endpoint", default="", help="the address, and port, of the node where nodes meet")
     option("rdzv-backend", default="static", help="c10d or static")
+    option("rdzv-id", default="none", help="the name of the job, by which those that meet at one place are told apart")
     option("local-addr", default=None, help="this node's address for the other nodes [default: as it reaches node 0]")
     option("max-restarts", default="0", help="0: a job that goes on after a loss is `ringpull launch --elastic`")
     option("standalone", action="store_true", help="one node, which meets nobody")
@@ -137,34 +142,54 @@ class _Meeting:
         try:
             self._store = distributed.TCPStore(*place, None, self._has_store, _MEETING, wait_for_workers=False)
         except (RuntimeError, ValueError):
-            # Two nodes of one host: another has it.
             if own is not None:
-                raise
+                _refuse(f"no store can be had at {host} port {place[1]}", "start node 0 there, or give a --master-port that is free")
+            # Two nodes of one host: another has it.
             self._has_store = False
             self._store = distributed.TCPStore(*place, None, False, _MEETING, wait_for_workers=False)
-        self.rank = int(self._store.add("ringpull/nodes", 1)) - 1 if own is None else own
+        self._store = distributed.PrefixStore(f"ringpull/{options.rdzv_id}", self._store)
+        if own is None:
+            own = 0 if self._has_store else int(self._store.add("nodes", 1))
+        self.rank = own
+        if self.rank >= count or int(self._store.add(f"claimed/{self.rank}", 1)) > 1:
+            _refuse(
+                f"node {self.rank} of the job {options.rdzv_id} of {count} nodes has come to {host} port {place[1]} already",
+                "give jobs of one place a --rdzv-id or a --master-port of their own",
+                1,
+            )
         self._address = options.local_addr or _address_to(*place)
 
     def hosts(self, ranks: int) -> list[str]:
-        """Tells the others this node's address and number of ranks. On node 0 it returns those of all."""
+        """Tells the others this node's address and number of ranks. On node 0 it returns those of all. Whoever
+        reaches the port may write there, so an entry is one address and one number."""
         slots = f"[{self._address}]:{ranks}" if ":" in self._address else f"{self._address}:{ranks}"
-        self._store.set(f"ringpull/node/{self.rank}", slots)
+        self._store.set(f"node/{self.rank}", slots)
         if self.rank != 0:
             return []
-        names = [f"ringpull/node/{rank}" for rank in range(self._count)]
-        self._store.wait(names, _MEETING)
-        return [self._store.get(name).decode() for name in names]
+        found = []
+        for rank in range(self._count):
+            try:
+                self._store.wait([f"node/{rank}"], _MEETING)
+            except RuntimeError:
+                _refuse(f"node {rank} of {self._count} has not come", "start this command on every node, with the same --rdzv-id", 1)
+            found.append(self._store.get(f"node/{rank}").decode())
+            if not _SLOTS.fullmatch(found[-1]):
+                _refuse(f"node {rank} gives {found[-1]!r} for its address and number of ranks", "let nobody else reach the port where nodes meet", 1)
+        return found
 
     def ended(self, status: int | None = None) -> int:
         """The status of the job, which node 0 gives."""
         if status is not None:
-            self._store.set("ringpull/ended", str(status))
-        self._store.wait(["ringpull/ended"], _JOB)
-        found = int(self._store.get("ringpull/ended"))
-        self._store.set(f"ringpull/left/{self.rank}", "")
+            self._store.set("ended", str(status))
+        try:
+            self._store.wait(["ended"], _JOB)
+            found = int(self._store.get("ended"))
+        except RuntimeError:
+            _refuse("node 0 has gone without the status of the job", "look at its output", 1)
+        self._store.set(f"left/{self.rank}", "")
         if self._has_store:
             with contextlib.suppress(RuntimeError):
-                self._store.wait([f"ringpull/left/{rank}" for rank in range(self._count)], _PARTING)
+                self._store.wait([f"left/{rank}" for rank in range(self._count)], _PARTING)
         return found
 
 

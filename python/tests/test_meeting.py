@@ -1,4 +1,4 @@
-"""How ranks find the store of rank 0."""
+"""The ways in which ranks find the store of rank 0."""
 
 from __future__ import annotations
 

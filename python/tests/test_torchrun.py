@@ -8,6 +8,7 @@ import sys
 import pytest
 from ranks import DEADLINE, environment, ringpull_binary, run
 
+from ringpull.torchrun import _SLOTS
 from ringpull.torchrun import main as torchrun_main
 
 TORCHRUN = [sys.executable, "-m", "ringpull.torchrun"]
@@ -41,8 +42,8 @@ def test_torchruns_words_start_ranks_of_mpi(program):
     status, output = torchrun("--standalone", "--nproc_per_node", "2", program, "--epochs", "3")
     assert status == 0 and lines(output) == [f"rank {rank} of 2: --epochs 3 2.0 {rank} 1" for rank in range(2)], output
     # A module, PyTorch's variables for options, and the status of a rank.
-    more = {"PET_NPROC_PER_NODE": 2, "PYTHONPATH": f"{program.parent}:{os.environ.get('PYTHONPATH', '')}", "STATUS": 7}
-    status, output = torchrun("--nnodes=1:1", "--rdzv-backend=c10d", "-m", program.stem, "-x", **more)
+    more = {"PET_NPROC_PER_NODE": 2, "PET_MODULE": 1, "PYTHONPATH": f"{program.parent}:{os.environ.get('PYTHONPATH', '')}", "STATUS": 7}
+    status, output = torchrun("--nnodes=1:1", "--rdzv-backend=c10d", program.stem, "-x", **more)
     assert status == 7 and lines(output)[0].startswith("rank 0 of 2: -x 2.0 0"), output
 
 
@@ -70,6 +71,27 @@ def test_nodes_meet_and_node_0_starts_the_job(words, program):
     said = [node.communicate(timeout=DEADLINE)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [3, 3], said
     assert len(lines("".join(said))) == 2, said
+
+
+def test_a_job_takes_no_status_of_another_that_meets_at_the_same_place(program):
+    distributed = pytest.importorskip("torch.distributed")
+    store = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    # The other job has both of its nodes, and has ended well.
+    job = distributed.PrefixStore("ringpull/none", store)
+    job.add("nodes", 1)
+    job.set("ended", "0")
+    place = f"127.0.0.1 port {store.port}"
+    for words, error in (
+        (["--rdzv-endpoint", f"127.0.0.1:{store.port}"], f"error: node 2 of the job none of 2 nodes has come to {place} already"),
+        (["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", store.port], f"error: no store can be had at {place}"),
+    ):
+        status, output = torchrun("--nnodes", "2", *words, program)
+        assert status != 0 and error in output and "--master-port" in output, output
+
+
+def test_an_entry_of_a_node_is_one_address_and_one_number():
+    assert all(map(_SLOTS.fullmatch, ("10.0.0.1:2", "[fd00::2]:4", "node-1.example.test:1")))
+    assert not any(map(_SLOTS.fullmatch, ("10.0.0.1:2,10.0.0.2:2", "-o:1", "host", "host:0", "host:1 x", "a b:1")))
 
 
 def test_words_that_cannot_be_translated_are_errors(capsys, monkeypatch):

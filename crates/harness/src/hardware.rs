@@ -51,7 +51,7 @@ pub fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30))
 }
 
-/// What the processors of this machine have done since it started, in the kernel's ticks.
+/// The work of this machine's processors since it started, in the kernel's ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessorTime {
     all: u64,

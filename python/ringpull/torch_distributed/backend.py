@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -42,13 +43,16 @@ def is_derived() -> bool:
     return True
 
 
-class _Last(threading.local):
-    """The work that the latest call of this thread has begun."""
+class _Call(threading.local):
+    """The call of this thread that returns our work, and the work that it has begun."""
 
+    is_answered = False
     work: Work | None = None
 
 
-_last = _Last()
+_call = _Call()
+#: Calls that some ranks of a group make and others do not.
+_OF_PAIRS = ("send", "recv", "coalesced operations")
 
 
 class Backend(Collectives, _Base):  # type: ignore[misc]
@@ -66,9 +70,11 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
     options: Any = None
     supports_splitting = True
 
-    def _work(self, *arguments: Any, **keywords: Any) -> Work:
-        self._calls += 1
-        _last.work = work = super()._work(*arguments, **keywords)
+    def _work(self, name: str, *arguments: Any, **keywords: Any) -> Work:
+        work = super()._work(name, *arguments, **keywords)
+        self._calls += name not in _OF_PAIRS
+        if _call.is_answered:
+            _call.work = work
         return work
 
     def _get_sequence_number_for_group(self) -> int:
@@ -90,9 +96,11 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         """Does nothing: the ranks of a group make it alone."""
 
     def monitored_barrier(self, options: Any, wait_all_ranks: bool = False) -> None:
-        """Returns when every rank has called it. After the timeout it raises on each rank that has; rank 0's error
-        names one that has not, or all."""
+        """Returns when every rank has called it. It raises on each rank if one has not within the timeout from rank
+        0's call on; rank 0's error names one, or all. A rank that hears nothing of rank 0 raises after twice the
+        timeout."""
         limit: timedelta = options.timeout
+        end = time.monotonic() + limit.total_seconds()
         self._monitored += 1
         name = f"monitored_barrier/{self._monitored}"
         who = f"monitored_barrier of {self!r}"
@@ -103,7 +111,7 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
                 self._store.wait([name], 2 * limit)
                 error = self._store.get(name).decode()
             except _distributed.DistStoreError:
-                error = f"rank 0 has not called it within {2 * limit.total_seconds():g} s"
+                error = f"rank 0 has not ended it within {2 * limit.total_seconds():g} s"
             if error:
                 words = f"Rank {self._comm.rank} successfully reached monitoredBarrier, but received errors"
                 raise raised(StalledError(f"{who}: {words} while waiting for send/recv from rank 0: {error}"))
@@ -111,8 +119,8 @@ class Backend(Collectives, _Base):  # type: ignore[misc]
         missing: list[int] = []
         for rank in range(1, self._comm.size):
             try:
-                # Ranks behind the first that is missing have had the time.
-                self._store.wait([f"{name}/{rank}"], timedelta(milliseconds=1) if missing else limit)
+                left = timedelta(seconds=end - time.monotonic())
+                self._store.wait([f"{name}/{rank}"], max(left, timedelta(milliseconds=1)))
             except _distributed.DistStoreError:
                 missing.append(rank)
                 if not wait_all_ranks:
@@ -142,10 +150,12 @@ def _begins_work(name: str, method: Any) -> bool:
 def _answering(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def answers(*arguments: Any, **keywords: Any) -> Any:
-        _last.work = None
-        given = call(*arguments, **keywords)
-        work, _last.work = _last.work, None
-        return given if work is None else work
+        before, _call.is_answered = _call.is_answered, True
+        try:
+            given = call(*arguments, **keywords)
+            return given if _call.work is None else _call.work
+        finally:
+            _call.is_answered, _call.work = before, None
 
     return answers
 

@@ -84,7 +84,7 @@ def _check_others(backends: str) -> None:
 
 
 def create(options: Any, backends: str) -> Any:
-    """What PyTorch asks for, a backend or a whole group, in a group with those backends."""
+    """Makes the backend, or the whole group, for which PyTorch asks in a group with those backends."""
     _check_others(backends)
     comm = _communicator(list(options.global_ranks_in_group), options.timeout)
     if (comm.rank, comm.size) != (options.group_rank, options.group_size):

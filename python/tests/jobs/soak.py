@@ -115,7 +115,7 @@ def fork(arrays):
 
 
 class Size:
-    """What this process has had of memory (KiB), descriptors and threads."""
+    """The memory (KiB), descriptors and threads of this process."""
 
     def __init__(self):
         self.samples, self.next = [], 0.0

@@ -1,12 +1,11 @@
 //! Waits for a change of this rank's state, over all generations of ranks.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The time after which a waiting thread looks without a notice. One may be missed that comes just before the
-/// wait.
+/// The time after which a waiting thread looks without a notice: some ends, such as a thread's, give none.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The notices of changes.
@@ -21,7 +20,9 @@ pub(super) struct Changes {
 impl Changes {
     /// Lets the waiting threads look again. Costs nothing while there is none.
     pub(super) fn notify(&self) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
+        // The change comes before the look at who waits, as a waiting thread counts itself before it looks.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
             *self.count.lock() += 1;
             self.changed.notify_all();
         }
@@ -30,7 +31,8 @@ impl Changes {
     /// Returns when `is_over` returns true. It is called after each change, with the time waited since the
     /// call before: at most [`LOOK`] each time, so that a process that was stopped has not waited.
     pub(super) fn until(&self, mut is_over: impl FnMut(Duration) -> bool) {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
         let mut waited = Duration::ZERO;
         loop {
             let count = *self.count.lock();

@@ -37,7 +37,10 @@ impl OperationsUnderWay {
 
     /// Ends an operation, whose last topic this is; one that has not begun, too.
     pub(super) fn end(&mut self, number: u32, last: Topic) {
-        self.operations.retain(|(other, _)| *other != number);
+        // With one rank, operations of several topics have one number.
+        if let Some(place) = self.operations.iter().position(|(other, _)| *other == number) {
+            self.operations.remove(place);
+        }
         self.last = Some(last);
         self.time.run(!self.operations.is_empty());
     }

@@ -7,6 +7,9 @@
 //! rank, and any other gets an error while that one lives. Programs that follow each other may be a rank one
 //! after the other, as Open MPI 5 allows.
 
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
 use parking_lot::Mutex;
 
 use ringpull_base::claim::{self, Claim};
@@ -20,7 +23,7 @@ pub(crate) fn take(library: &str) -> Result<()> {
     static TAKEN: Mutex<Option<Claim>> = Mutex::new(None);
     let mut taken = TAKEN.lock();
     if taken.is_none()
-        && let Some(word) = config::missing_process_manager(library)
+        && let Some(word) = config::missing_process_manager(library, speaks_pmi)
     {
         return Err(Error::KindUnavailable {
             kind: "dist_sync_mpi".to_owned(),
@@ -50,6 +53,24 @@ pub(crate) fn take(library: &str) -> Result<()> {
             Err(inherited(&identity, what))
         }
     }
+}
+
+/// Returns true unless the parts of the library that is loaded lie beside it, and none of them speaks Slurm's
+/// own PMI.
+fn speaks_pmi() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let libraries = maps.lines().filter_map(|line| Some(Path::new(line.get(line.find('/')?..)?)));
+    let mut of_mpi =
+        libraries.filter(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libmpi.so")));
+    let Some(folder) = of_mpi.next().and_then(Path::parent) else { return true };
+    // The second is Debian's.
+    let folders = ["openmpi", "openmpi/lib/openmpi3"].map(|parts| std::fs::read_dir(folder.join(parts)));
+    let names = folders.into_iter().flatten().flatten().flatten().map(|entry| entry.file_name());
+    let parts: Vec<_> = names.filter(|name| name.as_bytes().starts_with(b"mca_pmix_")).collect();
+    parts.is_empty()
+        || ["mca_pmix_s1.so", "mca_pmix_s2.so", "mca_pmix_cray.so"]
+            .iter()
+            .any(|part| parts.iter().any(|name| name == part))
 }
 
 /// The remedy where `srun` and the library do not fit, with the library's word for `srun --mpi`.

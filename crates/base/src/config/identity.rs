@@ -30,25 +30,24 @@ pub fn identity(library: &str) -> Option<Identity> {
     })
 }
 
-/// Returns the word for `srun --mpi` that the library named `library` needs, in a process to which `srun`
-/// gives no rank of that library; `None` if it does, or did not start this process.
-pub fn missing_process_manager(library: &str) -> Option<&'static str> {
-    missing_in(library, text)
+/// Returns the word for `srun --mpi` that the library named `library` needs, in a process that it would end
+/// because `srun` gives it no rank of that library; `None` elsewhere. `speaks_pmi` returns true if the library
+/// was built for Slurm's own PMI.
+///
+/// Only Open MPI 4 ends such a process. The others make it a job of one rank, which is seen when MPI has
+/// started, and some find their ranks by Slurm's variables alone.
+pub fn missing_process_manager(library: &str, speaks_pmi: impl FnOnce() -> bool) -> Option<&'static str> {
+    missing_in(library, text, speaks_pmi)
 }
 
-fn missing_in(library: &str, text: impl Fn(&str) -> Option<String>) -> Option<&'static str> {
-    text("SLURM_STEP_ID")?;
-    let tasks: usize = text("SLURM_STEP_NUM_TASKS")?.parse().ok()?;
-    let word = process_manager(library);
-    let (needed, aborts_alone) = if word == "pmix" {
-        (&["PMIX_NAMESPACE"][..], library.starts_with("Open MPI 4"))
-    } else {
-        // Some are built for PMIx.
-        (&["PMI_FD", "PMI_RANK", "PMI_PORT", "PMIX_NAMESPACE"][..], false)
-    };
-    // A single task may be a job of one rank, except with Open MPI 4, which aborts then too.
-    let is_rank = needed.iter().any(|name| text(name).is_some()) || (tasks < 2 && !aborts_alone);
-    (!is_rank).then_some(word)
+fn missing_in(
+    library: &str,
+    text: impl Fn(&str) -> Option<String>,
+    speaks_pmi: impl FnOnce() -> bool,
+) -> Option<&'static str> {
+    text("SLURM_STEP_ID").filter(|_| library.starts_with("Open MPI 4"))?;
+    let is_rank = text("PMIX_NAMESPACE").is_some() || (text("PMI_FD").is_some() && speaks_pmi());
+    (!is_rank).then(|| process_manager(library))
 }
 
 /// Returns the word for `srun --mpi` by which ranks of the library named `library` find each other.
@@ -111,27 +110,26 @@ mod tests {
 
     #[test]
     fn srun_has_to_give_ranks_of_the_library() {
-        let step = |tasks: &'static str| [("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", tasks)];
+        let step = [("SLURM_STEP_ID", "0")];
         let pmix = [("PMIX_NAMESPACE", "slurm.pmix.4.0")];
         let pmi2 = [("PMI_FD", "11"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")];
-        for (library, variables, expected) in [
-            ("Open MPI 4.1.4", step("2").to_vec(), Some("pmix")),
-            ("Open MPI 4.1.4", [&step("2")[..], &pmi2].concat(), Some("pmix")),
-            ("Open MPI 4.1.4", [&step("2")[..], &pmix].concat(), None),
-            ("Open MPI 4.1.4", step("1").to_vec(), Some("pmix")),
-            ("Open MPI 5.0.11", step("1").to_vec(), None),
-            ("Open MPI 5.0.11", step("2").to_vec(), Some("pmix")),
-            ("MPICH 4.0.2", step("2").to_vec(), Some("pmi2")),
-            ("MPICH 4.0.2", [&step("2")[..], &pmi2].concat(), None),
-            ("MPICH 4.0.2", [&step("2")[..], &pmix].concat(), None),
-            ("MPICH 4.0.2", step("1").to_vec(), None),
+        for (library, variables, speaks_pmi, expected) in [
+            ("Open MPI 4.1.4", step.to_vec(), true, Some("pmix")),
+            ("Open MPI 4.1.4", [&step[..], &pmi2].concat(), false, Some("pmix")),
+            ("Open MPI 4.1.4", [&step[..], &pmi2].concat(), true, None),
+            ("Open MPI 4.1.4", [&step[..], &pmix].concat(), false, None),
+            ("Open MPI 5.0.11", step.to_vec(), false, None),
+            // Slurm's own library of PMI needs no variable of PMI's.
+            ("MPICH 4.0.2", step.to_vec(), false, None),
+            ("Intel MPI 2021", [&step[..], &pmi2].concat(), false, None),
             // Ranks of an mpirun, or of none.
-            ("Open MPI 4.1.4", pmix.to_vec(), None),
-            ("Open MPI 4.1.4", vec![("SLURM_JOB_ID", "7")], None),
+            ("Open MPI 4.1.4", pmix.to_vec(), false, None),
+            ("Open MPI 4.1.4", vec![("SLURM_JOB_ID", "7")], false, None),
         ] {
             let text =
                 |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-            assert_eq!(missing_in(library, text), expected, "{library} {variables:?}");
+            let found = missing_in(library, text, || speaks_pmi);
+            assert_eq!(found, expected, "{library} {variables:?}");
         }
     }
 }

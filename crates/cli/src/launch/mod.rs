@@ -7,7 +7,8 @@
 //! - [`port`]: where the scheduler listens; [`hostfile`]: hosts by name; [`remote`]: checks and copies over
 //!   ssh before the job; [`environment`]: which of the user's variables other hosts get;
 //! - [`by_mpi`]: the same job as one `mpirun`; [`wrapper`]: the program above each rank;
-//!   `memory_limit`: the kernel's kills among its children; `control`: its launcher's side; `connection`: what is between them;
+//!   `memory_limit`: the kernel's kills among its children; `control`: its launcher's side; `connection`: the
+//!   frames between them;
 //! - [`batch`]: as one step of Slurm or one job of Grid Engine;
 //!   [`yarn`]: as a service of Hadoop YARN;
 //! - [`elastic`]: MPI ranks that are started again when some are lost or hosts are added.

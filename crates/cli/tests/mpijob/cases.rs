@@ -1,4 +1,4 @@
-//! What is tried with jobs in containers.
+//! Trials of jobs in containers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -116,7 +116,7 @@ fn an_mpijob_of_four_workers_trains_as_a_plain_mpirun_of_four_ranks() {
     trains_alike("a", &image, &["--workers", "4"], 4, 4, CALM);
 }
 
-/// What restricts the pods of a job as clusters do, one of each kind: the user and the file system, the
+/// Restrictions that clusters lay on a job, one of each kind: the user and the file system, the
 /// default 64 MB of shared memory with three ranks to a pod, and a profile of system calls that lets no
 /// process read another. No run says a word more than the others.
 #[test]

@@ -145,7 +145,7 @@ impl Job {
         format!("{pod}.{}{rest}", self.name)
     }
 
-    /// What the cluster's server of names knows of the job.
+    /// The job's entries at the cluster's server of names.
     fn hosts(&self) -> String {
         let mut text = String::new();
         for (pod, number) in self.pod_names() {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
 
-/// What the runtime leaves a container of root that asks for nothing.
+/// The capabilities that the runtime leaves a container of root.
 const CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -91,7 +91,7 @@ pub(crate) fn write_profile_without(calls: &[&str], to: &Path) {
     std::fs::write(to, profile.to_string()).unwrap();
 }
 
-/// What the example trains on, which images do not hold.
+/// The example's data set, which images do not hold.
 const DATA: &str = ringpull_base::config::FASHION_MNIST;
 
 /// The folder [`Network::printed`] as a pod calls it.
@@ -214,7 +214,7 @@ pub(crate) struct Plan {
     pub(crate) limit: Option<String>,
     /// A profile of system calls in the place of the runtime's own.
     pub(crate) seccomp: Option<PathBuf>,
-    /// Where its short names are looked up first.
+    /// The domain in which its short names are looked up first.
     pub(crate) search: String,
     pub(crate) words: Vec<String>,
 }
