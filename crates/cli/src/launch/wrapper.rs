@@ -477,23 +477,29 @@ impl RankProcess {
         });
     }
 
+    /// Sends SIGTERM to a process, once. A shell with a trap gets it before what it runs, or it could reach the
+    /// end of its script without the trap; one without a trap gets it when what it runs has ended.
     fn tell(&self, pid: Pid, told: &mut Told) {
         if told.processes.contains(&pid) {
             return;
         }
-        if is_shell(pid) {
-            let children = told.children.entry(pid).or_insert_with(|| children_of(pid)).clone();
-            for child in &children {
-                self.tell(*child, told);
-            }
-            // A shell with a trap acts on its own when what it runs has ended.
-            if !catches(pid, consts::SIGTERM) && children.iter().any(|child| group_of(*child).is_some()) {
-                return;
-            }
+        let (is_shell, has_trap) = (is_shell(pid), catches(pid, consts::SIGTERM));
+        let children = told.children.entry(pid).or_insert_with(|| if is_shell { children_of(pid) } else { Vec::new() });
+        let children = children.clone();
+        let end = |told: &mut Told| {
+            told.processes.insert(pid);
+            self.signal(pid, consts::SIGTERM);
+            self.signal(pid, consts::SIGCONT);
+        };
+        if is_shell && has_trap {
+            end(told);
         }
-        told.processes.insert(pid);
-        self.signal(pid, consts::SIGTERM);
-        self.signal(pid, consts::SIGCONT);
+        for child in &children {
+            self.tell(*child, told);
+        }
+        if !told.processes.contains(&pid) && !children.iter().any(|child| group_of(*child).is_some()) {
+            end(told);
+        }
     }
 
     fn kill(&self) {
