@@ -137,12 +137,6 @@ impl Mpirun {
         self.assemble(command, Reach::Ssh, &names, Some(&ssh_agent(hosts, &names)), parts)
     }
 
-    /// The command that runs several programs as one world on hosts of these names, which a script reaches
-    /// that is called as ssh is.
-    pub(crate) fn command_by_agent(&self, names: &[String], agent: &str, parts: &[Ranks]) -> Result<MpiCommand> {
-        self.assemble(Command::new(&self.program), Reach::Agent, names, Some(agent), parts)
-    }
-
     fn assemble(
         &self,
         mut command: Command,
@@ -325,8 +319,6 @@ enum Reach {
     Here,
     Lab,
     Ssh,
-    /// By a script of the caller's.
-    Agent,
 }
 
 /// The name by which `mpirun` gets each host. One of this host that ssh is to reach, one with colons, and one

@@ -17,7 +17,6 @@ use crate::launch::elastic::discovery::{Discovery, Source};
 use crate::launch::elastic::{Cooldown, Elastic};
 use crate::launch::host::placed;
 use crate::launch::hostfile::HostList;
-use crate::launch::yarn::{Cluster, YarnJob};
 use crate::launch::{Host, Launch, Replacements, Sink, Spec, SshHost, Variables, by_mpi, remote};
 use crate::mpirun::Mpirun;
 
@@ -31,7 +30,6 @@ use crate::mpirun::Mpirun;
   ringpull launch -n 8 -s 8 -H hosts --env OMP_NUM_THREADS=1 -- ./train --kv-store dist_async
   ringpull launch -n 8 --launcher slurm -- ./train --kv-store dist_sync_mpi
   ringpull launch -n 8 -s 8 --launcher sge --sge-pe orte -- ./train --kv-store dist_sync
-  ringpull launch -n 8 --launcher yarn --yarn http://rm:8088 -- python train.py --kv-store dist_sync_mpi
   ringpull launch -n 2 -s 2 -H hosts --launcher ssh python3 train.py     as with MXNet's launch.py
   ringpull launch -np 4 -H host1:2,host2:2 python train.py           as with horovodrun
   ringpull launch --elastic --min-workers 2 --max-workers 8 --discover-hosts ./hosts.sh -- python train.py
@@ -49,7 +47,7 @@ that of the first process that failed.
 
 After Ctrl-C or SIGTERM each worker's process gets SIGTERM, but not what it has started, and 25 s to
 save its state; then SIGKILL. Servers end after the workers. A second Ctrl-C does not wait. The exit
-code is 130 or 143. With Grid Engine and YARN the batch system ends the processes in its own way.
+code is 130 or 143. With Grid Engine the batch system ends the processes in its own way.
 
 Lines have the name of their process, and what has come of a line is printed at once. A command in
 quotes is run by a shell.
@@ -94,8 +92,6 @@ pub(crate) struct LaunchArgs {
     /// Grid Engine's parallel environment for the job's slots, such as mpi or orte (sge only).
     #[arg(long, value_name = "NAME")]
     sge_pe: Option<String>,
-    #[command(flatten)]
-    cluster: Cluster,
     /// Print output without the name of its process before each line.
     #[arg(long)]
     no_tag: bool,
@@ -174,7 +170,8 @@ enum Launcher {
     Slurm,
     /// By qsub, as one job of Grid Engine; needs --sge-pe.
     Sge,
-    /// As a service of Hadoop YARN; needs --yarn.
+    /// MXNet's launch.py knows it; there is only an error that says what to do.
+    #[value(hide = true)]
     Yarn,
     /// On the emulated hosts of `ringpull lab up`.
     Lab,
@@ -188,6 +185,12 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     }
     let has_hosts = args.hostfile.is_some() || args.elastic.discover_hosts.is_some();
     let launcher = args.launcher.unwrap_or(if has_hosts { Launcher::Ssh } else { Launcher::Local });
+    if launcher == Launcher::Yarn {
+        return Err(Error::argument(
+            "there is no launcher for Hadoop YARN",
+            "get containers with an ssh server from YARN, and list their hosts: ringpull launch -H HOSTFILE",
+        ));
+    }
     let workers = args.num_workers.or(args.elastic.min_workers).unwrap_or(1);
     let with_servers = match args.elastic.elastic {
         true if servers(workers, args.num_servers, &args.command) == 0 => return run_elastic(args, launcher),
@@ -202,7 +205,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     let config = Config::from_env()?;
     let hosts = read_hosts(&args, launcher)?;
     let is_here = hosts.iter().all(|(host, _)| *host == Host::Local);
-    if !matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) && is_here {
+    if !matches!(launcher, Launcher::Slurm | Launcher::Sge) && is_here {
         check_program(&args.command)?;
     }
     warn_about_unused_options(&args, launcher);
@@ -210,10 +213,7 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     // look again.
     let grace = config.silence() * 3 / 2;
     let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
-    let code = if launcher == Launcher::Yarn {
-        let spec = Spec { workers, servers, helpers, command: args.command, variables: args.variables };
-        YarnJob { cluster: args.cluster, spec, sink, grace }.run()?
-    } else if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
+    let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         let batch = match (launcher, &args.sge_pe) {
             (Launcher::Slurm, _) => Batch::Slurm,
             (_, Some(environment)) => Batch::Sge { environment: environment.clone() },
@@ -257,7 +257,7 @@ fn check_helpers(helpers: usize, servers: usize, launcher: Launcher) -> Result<(
             "let the command ask for dist_sync_mpi and leave out -s, or leave out --helpers",
         ));
     }
-    if helpers > 0 && matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) {
+    if helpers > 0 && matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         return Err(Error::argument(
             "--helpers is for the launchers local, ssh, mpi and lab",
             "inside an allocation, start one mpirun of two programs: workers, and ranks with RINGPULL_ROLE=helper",
@@ -342,7 +342,7 @@ fn run_elastic(args: LaunchArgs, launcher: Launcher) -> Result<Status> {
             "give as many with --max-workers, or more",
         ));
     }
-    if matches!(launcher, Launcher::Slurm | Launcher::Sge | Launcher::Yarn) {
+    if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         return Err(Error::argument(
             "--elastic is for the launchers local, ssh, mpi and lab",
             "inside an allocation, list its hosts with --discover-hosts SCRIPT or -H HOSTFILE",
@@ -494,9 +494,6 @@ fn warn_about_unused_options(args: &LaunchArgs, launcher: Launcher) {
     }
     if args.sge_pe.is_some() && launcher != Launcher::Sge {
         eprintln!("warning: --sge-pe has no effect without --launcher sge");
-    }
-    if args.cluster.yarn.is_some() && launcher != Launcher::Yarn {
-        eprintln!("warning: --yarn has no effect without --launcher yarn");
     }
 }
 

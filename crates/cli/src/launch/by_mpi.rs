@@ -33,9 +33,9 @@ use ringpull_lab::ends::{MpirunEnd, code_of, of_mpirun};
 /// error if it does not end after its ranks on this host have ended.
 pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
     let interrupt = Interrupt::watch()?;
-    let job = MpiJob::new(spec, Some(hosts), sink, Box::new(|_| ()))?;
+    let job = MpiJob::new(spec, hosts, sink, Box::new(|_| ()))?;
     let ready = Mpirun::find()?.command_of_parts(hosts, &job.parts)?;
-    job.run(ready, &interrupt, Some(hosts), |_, _| None)
+    job.run(ready, &interrupt, hosts, |_, _| None)
 }
 
 /// The processes of a job, and the connections that they will make.
@@ -48,23 +48,20 @@ pub(super) struct MpiJob {
 }
 
 impl MpiJob {
-    /// A job on these hosts, or on hosts that somebody else chooses. `on_line` gets each line that `mpirun`
-    /// and its processes write to stderr.
-    pub(super) fn new(spec: &Spec, hosts: Option<&[Host]>, sink: Sink, on_line: OnLine) -> Result<Self> {
-        let reach = hosts.map_or(RankHosts::Anywhere, RankHosts::Hosts);
-        let control = Control::listen(reach, config::secret_or_new()?, sink, on_line)?;
+    /// A job on these hosts. `on_line` gets each line that `mpirun` and its processes write to stderr.
+    pub(super) fn new(spec: &Spec, hosts: &[Host], sink: Sink, on_line: OnLine) -> Result<Self> {
+        let control = Control::listen(RankHosts::Hosts(hosts), config::secret_or_new()?, sink, on_line)?;
         let (parts, port) = parts(spec, hosts, &control)?;
         Ok(MpiJob { parts, workers: spec.workers, control, _port: port })
     }
 
-    /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are, if they are on hosts that
-    /// this program knows. `must_end` gets each rank that has ended, with its exit code, and says how long
+    /// Runs `mpirun` to its end; its exit code. `hosts` are where its ranks are. `must_end` gets each rank that has ended, with its exit code, and says how long
     /// the job may then run, if it has to end: `mpirun` itself sees to that unless the ranks survive losses.
     pub(super) fn run(
         self,
         mut ready: MpiCommand,
         interrupt: &Interrupt,
-        hosts: Option<&[Host]>,
+        hosts: &[Host],
         mut must_end: impl FnMut(&str, Option<i32>) -> Option<Duration>,
     ) -> Result<i32> {
         interrupt.watch_for_job()?;
@@ -84,7 +81,7 @@ impl MpiJob {
         let aborts = Arc::new(AtomicBool::new(false));
         let output = Output::of(&mut child, &control, &aborts);
         let mut ending = Ending::new(&control, interrupt, Pid::from_child(&child));
-        let mut childless = hosts.map(|hosts| Childless::watch(child.id(), hosts));
+        let mut childless = Childless::watch(child.id(), hosts);
         // Survivors have said what they lost after 1.5 times the silence, or mpirun has ended them.
         let grace = Config::from_env()?.silence() * 3 / 2;
         let patience = grace + PATIENCE;
@@ -108,7 +105,7 @@ impl MpiJob {
             if aborts.load(Ordering::Relaxed) {
                 hangs = aborts_since.get_or_insert_with(Instant::now).elapsed() > patience;
             }
-            let is_stuck = childless.as_mut().is_some_and(Childless::is_stuck) && !control.is_any_running();
+            let is_stuck = childless.is_stuck() && !control.is_any_running();
             (hangs || is_stuck) && output.is_idle()
         })?;
         control.finish(interrupt);
@@ -250,11 +247,11 @@ fn pass_on(
 }
 
 /// The words and variables of the ranks, and the port of the scheduler or of PyTorch's rank 0.
-fn parts(spec: &Spec, hosts: Option<&[Host]>, control: &Control) -> Result<(Vec<Ranks>, Option<Port>)> {
+fn parts(spec: &Spec, hosts: &[Host], control: &Control) -> Result<(Vec<Ranks>, Option<Port>)> {
     let ranks = |count, name: &str, env: Vec<(String, String)>| wrapped(spec, count, control, name, env);
     if spec.servers == 0 {
         // MPI counts helpers among the ranks.
-        let (port, meeting) = meeting_of_torch(hosts.filter(|_| spec.helpers == 0))?;
+        let (port, meeting) = meeting_of_torch(Some(hosts).filter(|_| spec.helpers == 0))?;
         let workers = ranks(spec.workers, "rank", [meeting, spec.variables.of(Role::Worker)].concat())?;
         let role = (config::ROLE.to_owned(), "helper".to_owned());
         let env = [spec.variables.of(Role::Helper), vec![role]].concat();
@@ -263,7 +260,7 @@ fn parts(spec: &Spec, hosts: Option<&[Host]>, control: &Control) -> Result<(Vec<
         return Ok(([workers].into_iter().chain(helpers).collect(), port));
     }
     // Rank 0 is the scheduler.
-    let root = address_of_first(hosts.unwrap_or_default())?;
+    let root = address_of_first(hosts)?;
     let port = claim_port(root)?;
     let one = |(role, index)| ranks(1, &process_name(role, index), spec.env_of(role, index, root, port.number()));
     Ok((spec.roles().map(one).collect::<Result<_>>()?, Some(port)))
@@ -282,7 +279,7 @@ fn address_of_first(hosts: &[Host]) -> Result<IpAddr> {
 type NamesAndValues = Vec<(String, String)>;
 
 /// The variables by which the ranks of PyTorch's own backends find rank 0, and the claim of its port. Nothing
-/// if the user has set one of them, somebody else chooses the hosts, or only ssh knows the first host's name.
+/// if the user has set one of them, or only ssh knows the first host's name.
 /// A job that a rank of another one starts has its own, and not that job's.
 fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, NamesAndValues)> {
     let (names, is_inner) = (["MASTER_ADDR", "MASTER_PORT"], config::text(config::MEETING).is_some());

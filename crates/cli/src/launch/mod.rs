@@ -10,7 +10,6 @@
 //!   `memory_limit`: the kernel's kills among its children; `control`: its launcher's side; `connection`: the
 //!   frames between them;
 //! - [`batch`]: as one step of Slurm or one job of Grid Engine;
-//!   [`yarn`]: as a service of Hadoop YARN;
 //! - [`elastic`]: MPI ranks that are started again when some are lost or hosts are added.
 //!
 //! [`horovodrun`] takes that program's options.
@@ -33,7 +32,6 @@ pub(crate) mod port;
 pub(crate) mod remote;
 mod supervise;
 pub(crate) mod wrapper;
-pub(crate) mod yarn;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};

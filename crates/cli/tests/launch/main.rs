@@ -17,7 +17,6 @@ mod ranks;
 mod secrets;
 mod slurm;
 mod ssh;
-mod yarn;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -237,6 +236,7 @@ fn a_worker_that_is_stopped_wakes_to_save_its_state_after_an_interrupt() {
 fn what_cannot_be_launched_is_one_clear_error() {
     for (words, expected) in [
         (&["-n", "1", "--launcher", "ssh", "--", "true"][..], "needs hosts"),
+        (&["-n", "1", "--launcher", "yarn", "--", "true"], "list their hosts: ringpull launch -H HOSTFILE"),
         (&["-n", "1", "-H", "/nonexistent", "--", "true"], "cannot read /nonexistent"),
         (&["-n", "1", "--launcher", "local", "-H", "/dev/null", "--", "true"], "a hostfile is for"),
         (&["-n", "1", "-H", "/dev/null", "--", "true"], "names no host"),

@@ -311,7 +311,7 @@ impl Elastic {
         let hosts: Vec<Host> = ranks.iter().map(|found| found.host.clone()).collect();
         let said = Arc::clone(lost);
         let on_line = move |line: &str| said.lock().unwrap_or_else(PoisonError::into_inner).read(line);
-        let job = by_mpi::MpiJob::new(&spec, Some(&hosts), self.sink, Box::new(on_line))?;
+        let job = by_mpi::MpiJob::new(&spec, &hosts, self.sink, Box::new(on_line))?;
         let ready = mpirun.command_of_parts(&hosts, &job.parts)?;
         let running: Vec<String> = ranks.iter().map(|found| found.offer.name.clone()).collect();
         let watch = Watch::start(self, number, ranks, lost, (suspects.clone(), begun), snapshots);
@@ -330,7 +330,7 @@ impl Elastic {
             }
             Some(within)
         };
-        let end = job.run(ready, interrupt, Some(&hosts), must_end);
+        let end = job.run(ready, interrupt, &hosts, must_end);
         watch.stop();
         let code = match end {
             Ok(code) => code,
