@@ -20,14 +20,14 @@ const LEN: usize = 32 << 20;
 /// Ranks whose codes are added up.
 const RANKS: usize = 8;
 
-struct Buffers {
+struct CodecBuffers {
     gradient: Vec<f32>,
     residual: Vec<f32>,
     code: Vec<u8>,
     sums: Vec<u8>,
 }
 
-impl Buffers {
+impl CodecBuffers {
     fn new() -> Self {
         // Random in (-1, 1): branches on such values are not predicted.
         let mut state = 1u64;
@@ -36,14 +36,14 @@ impl Buffers {
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         let gradient = (0..LEN).map(|_| next()).collect();
-        Buffers { gradient, residual: vec![0.0; LEN], code: vec![0; 2 * LEN], sums: vec![0; 2 * LEN] }
+        CodecBuffers { gradient, residual: vec![0.0; LEN], code: vec![0; 2 * LEN], sums: vec![0; 2 * LEN] }
     }
 }
 
 /// The measured steps; the residual takes part as the sum that is added to.
 const STEPS: [&str; 4] = ["encode", "decode-add", "sum of 8", "decode sum"];
 
-fn run(step: &str, codec: Codec, level: Level, buffers: &mut Buffers) {
+fn run(step: &str, codec: Codec, level: Level, buffers: &mut CodecBuffers) {
     let code = &mut buffers.code[..codec.code_bytes(LEN)];
     let sums = &mut buffers.sums[..codec.sum_bytes(LEN / RANKS, RANKS)];
     match step {
@@ -71,7 +71,7 @@ fn codecs() -> [(&'static str, Codec); 4] {
 }
 
 /// The rate of `work` on all floats, in GB/s.
-fn rate(rounds: usize, buffers: &mut Buffers, work: impl Fn(&mut Buffers)) -> f64 {
+fn rate(rounds: usize, buffers: &mut CodecBuffers, work: impl Fn(&mut CodecBuffers)) -> f64 {
     let mut seconds: Vec<f64> = (0..rounds)
         .map(|_| {
             let start = Instant::now();
@@ -84,15 +84,15 @@ fn rate(rounds: usize, buffers: &mut Buffers, work: impl Fn(&mut Buffers)) -> f6
     (4 * LEN) as f64 / 1e9 / seconds[rounds / 2]
 }
 
-fn add(buffers: &mut Buffers) {
+fn add(buffers: &mut CodecBuffers) {
     add_assign(DType::F32, bytemuck::cast_slice_mut(&mut buffers.residual), bytemuck::cast_slice(&buffers.gradient));
 }
 
-fn negate(buffers: &mut Buffers) {
+fn negate(buffers: &mut CodecBuffers) {
     buffers.residual.iter_mut().for_each(|value| *value = -*value);
 }
 
-fn table(buffers: &mut Buffers, rounds: usize) {
+fn table(buffers: &mut CodecBuffers, rounds: usize) {
     println!("GB/s of floats on one core, from memory: median of {rounds}");
     let (added, negated) = (rate(rounds, buffers, add), rate(rounds, buffers, negate));
     buffers.residual.fill(0.0);
@@ -110,7 +110,7 @@ fn table(buffers: &mut Buffers, rounds: usize) {
 }
 
 fn main() {
-    let mut buffers = Buffers::new();
+    let mut buffers = CodecBuffers::new();
     let is_test = std::env::args().any(|argument| argument == "--test");
     table(&mut buffers, if is_test { 1 } else { 7 });
     let mut criterion = Criterion::default().sample_size(10).configure_from_args();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use ringpull_base::{Buffer, Error, Key, Result, Tensor, TensorMut};
-use ringpull_device::{Devices, Layout, Memory, Scratch, Slice};
+use ringpull_device::{Devices, Layout, Memory, Slice, SumScratch};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
@@ -32,7 +32,7 @@ pub struct DeviceSums {
 struct SumSlot {
     layout: Layout,
     sum: Vec<Slice>,
-    scratch: Scratch,
+    scratch: SumScratch,
 }
 
 impl DeviceSums {
@@ -47,7 +47,7 @@ impl DeviceSums {
             return Ok(Arc::clone(slot));
         }
         let layout = Layout::new(entry.len(), entry.dtype.size_bytes(), self.devices.count());
-        let slot = SumSlot { layout, sum: self.devices.parts(&layout)?, scratch: Scratch::default() };
+        let slot = SumSlot { layout, sum: self.devices.parts(&layout)?, scratch: SumScratch::default() };
         Ok(Arc::clone(slots.entry(entry.key.clone()).or_insert(Arc::new(Mutex::new(slot)))))
     }
 

@@ -15,7 +15,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 use ringpull_ps::coded::Coded;
 use ringpull_ps::message::Want;
 use ringpull_ps::shard::{Batch, Layout};
-use ringpull_ps::worker::{Answer, Bytes, Command, Task, Worker, WorkersChanged};
+use ringpull_ps::worker::{Bytes, Command, ServerAnswer, Task, Worker, WorkersChanged};
 
 use crate::backlog::{self, Backlog, PUSHES};
 use crate::compressed::{Coding, Compressor};
@@ -30,7 +30,7 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater, cont
 pub struct Servers {
     kind: Kind,
     worker: Arc<Worker>,
-    calls: Mutex<Calls>,
+    calls: Mutex<WorkerCalls>,
     compressor: Compressor,
     backlog: Backlog,
     /// Held while this worker, which has come later, waits for the others to take it in; whether it has.
@@ -39,7 +39,7 @@ pub struct Servers {
 
 /// The calls of this worker, from which rounds and versions follow.
 #[derive(Default)]
-struct Calls {
+struct WorkerCalls {
     keys: BTreeMap<Key, KeyCalls>,
     optimizer: Option<Optimizer>,
     version: u64,
@@ -66,13 +66,13 @@ impl KeyCalls {
 }
 
 /// The round of a push.
-struct Round {
+struct RoundCalls {
     number: u64,
     optimizer: u64,
     applied: Arc<AtomicU64>,
 }
 
-impl Round {
+impl RoundCalls {
     fn push(self, gradient: Bytes, outs: Vec<TensorMut>) -> Task {
         Task::Push { gradient, outs, round: self.number, optimizer: self.optimizer, applied: self.applied }
     }
@@ -83,7 +83,7 @@ struct Asked {
     rounds: u64,
     /// Answers still to come, one for each segment.
     left: usize,
-    answers: Receiver<Result<Answer>>,
+    answers: Receiver<Result<ServerAnswer>>,
 }
 
 impl Servers {
@@ -218,7 +218,7 @@ impl Servers {
     }
 
     /// Submits a push in the order in which rounds are counted.
-    fn push_task(&self, entry: &Entry, priority: i32, task: impl FnOnce(&Layout, Round) -> Task) -> Result<()> {
+    fn push_task(&self, entry: &Entry, priority: i32, task: impl FnOnce(&Layout, RoundCalls) -> Task) -> Result<()> {
         let mut calls = self.calls.lock();
         if self.is_async() && calls.optimizer.is_none() {
             return Err(Error::argument(
@@ -233,7 +233,7 @@ impl Servers {
         let found = calls.keys.get_mut(&entry.key).ok_or_else(|| not_initialized(&entry.key, self.rank()))?;
         found.pushes += 1;
         let layout = Arc::clone(&found.layout);
-        let round = Round { number: found.pushes, optimizer: version, applied: Arc::clone(&found.applied) };
+        let round = RoundCalls { number: found.pushes, optimizer: version, applied: Arc::clone(&found.applied) };
         let task = task(&layout, round);
         self.run(entry, &layout, priority, task)
     }
@@ -348,7 +348,7 @@ impl Backend for Servers {
             priority,
             layout.segments.len(),
             task,
-            |Answer { segment, payload, .. }| {
+            |ServerAnswer { segment, payload, .. }| {
                 for out in &mut outs {
                     out.bytes_mut()[layout.bytes_of(segment)].copy_from_slice(&payload);
                 }
@@ -372,7 +372,7 @@ impl Backend for Servers {
             priority,
             batches.len(),
             task,
-            |Answer { segment, payload, .. }| {
+            |ServerAnswer { segment, payload, .. }| {
                 if let Some(Batch { positions, .. }) = batches.iter().find(|batch| batch.segments[0] == segment) {
                     rows[positions.start * size..positions.end * size].copy_from_slice(&payload);
                 }
@@ -418,10 +418,17 @@ impl Backend for Servers {
         for (key, layout, rounds) in keys {
             let mut parts = vec![State::default(); layout.segments.len()];
             let task = |answers| Task::Pull { rounds, want: Want::State, units: Vec::new(), answers };
-            self.worker.ask(&key, &layout, 0, layout.segments.len(), task, |Answer { segment, state, .. }| {
-                parts[segment] = state.unwrap_or_default();
-                Ok(())
-            })?;
+            self.worker.ask(
+                &key,
+                &layout,
+                0,
+                layout.segments.len(),
+                task,
+                |ServerAnswer { segment, state, .. }| {
+                    parts[segment] = state.unwrap_or_default();
+                    Ok(())
+                },
+            )?;
             saved.states.insert(key, join(&layout, &parts));
         }
         Ok(saved)

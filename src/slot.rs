@@ -22,7 +22,7 @@ pub(super) struct Slot {
     pub(super) entry: Entry,
     /// Its name among the operations of the ranks.
     pub(super) topic: Topic,
-    state: Mutex<State>,
+    state: Mutex<SlotState>,
     changed: Condvar,
     /// The bytes of all operations of the store that were called and are not done.
     unfinished_bytes: Arc<AtomicU64>,
@@ -33,7 +33,7 @@ pub(super) struct Slot {
 }
 
 #[derive(Default)]
-struct State {
+struct SlotState {
     /// `None` while it is being overwritten, and when the last sum was left to the output that it stands in.
     value: Option<Arc<Buffer>>,
     /// Memory of the key's length for the next sum that has no output to stand in.

@@ -134,7 +134,7 @@ fn listen_in(folder: &Path) -> io::Result<(UnixListener, PathBuf)> {
 }
 
 /// Answers those who ask on a thread of its own, each on another, so that none keeps a probe waiting.
-fn answer<C: Connection + Send + 'static>(
+fn answer<C: TimedStream + Send + 'static>(
     job: &Weak<dyn WatchedJob>,
     mut accept: impl FnMut() -> io::Result<C> + Send + 'static,
 ) -> io::Result<()> {
@@ -165,24 +165,24 @@ fn answer<C: Connection + Send + 'static>(
 }
 
 /// A stream whose pieces have a time limit.
-trait Connection: Read + Write {
+trait TimedStream: Read + Write {
     fn limit(&self, each: Duration) -> io::Result<()>;
 }
 
-impl Connection for UnixStream {
+impl TimedStream for UnixStream {
     fn limit(&self, each: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(each)).and_then(|()| self.set_write_timeout(Some(each)))
     }
 }
 
-impl Connection for TcpStream {
+impl TimedStream for TcpStream {
     fn limit(&self, each: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(each)).and_then(|()| self.set_write_timeout(Some(each)))
     }
 }
 
 /// Reads a request and answers it, which ends the connection.
-fn converse(mut connection: impl Connection, job: &Weak<dyn WatchedJob>) -> io::Result<()> {
+fn converse(mut connection: impl TimedStream, job: &Weak<dyn WatchedJob>) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut request = Vec::new();
     let mut piece = [0; 1024];

@@ -44,11 +44,11 @@ fn one_process_of_a_job() {
     let work = move |comm: &mut Communicator, stamp: u32| -> Result<u64> {
         comm.allreduce_tensor(comm.choice(), &memory[0], stamp)?;
         memory[1].write().as_mut_slice::<f32>().fill(1.0);
-        let before = Usage::now();
+        let before = MemoryUsage::now();
         for _ in 0..3 {
             comm.allreduce_tensor(comm.choice(), &memory[1], stamp)?;
         }
-        let after = Usage::now();
+        let after = MemoryUsage::now();
         let sum = (comm.size() as f32).powi(3);
         assert!(memory[1].read()?.bytes().chunks_exact(4).all(|bytes| bytes == sum.to_le_bytes()));
         // The neighbours' buffers are mapped here as well, but are no memory of this rank's.
@@ -60,20 +60,20 @@ fn one_process_of_a_job() {
 }
 
 /// Bytes of this process in memory.
-struct Usage {
+struct MemoryUsage {
     peak: u64,
     present: u64,
     shared: u64,
 }
 
-impl Usage {
+impl MemoryUsage {
     fn now() -> Self {
         let text = std::fs::read_to_string("/proc/self/status").unwrap();
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
             line.trim_start_matches(':').split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
         };
-        Usage { peak: field("VmHWM"), present: field("VmRSS"), shared: field("RssShmem") }
+        MemoryUsage { peak: field("VmHWM"), present: field("VmRSS"), shared: field("RssShmem") }
     }
 }
 

@@ -69,25 +69,25 @@ pub struct Options {
     pub limit_train: Option<usize>,
     /// Let the last worker sleep in a step, counted from 1, to see what the others do
     #[arg(long, value_name = "STEP:SECONDS")]
-    pub late: Option<Late>,
+    pub late: Option<LateWorker>,
 }
 
 /// The sleep of a late worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Late {
+pub struct LateWorker {
     /// The step, from 1.
     pub step: u64,
     /// The time of the sleep.
     pub sleeps: Duration,
 }
 
-impl FromStr for Late {
+impl FromStr for LateWorker {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parsed = text.split_once(':').and_then(|(step, seconds)| {
             let sleeps = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
-            Some(Late { step: step.parse().ok().filter(|step| *step > 0)?, sleeps })
+            Some(LateWorker { step: step.parse().ok().filter(|step| *step > 0)?, sleeps })
         });
         parsed.ok_or_else(|| "expected a step from 1 and seconds, such as 5:60".to_owned())
     }

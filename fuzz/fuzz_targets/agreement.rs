@@ -32,11 +32,11 @@ mod progress {
 
             use ringpull_base::DType;
 
-            use super::super::super::{Ranks, What};
+            use super::super::super::{RankGroup, AgreementAction};
             use super::world::{ALL, Do, World};
 
             /// Runs the programs to where nothing more can happen.
-            pub(crate) fn run(input: &Ranks) {
+            pub(crate) fn run(input: &RankGroup) {
                 let size = usize::from(input.more_ranks % 3) + 1;
                 let common: Vec<Do> = input.steps.iter().take(4).flat_map(step).collect();
                 // Some rank's program may differ: then they need not fit together.
@@ -86,23 +86,23 @@ mod progress {
             }
 
             /// A step, often enough to be frozen.
-            fn step((times, whats): &(u8, Vec<What>)) -> Vec<Do> {
+            fn step((times, whats): &(u8, Vec<AgreementAction>)) -> Vec<Do> {
                 let step: Vec<Do> = whats.iter().take(5).map(one).collect();
                 step.repeat(usize::from(*times % 6) + 1)
             }
 
-            fn one(what: &What) -> Do {
+            fn one(what: &AgreementAction) -> Do {
                 match what {
-                    What::Push(key) => Do::Push(0, i64::from(key % 4), DType::F32),
-                    What::Alone(key) => Do::Push(0, 100 + i64::from(key % 2), DType::F32),
-                    What::Divided(key) => Do::Push(0, 50 + i64::from(key % 2), DType::F32),
-                    What::Split => Do::Split(3),
-                    What::Meet(name) => Do::Meet(ALL, i64::from(name % 3)),
-                    What::MeetOfSet(name) => Do::Meet(3, i64::from(name % 3)),
-                    What::Other(key) => Do::Push(1, i64::from(key % 2), DType::F32),
-                    What::Half(key) => Do::Push(0, i64::from(key % 4), DType::F16),
-                    What::Wait => Do::Wait,
-                    What::Join => Do::Join,
+                    AgreementAction::Push(key) => Do::Push(0, i64::from(key % 4), DType::F32),
+                    AgreementAction::Alone(key) => Do::Push(0, 100 + i64::from(key % 2), DType::F32),
+                    AgreementAction::Divided(key) => Do::Push(0, 50 + i64::from(key % 2), DType::F32),
+                    AgreementAction::Split => Do::Split(3),
+                    AgreementAction::Meet(name) => Do::Meet(ALL, i64::from(name % 3)),
+                    AgreementAction::MeetOfSet(name) => Do::Meet(3, i64::from(name % 3)),
+                    AgreementAction::Other(key) => Do::Push(1, i64::from(key % 2), DType::F32),
+                    AgreementAction::Half(key) => Do::Push(0, i64::from(key % 4), DType::F16),
+                    AgreementAction::Wait => Do::Wait,
+                    AgreementAction::Join => Do::Join,
                 }
             }
         }
@@ -110,13 +110,13 @@ mod progress {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Input {
-    Ranks(Ranks),
-    Table { more_ranks: u8, messages: Vec<(u8, Message)> },
+enum AgreementInput {
+    Ranks(RankGroup),
+    Table { more_ranks: u8, messages: Vec<(u8, Delivery)> },
 }
 
 #[derive(Arbitrary, Debug)]
-struct Ranks {
+struct RankGroup {
     more_ranks: u8,
     sums_block: bool,
     bucket: u8,
@@ -124,14 +124,14 @@ struct Ranks {
     names: u8,
     leaves: bool,
     /// Steps of every rank, and how often each comes.
-    steps: Vec<(u8, Vec<What>)>,
-    changes: Vec<(u8, u8, What)>,
+    steps: Vec<(u8, Vec<AgreementAction>)>,
+    changes: Vec<(u8, u8, AgreementAction)>,
     replaces: bool,
     choices: Vec<u8>,
 }
 
 #[derive(Arbitrary, Debug)]
-enum What {
+enum AgreementAction {
     Push(u8),
     Alone(u8),
     Divided(u8),
@@ -148,7 +148,7 @@ enum What {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Message {
+enum Delivery {
     /// The next call of a rank on a key, or whatever ordinal.
     Call { key: u8, ordinal: Option<u32>, terms: bool, transfer: u8, waited: bool },
     /// The next call of a collective of this name, of all ranks or of a process set.
@@ -166,13 +166,13 @@ enum Message {
     Tick,
 }
 
-fuzz_target!(|input: Input| match input {
-    Input::Ranks(ranks) => progress::tests::run(&ranks),
-    Input::Table { more_ranks, messages } => table(usize::from(more_ranks % 4) + 1, messages),
+fuzz_target!(|input: AgreementInput| match input {
+    AgreementInput::Ranks(ranks) => progress::tests::run(&ranks),
+    AgreementInput::Table { more_ranks, messages } => table(usize::from(more_ranks % 4) + 1, messages),
 });
 
 /// Gives the messages to the table, which ends with its first error, as a job does.
-fn table(size: usize, messages: Vec<(u8, Message)>) {
+fn table(size: usize, messages: Vec<(u8, Delivery)>) {
     let mut agreement = Agreement::new(size, 10.0, 1000);
     agreement.remember(2);
     let mut ordinals = vec![[0u64; 10]; size];
@@ -184,11 +184,11 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
             ordinals[rank][key] - 1
         };
         let outcome = match message {
-            Message::Call { key, ordinal, terms, transfer, waited } => {
+            Delivery::Call { key, ordinal, terms, transfer, waited } => {
                 let key = key % 4;
-                let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
+                let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)).into() };
                 let dtype = if terms { DType::F32 } else { DType::F16 };
-                let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
+                let terms = Terms { value: Some((dtype, Vec::new().into())), ..Terms::default() };
                 let sum = |is_divided| Transfer::Sum {
                     dtype: DType::F32,
                     reduction: Reduction::Sum,
@@ -201,14 +201,14 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 let operation = Operation::Push;
                 agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited }, now_s)
             }
-            Message::Barrier => {
+            Delivery::Barrier => {
                 let (dtype, reduction) = (DType::U8, Reduction::Sum);
                 let transfer = Transfer::Sum { dtype, reduction, len_bytes: 1, priority: 0, is_divided: false };
                 let (topic, ordinal, operation) = (Topic::Barrier, next(4), Operation::Barrier);
                 let call = Call { topic, ordinal, operation, terms: Terms::default(), transfer, waited: true };
                 agreement.call(rank, call, now_s)
             }
-            Message::Collective { name, set, ordinal, arguments } => {
+            Delivery::Collective { name, set, ordinal, arguments } => {
                 let name = name % 4;
                 let members = |set: u8| (0..size).filter(|rank| set >> rank & 1 == 1).collect();
                 let topic = Topic::Collective { comm: 0, set: set.map(members), name: Some(i64::from(name).into()) };
@@ -218,7 +218,7 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 let transfer = Transfer::Messages { priority: 0 };
                 agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited: false }, now_s)
             }
-            Message::Message { sends, other, ordinal, arguments } => {
+            Delivery::Message { sends, other, ordinal, arguments } => {
                 let other = other.map(|other| usize::from(other % 4));
                 let peer = if sends { Peering::To(other.unwrap_or(0)) } else { Peering::From(other) };
                 let topic = Topic::Message(Envelope { comm: 0, among: None, tag: 0, rank, peer });
@@ -227,30 +227,30 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
                 let (operation, transfer) = (Operation::message(), Transfer::Messages { priority: 0 });
                 agreement.call(rank, Call { topic, ordinal, operation, terms, transfer, waited: false }, now_s)
             }
-            Message::Forgot => {
+            Delivery::Forgot => {
                 agreement.forgot(rank);
                 Ok(Vec::new())
             }
-            Message::Invalidate { epoch, has_begun } => {
+            Delivery::Invalidate { epoch, has_begun } => {
                 let overdue = has_begun.map(|has_begun| Overdue { has_begun, waited_s: 5.0 });
                 Ok(agreement.invalidate(u32::from(epoch), overdue))
             }
-            Message::Stopped { epoch, begun, is_missing } => {
+            Delivery::Stopped { epoch, begun, is_missing } => {
                 agreement.stopped(rank, stopped(epoch, begun, is_missing), now_s)
             }
-            Message::Leave { epoch, begun } => {
+            Delivery::Leave { epoch, begun } => {
                 agreement.leave(rank, epoch.map(|epoch| stopped(epoch, begun, false)), now_s)
             }
-            Message::Join => agreement.join(rank, now_s),
-            Message::CaughtUp => {
+            Delivery::Join => agreement.join(rank, now_s),
+            Delivery::CaughtUp => {
                 agreement.caught_up(rank);
                 Ok(Vec::new())
             }
-            Message::Stuck(is_stuck) => {
+            Delivery::Stuck(is_stuck) => {
                 agreement.stuck(rank, is_stuck.then_some(Stuck { orders: 0, has_begun: true, site: None }), now_s);
                 Ok(Vec::new())
             }
-            Message::Tick => agreement
+            Delivery::Tick => agreement
                 .check_time(now_s)
                 .and_then(|()| agreement.check_deadlock(&[0; 8], now_s))
                 .map(|()| drop((agreement.late(), agreement.oldest())))

@@ -56,7 +56,7 @@ impl Code {
 }
 
 #[derive(Arbitrary, Debug)]
-struct Input {
+struct CodesInput {
     which: Which,
     len: u16,
     /// True if bytes are cut or extended to the length that is right for `len`.
@@ -69,7 +69,7 @@ struct Input {
 /// Gradients that are decoded are shorter: halves are added up 1024 at a time.
 const MOST_LEN: usize = 1100;
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: CodesInput| {
     let compression = input.which.compression();
     compression.check().expect("its parameters are within their bounds");
     let len = usize::from(input.len) % MOST_LEN;

@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use ringpull_allreduce::progress::fuzzing::note;
 use ringpull_session::tests::greetings::greet;
-use ringpull_session::tests::link::{Link, Move};
+use ringpull_session::tests::link::{Link, LinkEvent};
 
 fuzz_target!(|data: &[u8]| {
     let Some((which, data)) = data.split_first() else { return };
@@ -24,13 +24,13 @@ fn link(data: &[u8]) {
         let (end, most) = (usize::from(byte & 1), usize::from(byte >> 4));
         let most = if most == 15 { usize::MAX } else { most + 1 };
         link.make(match byte >> 1 & 7 {
-            0 | 1 => Move::Send(end),
-            2 | 3 => Move::Write(end, most),
-            4 | 5 => Move::Arrive(end, most),
-            6 if end == 0 => Move::Break,
-            6 => Move::Greet,
-            _ if end == 0 => Move::Welcome,
-            _ => Move::Confirm(most & 1),
+            0 | 1 => LinkEvent::Send(end),
+            2 | 3 => LinkEvent::Write(end, most),
+            4 | 5 => LinkEvent::Arrive(end, most),
+            6 if end == 0 => LinkEvent::Break,
+            6 => LinkEvent::Greet,
+            _ if end == 0 => LinkEvent::Welcome,
+            _ => LinkEvent::Confirm(most & 1),
         });
     }
     link.settle();

@@ -12,7 +12,7 @@ use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, Rule};
 
 #[derive(Arbitrary, Debug)]
-enum Input {
+enum NamesInput {
     Text(String),
     /// A rule, and parameters by their index.
     Optimizer(u8, Vec<(u8, f64)>),
@@ -37,16 +37,16 @@ const PARAMETERS: [&str; 14] = [
     "clip_weights",
 ];
 
-impl Input {
+impl NamesInput {
     fn text(self) -> String {
         match self {
-            Input::Text(text) => text,
-            Input::Optimizer(rule, parameters) => {
+            NamesInput::Text(text) => text,
+            NamesInput::Optimizer(rule, parameters) => {
                 let name = |at: u8| PARAMETERS[usize::from(at) % PARAMETERS.len()];
                 let pairs = parameters.into_iter().map(|(at, value)| format!(",{}={value}", name(at)));
                 Rule::ALL[usize::from(rule) % Rule::ALL.len()].0.to_owned() + &pairs.collect::<String>()
             }
-            Input::Compression(codec, values) => {
+            NamesInput::Compression(codec, values) => {
                 let values = values.into_iter().map(|value| format!(":{value}"));
                 Compression::ALL[usize::from(codec) % Compression::ALL.len()].0.to_owned() + &values.collect::<String>()
             }
@@ -54,7 +54,7 @@ impl Input {
     }
 }
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: NamesInput| {
     let text = &input.text();
     read_again::<Compression>(text);
     read_again::<Optimizer>(text);

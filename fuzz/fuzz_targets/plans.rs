@@ -24,7 +24,7 @@ enum Collective {
 }
 
 #[derive(Arbitrary, Debug)]
-struct Input {
+struct PlansInput {
     collective: Collective,
     size: u8,
     len: u16,
@@ -37,7 +37,7 @@ struct Input {
 const MOST_RANKS: usize = 12;
 const MOST_LEN: usize = 300;
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: PlansInput| {
     let size = usize::from(input.size) % MOST_RANKS + 1;
     let len = usize::from(input.len);
     let dtype = DType::ALL[usize::from(input.dtype) % DType::ALL.len()];
@@ -128,7 +128,7 @@ fn assert_lanes_fit(schedules: &[Schedule], most_bytes: usize) {
 }
 
 /// One rank while the schedules run.
-struct Rank<'a> {
+struct RunningRank<'a> {
     schedule: &'a Schedule,
     /// A number for each element.
     values: Vec<u64>,
@@ -141,7 +141,7 @@ struct Rank<'a> {
     finished: usize,
 }
 
-impl Rank<'_> {
+impl RunningRank<'_> {
     fn range(&self, index: u32) -> std::ops::Range<usize> {
         let (message, element) = (&self.schedule.all[index as usize], self.schedule.dtype.size_bytes());
         message.start / element..(message.start + message.len()) / element
@@ -183,10 +183,10 @@ impl Rank<'_> {
 /// Runs the schedules with nothing buffered on the wire but one message that is to be added, in the order
 /// that `turns` gives. Rank `r` begins with 16^r in every element.
 fn run(schedules: &[Schedule], turns: &[u8]) -> Vec<Vec<u64>> {
-    let mut ranks: Vec<Rank> = schedules
+    let mut ranks: Vec<RunningRank> = schedules
         .iter()
         .enumerate()
-        .map(|(rank, schedule)| Rank {
+        .map(|(rank, schedule)| RunningRank {
             schedule,
             values: vec![1 << (4 * rank); schedule.len_bytes / schedule.dtype.size_bytes()],
             pending: schedule.pending.clone(),

@@ -14,7 +14,7 @@ use ringpull_ps::message::{CallsMade, FromScheduler, NodeInfo, ToScheduler, Whol
 use ringpull_ps::scheduler::{JobPhase, Scheduler, Settings};
 
 #[derive(Arbitrary, Debug)]
-struct Input {
+struct SchedulerInput {
     workers: u8,
     servers: u8,
     /// True if every node registers before anything else.
@@ -27,11 +27,11 @@ struct Step {
     from: u8,
     /// Milliseconds since the step before.
     later: u16,
-    what: What,
+    what: SchedulerAction,
 }
 
 #[derive(Arbitrary, Debug)]
-enum What {
+enum SchedulerAction {
     Register { role: u8, preferred: Option<u8>, kind: Option<bool>, num_workers: u8, num_servers: u8, host: String },
     Heartbeat(u64),
     Barrier(u64),
@@ -53,7 +53,7 @@ enum What {
     Connected,
 }
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: SchedulerInput| {
     let (num_workers, num_servers) = (usize::from(input.workers) % 3 + 1, usize::from(input.servers) % 2 + 1);
     let mut scheduler = Scheduler::new(Settings {
         num_workers,
@@ -82,50 +82,50 @@ fuzz_target!(|input: Input| {
         now += Duration::from_millis(u64::from(step.later));
         let from = [step.from % 7];
         let sent = match step.what {
-            What::Tick => {
+            SchedulerAction::Tick => {
                 scheduler.tick(now);
                 scheduler.warning(now);
                 Vec::new()
             }
-            What::Probe => {
+            SchedulerAction::Probe => {
                 scheduler.probe();
                 Vec::new()
             }
-            What::Unreachable => {
+            SchedulerAction::Unreachable => {
                 scheduler.unreachable(&from);
                 Vec::new()
             }
-            What::Register { role, preferred, kind, num_workers, num_servers, host } => {
+            SchedulerAction::Register { role, preferred, kind, num_workers, num_servers, host } => {
                 let role = [Role::Worker, Role::Server, Role::Scheduler][usize::from(role) % 3];
                 let kind = kind.map(|is_async| if is_async { Kind::DistAsync } else { Kind::DistSync });
                 let counts = (usize::from(num_workers) % 4, usize::from(num_servers) % 3);
                 vec![register(role, preferred.map(usize::from), kind, counts, &host)]
             }
-            What::Heartbeat(moved) => vec![ToScheduler::Heartbeat { moved }],
-            What::Barrier(number) => vec![ToScheduler::Barrier { number }],
-            What::FarBarriers(count) => {
+            SchedulerAction::Heartbeat(moved) => vec![ToScheduler::Heartbeat { moved }],
+            SchedulerAction::Barrier(number) => vec![ToScheduler::Barrier { number }],
+            SchedulerAction::FarBarriers(count) => {
                 (0..u64::from(count) * 8).map(|number| ToScheduler::Barrier { number: number << 9 }).collect()
             }
-            What::Fault => vec![ToScheduler::Fault(Error::argument("a", "b"))],
-            What::Stalled { missing, is_barrier } => {
+            SchedulerAction::Fault => vec![ToScheduler::Fault(Error::argument("a", "b"))],
+            SchedulerAction::Stalled { missing, is_barrier } => {
                 let operation = if is_barrier { "barrier" } else { "push" }.to_owned();
                 let missing = missing.into_iter().map(usize::from).collect();
                 let (key, why) = (Key::Int(1), String::new());
                 vec![ToScheduler::Stalled(Error::Stalled { operation, key, rank: 0, missing, waited_s: 1, why })]
             }
-            What::Waits(missing) => {
+            SchedulerAction::Waits(missing) => {
                 let missing = missing.into_iter().map(usize::from).collect();
                 vec![ToScheduler::Waits { what: "push of key 1".to_owned(), missing }]
             }
-            What::Goodbye => vec![ToScheduler::Goodbye],
-            What::Failing(why) => vec![ToScheduler::Failing(why)],
-            What::Enter => vec![ToScheduler::Enter],
-            What::Counts => vec![ToScheduler::Counts(CallsMade::default())],
-            What::Known(rank) => vec![ToScheduler::Known { rank: usize::from(rank), whole: WholeKeys::default() }],
-            What::Settled(rank) => vec![ToScheduler::Settled { rank: usize::from(rank) }],
-            What::Joined(rank) => vec![ToScheduler::Joined { rank: usize::from(rank) }],
-            What::Bytes(bytes) => decode(&bytes).into_iter().collect(),
-            What::Connected => vec![ToScheduler::Connected],
+            SchedulerAction::Goodbye => vec![ToScheduler::Goodbye],
+            SchedulerAction::Failing(why) => vec![ToScheduler::Failing(why)],
+            SchedulerAction::Enter => vec![ToScheduler::Enter],
+            SchedulerAction::Counts => vec![ToScheduler::Counts(CallsMade::default())],
+            SchedulerAction::Known(rank) => vec![ToScheduler::Known { rank: usize::from(rank), whole: WholeKeys::default() }],
+            SchedulerAction::Settled(rank) => vec![ToScheduler::Settled { rank: usize::from(rank) }],
+            SchedulerAction::Joined(rank) => vec![ToScheduler::Joined { rank: usize::from(rank) }],
+            SchedulerAction::Bytes(bytes) => decode(&bytes).into_iter().collect(),
+            SchedulerAction::Connected => vec![ToScheduler::Connected],
         };
         for message in sent {
             let message = decode(&encode(&message)).expect("what was encoded is decoded");

@@ -12,7 +12,7 @@ use ringpull_ps::message::{Place, Places, Request, Want, WholePushes, decode, en
 use ringpull_ps::server::{Output, Server};
 
 #[derive(Arbitrary, Debug)]
-struct Input {
+struct ServerInput {
     workers: u8,
     is_sync: bool,
     /// If it is set, every rank's first request is an init that fits.
@@ -24,12 +24,12 @@ struct Input {
 struct Step {
     rank: u8,
     segment: bool,
-    what: What,
-    payload: Payload,
+    what: ServerAction,
+    payload: PushedPayload,
 }
 
 #[derive(Arbitrary, Debug)]
-enum Payload {
+enum PushedPayload {
     Any(Vec<u8>),
     /// The length of one value in bytes: a short one makes matching inputs likelier.
     Filled(u8, u8),
@@ -38,7 +38,7 @@ enum Payload {
 }
 
 #[derive(Arbitrary, Debug)]
-enum What {
+enum ServerAction {
     Init {
         dtype: u8,
         shape: Vec<u64>,
@@ -48,7 +48,7 @@ enum What {
     Push {
         round: Count,
         optimizer: Count,
-        compression: Option<Coding>,
+        compression: Option<PushCoding>,
         has_reply: bool,
     },
     PushRows {
@@ -63,7 +63,7 @@ enum What {
     SetOptimizer {
         version: Count,
         oldest: Count,
-        optimizer: Described,
+        optimizer: PushedData,
     },
     WhoIsMissing {
         rounds: Count,
@@ -105,7 +105,7 @@ impl Count {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Coding {
+enum PushCoding {
     Fp16,
     Bf16,
     TwoBit(f32),
@@ -115,7 +115,7 @@ enum Coding {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Described {
+enum PushedData {
     Sgd(f64, bool),
     Adam([f64; 3]),
     Test,
@@ -126,7 +126,7 @@ enum Described {
     Common { learning_rate: f64, weight_decay: f64, rescale_grad: f64, clip: Option<f64>, multi_precision: bool },
 }
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: ServerInput| {
     let workers = usize::from(input.workers) % 4 + 1;
     // The other bits of the number.
     let new = if input.workers >= 128 { Server::elastic } else { Server::new };
@@ -157,17 +157,17 @@ fuzz_target!(|input: Input| {
 });
 
 /// Tells an elastic server of a lost worker, or of one that has come.
-fn change(server: &mut Server, workers: usize, rank: usize, what: &What) {
+fn change(server: &mut Server, workers: usize, rank: usize, what: &ServerAction) {
     let outputs = match what {
-        What::Lose { incarnation } => {
+        ServerAction::Lose { incarnation } => {
             server.lose(rank, u32::from(*incarnation));
             Vec::new()
         }
-        What::Settle { completed, rounds } => {
+        ServerAction::Settle { completed, rounds } => {
             let (completed, rounds) = (u64::from(*completed), rounds.iter().map(|round| u64::from(*round)).collect());
             server.settle(rank, &[(Key::from("w"), WholePushes { completed, rounds })].into())
         }
-        What::Join { incarnation, after } => {
+        ServerAction::Join { incarnation, after } => {
             server.meets(rank, u32::from(*incarnation));
             server.join(rank, u32::from(*incarnation), &[(Key::from("w"), u64::from(*after))].into())
         }
@@ -204,11 +204,11 @@ fn places(is_other: bool, rank: u8) -> Places {
     Places { key: Key::from("w"), segments }
 }
 
-fn payload(payload: &Payload) -> Vec<u8> {
+fn payload(payload: &PushedPayload) -> Vec<u8> {
     match payload {
-        Payload::Any(bytes) => bytes.clone(),
-        Payload::Filled(len, byte) => vec![*byte; usize::from(*len)],
-        Payload::Ids(ids, behind) => {
+        PushedPayload::Any(bytes) => bytes.clone(),
+        PushedPayload::Filled(len, byte) => vec![*byte; usize::from(*len)],
+        PushedPayload::Ids(ids, behind) => {
             let mut bytes: Vec<u8> = std::iter::once(0).chain(ids.iter().map(|gap| gap % 128)).collect();
             bytes.resize(bytes.len() + usize::from(*behind), 1);
             bytes
@@ -220,7 +220,7 @@ fn request(step: &Step, reply: u64) -> Option<Request> {
     let place = place(step.segment);
     let places = places(step.segment, step.rank);
     Some(match &step.what {
-        What::Init { dtype, shape, len_bytes, unit_bytes } => Request::Init {
+        ServerAction::Init { dtype, shape, len_bytes, unit_bytes } => Request::Init {
             place,
             dtype: DType::ALL[usize::from(*dtype) % DType::ALL.len()],
             shape: shape.clone(),
@@ -229,66 +229,66 @@ fn request(step: &Step, reply: u64) -> Option<Request> {
             here: 1,
             spans: step.rank >= 128,
         },
-        What::Push { round, optimizer, compression, has_reply } => Request::Push {
+        ServerAction::Push { round, optimizer, compression, has_reply } => Request::Push {
             place,
             round: round.number(),
             optimizer: optimizer.number(),
             compression: compression.as_ref().map(coding),
             reply: has_reply.then_some((Want::Value, reply)),
         },
-        What::PushRows { round, optimizer, ids_bytes } => Request::PushRows {
+        ServerAction::PushRows { round, optimizer, ids_bytes } => Request::PushRows {
             places,
             round: round.number(),
             optimizer: optimizer.number(),
             ids_bytes: ids_bytes.number(),
             word: Some(reply),
         },
-        What::Pull { rounds, want } => {
+        ServerAction::Pull { rounds, want } => {
             let want = [Want::Value, Want::Rows, Want::Word, Want::State][usize::from(*want) % 4];
             Request::Pull { places, rounds: rounds.number(), want, reply }
         }
-        What::SetOptimizer { version, oldest, optimizer } => Request::SetOptimizer {
+        ServerAction::SetOptimizer { version, oldest, optimizer } => Request::SetOptimizer {
             version: version.number(),
             oldest: oldest.number(),
             optimizer: described(optimizer),
         },
-        What::WhoIsMissing { rounds } => Request::WhoIsMissing { places, rounds: rounds.number(), reply },
-        What::SetState { optimizer, updates, slots } => {
+        ServerAction::WhoIsMissing { rounds } => Request::WhoIsMissing { places, rounds: rounds.number(), reply },
+        ServerAction::SetState { optimizer, updates, slots } => {
             let slots = slots.iter().map(|len| vec![0; usize::from(*len)]).collect();
             Request::SetState { place, optimizer: optimizer.number(), state: State { updates: *updates, slots }, reply }
         }
-        What::Flush if step.segment => Request::Commit { key: place.key, round: reply % 4 },
-        What::Flush => Request::Flush { reply },
-        What::Lose { .. } | What::Settle { .. } | What::Join { .. } => return None,
+        ServerAction::Flush if step.segment => Request::Commit { key: place.key, round: reply % 4 },
+        ServerAction::Flush => Request::Flush { reply },
+        ServerAction::Lose { .. } | ServerAction::Settle { .. } | ServerAction::Join { .. } => return None,
     })
 }
 
-fn coding(coding: &Coding) -> Compression {
+fn coding(coding: &PushCoding) -> Compression {
     match *coding {
-        Coding::Fp16 => Compression::Codec(Codec::Fp16),
-        Coding::Bf16 => Compression::Codec(Codec::Bf16),
-        Coding::TwoBit(threshold) => Compression::Codec(Codec::TwoBit { threshold }),
-        Coding::Exact => Compression::Codec(Codec::TwoBit { threshold: 0.5 }),
-        Coding::OneBit(threshold) => Compression::Codec(Codec::OneBit { threshold }),
-        Coding::TopK(ratio, momentum) => Compression::TopK(TopK { ratio, momentum }),
+        PushCoding::Fp16 => Compression::Codec(Codec::Fp16),
+        PushCoding::Bf16 => Compression::Codec(Codec::Bf16),
+        PushCoding::TwoBit(threshold) => Compression::Codec(Codec::TwoBit { threshold }),
+        PushCoding::Exact => Compression::Codec(Codec::TwoBit { threshold: 0.5 }),
+        PushCoding::OneBit(threshold) => Compression::Codec(Codec::OneBit { threshold }),
+        PushCoding::TopK(ratio, momentum) => Compression::TopK(TopK { ratio, momentum }),
     }
 }
 
-fn described(optimizer: &Described) -> Optimizer {
+fn described(optimizer: &PushedData) -> Optimizer {
     let plain = Optimizer::sgd(0.1);
     match *optimizer {
-        Described::Sgd(momentum, nesterov) => Optimizer { rule: Rule::Sgd { momentum, nesterov }, ..plain },
-        Described::Adam([beta1, beta2, epsilon]) => Optimizer { rule: Rule::Adam { beta1, beta2, epsilon }, ..plain },
-        Described::Test => Optimizer { rule: Rule::Test, ..plain },
-        Described::AdaGrad(eps) => Optimizer { rule: Rule::AdaGrad { eps }, ..plain },
-        Described::RmsProp([gamma1, gamma2, epsilon], centered, clip_weights) => {
+        PushedData::Sgd(momentum, nesterov) => Optimizer { rule: Rule::Sgd { momentum, nesterov }, ..plain },
+        PushedData::Adam([beta1, beta2, epsilon]) => Optimizer { rule: Rule::Adam { beta1, beta2, epsilon }, ..plain },
+        PushedData::Test => Optimizer { rule: Rule::Test, ..plain },
+        PushedData::AdaGrad(eps) => Optimizer { rule: Rule::AdaGrad { eps }, ..plain },
+        PushedData::RmsProp([gamma1, gamma2, epsilon], centered, clip_weights) => {
             Optimizer { rule: Rule::RmsProp { gamma1, gamma2, epsilon, centered, clip_weights }, ..plain }
         }
-        Described::Factors(rate, decay) => {
+        PushedData::Factors(rate, decay) => {
             let of = |factor| [(place(false).key, factor)].into();
             Optimizer { lr_mult: of(rate), wd_mult: of(decay), ..plain }
         }
-        Described::Common { learning_rate, weight_decay, rescale_grad, clip, multi_precision } => {
+        PushedData::Common { learning_rate, weight_decay, rescale_grad, clip, multi_precision } => {
             Optimizer { learning_rate, weight_decay, rescale_grad, clip_gradient: clip, multi_precision, ..plain }
         }
     }

@@ -45,24 +45,24 @@ type Found = (Option<Tensor>, Option<Vec<usize>>);
 
 /// The wait of a caller for a result: none, or its time limit.
 #[derive(Clone, Copy)]
-enum Patience {
+enum ResultWait {
     Endless,
     Within(Duration),
     None,
 }
 
-impl Patience {
+impl ResultWait {
     fn ask<T>(self, handle: &Handle<T>) -> Result<Option<T>> {
         match self {
-            Patience::Endless => handle.wait_here().map(Some),
-            Patience::Within(limit) => handle.wait_within(limit),
-            Patience::None => handle.take(),
+            ResultWait::Endless => handle.wait_here().map(Some),
+            ResultWait::Within(limit) => handle.wait_within(limit),
+            ResultWait::None => handle.take(),
         }
     }
 }
 
 impl Under {
-    fn outcome(&self, patience: Patience) -> Result<Option<Found>> {
+    fn outcome(&self, patience: ResultWait) -> Result<Option<Found>> {
         Ok(match self {
             Under::Tensor(handle) => patience.ask(handle)?.map(|tensor| (Some(tensor), None)),
             Under::Blocks(handle) => patience.ask(handle)?.map(|(tensor, taken)| (Some(tensor), Some(taken))),
@@ -78,7 +78,7 @@ impl Called {
     }
 
     /// The result, once.
-    fn outcome(&self, patience: Patience) -> Result<Option<Given>> {
+    fn outcome(&self, patience: ResultWait) -> Result<Option<Given>> {
         // Another thread may wait for the same.
         let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(under) = place.as_ref() else { return Ok(None) };
@@ -106,14 +106,14 @@ impl Called {
         py: Python<'_>,
         #[pyo3(from_py_with = seconds)] timeout: Option<Duration>,
     ) -> PyResult<Option<Given>> {
-        let patience = timeout.map_or(Patience::Endless, Patience::Within);
+        let patience = timeout.map_or(ResultWait::Endless, ResultWait::Within);
         interruptible(py, || self.outcome(patience)).map(|found| self.settled(found))
     }
 
     /// As `wait`, if the result is there; else None. Does not count as a wait: earlier calls go on as they
     /// would.
     fn take(&self, py: Python<'_>) -> PyResult<Option<Given>> {
-        let found = py.detach(|| self.outcome(Patience::None));
+        let found = py.detach(|| self.outcome(ResultWait::None));
         found.map(|found| self.settled(found)).map_err(|error| raise(py, &error))
     }
 
@@ -156,7 +156,7 @@ fn tensors(
     Ok((input.into_tensor(py)?, Some(out.into_tensor(py)?)))
 }
 
-struct Options<'py> {
+struct CallKeywords<'py> {
     name: Option<Bound<'py, PyAny>>,
     priority: i32,
     prescale: f64,
@@ -164,9 +164,9 @@ struct Options<'py> {
 }
 
 /// Not derived, since that would hide which number is wrong.
-fn options<'py>(object: &Bound<'py, PyAny>) -> PyResult<Options<'py>> {
+fn options<'py>(object: &Bound<'py, PyAny>) -> PyResult<CallKeywords<'py>> {
     let name = object.get_item("name")?;
-    Ok(Options {
+    Ok(CallKeywords {
         name: (!name.is_none()).then_some(name),
         priority: number(&object.get_item("priority")?)?,
         prescale: factor(&object.get_item("prescale")?)?,
@@ -174,11 +174,11 @@ fn options<'py>(object: &Bound<'py, PyAny>) -> PyResult<Options<'py>> {
     })
 }
 
-fn all_options<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<Options<'py>>> {
+fn all_options<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<CallKeywords<'py>>> {
     object.try_iter()?.map(|one| options(&one?)).collect()
 }
 
-impl Options<'_> {
+impl CallKeywords<'_> {
     /// The call in words, with the name that the program gave it: front ends put the operation's before it.
     fn in_words(&self, operation: &str) -> String {
         let name = self.name.as_ref().map(ToString::to_string);
@@ -211,7 +211,7 @@ impl Communicator {
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
-        options: &Options<'_>,
+        options: &CallKeywords<'_>,
         reduced: Option<Reduced>,
         work: impl FnOnce(&ringpull::Communicator, &Tensor, &CallOptions) -> Result<Under> + Send,
     ) -> PyResult<Called> {
@@ -305,7 +305,7 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = text)] reduction: String,
         out: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = options)] options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: CallKeywords<'_>,
     ) -> PyResult<Called> {
         let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
         let reduced = options.reduced("allreduce", reduction);
@@ -321,7 +321,7 @@ impl Communicator {
         arrays: Vec<Bound<'_, PyAny>>,
         #[pyo3(from_py_with = text)] reduction: String,
         outs: Vec<Option<Bound<'_, PyAny>>>,
-        #[pyo3(from_py_with = all_options)] options: Vec<Options<'_>>,
+        #[pyo3(from_py_with = all_options)] options: Vec<CallKeywords<'_>>,
     ) -> PyResult<Vec<Called>> {
         let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
         let given = arrays.iter().zip(&outs).zip(&options).map(|((array, out), options)| {
@@ -346,7 +346,7 @@ impl Communicator {
         #[pyo3(from_py_with = text)] reduction: String,
         #[pyo3(from_py_with = optional_numbers)] lens: Option<Vec<usize>>,
         out: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = options)] options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: CallKeywords<'_>,
     ) -> PyResult<Called> {
         let reduction: Reduction = reduction.parse().map_err(|error| raise(py, &error))?;
         let reduced = options.reduced("reduce_scatter", reduction);
@@ -361,7 +361,7 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = optional_numbers)] lens: Option<Vec<usize>>,
         out: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = options)] options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: CallKeywords<'_>,
     ) -> PyResult<Called> {
         self.call(py, array, out, &options, None, |comm, input, options| {
             comm.allgather(input, lens.as_deref(), options).map(Under::Tensor)
@@ -375,7 +375,7 @@ impl Communicator {
         #[pyo3(from_py_with = optional_numbers)] splits: Option<Vec<usize>>,
         #[pyo3(from_py_with = optional_numbers)] taken: Option<Vec<usize>>,
         out: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = options)] options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: CallKeywords<'_>,
     ) -> PyResult<Called> {
         self.call(py, array, out, &options, None, |comm, input, options| {
             comm.alltoall(input, splits.as_deref(), taken.as_deref(), options).map(Under::Blocks)
@@ -388,7 +388,7 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number)] root: usize,
         out: Option<&Bound<'_, PyAny>>,
-        #[pyo3(from_py_with = options)] options: Options<'_>,
+        #[pyo3(from_py_with = options)] options: CallKeywords<'_>,
     ) -> PyResult<Called> {
         self.call(py, array, out, &options, None, |comm, input, options| {
             comm.broadcast(input, root, options).map(Under::Tensor)

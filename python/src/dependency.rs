@@ -107,7 +107,7 @@ impl OnComplete {
 
 /// The work to do with the array when it is ready.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum DependentWork {
     Push,
     Pull,
     PushPull,
@@ -121,7 +121,7 @@ struct Work {
     /// The failures that the store had reported when Python called.
     reports: u64,
     key: Key,
-    what: What,
+    what: DependentWork,
     dtype: DType,
     shape: Vec<usize>,
     start: usize,
@@ -137,14 +137,16 @@ impl Work {
         // called, which is when the tensor over it is gone.
         let buffer = unsafe { Buffer::foreign(start, len_bytes, Box::new(())) };
         let tensor = Tensor::watched(self.dtype, &self.shape, buffer, Box::new(move |fault| done.call(fault.as_ref())));
-        let tensor = if self.what == What::Sum { tensor.unkept() } else { tensor };
-        if self.what == What::Pull {
+        let tensor = if self.what == DependentWork::Sum { tensor.unkept() } else { tensor };
+        if self.what == DependentWork::Pull {
             return pull_later(self, tensor);
         }
         let both = std::slice::from_ref(&tensor);
         let outcome = self.store.made_at(self.reports, |store| match self.what {
-            What::Push => store.push(self.key, both, self.priority),
-            What::PushPull | What::Sum | What::Pull => store.push_pull(self.key, both, both, self.priority),
+            DependentWork::Push => store.push(self.key, both, self.priority),
+            DependentWork::PushPull | DependentWork::Sum | DependentWork::Pull => {
+                store.push_pull(self.key, both, both, self.priority)
+            }
         });
         conclude(outcome, tensor);
     }
@@ -234,10 +236,10 @@ impl DependencyEngine {
         priority: i32,
     ) -> PyResult<i32> {
         let what = match what {
-            "push" => What::Push,
-            "pull" => What::Pull,
-            "pushpull" => What::PushPull,
-            "sum" => What::Sum,
+            "push" => DependentWork::Push,
+            "pull" => DependentWork::Pull,
+            "pushpull" => DependentWork::PushPull,
+            "sum" => DependentWork::Sum,
             _ => {
                 return Err(crate::errors::argument(
                     py,

@@ -13,12 +13,12 @@ use pyo3::prelude::*;
 
 use ringpull_base::config::Config;
 
-struct Door {
+struct AttachGate {
     inside: usize,
     is_closed: bool,
 }
 
-static DOOR: Mutex<Door> = Mutex::new(Door { inside: 0, is_closed: false });
+static DOOR: Mutex<AttachGate> = Mutex::new(AttachGate { inside: 0, is_closed: false });
 static LEFT: Condvar = Condvar::new();
 
 /// Somebody inside.

@@ -11,7 +11,7 @@ use ringpull_base::{Buffer, Error, Result};
 use ringpull_device::Devices;
 use ringpull_kernels::optim::State;
 
-use super::slot::{Content, DeviceSlot};
+use super::slot::{DeviceSlot, SlotMemory};
 use super::{OnDevices, Step, take_loaded};
 use crate::sum_rows::sum_rows;
 use crate::update::{Update, Updates};
@@ -20,7 +20,7 @@ use crate::{MergedRows, SavedStates};
 /// Brings the value to the host, lets `change` change it, and brings it back. Blocks.
 pub(super) fn on_host(
     slot: &DeviceSlot,
-    content: &mut Content,
+    content: &mut SlotMemory,
     devices: &Devices,
     limit: Duration,
     change: impl FnOnce(&mut Arc<Buffer>) -> Result<()>,

@@ -30,7 +30,7 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         for part in parts.iter().filter(|part| part.len_bytes() > 0) {
             let start = devices.platform().expose(part, true)?;
             let device = part.device().unwrap_or(0);
-            let owner = Owner {
+            let owner = RoomOwner {
                 start,
                 platform: Arc::clone(devices.platform()),
                 lane: Arc::clone(devices.lane(device)),
@@ -47,7 +47,7 @@ pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
 }
 
 /// A part, and the rooms that the transport may write what is added to it into.
-struct Owner {
+struct RoomOwner {
     /// The address of the part.
     start: *mut u8,
     platform: Arc<dyn ringpull_device::Platform>,
@@ -66,7 +66,7 @@ struct Room {
 
 // SAFETY: the transport takes memory of devices. The lane is idle, and queues nothing on the part but what
 // this waits for. It owns the part and the rooms.
-unsafe impl Endpoint for Owner {
+unsafe impl Endpoint for RoomOwner {
     fn copies_in_place(&self) -> bool {
         true
     }
@@ -112,7 +112,7 @@ mod tests {
     use ringpull_allreduce::transport::inproc;
     use ringpull_base::config::Config;
     use ringpull_base::{Algorithm, AlgorithmChoice, Tensor};
-    use ringpull_device::{Devices, Layout, Scratch, Simulated};
+    use ringpull_device::{Devices, Layout, Simulated, SumScratch};
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
@@ -139,7 +139,7 @@ mod tests {
                 let (route, mut allocated) = (Route::default(), 0);
                 for stamp in 0..2 {
                     devices.join().unwrap();
-                    devices.sum_parts(dtype, &layout, &inputs, &parts, &mut Scratch::default()).unwrap();
+                    devices.sum_parts(dtype, &layout, &inputs, &parts, &mut SumScratch::default()).unwrap();
                     let sum = Sum {
                         devices: &devices,
                         layout: &layout,
@@ -240,7 +240,7 @@ mod tests {
         let (layout, exposed) = (Layout::new(8, 4, 2), Memory::on(devices.platform(), 0, 4).unwrap());
         let parts = devices.parts(&layout).unwrap();
         devices.join().unwrap();
-        devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut Scratch::default()).unwrap();
+        devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut SumScratch::default()).unwrap();
         let by_whose_turn_it_is_not = devices.platform().expose(&Slice::all(&exposed), true).err().unwrap().to_string();
         assert!(by_whose_turn_it_is_not.contains("turn"), "{by_whose_turn_it_is_not}");
         let turn = devices.platform().turn();

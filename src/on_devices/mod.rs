@@ -51,7 +51,7 @@ use crate::{Backend, Contribution, Entry, MergedRows, SavedStates, Updater};
 /// The backend of stores on devices.
 pub struct OnDevices {
     devices: Arc<Devices>,
-    ranks: Option<Ranks>,
+    ranks: Option<OtherRanks>,
     slots: RwLock<BTreeMap<Key, Arc<DeviceSlot>>>,
     updates: Arc<Updates>,
     loaded: Arc<Mutex<SavedStates>>,
@@ -61,7 +61,7 @@ pub struct OnDevices {
 }
 
 /// The ranks beyond this process.
-struct Ranks {
+struct OtherRanks {
     engine: Arc<Engine>,
     store: u32,
 }
@@ -75,10 +75,10 @@ impl OnDevices {
     /// A store over the engine's ranks, each with devices of its own; their number may differ.
     pub fn over_ranks(devices: Arc<Devices>, engine: Arc<Engine>, limit: Duration) -> Self {
         let store = engine.next_store();
-        Self::new(devices, Some(Ranks { engine, store }), limit)
+        Self::new(devices, Some(OtherRanks { engine, store }), limit)
     }
 
-    fn new(devices: Arc<Devices>, ranks: Option<Ranks>, limit: Duration) -> Self {
+    fn new(devices: Arc<Devices>, ranks: Option<OtherRanks>, limit: Duration) -> Self {
         OnDevices {
             devices,
             ranks,

@@ -11,7 +11,7 @@ use ringpull_allreduce::progress::Launch;
 use ringpull_base::{Error, Result, TensorMut};
 use ringpull_device::{Devices, Event, Memory, Slice};
 
-use super::slot::{Content, DeviceSlot, Outputs};
+use super::slot::{DeviceSlot, Outputs, SlotMemory};
 use super::{OnDevices, Step, detour, take_loaded};
 use crate::compressed::Coding;
 use crate::contribution::remotes;
@@ -79,7 +79,7 @@ impl DevicePush {
     }
 
     /// Queues everything that needs no other rank, up to the sum of this process.
-    fn sum(&self, content: &mut Content, inputs: &[Slice]) -> Result<()> {
+    fn sum(&self, content: &mut SlotMemory, inputs: &[Slice]) -> Result<()> {
         let (devices, slot) = (&self.devices, &self.slot);
         self.ready.iter().try_for_each(|event| devices.lane(event.device()).wait(event))?;
         if content.sum.is_empty() {
@@ -89,7 +89,7 @@ impl DevicePush {
         devices.sum_parts(slot.entry.dtype, &slot.layout, inputs, &content.sum, &mut content.scratch)
     }
 
-    fn apply(&self, content: &mut Content) -> Result<()> {
+    fn apply(&self, content: &mut SlotMemory) -> Result<()> {
         match &self.update {
             Update::Overwrite => {
                 std::mem::swap(&mut content.value, &mut content.sum);
@@ -124,7 +124,7 @@ impl Step for DevicePush {
         let mut content = slot.content();
         self.sum(&mut content, &inputs)?;
         if let Some((comm, launch)) = ranks {
-            let Content { sum: parts, residual, .. } = &mut *content;
+            let SlotMemory { sum: parts, residual, .. } = &mut *content;
             let sum = Sum {
                 devices: &self.devices,
                 layout: &slot.layout,

@@ -43,18 +43,18 @@ pub(crate) struct Route {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum SumRoute {
     Staged,
     Direct,
     Joined,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for SumRoute {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
-            Way::Staged => "copies in pinned memory",
-            Way::Direct => "memory of devices given to the transport",
-            Way::Joined => "nccl",
+            SumRoute::Staged => "copies in pinned memory",
+            SumRoute::Direct => "memory of devices given to the transport",
+            SumRoute::Joined => "nccl",
         })
     }
 }
@@ -72,7 +72,7 @@ pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -
 
 /// The possible routes, on which all ranks have agreed.
 struct Ways {
-    open: Vec<Way>,
+    open: Vec<SumRoute>,
     joined: Option<Joined>,
     /// By the power of two.
     classes: BTreeMap<u32, Class>,
@@ -82,7 +82,7 @@ struct Ways {
 enum Class {
     /// Nanoseconds of the sums so far, by each route in turn.
     Tried(Vec<u64>),
-    Chosen(Way),
+    Chosen(SumRoute),
 }
 
 impl Ways {
@@ -111,9 +111,9 @@ impl Ways {
                 Err(NotJoined { knows: rank, cause })
             }
         };
-        let mut open = if unlike(0).is_none() { vec![Way::Direct] } else { Vec::new() };
+        let mut open = if unlike(0).is_none() { vec![SumRoute::Direct] } else { Vec::new() };
         if choice == AlgorithmChoice::Auto || open.is_empty() {
-            open.push(Way::Staged);
+            open.push(SumRoute::Staged);
         }
         let joined = match (joined, choice) {
             (Ok(joined), AlgorithmChoice::Nccl) => {
@@ -129,7 +129,7 @@ impl Ways {
                 None
             }
         };
-        open.extend(joined.is_some().then_some(Way::Joined));
+        open.extend(joined.is_some().then_some(SumRoute::Joined));
         if comm.rank() == 0 {
             let names: Vec<String> = open.iter().map(ToString::to_string).collect();
             tracing::info!("sums over the ranks' devices go by {} ({})", names.join(", "), comm.library());
@@ -161,7 +161,7 @@ impl Ways {
     }
 
     /// The quickest route by the measurements of all ranks. Collective.
-    fn choose(&self, class: u32, took: &[u64], comm: &mut Communicator, stamp: Stamp) -> Result<Way> {
+    fn choose(&self, class: u32, took: &[u64], comm: &mut Communicator, stamp: Stamp) -> Result<SumRoute> {
         let own = size_of_val(took);
         let parts = Parts::of((0..=comm.size()).map(|rank| rank * own).collect());
         let all = comm.gather(parts, stamp, |times| times.copy_from_slice(bytemuck::cast_slice(took)))?;
@@ -185,10 +185,10 @@ impl Ways {
         Ok(self.open[quickest])
     }
 
-    fn by(&self, way: Way, comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
+    fn by(&self, way: SumRoute, comm: &mut Communicator, sum: &Sum<'_>) -> Result<()> {
         match (way, &self.joined) {
-            (Way::Joined, Some(joined)) => joined::allreduce(comm, sum, joined),
-            (Way::Direct, _) => direct::allreduce(comm, sum),
+            (SumRoute::Joined, Some(joined)) => joined::allreduce(comm, sum, joined),
+            (SumRoute::Direct, _) => direct::allreduce(comm, sum),
             _ => staged::allreduce(comm, sum),
         }
     }

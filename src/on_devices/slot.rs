@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use ringpull_base::{Buffer, Error, Result, TensorMut, waits};
-use ringpull_device::{Devices, Layout, Memory, Operation, Scratch, Slice, Work};
+use ringpull_device::{Devices, Layout, Memory, Operation, Slice, SumScratch, Work};
 use ringpull_kernels::optim::{Optimizer, State};
 
 use crate::Entry;
@@ -16,18 +16,18 @@ use crate::Entry;
 pub(super) struct DeviceSlot {
     pub(super) entry: Entry,
     pub(super) layout: Layout,
-    content: Mutex<Content>,
-    progress: Mutex<Progress>,
+    content: Mutex<SlotMemory>,
+    progress: Mutex<SlotProgress>,
     changed: Condvar,
 }
 
 /// Memory of a key; its order is that of the lanes.
-pub(super) struct Content {
+pub(super) struct SlotMemory {
     /// The value, a part on each device.
     pub(super) value: Vec<Slice>,
     /// The sum of the last push, or a value that it took the place of.
     pub(super) sum: Vec<Slice>,
-    pub(super) scratch: Scratch,
+    pub(super) scratch: SumScratch,
     /// The residuals of gradients encoded on the devices.
     pub(super) residual: Option<Vec<Slice>>,
     kept: Option<DeviceState>,
@@ -41,7 +41,7 @@ struct DeviceState {
 }
 
 #[derive(Default)]
-struct Progress {
+struct SlotProgress {
     /// Operations called, and those of them that are done.
     called: u64,
     done: u64,
@@ -51,8 +51,8 @@ struct Progress {
 impl DeviceSlot {
     pub(super) fn new(entry: &Entry, devices: &Devices) -> Result<Self> {
         let layout = Layout::new(entry.len(), entry.dtype.size_bytes(), devices.count());
-        let (value, scratch) = (devices.parts(&layout)?, Scratch::default());
-        let content = Content { value, sum: Vec::new(), scratch, residual: None, kept: None };
+        let (value, scratch) = (devices.parts(&layout)?, SumScratch::default());
+        let content = SlotMemory { value, sum: Vec::new(), scratch, residual: None, kept: None };
         Ok(DeviceSlot {
             entry: entry.clone(),
             layout,
@@ -62,7 +62,7 @@ impl DeviceSlot {
         })
     }
 
-    pub(super) fn content(&self) -> MutexGuard<'_, Content> {
+    pub(super) fn content(&self) -> MutexGuard<'_, SlotMemory> {
         self.content.lock()
     }
 
@@ -131,7 +131,7 @@ impl DeviceSlot {
     /// As [`state`](Self::state), for the holder of the content.
     pub(super) fn state_of(
         &self,
-        content: &Content,
+        content: &SlotMemory,
         optimizer: &Optimizer,
         devices: &Devices,
         limit: Duration,
@@ -162,7 +162,7 @@ impl DeviceSlot {
     /// Puts a state from host memory on the devices. Blocks.
     pub(super) fn set_state(
         &self,
-        content: &mut Content,
+        content: &mut SlotMemory,
         optimizer: &Arc<Optimizer>,
         state: &State,
         devices: &Devices,
@@ -191,7 +191,7 @@ impl DeviceSlot {
     /// Queues one step of `optimizer` with the sum on every device.
     pub(super) fn optimize(
         &self,
-        content: &mut Content,
+        content: &mut SlotMemory,
         optimizer: &Arc<Optimizer>,
         loaded: Option<State>,
         devices: &Devices,
@@ -203,7 +203,7 @@ impl DeviceSlot {
         if !content.kept.as_ref().is_some_and(|kept| optimizer.keeps_states_of(&kept.optimizer)) {
             content.kept = Some(self.fresh(optimizer, devices)?);
         }
-        let Content { value, sum, kept: Some(kept), .. } = content else { return Ok(()) };
+        let SlotMemory { value, sum, kept: Some(kept), .. } = content else { return Ok(()) };
         kept.optimizer = Arc::clone(optimizer);
         let dtype = self.entry.dtype;
         for device in 0..devices.count() {

@@ -11,7 +11,7 @@ use ringpull_allreduce::transport::inproc::{Inproc, world};
 use ringpull_allreduce::transport::{SendMode, Stamp, Transport};
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Result, Tensor};
-use ringpull_device::{Devices, Joined, Layout, Meeting, Scratch, Simulated, Slice};
+use ringpull_device::{Devices, Joined, Layout, Meeting, Simulated, Slice, SumScratch};
 
 use super::routes::{Route, allreduce};
 use super::sum::Sum;
@@ -46,7 +46,7 @@ impl Rank {
         let (devices, layout, dtype) = (&self.devices, &self.layout, self.dtype);
         let parts = devices.parts(layout)?;
         devices.join()?;
-        devices.sum_parts(dtype, layout, &self.slices(&self.inputs), &parts, &mut Scratch::default())?;
+        devices.sum_parts(dtype, layout, &self.slices(&self.inputs), &parts, &mut SumScratch::default())?;
         let (stamp, limit, pool) = (self.sums, LIMIT, &self.route.pool);
         let sum = Sum { devices, layout, dtype, parts: &parts, stamp, limit, pool };
         allreduce(&mut self.comm, &self.route, &sum)?;

@@ -80,13 +80,13 @@ impl Hosts {
 }
 
 /// The output of a job of so many ranks that ended by itself.
-pub(crate) struct Ended {
+pub(crate) struct EndedJob {
     pub(crate) processes: Processes,
     pub(crate) ranks: usize,
 }
 
 /// Runs the job to its end; nothing of it may be left then.
-pub(crate) fn run(folder: &Path, hosts: Hosts, ranks: usize, plan: &str, env: &[(&str, &str)]) -> Ended {
+pub(crate) fn run(folder: &Path, hosts: Hosts, ranks: usize, plan: &str, env: &[(&str, &str)]) -> EndedJob {
     let mut processes = Processes::new();
     let mut command = hosts.mpirun(folder, ranks, &processes);
     command
@@ -113,11 +113,11 @@ pub(crate) fn run(folder: &Path, hosts: Hosts, ranks: usize, plan: &str, env: &[
     }
     assert!(processes.ends_by(Instant::now() + limit), "{plan}: the job did not end in {limit:?}:\n{processes}");
     processes.wait_until(Duration::from_secs(5), "processes are left", |processes| processes.living().is_empty());
-    Ended { processes, ranks }
+    EndedJob { processes, ranks }
 }
 
 /// Runs a job on this host, loses `lost` of its ranks, and checks everything.
-pub(crate) fn case(ranks: usize, plan: &str, lost: &[usize], steps: usize, env: &[(&str, &str)]) -> Option<Ended> {
+pub(crate) fn case(ranks: usize, plan: &str, lost: &[usize], steps: usize, env: &[(&str, &str)]) -> Option<EndedJob> {
     let folder = open_mpi()?;
     let ended = run(&folder, Hosts::Here, ranks, &format!("steps={steps};{plan}"), env);
     let times = ended.check(lost, steps);
@@ -125,7 +125,7 @@ pub(crate) fn case(ranks: usize, plan: &str, lost: &[usize], steps: usize, env: 
     Some(ended)
 }
 
-impl Ended {
+impl EndedJob {
     /// The words of the lines of a rank that begin with `first`.
     pub(crate) fn lines(&self, rank: usize, first: &str) -> Vec<Vec<String>> {
         let text = self.processes.rank(rank).to_string();

@@ -10,7 +10,7 @@ mod rank;
 mod trials;
 mod uses;
 
-use job::{Ended, Hosts, case, open_mpi, run};
+use job::{EndedJob, Hosts, case, open_mpi, run};
 
 const BY_MESSAGES: &[(&str, &str)] = &[("RINGPULL_SHARED_MEMORY", "0")];
 
@@ -90,7 +90,7 @@ fn a_rank_may_die_while_others_create() {
     std::thread::scope(|scope| {
         let some_jobs = |stopped: usize, env| {
             let plan = format!("kill=1@init;stops={stopped}");
-            (0..3).filter_map(|_| case(3, &plan, &[1], 6, env)).filter(Ended::began_apart).count()
+            (0..3).filter_map(|_| case(3, &plan, &[1], 6, env)).filter(EndedJob::began_apart).count()
         };
         let kinds = [(0, &[][..]), (0, BY_MESSAGES), (2, &[]), (2, BY_MESSAGES)].repeat(2);
         let all: Vec<_> =

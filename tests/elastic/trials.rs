@@ -6,9 +6,9 @@ use ringpull_base::config;
 use crate::job::{Hosts, hosts_from_env, mend_links, open_mpi, run};
 
 /// A linear congruence: random enough, and the same again for the same seed.
-struct Random(u64);
+struct RandomTrials(u64);
 
-impl Random {
+impl RandomTrials {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
@@ -31,7 +31,7 @@ struct Trial {
 }
 
 /// A rank is killed in one of the phases of a job; every eighth time it is rank 0.
-fn one(random: &mut Random, number: u64) -> Trial {
+fn one(random: &mut RandomTrials, number: u64) -> Trial {
     let rank = if number % 8 == 7 { 0 } else { random.below(RANKS as u64) };
     let (phase, when, share) = match number % 6 {
         0 => ("init", format!("init+{}", random.below(30_000)), 1),
@@ -45,7 +45,7 @@ fn one(random: &mut Random, number: u64) -> Trial {
 }
 
 /// Two ranks are killed within two milliseconds.
-fn two(random: &mut Random, number: u64) -> Trial {
+fn two(random: &mut RandomTrials, number: u64) -> Trial {
     let first = random.below(RANKS as u64);
     let second = (first + 1 + random.below(RANKS as u64 - 1)) % RANKS as u64;
     let (step, after) = (random.below(35), random.below(60_000));
@@ -55,7 +55,7 @@ fn two(random: &mut Random, number: u64) -> Trial {
 }
 
 /// Six ranks are killed, one after the other.
-fn down_to_two(random: &mut Random, number: u64) -> Trial {
+fn down_to_two(random: &mut RandomTrials, number: u64) -> Trial {
     let mut left: Vec<usize> = (0..RANKS).collect();
     let lost: Vec<usize> = (2..RANKS).map(|_| left.swap_remove(random.below(left.len() as u64) as usize)).collect();
     let kills = lost.iter().enumerate().map(|(at, rank)| format!("{rank}@{}+{}", 3 + 7 * at, random.below(60_000)));
@@ -64,7 +64,7 @@ fn down_to_two(random: &mut Random, number: u64) -> Trial {
 }
 
 /// The link of a rank's host is cut.
-fn cut(random: &mut Random, _: u64) -> Trial {
+fn cut(random: &mut RandomTrials, _: u64) -> Trial {
     let rank = random.below(RANKS as u64);
     let plan = format!("cut={rank}@{}+{}", random.below(35), random.below(60_000));
     Trial { phase: "link cut", plan, lost: vec![rank as usize], share: 1, silence_s: Some(2) }
@@ -82,7 +82,7 @@ fn trials() {
     let number = |name: &str, default| config::text(name).map_or(default, |number| number.parse().unwrap());
     let (first, count) = (number("RINGPULL_ELASTIC_FIRST", 0), number("RINGPULL_ELASTIC_TRIALS", 10));
     let hosts = hosts_from_env();
-    let next: fn(&mut Random, u64) -> Trial = match config::text("RINGPULL_ELASTIC_LOSS").as_deref() {
+    let next: fn(&mut RandomTrials, u64) -> Trial = match config::text("RINGPULL_ELASTIC_LOSS").as_deref() {
         Some("two") => two,
         Some("down") => down_to_two,
         Some("cut") => cut,
@@ -90,7 +90,7 @@ fn trials() {
     };
     let mut times: Vec<(f64, u64)> = Vec::new();
     for trial in first..first + count {
-        let Trial { phase, plan, lost, share, silence_s } = next(&mut Random(trial), trial);
+        let Trial { phase, plan, lost, share, silence_s } = next(&mut RandomTrials(trial), trial);
         let place = match hosts {
             Hosts::Lab(hosts) => Hosts::Lab(hosts.div_ceil(share)),
             Hosts::Here => Hosts::Here,

@@ -12,7 +12,7 @@ use ringpull::{RowSparse, Tensor};
 use ringpull_base::config::{self, Config};
 use ringpull_processes::free_port;
 
-use crate::job::{Ended, Hosts, open_mpi, run};
+use crate::job::{EndedJob, Hosts, open_mpi, run};
 use crate::rank::{Plan, STEP, element, give, say_sum};
 
 /// Runs a rank in a job of that kind.
@@ -195,7 +195,7 @@ fn metrics(plan: &Plan) -> Result<()> {
 }
 
 /// The job, and that of these ranks each wrote one line that begins with `first` and contains `words`.
-fn ended_with(ranks: usize, plan: &str, env: &[(&str, &str)], expected: &[(usize, &str, &str)]) -> Option<Ended> {
+fn ended_with(ranks: usize, plan: &str, env: &[(&str, &str)], expected: &[(usize, &str, &str)]) -> Option<EndedJob> {
     let ended = run(&open_mpi()?, Hosts::Here, ranks, plan, env);
     for (rank, first, words) in expected {
         let said: Vec<String> = ended.lines(*rank, first).iter().map(|words| words.join(" ")).collect();

@@ -111,7 +111,7 @@ fn sums_of_every_dtype_have_the_references_bits() {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Pairs {
+struct CopyPairs {
     from: [*const c_void; PAIRS],
     to: [*mut c_void; PAIRS],
     bytes: [u64; PAIRS],
@@ -122,7 +122,7 @@ fn a_bucket_is_packed_whatever_the_alignment() {
     let Some((library, _folder)) = build(1) else { return };
     let source = pattern(DType::U8, 40_000, 1, |v| v);
     let mut bucket = Buffer::zeroed(40_000);
-    let mut pairs = Pairs { from: [std::ptr::null(); PAIRS], to: [std::ptr::null_mut(); PAIRS], bytes: [0; PAIRS] };
+    let mut pairs = CopyPairs { from: [std::ptr::null(); PAIRS], to: [std::ptr::null_mut(); PAIRS], bytes: [0; PAIRS] };
     let mut end = 0;
     for index in 0..PAIRS {
         let len = index * index % 700 + index % 5;
@@ -131,7 +131,7 @@ fn a_bucket_is_packed_whatever_the_alignment() {
         pairs.bytes[index] = len as u64;
         end += len;
     }
-    launch!(library, "copy_many", PAIRS as u32, Pairs: pairs);
+    launch!(library, "copy_many", PAIRS as u32, CopyPairs: pairs);
     assert_eq!(bucket.bytes()[..end], source.bytes()[..end]);
     assert!(bucket.bytes()[end..].iter().all(|byte| *byte == 0));
 }

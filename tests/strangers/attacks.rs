@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use ringpull_ps::message::{Place, Places, Request, ToScheduler, Want, encode};
 
-use crate::greetings::{CHALLENGE, CLIENT_MAGIC, Name, PROOF, Speaks, frame, hello, proof};
+use crate::greetings::{CHALLENGE, CLIENT_MAGIC, GivenName, PROOF, Speaks, frame, hello, proof};
 use crate::overheard::{Overheard, reset_connections};
-use crate::port::{Outcome, Port, finish, reset};
+use crate::port::{OpenPort, Outcome, finish, reset};
 
 /// An attack at one port.
-pub(crate) type Attack = fn(&Port) -> Outcome;
+pub(crate) type Attack = fn(&OpenPort) -> Outcome;
 
 /// A step takes a few milliseconds. It may take this long while strangers keep every processor: less than the
 /// time that a stranger's greeting is waited for.
@@ -67,13 +67,13 @@ fn noise(seed: usize, len: usize) -> Vec<u8> {
 }
 
 /// A node that the job could have, with a secret that it has not.
-fn false_name(speaks: Speaks) -> Name {
+fn false_name(speaks: Speaks) -> GivenName {
     let identity = if speaks == Speaks::Servers { b"worker 1".to_vec() } else { b"rank 1".to_vec() };
-    Name { identity, session: [7; 16], goes_on: false, secret: Some(b"the secret of another job".to_vec()) }
+    GivenName { identity, session: [7; 16], goes_on: false, secret: Some(b"the secret of another job".to_vec()) }
 }
 
 /// `count` connections, if the port accepts as many.
-fn connections(port: &Port, count: usize) -> Outcome<Vec<TcpStream>> {
+fn connections(port: &OpenPort, count: usize) -> Outcome<Vec<TcpStream>> {
     let mut all = Vec::new();
     for _ in 0..count {
         let Some(stream) = port.connect()? else { break };
@@ -84,7 +84,7 @@ fn connections(port: &Port, count: usize) -> Outcome<Vec<TcpStream>> {
 
 /// A connection that was not turned away because others of these strangers were there, and what it was
 /// challenged with.
-fn challenged(port: &Port) -> Outcome<(TcpStream, Vec<u8>)> {
+fn challenged(port: &OpenPort) -> Outcome<(TcpStream, Vec<u8>)> {
     let (mut challenge, opening) = (vec![0; CHALLENGE], hello(&false_name(port.speaks)));
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
@@ -101,12 +101,12 @@ fn say(mut stream: &TcpStream, bytes: &[u8]) -> bool {
     stream.write_all(bytes).is_ok()
 }
 
-fn silent(port: &Port) -> Outcome {
+fn silent(port: &OpenPort) -> Outcome {
     let strangers = connections(port, SILENT)?;
     port.sees_off(strangers)
 }
 
-fn drip(port: &Port) -> Outcome {
+fn drip(port: &OpenPort) -> Outcome {
     let mut name = false_name(port.speaks);
     name.secret = Some(Vec::new());
     let opening = hello(&name);
@@ -123,7 +123,7 @@ fn drip(port: &Port) -> Outcome {
     port.sees_off_at_once(strangers)
 }
 
-fn garbage(port: &Port) -> Outcome {
+fn garbage(port: &OpenPort) -> Outcome {
     for (seed, len) in port.speaks.lengths().iter().enumerate() {
         let strangers = connections(port, TIMES / 2)?;
         for (index, stranger) in strangers.iter().enumerate() {
@@ -137,7 +137,7 @@ fn garbage(port: &Port) -> Outcome {
     Ok(())
 }
 
-fn opening_and_garbage(port: &Port) -> Outcome {
+fn opening_and_garbage(port: &OpenPort) -> Outcome {
     let strangers = connections(port, TIMES)?;
     for (seed, stranger) in strangers.iter().enumerate() {
         say(stranger, &[&CLIENT_MAGIC[..], &[1], &noise(seed, 4096)].concat());
@@ -145,7 +145,7 @@ fn opening_and_garbage(port: &Port) -> Outcome {
     port.sees_off_at_once(strangers)
 }
 
-fn another_secret(port: &Port) -> Outcome {
+fn another_secret(port: &OpenPort) -> Outcome {
     let strangers = connections(port, TIMES)?;
     for stranger in &strangers {
         let answer = port.speaks.greet(stranger, &false_name(port.speaks)).unwrap_or_default();
@@ -157,11 +157,11 @@ fn another_secret(port: &Port) -> Outcome {
 }
 
 /// Everything is right but the proof: the node's name, its session, and that it goes on.
-fn impostor(port: &Port) -> Outcome {
+fn impostor(port: &OpenPort) -> Outcome {
     let known = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), Overheard::name);
     for secret in [None, Some(Vec::new()), Some(b"the secret of another job".to_vec())] {
         let strangers = connections(port, TIMES)?;
-        let name = Name { secret, ..known.clone() };
+        let name = GivenName { secret, ..known.clone() };
         for stranger in &strangers {
             let answer = port.speaks.greet(stranger, &name).unwrap_or_default();
             if answer.first().is_some_and(|verdict| *verdict != 1) {
@@ -175,7 +175,7 @@ fn impostor(port: &Port) -> Outcome {
     Ok(())
 }
 
-fn replay(port: &Port) -> Outcome {
+fn replay(port: &OpenPort) -> Outcome {
     let Some(overheard) = &port.overheard else { return Ok(()) };
     let strangers = connections(port, 2 * TIMES)?;
     for (index, stranger) in strangers.iter().enumerate() {
@@ -190,7 +190,7 @@ fn replay(port: &Port) -> Outcome {
     port.sees_off_at_once(strangers)
 }
 
-fn mirror(port: &Port) -> Outcome {
+fn mirror(port: &OpenPort) -> Outcome {
     if port.speaks == Speaks::Nothing {
         return Ok(());
     }
@@ -235,10 +235,10 @@ fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
 }
 
 /// Registers, pulls the weights and pushes 1e30, as if there were no greeting, or as if it had been accepted.
-fn raw_push(port: &Port) -> Outcome {
+fn raw_push(port: &OpenPort) -> Outcome {
     let name = port.overheard.as_ref().map_or_else(|| false_name(port.speaks), Overheard::name);
     for secret in [None, Some(b"the secret of another job".to_vec())] {
-        let name = Name { secret, ..name.clone() };
+        let name = GivenName { secret, ..name.clone() };
         let strangers = connections(port, TIMES)?;
         for (index, stranger) in strangers.iter().enumerate() {
             if index % 2 == 0 {
@@ -255,7 +255,7 @@ fn raw_push(port: &Port) -> Outcome {
     Ok(())
 }
 
-fn long_frame(port: &Port) -> Outcome {
+fn long_frame(port: &OpenPort) -> Outcome {
     let strangers = connections(port, TIMES)?;
     for (index, stranger) in strangers.iter().enumerate() {
         let mut name = false_name(port.speaks);
@@ -284,7 +284,7 @@ fn old_greeting() -> Vec<u8> {
     greeting
 }
 
-fn endless(port: &Port) -> Outcome {
+fn endless(port: &OpenPort) -> Outcome {
     let piece = {
         let mut part = vec![3];
         part.extend(60_000u64.to_be_bytes());
@@ -306,7 +306,7 @@ fn endless(port: &Port) -> Outcome {
 }
 
 /// Greetings of which each has one byte more than the one before, and how they end then.
-fn cut(port: &Port, mut end: impl FnMut(TcpStream)) -> Outcome {
+fn cut(port: &OpenPort, mut end: impl FnMut(TcpStream)) -> Outcome {
     let name = false_name(port.speaks);
     let opening = hello(&name);
     for len in 0..opening.len() {
@@ -323,11 +323,11 @@ fn cut(port: &Port, mut end: impl FnMut(TcpStream)) -> Outcome {
     Ok(())
 }
 
-fn cut_by_reset(port: &Port) -> Outcome {
+fn cut_by_reset(port: &OpenPort) -> Outcome {
     cut(port, reset)
 }
 
-fn cut_by_end(port: &Port) -> Outcome {
+fn cut_by_end(port: &OpenPort) -> Outcome {
     let mut strangers = Vec::new();
     cut(port, |stranger| {
         finish(&stranger);
@@ -336,7 +336,7 @@ fn cut_by_end(port: &Port) -> Outcome {
     port.sees_off_at_once(strangers)
 }
 
-fn flood(port: &Port) -> Outcome {
+fn flood(port: &OpenPort) -> Outcome {
     for _ in 0..FLOOD {
         let Some(stranger) = port.connect()? else { return Ok(()) };
         reset(stranger);
@@ -345,7 +345,7 @@ fn flood(port: &Port) -> Outcome {
 }
 
 /// Connections of the job are reset, and made again among strangers who come and go, and strangers who stay.
-fn crowd(port: &Port) -> Outcome {
+fn crowd(port: &OpenPort) -> Outcome {
     if port.clients.is_empty() || port.overheard.is_none() {
         return Ok(());
     }

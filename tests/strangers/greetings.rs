@@ -40,7 +40,7 @@ pub(crate) const WRONG_SECRET: [u8; VERDICT] = {
 
 /// The name that a stranger gives.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Name {
+pub(crate) struct GivenName {
     /// The name that the node gives itself, and its session.
     pub(crate) identity: Vec<u8>,
     pub(crate) session: [u8; 16],
@@ -69,7 +69,7 @@ impl Speaks {
     }
 
     /// Begins as a node of the job does, as far as the other end lets it: what that said last.
-    pub(crate) fn greet(self, stream: &TcpStream, name: &Name) -> io::Result<Vec<u8>> {
+    pub(crate) fn greet(self, stream: &TcpStream, name: &GivenName) -> io::Result<Vec<u8>> {
         let mut stream = stream;
         let hello = hello(name);
         stream.write_all(&hello)?;
@@ -99,7 +99,7 @@ impl Speaks {
 
 /// Returns the first message: a flag of the secret, random bytes, the session, a port, the node's identity
 /// and its length.
-pub(crate) fn hello(name: &Name) -> [u8; HELLO] {
+pub(crate) fn hello(name: &GivenName) -> [u8; HELLO] {
     let mut hello = [0; HELLO];
     hello[..7].copy_from_slice(CLIENT_MAGIC);
     hello[7] = u8::from(name.secret.is_some());
@@ -113,7 +113,7 @@ pub(crate) fn hello(name: &Name) -> [u8; HELLO] {
 
 /// Returns the proof: a flag of a session that goes on, a later attempt than any, the last frame received,
 /// and a code over all that was said.
-pub(crate) fn proof(name: &Name, hello: &[u8], challenge: &[u8]) -> [u8; PROOF] {
+pub(crate) fn proof(name: &GivenName, hello: &[u8], challenge: &[u8]) -> [u8; PROOF] {
     let mut proof = [0; PROOF];
     proof[0] = u8::from(name.goes_on);
     proof[1..5].copy_from_slice(&u32::MAX.to_le_bytes());

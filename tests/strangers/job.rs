@@ -12,7 +12,7 @@ use ringpull_base::{DType, Error, Result, Tensor, config};
 use ringpull_processes::{LIMIT, Processes, Written, free_port, own_path};
 
 use crate::greetings::Speaks;
-use crate::port::Port;
+use crate::port::OpenPort;
 use crate::vitals::{CLOSED, ESTABLISHED, LISTENS, tcp, udp};
 
 /// The case of a process of a job, and the file whose presence ends the job.
@@ -36,7 +36,7 @@ const WINDOW: Duration = Duration::from_millis(50);
 
 /// A process of a job.
 #[derive(Debug, Clone)]
-pub(crate) struct Member {
+pub(crate) struct JobProcess {
     pub(crate) name: String,
     pub(crate) pid: u32,
     /// The protocol of the one port on which it listens, if it does.
@@ -48,7 +48,7 @@ pub(crate) struct Member {
 /// A job. Dropping it kills what is left.
 pub(crate) struct Job {
     processes: Processes,
-    members: Vec<Member>,
+    members: Vec<JobProcess>,
     folder: tempfile::TempDir,
     /// The scheduler's port, and the secret of its nodes.
     port: u16,
@@ -57,7 +57,7 @@ pub(crate) struct Job {
 
 /// The progress of a worker in one period.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Window {
+pub(crate) struct WorkerPeriod {
     pub(crate) longest: Duration,
     pub(crate) control_messages: u64,
 }
@@ -84,7 +84,7 @@ impl Job {
             job.processes.wait_for(&name, "of the job\n", 1, START);
             let pid = job.processes.rank(rank).after("process ").and_then(|text| text.split(' ').next()?.parse().ok());
             let speaks = Some(if rank == 0 { Speaks::ControlStar } else { Speaks::Nothing });
-            job.members.push(Member { name, pid: pid.unwrap(), speaks, steps: true });
+            job.members.push(JobProcess { name, pid: pid.unwrap(), speaks, steps: true });
         }
         job
     }
@@ -122,7 +122,7 @@ impl Job {
         self.dress(&mut command, "dist_sync").envs(self.secret.map(|secret| ("RINGPULL_SECRET", secret)));
         let name = self.processes.start_node(&mut command, (role, rank), self.port, (workers, servers));
         let (pid, steps) = (self.processes.child(&name).id(), role == "worker");
-        self.members.push(Member { name, pid, speaks: (!steps).then_some(Speaks::Servers), steps });
+        self.members.push(JobProcess { name, pid, speaks: (!steps).then_some(Speaks::Servers), steps });
     }
 
     fn dress<'a>(&self, command: &'a mut Command, kind: &str) -> &'a mut Command {
@@ -147,7 +147,7 @@ impl Job {
         if has_scheduler { "servers" } else { "ranks" }
     }
 
-    pub(crate) fn members(&self) -> &[Member] {
+    pub(crate) fn members(&self) -> &[JobProcess] {
         &self.members
     }
 
@@ -162,27 +162,27 @@ impl Job {
     }
 
     /// Returns the progress of every worker since it began, in order.
-    pub(crate) fn windows(&self, name: &str) -> Vec<Window> {
+    pub(crate) fn windows(&self, name: &str) -> Vec<WorkerPeriod> {
         let written = self.processes.written(name);
         // The last line may be unfinished.
         let whole = written.out.rsplit_once('\n').map_or("", |(lines, _)| lines);
         let windows = whole.lines().filter_map(|line| line.strip_prefix("window: "));
         let numbers = windows.map(|line| line.split(' ').map(|word| word.parse::<u64>().unwrap()).collect::<Vec<_>>());
         numbers
-            .map(|numbers| Window { longest: Duration::from_micros(numbers[0]), control_messages: numbers[1] })
+            .map(|numbers| WorkerPeriod { longest: Duration::from_micros(numbers[0]), control_messages: numbers[1] })
             .collect()
     }
 
     /// Every port on which a process of the job listens.
-    pub(crate) fn ports(&self) -> Vec<Port> {
+    pub(crate) fn ports(&self) -> Vec<OpenPort> {
         self.members.iter().filter_map(|member| self.port_of(member)).collect()
     }
 
     /// The port on which a process listens, if it is one that does, as soon as it does. A process that
     /// listens on another number of ports than it is known to, or that takes datagrams, fails the test: a new
     /// port is given its row.
-    pub(crate) fn port_of(&self, member: &Member) -> Option<Port> {
-        let Member { name, pid, speaks, .. } = member;
+    pub(crate) fn port_of(&self, member: &JobProcess) -> Option<OpenPort> {
+        let JobProcess { name, pid, speaks, .. } = member;
         let open = || -> Vec<SocketAddr> {
             let listening = tcp(*pid).into_iter().filter(|socket| socket.state == LISTENS);
             listening.map(|socket| socket.local).collect()
@@ -194,7 +194,7 @@ impl Job {
         let datagrams: Vec<_> = udp(*pid).into_iter().filter(|socket| socket.state == CLOSED).collect();
         assert!(datagrams.is_empty(), "{name} takes datagrams: {datagrams:?}");
         let (owner, at) = (name.clone(), *open.first()?);
-        Some(Port { owner, pid: *pid, at, speaks: (*speaks)?, clients: self.clients_of(at), overheard: None })
+        Some(OpenPort { owner, pid: *pid, at, speaks: (*speaks)?, clients: self.clients_of(at), overheard: None })
     }
 
     /// The processes of the job that are connected to `at`.

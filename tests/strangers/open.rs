@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use ringpull_ps::message::MAGIC;
 
-use crate::greetings::{Name, Speaks, frame};
+use crate::greetings::{GivenName, Speaks, frame};
 use crate::job::Job;
-use crate::port::{Port, is_closed};
+use crate::port::{OpenPort, is_closed};
 use crate::vitals::Vitals;
 
 /// The memory that a node may keep of all of it: for a scheduler the bytes that each admitted node sends at
@@ -19,9 +19,9 @@ const GROWTH: usize = 8 << 20;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Says at `port` that he is a node of this name: the connection, and the verdict.
-fn stranger(port: &Port, name: &[u8]) -> (TcpStream, u8) {
+fn stranger(port: &OpenPort, name: &[u8]) -> (TcpStream, u8) {
     let stream = port.connect().unwrap().expect("it is accepted");
-    let name = Name { identity: name.to_vec(), ..Name::default() };
+    let name = GivenName { identity: name.to_vec(), ..GivenName::default() };
     let verdict = port.speaks.greet(&stream, &name).unwrap_or_else(|cause| panic!("{}: {cause}", port.owner));
     (stream, verdict[0])
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 
-use crate::greetings::{CHALLENGE, HELLO, Name, PROOF, Speaks, VERDICT};
-use crate::port::{Port, reset};
+use crate::greetings::{CHALLENGE, GivenName, HELLO, PROOF, Speaks, VERDICT};
+use crate::port::{OpenPort, reset};
 use crate::vitals::{ESTABLISHED, LISTENS, Socket, is_stopped, tcp};
 
 /// The time limit of each step.
@@ -29,11 +29,11 @@ pub(crate) struct Overheard {
 impl Overheard {
     /// Gets a node that is connected to `port` to connect again, and records that. Its connection ends with
     /// this.
-    pub(crate) fn at(port: &Port) -> io::Result<Self> {
+    pub(crate) fn at(port: &OpenPort) -> io::Result<Self> {
         let all = tcp(port.pid);
         let listens = all.iter().find(|socket| socket.state == LISTENS && socket.local == port.at);
         let listener = TcpListener::from(shared(port.pid, listens.ok_or(ErrorKind::NotFound)?)?);
-        let stopped = Stopped::now(port.pid)?;
+        let stopped = StoppedProcess::now(port.pid)?;
         reset_connections(port.clients[0], port.at)?;
         // Not by an option of the listener, which its process shares.
         let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
@@ -68,12 +68,12 @@ impl Overheard {
     }
 
     /// Returns the sender's name, and nothing of its secret.
-    pub(crate) fn name(&self) -> Name {
-        Name {
+    pub(crate) fn name(&self) -> GivenName {
+        GivenName {
             session: self.said[40..56].try_into().expect("sixteen bytes"),
             identity: self.said[59..59 + usize::from(self.said[58])].to_vec(),
             goes_on: true,
-            ..Name::default()
+            ..GivenName::default()
         }
     }
 }
@@ -106,13 +106,13 @@ fn id_of(pid: u32) -> io::Result<Pid> {
 }
 
 /// A process that is stopped; dropping it lets it go on.
-struct Stopped(Pid);
+struct StoppedProcess(Pid);
 
-impl Stopped {
+impl StoppedProcess {
     fn now(pid: u32) -> io::Result<Self> {
         let process = id_of(pid)?;
         kill_process(process, Signal::STOP)?;
-        let stopped = Stopped(process);
+        let stopped = StoppedProcess(process);
         let end = Instant::now() + LIMIT;
         while !is_stopped(pid) {
             if Instant::now() > end {
@@ -124,7 +124,7 @@ impl Stopped {
     }
 }
 
-impl Drop for Stopped {
+impl Drop for StoppedProcess {
     fn drop(&mut self) {
         if let Err(cause) = kill_process(self.0, Signal::CONT) {
             eprintln!("process {:?} cannot go on: {cause}", self.0);

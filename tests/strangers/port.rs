@@ -19,7 +19,7 @@ const CONNECT: Duration = Duration::from_secs(4);
 const CONNECT_TO_QUEUE: Duration = Duration::from_millis(50);
 
 /// A port on which a process of a job listens.
-pub(crate) struct Port {
+pub(crate) struct OpenPort {
     /// The process's name and its id.
     pub(crate) owner: String,
     pub(crate) pid: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Port {
 /// The result of an attack; its error is the fault, in words.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
-impl Port {
+impl OpenPort {
     /// A connection; `None` if this port's queue, of which nothing is accepted, is full.
     pub(crate) fn connect(&self) -> Outcome<Option<TcpStream>> {
         let limit = if self.speaks == Speaks::Nothing { CONNECT_TO_QUEUE } else { CONNECT };

@@ -8,9 +8,9 @@ use ringpull_base::config;
 
 use crate::attacks::Attack;
 use crate::greetings::Speaks;
-use crate::job::{Job, Member};
+use crate::job::{Job, JobProcess};
 use crate::overheard::Overheard;
-use crate::port::{Outcome, Port};
+use crate::port::{OpenPort, Outcome};
 use crate::vitals::Vitals;
 
 /// The time in which a worker must report.
@@ -31,7 +31,7 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 /// A job whose ports are known.
 pub(crate) struct Siege {
     job: Job,
-    ports: Vec<Port>,
+    ports: Vec<OpenPort>,
     before: BTreeMap<String, Vitals>,
     begun: Instant,
 }
@@ -83,7 +83,7 @@ impl Siege {
 
     /// Returns the present use of every process; an error that names one that has ended.
     fn vitals(&self) -> Outcome<BTreeMap<String, Vitals>> {
-        let of = |member: &Member| {
+        let of = |member: &JobProcess| {
             let vitals = Vitals::of(member.pid).ok_or_else(|| format!("{} has ended", member.name))?;
             Ok((member.name.clone(), vitals))
         };
@@ -253,7 +253,7 @@ impl Siege {
 }
 
 /// Does each of `attacks` at `port` while `meanwhile` runs.
-pub(crate) fn among_strangers<T>(port: &Port, attacks: &[Attack], meanwhile: impl FnOnce() -> T) -> T {
+pub(crate) fn among_strangers<T>(port: &OpenPort, attacks: &[Attack], meanwhile: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         let strikes: Vec<_> = attacks.iter().map(|attack| scope.spawn(move || attack(port))).collect();
         let done = meanwhile();

@@ -10,7 +10,7 @@ use ringpull::internal::{OnDevices, store_over};
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Kind, Result, Tensor};
-use ringpull_device::{Devices, Fault, Manner, Simulated};
+use ringpull_device::{DeviceFault, Devices, Manner, Simulated};
 use ringpull_kernels::compress::{Codec, Compression};
 
 use crate::ranks;
@@ -117,7 +117,7 @@ struct Outcome {
 
 /// Three compressed pushes on two ranks of two devices, of which `who` has a fault; what every rank met, and
 /// the steps of `who`.
-fn faulty(codec: Codec, (who, fault): (usize, Fault), timeout: Duration) -> (Vec<Outcome>, u64) {
+fn faulty(codec: Codec, (who, fault): (usize, DeviceFault), timeout: Duration) -> (Vec<Outcome>, u64) {
     let config = Config { timeout, ..Config::default() };
     let platforms = [0, 1].map(|rank| Simulated::faulty(2, Some(fault).filter(|_| rank == who)));
     let engines = Engine::in_process(2, &config).unwrap();
@@ -193,13 +193,13 @@ fn every_rank_meets_a_fault_at_any_step_of_a_compressed_push_and_its_store_refus
 }
 
 fn meet_faults(codec: Codec, manner: Manner, timeout: Duration) {
-    let nowhere = (1, Fault { step: u64::MAX, manner });
+    let nowhere = (1, DeviceFault { step: u64::MAX, manner });
     let (well, steps) = faulty(codec, nowhere, Duration::from_secs(30));
     for outcome in well {
         assert!(outcome.met.unwrap().iter().all(|value| *value != 0.0) && outcome.after.iter().all(Result::is_ok));
     }
     // The last steps come after the last value was taken.
-    let faults: Vec<Fault> = (0..steps - 4).map(|step| Fault { step, manner }).collect();
+    let faults: Vec<DeviceFault> = (0..steps - 4).map(|step| DeviceFault { step, manner }).collect();
     for faults in faults.chunks(16) {
         thread::scope(|scope| {
             for fault in faults {

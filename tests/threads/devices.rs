@@ -12,7 +12,7 @@ use ringpull::internal::{Allreduce, Backend, DeviceSums, OnDevices, Servers, sto
 use ringpull_allreduce::progress::Engine;
 use ringpull_base::config::{Config, Dmlc, Role};
 use ringpull_base::{Algorithm, AlgorithmChoice, DType, Kind, Result, Tensor};
-use ringpull_device::{Devices, Fault, Manner, Simulated};
+use ringpull_device::{DeviceFault, Devices, Manner, Simulated};
 use ringpull_ps as ps;
 
 /// Short, since work that never ends is waited for this long.
@@ -77,7 +77,7 @@ fn job_of(
     config: &Config,
     counts: &[usize],
     len: usize,
-    fault: Option<(usize, Fault)>,
+    fault: Option<(usize, DeviceFault)>,
 ) -> (Vec<Result<Vec<f32>>>, Arc<Simulated>) {
     let limit = config.timeout;
     let engines = Engine::in_process(counts.len(), config).unwrap();
@@ -142,7 +142,7 @@ fn a_transport_that_takes_memory_of_devices_is_given_it() {
     assert_eq!(platform.exposed(), 0, "ranks with different numbers of devices have different parts");
 }
 
-fn alone(count: usize, fault: Option<Fault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
+fn alone(count: usize, fault: Option<DeviceFault>, limit: Duration) -> (Result<Vec<f32>>, u64) {
     let platform = Simulated::faulty(count, fault);
     let over: Arc<Simulated> = Arc::clone(&platform);
     let outcome = Devices::over(over, limit).and_then(|devices| {
@@ -181,12 +181,12 @@ fn one_process_meets_a_fault_at_any_step_with_an_error() {
         println!("{} faults of 1 process", 2 * steps + steps.div_ceil(5));
         for step in 0..steps {
             for manner in [Manner::Returned, Manner::Later] {
-                let (outcome, _) = alone(count, Some(Fault { step, manner }), Duration::from_secs(30));
+                let (outcome, _) = alone(count, Some(DeviceFault { step, manner }), Duration::from_secs(30));
                 check(&outcome, step, manner, steps);
             }
         }
         for step in (0..steps).step_by(5) {
-            let fault = Fault { step, manner: Manner::Never };
+            let fault = DeviceFault { step, manner: Manner::Never };
             let (outcome, _) = alone(count, Some(fault), Duration::from_millis(50));
             assert!(
                 outcome.is_err() || step + 5 > steps,
@@ -237,9 +237,9 @@ fn jobs_with(
     config: &Config,
     counts: &[usize],
     who: usize,
-    faults: impl Iterator<Item = Fault>,
-) -> Vec<(Fault, Vec<Result<Vec<f32>>>)> {
-    let faults: Vec<Fault> = faults.collect();
+    faults: impl Iterator<Item = DeviceFault>,
+) -> Vec<(DeviceFault, Vec<Result<Vec<f32>>>)> {
+    let faults: Vec<DeviceFault> = faults.collect();
     println!("{} faults of rank {who} of {} ranks", faults.len(), counts.len());
     let outcomes = faults.chunks(16).flat_map(|faults| {
         thread::scope(|scope| {
@@ -263,11 +263,11 @@ fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize], who: usiz
     let patient = config(Duration::from_secs(30));
     let (outcomes, _) = job_of(&patient, counts, 9, None);
     outcomes.into_iter().for_each(|outcome| assert_eq!(outcome.unwrap(), [expected(counts); 9]));
-    let nowhere = Fault { step: u64::MAX, manner: Manner::Returned };
+    let nowhere = DeviceFault { step: u64::MAX, manner: Manner::Returned };
     let steps = job_of(&patient, counts, 9, Some((who, nowhere))).1.steps();
     let faults = [Manner::Returned, Manner::Later]
         .into_iter()
-        .flat_map(|manner| (0..steps - 10).map(move |step| Fault { step, manner }));
+        .flat_map(|manner| (0..steps - 10).map(move |step| DeviceFault { step, manner }));
     for (fault, outcomes) in jobs_with(&config(Duration::from_secs(20)), counts, who, faults) {
         let texts: Vec<String> = outcomes
             .iter()
@@ -283,10 +283,10 @@ fn meet_the_fault_of(config: fn(Duration) -> Config, counts: &[usize], who: usiz
 #[test]
 fn work_that_never_ends_where_devices_sum_over_ranks_is_an_error_on_every_rank_in_time() {
     let (counts, limit) = ([1, 1], Duration::from_millis(500));
-    let nowhere = Fault { step: u64::MAX, manner: Manner::Never };
+    let nowhere = DeviceFault { step: u64::MAX, manner: Manner::Never };
     let steps = job_of(&joined(Duration::from_secs(30)), &counts, 9, Some((1, nowhere))).1.steps();
     let start = Instant::now();
-    let faults = (0..steps - 10).map(|step| Fault { step, manner: Manner::Never });
+    let faults = (0..steps - 10).map(|step| DeviceFault { step, manner: Manner::Never });
     for (fault, outcomes) in jobs_with(&joined(limit), &counts, 1, faults) {
         for (rank, outcome) in outcomes.iter().enumerate() {
             assert!(outcome.is_err(), "rank {rank} after {fault:?}");
@@ -301,9 +301,9 @@ fn work_that_never_ends_where_devices_sum_over_ranks_is_an_error_on_every_rank_i
 fn devices_that_cannot_join_leave_auto_the_other_routes() {
     let counts = [1, 1];
     for who in [0, 1] {
-        let nowhere = Fault { step: u64::MAX, manner: Manner::Returned };
+        let nowhere = DeviceFault { step: u64::MAX, manner: Manner::Returned };
         let steps = job_of(&config(Duration::from_secs(30)), &counts, 9, Some((who, nowhere))).1.steps();
-        let faults = (0..steps - 10).map(|step| Fault { step, manner: Manner::Returned });
+        let faults = (0..steps - 10).map(|step| DeviceFault { step, manner: Manner::Returned });
         let mut survived = 0;
         for (fault, outcomes) in jobs_with(&config(Duration::from_secs(20)), &counts, who, faults) {
             if outcomes.iter().all(Result::is_ok) {
@@ -330,7 +330,7 @@ fn address(number: usize) -> SocketAddr {
 
 /// A job of one worker whose platform may have a fault, a server and a scheduler, all threads of this
 /// process.
-fn with_servers(kind: Kind, root: SocketAddr, fault: Option<Fault>) -> (Result<Vec<f32>>, u64) {
+fn with_servers(kind: Kind, root: SocketAddr, fault: Option<DeviceFault>) -> (Result<Vec<f32>>, u64) {
     let (count, limit) = (2, Duration::from_secs(20));
     let node_host = Some(root.ip());
     let dmlc = |role| Dmlc { role, root, num_workers: 1, num_servers: 1, node_host, preferred_rank: None };
@@ -364,11 +364,11 @@ fn meet_faults_with_servers(kind: Kind, first_address: usize) {
     let (outcome, steps) = with_servers(kind, address(first_address), None);
     assert_eq!(outcome.unwrap(), [expected(&[2]); 9]);
     assert!(steps > 20, "{steps} steps");
-    let steps_of = |manner| (0..steps).map(move |step| Fault { step, manner });
-    let faults: Vec<Fault> = steps_of(Manner::Returned).chain(steps_of(Manner::Later)).collect();
+    let steps_of = |manner| (0..steps).map(move |step| DeviceFault { step, manner });
+    let faults: Vec<DeviceFault> = steps_of(Manner::Returned).chain(steps_of(Manner::Later)).collect();
     // Each of them spends its time meeting and parting.
     println!("{} faults of a worker of servers", faults.len());
-    let numbered: Vec<(usize, Fault)> = (first_address + 1..).zip(faults).collect();
+    let numbered: Vec<(usize, DeviceFault)> = (first_address + 1..).zip(faults).collect();
     for faults in numbered.chunks(16) {
         thread::scope(|scope| {
             for (number, fault) in faults {

@@ -21,10 +21,10 @@ use crate::mpirun::{Mpirun, Ranks};
 use ringpull_harness::hardware::ProcessorTime;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_harness::layers;
-use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::mode::{Mode, ServerPlacement};
 use ringpull_harness::quiet::wait_until_quiet;
 use ringpull_harness::record::Record;
-use ringpull_harness::rounds::{Job, Runner, TrainSetup, Work, peers};
+use ringpull_harness::rounds::{Job, JobRunner, TrainSetup, Work, peers};
 use ringpull_harness::shape::{Shape, own_words};
 use ringpull_harness::text::several;
 use ringpull_harness::variant::Variant;
@@ -190,10 +190,16 @@ impl Launched {
     }
 
     /// Runs a job of `workers` with servers to its end; what its first worker printed.
-    fn with_servers(&self, workers: usize, command: Vec<OsString>, mode: Mode, placement: Placement) -> Result<String> {
+    fn with_servers(
+        &self,
+        workers: usize,
+        command: Vec<OsString>,
+        mode: Mode,
+        placement: ServerPlacement,
+    ) -> Result<String> {
         let (all, extra) = self.hosts.split_at(self.workers);
         let workers = &all[..workers];
-        let of_servers = if placement == Placement::Dedicated { extra } else { workers };
+        let of_servers = if placement == ServerPlacement::Dedicated { extra } else { workers };
         let of_servers = of_servers.iter().cycle().take(mode.servers()).cloned().collect();
         let bound = self.bigarray_bound.map(|bound| (layers::BIGARRAY_BOUND.to_owned(), bound.to_string()));
         let variables = Variables { env: bound.into_iter().collect(), ..Variables::default() };
@@ -250,7 +256,7 @@ impl Launched {
     }
 }
 
-impl Runner for Launched {
+impl JobRunner for Launched {
     fn missing(&mut self, variant: Variant) -> Option<String> {
         if variant.on_mpich {
             return Mpirun::at(MPICH).err().map(|_| "scripts/setup --mpich".to_owned());

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use ringpull_cli::mpirun::{Host, Mpirun, Ranks};
-use ringpull_lab::hosts::{self as lab, Lab, Racks, Shape};
+use ringpull_lab::hosts::{self as lab, Lab, RackShape, Shape};
 use ringpull_processes::Processes;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -29,7 +29,7 @@ fn up(hosts: usize, rate: &str) -> Lab {
     up_as(&Shape { hosts, rate: rate.parse().unwrap(), own: Vec::new(), racks: None })
 }
 
-fn up_in_racks(hosts: usize, rate: &str, racks: Racks) -> Lab {
+fn up_in_racks(hosts: usize, rate: &str, racks: RackShape) -> Lab {
     up_as(&Shape { hosts, rate: rate.parse().unwrap(), own: Vec::new(), racks: Some(racks) })
 }
 
@@ -257,7 +257,7 @@ fn ranks_that_share_a_host_share_memory_and_hosts_exchange_messages() {
 #[test]
 fn two_racks_are_joined_by_one_link_of_its_own_rate() {
     let Some(_turn) = turn() else { return };
-    let lab = up_in_racks(4, "none", Racks { uplink: "50mbit".parse().unwrap(), alternate: false });
+    let lab = up_in_racks(4, "none", RackShape { uplink: "50mbit".parse().unwrap(), alternate: false });
     let master = |port: &str| std::fs::read_link(format!("/sys/class/net/{port}/master")).unwrap();
     assert!(master("rp-h2").ends_with("ringpull0") && master("rp-h3").ends_with("ringpull1"));
     let shaper = Command::new("tc").args(["qdisc", "show", "dev", "rp-up1"]).output().unwrap();
@@ -270,7 +270,7 @@ fn two_racks_are_joined_by_one_link_of_its_own_rate() {
 #[test]
 fn a_probe_finds_the_racks_that_nobody_has_named_and_jobs_go_by_them() {
     let Some(_turn) = turn().filter(|_| can_run_ranks()) else { return };
-    let lab = up_in_racks(6, "40mbit", Racks { uplink: "5mbit".parse().unwrap(), alternate: true });
+    let lab = up_in_racks(6, "40mbit", RackShape { uplink: "5mbit".parse().unwrap(), alternate: true });
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("cluster.toml");
     let hosts = [1, 2, 3, 4, 5, 6];

@@ -15,7 +15,7 @@ pub const ARCHITECTURES: [u32; 3] = [75, 80, 90];
 const ELEMENTS: &str = include_str!("kernels/elements.cu");
 
 /// A translation unit: a name, the source, and the kernels in it.
-pub struct Unit {
+pub struct TranslationUnit {
     /// Its name, for messages.
     pub name: &'static str,
     source: &'static str,
@@ -23,7 +23,7 @@ pub struct Unit {
     pub kernels: &'static [&'static str],
 }
 
-impl Unit {
+impl TranslationUnit {
     /// The whole source.
     pub fn source(&self) -> String {
         format!("{ELEMENTS}\n{}", self.source)
@@ -31,19 +31,19 @@ impl Unit {
 }
 
 /// Every kernel there is.
-pub const UNITS: [Unit; 4] = [
-    Unit {
+pub const UNITS: [TranslationUnit; 4] = [
+    TranslationUnit {
         name: "sum.cu",
         source: include_str!("kernels/sum.cu"),
         kernels: &["sum_f32", "sum_f64", "sum_f16", "sum_bf16", "sum_i8", "sum_u8", "sum_i32", "sum_i64"],
     },
-    Unit { name: "copy.cu", source: include_str!("kernels/copy.cu"), kernels: &["copy_many"] },
-    Unit {
+    TranslationUnit { name: "copy.cu", source: include_str!("kernels/copy.cu"), kernels: &["copy_many"] },
+    TranslationUnit {
         name: "codec.cu",
         source: include_str!("kernels/codec.cu"),
         kernels: &["quantise_2bit", "quantise_1bit", "add_dequantised_2bit", "add_dequantised_1bit", "decode_sum"],
     },
-    Unit {
+    TranslationUnit {
         name: "update.cu",
         source: include_str!("kernels/update.cu"),
         kernels: &["update_f32", "update_f64", "update_f16", "update_bf16", "update_f16_master", "update_bf16_master"],

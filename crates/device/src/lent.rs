@@ -139,7 +139,7 @@ mod tests {
         devices.lane(1).follow(array.stream()).unwrap();
         devices.join().unwrap();
         let twice = [array.slice().clone(), array.slice().clone()];
-        devices.sum_parts(DType::F32, &layout, &twice, &parts, &mut crate::Scratch::default()).unwrap();
+        devices.sum_parts(DType::F32, &layout, &twice, &parts, &mut crate::SumScratch::default()).unwrap();
         devices.join().unwrap();
         devices.gather_parts(DType::F32, &layout, &parts, from_ref(array.slice())).unwrap();
         array.stream().follow(devices.lane(1)).unwrap();

@@ -46,8 +46,8 @@ pub use loan::{CUDA, Loan};
 pub use open::{open, survey};
 pub use pool::Pool;
 pub use reference::compute;
-pub use simulated::{Fault, Manner, Simulated};
-pub use spread::Scratch;
+pub use simulated::{DeviceFault, Manner, Simulated};
+pub use spread::SumScratch;
 pub use survey::{Library, Survey};
 pub use work::{Collective, CollectiveKind, Operation, Work};
 

@@ -20,10 +20,10 @@ pub(super) const HOST: Agent = 0;
 pub(super) type Clock = BTreeMap<Agent, u64>;
 
 /// Bytes of one allocation.
-pub(super) type Span = (u64, Range<usize>);
+pub(super) type ByteRange = (u64, Range<usize>);
 
 #[derive(Debug)]
-struct Access {
+struct MemoryAccess {
     range: Range<usize>,
     agent: Agent,
     number: u64,
@@ -34,12 +34,12 @@ struct Access {
 #[derive(Default)]
 pub(super) struct Races {
     clocks: BTreeMap<Agent, Clock>,
-    memory: BTreeMap<u64, Vec<Access>>,
+    memory: BTreeMap<u64, Vec<MemoryAccess>>,
 }
 
 impl Races {
     /// Records work that the host queues on `agent`, or does itself. Returns the fault, as text.
-    pub(super) fn step(&mut self, agent: Agent, reads: &[Span], writes: &[Span]) -> Result<(), String> {
+    pub(super) fn step(&mut self, agent: Agent, reads: &[ByteRange], writes: &[ByteRange]) -> Result<(), String> {
         if agent != HOST {
             let host = self.clocks.entry(HOST).or_default().clone();
             self.learn(agent, &host);
@@ -55,7 +55,7 @@ impl Races {
         }
         for (spans, writing) in [(reads, false), (writes, true)] {
             for (address, range) in spans {
-                self.note(&clock, *address, Access { range: range.clone(), agent, number, writes: writing });
+                self.note(&clock, *address, MemoryAccess { range: range.clone(), agent, number, writes: writing });
             }
         }
         Ok(())
@@ -127,7 +127,7 @@ impl Races {
     }
 
     /// A write stands for all earlier accesses to the same bytes: work after the write is after those too.
-    fn note(&mut self, clock: &Clock, address: u64, access: Access) {
+    fn note(&mut self, clock: &Clock, address: u64, access: MemoryAccess) {
         let history = self.memory.entry(address).or_default();
         history.retain(|earlier| {
             let within = access.range.start <= earlier.range.start && earlier.range.end <= access.range.end;
@@ -150,7 +150,7 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
 }
 
 /// Returns true if every byte of `range` was written.
-fn covered(history: &[Access], range: &Range<usize>) -> bool {
+fn covered(history: &[MemoryAccess], range: &Range<usize>) -> bool {
     let mut written: Vec<&Range<usize>> =
         history.iter().filter(|access| access.writes).map(|access| &access.range).collect();
     written.sort_by_key(|range| range.start);
@@ -166,7 +166,7 @@ mod tests {
     const A: Agent = 1;
     const B: Agent = 2;
 
-    fn span(range: Range<usize>) -> Vec<Span> {
+    fn span(range: Range<usize>) -> Vec<ByteRange> {
         vec![(64, range)]
     }
 

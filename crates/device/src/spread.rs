@@ -24,7 +24,7 @@ use super::work::{Collective, CollectiveKind, Work};
 
 /// Memory for what other devices send to one that adds it up; kept from sum to sum.
 #[derive(Default)]
-pub struct Scratch {
+pub struct SumScratch {
     arrived: Vec<Vec<Arc<Memory>>>,
 }
 
@@ -55,7 +55,7 @@ impl Devices {
         layout: &Layout,
         inputs: &[Slice],
         into: &[Slice],
-        scratch: &mut Scratch,
+        scratch: &mut SumScratch,
     ) -> Result<()> {
         if self.one_on_each(layout, inputs) {
             return self.reduce_scatter(dtype, layout, inputs, into);
@@ -144,7 +144,7 @@ impl Devices {
     }
 }
 
-impl Scratch {
+impl SumScratch {
     /// The `place`-th memory on `device`, of at least `len_bytes`.
     fn slice(&mut self, devices: &Devices, device: usize, place: usize, len_bytes: usize) -> Result<Slice> {
         let kept = &mut self.arrived[device];
@@ -179,7 +179,7 @@ mod tests {
                 values.iter().map(|value| devices.array(value.remote()).unwrap().slice().clone()).collect();
             let parts = devices.parts(&layout).unwrap();
             devices.join().unwrap();
-            devices.sum_parts(DType::F32, &layout, &inputs, &parts, &mut Scratch::default()).unwrap();
+            devices.sum_parts(DType::F32, &layout, &inputs, &parts, &mut SumScratch::default()).unwrap();
             devices.join().unwrap();
             devices.gather_parts(DType::F32, &layout, &parts, &inputs).unwrap();
             devices.drain(std::time::Duration::from_secs(10)).unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 use ringpull_base::{DType, Error, Result, Tensor};
 use ringpull_device::{
-    Collective, CollectiveKind, Devices, Joined, Layout, Loan, Meeting, Memory, Operation, Scratch, Slice, Stream,
+    Collective, CollectiveKind, Devices, Joined, Layout, Loan, Meeting, Memory, Operation, Slice, Stream, SumScratch,
     Work, array_of,
 };
 use ringpull_processes::{FakeGpus, Processes, own_path};
@@ -97,7 +97,7 @@ fn step() -> Result<()> {
     // By collectives, as there is a tensor on each device, and by copies and kernels, as there are two on
     // one.
     follow()?;
-    devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut Scratch::default())?;
+    devices.sum_parts(DType::F32, &layout, &slices, &parts, &mut SumScratch::default())?;
     devices.join()?;
     devices.gather_parts(DType::F32, &layout, &parts, &slices)?;
     back()?;
@@ -105,7 +105,7 @@ fn step() -> Result<()> {
     expect(&devices, &tensors, sum)?;
     follow()?;
     let twice = [slices[0].clone(), slices[0].clone()];
-    let mut scratch = Scratch::default();
+    let mut scratch = SumScratch::default();
     devices.sum_parts(DType::F32, &layout, &twice, &parts, &mut scratch)?;
     devices.join()?;
     devices.gather_parts(DType::F32, &layout, &parts, &slices[..1])?;

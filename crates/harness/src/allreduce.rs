@@ -11,7 +11,7 @@ use ringpull_workload::iterations::LateRank;
 use ringpull_workload::pattern::Pattern;
 
 use crate::kept;
-use crate::late::Late;
+use crate::late::LateWorkers;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, gather_by, record_of};
 use crate::record::Record;
@@ -64,7 +64,7 @@ pub fn run(
     // Only `auto` needs to know the cluster.
     let eager_bytes = eager_bytes(asked, &environment);
     let engine = connect(&Config { algorithm: choice, ..environment }, eager_bytes)?;
-    plan.late.map_or(Ok(()), |late| Late::from(late).check(engine.size()))?;
+    plan.late.map_or(Ok(()), |late| LateWorkers::from(late).check(engine.size()))?;
     let mut records = Vec::new();
     for (done, size) in sizes.iter().copied().enumerate() {
         if let Some(progress) = progress {

@@ -31,7 +31,7 @@
 use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
 
-use crate::mode::{Mode, Placement};
+use crate::mode::{Mode, ServerPlacement};
 use crate::shape::HostRate;
 use crate::size::format_size;
 
@@ -101,8 +101,8 @@ pub fn busiest_host_bytes(mode: Mode, workers: usize, bytes: f64) -> f64 {
             let h = helpers as f64;
             bytes * (2.0 * n * (n - 1.0) / (n * n + h * n - 2.0 * h)).max(1.0)
         }
-        Mode::Servers { servers, placement: Placement::Dedicated, .. } => bytes * (n / servers as f64).max(1.0),
-        Mode::Servers { servers, placement: Placement::Shared, .. } => {
+        Mode::Servers { servers, placement: ServerPlacement::Dedicated, .. } => bytes * (n / servers as f64).max(1.0),
+        Mode::Servers { servers, placement: ServerPlacement::Shared, .. } => {
             bytes * host_share(workers, servers, servers.div_ceil(workers.max(1)))
         }
     }
@@ -133,14 +133,14 @@ pub fn mode_bound_s<'a>(mode: Mode, workers: usize, bytes: f64, links: impl Into
     };
     let of_worker = |worker: usize| {
         let here = match placement {
-            Placement::Dedicated => 0,
-            Placement::Shared => servers / workers + usize::from(worker < servers % workers),
+            ServerPlacement::Dedicated => 0,
+            ServerPlacement::Shared => servers / workers + usize::from(worker < servers % workers),
         };
         let (sends, receives) = links.of(worker);
         bytes * host_share(workers, servers, here) / sends.min(receives)
     };
     let busiest = busiest_host_bytes(mode, workers, bytes) / links.bytes_per_s;
-    let of_servers = if placement == Placement::Dedicated { busiest } else { 0.0 };
+    let of_servers = if placement == ServerPlacement::Dedicated { busiest } else { 0.0 };
     (0..workers).map(of_worker).fold(of_servers, f64::max)
 }
 

@@ -16,19 +16,19 @@ use crate::text::format_seconds;
 /// Workers that begin a step late.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub enum Late {
+pub enum LateWorkers {
     /// One worker, by so many seconds in every step.
     Rank { rank: usize, seconds: f64 },
     /// Each worker with this probability in each step, by the time that a step computes.
     Random { part: f64 },
 }
 
-impl Late {
+impl LateWorkers {
     /// The seconds by which `rank` is late in a step that computes for `compute_s`.
     pub fn seconds(self, rank: usize, step: usize, compute_s: f64) -> f64 {
         match self {
-            Late::Rank { rank: late, seconds } if late == rank => seconds,
-            Late::Random { part } if drawn(rank, step) < part => compute_s,
+            LateWorkers::Rank { rank: late, seconds } if late == rank => seconds,
+            LateWorkers::Random { part } if drawn(rank, step) < part => compute_s,
             _ => 0.0,
         }
     }
@@ -36,8 +36,8 @@ impl Late {
     /// Who is late and by how much, in steps that compute for `compute_s`.
     pub fn words(self, compute_s: f64) -> String {
         match self {
-            Late::Rank { rank, seconds } => format!("worker {rank} late by {}", format_seconds(seconds)),
-            Late::Random { part } => {
+            LateWorkers::Rank { rank, seconds } => format!("worker {rank} late by {}", format_seconds(seconds)),
+            LateWorkers::Random { part } => {
                 format!("each worker late by {} in {:.0} % of steps", format_seconds(compute_s), 100.0 * part)
             }
         }
@@ -46,8 +46,8 @@ impl Late {
     /// The one rank that is late; an error if each is at times.
     pub fn of_rank(self) -> Result<LateRank> {
         match self {
-            Late::Rank { rank, seconds } => Ok(LateRank { rank, by: Duration::from_secs_f64(seconds) }),
-            Late::Random { .. } => Err(Error::argument(
+            LateWorkers::Rank { rank, seconds } => Ok(LateRank { rank, by: Duration::from_secs_f64(seconds) }),
+            LateWorkers::Random { .. } => Err(Error::argument(
                 format!("invalid --late {self}: only steps of training have a time by which a rank is late at random"),
                 "give RANK=SECONDS, such as --late 3=0.5, or compare steps with --train",
             )),
@@ -57,7 +57,7 @@ impl Late {
     /// An error if the late worker is none of so many.
     pub fn check(self, workers: usize) -> Result<()> {
         match self {
-            Late::Rank { rank, .. } if rank >= workers => Err(Error::argument(
+            LateWorkers::Rank { rank, .. } if rank >= workers => Err(Error::argument(
                 format!("invalid --late {self}: there are workers 0 to {}", workers - 1),
                 "name one of them, or give --late random:0.1",
             )),
@@ -71,16 +71,18 @@ fn drawn(rank: usize, step: usize) -> f64 {
     (mixed(((step as u64) << 20) ^ rank as u64) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-impl FromStr for Late {
+impl FromStr for LateWorkers {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         let number = |text: &str, most: f64| text.parse().ok().filter(|number| (0.0..=most).contains(number));
         let found = match (text.strip_prefix("random:"), text.split_once('=')) {
-            (Some(part), _) => number(part, 1.0).map(|part| Late::Random { part }),
-            (None, Some((rank, seconds))) => {
-                rank.parse().ok().zip(number(seconds, 3600.0)).map(|(rank, seconds)| Late::Rank { rank, seconds })
-            }
+            (Some(part), _) => number(part, 1.0).map(|part| LateWorkers::Random { part }),
+            (None, Some((rank, seconds))) => rank
+                .parse()
+                .ok()
+                .zip(number(seconds, 3600.0))
+                .map(|(rank, seconds)| LateWorkers::Rank { rank, seconds }),
             (None, None) => None,
         };
         found.ok_or_else(|| {
@@ -92,28 +94,28 @@ impl FromStr for Late {
     }
 }
 
-impl fmt::Display for Late {
+impl fmt::Display for LateWorkers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Late::Rank { rank, seconds } => write!(f, "{rank}={seconds}"),
-            Late::Random { part } => write!(f, "random:{part}"),
+            LateWorkers::Rank { rank, seconds } => write!(f, "{rank}={seconds}"),
+            LateWorkers::Random { part } => write!(f, "random:{part}"),
         }
     }
 }
 
-impl From<LateRank> for Late {
+impl From<LateRank> for LateWorkers {
     fn from(LateRank { rank, by }: LateRank) -> Self {
-        Late::Rank { rank, seconds: by.as_secs_f64() }
+        LateWorkers::Rank { rank, seconds: by.as_secs_f64() }
     }
 }
 
-impl From<Late> for String {
-    fn from(late: Late) -> Self {
+impl From<LateWorkers> for String {
+    fn from(late: LateWorkers) -> Self {
         late.to_string()
     }
 }
 
-impl TryFrom<String> for Late {
+impl TryFrom<String> for LateWorkers {
     type Error = Error;
 
     fn try_from(text: String) -> Result<Self> {
@@ -127,9 +129,9 @@ mod tests {
 
     #[test]
     fn one_worker_is_late_in_every_step_or_each_in_some_of_them() {
-        let late: Late = "3=0.5".parse().unwrap();
+        let late: LateWorkers = "3=0.5".parse().unwrap();
         assert_eq!([late.seconds(3, 0, 2.0), late.seconds(3, 9, 2.0), late.seconds(2, 0, 2.0)], [0.5, 0.5, 0.0]);
-        let late: Late = "random:0.25".parse().unwrap();
+        let late: LateWorkers = "random:0.25".parse().unwrap();
         let all = || (0..100).flat_map(|step| (0..8).map(move |rank| late.seconds(rank, step, 2.0)));
         let count = all().filter(|seconds| *seconds == 2.0).count();
         assert!((150..250).contains(&count), "{count} of 800");
@@ -139,22 +141,22 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_other_words_are_errors() {
         for text in ["3=0.5", "0=0", "random:0.1"] {
-            assert_eq!(text.parse::<Late>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<LateWorkers>().unwrap().to_string(), text);
         }
         for text in ["", "3", "random:2", "random:x", "-1=1", "1=-1", "1=inf", "x=1"] {
-            let error = text.parse::<Late>().unwrap_err().to_string();
+            let error = text.parse::<LateWorkers>().unwrap_err().to_string();
             assert!(error.contains("RANK=SECONDS or random:P"), "{error}");
         }
     }
 
     #[test]
     fn a_late_worker_is_one_of_those_that_there_are() {
-        let late: Late = "3=0.5".parse().unwrap();
-        assert!(late.check(4).is_ok() && "random:1".parse::<Late>().unwrap().check(1).is_ok());
+        let late: LateWorkers = "3=0.5".parse().unwrap();
+        assert!(late.check(4).is_ok() && "random:1".parse::<LateWorkers>().unwrap().check(1).is_ok());
         let error = late.check(3).unwrap_err().to_string();
         assert!(error.contains("invalid --late 3=0.5: there are workers 0 to 2"), "{error}");
         assert_eq!(late.of_rank(), Ok(LateRank { rank: 3, by: Duration::from_millis(500) }));
-        let error = "random:1".parse::<Late>().unwrap().of_rank().unwrap_err().to_string();
+        let error = "random:1".parse::<LateWorkers>().unwrap().of_rank().unwrap_err().to_string();
         assert!(error.contains("invalid --late random:1") && error.contains("--train"), "{error}");
     }
 

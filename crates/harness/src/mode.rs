@@ -7,18 +7,18 @@ use ringpull_base::{Error, Kind, closest};
 
 /// The place of the servers of a parameter-server mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Placement {
+pub enum ServerPlacement {
     /// Each on a host of its own.
     Dedicated,
     /// On the workers' hosts, in order from the first.
     Shared,
 }
 
-impl Placement {
+impl ServerPlacement {
     pub fn name(self) -> &'static str {
         match self {
-            Placement::Dedicated => "dedicated",
-            Placement::Shared => "shared",
+            ServerPlacement::Dedicated => "dedicated",
+            ServerPlacement::Shared => "shared",
         }
     }
 }
@@ -35,10 +35,10 @@ pub enum Mode {
         /// True if a push waits for the other workers' pushes.
         sync: bool,
         servers: usize,
-        placement: Placement,
+        placement: ServerPlacement,
     },
     /// Allreduce over the workers for dense keys, and servers for row-sparse ones.
-    Hybrid { servers: usize, placement: Placement },
+    Hybrid { servers: usize, placement: ServerPlacement },
 }
 
 impl Mode {
@@ -63,15 +63,15 @@ impl Mode {
     /// The hosts needed beyond the workers' own.
     pub fn extra_hosts(self) -> usize {
         match self {
-            Mode::Servers { servers, placement: Placement::Dedicated, .. }
-            | Mode::Hybrid { servers, placement: Placement::Dedicated } => servers,
+            Mode::Servers { servers, placement: ServerPlacement::Dedicated, .. }
+            | Mode::Hybrid { servers, placement: ServerPlacement::Dedicated } => servers,
             Mode::Helped { helpers } => helpers,
             _ => 0,
         }
     }
 
     /// The place of its servers, if it has some.
-    pub fn placement(self) -> Option<Placement> {
+    pub fn placement(self) -> Option<ServerPlacement> {
         match self {
             Mode::Allreduce | Mode::Helped { .. } => None,
             Mode::Servers { placement, .. } | Mode::Hybrid { placement, .. } => Some(placement),
@@ -85,7 +85,7 @@ impl fmt::Display for Mode {
             Mode::Allreduce => Kind::DistSyncMpi.name().to_owned(),
             Mode::Helped { helpers } => format!("{}:{helpers}helpers", self.kind()),
             Mode::Servers { servers, placement, .. } | Mode::Hybrid { servers, placement } => {
-                let suffix = if placement == Placement::Shared { "shared" } else { "" };
+                let suffix = if placement == ServerPlacement::Shared { "shared" } else { "" };
                 format!("{}:{servers}{suffix}", self.kind())
             }
         };
@@ -123,8 +123,8 @@ impl FromStr for Mode {
             return Ok(Mode::Helped { helpers: number(count.strip_suffix("helpers").ok_or_else(unknown)?)? });
         }
         let (count, placement) = match count.strip_suffix("shared") {
-            Some(count) => (count, Placement::Shared),
-            None => (count, Placement::Dedicated),
+            Some(count) => (count, ServerPlacement::Shared),
+            None => (count, ServerPlacement::Dedicated),
         };
         let servers = || number(count);
         match kind {

@@ -17,7 +17,7 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// The progress of the work.
 #[derive(Debug, Clone, Default)]
-struct State {
+struct ProgressState {
     /// Finished parts and all, if the work has parts.
     parts: Option<(usize, usize)>,
     words: String,
@@ -26,7 +26,7 @@ struct State {
 /// Shows the progress of some work until it is dropped.
 #[derive(Debug)]
 pub struct Progress {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ProgressState>>,
     end: Option<Sender<()>>,
     shown: Option<JoinHandle<()>>,
 }
@@ -34,7 +34,7 @@ pub struct Progress {
 impl Progress {
     /// Begins, with what is done first.
     pub fn start(words: impl Into<String>) -> Self {
-        let state = Arc::new(Mutex::new(State { parts: None, words: words.into() }));
+        let state = Arc::new(Mutex::new(ProgressState { parts: None, words: words.into() }));
         let (end, ended) = channel();
         let of_thread = Arc::clone(&state);
         let in_terminal = std::io::stderr().is_terminal();
@@ -77,7 +77,7 @@ impl Progress {
 
     /// The next of `all` parts, of which `done` are finished.
     pub fn part(&self, done: usize, all: usize, words: impl Into<String>) {
-        *lock(&self.state) = State { parts: Some((done, all)), words: words.into() };
+        *lock(&self.state) = ProgressState { parts: Some((done, all)), words: words.into() };
     }
 }
 
@@ -92,11 +92,11 @@ impl Drop for Progress {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<ProgressState>) -> MutexGuard<'_, ProgressState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn update(bar: &ProgressBar, state: &State) {
+fn update(bar: &ProgressBar, state: &ProgressState) {
     let template = match state.parts {
         None => "{spinner} {elapsed}: {msg}",
         Some((0, _)) => "{bar:24} {pos} of {len}, {elapsed} so far: {msg}",
@@ -113,7 +113,7 @@ fn update(bar: &ProgressBar, state: &State) {
 }
 
 /// The state as one line.
-fn line(state: &State, elapsed: Duration) -> String {
+fn line(state: &ProgressState, elapsed: Duration) -> String {
     let parts = state.parts.map_or(String::new(), |(done, all)| format!("{done} of {all} done, "));
     format!("progress: {parts}{} s so far: {}", elapsed.as_secs(), state.words)
 }
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_line_says_how_far_the_work_is_without_codes_of_a_terminal() {
-        let mut state = State { parts: None, words: "host 3 of 8".to_owned() };
+        let mut state = ProgressState { parts: None, words: "host 3 of 8".to_owned() };
         assert_eq!(line(&state, Duration::from_millis(2300)), "progress: 2 s so far: host 3 of 8");
         state.parts = Some((7, 35));
         assert_eq!(line(&state, Duration::from_secs(12)), "progress: 7 of 35 done, 12 s so far: host 3 of 8");

@@ -17,7 +17,7 @@ use ringpull_workload::sparse::{SparseIterations, SparseSetup, adding};
 
 use crate::cost::SparseRows;
 use crate::kept;
-use crate::late::Late;
+use crate::late::LateWorkers;
 use crate::progress::Progress;
 use crate::ranks::{RankReport, Spent, gather, record_of};
 use crate::record::Record;
@@ -146,7 +146,7 @@ impl StoreOptions {
         if self.iters == 0 {
             return Err(Error::argument("invalid --iters 0: expected at least 1", "give a larger number"));
         }
-        self.late.map_or(Ok(()), |late| Late::from(late).check(store.num_workers()))?;
+        self.late.map_or(Ok(()), |late| LateWorkers::from(late).check(store.num_workers()))?;
         if let Some(compression) = &self.compression {
             store.set_gradient_compression(compression)?;
         }

@@ -6,7 +6,7 @@ use ringpull_base::{DType, Error, Result};
 
 use crate::cost::{self, Links, SparseRows};
 use crate::hardware::Hosts;
-use crate::late::Late;
+use crate::late::LateWorkers;
 use crate::mode::Mode;
 use crate::statistics::Summary;
 use crate::usage::Usage;
@@ -62,7 +62,7 @@ pub struct Record {
     pub train: Option<Train>,
     /// Who came late to the iterations, whose seconds then count from its arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<Late>,
+    pub late: Option<LateWorkers>,
     #[serde(flatten)]
     pub usage: Usage,
     pub unit_notes: String,
@@ -82,7 +82,7 @@ pub struct Train {
     pub images_per_s: Option<f64>,
     /// Who began steps late.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<Late>,
+    pub late: Option<LateWorkers>,
 }
 
 impl Record {
@@ -133,7 +133,7 @@ impl Record {
 
     /// Makes it the record of a step that computes for `compute_s`.
     #[must_use]
-    pub fn with_train(mut self, compute_s: f64, batch: Option<usize>, late: Option<Late>) -> Self {
+    pub fn with_train(mut self, compute_s: f64, batch: Option<usize>, late: Option<LateWorkers>) -> Self {
         self.train = Some(Train {
             compute_s,
             exposed_s: self.median_s - compute_s,

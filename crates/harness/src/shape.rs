@@ -21,12 +21,12 @@ pub struct Shape {
     pub own: Vec<HostRate>,
     /// The two racks, if the hosts do not share one bridge.
     #[serde(default)]
-    pub racks: Option<Racks>,
+    pub racks: Option<RackShape>,
 }
 
 /// Two racks, each a bridge of its own, and one link between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Racks {
+pub struct RackShape {
     /// The rate of the link between the racks.
     pub uplink: LinkRate,
     /// True if hosts alternate between the racks; otherwise the first half of them is in the first rack.
@@ -126,13 +126,13 @@ impl Shape {
     pub fn rack(&self, host: usize) -> usize {
         match self.racks {
             None => 0,
-            Some(Racks { alternate: true, .. }) => (host - 1) % 2,
-            Some(Racks { alternate: false, .. }) => usize::from(host > self.hosts / 2),
+            Some(RackShape { alternate: true, .. }) => (host - 1) % 2,
+            Some(RackShape { alternate: false, .. }) => usize::from(host > self.hosts / 2),
         }
     }
 }
 
-impl fmt::Display for Racks {
+impl fmt::Display for RackShape {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let order = if self.alternate { ", in turn," } else { "" };
         write!(out, "in two racks{order} joined by one link of {}", self.uplink)
@@ -149,7 +149,7 @@ mod tests {
             hosts: 5,
             rate: LinkRate::default(),
             own: Vec::new(),
-            racks: Some(Racks { uplink: LinkRate::default(), alternate }),
+            racks: Some(RackShape { uplink: LinkRate::default(), alternate }),
         };
         let racks = |shape: Shape| (1..=5).map(|host| shape.rack(host)).collect::<Vec<_>>();
         assert_eq!(racks(shape(false)), [0, 0, 1, 1, 1]);

@@ -19,7 +19,7 @@ use ringpull_base::{Error, Kind, Result, Tensor};
 use ringpull_workload::expected::Expected;
 
 use crate::compute::Compute;
-use crate::late::Late;
+use crate::late::LateWorkers;
 use crate::layers::{Layer, Network};
 use crate::progress::Progress;
 use crate::pushpull;
@@ -36,7 +36,7 @@ pub struct ReplayOptions {
     /// Images or other samples of one rank in a step.
     pub batch: Option<usize>,
     /// Who begins steps late.
-    pub late: Option<Late>,
+    pub late: Option<LateWorkers>,
 }
 
 /// The name that a timeline has for a step that does not count.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use ringpull_base::{AlgorithmChoice, Error, Result};
 use ringpull_kernels::compress::Compression;
 
-use crate::mode::{Mode, Placement};
+use crate::mode::{Mode, ServerPlacement};
 
 /// Somebody else's program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum)]
@@ -195,7 +195,7 @@ impl Variant {
             (None, _) if self.compression.is_some() => Family::Compressed,
             (None, Mode::Allreduce) => Family::Allreduce,
             (None, Mode::Helped { .. }) => Family::Helped,
-            (None, mode) if mode.placement() == Some(Placement::Shared) => Family::Shared,
+            (None, mode) if mode.placement() == Some(ServerPlacement::Shared) => Family::Shared,
             (None, _) => Family::Dedicated,
         }
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::options::{Gang, JobKind, Request};
-use crate::pod::{Role, SNAPSHOTS, metadata, pod, selector, ssh_folder, variable};
+use crate::pod::{PodRole, SNAPSHOTS, metadata, pod, selector, ssh_folder, variable};
 
 /// The path of the operators' list of hosts.
 pub(super) const HOSTFILE: &str = "/etc/mpi/hostfile";
@@ -68,7 +68,8 @@ fn elastic_words(request: &Request) -> String {
 
 /// The MPIJob of a training, of parameter servers or of a comparison.
 fn mpijob(request: &Request) -> Value {
-    let mut launcher = pod(request, "launcher", if request.launcher_works { Role::Worker } else { Role::Launcher });
+    let mut launcher =
+        pod(request, "launcher", if request.launcher_works { PodRole::Worker } else { PodRole::Launcher });
     let container = &mut launcher["spec"]["containers"][0];
     container["args"] = json!(launcher_args(request));
     add_open_mpi_5(container);
@@ -90,7 +91,7 @@ fn mpijob(request: &Request) -> Value {
                 "replicas": pods,
                 // A worker that comes back has lost its ranks. An elastic job takes it in at its next commit.
                 "restartPolicy": if elastic { "OnFailure" } else { "Never" },
-                "template": pod(request, "worker", Role::SshWorker),
+                "template": pod(request, "worker", PodRole::SshWorker),
             })),
         },
     });
@@ -99,7 +100,7 @@ fn mpijob(request: &Request) -> Value {
 
 /// The Job of one process.
 fn job(request: &Request) -> Value {
-    let mut pod = pod(request, "training-container", Role::Worker);
+    let mut pod = pod(request, "training-container", PodRole::Worker);
     pod["spec"]["restartPolicy"] = json!("Never");
     pod["spec"]["containers"][0]["args"] = json!(request.command);
     let spec = json!({
@@ -115,7 +116,7 @@ fn job(request: &Request) -> Value {
 /// The `TrainingRuntime` that a TrainJob refers to: how MPI jobs of this image run. It has a namespace, so
 /// that two teams do not overwrite each other's.
 fn runtime(request: &Request) -> Value {
-    let mut launcher = pod(request, "node", Role::Worker);
+    let mut launcher = pod(request, "node", PodRole::Worker);
     add_open_mpi_5(&mut launcher["spec"]["containers"][0]);
     let spec = json!({
         "mlPolicy": {
@@ -135,7 +136,7 @@ fn runtime(request: &Request) -> Value {
                 "replicatedJobs": [
                     {
                         "name": "node",
-                        "template": { "spec": { "template": pod(request, "node", Role::SshWorker) } },
+                        "template": { "spec": { "template": pod(request, "node", PodRole::SshWorker) } },
                     },
                     {
                         "name": "launcher",
@@ -191,9 +192,9 @@ fn mxjob(request: &Request) -> Value {
         "jobMode": "MXTrain",
         "runPolicy": run_policy(request),
         "mxReplicaSpecs": {
-            "Scheduler": role(1, Role::Launcher),
-            "Server": role(request.servers(), Role::Server),
-            "Worker": role(request.workers, Role::Worker),
+            "Scheduler": role(1, PodRole::Launcher),
+            "Server": role(request.servers(), PodRole::Server),
+            "Worker": role(request.workers, PodRole::Worker),
         },
     });
     object("kubeflow.org/v1", "MXJob", &job_metadata(request), &spec)
@@ -205,8 +206,8 @@ fn tfjob(request: &Request) -> Value {
     let spec = json!({
         "runPolicy": run_policy(request),
         "tfReplicaSpecs": {
-            "PS": (request.servers > 0).then(|| role(request.servers, Role::Server)),
-            "Worker": role(request.workers, Role::Worker),
+            "PS": (request.servers > 0).then(|| role(request.servers, PodRole::Server)),
+            "Worker": role(request.workers, PodRole::Worker),
         },
     });
     object("kubeflow.org/v1", "TFJob", &job_metadata(request), &spec)
@@ -241,7 +242,7 @@ fn job_metadata(request: &Request) -> Value {
 }
 
 /// A role of a job all of whose pods run the request's command.
-fn replica(request: &Request, replicas: u32, restart: &str, container: &str, role: Role) -> Value {
+fn replica(request: &Request, replicas: u32, restart: &str, container: &str, role: PodRole) -> Value {
     let mut pod = pod(request, container, role);
     pod["spec"]["containers"][0]["args"] = json!(request.command);
     json!({ "replicas": replicas, "restartPolicy": restart, "template": pod })

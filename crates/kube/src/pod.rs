@@ -14,7 +14,7 @@ pub(super) const SNAPSHOTS: &str = "/run/snapshots";
 
 /// The role of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum PodRole {
     /// Runs ranks or workers, and has the devices for them.
     Worker,
     /// A worker in which `mpirun` starts ranks by ssh. It is ready when its sshd listens.
@@ -53,9 +53,9 @@ pub(super) fn variable(name: &str, value: &str) -> Value {
 }
 
 /// A pod whose container has this name.
-pub(super) fn pod(request: &Request, container: &str, role: Role) -> Value {
+pub(super) fn pod(request: &Request, container: &str, role: PodRole) -> Value {
     let (volumes, mounts) = volumes(request, role);
-    let is_worker = matches!(role, Role::Worker | Role::SshWorker);
+    let is_worker = matches!(role, PodRole::Worker | PodRole::SshWorker);
     // A mesh's proxy refuses the ranks' connections, and it never ends.
     let mut annotations = BTreeMap::from([("sidecar.istio.io/inject", "false".to_owned())]);
     if let Some(port) = is_worker.then(|| metrics_port(request)).flatten() {
@@ -109,7 +109,7 @@ pub(super) fn pod(request: &Request, container: &str, role: Role) -> Value {
         });
         spec["containers"][0]["securityContext"]["capabilities"]["drop"] = json!(["ALL"]);
     }
-    if role == Role::SshWorker {
+    if role == PodRole::SshWorker {
         let sshd = &mut spec["containers"][0];
         sshd["command"] = json!(["/usr/sbin/sshd", "-De"]);
         sshd["ports"] = json!([{ "name": "ssh", "containerPort": SSH_PORT }]);
@@ -132,7 +132,7 @@ pub(super) fn pod(request: &Request, container: &str, role: Role) -> Value {
         }
         pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!(request.rdma_network);
     }
-    if request.host_network && (role == Role::SshWorker || is_worker && request.kind == JobKind::Trainjob) {
+    if request.host_network && (role == PodRole::SshWorker || is_worker && request.kind == JobKind::Trainjob) {
         keep_apart(request, &mut pod["spec"]["affinity"]);
     }
     pod
@@ -170,16 +170,16 @@ fn env(request: &Request) -> Vec<Value> {
     env.into_iter().map(|(name, value)| variable(name, value)).collect()
 }
 
-fn resources(request: &Request, role: Role) -> Value {
+fn resources(request: &Request, role: PodRole) -> Value {
     let default = |text: &str, given: bool| (!given).then(|| text.to_owned());
     let text = |quantity: &Option<Quantity>| quantity.as_ref().map(Quantity::to_string);
     let (cpus, memory) = match role {
-        Role::Launcher => (&request.launcher_cpus, &request.launcher_memory),
+        PodRole::Launcher => (&request.launcher_cpus, &request.launcher_memory),
         _ => (&request.cpus, &request.memory),
     };
     // A limit without a request is the request too.
     let requests = match role {
-        Role::Launcher => json!({
+        PodRole::Launcher => json!({
             "cpu": default("100m", cpus.is_some()),
             "memory": default("256Mi", memory.is_some()),
         }),
@@ -189,7 +189,7 @@ fn resources(request: &Request, role: Role) -> Value {
         }),
     };
     let mut limits = json!({ "cpu": cpus, "memory": memory });
-    if matches!(role, Role::Worker | Role::SshWorker) {
+    if matches!(role, PodRole::Worker | PodRole::SshWorker) {
         let devices =
             request.gpu().into_iter().chain(request.rdma.as_ref().map(|(name, count)| (name.as_str(), *count)));
         devices.for_each(|(name, count)| limits[name] = json!(count.to_string()));
@@ -197,17 +197,17 @@ fn resources(request: &Request, role: Role) -> Value {
     json!({ "limits": limits, "requests": requests })
 }
 
-fn volumes(request: &Request, role: Role) -> (Vec<Value>, Vec<Value>) {
+fn volumes(request: &Request, role: PodRole) -> (Vec<Value>, Vec<Value>) {
     let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
     if let Some(claim) = &request.claim {
         volumes.push(json!({ "name": "training", "persistentVolumeClaim": { "claimName": claim } }));
         mounts.push(json!({ "name": "training", "mountPath": request.mount }));
     }
-    if let Some(size) = request.snapshots().filter(|_| role != Role::Launcher) {
+    if let Some(size) = request.snapshots().filter(|_| role != PodRole::Launcher) {
         volumes.push(json!({ "name": "snapshots", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
         mounts.push(json!({ "name": "snapshots", "mountPath": SNAPSHOTS }));
     }
-    if let Some(size) = request.shm().filter(|_| role != Role::Launcher) {
+    if let Some(size) = request.shm().filter(|_| role != PodRole::Launcher) {
         volumes.push(json!({ "name": "shm", "emptyDir": { "medium": "Memory", "sizeLimit": size } }));
         mounts.push(json!({ "name": "shm", "mountPath": "/dev/shm" }));
     }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 use serde_json::Value;
 
-use ringpull_kube::lint::{Level, Report, rules::RULES};
+use ringpull_kube::lint::{LintLevel, Report, rules::RULES};
 use ringpull_kube::options::PodSecurity;
 use ringpull_kube::to_yaml;
 
@@ -94,8 +94,12 @@ fn mistakes_in_jobs_of_other_kinds_are_found() {
     let jobs: Vec<OfOther> = serde_saphyr::from_str(include_str!("others.yaml")).unwrap();
     for OfOther { rule, why, objects } in jobs {
         let report = lint(&to_yaml(&objects).unwrap());
-        let found: BTreeSet<&str> =
-            report.findings.iter().filter(|it| it.level < Level::Note || it.rule == rule).map(|it| it.rule).collect();
+        let found: BTreeSet<&str> = report
+            .findings
+            .iter()
+            .filter(|it| it.level < LintLevel::Note || it.rule == rule)
+            .map(|it| it.rule)
+            .collect();
         assert_eq!(found, BTreeSet::from([rule.as_str()]), "{why}: {:?}", report.findings);
         // What a TrainJob says wrongly is found there.
         let found = report.findings.iter().find(|it| it.rule == rule).unwrap();
@@ -108,13 +112,13 @@ fn mistakes_in_jobs_of_other_kinds_are_found() {
 fn samples_of_the_operators_have_no_error_and_few_warnings() {
     let text = include_str!("samples.yaml");
     let report = lint(text);
-    let errors: Vec<_> = report.findings.iter().filter(|it| it.level == Level::Error).collect();
+    let errors: Vec<_> = report.findings.iter().filter(|it| it.level == LintLevel::Error).collect();
     assert!(report.jobs == 11 && errors.is_empty(), "{errors:?}");
     // A script that waits by itself is ready for its workers, whose variables it reads.
     assert!(report.findings.iter().all(|it| !it.at.starts_with("document 11: ")), "{:?}", report.findings);
     for number in 1..=10 {
         let of = format!("document {number}: ");
-        let warnings = report.findings.iter().filter(|it| it.level == Level::Warning && it.at.starts_with(&of));
+        let warnings = report.findings.iter().filter(|it| it.level == LintLevel::Warning && it.at.starts_with(&of));
         let warnings: Vec<_> = warnings.collect();
         assert!(warnings.len() < 2, "{warnings:?}");
     }
@@ -136,7 +140,7 @@ fn pod_security_is_reported_by_level() {
 #[test]
 fn the_page_of_rules_has_every_rule() {
     let mut page = "# What the linter finds\n\n`ringpull manifest lint` compares each object with the schema of its kind, then tries these rules on it. An\nerror is a job that fails or does not do what it says. A warning costs something or is probably not what is\nmeant. A note depends on the image or the cluster; `--level note` shows notes too.\n".to_owned();
-    for (level, title) in [(Level::Error, "Errors"), (Level::Warning, "Warnings"), (Level::Note, "Notes")] {
+    for (level, title) in [(LintLevel::Error, "Errors"), (LintLevel::Warning, "Warnings"), (LintLevel::Note, "Notes")] {
         write!(page, "\n## {title}\n\n| rule | what it finds |\n| --- | --- |\n").unwrap();
         for rule in RULES.iter().filter(|rule| rule.level == level) {
             writeln!(page, "| <a id=\"{0}\"></a>`{0}` | {1} |", rule.name, rule.finds).unwrap();
@@ -172,7 +176,7 @@ fn huge_numbers_do_not_stop_the_linter() {
 
 /// A job as it is found in public, with the rules that find something in it.
 #[derive(Deserialize)]
-struct Field {
+struct PublicJob {
     like: String,
     finds: BTreeSet<String>,
     objects: Vec<Value>,
@@ -180,13 +184,13 @@ struct Field {
 
 #[test]
 fn jobs_like_those_in_public_have_no_false_error_and_their_faults_are_found() {
-    let jobs: Vec<Field> = serde_saphyr::from_str(include_str!("field.yaml")).unwrap();
+    let jobs: Vec<PublicJob> = serde_saphyr::from_str(include_str!("field.yaml")).unwrap();
     assert_eq!(jobs.len(), 30);
     let mut wrong = String::new();
-    for Field { like, finds, objects } in jobs {
+    for PublicJob { like, finds, objects } in jobs {
         let report = lint(&to_yaml(&objects).unwrap());
         let found: BTreeSet<String> =
-            report.findings.iter().filter(|it| it.level < Level::Note).map(|it| it.rule.to_owned()).collect();
+            report.findings.iter().filter(|it| it.level < LintLevel::Note).map(|it| it.rule.to_owned()).collect();
         if found != finds {
             writeln!(wrong, "{like}: {finds:?} expected, {:?}", report.findings).unwrap();
         }

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::family::Family;
+use crate::family::MpiFamily;
 use crate::process::{Launcher, MPI, Process, family_of, family_of_program, folders_beside};
 
 /// A library of MPI to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    pub(crate) family: Family,
+    pub(crate) family: MpiFamily,
     /// Its file, or only a name for the system's loader to find.
     pub(crate) path: PathBuf,
 }
@@ -67,7 +67,7 @@ pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
     all.extend(beside.flat_map(|folder| libraries_in(&folder)));
     let of_mpirun = process.mpirun.as_deref().and_then(family_of_program);
     all.extend(by_name(of_mpirun.as_slice()));
-    all.extend(by_name(&Family::ALL));
+    all.extend(by_name(&MpiFamily::ALL));
     Ok(all)
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]
 }
 
 /// The error if the library that is there is of a family that this program was not built for.
-pub(crate) fn not_built(family: Family, built: impl Iterator<Item = &'static str>) -> Missing {
+pub(crate) fn not_built(family: MpiFamily, built: impl Iterator<Item = &'static str>) -> Missing {
     let built: Vec<&str> = built.collect();
     let with = if built.is_empty() { "none".to_owned() } else { built.join(" and ") };
     Missing {
@@ -150,19 +150,19 @@ fn libraries_at(path: &Path) -> Result<Vec<Candidate>, Missing> {
 }
 
 /// The family of a library with a name of its own, such as Cray's, by the names of its functions and data.
-fn family_by_content(path: &Path) -> Option<Family> {
+fn family_by_content(path: &Path) -> Option<MpiFamily> {
     let content = std::fs::read(path).ok()?;
     let has = |name: &[u8]| content.windows(name.len()).any(|window| window == name);
     match (has(b"\0ompi_mpi_comm_world\0"), has(b"\0MPI_Comm_split_type\0")) {
-        (true, _) => Some(Family::OpenMpi),
-        (false, true) => Some(Family::Mpich),
+        (true, _) => Some(MpiFamily::OpenMpi),
+        (false, true) => Some(MpiFamily::Mpich),
         (false, false) => None,
     }
 }
 
 fn libraries_in(folder: &Path) -> impl Iterator<Item = Candidate> + use<> {
     let folder = folder.to_owned();
-    let names = Family::ALL.into_iter().flat_map(Family::libraries);
+    let names = MpiFamily::ALL.into_iter().flat_map(MpiFamily::libraries);
     of_files(names.map(move |name| folder.join(name)).filter(|path| path.is_file()))
 }
 
@@ -170,7 +170,7 @@ fn of_files(paths: impl IntoIterator<Item = PathBuf>) -> impl Iterator<Item = Ca
     paths.into_iter().filter_map(|path| Some(Candidate { family: family_of(&path)?, path }))
 }
 
-fn by_name(families: &[Family]) -> impl Iterator<Item = Candidate> {
+fn by_name(families: &[MpiFamily]) -> impl Iterator<Item = Candidate> {
     families.iter().flat_map(|family| {
         family.libraries().iter().map(|name| Candidate { family: *family, path: PathBuf::from(name) })
     })
@@ -191,7 +191,7 @@ mod tests {
         folder
     }
 
-    fn launcher(family: Family, folder: &TempDir) -> Launcher {
+    fn launcher(family: MpiFamily, folder: &TempDir) -> Launcher {
         let program = Some(PathBuf::from("/opt/mpi/bin/mpirun"));
         Launcher { family, program, folders: vec![folder.path().to_owned()] }
     }
@@ -206,29 +206,29 @@ mod tests {
         let loaded = PathBuf::from("/usr/lib/libmpi.so.12.0.0");
         let process = Process {
             loaded: vec![loaded.clone()],
-            launcher: Some(launcher(Family::Mpich, &here)),
+            launcher: Some(launcher(MpiFamily::Mpich, &here)),
             named: Some("none".into()),
             ..Process::default()
         };
-        assert_eq!(candidates(&process), Ok(vec![Candidate { family: Family::Mpich, path: loaded }]));
+        assert_eq!(candidates(&process), Ok(vec![Candidate { family: MpiFamily::Mpich, path: loaded }]));
         // Of several that of the launcher, and none of another's.
         let other = PathBuf::from("/opt/libmpi.so.40");
         let process = Process { loaded: vec![other.clone(), process.loaded[0].clone()], ..process };
         assert!(first(&process).ends_with("libmpi.so.12.0.0"));
         let process = Process { loaded: vec![other], named: None, ..process };
-        assert!(candidates(&process).unwrap().iter().all(|candidate| candidate.family == Family::Mpich));
+        assert!(candidates(&process).unwrap().iter().all(|candidate| candidate.family == MpiFamily::Mpich));
     }
 
     #[test]
     fn a_rank_takes_the_library_beside_its_launcher_and_never_one_of_another_family() {
         let (launchers, environment) = (folder(&["libmpi.so.12", "libmpi.so.40"]), folder(&["libmpi.so.40"]));
         let process = Process {
-            launcher: Some(launcher(Family::Mpich, &launchers)),
+            launcher: Some(launcher(MpiFamily::Mpich, &launchers)),
             lib: Some(environment.path().to_owned()),
             ..Process::default()
         };
         assert_eq!(first(&process), launchers.path().join("libmpi.so.12"));
-        assert!(candidates(&process).unwrap().iter().all(|candidate| candidate.family == Family::Mpich));
+        assert!(candidates(&process).unwrap().iter().all(|candidate| candidate.family == MpiFamily::Mpich));
         let text = missing(&process, &[], &of_another_family(&process)).reason;
         assert!(text.contains("/opt/mpi/bin/mpirun of MPICH") && text.contains("libmpi.so.40"), "{text}");
     }
@@ -237,12 +237,12 @@ mod tests {
     fn a_library_that_is_named_comes_first_within_the_launchers_family() {
         let (launchers, named) = (folder(&["libmpi.so.40"]), folder(&["libmpi.so.40"]));
         let process = Process {
-            launcher: Some(launcher(Family::OpenMpi, &launchers)),
+            launcher: Some(launcher(MpiFamily::OpenMpi, &launchers)),
             named: Some(named.path().into()),
             ..Process::default()
         };
         assert_eq!(first(&process), named.path().join("libmpi.so.40"));
-        let process = Process { launcher: Some(launcher(Family::Mpich, &launchers)), ..process };
+        let process = Process { launcher: Some(launcher(MpiFamily::Mpich, &launchers)), ..process };
         let text = candidates(&process).unwrap_err().reason;
         assert!(text.contains("started this process, and RINGPULL_MPI names"), "{text}");
     }
@@ -272,7 +272,7 @@ mod tests {
         let bin = folder(&["mpiexec.hydra"]);
         std::os::unix::fs::symlink(bin.path().join("mpiexec.hydra"), bin.path().join("mpirun")).unwrap();
         let process = Process { mpirun: Some(bin.path().join("mpirun")), ..Process::default() };
-        assert_eq!(candidates(&process).unwrap()[0].family, Family::Mpich);
+        assert_eq!(candidates(&process).unwrap()[0].family, MpiFamily::Mpich);
     }
 
     #[test]
@@ -280,8 +280,8 @@ mod tests {
         let here = folder(&["libmpi_own.so.1"]);
         let path = here.path().join("libmpi_own.so.1");
         for (content, family) in [
-            (&b"\0ompi_mpi_comm_world\0MPI_Comm_split_type\0"[..], Family::OpenMpi),
-            (&b"\0MPI_Comm_split_type\0"[..], Family::Mpich),
+            (&b"\0ompi_mpi_comm_world\0MPI_Comm_split_type\0"[..], MpiFamily::OpenMpi),
+            (&b"\0MPI_Comm_split_type\0"[..], MpiFamily::Mpich),
         ] {
             std::fs::write(&path, content).unwrap();
             let process = Process { named: Some(path.clone().into()), ..Process::default() };

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A family of MPIs whose libraries can replace each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum MpiFamily {
     /// Open MPI 4 and 5.
     OpenMpi,
     /// MPICH 3, 4 and 5, Intel MPI, and others of that interface.
@@ -13,23 +13,23 @@ pub(crate) enum Family {
     Standard,
 }
 
-impl Family {
+impl MpiFamily {
     /// All families, in the order in which they are tried.
-    pub(crate) const ALL: [Family; 3] = [Family::OpenMpi, Family::Mpich, Family::Standard];
+    pub(crate) const ALL: [MpiFamily; 3] = [MpiFamily::OpenMpi, MpiFamily::Mpich, MpiFamily::Standard];
 
     /// The names under which the system's loader knows its library.
     pub(crate) fn libraries(self) -> &'static [&'static str] {
         match self {
-            Family::OpenMpi => &["libmpi.so.40"],
+            MpiFamily::OpenMpi => &["libmpi.so.40"],
             // Debian's MPICH has the second one.
-            Family::Mpich => &["libmpi.so.12", "libmpich.so.12"],
-            Family::Standard => &["libmpi_abi.so.0"],
+            MpiFamily::Mpich => &["libmpi.so.12", "libmpich.so.12"],
+            MpiFamily::Standard => &["libmpi_abi.so.0"],
         }
     }
 
     /// The family of a library's file, by its name.
     pub(crate) fn of_file(name: &str) -> Option<Self> {
-        Family::ALL.into_iter().find(|family| {
+        MpiFamily::ALL.into_iter().find(|family| {
             family
                 .libraries()
                 .iter()
@@ -41,10 +41,10 @@ impl Family {
     pub(crate) fn of_launcher(program: &str) -> Option<Self> {
         match program {
             "orterun" | "orted" | "prterun" | "prted" | "prte" | "mpirun.openmpi" | "mpiexec.openmpi" => {
-                Some(Family::OpenMpi)
+                Some(MpiFamily::OpenMpi)
             }
             "hydra_pmi_proxy" | "hydra_bstrap_proxy" | "mpiexec.hydra" | "mpirun.mpich" | "mpiexec.mpich" => {
-                Some(Family::Mpich)
+                Some(MpiFamily::Mpich)
             }
             _ => None,
         }
@@ -53,19 +53,19 @@ impl Family {
     /// The name of the plugin that is built against it.
     pub(crate) fn interface(self) -> &'static str {
         match self {
-            Family::OpenMpi => "openmpi",
-            Family::Mpich => "mpich",
-            Family::Standard => "standard",
+            MpiFamily::OpenMpi => "openmpi",
+            MpiFamily::Mpich => "mpich",
+            MpiFamily::Standard => "standard",
         }
     }
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for MpiFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Family::OpenMpi => "Open MPI",
-            Family::Mpich => "MPICH or Intel MPI",
-            Family::Standard => "an MPI with the standard interface",
+            MpiFamily::OpenMpi => "Open MPI",
+            MpiFamily::Mpich => "MPICH or Intel MPI",
+            MpiFamily::Standard => "an MPI with the standard interface",
         })
     }
 }
@@ -77,18 +77,18 @@ mod tests {
     #[test]
     fn a_library_belongs_to_the_family_that_its_name_says() {
         for (name, family) in [
-            ("libmpi.so.40", Some(Family::OpenMpi)),
-            ("libmpi.so.40.30.4", Some(Family::OpenMpi)),
-            ("libmpi.so.12", Some(Family::Mpich)),
-            ("libmpi.so.12.0.0", Some(Family::Mpich)),
-            ("libmpich.so.12.2.2", Some(Family::Mpich)),
+            ("libmpi.so.40", Some(MpiFamily::OpenMpi)),
+            ("libmpi.so.40.30.4", Some(MpiFamily::OpenMpi)),
+            ("libmpi.so.12", Some(MpiFamily::Mpich)),
+            ("libmpi.so.12.0.0", Some(MpiFamily::Mpich)),
+            ("libmpich.so.12.2.2", Some(MpiFamily::Mpich)),
             ("libmpi.so.120", None),
             ("libmpi.so", None),
-            ("libmpi_abi.so.0", Some(Family::Standard)),
+            ("libmpi_abi.so.0", Some(MpiFamily::Standard)),
             ("libmpi_cxx.so.40", None),
             ("libmpichfort.so.12", None),
         ] {
-            assert_eq!(Family::of_file(name), family, "{name}");
+            assert_eq!(MpiFamily::of_file(name), family, "{name}");
         }
     }
 }

@@ -11,7 +11,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::choice::{self, Missing};
-use crate::family::Family;
+use crate::family::MpiFamily;
 use crate::process::{self, Process};
 use crate::table::Api;
 
@@ -82,13 +82,13 @@ fn find() -> Result<&'static Api, Missing> {
 
 /// An error unless the functions that the plugin has found are those of the library that it was made for:
 /// another MPI that the process has loaded for all comes first.
-fn check_family(api: &Api, family: Family, path: &Path) -> Result<(), Missing> {
+fn check_family(api: &Api, family: MpiFamily, path: &Path) -> Result<(), Missing> {
     let mut text = vec![0u8; 16384];
     let mut len = 0;
     // SAFETY: may be called at any time; the text is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI.
     unsafe { (api.get_library_version)(text.as_mut_ptr().cast(), &raw mut len) };
     let text = String::from_utf8_lossy(&text);
-    if (family == Family::OpenMpi) == text.starts_with("Open MPI") || family == Family::Standard {
+    if (family == MpiFamily::OpenMpi) == text.starts_with("Open MPI") || family == MpiFamily::Standard {
         return Ok(());
     }
     let first = text.split(['\0', '\n', ',']).next().unwrap_or_default().trim();
@@ -99,7 +99,7 @@ fn check_family(api: &Api, family: Family, path: &Path) -> Result<(), Missing> {
     })
 }
 
-fn unloadable(family: Family, cause: &str) -> Missing {
+fn unloadable(family: MpiFamily, cause: &str) -> Missing {
     Missing {
         reason: format!("the part of ringpull that calls {family} cannot be loaded: {cause}"),
         remedy: "let TMPDIR name a folder from which programs may run, and start the program again".to_owned(),
@@ -108,7 +108,7 @@ fn unloadable(family: Family, cause: &str) -> Missing {
 
 /// Loads a plugin from memory, or from a file where memory cannot be executed: its table, as long as it
 /// stays.
-fn open(family: Family, code: &[u8]) -> Result<(*const Api, Library), String> {
+fn open(family: MpiFamily, code: &[u8]) -> Result<(*const Api, Library), String> {
     let name = format!("ringpull-mpi-{}", family.interface());
     let in_memory = memfd_create(&*name, MemfdFlags::CLOEXEC).map_err(|cause| cause.to_string()).and_then(|memory| {
         let mut memory = std::fs::File::from(memory);

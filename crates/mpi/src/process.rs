@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::family::Family;
+use crate::family::MpiFamily;
 
 /// The variable that names the library of MPI to use, or its folder; or `none`.
 pub(crate) const MPI: &str = "RINGPULL_MPI";
@@ -32,7 +32,7 @@ pub(crate) struct Process {
 /// The `mpirun` of a rank, or its deputy on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launcher {
-    pub(crate) family: Family,
+    pub(crate) family: MpiFamily,
     /// Its program, if this process may know it.
     pub(crate) program: Option<PathBuf>,
     /// Folders in which its libraries are.
@@ -55,13 +55,13 @@ impl Process {
 }
 
 /// The family of a library's file.
-pub(crate) fn family_of(path: &Path) -> Option<Family> {
-    Family::of_file(path.file_name()?.to_str()?)
+pub(crate) fn family_of(path: &Path) -> Option<MpiFamily> {
+    MpiFamily::of_file(path.file_name()?.to_str()?)
 }
 
 /// The family of a launcher's program, where its real name says so.
-pub(crate) fn family_of_program(program: &Path) -> Option<Family> {
-    Family::of_launcher(program.canonicalize().ok()?.file_name()?.to_str()?)
+pub(crate) fn family_of_program(program: &Path) -> Option<MpiFamily> {
+    MpiFamily::of_launcher(program.canonicalize().ok()?.file_name()?.to_str()?)
 }
 
 /// Folders beside a program in which its libraries may be.
@@ -73,18 +73,18 @@ pub(crate) fn folders_beside(program: &Path) -> Vec<PathBuf> {
 
 /// The family whose launcher has set variables of a rank in this process. Slurm's variables are those of
 /// MPICH as well when it starts ranks of Open MPI, and `PMIX_RANK` may be anybody's.
-fn family_of_rank(has: impl Fn(&str) -> bool) -> Option<Family> {
+fn family_of_rank(has: impl Fn(&str) -> bool) -> Option<MpiFamily> {
     if has("OMPI_COMM_WORLD_SIZE") {
-        Some(Family::OpenMpi)
+        Some(MpiFamily::OpenMpi)
     } else if has("PMI_RANK") && !has("SLURM_STEP_ID") {
-        Some(Family::Mpich)
+        Some(MpiFamily::Mpich)
     } else {
         None
     }
 }
 
 /// The family of the launcher that has made this process a rank.
-pub(crate) fn family_of_launcher() -> Option<Family> {
+pub(crate) fn family_of_launcher() -> Option<MpiFamily> {
     family_of_rank(|name| std::env::var_os(name).is_some())
 }
 
@@ -94,7 +94,7 @@ fn launcher() -> Option<Launcher> {
     for _ in 0..GENERATIONS {
         let program = std::fs::read_link(format!("/proc/{ancestor}/exe")).ok();
         let name = program.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or("");
-        if Family::of_launcher(name).is_some_and(|found| found == family) || matches!(name, "mpirun" | "mpiexec") {
+        if MpiFamily::of_launcher(name).is_some_and(|found| found == family) || matches!(name, "mpirun" | "mpiexec") {
             let program = program?;
             let mut folders = folders_beside(&program);
             let own = libraries(ancestor);
@@ -129,8 +129,8 @@ mod tests {
     #[test]
     fn a_rank_is_of_the_family_whose_launcher_set_its_variables() {
         let family = |names: &[&str]| family_of_rank(|name| names.contains(&name));
-        assert_eq!(family(&["OMPI_COMM_WORLD_SIZE", "PMIX_RANK"]), Some(Family::OpenMpi));
-        assert_eq!(family(&["PMI_RANK", "PMI_SIZE"]), Some(Family::Mpich));
+        assert_eq!(family(&["OMPI_COMM_WORLD_SIZE", "PMIX_RANK"]), Some(MpiFamily::OpenMpi));
+        assert_eq!(family(&["PMI_RANK", "PMI_SIZE"]), Some(MpiFamily::Mpich));
         assert_eq!(family(&["PMI_RANK", "SLURM_STEP_ID"]), None);
         assert_eq!(family(&["PMIX_RANK"]), None);
         assert_eq!(family(&[]), None);

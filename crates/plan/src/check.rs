@@ -50,7 +50,7 @@ pub enum Goal {
 }
 
 /// The initial content of a part: the rank, and the part.
-pub type Contribution = (usize, usize);
+pub type PartContent = (usize, usize);
 
 impl Goal {
     /// Returns true if all ranks divide one buffer, alike.
@@ -68,7 +68,7 @@ impl Goal {
     }
 
     /// Returns the contributions that `part` of `rank` has to end with; `None` if its content has no meaning.
-    fn expected(self, rank: usize, part: usize, plans: &[Plan]) -> Option<Vec<Contribution>> {
+    fn expected(self, rank: usize, part: usize, plans: &[Plan]) -> Option<Vec<PartContent>> {
         let size = plans.len();
         let of_all = || Some((0..size).map(|other| (other, part)).collect());
         match self {
@@ -159,9 +159,9 @@ pub enum Fault {
         /// The part.
         part: usize,
         /// The contributions that it has, repeated as often as it has them.
-        got: Vec<Contribution>,
+        got: Vec<PartContent>,
         /// The contributions that it should have.
-        expected: Vec<Contribution>,
+        expected: Vec<PartContent>,
     },
     /// A part has the right contributions, but added in another order than on rank 0.
     #[error("part {part} of rank {rank} is added in another order than on rank 0: the bits may differ")]
@@ -358,7 +358,7 @@ fn conflict(before: &Move, after: &Move) -> bool {
 struct Symbols {
     sums: HashMap<(usize, usize), usize>,
     /// The contributions in each symbol, ascending, repeated as often as they were added.
-    contributions: Vec<Vec<Contribution>>,
+    contributions: Vec<Vec<PartContent>>,
 }
 
 impl Symbols {

@@ -74,7 +74,7 @@ mod turns;
 mod weighted;
 
 pub use alltoall::SEGMENT_BYTES as ALLTOALL_SEGMENT_BYTES;
-pub use check::{Contribution, Fault, Goal, Traffic, check};
+pub use check::{Fault, Goal, PartContent, Traffic, check};
 pub use choose::{Prediction, Segments, WeightedChoice, auto, choose, choose_reduce_scatter, choose_weighted, predict};
 pub use model::Model;
 pub use parts::Parts;

@@ -25,17 +25,17 @@ use std::ops::Range;
 use super::plan::{Parts, Plan, Then};
 
 /// The blocks of one piece: member `i` of a rack holds `bounds[rack][i]..bounds[rack][i + 1]`, in elements.
-struct Blocks {
+struct RackBlocks {
     bounds: [Vec<usize>; 2],
 }
 
-impl Blocks {
+impl RackBlocks {
     fn of(piece: Range<usize>, racks: [&[usize]; 2]) -> Self {
         let bounds = racks.map(|ranks| {
             let parts = Parts::even(piece.len(), ranks.len());
             (0..=ranks.len()).map(|member| piece.start + parts.range(0..member).end).collect()
         });
-        Blocks { bounds }
+        RackBlocks { bounds }
     }
 
     fn block(&self, rack: usize, member: usize) -> Range<usize> {
@@ -46,7 +46,8 @@ impl Blocks {
 /// The plan of `rank`, which is in one of the two racks.
 pub(super) fn allreduce(rank: usize, racks: [&[usize]; 2], len: usize, pieces: usize) -> Plan {
     let cuts = Parts::even(len, pieces);
-    let blocks: Vec<Blocks> = (0..pieces).map(|piece| Blocks::of(cuts.range(piece..piece + 1), racks)).collect();
+    let blocks: Vec<RackBlocks> =
+        (0..pieces).map(|piece| RackBlocks::of(cuts.range(piece..piece + 1), racks)).collect();
     let mut bounds: Vec<usize> = blocks.iter().flat_map(|blocks| blocks.bounds.iter().flatten().copied()).collect();
     bounds.sort_unstable();
     bounds.dedup();
@@ -56,7 +57,7 @@ pub(super) fn allreduce(rank: usize, racks: [&[usize]; 2], len: usize, pieces: u
     let mut plan = Plan::new(Parts::of(bounds.clone()));
     let place = |rack: usize| racks[rack].iter().position(|other| *other == rank).map(|member| (rack, member));
     let (rack, member) = place(0).or_else(|| place(1)).expect("every rank is in one of the racks");
-    let stage = Stage { ranks: racks, rack, member, bounds: &bounds };
+    let stage = RackPosition { ranks: racks, rack, member, bounds: &bounds };
     for step in 0..pieces + 2 {
         if let Some(blocks) = blocks.get(step) {
             stage.reduce_scatter(&mut plan, blocks);
@@ -72,16 +73,16 @@ pub(super) fn allreduce(rank: usize, racks: [&[usize]; 2], len: usize, pieces: u
 }
 
 /// One rank's place in the racks.
-struct Stage<'a> {
+struct RackPosition<'a> {
     ranks: [&'a [usize]; 2],
     rack: usize,
     member: usize,
     bounds: &'a [usize],
 }
 
-impl Stage<'_> {
+impl RackPosition<'_> {
     /// After it each rank holds its rack's sum of its own block: the ring of `ring.rs`, within the rack.
-    fn reduce_scatter(&self, plan: &mut Plan, blocks: &Blocks) {
+    fn reduce_scatter(&self, plan: &mut Plan, blocks: &RackBlocks) {
         let size = self.ranks[self.rack].len();
         for step in 0..size - 1 {
             self.send_right(plan, blocks, step + 1);
@@ -90,7 +91,7 @@ impl Stage<'_> {
     }
 
     /// After it each rank of the rack holds every block.
-    fn allgather(&self, plan: &mut Plan, blocks: &Blocks) {
+    fn allgather(&self, plan: &mut Plan, blocks: &RackBlocks) {
         let size = self.ranks[self.rack].len();
         for step in 0..size - 1 {
             self.send_right(plan, blocks, step);
@@ -99,7 +100,7 @@ impl Stage<'_> {
     }
 
     /// Exchanges the own block with those who hold its ranges in the other rack.
-    fn cross(&self, plan: &mut Plan, blocks: &Blocks) {
+    fn cross(&self, plan: &mut Plan, blocks: &RackBlocks) {
         let (own, other) = (blocks.block(self.rack, self.member), 1 - self.rack);
         for (member, peer) in self.ranks[other].iter().enumerate() {
             let theirs = blocks.block(other, member);
@@ -111,13 +112,13 @@ impl Stage<'_> {
         }
     }
 
-    fn send_right(&self, plan: &mut Plan, blocks: &Blocks, behind: usize) {
+    fn send_right(&self, plan: &mut Plan, blocks: &RackBlocks, behind: usize) {
         let ranks = self.ranks[self.rack];
         let block = blocks.block(self.rack, (self.member + ranks.len() - behind) % ranks.len());
         plan.send(ranks[(self.member + 1) % ranks.len()], self.parts(&block));
     }
 
-    fn recv_left(&self, plan: &mut Plan, blocks: &Blocks, behind: usize, then: Then) {
+    fn recv_left(&self, plan: &mut Plan, blocks: &RackBlocks, behind: usize, then: Then) {
         let ranks = self.ranks[self.rack];
         let block = blocks.block(self.rack, (self.member + ranks.len() - behind) % ranks.len());
         plan.recv(ranks[(self.member + ranks.len() - 1) % ranks.len()], self.parts(&block), then);

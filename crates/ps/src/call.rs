@@ -54,13 +54,13 @@ pub enum Task {
     /// As `Push` of some rows, named by `units`.
     PushRows { units: Vec<usize>, rows: Arc<Buffer>, round: u64, optimizer: u64 },
     /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each message.
-    Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<Answer>> },
+    Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<ServerAnswer>> },
     /// The optimizer's states of the segments; an answer for each.
-    SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<Answer>> },
+    SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<ServerAnswer>> },
 }
 
 /// What a server answered to one message.
-pub struct Answer {
+pub struct ServerAnswer {
     /// The first segment that it was about: its index in the layout.
     pub segment: usize,
     /// Its bytes.

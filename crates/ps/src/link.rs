@@ -7,7 +7,7 @@ use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::secret::random;
 use ringpull_base::topology::host_name;
 use ringpull_base::{Error, Kind, Result, notice, waits};
-use ringpull_session::{Event, Target};
+use ringpull_session::{DialTarget, Event};
 
 use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler, decode, encode};
 use crate::scheduler::{lost_node, startup_limit};
@@ -45,7 +45,7 @@ impl Link {
         info: NodeInfo,
         kind: Option<Kind>,
     ) -> Result<(Self, Job)> {
-        let target = Target {
+        let target = DialTarget {
             to: vec![dmlc.root],
             name: "the scheduler".to_owned(),
             identity: random::<16>()?.to_vec(),

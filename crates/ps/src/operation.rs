@@ -8,7 +8,7 @@ use ringpull_base::{Error, Key};
 use ringpull_kernels::optim::State;
 use ringpull_kernels::row_ids;
 
-use crate::call::{Answer, Bytes, Task, answer};
+use crate::call::{Bytes, ServerAnswer, Task, answer};
 use crate::message::{Place, Places, Request, Want};
 use crate::shard::{Batch, Layout};
 
@@ -240,7 +240,7 @@ impl Operation {
                 }
             }
             Task::Pull { answers, .. } | Task::SetState { answers, .. } => {
-                answer(answers, Ok(Answer { segment, payload, state }));
+                answer(answers, Ok(ServerAnswer { segment, payload, state }));
             }
             Task::Init { .. } | Task::PushRows { .. } => {}
         }

@@ -22,7 +22,7 @@ use crate::message::{FromScheduler, Job, NodeInfo, ToScheduler};
 const CERTAIN: Duration = Duration::from_secs(2);
 
 /// A node's routing identity.
-pub type Identity = Vec<u8>;
+pub type NodeIdentity = Vec<u8>;
 
 /// What the scheduler goes by.
 #[derive(Debug, Clone)]
@@ -85,7 +85,7 @@ pub enum JobPhase {
 }
 
 struct Node {
-    identity: Identity,
+    identity: NodeIdentity,
     info: NodeInfo,
     preferred: Option<usize>,
     rank: usize,
@@ -104,7 +104,7 @@ struct Node {
 }
 
 impl Node {
-    fn new(identity: Identity, info: NodeInfo, rank: usize, now: Duration) -> Self {
+    fn new(identity: NodeIdentity, info: NodeInfo, rank: usize, now: Duration) -> Self {
         Node {
             identity,
             info,
@@ -151,10 +151,10 @@ pub struct Scheduler {
     phase: JobPhase,
     /// When to say next whom the others wait for.
     next_warning: Duration,
-    outputs: Vec<(Identity, FromScheduler)>,
+    outputs: Vec<(NodeIdentity, FromScheduler)>,
     /// How often somebody has asked what the nodes do, and who asked last, by which number.
     questions: u64,
-    asker: Option<(Identity, u64)>,
+    asker: Option<(NodeIdentity, u64)>,
     changes: WorkerChanges,
 }
 
@@ -184,7 +184,7 @@ impl Scheduler {
     }
 
     /// Messages to send.
-    pub fn take_outputs(&mut self) -> Vec<(Identity, FromScheduler)> {
+    pub fn take_outputs(&mut self) -> Vec<(NodeIdentity, FromScheduler)> {
         std::mem::take(&mut self.outputs)
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use ringpull_base::{Error, Result};
-use ringpull_session::{Door, Endpoint, Event, Frame, Limits, Session, Settings, Sink, Target, listen};
+use ringpull_session::{DialTarget, Door, Endpoint, Event, Frame, Limits, Session, Settings, Sink, listen};
 
 const LIMITS: Limits =
     Limits { header: 16 << 20, payload: 16 << 20, waiting_bytes: 16 << 20, waiting: 1024, unwritten_bytes: usize::MAX };
@@ -128,7 +128,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Begins to connect, and goes on trying.
-    pub(crate) fn open(target: Target, bell: &Bell) -> Result<Self> {
+    pub(crate) fn open(target: DialTarget, bell: &Bell) -> Result<Self> {
         let mail = Mail::new(bell);
         let (endpoint, session) = Endpoint::connect(target, mail.clone())?;
         Ok(Connection { endpoint, session, mail })

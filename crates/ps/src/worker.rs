@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use ringpull_base::config::{self, Config, Dmlc, Role};
 use ringpull_base::status::JobStatus;
 use ringpull_base::{Error, Key, Kind, OnFault, Result, waits};
-use ringpull_session::Target;
+use ringpull_session::DialTarget;
 
 use crate::call::has_left;
-pub use crate::call::{Answer, Bytes, Command, Task, WorkerState, WorkersChanged};
+pub use crate::call::{Bytes, Command, ServerAnswer, Task, WorkerState, WorkersChanged};
 use crate::link::{self, Link};
 use crate::message::Job;
 use crate::shard::Layout;
@@ -57,7 +57,7 @@ impl Worker {
                 what: format!("the address {:?}", server.address),
                 remedy: "set DMLC_NODE_HOST to an address of that host".to_owned(),
             })?;
-            let target = Target {
+            let target = DialTarget {
                 to: vec![SocketAddr::new(address, server.port)],
                 name: format!("server {index}"),
                 identity: job.identity(job.rank, job.incarnation),
@@ -212,8 +212,8 @@ impl Worker {
         layout: &Arc<Layout>,
         priority: i32,
         expected: usize,
-        task: impl FnOnce(Sender<Result<Answer>>) -> Task,
-        mut take: impl FnMut(Answer) -> Result<()>,
+        task: impl FnOnce(Sender<Result<ServerAnswer>>) -> Task,
+        mut take: impl FnMut(ServerAnswer) -> Result<()>,
     ) -> Result<()> {
         let (sender, answers) = channel();
         let task = task(sender);

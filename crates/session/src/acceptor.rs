@@ -17,7 +17,7 @@ use ringpull_base::strangers::{GREETING, QUEUE, SPARED};
 use ringpull_base::{Secret, forked};
 
 use crate::Settings;
-use crate::handshake::{Examination, Failure, Proved, Verdict};
+use crate::handshake::{Examination, HandshakeFailure, Proved, Verdict};
 
 /// The number of connections that have not proved the secret and are kept beside those of the job.
 const MOST_PENDING: usize = 64;
@@ -122,8 +122,8 @@ impl Acceptor {
                 }
                 Ok(None) if pending.since.elapsed() < GREETING => self.pending.push(pending),
                 outcome => {
-                    let failure = outcome.err().unwrap_or_else(|| Failure::Io(ErrorKind::TimedOut.into()));
-                    if matches!(failure, Failure::Io(_)) {
+                    let failure = outcome.err().unwrap_or_else(|| HandshakeFailure::Io(ErrorKind::TimedOut.into()));
+                    if matches!(failure, HandshakeFailure::Io(_)) {
                         reset(&pending.stream);
                     }
                     refuse(pending.from.ip(), &reason(&failure));
@@ -188,12 +188,12 @@ fn room(there: impl ExactSizeIterator<Item = Instant>, most: usize, now: Instant
 
 impl Pending {
     /// Reads and answers what has come. Returns the client once it has proved the secret.
-    fn read(&mut self, secret: Option<&Secret>) -> Result<Option<Proved>, Failure> {
+    fn read(&mut self, secret: Option<&Secret>) -> Result<Option<Proved>, HandshakeFailure> {
         let mut piece = [0; 256];
         loop {
             let most = self.examination.missing().min(piece.len());
             let count = match self.stream.read(&mut piece[..most]) {
-                Ok(0) => return Err(Failure::Io(ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(HandshakeFailure::Io(ErrorKind::UnexpectedEof.into())),
                 Ok(count) => count,
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => continue,
@@ -212,18 +212,22 @@ impl Pending {
 }
 
 /// The reason of a refusal, for the log.
-pub(crate) fn reason(failure: &Failure) -> String {
+pub(crate) fn reason(failure: &HandshakeFailure) -> String {
     let reason = match failure {
-        Failure::Io(cause) => return format!("it did not say who it is ({cause})"),
-        Failure::Foreign => "it does not speak this protocol, or another version of it",
-        Failure::WantsSecret => {
+        HandshakeFailure::Io(cause) => return format!("it did not say who it is ({cause})"),
+        HandshakeFailure::Foreign => "it does not speak this protocol, or another version of it",
+        HandshakeFailure::WantsSecret => {
             "it has a secret and this node has none; set RINGPULL_SECRET on every node of the job, or on none"
         }
-        Failure::HasNoSecret => "it does not know the job's secret; set RINGPULL_SECRET on every node of the job",
-        Failure::WrongSecret => "it has another secret; set RINGPULL_SECRET to the same on every node of the job",
-        Failure::Refused(Verdict::Forgotten) => "it goes on with a session that has ended",
-        Failure::Refused(Verdict::Full) => "every node of the job is there, and some more",
-        Failure::Refused(_) => "it has a name that no node of the job has, or another node's name",
+        HandshakeFailure::HasNoSecret => {
+            "it does not know the job's secret; set RINGPULL_SECRET on every node of the job"
+        }
+        HandshakeFailure::WrongSecret => {
+            "it has another secret; set RINGPULL_SECRET to the same on every node of the job"
+        }
+        HandshakeFailure::Refused(Verdict::Forgotten) => "it goes on with a session that has ended",
+        HandshakeFailure::Refused(Verdict::Full) => "every node of the job is there, and some more",
+        HandshakeFailure::Refused(_) => "it has a name that no node of the job has, or another node's name",
     };
     reason.to_owned()
 }

@@ -11,7 +11,7 @@ use ringpull_base::secret::random;
 use ringpull_base::strangers::GREETING;
 use ringpull_base::{Error, Secret, forked};
 
-use crate::handshake::{Client, Failure, Hello, Resumption, Verdict};
+use crate::handshake::{Client, HandshakeFailure, Hello, Resumption, Verdict};
 use crate::{Event, Settings};
 
 /// The time between a failure and the next attempt.
@@ -19,7 +19,7 @@ pub(crate) const RECONNECT: Duration = Duration::from_millis(50);
 
 /// The process to connect to, and this process's introduction to it.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub struct DialTarget {
     /// Its addresses, which are tried in turn.
     pub to: Vec<SocketAddr>,
     /// `the scheduler`, `server 1`, `rank 0`.
@@ -37,7 +37,7 @@ pub struct Target {
 
 /// The making of connections.
 pub(crate) struct Dialer {
-    pub(crate) target: Target,
+    pub(crate) target: DialTarget,
     pub(crate) id: [u8; 16],
     goes_on: bool,
     attempt: u32,
@@ -59,7 +59,7 @@ pub(crate) enum Dialled {
 }
 
 impl Dialer {
-    pub(crate) fn new(target: Target, id: [u8; 16]) -> Self {
+    pub(crate) fn new(target: DialTarget, id: [u8; 16]) -> Self {
         Dialer { target, id, goes_on: false, attempt: 0, closed: None, port: None, next: Instant::now() }
     }
 
@@ -73,12 +73,12 @@ impl Dialer {
                 (self.goes_on, self.closed) = (true, None);
                 return Dialled::Connected(stream, theirs);
             }
-            Err(Failure::Io(cause)) => {
+            Err(HandshakeFailure::Io(cause)) => {
                 tracing::debug!(%cause, "{} is not reached yet at {}", self.target.name, self.target.to[0]);
                 is_closed(&cause, self.target.settings.resume)
             }
             // It has ended the session.
-            Err(Failure::Refused(Verdict::Forgotten)) => return Dialled::Never(gone()),
+            Err(HandshakeFailure::Refused(Verdict::Forgotten)) => return Dialled::Never(gone()),
             // Another process may have its port by now, or somebody answers in its place. If a closed
             // connection is not the end of a peer at once, there is time to find out.
             Err(refusal) if self.goes_on => {
@@ -102,7 +102,7 @@ impl Dialer {
         if self.goes_on && is_gone { Dialled::Never(gone()) } else { Dialled::Again }
     }
 
-    fn connect(&mut self, received: u64) -> Result<(TcpStream, u64), Failure> {
+    fn connect(&mut self, received: u64) -> Result<(TcpStream, u64), HandshakeFailure> {
         let target = &self.target;
         let stream = TcpStream::connect_timeout(&target.to[0], target.settings.attempt)?;
         forked::close_in_child(stream.as_raw_fd());
@@ -145,21 +145,21 @@ fn is_closed(cause: &io::Error, resume: Duration) -> bool {
     cause.kind() == ConnectionRefused || is_ended && !resume.is_zero()
 }
 
-fn explain(refusal: &Failure, target: &Target) -> Error {
+fn explain(refusal: &HandshakeFailure, target: &DialTarget) -> Error {
     let (text, remedy) = match refusal {
-        Failure::WantsSecret => (
+        HandshakeFailure::WantsSecret => (
             "it asks for the job's secret, and this node has none",
             "set RINGPULL_SECRET or RINGPULL_SECRET_FILE to the same secret on every node of the job",
         ),
-        Failure::HasNoSecret => (
+        HandshakeFailure::HasNoSecret => (
             "it has no secret, and this node has one",
             "set RINGPULL_SECRET or RINGPULL_SECRET_FILE to the same secret on every node of the job, or on none",
         ),
-        Failure::WrongSecret => (
+        HandshakeFailure::WrongSecret => (
             "it has another secret than this node",
             "set RINGPULL_SECRET or RINGPULL_SECRET_FILE to the same secret on every node of the job",
         ),
-        Failure::Refused(Verdict::Full) => (
+        HandshakeFailure::Refused(Verdict::Full) => (
             "more nodes than the job has are connected to it",
             "give each job a DMLC_PS_ROOT_PORT of its own; strangers are kept out by RINGPULL_SECRET",
         ),

@@ -19,9 +19,9 @@ use ringpull_base::strangers::Refusals;
 use ringpull_base::{Error, Result};
 
 use crate::acceptor::{Acceptor, Door, ProvedConnection, reason, reset};
-use crate::dialer::{Dialer, Dialled, Target, gone};
+use crate::dialer::{DialTarget, Dialer, Dialled, gone};
 use crate::frames::{End, Incoming};
-use crate::handshake::{Failure, Proved, Verdict};
+use crate::handshake::{HandshakeFailure, Proved, Verdict};
 use crate::session::{Session, TURN_BYTES, Waker};
 use crate::{Event, Frame, Settings, Sink};
 
@@ -32,7 +32,7 @@ const CONFIRM_AFTER: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The state that the owner and the thread share.
-struct Shared {
+struct DriverState {
     name: String,
     waker: Arc<Waker>,
     sessions: Mutex<BTreeMap<Vec<u8>, Arc<Session>>>,
@@ -45,7 +45,7 @@ struct Shared {
     is_over: AtomicBool,
 }
 
-impl Shared {
+impl DriverState {
     /// Logs a connection that is not of the job, at most once a minute.
     fn refuse(&self, from: IpAddr, why: &str) {
         let name = &self.name;
@@ -60,7 +60,7 @@ impl Shared {
 
 /// The owner's end of all sessions of one thread: it listens, or has connected. Dropping it ends them.
 pub struct Endpoint {
-    shared: Arc<Shared>,
+    shared: Arc<DriverState>,
     /// Is disconnected when the thread has ended.
     ended: Mutex<Receiver<()>>,
     /// True if the thread may be connecting, which takes its time.
@@ -76,7 +76,7 @@ impl Endpoint {
     }
 
     /// Begins to connect, and goes on trying.
-    pub fn connect(target: Target, sink: Arc<dyn Sink>) -> Result<(Self, Arc<Session>)> {
+    pub fn connect(target: DialTarget, sink: Arc<dyn Sink>) -> Result<(Self, Arc<Session>)> {
         let (name, settings) = (target.name.clone(), target.settings);
         let (endpoint, session) = Self::start(name, settings, sink, None, Some(Dialer::new(target, random()?)))?;
         Ok((endpoint, session.expect("a dialer begins with its session")))
@@ -91,7 +91,7 @@ impl Endpoint {
         dialer: Option<Dialer>,
     ) -> Result<(Self, Option<Arc<Session>>)> {
         let waker = Waker::new().map_err(|cause| Error::io("watch", "connections", &cause))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DriverState {
             name,
             waker,
             sessions: Mutex::default(),
@@ -172,7 +172,7 @@ type PortCheck = (Vec<u8>, bool);
 
 /// The state of the thread.
 struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<DriverState>,
     sink: Arc<dyn Sink>,
     acceptor: Option<Acceptor>,
     dialer: Option<Dialer>,
@@ -184,7 +184,7 @@ struct Driver {
 /// A session, and its connection if it has one.
 struct Peer {
     session: Arc<Session>,
-    connection: Option<Connected>,
+    connection: Option<ConnectedPeer>,
     /// The number of its last connection: an earlier one that is read later is not to replace it.
     attempt: u32,
     /// The address of a port that its process keeps open.
@@ -197,7 +197,7 @@ struct Peer {
     due: Option<Instant>,
 }
 
-struct Connected {
+struct ConnectedPeer {
     stream: Arc<TcpStream>,
     incoming: Incoming,
     /// A frame for which there is no room. Nothing is read before there is.
@@ -335,7 +335,7 @@ impl Driver {
         peer.session.attach(&stream, theirs)?;
         peer.due = None;
         peer.connection =
-            Some(Connected { stream, incoming: Incoming::default(), held: None, has_more: true, confirm_at: None });
+            Some(ConnectedPeer { stream, incoming: Incoming::default(), held: None, has_more: true, confirm_at: None });
         peer.session.sink.event(&peer.session, Event::Connected(here));
         self.attend(name, false);
         Ok(())
@@ -450,7 +450,7 @@ impl Driver {
         let answered = io::Write::write_all(&mut &stream, &answer);
         let name = &proved.hello.identity;
         if !matches!(verdict, Verdict::Admitted(_)) {
-            return self.shared.refuse(from.ip(), &reason(&Failure::Refused(verdict)));
+            return self.shared.refuse(from.ip(), &reason(&HandshakeFailure::Refused(verdict)));
         }
         let Some(peer) = self.peers.get_mut(name) else { return };
         if proved.resumption.attempt <= peer.attempt {
@@ -537,7 +537,7 @@ impl Peer {
     }
 }
 
-impl Connected {
+impl ConnectedPeer {
     /// Receives, if there is something to read, and sends. Bytes that have come are read before anything is
     /// sent: after a failed write the system reports that the peer has closed.
     fn exchange(&mut self, session: &Arc<Session>, reads: bool) -> std::result::Result<(), End> {

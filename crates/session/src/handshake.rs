@@ -96,7 +96,7 @@ impl Verdict {
 
 /// The reason for which there is no connection.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum HandshakeFailure {
     /// The connection broke, or was silent for too long.
     Io(io::Error),
     /// The peer speaks something else.
@@ -111,9 +111,9 @@ pub(crate) enum Failure {
     Refused(Verdict),
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for HandshakeFailure {
     fn from(cause: io::Error) -> Self {
-        Failure::Io(cause)
+        HandshakeFailure::Io(cause)
     }
 }
 
@@ -147,13 +147,13 @@ impl<'a> Client<'a> {
         &mut self,
         challenge: &[u8; CHALLENGE],
         resumption: Resumption,
-    ) -> Result<[u8; PROOF], Failure> {
+    ) -> Result<[u8; PROOF], HandshakeFailure> {
         if challenge[..START] == self.said[..START] {
             // While nobody listens on a port, TCP may give it to the end that connects.
             return Err(io::Error::other("it is connected to itself").into());
         }
         if !challenge.starts_with(SERVER_MAGIC) {
-            return Err(Failure::Foreign);
+            return Err(HandshakeFailure::Foreign);
         }
         check_secrets(challenge[7], self.secret)?;
         self.said.extend_from_slice(challenge);
@@ -167,14 +167,14 @@ impl<'a> Client<'a> {
     }
 
     /// Reads the verdict. Returns the number of the last frame that the server has received.
-    pub(crate) fn conclude(&self, verdict: &[u8; VERDICT]) -> Result<u64, Failure> {
-        let said = Verdict::decode(*verdict.first_chunk().expect("it is longer")).ok_or(Failure::Foreign)?;
+    pub(crate) fn conclude(&self, verdict: &[u8; VERDICT]) -> Result<u64, HandshakeFailure> {
+        let said = Verdict::decode(*verdict.first_chunk().expect("it is longer")).ok_or(HandshakeFailure::Foreign)?;
         if said == Verdict::WrongSecret || !is_signed(verdict, "server", &self.said, self.secret) {
-            return Err(Failure::WrongSecret);
+            return Err(HandshakeFailure::WrongSecret);
         }
         match said {
             Verdict::Admitted(received) => Ok(received),
-            refusal => Err(Failure::Refused(refusal)),
+            refusal => Err(HandshakeFailure::Refused(refusal)),
         }
     }
 }
@@ -212,15 +212,15 @@ impl Examination {
         bytes: &[u8],
         secret: Option<&Secret>,
         reply: &mut Vec<u8>,
-    ) -> Result<Option<Proved>, Failure> {
+    ) -> Result<Option<Proved>, HandshakeFailure> {
         self.said.extend_from_slice(bytes);
         let len = self.said.len();
         if !MAGIC.starts_with(&self.said[..len.min(MAGIC.len())]) {
-            return Err(Failure::Foreign);
+            return Err(HandshakeFailure::Foreign);
         }
         if len == HELLO {
             if usize::from(self.said[START + 50]) > IDENTITY {
-                return Err(Failure::Foreign);
+                return Err(HandshakeFailure::Foreign);
             }
             let mut challenge = [0; CHALLENGE];
             challenge[..7].copy_from_slice(SERVER_MAGIC);
@@ -238,7 +238,7 @@ impl Examination {
             let mut verdict = [0; VERDICT];
             verdict[..RULING].copy_from_slice(&Verdict::WrongSecret.encode());
             reply.extend_from_slice(&verdict);
-            return Err(Failure::WrongSecret);
+            return Err(HandshakeFailure::WrongSecret);
         }
         let rest = &before[START..];
         let hello = Hello {
@@ -266,10 +266,10 @@ impl Proved {
 }
 
 /// Returns an error unless the peer has a secret exactly if this process has.
-fn check_secrets(its: u8, secret: Option<&Secret>) -> Result<(), Failure> {
+fn check_secrets(its: u8, secret: Option<&Secret>) -> Result<(), HandshakeFailure> {
     match (its != 0, secret.is_some()) {
-        (true, false) => Err(Failure::WantsSecret),
-        (false, true) => Err(Failure::HasNoSecret),
+        (true, false) => Err(HandshakeFailure::WantsSecret),
+        (false, true) => Err(HandshakeFailure::HasNoSecret),
         _ => Ok(()),
     }
 }
@@ -308,7 +308,7 @@ mod tests {
         client: Option<&Secret>,
         server: Option<&Secret>,
         change: Option<usize>,
-    ) -> (Result<(Hello, Resumption), Failure>, Result<u64, Failure>) {
+    ) -> (Result<(Hello, Resumption), HandshakeFailure>, Result<u64, HandshakeFailure>) {
         let mut at = 0;
         let mut passing = |bytes: &mut [u8]| {
             if let Some(byte) = change.and_then(|change| bytes.get_mut(change.checked_sub(at)?)) {
@@ -316,7 +316,7 @@ mod tests {
             }
             at += bytes.len();
         };
-        let broken = || Failure::Io(io::ErrorKind::UnexpectedEof.into());
+        let broken = || HandshakeFailure::Io(io::ErrorKind::UnexpectedEof.into());
         let (mut asks, mut hello) = Client::new(&hello(), client, [1; 32]);
         let (mut examines, mut reply) = (Examination::new([2; 32]), Vec::new());
         passing(&mut hello);
@@ -363,11 +363,11 @@ mod tests {
     fn other_secrets_are_refused_and_both_ends_know_why() {
         let [a, b] = ["a", "b"].map(secret);
         let (here, there) = talk(Some(&a), Some(&b), None);
-        assert!(matches!((here, there), (Err(Failure::WrongSecret), Err(Failure::WrongSecret))));
+        assert!(matches!((here, there), (Err(HandshakeFailure::WrongSecret), Err(HandshakeFailure::WrongSecret))));
         let (here, there) = talk(None, Some(&b), None);
-        assert!(matches!((here, there), (Err(Failure::HasNoSecret), Err(Failure::WantsSecret))));
+        assert!(matches!((here, there), (Err(HandshakeFailure::HasNoSecret), Err(HandshakeFailure::WantsSecret))));
         let (here, there) = talk(Some(&a), None, None);
-        assert!(matches!((here, there), (Err(Failure::WantsSecret), Err(Failure::HasNoSecret))));
+        assert!(matches!((here, there), (Err(HandshakeFailure::WantsSecret), Err(HandshakeFailure::HasNoSecret))));
     }
 
     #[test]
@@ -389,14 +389,17 @@ mod tests {
         let proof = client.prove(&reply[..].try_into().unwrap(), RESUMED).unwrap();
         let mut again = Examination::new([3; 32]);
         again.take(&hello, Some(&secret), &mut reply).unwrap();
-        assert!(matches!(again.take(&proof, Some(&secret), &mut reply), Err(Failure::WrongSecret)));
+        assert!(matches!(again.take(&proof, Some(&secret), &mut reply), Err(HandshakeFailure::WrongSecret)));
     }
 
     #[test]
     fn another_version_is_known_by_the_first_bytes() {
         let mut reply = Vec::new();
-        assert!(matches!(Examination::new([2; 32]).take(b"RPULLC\x01", None, &mut reply), Err(Failure::Foreign)));
-        assert!(matches!(Examination::new([2; 32]).take(b"GET", None, &mut reply), Err(Failure::Foreign)));
+        assert!(matches!(
+            Examination::new([2; 32]).take(b"RPULLC\x01", None, &mut reply),
+            Err(HandshakeFailure::Foreign)
+        ));
+        assert!(matches!(Examination::new([2; 32]).take(b"GET", None, &mut reply), Err(HandshakeFailure::Foreign)));
         assert!(reply.is_empty());
     }
 }

@@ -43,7 +43,7 @@ use bytes::Bytes;
 use ringpull_base::Error;
 
 pub use acceptor::{Admits, Door, listen};
-pub use dialer::Target;
+pub use dialer::DialTarget;
 pub use driver::Endpoint;
 pub use session::Session;
 

@@ -61,11 +61,11 @@ pub struct Session {
     pub(crate) settings: Settings,
     pub(crate) sink: Arc<dyn Sink>,
     waker: Arc<Waker>,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     output: Mutex<Output>,
 }
 
-struct State {
+struct SessionState {
     phase: SessionPhase,
     frames: Frames,
     /// True if the node waits until more frames are on their way.
@@ -98,7 +98,7 @@ impl Session {
         sink: Arc<dyn Sink>,
         waker: Arc<Waker>,
     ) -> Arc<Self> {
-        let state = State {
+        let state = SessionState {
             phase: SessionPhase::Open,
             frames: Frames::default(),
             wants_room: false,

@@ -37,7 +37,7 @@ impl LateRank {
 /// The iterations over one list of keys, taken one by one, so that something else may be measured between
 /// them.
 pub struct Iterations {
-    keys: Vec<Key>,
+    keys: Vec<KeyTensors>,
     expected: Expected,
     /// True if the store adds pushed values to its own.
     accumulates: bool,
@@ -45,7 +45,7 @@ pub struct Iterations {
 }
 
 /// A key and its tensors.
-struct Key {
+struct KeyTensors {
     name: String,
     /// Inputs are made and outputs verified here.
     host: Tensor,
@@ -53,7 +53,7 @@ struct Key {
     given: Vec<Tensor>,
 }
 
-impl Key {
+impl KeyTensors {
     /// The input of this rank, from host memory to where the store takes it.
     fn put(&self, store: &KvStore) -> Result<()> {
         let Some(devices) = store.devices() else { return Ok(()) };
@@ -123,9 +123,9 @@ impl Iterations {
                 None => vec![host.clone()],
             };
             store.init(name.as_str(), &host)?;
-            Ok(Key { name, host, given })
+            Ok(KeyTensors { name, host, given })
         };
-        let keys = keys.iter().map(made).collect::<Result<Vec<Key>>>()?;
+        let keys = keys.iter().map(made).collect::<Result<Vec<KeyTensors>>>()?;
         keys.iter().for_each(|key| expected.fill(&key.host, store.rank(), 0));
         store.wait_all()?;
         Ok(Iterations { keys, expected, accumulates: store.kind() == Kind::DistAsync, late: None })

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::codes::{NO_BINARY_FOR_GPU, Outcome};
 use crate::driver::CAPABILITY;
 use crate::findings::report;
-use crate::ptx::{Kernel, Kernels};
+use crate::ptx::{Kernels, PtxKernel};
 
 /// The length of ELF's header, in 64 bits.
 const HEADER: usize = 64;
@@ -41,5 +41,5 @@ pub(crate) unsafe fn kernels(image: *const c_char) -> Outcome<Kernels> {
     let whole = unsafe { slice::from_raw_parts(image.cast::<u8>(), len) };
     let names = whole.split(|byte| *byte == 0).filter_map(|text| text.strip_prefix(b".text."));
     let names = names.map(|name| String::from_utf8_lossy(name).into_owned());
-    Ok(names.map(|name| (name.clone(), Arc::new(Kernel::named(name)))).collect())
+    Ok(names.map(|name| (name.clone(), Arc::new(PtxKernel::named(name)))).collect())
 }

@@ -20,8 +20,8 @@ use crate::codes::{
 use crate::cubin;
 use crate::findings::report;
 use crate::machine;
-use crate::memory::{self, Home};
-use crate::ptx::{self, Kernel, Kernels};
+use crate::memory::{self, MemoryHome};
+use crate::ptx::{self, Kernels, PtxKernel};
 use crate::settings::SETTINGS;
 use crate::streams::{self, Stream};
 use crate::work::{self, Place};
@@ -31,7 +31,7 @@ pub(crate) const CAPABILITY: [c_int; 2] = [8, 0];
 const PROCESSORS: c_int = 2;
 
 /// A kernel, and the device whose context it was loaded in.
-type Function = (usize, Arc<Kernel>);
+type Function = (usize, Arc<PtxKernel>);
 
 static MODULES: LazyLock<Mutex<HashMap<usize, (usize, Kernels)>>> = LazyLock::new(Mutex::default);
 static FUNCTIONS: LazyLock<Mutex<HashMap<usize, Function>>> = LazyLock::new(Mutex::default);
@@ -47,7 +47,7 @@ fn put<T>(to: *mut T, value: T) -> Outcome<()> {
 }
 
 /// Memory that the driver knows, named in a call; what is wrong is a finding and an invalid value.
-fn known(call: &str, address: u64, len: usize) -> Outcome<memory::Region> {
+fn known(call: &str, address: u64, len: usize) -> Outcome<memory::MemoryRegion> {
     memory::find(address, len).map_err(|text| {
         report("illegal address", &format!("{call}: {text}"));
         INVALID_VALUE
@@ -56,7 +56,7 @@ fn known(call: &str, address: u64, len: usize) -> Outcome<memory::Region> {
 
 /// Memory of a device, likewise.
 fn of_device(call: &str, address: u64, len: usize) -> Outcome<usize> {
-    let (Home::Device(device) | Home::Host(device)) = known(call, address, len)?.home;
+    let (MemoryHome::Device(device) | MemoryHome::Host(device)) = known(call, address, len)?.home;
     Ok(device)
 }
 
@@ -287,7 +287,7 @@ entries! {
             return Ok(());
         }
         let device = memory::find(address, 1).ok().map_or(current, |region| match region.home {
-            Home::Device(device) | Home::Host(device) => device,
+            MemoryHome::Device(device) | MemoryHome::Host(device) => device,
         });
         // The driver waits for what may use it.
         streams::drain(device);
@@ -338,10 +338,10 @@ entries! {
     fn cuPointerGetAttribute(value: *mut c_void, attribute: c_int, address: u64) {
         machine::devices()?;
         let Ok(region) = memory::find(address, 1) else { return Err(INVALID_VALUE) };
-        let (Home::Device(device) | Home::Host(device)) = region.home;
+        let (MemoryHome::Device(device) | MemoryHome::Host(device)) = region.home;
         match attribute {
             // CU_POINTER_ATTRIBUTE_MEMORY_TYPE: host 1, device 2.
-            2 => put(value.cast::<c_uint>(), if matches!(region.home, Home::Device(_)) { 2 } else { 1 }),
+            2 => put(value.cast::<c_uint>(), if matches!(region.home, MemoryHome::Device(_)) { 2 } else { 1 }),
             9 => put(value.cast::<c_int>(), device as c_int),
             _ => {
                 report("not in the double", &format!("cuPointerGetAttribute of {attribute}"));

@@ -17,7 +17,7 @@ use crate::streams;
 /// The handle of a device's context.
 const CONTEXT: usize = 0xc0de_0000;
 
-pub(crate) struct Device {
+pub(crate) struct FakeDevice {
     /// The number of the machine's device, whatever this process sees.
     pub(crate) physical: usize,
     /// The error that it has failed with.
@@ -28,7 +28,7 @@ pub(crate) struct Device {
     pub(crate) peers: Mutex<BTreeSet<usize>>,
 }
 
-impl Device {
+impl FakeDevice {
     /// From now on every call is this error, as a real context is lost after one.
     pub(crate) fn fail(&self, code: c_int) {
         self.failed.get_or_init(|| code);
@@ -39,7 +39,7 @@ impl Device {
     }
 }
 
-static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+static DEVICES: OnceLock<Vec<FakeDevice>> = OnceLock::new();
 
 thread_local! {
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
@@ -53,7 +53,7 @@ pub(crate) fn start() {
         if SETTINGS.reports_leaks {
             at_exit();
         }
-        let device = |physical: &usize| Device {
+        let device = |physical: &usize| FakeDevice {
             physical: *physical,
             failed: OnceLock::new(),
             retained: AtomicU32::new(0),
@@ -64,17 +64,17 @@ pub(crate) fn start() {
 }
 
 /// The devices; an error before `cuInit`.
-pub(crate) fn devices() -> Outcome<&'static [Device]> {
+pub(crate) fn devices() -> Outcome<&'static [FakeDevice]> {
     DEVICES.get().map(Vec::as_slice).ok_or(NOT_INITIALIZED)
 }
 
 /// A device that the program has named.
-pub(crate) fn device(ordinal: c_int) -> Outcome<&'static Device> {
+pub(crate) fn device(ordinal: c_int) -> Outcome<&'static FakeDevice> {
     devices()?.get(ordinal as usize).ok_or(INVALID_DEVICE)
 }
 
 /// A device that has a handle of ours.
-pub(crate) fn known(index: usize) -> &'static Device {
+pub(crate) fn known(index: usize) -> &'static FakeDevice {
     &DEVICES.get().expect("a handle was given out after cuInit")[index]
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn context_of(index: usize) -> usize {
 /// The device of a context that is retained.
 pub(crate) fn of_context(context: usize) -> Outcome<usize> {
     let index = context.wrapping_sub(CONTEXT) / 0x100;
-    let is_retained = |device: &Device| device.retained.load(Ordering::Acquire) > 0;
+    let is_retained = |device: &FakeDevice| device.retained.load(Ordering::Acquire) > 0;
     if context >= CONTEXT && devices()?.get(index).is_some_and(is_retained) {
         return Ok(index);
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::codes::{ALREADY_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Outcome};
-use crate::order::{self, Done, Stamp};
+use crate::order::{self, Done, WorkStamp};
 use crate::settings::SETTINGS;
 
 /// The divisor of all addresses, and the least distance between two regions.
@@ -24,7 +24,7 @@ const FRESH: u8 = 0xff;
 
 /// The place of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum MemoryHome {
     Device(usize),
     /// Pinned, and of the device that was current then.
     Host(usize),
@@ -32,23 +32,23 @@ pub(crate) enum Home {
 
 /// A region as the double sees it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Region {
+pub(crate) struct MemoryRegion {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    pub(crate) home: Home,
+    pub(crate) home: MemoryHome,
     /// The place of the first byte for the double.
     inner: usize,
 }
 
-impl Region {
+impl MemoryRegion {
     /// Returns the double's own address for an address within the region.
     pub(crate) fn inner(&self, address: u64) -> *mut u8 {
         (self.inner + (address - self.start) as usize) as *mut u8
     }
 }
 
-struct Entry {
-    region: Region,
+struct Allocation {
+    region: MemoryRegion,
     is_free: bool,
     /// True if it is the program's own, and was only registered.
     is_registered: bool,
@@ -56,8 +56,8 @@ struct Entry {
 }
 
 #[derive(Default)]
-struct Table {
-    entries: BTreeMap<u64, Entry>,
+struct AllocationTable {
+    entries: BTreeMap<u64, Allocation>,
     devices: Vec<Mapping>,
 }
 
@@ -70,7 +70,7 @@ struct Mapping {
     used: usize,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), devices: Vec::new() });
+static TABLE: Mutex<AllocationTable> = Mutex::new(AllocationTable { entries: BTreeMap::new(), devices: Vec::new() });
 
 /// The addresses that programs get, for the handler of the fault: start and length of each device's.
 static OUTER: [[AtomicU64; 2]; 8] = [const { [AtomicU64::new(0), AtomicU64::new(0)] }; 8];
@@ -216,30 +216,34 @@ pub(crate) fn allocate(device: usize, len: usize) -> Outcome<u64> {
     };
     let old: Vec<u64> = table.entries.range(start..start + need).map(|(start, _)| *start).collect();
     old.iter().for_each(|start| drop(table.entries.remove(start)));
-    let region =
-        Region { start, end: start + len as u64, home: Home::Device(device), inner: inner + (start - outer) as usize };
+    let region = MemoryRegion {
+        start,
+        end: start + len as u64,
+        home: MemoryHome::Device(device),
+        inner: inner + (start - outer) as usize,
+    };
     // SAFETY: the memory is the device's, and nobody has it.
     unsafe { ptr::write_bytes(region.inner(start), FRESH, len) };
-    table.entries.insert(start, Entry { region, is_free: false, is_registered: false, history: Vec::new() });
+    table.entries.insert(start, Allocation { region, is_free: false, is_registered: false, history: Vec::new() });
     let mapping = &mut table.devices[device];
     mapping.used += len;
     mapping.next = start - outer + need;
     Ok(start)
 }
 
-fn first_live_in(entries: &BTreeMap<u64, Entry>, wanted: &Range<u64>) -> Option<u64> {
+fn first_live_in(entries: &BTreeMap<u64, Allocation>, wanted: &Range<u64>) -> Option<u64> {
     entries.range(wanted.clone()).find(|(_, entry)| !entry.is_free).map(|(_, entry)| entry.region.end)
 }
 
 /// Gives memory of a device back.
 pub(crate) fn free(address: u64) -> Result<(), String> {
     let table = &mut *TABLE.lock();
-    let entry = table.entries.get_mut(&address).filter(|entry| matches!(entry.region.home, Home::Device(_)));
+    let entry = table.entries.get_mut(&address).filter(|entry| matches!(entry.region.home, MemoryHome::Device(_)));
     let Some(entry) = entry.filter(|entry| !entry.is_free) else {
         return Err(describe(&table.entries, address, 1).err().unwrap_or_else(|| "the middle of a region".to_owned()));
     };
     (entry.is_free, entry.history) = (true, Vec::new());
-    let Region { start, end, home, .. } = entry.region;
+    let MemoryRegion { start, end, home, .. } = entry.region;
     let (from, len) = (entry.region.inner(start), (end - start) as usize);
     // Whole pages are given back to the system.
     let skip = (from as usize).next_multiple_of(4096) - from as usize;
@@ -248,7 +252,7 @@ pub(crate) fn free(address: u64) -> Result<(), String> {
         // SAFETY: these pages are within the region, which nobody has any more.
         unsafe { libc::madvise(from.wrapping_add(skip).cast(), pages, libc::MADV_REMOVE) };
     }
-    if let Home::Device(device) = home {
+    if let MemoryHome::Device(device) = home {
         table.devices[device].used -= len;
     }
     Ok(())
@@ -269,8 +273,11 @@ pub(crate) fn pin(device: usize, len: usize) -> Outcome<u64> {
         ptr::write_bytes(start.cast::<u8>(), FRESH, len);
         start as u64
     };
-    let region = Region { start, end: start + len as u64, home: Home::Host(device), inner: start as usize };
-    TABLE.lock().entries.insert(start, Entry { region, is_free: false, is_registered: false, history: Vec::new() });
+    let region = MemoryRegion { start, end: start + len as u64, home: MemoryHome::Host(device), inner: start as usize };
+    TABLE
+        .lock()
+        .entries
+        .insert(start, Allocation { region, is_free: false, is_registered: false, history: Vec::new() });
     Ok(start)
 }
 
@@ -285,8 +292,8 @@ pub(crate) fn register(device: usize, start: u64, len: usize) -> Outcome<()> {
     if before.is_some_and(|(_, entry)| !entry.is_free && entry.region.end > pages.start) {
         return Err(ALREADY_REGISTERED);
     }
-    let region = Region { start, end: start + len as u64, home: Home::Host(device), inner: start as usize };
-    table.entries.insert(start, Entry { region, is_free: false, is_registered: true, history: Vec::new() });
+    let region = MemoryRegion { start, end: start + len as u64, home: MemoryHome::Host(device), inner: start as usize };
+    table.entries.insert(start, Allocation { region, is_free: false, is_registered: true, history: Vec::new() });
     Ok(())
 }
 
@@ -304,7 +311,7 @@ pub(crate) fn unregister(address: u64) -> Result<(), String> {
 pub(crate) fn unpin(address: u64) -> Result<(), String> {
     let mut table = TABLE.lock();
     let is_pinned =
-        |entry: &Entry| !entry.is_free && !entry.is_registered && matches!(entry.region.home, Home::Host(_));
+        |entry: &Allocation| !entry.is_free && !entry.is_registered && matches!(entry.region.home, MemoryHome::Host(_));
     if !table.entries.get(&address).is_some_and(is_pinned) {
         let other = if table.entries.get(&address).is_some_and(|entry| entry.is_registered) {
             "memory that was only registered"
@@ -322,19 +329,19 @@ pub(crate) fn unpin(address: u64) -> Result<(), String> {
 }
 
 /// The region that holds these bytes; otherwise what is wrong with them, in words.
-pub(crate) fn find(address: u64, len: usize) -> Result<Region, String> {
+pub(crate) fn find(address: u64, len: usize) -> Result<MemoryRegion, String> {
     describe(&TABLE.lock().entries, address, len)
 }
 
-fn describe(entries: &BTreeMap<u64, Entry>, address: u64, len: usize) -> Result<Region, String> {
+fn describe(entries: &BTreeMap<u64, Allocation>, address: u64, len: usize) -> Result<MemoryRegion, String> {
     let end = address + len as u64;
-    let Some((_, Entry { region, is_free, .. })) = entries.range(..=address).next_back() else {
+    let Some((_, Allocation { region, is_free, .. })) = entries.range(..=address).next_back() else {
         return Err(format!("{len} bytes at {address:#x}, which is no memory of a device"));
     };
     let size = region.end - region.start;
     let whose = match region.home {
-        Home::Device(device) => format!("{size} bytes of GPU {device}"),
-        Home::Host(_) => format!("{size} pinned bytes"),
+        MemoryHome::Device(device) => format!("{size} bytes of GPU {device}"),
+        MemoryHome::Host(_) => format!("{size} pinned bytes"),
     };
     if address >= region.end + ALIGNMENT {
         Err(format!("{len} bytes at {address:#x}, which is no memory of a device"))
@@ -349,7 +356,7 @@ fn describe(entries: &BTreeMap<u64, Entry>, address: u64, len: usize) -> Result<
 
 /// Notes what `stamp`'s work has done to `bytes` of the region from `start` on; in words, an access that
 /// nothing orders against it.
-pub(crate) fn note(start: u64, stamp: &Stamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
+pub(crate) fn note(start: u64, stamp: &WorkStamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
     if bytes.is_empty() {
         return None;
     }

@@ -11,25 +11,25 @@ use std::sync::LazyLock;
 use parking_lot::Mutex;
 
 /// The part of each stream that is known to be done, by the streams' names.
-pub(crate) type Clock = HashMap<usize, u64>;
+pub(crate) type VectorClock = HashMap<usize, u64>;
 
 /// A piece of work, and what it comes after.
-pub(crate) struct Stamp {
+pub(crate) struct WorkStamp {
     pub(crate) what: &'static str,
     pub(crate) stream: usize,
     pub(crate) number: u64,
-    pub(crate) after: Clock,
+    pub(crate) after: VectorClock,
 }
 
 #[derive(Default)]
 struct Clocks {
-    streams: HashMap<usize, Clock>,
-    host: Clock,
+    streams: HashMap<usize, VectorClock>,
+    host: VectorClock,
 }
 
 static CLOCKS: LazyLock<Mutex<Clocks>> = LazyLock::new(Mutex::default);
 
-fn merge(into: &mut Clock, other: &Clock) {
+fn merge(into: &mut VectorClock, other: &VectorClock) {
     for (stream, number) in other {
         let known = into.entry(*stream).or_default();
         *known = (*known).max(*number);
@@ -37,27 +37,27 @@ fn merge(into: &mut Clock, other: &Clock) {
 }
 
 /// The next piece of work of a stream: it comes after all that the stream and the host know to be done.
-pub(crate) fn stamp(stream: usize, what: &'static str) -> Stamp {
+pub(crate) fn stamp(stream: usize, what: &'static str) -> WorkStamp {
     let clocks = &mut *CLOCKS.lock();
     let own = clocks.streams.entry(stream).or_default();
     merge(own, &clocks.host);
     let number = own.get(&stream).copied().unwrap_or(0) + 1;
     own.insert(stream, number);
-    Stamp { what, stream, number, after: own.clone() }
+    WorkStamp { what, stream, number, after: own.clone() }
 }
 
 /// Returns the clock of the stream's present end.
-pub(crate) fn known_to(stream: usize) -> Clock {
+pub(crate) fn known_to(stream: usize) -> VectorClock {
     CLOCKS.lock().streams.get(&stream).cloned().unwrap_or_default()
 }
 
 /// Lets later work of the stream come after this.
-pub(crate) fn learn(stream: usize, other: &Clock) {
+pub(crate) fn learn(stream: usize, other: &VectorClock) {
     merge(CLOCKS.lock().streams.entry(stream).or_default(), other);
 }
 
 /// Lets later work of the host come after this.
-pub(crate) fn host_learns(other: &Clock) {
+pub(crate) fn host_learns(other: &VectorClock) {
     merge(&mut CLOCKS.lock().host, other);
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Done {
 
 /// Adds what `stamp`'s work does to the history of a region; in words, an access that nothing orders against
 /// it.
-pub(crate) fn add(history: &mut Vec<Done>, stamp: &Stamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
+pub(crate) fn add(history: &mut Vec<Done>, stamp: &WorkStamp, bytes: &[Range<u64>], writes: bool) -> Option<String> {
     let comes_after = |done: &Done| stamp.after.get(&done.stream).is_some_and(|number| done.number <= *number);
     let overlaps = |done: &Done, one: &Range<u64>| done.bytes.start < one.end && one.start < done.bytes.end;
     let other = history

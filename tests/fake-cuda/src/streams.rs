@@ -14,33 +14,33 @@ use crate::calls;
 use crate::codes::{INVALID_CONTEXT, INVALID_HANDLE, Outcome};
 use crate::findings::report;
 use crate::machine;
-use crate::order::{self, Clock, Stamp};
+use crate::order::{self, VectorClock, WorkStamp};
 use crate::settings::{Effect, SETTINGS};
 
 /// The handles that mean the default streams.
 const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;
 
-type Work = Box<dyn FnOnce(&Stamp) -> Result<(), c_int> + Send>;
+type Work = Box<dyn FnOnce(&WorkStamp) -> Result<(), c_int> + Send>;
 
 enum Task {
-    Work(Stamp, Work),
+    Work(WorkStamp, Work),
     /// Fails its device.
     Fail(c_int),
     Hang,
-    Mark(Arc<Mark>),
-    Wait(Arc<Mark>),
+    Mark(Arc<StreamMark>),
+    Wait(Arc<StreamMark>),
     End,
 }
 
 /// A place in a stream.
-pub(crate) struct Mark {
+pub(crate) struct StreamMark {
     done: Mutex<bool>,
     changed: Condvar,
-    clock: Clock,
+    clock: VectorClock,
 }
 
-impl Mark {
+impl StreamMark {
     fn set(&self) {
         *self.done.lock() = true;
         self.changed.notify_all();
@@ -72,22 +72,22 @@ impl Mark {
 pub(crate) struct Stream {
     pub(crate) id: usize,
     pub(crate) device: usize,
-    kind: Kind,
+    kind: StreamKind,
     queue: Mutex<VecDeque<Task>>,
     queued: Condvar,
     /// The end of a stream that was destroyed. A wait for all streams may have found it before.
-    end: OnceLock<Arc<Mark>>,
+    end: OnceLock<Arc<StreamMark>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum StreamKind {
     Legacy,
     Blocking,
     NonBlocking,
 }
 
 impl Stream {
-    fn new(id: usize, device: usize, kind: Kind) -> Arc<Self> {
+    fn new(id: usize, device: usize, kind: StreamKind) -> Arc<Self> {
         let stream = Arc::new(Stream {
             id,
             device,
@@ -139,7 +139,7 @@ impl Stream {
     }
 
     /// Queues work, or what the environment has in its place.
-    pub(crate) fn put(&self, what: &'static str, work: impl FnOnce(&Stamp) -> Result<(), c_int> + Send + 'static) {
+    pub(crate) fn put(&self, what: &'static str, work: impl FnOnce(&WorkStamp) -> Result<(), c_int> + Send + 'static) {
         self.put_as(what, calls::later(), work);
     }
 
@@ -148,7 +148,7 @@ impl Stream {
         &self,
         what: &'static str,
         effect: Option<Effect>,
-        work: impl FnOnce(&Stamp) -> Result<(), c_int> + Send + 'static,
+        work: impl FnOnce(&WorkStamp) -> Result<(), c_int> + Send + 'static,
     ) {
         self.follow_default();
         let mut queue = self.queue.lock();
@@ -163,11 +163,11 @@ impl Stream {
     /// Orders this stream and the default stream of the device.
     fn follow_default(&self) {
         let others: Vec<Arc<Stream>> = match self.kind {
-            Kind::NonBlocking => return,
-            Kind::Legacy => {
-                STREAMS.lock().values().filter(|other| other.kind == Kind::Blocking).map(Arc::clone).collect()
+            StreamKind::NonBlocking => return,
+            StreamKind::Legacy => {
+                STREAMS.lock().values().filter(|other| other.kind == StreamKind::Blocking).map(Arc::clone).collect()
             }
-            Kind::Blocking => DEFAULTS.lock().get(&self.device).map(Arc::clone).into_iter().collect(),
+            StreamKind::Blocking => DEFAULTS.lock().get(&self.device).map(Arc::clone).into_iter().collect(),
         };
         for other in others.iter().filter(|other| other.device == self.device) {
             self.wait_for(&other.mark());
@@ -188,20 +188,20 @@ impl Stream {
     }
 
     /// Marks the present end.
-    pub(crate) fn mark(&self) -> Arc<Mark> {
+    pub(crate) fn mark(&self) -> Arc<StreamMark> {
         let mut queue = self.queue.lock();
         self.end.get().map_or_else(|| self.mark_in(&mut queue), Arc::clone)
     }
 
-    fn mark_in(&self, queue: &mut MutexGuard<'_, VecDeque<Task>>) -> Arc<Mark> {
+    fn mark_in(&self, queue: &mut MutexGuard<'_, VecDeque<Task>>) -> Arc<StreamMark> {
         let clock = order::known_to(self.id);
-        let mark = Arc::new(Mark { done: Mutex::new(false), changed: Condvar::new(), clock });
+        let mark = Arc::new(StreamMark { done: Mutex::new(false), changed: Condvar::new(), clock });
         self.push(queue, Task::Mark(Arc::clone(&mark)));
         mark
     }
 
     /// Lets later work run after `mark`.
-    pub(crate) fn wait_for(&self, mark: &Arc<Mark>) {
+    pub(crate) fn wait_for(&self, mark: &Arc<StreamMark>) {
         let mut queue = self.queue.lock();
         order::learn(self.id, &mark.clock);
         self.push(&mut queue, Task::Wait(Arc::clone(mark)));
@@ -228,7 +228,9 @@ pub(crate) fn fresh() -> usize {
 
 pub(crate) fn create(device: usize, is_blocking: bool) -> usize {
     let id = fresh();
-    STREAMS.lock().insert(id, Stream::new(id, device, if is_blocking { Kind::Blocking } else { Kind::NonBlocking }));
+    STREAMS
+        .lock()
+        .insert(id, Stream::new(id, device, if is_blocking { StreamKind::Blocking } else { StreamKind::NonBlocking }));
     id
 }
 
@@ -246,7 +248,7 @@ pub(crate) fn of_handle(call: &str, id: usize) -> Outcome<Arc<Stream>> {
     let device = machine::current(call)?;
     match id {
         0 | LEGACY => {
-            let new = || Stream::new(fresh(), device, Kind::Legacy);
+            let new = || Stream::new(fresh(), device, StreamKind::Legacy);
             Ok(Arc::clone(DEFAULTS.lock().entry(device).or_insert_with(new)))
         }
         PER_THREAD => Ok(OWN.with_borrow_mut(|own| {
@@ -287,13 +289,13 @@ pub(crate) fn drain(device: usize) {
         .filter(|stream| stream.device == device)
         .map(Arc::clone)
         .collect();
-    let marks: Vec<Arc<Mark>> = own.iter().map(|stream| stream.mark()).collect();
+    let marks: Vec<Arc<StreamMark>> = own.iter().map(|stream| stream.mark()).collect();
     marks.iter().for_each(|mark| mark.synchronize());
 }
 
 pub(crate) struct Event {
     pub(crate) device: usize,
-    mark: Mutex<Option<Arc<Mark>>>,
+    mark: Mutex<Option<Arc<StreamMark>>>,
 }
 
 impl Event {
@@ -302,7 +304,7 @@ impl Event {
     }
 
     /// The place that was recorded last, if one was.
-    pub(crate) fn mark(&self) -> Option<Arc<Mark>> {
+    pub(crate) fn mark(&self) -> Option<Arc<StreamMark>> {
         self.mark.lock().clone()
     }
 }

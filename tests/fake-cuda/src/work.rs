@@ -8,9 +8,9 @@ use std::ptr;
 use crate::codes::{ILLEGAL_ADDRESS, LAUNCH_FAILED, MISALIGNED_ADDRESS};
 use crate::findings::report;
 use crate::machine;
-use crate::memory::{self, Home, Region};
-use crate::order::Stamp;
-use crate::ptx::{self, Access, Fault, Kernel};
+use crate::memory::{self, MemoryHome, MemoryRegion};
+use crate::order::WorkStamp;
+use crate::ptx::{self, Fault, KernelMemory, PtxKernel};
 
 /// One end of a copy.
 pub(crate) enum Place {
@@ -23,7 +23,7 @@ pub(crate) enum Place {
 }
 
 /// Copies `len` bytes. A mistake fails the device.
-pub(crate) fn copy(stamp: &Stamp, from: &Place, to: &Place, len: usize) -> Result<(), c_int> {
+pub(crate) fn copy(stamp: &WorkStamp, from: &Place, to: &Place, len: usize) -> Result<(), c_int> {
     let source = match from {
         Place::Known(address) => region(stamp, *address, len, false)?.inner(*address).cast_const(),
         Place::Content(bytes) => bytes.as_ptr(),
@@ -41,7 +41,7 @@ pub(crate) fn copy(stamp: &Stamp, from: &Place, to: &Place, len: usize) -> Resul
 }
 
 /// Fills `len` bytes.
-pub(crate) fn fill(stamp: &Stamp, address: u64, value: u8, len: usize) -> Result<(), c_int> {
+pub(crate) fn fill(stamp: &WorkStamp, address: u64, value: u8, len: usize) -> Result<(), c_int> {
     let to = region(stamp, address, len, true)?.inner(address);
     // SAFETY: as for a copy.
     unsafe { ptr::write_bytes(to, value, len) };
@@ -49,7 +49,7 @@ pub(crate) fn fill(stamp: &Stamp, address: u64, value: u8, len: usize) -> Result
 }
 
 /// The region of all these bytes, which `stamp`'s work is about to use.
-pub(crate) fn region(stamp: &Stamp, address: u64, len: usize, writes: bool) -> Result<Region, c_int> {
+pub(crate) fn region(stamp: &WorkStamp, address: u64, len: usize, writes: bool) -> Result<MemoryRegion, c_int> {
     let found = memory::find(address, len).map_err(|text| {
         report("illegal address", &format!("{}: {text}", stamp.what));
         ILLEGAL_ADDRESS
@@ -67,13 +67,13 @@ fn ordered(found: Option<String>) -> Result<(), c_int> {
 
 /// Runs a kernel on a device.
 pub(crate) fn launch(
-    stamp: &Stamp,
+    stamp: &WorkStamp,
     device: usize,
-    kernel: &Kernel,
+    kernel: &PtxKernel,
     [grid, block]: [[u32; 3]; 2],
     parameters: &[u8],
 ) -> Result<(), c_int> {
-    let mut reach = Reach { device, touched: Vec::new(), last: Vec::new() };
+    let mut reach = ReachedMemory { device, touched: Vec::new(), last: Vec::new() };
     let outcome = ptx::run(kernel, grid, block, parameters, &mut reach);
     if let Err(fault) = outcome {
         let (kind, text, code) = match fault {
@@ -93,20 +93,20 @@ pub(crate) fn launch(
 
 /// The bytes of a region that a kernel has touched, a bit for each byte.
 struct Touched {
-    region: Region,
+    region: MemoryRegion,
     read: Vec<u64>,
     written: Vec<u64>,
 }
 
 /// The memory that a device reaches.
-struct Reach {
+struct ReachedMemory {
     device: usize,
     touched: Vec<Touched>,
     /// The region that each instruction used last.
     last: Vec<usize>,
 }
 
-impl Reach {
+impl ReachedMemory {
     fn index_of(&mut self, address: u64, len: usize) -> Result<usize, Fault> {
         let end = address + len as u64;
         let holds = |touched: &Touched| touched.region.start <= address && end <= touched.region.end;
@@ -114,7 +114,7 @@ impl Reach {
             return Ok(index);
         }
         let region = memory::find(address, len).map_err(Fault::Illegal)?;
-        if let Home::Device(other) = region.home
+        if let MemoryHome::Device(other) = region.home
             && other != self.device
         {
             let peers = machine::known(self.device).peers.lock();
@@ -128,7 +128,7 @@ impl Reach {
     }
 }
 
-impl Access for Reach {
+impl KernelMemory for ReachedMemory {
     fn reach(&mut self, site: usize, address: u64, len: usize, writes: bool) -> Result<*mut u8, Fault> {
         if self.last.len() <= site {
             self.last.resize(site + 1, 0);

@@ -71,7 +71,7 @@ struct OutstandingCall {
 }
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
-enum Phase {
+enum AgreementPhase {
     /// Operations launch one by one.
     Open,
     /// A cycle was found. It is frozen when every rank has made the calls before it.
@@ -120,7 +120,7 @@ pub struct Agreement {
     launched_of_sets: u32,
     logs: Logs,
     names: Names,
-    phase: Phase,
+    phase: AgreementPhase,
     epochs: u32,
     times: usize,
     /// True if a frozen cycle stood still although no rank was behind: each rank waited for something that
@@ -153,7 +153,7 @@ impl Agreement {
             launched_of_sets: 0,
             logs: Logs::new(size),
             names: Names::default(),
-            phase: Phase::Open,
+            phase: AgreementPhase::Open,
             epochs: 0,
             times: TIMES,
             has_stood_still: false,
@@ -188,7 +188,7 @@ impl Agreement {
             });
             return Ok(orders);
         }
-        if matches!(self.phase, Phase::Frozen { .. } | Phase::Stopping { .. }) {
+        if matches!(self.phase, AgreementPhase::Frozen { .. } | AgreementPhase::Stopping { .. }) {
             // The call was announced before the rank knew of the freeze. The rank takes it for part of the
             // cycle, or announces it again.
             return Ok(Vec::new());
@@ -209,11 +209,11 @@ impl Agreement {
             self.check_left()?;
         }
         match &mut self.phase {
-            Phase::Freezing(freezing) => freezing.call(rank, &name.0, name.1),
+            AgreementPhase::Freezing(freezing) => freezing.call(rank, &name.0, name.1),
             _ if rank == 0 => self.find_cycle(),
             _ => {}
         }
-        let is_held = matches!(&self.phase, Phase::Freezing(freezing) if freezing.is_beyond(&name.0, name.1));
+        let is_held = matches!(&self.phase, AgreementPhase::Freezing(freezing) if freezing.is_beyond(&name.0, name.1));
         let mut orders = Vec::new();
         if is_complete && !is_held {
             orders.push(self.launch(&name));
@@ -222,11 +222,11 @@ impl Agreement {
                 self.logs.clear();
                 orders.extend(self.reopen());
             }
-            if let Phase::Freezing(freezing) = &mut self.phase {
+            if let AgreementPhase::Freezing(freezing) = &mut self.phase {
                 freezing.launched();
             }
         }
-        if let Phase::Freezing(freezing) = &self.phase {
+        if let AgreementPhase::Freezing(freezing) = &self.phase {
             if freezing.has_crossed() {
                 self.try_less_often(0);
                 orders.extend(self.reopen());
@@ -250,7 +250,7 @@ impl Agreement {
             && !(self.has_sets && (self.sums_block || self.logs.runs_alone(period)))
         {
             let open = self.pending.iter().map(|(name, pending)| (name, pending.missing()));
-            self.phase = Phase::Freezing(self.logs.freezing(period, open));
+            self.phase = AgreementPhase::Freezing(self.logs.freezing(period, open));
         }
     }
 
@@ -304,10 +304,12 @@ impl Agreement {
     }
 
     fn freeze(&mut self, last: Launch) -> Order {
-        let Phase::Freezing(freezing) = &self.phase else { unreachable!("only what is being frozen is frozen") };
+        let AgreementPhase::Freezing(freezing) = &self.phase else {
+            unreachable!("only what is being frozen is frozen")
+        };
         let (steps, units) = self.logs.cycle(freezing, self.bucket_bytes);
         self.epochs += 1;
-        self.phase = Phase::Frozen { epoch: self.epochs, units: units.len() as u64 };
+        self.phase = AgreementPhase::Frozen { epoch: self.epochs, units: units.len() as u64 };
         // The pending calls that remain were made after the cycle began: each rank finds its own calls in
         // it.
         self.pending.clear();
@@ -318,7 +320,7 @@ impl Agreement {
 
     /// Goes back to launching one by one. Operations that every rank has called launch now.
     fn reopen(&mut self) -> Vec<Order> {
-        self.phase = Phase::Open;
+        self.phase = AgreementPhase::Open;
         let complete = self.pending.iter().filter(|(_, pending)| self.lacking(pending).is_empty());
         let complete: Vec<_> = complete.map(|(name, _)| name.clone()).collect();
         complete.iter().map(|name| self.launch(name)).collect()
@@ -332,17 +334,17 @@ impl Agreement {
     /// Stops a frozen cycle, or one that is about to be frozen.
     fn give_up_cycle(&mut self) -> Vec<Order> {
         match self.phase {
-            Phase::Frozen { epoch, .. } => self.invalidate(epoch, None),
-            Phase::Freezing(_) => self.reopen(),
-            Phase::Open | Phase::Stopping { .. } => Vec::new(),
+            AgreementPhase::Frozen { epoch, .. } => self.invalidate(epoch, None),
+            AgreementPhase::Freezing(_) => self.reopen(),
+            AgreementPhase::Open | AgreementPhase::Stopping { .. } => Vec::new(),
         }
     }
 
     /// Stops the frozen cycle of `epoch`, because a rank has asked for it.
     pub fn invalidate(&mut self, epoch: u32, overdue: Option<Overdue>) -> Vec<Order> {
         match self.phase {
-            Phase::Frozen { epoch: frozen, units } if frozen == epoch => {
-                self.phase = Phase::Stopping { epoch, units, answers: vec![None; self.size], overdue };
+            AgreementPhase::Frozen { epoch: frozen, units } if frozen == epoch => {
+                self.phase = AgreementPhase::Stopping { epoch, units, answers: vec![None; self.size], overdue };
                 vec![Order::Stop(epoch)]
             }
             // Another rank has asked before.
@@ -353,7 +355,9 @@ impl Agreement {
     /// Records the number of units that a rank has begun. Orders all ranks to run to the furthest, when all
     /// have answered.
     pub fn stopped(&mut self, rank: usize, stopped: Stopped, now_s: f64) -> Result<Vec<Order>, Error> {
-        let Phase::Stopping { epoch, units, answers, overdue } = &mut self.phase else { return Ok(Vec::new()) };
+        let AgreementPhase::Stopping { epoch, units, answers, overdue } = &mut self.phase else {
+            return Ok(Vec::new());
+        };
         if stopped.epoch != *epoch {
             return Ok(Vec::new());
         }
@@ -381,7 +385,7 @@ impl Agreement {
         if overdue.is_some_and(|overdue| !overdue.has_begun) && !is_any_behind {
             self.has_stood_still = self.still_at.replace(place) == Some(place);
         }
-        self.phase = Phase::Open;
+        self.phase = AgreementPhase::Open;
         self.launched = self.launched.wrapping_add(end.until as u32);
         // A pause does not show that a cycle did not last.
         if !was_paused {
@@ -395,9 +399,9 @@ impl Agreement {
     pub fn join(&mut self, rank: usize, now_s: f64) -> Result<Vec<Order>, Error> {
         match self.phase {
             // The rank joins again when all have run to the furthest of them.
-            Phase::Frozen { epoch, .. } => return Ok(self.invalidate(epoch, None)),
-            Phase::Stopping { .. } => return Ok(Vec::new()),
-            Phase::Open | Phase::Freezing(_) => {}
+            AgreementPhase::Frozen { epoch, .. } => return Ok(self.invalidate(epoch, None)),
+            AgreementPhase::Stopping { .. } => return Ok(Vec::new()),
+            AgreementPhase::Open | AgreementPhase::Freezing(_) => {}
         }
         self.joined.insert(rank);
         self.heard_s = now_s;

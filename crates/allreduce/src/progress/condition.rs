@@ -12,7 +12,7 @@ use crate::progress::changes::Changes;
 
 /// The condition of a generation of ranks.
 #[derive(Debug, Clone)]
-enum JobState {
+enum GenerationState {
     Well,
     /// All ranks are done, or one has left and its process has ended. `MPI_Finalize` has a time limit from
     /// now on.
@@ -38,7 +38,7 @@ enum Presence {
 
 /// The condition and the presence, with the flags by which other threads notice a change.
 pub(super) struct Condition {
-    job: Mutex<JobState>,
+    job: Mutex<GenerationState>,
     presence: Mutex<Presence>,
     /// Set with the first fault; the collectives watch it.
     stop: Arc<AtomicBool>,
@@ -64,7 +64,7 @@ impl Condition {
     /// That of a new generation, which a rank may be about to leave already.
     pub(super) fn new(stop: Arc<AtomicBool>, is_leaving: bool, changes: Arc<Changes>) -> Self {
         Condition {
-            job: Mutex::new(JobState::Well),
+            job: Mutex::new(GenerationState::Well),
             presence: Mutex::new(if is_leaving { Presence::Leaving } else { Presence::Here }),
             stop,
             hook: OnceLock::new(),
@@ -86,8 +86,8 @@ impl Condition {
             return None;
         }
         match &*self.job.lock() {
-            JobState::Well | JobState::Closing => None,
-            JobState::Renewing { loss: fault, .. } | JobState::Failed(fault) => Some(fault.clone()),
+            GenerationState::Well | GenerationState::Closing => None,
+            GenerationState::Renewing { loss: fault, .. } | GenerationState::Failed(fault) => Some(fault.clone()),
         }
     }
 
@@ -96,7 +96,7 @@ impl Condition {
         if self.is_well() {
             return None;
         }
-        if let JobState::Failed(fault) = &*self.job.lock() { Some(fault.clone()) } else { None }
+        if let GenerationState::Failed(fault) = &*self.job.lock() { Some(fault.clone()) } else { None }
     }
 
     /// The loss that has ended this generation of ranks, and not the job.
@@ -104,25 +104,25 @@ impl Condition {
         if self.is_well() {
             return None;
         }
-        if let JobState::Renewing { loss, .. } = &*self.job.lock() { Some(loss.clone()) } else { None }
+        if let GenerationState::Renewing { loss, .. } = &*self.job.lock() { Some(loss.clone()) } else { None }
     }
 
     /// Returns true if a loss has ended this generation of ranks, and not the job.
     pub(super) fn is_renewing(&self) -> bool {
-        !self.is_well() && matches!(*self.job.lock(), JobState::Renewing { .. })
+        !self.is_well() && matches!(*self.job.lock(), GenerationState::Renewing { .. })
     }
 
     /// Records the first fault, after which the job may go on with a next generation. Returns false if there
     /// was one before.
     pub(super) fn fail(&self, fault: &Error, goes_on: bool) -> bool {
         let mut job = self.job.lock();
-        let is_first = matches!(*job, JobState::Well | JobState::Closing);
+        let is_first = matches!(*job, GenerationState::Well | GenerationState::Closing);
         if is_first {
-            let is_closing = matches!(*job, JobState::Closing);
+            let is_closing = matches!(*job, GenerationState::Closing);
             *job = if goes_on {
-                JobState::Renewing { loss: fault.clone(), is_closing }
+                GenerationState::Renewing { loss: fault.clone(), is_closing }
             } else {
-                JobState::Failed(fault.clone())
+                GenerationState::Failed(fault.clone())
             };
             self.stop.store(true, Ordering::Release);
             self.changes.notify();
@@ -134,11 +134,11 @@ impl Condition {
     pub(super) fn end(&self, fault: &Error) -> Before {
         let mut job = self.job.lock();
         let before = match *job {
-            JobState::Well | JobState::Closing => Before::Well,
-            JobState::Renewing { .. } => Before::Renewing,
-            JobState::Failed(_) => return Before::Failed,
+            GenerationState::Well | GenerationState::Closing => Before::Well,
+            GenerationState::Renewing { .. } => Before::Renewing,
+            GenerationState::Failed(_) => return Before::Failed,
         };
-        *job = JobState::Failed(fault.clone());
+        *job = GenerationState::Failed(fault.clone());
         self.stop.store(true, Ordering::Release);
         self.changes.notify();
         before
@@ -147,16 +147,16 @@ impl Condition {
     /// Records that all ranks are done, or one has left and its process has ended.
     pub(super) fn close(&self) {
         match &mut *self.job.lock() {
-            job @ JobState::Well => *job = JobState::Closing,
-            JobState::Renewing { is_closing, .. } => *is_closing = true,
-            JobState::Closing | JobState::Failed(_) => {}
+            job @ GenerationState::Well => *job = GenerationState::Closing,
+            GenerationState::Renewing { is_closing, .. } => *is_closing = true,
+            GenerationState::Closing | GenerationState::Failed(_) => {}
         }
         self.changes.notify();
     }
 
     /// Returns true if the end of this generation has a time limit.
     pub(super) fn is_closing(&self) -> bool {
-        matches!(*self.job.lock(), JobState::Closing | JobState::Renewing { is_closing: true, .. })
+        matches!(*self.job.lock(), GenerationState::Closing | GenerationState::Renewing { is_closing: true, .. })
     }
 
     /// Records that the program calls nothing more. Returns false if it was known.

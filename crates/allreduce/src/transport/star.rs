@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use ringpull_base::{Error, Result, Secret, notice};
-use ringpull_session::{Door, Endpoint, Target, listen};
+use ringpull_session::{DialTarget, Door, Endpoint, listen};
 
 use crate::transport::control::Control;
 use crate::transport::links::{Links, StarSink, identity, rank_of, settings};
@@ -148,7 +148,7 @@ pub fn join(
     let (sink, events, arrivals) = StarSink::new(rank);
     let (name, settings) = ("rank 0".to_owned(), settings(limits.silence));
     let target =
-        Target { to: addresses, name, identity: identity(rank), secret: Some(secret), settings, has_port: true };
+        DialTarget { to: addresses, name, identity: identity(rank), secret: Some(secret), settings, has_port: true };
     let links = Links { endpoint: Endpoint::connect(target, sink.clone())?.0, sink };
     let begun = Instant::now();
     while begun.elapsed() < limits.silence {

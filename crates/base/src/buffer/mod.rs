@@ -21,7 +21,7 @@ fn layout_of(len_bytes: usize) -> Layout {
     Layout::from_size_align(len_bytes, ALIGNMENT).expect("DType::len_bytes bounds what a shape can ask for")
 }
 
-enum Owner {
+enum BufferOwner {
     Heap(Layout),
     Shared(&'static Arena),
     Foreign(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
@@ -32,7 +32,7 @@ enum Owner {
 pub struct Buffer {
     start: NonNull<u8>,
     len_bytes: usize,
-    owner: Owner,
+    owner: BufferOwner,
 }
 
 // SAFETY: a `Buffer` is its bytes and nothing else; access follows Rust's borrow of the `Buffer`.
@@ -55,7 +55,7 @@ impl Buffer {
 
     fn zeroed_or_none(len_bytes: usize) -> Option<Self> {
         if len_bytes == 0 {
-            return Some(Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: Owner::Nobody });
+            return Some(Buffer { start: NonNull::<u64>::dangling().cast(), len_bytes, owner: BufferOwner::Nobody });
         }
         if let Some(buffer) = Self::zeroed_for_peers(len_bytes) {
             return Some(buffer);
@@ -63,7 +63,7 @@ impl Buffer {
         let layout = layout_of(len_bytes);
         // SAFETY: the layout has a size other than zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Buffer { start, len_bytes, owner: Owner::Heap(layout) })
+        Some(Buffer { start, len_bytes, owner: BufferOwner::Heap(layout) })
     }
 
     /// As [`zeroed`](Self::zeroed), in whole pages that the other ranks of this host map; `None` if there are
@@ -74,7 +74,7 @@ impl Buffer {
             // SAFETY: the range just given out.
             unsafe { room.start.write_bytes(0, len_bytes) };
         }
-        Some(Buffer { start: room.start, len_bytes, owner: Owner::Shared(arena) })
+        Some(Buffer { start: room.start, len_bytes, owner: BufferOwner::Shared(arena) })
     }
 
     /// A copy of `bytes` in memory of our own.
@@ -85,7 +85,9 @@ impl Buffer {
     /// As [`copy_of`](Self::copy_of), or an error if there is no memory for `what`.
     pub fn try_copy_of(bytes: &[u8], what: &str) -> Result<Self> {
         let mut buffer = match shared(bytes.len()) {
-            Some((arena, room)) => Buffer { start: room.start, len_bytes: bytes.len(), owner: Owner::Shared(arena) },
+            Some((arena, room)) => {
+                Buffer { start: room.start, len_bytes: bytes.len(), owner: BufferOwner::Shared(arena) }
+            }
             None => Buffer::try_zeroed(bytes.len(), what)?,
         };
         buffer.bytes_mut().copy_from_slice(bytes);
@@ -99,14 +101,14 @@ impl Buffer {
     /// elements it will be read as, and nobody else writes it while a tensor over it is locked by a reader or
     /// a writer. Tensors over memory that overlaps are locked as one, and so none of them is somebody else.
     pub unsafe fn foreign(start: NonNull<u8>, len_bytes: usize, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Buffer { start, len_bytes, owner: Owner::Foreign(owner) }
+        Buffer { start, len_bytes, owner: BufferOwner::Foreign(owner) }
     }
 
     /// Lets forked children of this process read it: they get a copy, made when they are forked. Without
     /// this, memory that ranks share has no content there that can be relied on; all other memory needs
     /// nothing.
     pub fn keep_for_children(&self) {
-        if let Owner::Shared(arena) = self.owner {
+        if let BufferOwner::Shared(arena) = self.owner {
             arena.keep_for_children(self.start, self.len_bytes);
         }
     }
@@ -114,7 +116,7 @@ impl Buffer {
     /// Returns true if the memory is somebody else's, so that sharing it with a later reader would not freeze
     /// its content.
     pub fn is_foreign(&self) -> bool {
-        matches!(self.owner, Owner::Foreign(_))
+        matches!(self.owner, BufferOwner::Foreign(_))
     }
 
     /// The bytes.
@@ -140,9 +142,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         match self.owner {
             // SAFETY: `start` came from `alloc_zeroed` with this layout, and is freed once.
-            Owner::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), layout) },
-            Owner::Shared(arena) => arena.free(self.start, self.len_bytes),
-            Owner::Foreign(_) | Owner::Nobody => {}
+            BufferOwner::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), layout) },
+            BufferOwner::Shared(arena) => arena.free(self.start, self.len_bytes),
+            BufferOwner::Foreign(_) | BufferOwner::Nobody => {}
         }
     }
 }

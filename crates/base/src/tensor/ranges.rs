@@ -84,7 +84,7 @@ pub(super) fn is_free(range: Range, is_written: bool, deadline: Instant) -> bool
 }
 
 fn wait(
-    table: &mut MutexGuard<'_, Table>,
+    table: &mut MutexGuard<'_, HeldRanges>,
     range: Range,
     is_written: bool,
     deadline: Option<Instant>,
@@ -113,7 +113,7 @@ fn wait(
     Ok(())
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table::new());
+static TABLE: Mutex<HeldRanges> = Mutex::new(HeldRanges::new());
 /// The number of ranges that are held.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static FREED: Condvar = Condvar::new();
@@ -125,7 +125,7 @@ struct Holder {
 }
 
 /// The ranges that are held.
-struct Table {
+struct HeldRanges {
     /// Ranges that are written, by where they begin. They are disjoint.
     written: BTreeMap<usize, Holder>,
     /// Ranges that are read, by the power of two that their length has reached, and where they begin. With
@@ -141,9 +141,9 @@ struct Table {
     waiting: usize,
 }
 
-impl Table {
+impl HeldRanges {
     const fn new() -> Self {
-        Table {
+        HeldRanges {
             written: BTreeMap::new(),
             read: BTreeMap::new(),
             powers: [0; usize::BITS as usize],
@@ -159,7 +159,7 @@ impl Table {
         let (process, last) = (std::process::id(), self.last);
         let is_copy = self.process != process;
         if is_copy {
-            *self = Table { last, process, ..Table::new() };
+            *self = HeldRanges { last, process, ..HeldRanges::new() };
         }
         is_copy
     }
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_range_conflicts_with_what_is_held_as_in_a_plain_list() {
-        let (mut table, mut held) = (Table::new(), Vec::<(Range, bool, u64)>::new());
+        let (mut table, mut held) = (HeldRanges::new(), Vec::<(Range, bool, u64)>::new());
         let lent = Arc::<StoreLoan>::default();
         let mut state = 1;
         for _ in 0..20_000 {
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_forked_process_does_not_wait_for_what_its_parent_held() {
-        let (mut table, lent, range) = (Table::new(), Arc::default(), Range::of(8, 8).unwrap());
+        let (mut table, lent, range) = (HeldRanges::new(), Arc::default(), Range::of(8, 8).unwrap());
         let parents = table.insert(range, true, &lent);
         assert!(!table.is_of_another_process() && table.conflict(range, false).is_some());
         table.process += 1;

@@ -27,13 +27,13 @@ struct Recorder {
     pattern: String,
     zero: Instant,
     about: Mutex<About>,
-    lanes: Mutex<Vec<Arc<Lane>>>,
+    lanes: Mutex<Vec<Arc<ThreadSpans>>>,
     writing: Mutex<()>,
 }
 
 /// One thread's spans. Only that thread adds to them, so that its lock is free except while the file is
 /// written.
-struct Lane {
+struct ThreadSpans {
     name: String,
     events: Mutex<Vec<Event>>,
     left_out: AtomicU64,
@@ -50,7 +50,7 @@ pub(super) struct Event {
 }
 
 thread_local! {
-    static LANE: OnceCell<Arc<Lane>> = const { OnceCell::new() };
+    static LANE: OnceCell<Arc<ThreadSpans>> = const { OnceCell::new() };
 }
 
 /// Switches the recorder on for the rest of the process, if there is a file to write to. Later calls change
@@ -202,10 +202,10 @@ extern "C" fn write_at_exit() {
 }
 
 impl Recorder {
-    fn new_lane(&self) -> Arc<Lane> {
+    fn new_lane(&self) -> Arc<ThreadSpans> {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("caller").to_owned();
-        let lane = Arc::new(Lane { name, events: Mutex::default(), left_out: AtomicU64::new(0) });
+        let lane = Arc::new(ThreadSpans { name, events: Mutex::default(), left_out: AtomicU64::new(0) });
         self.lanes.lock().push(Arc::clone(&lane));
         lane
     }

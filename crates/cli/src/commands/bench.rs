@@ -16,7 +16,7 @@ use super::{Format, print, replay, report, train};
 use super::{SUCCESS, Status};
 use ringpull_harness::collectives::{self, Collective, CollectiveOptions, Way};
 use ringpull_harness::cost::rows_words;
-use ringpull_harness::late::Late;
+use ringpull_harness::late::LateWorkers;
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::pushpull::StoreOptions;
 use ringpull_harness::record::Record;
@@ -33,11 +33,11 @@ use ringpull_harness::{allreduce, explain, kept, pushpull};
     ringpull launch -n 4 -s 2 --launcher local -- ringpull bench pushpull --kv-store dist_sync --sizes 25MB")]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum BenchCommand {
     /// Sum plain buffers over all ranks, without the store.
     Allreduce(AllreduceArgs),
     /// Give each rank its part of the sum, without the store.
@@ -88,7 +88,7 @@ pub(crate) struct AllreduceArgs {
     pub waiting: f64,
     /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
     #[arg(long, value_name = "RANK=SECONDS")]
-    pub late: Option<Late>,
+    pub late: Option<LateWorkers>,
     /// Do not measure, but print what the algorithm would do for each size, by the cluster's model.
     #[arg(long)]
     pub explain: bool,
@@ -161,7 +161,7 @@ pub(crate) struct PushpullArgs {
     sharded: bool,
     /// Who is late by SECONDS in every iteration. Then a sample is the time from its arrival to the end.
     #[arg(long, value_name = "RANK=SECONDS", conflicts_with = "sparse")]
-    late: Option<Late>,
+    late: Option<LateWorkers>,
     #[command(flatten)]
     sparse: SparseArgs,
     #[command(flatten)]
@@ -171,11 +171,11 @@ pub(crate) struct PushpullArgs {
 /// Measures, and prints on rank 0.
 pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
     let format = match &args.what {
-        What::Allreduce(args) => args.format,
-        What::ReduceScatter(args) | What::Allgather(args) | What::Alltoall(args) => args.format,
-        What::Pushpull(args) => args.store.format,
-        What::Train(args) => args.store.format,
-        What::Replay(args) => return replay::run(args),
+        BenchCommand::Allreduce(args) => args.format,
+        BenchCommand::ReduceScatter(args) | BenchCommand::Allgather(args) | BenchCommand::Alltoall(args) => args.format,
+        BenchCommand::Pushpull(args) => args.store.format,
+        BenchCommand::Train(args) => args.store.format,
+        BenchCommand::Replay(args) => return replay::run(args),
     };
     kept::print_by(move |records| {
         if let Err(cause) = print(format, &records, || table(records)) {
@@ -183,21 +183,21 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Status> {
         }
     });
     let measured = match &args.what {
-        What::Allreduce(args) if args.explain => return run_explain(args),
-        What::Allreduce(args) => run_allreduce(args),
-        What::ReduceScatter(args) => run_collective(Collective::ReduceScatter, args),
-        What::Allgather(args) => run_collective(Collective::Allgather, args),
-        What::Alltoall(args) => run_collective(Collective::Alltoall, args),
-        What::Pushpull(args) => run_pushpull(args),
-        What::Train(args) => train::measure(args),
-        What::Replay(args) => return replay::run(args),
+        BenchCommand::Allreduce(args) if args.explain => return run_explain(args),
+        BenchCommand::Allreduce(args) => run_allreduce(args),
+        BenchCommand::ReduceScatter(args) => run_collective(Collective::ReduceScatter, args),
+        BenchCommand::Allgather(args) => run_collective(Collective::Allgather, args),
+        BenchCommand::Alltoall(args) => run_collective(Collective::Alltoall, args),
+        BenchCommand::Pushpull(args) => run_pushpull(args),
+        BenchCommand::Train(args) => train::measure(args),
+        BenchCommand::Replay(args) => return replay::run(args),
     };
     let kept = kept::take();
     if measured.is_err() && !kept.is_empty() {
         print(format, &kept, || table(&kept))?;
     }
     if let Some(records) = measured? {
-        let is_train = matches!(args.what, What::Train(_));
+        let is_train = matches!(args.what, BenchCommand::Train(_));
         print(format, &records, || if is_train { train::words(&records) } else { table(&records) })?;
     }
     Ok(SUCCESS)
@@ -255,7 +255,7 @@ fn time(option: &str, given: f64, unit: &str, factor: f64) -> Result<Duration> {
 fn run_allreduce(args: &AllreduceArgs) -> Result<Option<Vec<Record>>> {
     let sizes = parse_sizes(&args.sizes)?;
     sizes.iter().try_for_each(|bytes| elements(*bytes, args.dtype).map(drop))?;
-    let late = args.late.map(Late::of_rank).transpose()?;
+    let late = args.late.map(LateWorkers::of_rank).transpose()?;
     // What a waiting rank computes is compared with iterations in which none waits.
     let waiting = time("--waiting", if late.is_some() { 0.0 } else { args.waiting }, "seconds", 1.0)?;
     let rest = time("--rest", args.rest, "milliseconds", 1e-3)?;
@@ -295,7 +295,7 @@ fn run_pushpull(args: &PushpullArgs) -> Result<Option<Vec<Record>>> {
             .collect::<Result<_>>()?,
     };
     let (optimizer, is_sharded) = (args.optimizer.clone(), args.sharded);
-    let late = args.late.map(Late::of_rank).transpose()?;
+    let late = args.late.map(LateWorkers::of_rank).transpose()?;
     let plan = StoreOptions { optimizer, is_sharded, late, ..args.store.plan(args.iters)? };
     let progress = progress(args.store.format);
     pushpull::run(&super::store(args.store.kv_store)?, &payloads, &plan, progress.as_ref())

@@ -19,13 +19,13 @@ use crate::launched::{Launched, Testbed};
 use ringpull_harness::compare::results::Scaled;
 use ringpull_harness::compare::rows::{measurements, rows};
 use ringpull_harness::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
-use ringpull_harness::late::Late;
+use ringpull_harness::late::LateWorkers;
 use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
-use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::mode::{Mode, ServerPlacement};
 use ringpull_harness::progress::Progress;
 use ringpull_harness::rounds::{self, Job, Measurement, TrainSetup, Work};
-use ringpull_harness::shape::{HostRate, Racks, Shape};
+use ringpull_harness::shape::{HostRate, RackShape, Shape};
 use ringpull_harness::size::{elements, format_size, parse_size};
 use ringpull_harness::text::several;
 use ringpull_harness::variant::{Peer, Variant};
@@ -111,7 +111,7 @@ pub(crate) struct CompareArgs {
     /// --train also each worker with probability P, by what a step computes; a step's time is then by the
     /// pace of all workers together.
     #[arg(long, value_name = "WORKER=SECONDS|random:P", conflicts_with = "sparse")]
-    late: Option<Late>,
+    late: Option<LateWorkers>,
     /// Modes of our store, separated by commas; `MODE+COMPRESSION` compresses gradients, as in
     /// `dist_sync_mpi+2bit:0.5` [default: allreduce, one server, and as many servers as workers on
     /// the workers' hosts].
@@ -167,7 +167,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
     let variants = Variant::list(&modes(args)?, &args.peers);
     check_variants(args, &variants)?;
     let payload = Payload::of(args)?;
-    args.late.filter(|_| !args.train).map(Late::of_rank).transpose()?;
+    args.late.filter(|_| !args.train).map(LateWorkers::of_rank).transpose()?;
     create(&args.out)?;
     let extra = variants.iter().map(|variant| variant.mode.extra_hosts()).max().unwrap_or(0);
     let racks = racks(args, extra)?;
@@ -238,7 +238,7 @@ fn emulated(args: &CompareArgs) -> Option<usize> {
 }
 
 /// The hosts of the jobs.
-fn testbed(args: &CompareArgs, racks: Option<Racks>) -> Testbed {
+fn testbed(args: &CompareArgs, racks: Option<RackShape>) -> Testbed {
     match (emulated(args), &args.hostfile) {
         (Some(hosts), _) => Testbed::Lab(Shape { hosts, rate: args.link, own: args.slow_host.clone(), racks }),
         (None, Some(file)) => Testbed::Hostfile(file.clone()),
@@ -256,7 +256,7 @@ fn modes(args: &CompareArgs) -> Result<Vec<Variant>> {
         (None, Some(file)) => HostList::of(file).read()?.len(),
         (None, None) => args.local.unwrap_or(LOCAL_WORKERS),
     };
-    let shared = |servers| Mode::Servers { sync: true, servers, placement: Placement::Shared };
+    let shared = |servers| Mode::Servers { sync: true, servers, placement: ServerPlacement::Shared };
     let all = [Mode::Allreduce, shared(1), shared(workers)];
     let count = if workers > 1 { all.len() } else { 2 };
     Ok(all[..count].iter().copied().map(Variant::ours).collect())
@@ -308,7 +308,7 @@ fn finish(results: &Comparison, args: &CompareArgs) -> Result<Status> {
 }
 
 /// The racks of the options. Dedicated servers would fill one of them, and no ratio would mean anything.
-fn racks(args: &CompareArgs, extra: usize) -> Result<Option<Racks>> {
+fn racks(args: &CompareArgs, extra: usize) -> Result<Option<RackShape>> {
     let racks = args.racks.racks();
     if racks.is_some() && emulated(args).is_none() {
         return Err(Error::argument(
@@ -494,7 +494,7 @@ mod tests {
         assert_eq!(shape(""), plain);
         let own: Vec<HostRate> = ["2=500mbit", "3=1gbit/100mbit"].map(|own| own.parse().unwrap()).to_vec();
         assert_eq!(shape("--slow-host 2=500mbit,3=1gbit/100mbit"), Shape { own, ..plain.clone() });
-        let racks = |alternate| Some(Racks { uplink: "250mbit".parse().unwrap(), alternate });
+        let racks = |alternate| Some(RackShape { uplink: "250mbit".parse().unwrap(), alternate });
         assert_eq!(shape("--uplink 250mbit"), Shape { racks: racks(false), ..plain.clone() });
         assert_eq!(shape("--uplink 250mbit --alternate"), Shape { racks: racks(true), ..plain });
         let error = super::racks(&given("--hosts 4 --link 1gbit --uplink 250mbit"), 2).unwrap_err().to_string();

@@ -9,7 +9,7 @@ use ringpull_base::{Error, Result, config};
 
 use super::{FAILURE, SUCCESS, Status};
 use super::{Format, print, to_json, to_json_line, write};
-use crate::doctor::{Finding, Verdict, gather, hosts, judge, probe};
+use crate::doctor::{HostFinding, HostVerdict, gather, hosts, judge, probe};
 use crate::gpu_check;
 use crate::launch::SshHost;
 use crate::launch::hostfile::HostList;
@@ -79,14 +79,14 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     }
     let progress = config::is_first_rank().then(|| Progress::start("looking at this host"));
     let hosts = args.hostfile.as_deref().map(|option| HostList::of(option).read()).transpose()?;
-    let findings: Vec<Finding> = match hosts.filter(|hosts| !hosts.iter().all(SshHost::is_here)) {
+    let findings: Vec<HostFinding> = match hosts.filter(|hosts| !hosts.iter().all(SshHost::is_here)) {
         Some(hosts) => {
             if let Some(progress) = &progress {
                 progress.at(format!("waiting for the facts of {}", several(hosts.len(), "host")));
             }
             let (facts, silent) = hosts::ask(&hosts)?;
-            let silent = silent.into_iter().map(|(host, cause)| Finding::silent(&host, &cause));
-            silent.chain([Finding::environment()]).chain(judge(&facts)).collect()
+            let silent = silent.into_iter().map(|(host, cause)| HostFinding::silent(&host, &cause));
+            silent.chain([HostFinding::environment()]).chain(judge(&facts)).collect()
         }
         None if in_job => {
             let facts = hosts::of_ranks()?;
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Status> {
     };
     drop(progress);
     print(args.format, &findings, || table(&findings))?;
-    let fails = findings.iter().any(|finding| finding.verdict == Verdict::Failure);
+    let fails = findings.iter().any(|finding| finding.verdict == HostVerdict::Failure);
     Ok(if fails { FAILURE } else { SUCCESS })
 }
 
@@ -116,7 +116,7 @@ fn check_gpus(devices: &str, args: &DoctorArgs) -> Result<Status> {
         let what = format!("invalid --bytes {}: expected a multiple of {} bytes", args.bytes, gpu_check::UNIT);
         return Err(Error::argument(what, "give 256MiB, as by default, or 64KiB where speed does not matter"));
     }
-    let found = gpu_check::Findings::gather(devices, bytes)?;
+    let found = gpu_check::GpuFindings::gather(devices, bytes)?;
     if let Some(out) = &args.out {
         std::fs::create_dir_all(out).map_err(|cause| Error::io("create", out.display(), &cause))?;
         write(&out.join("gpu-check.json"), &to_json(&found)?)?;
@@ -126,19 +126,19 @@ fn check_gpus(devices: &str, args: &DoctorArgs) -> Result<Status> {
     Ok(if found.passed() { SUCCESS } else { FAILURE })
 }
 
-fn table(findings: &[Finding]) -> String {
-    let rows = findings.iter().map(|Finding { verdict, check, host, what, fix }| {
+fn table(findings: &[HostFinding]) -> String {
+    let rows = findings.iter().map(|HostFinding { verdict, check, host, what, fix }| {
         let verdict = match verdict {
-            Verdict::Good => "ok",
-            Verdict::Warning => "warning",
-            Verdict::Failure => "FAILS",
+            HostVerdict::Good => "ok",
+            HostVerdict::Warning => "warning",
+            HostVerdict::Failure => "FAILS",
         };
         let fix = fix.as_ref().map_or(String::new(), |fix| format!("\nfix: {fix}"));
         [verdict, host, check, &format!("{what}{fix}")].map(str::to_owned).to_vec()
     });
     let table = grid(["verdict", "host", "check", "finding"], rows.collect(), 4);
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
-    let (warnings, failures) = (count(Verdict::Warning), count(Verdict::Failure));
+    let (warnings, failures) = (count(HostVerdict::Warning), count(HostVerdict::Failure));
     let counts = [(findings.len(), "check"), (warnings, "warning"), (failures, "failure")];
     format!("{table}\n{}\n", counts.map(|(count, what)| several(count, what)).join(", "))
 }

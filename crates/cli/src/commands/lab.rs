@@ -10,7 +10,7 @@ use ringpull_base::{Error, Result};
 
 use super::{SUCCESS, Status};
 use ringpull_harness::link::LinkRate;
-use ringpull_harness::shape::{HostRate, Racks, Shape, own_words};
+use ringpull_harness::shape::{HostRate, RackShape, Shape, own_words};
 use ringpull_lab::hosts::{self as lab, Lab};
 
 #[derive(Debug, Args)]
@@ -26,11 +26,11 @@ The hosts are network namespaces h1..hN on one bridge, with the addresses 10.55.
 Every link is limited to RATE in both directions, except those of --rate. Needs Linux and root.")]
 pub(crate) struct LabArgs {
     #[command(subcommand)]
-    action: Action,
+    action: LabAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum LabAction {
     /// Create the hosts; replace a lab that is different.
     ///
     /// While they are up, `kernel.sched_autogroup_enabled` is off, so that ranks and not sessions share this
@@ -89,15 +89,15 @@ pub(crate) struct RackArgs {
 
 impl RackArgs {
     /// The racks, if any.
-    pub(crate) fn racks(&self) -> Option<Racks> {
-        self.uplink.map(|uplink| Racks { uplink, alternate: self.alternate })
+    pub(crate) fn racks(&self) -> Option<RackShape> {
+        self.uplink.map(|uplink| RackShape { uplink, alternate: self.alternate })
     }
 }
 
 /// Creates, removes or enters emulated hosts.
 pub(crate) fn run(args: LabArgs) -> Result<Status> {
     match args.action {
-        Action::Up { hosts, rate, own, racks } => {
+        LabAction::Up { hosts, rate, own, racks } => {
             let (racks, own_words) = (racks.racks(), own_words(&own));
             Lab::up(Shape { hosts, rate, own, racks })?.leave_up();
             let racks = racks.map_or(String::new(), |racks| format!(" {racks}"));
@@ -105,9 +105,9 @@ pub(crate) fn run(args: LabArgs) -> Result<Status> {
                 "h1 to h{hosts} are up with links of {rate}{own_words}{racks}; remove them with `ringpull lab down`"
             );
         }
-        Action::Rate { own } => lab::change_rates(&own)?,
-        Action::Down => Lab::remove()?,
-        Action::Exec { host, command } => {
+        LabAction::Rate { own } => lab::change_rates(&own)?,
+        LabAction::Down => Lab::remove()?,
+        LabAction::Exec { host, command } => {
             let words = lab::entry(lab::find_host(&host)?);
             let cause = Command::new(&words[0]).args(&words[1..]).args(&command).exec();
             return Err(Error::io("run", &words[0], &cause));
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_lab_has_the_hosts_links_and_racks_of_its_options() {
         let line = "ringpull lab up 8 1gbit --rate h3=500mbit,h4=1gbit/100mbit --uplink 250mbit --alternate";
-        let Command::Lab(LabArgs { action: Action::Up { hosts, rate, own, racks } }) =
+        let Command::Lab(LabArgs { action: LabAction::Up { hosts, rate, own, racks } }) =
             Cli::try_parse_from(line.split(' ')).unwrap().command
         else {
             panic!("{line}")

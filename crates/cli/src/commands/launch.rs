@@ -12,7 +12,7 @@ use ringpull_base::{Error, Kind, Result};
 
 use super::{FAILURE, Status};
 use crate::lab;
-use crate::launch::batch::{Batch, BatchJob};
+use crate::launch::batch::{BatchJob, BatchSystem};
 use crate::launch::elastic::discovery::{Discovery, Source};
 use crate::launch::elastic::{Cooldown, Elastic};
 use crate::launch::host::placed;
@@ -215,8 +215,8 @@ pub(crate) fn run(mut args: LaunchArgs) -> Result<Status> {
     let sink = if args.no_tag { Sink::Plain } else { Sink::Tagged };
     let code = if matches!(launcher, Launcher::Slurm | Launcher::Sge) {
         let batch = match (launcher, &args.sge_pe) {
-            (Launcher::Slurm, _) => Batch::Slurm,
-            (_, Some(environment)) => Batch::Sge { environment: environment.clone() },
+            (Launcher::Slurm, _) => BatchSystem::Slurm,
+            (_, Some(environment)) => BatchSystem::Sge { environment: environment.clone() },
             (_, None) => {
                 return Err(Error::argument(
                     "--launcher sge needs a parallel environment",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use ringpull_base::{Error, Result};
 use ringpull_kube::convert::{self, Target};
 use ringpull_kube::lint::rules::{RULES, rule_of};
-use ringpull_kube::lint::{self, Finding, KINDS, Level};
+use ringpull_kube::lint::{self, Finding, KINDS, LintLevel};
 use ringpull_kube::options::{Asked, JobKind, PodSecurity, Request};
 use ringpull_kube::{documents, specification, to_yaml};
 
@@ -72,7 +72,7 @@ struct LintArgs {
     format: LintFormat,
     /// What is reported: errors, warnings too, or also notes, which depend on the image or the cluster.
     #[arg(long, value_enum, default_value = "warning")]
-    level: Level,
+    level: LintLevel,
     /// Leave out the findings of a rule.
     #[arg(long, value_name = "RULE", value_parser = rule)]
     ignore: Vec<String>,
@@ -182,22 +182,23 @@ fn run_lint(args: &LintArgs) -> Result<Status> {
                 let Finding { level, rule, at, line, what, fix } = finding;
                 put(&format!("{file}:{line}: {at}\n  {}: {what} [{rule}]\n  fix: {fix}\n", level_name(*level)));
             }
-            let (errors, warnings, notes) = (count(Level::Error), count(Level::Warning), count(Level::Note));
-            let notes = if args.level == Level::Note { format!(", {notes} note(s)") } else { String::new() };
+            let (errors, warnings, notes) =
+                (count(LintLevel::Error), count(LintLevel::Warning), count(LintLevel::Note));
+            let notes = if args.level == LintLevel::Note { format!(", {notes} note(s)") } else { String::new() };
             put(&format!("{jobs} job(s): {errors} error(s), {warnings} warning(s){notes}\n"));
         }
     }
     for file in &empty {
         eprintln!("error: {file} holds no job, so nothing was checked\n  hint: lint checks only {}", KINDS.join(", "));
     }
-    Ok(if count(Level::Error) > 0 || !empty.is_empty() { FAILURE } else { SUCCESS })
+    Ok(if count(LintLevel::Error) > 0 || !empty.is_empty() { FAILURE } else { SUCCESS })
 }
 
-fn level_name(level: Level) -> &'static str {
+fn level_name(level: LintLevel) -> &'static str {
     match level {
-        Level::Error => "error",
-        Level::Warning => "warning",
-        Level::Note => "note",
+        LintLevel::Error => "error",
+        LintLevel::Warning => "warning",
+        LintLevel::Note => "note",
     }
 }
 

@@ -9,7 +9,7 @@ use super::{SUCCESS, Status, put, to_json_line, write};
 use crate::launched::{Launched, Testbed};
 use ringpull_harness::compare::Environment;
 use ringpull_harness::progress::Progress;
-use ringpull_harness::rounds::Runner as _;
+use ringpull_harness::rounds::JobRunner as _;
 use ringpull_harness::size::{elements, parse_sizes};
 use ringpull_harness::sweep::{self, Sweep, SweepPlan, page};
 use ringpull_harness::variant::{Peer, Variant};

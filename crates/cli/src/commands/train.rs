@@ -5,7 +5,7 @@ use clap::Args;
 use ringpull_base::Result;
 
 use super::measured::{StoreArgs, progress};
-use ringpull_harness::late::Late;
+use ringpull_harness::late::LateWorkers;
 use ringpull_harness::record::Record;
 use ringpull_harness::size::format_size;
 use ringpull_harness::statistics::{self, Summary};
@@ -38,7 +38,7 @@ pub(crate) struct TrainArgs {
     /// --compute. Then a step's time is the harmonic mean over the ranks: those that do not wait make more
     /// steps.
     #[arg(long, value_name = "RANK=SECONDS|random:P")]
-    late: Option<Late>,
+    late: Option<LateWorkers>,
     /// Measured steps.
     #[arg(long, default_value_t = 5)]
     iters: usize,

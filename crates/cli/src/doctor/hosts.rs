@@ -11,7 +11,7 @@ use ringpull_base::{Error, Result};
 use super::facts::Facts;
 use super::gather::{gather, since_1970_s};
 use crate::launch::host::{placed, quote, ssh, with_environment};
-use crate::launch::remote::{Answer, ask_all};
+use crate::launch::remote::{TimedAnswer, ask_all};
 use crate::launch::{Host, SshHost, own_address};
 use ringpull_harness::ranks;
 
@@ -56,7 +56,7 @@ pub(crate) fn ask(hosts: &[SshHost]) -> Result<Asked> {
     Ok((facts, silent))
 }
 
-fn read(answer: &Answer) -> Result<Facts, String> {
+fn read(answer: &TimedAnswer) -> Result<Facts, String> {
     let text = String::from_utf8_lossy(&answer.output.stdout);
     let Some(line) = text.lines().find(|line| line.starts_with('{')) else {
         let words = String::from_utf8_lossy(&answer.output.stderr);

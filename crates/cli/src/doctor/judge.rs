@@ -1,7 +1,7 @@
 //! The meaning of the facts of one host for a job.
 
 use super::facts::Facts;
-use super::{Finding, Verdict};
+use super::{HostFinding, HostVerdict};
 use ringpull_harness::text::several;
 
 /// The size of /dev/shm that Docker and Kubernetes give a container by default.
@@ -10,11 +10,11 @@ const SMALL_SHM: u64 = 64 << 20;
 const NEEDED_SHM: u64 = 16 << 20;
 
 /// The finding of a check, and the fix unless it is good.
-type Found = (Verdict, String, Option<String>);
+type Found = (HostVerdict, String, Option<String>);
 type NamedCheck = (&'static str, fn(&Facts) -> Vec<Found>);
 
 /// The findings of every check on a single host.
-pub(super) fn host(facts: &Facts) -> Vec<Finding> {
+pub(super) fn host(facts: &Facts) -> Vec<HostFinding> {
     let checks: [NamedCheck; 14] = [
         ("mpi", mpi),
         ("threads", threads),
@@ -32,19 +32,19 @@ pub(super) fn host(facts: &Facts) -> Vec<Finding> {
         ("clock", clock),
     ];
     let found = checks.iter().flat_map(|(check, run)| run(facts).into_iter().map(move |found| (*check, found)));
-    found.map(|(check, (verdict, what, fix))| Finding::new(verdict, check, &facts.called, what, fix)).collect()
+    found.map(|(check, (verdict, what, fix))| HostFinding::new(verdict, check, &facts.called, what, fix)).collect()
 }
 
 fn good(what: impl Into<String>) -> Vec<Found> {
-    vec![(Verdict::Good, what.into(), None)]
+    vec![(HostVerdict::Good, what.into(), None)]
 }
 
 fn warning(what: impl Into<String>, fix: impl Into<String>) -> Vec<Found> {
-    vec![(Verdict::Warning, what.into(), Some(fix.into()))]
+    vec![(HostVerdict::Warning, what.into(), Some(fix.into()))]
 }
 
 fn failure(what: impl Into<String>, fix: impl Into<String>) -> Vec<Found> {
-    vec![(Verdict::Failure, what.into(), Some(fix.into()))]
+    vec![(HostVerdict::Failure, what.into(), Some(fix.into()))]
 }
 
 fn mpi(facts: &Facts) -> Vec<Found> {

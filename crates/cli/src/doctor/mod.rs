@@ -26,7 +26,7 @@ use ringpull_harness::text::several;
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
+pub(crate) enum HostVerdict {
     /// A job would fail.
     Failure,
     /// A job would run, but more slowly, or only with some launchers.
@@ -36,8 +36,8 @@ pub(crate) enum Verdict {
 
 /// The result of a check on a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Finding {
-    pub verdict: Verdict,
+pub(crate) struct HostFinding {
+    pub verdict: HostVerdict,
     pub check: &'static str,
     pub host: String,
     pub what: String,
@@ -45,39 +45,45 @@ pub(crate) struct Finding {
     pub fix: Option<String>,
 }
 
-impl Finding {
-    fn new(verdict: Verdict, check: &'static str, host: &str, what: impl Into<String>, fix: Option<String>) -> Self {
-        Finding { verdict, check, host: host.to_owned(), what: what.into(), fix }
+impl HostFinding {
+    fn new(
+        verdict: HostVerdict,
+        check: &'static str,
+        host: &str,
+        what: impl Into<String>,
+        fix: Option<String>,
+    ) -> Self {
+        HostFinding { verdict, check, host: host.to_owned(), what: what.into(), fix }
     }
 
     /// A host that did not send its facts.
     pub(crate) fn silent(host: &str, cause: &str) -> Self {
         let fix = format!("`ssh {host} ringpull info` must work without a password: the same program at the same path");
-        Finding::failure("ssh", host, format!("it did not send its facts: {cause}"), fix)
+        HostFinding::failure("ssh", host, format!("it did not send its facts: {cause}"), fix)
     }
 
     /// The part of the user's environment that stays on this host. It is no fault.
     pub(crate) fn environment() -> Self {
         let (passed, kept) = (environment::passed_on().len(), environment::kept_here());
         let what = format!("{} are passed on to other hosts; not {}", several(passed, "variable"), kept.join(", "));
-        Finding::good("environment", &host_name(), what)
+        HostFinding::good("environment", &host_name(), what)
     }
 
     fn good(check: &'static str, host: &str, what: impl Into<String>) -> Self {
-        Finding::new(Verdict::Good, check, host, what, None)
+        HostFinding::new(HostVerdict::Good, check, host, what, None)
     }
 
     fn warning(check: &'static str, host: &str, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Finding::new(Verdict::Warning, check, host, what, Some(fix.into()))
+        HostFinding::new(HostVerdict::Warning, check, host, what, Some(fix.into()))
     }
 
     fn failure(check: &'static str, host: &str, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Finding::new(Verdict::Failure, check, host, what, Some(fix.into()))
+        HostFinding::new(HostVerdict::Failure, check, host, what, Some(fix.into()))
     }
 }
 
 /// The meaning of the facts of these hosts: each host alone, then all together.
-pub(crate) fn judge(all: &[Facts]) -> Vec<Finding> {
+pub(crate) fn judge(all: &[Facts]) -> Vec<HostFinding> {
     let alone = all.iter().flat_map(judge::host);
     alone.chain(together::hosts(all)).collect()
 }

@@ -3,7 +3,7 @@
 use super::facts::{Facts, PeerHost, ProbedRank, SshFile};
 use ringpull_device::{Library, Survey};
 
-use super::{Verdict, judge};
+use super::{HostVerdict, judge};
 use crate::machine::{Hardware, Machine};
 
 fn healthy(name: &str, peer: &str) -> Facts {
@@ -65,14 +65,14 @@ fn interfaces_are_matched_as_nccl_does() {
         on_gpus(&mut hosts[1]);
         on_gpus(&mut hosts[0]);
         hosts[1].nccl.insert("NCCL_SOCKET_IFNAME".to_owned(), wanted.to_owned());
-        let bad = judge(&hosts).into_iter().filter(|finding| finding.verdict != Verdict::Good).count();
+        let bad = judge(&hosts).into_iter().filter(|finding| finding.verdict != HostVerdict::Good).count();
         assert_eq!(bad, usize::from(!matches), "{wanted}");
     }
 }
 
 #[test]
 fn healthy_hosts_have_no_finding() {
-    let bad: Vec<_> = judge(&pair()).into_iter().filter(|finding| finding.verdict != Verdict::Good).collect();
+    let bad: Vec<_> = judge(&pair()).into_iter().filter(|finding| finding.verdict != HostVerdict::Good).collect();
     assert_eq!(bad, []);
 }
 
@@ -127,12 +127,12 @@ fn each_fault_is_found_by_its_check_and_by_no_other() {
         }),
         ("name", |f| f.own_address = None),
     ];
-    let failures = failures.map(|(check, plant)| (check, plant, Verdict::Failure));
-    let warnings = warnings.map(|(check, plant)| (check, plant, Verdict::Warning));
+    let failures = failures.map(|(check, plant)| (check, plant, HostVerdict::Failure));
+    let warnings = warnings.map(|(check, plant)| (check, plant, HostVerdict::Warning));
     for (number, (check, plant, verdict)) in failures.into_iter().chain(warnings).enumerate() {
         let mut hosts = pair();
         plant(&mut hosts[1]);
-        let bad: Vec<_> = judge(&hosts).into_iter().filter(|finding| finding.verdict != Verdict::Good).collect();
+        let bad: Vec<_> = judge(&hosts).into_iter().filter(|finding| finding.verdict != HostVerdict::Good).collect();
         assert_eq!(bad.len(), 1, "{number}: {bad:?}");
         let found = (bad[0].check, bad[0].host.as_str(), bad[0].verdict);
         assert_eq!(found, (check, "b", verdict), "{number}: {bad:?}");
@@ -145,7 +145,7 @@ fn a_route_that_works_in_one_direction_is_reported() {
     let mut hosts = pair();
     hosts[1].peers[0].failure = Some("timed out".to_owned());
     let found = judge(&hosts);
-    let way = found.iter().find(|finding| finding.verdict == Verdict::Failure).unwrap();
+    let way = found.iter().find(|finding| finding.verdict == HostVerdict::Failure).unwrap();
     assert!(way.what.contains("the other direction works"), "{}", way.what);
 }
 

@@ -16,7 +16,7 @@ use ringpull_device::Survey;
 
 /// A check and its result.
 #[derive(Debug, Serialize)]
-pub(crate) struct Check {
+pub(crate) struct GpuCheck {
     pub name: String,
     pub found: String,
     /// `None` if it could not be checked here.
@@ -37,12 +37,12 @@ pub(crate) struct Speed {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Findings {
+pub(crate) struct GpuFindings {
     pub devices: Vec<String>,
     pub survey: Survey,
     /// True if an MPI library that accepts device memory is installed.
     pub cuda_aware_mpi: String,
-    pub checks: Vec<Check>,
+    pub checks: Vec<GpuCheck>,
     /// The measurements; empty over simulated devices.
     pub speeds: Vec<Speed>,
 }
@@ -56,17 +56,17 @@ fn cuda_aware_mpi() -> String {
     }
 }
 
-impl Findings {
+impl GpuFindings {
     /// Checks the devices of this name, and measures them with buffers of `bytes` bytes.
     pub(crate) fn gather(name: &str, bytes: usize) -> Result<Self> {
         let devices = ringpull_device::open(name)?;
         let operations = ringpull_device::check_operations(&devices, bytes).into_iter();
-        let mut checks: Vec<Check> = operations
+        let mut checks: Vec<GpuCheck> = operations
             .map(|(name, outcome)| check(name, outcome.map(|()| "the reference's bits".to_owned())))
             .collect();
         checks.extend(stores::checks(name, &devices));
         let speeds = if name.starts_with("sim") { Vec::new() } else { speed::measure(name, &devices, bytes)? };
-        Ok(Findings {
+        Ok(GpuFindings {
             devices: (0..devices.count()).map(|device| devices.platform().describe(device)).collect(),
             survey: ringpull_device::survey(),
             cuda_aware_mpi: cuda_aware_mpi(),
@@ -86,7 +86,7 @@ impl Findings {
         lines.push(format!("NCCL            {}", self.survey.nccl));
         lines.push(format!("NVRTC           {}", self.survey.nvrtc));
         lines.push(format!("CUDA-aware MPI  {}", self.cuda_aware_mpi));
-        lines.extend(self.checks.iter().map(|Check { name, found, passed }| {
+        lines.extend(self.checks.iter().map(|GpuCheck { name, found, passed }| {
             let word = match passed {
                 Some(true) => "ok",
                 Some(false) => "FAILED",
@@ -101,10 +101,10 @@ impl Findings {
     }
 }
 
-fn check(name: impl Into<String>, outcome: Result<String>) -> Check {
+fn check(name: impl Into<String>, outcome: Result<String>) -> GpuCheck {
     match outcome {
-        Ok(found) => Check { name: name.into(), found, passed: Some(true) },
-        Err(cause) => Check { name: name.into(), found: cause.to_string(), passed: Some(false) },
+        Ok(found) => GpuCheck { name: name.into(), found, passed: Some(true) },
+        Err(cause) => GpuCheck { name: name.into(), found: cause.to_string(), passed: Some(false) },
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn everything_holds_on_simulated_devices() {
-        let findings = Findings::gather("sim:2", UNIT).unwrap();
+        let findings = GpuFindings::gather("sim:2", UNIT).unwrap();
         assert!(findings.passed(), "{}", findings.table());
         assert!(findings.checks.len() > 20 && findings.speeds.is_empty());
     }

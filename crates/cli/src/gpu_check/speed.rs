@@ -88,7 +88,7 @@ fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed>
     let lost = || Err(Error::argument("a rank panicked", "see its message above"));
     let ends = running.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect::<Result<Vec<_>>>()?;
     let slowest =
-        |times: &dyn Fn(&Times) -> &Vec<f64>, run: usize| ends.iter().map(|end| times(end)[run]).fold(0.0, f64::max);
+        |times: &dyn Fn(&RunTimes) -> &Vec<f64>, run: usize| ends.iter().map(|end| times(end)[run]).fold(0.0, f64::max);
     let seconds: Vec<f64> = (1..RUNS).map(|run| slowest(&|end| &end.staged, run)).collect();
     let in_host: Vec<f64> = (1..RUNS).map(|run| slowest(&|end| &end.in_host, run)).collect();
     let least = (len_bytes as f64 / link_bytes_per_s).max(median(&in_host));
@@ -103,21 +103,21 @@ fn staging(name: &str, len_bytes: usize, link_bytes_per_s: f64) -> Result<Speed>
 }
 
 /// Seconds of a rank's runs.
-struct Times {
+struct RunTimes {
     /// From a device to a device.
     staged: Vec<f64>,
     /// In host memory alone.
     in_host: Vec<f64>,
 }
 
-fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usize) -> Result<Times> {
+fn one_of_two(name: &str, config: &Config, engine: &Arc<Engine>, len_bytes: usize) -> Result<RunTimes> {
     let devices = ringpull_device::open(name)?;
     let backend = OnDevices::over_ranks(Arc::clone(&devices), Arc::clone(engine), LIMIT);
     let store = store_over(Kind::DistSyncMpi, Box::new(backend), config);
     let tensor = devices.zeros(FIRST, DType::F32, &[len_bytes / DType::F32.size_bytes()])?;
     store.init("w", &Tensor::zeros(DType::F32, tensor.shape()))?;
     let memory = Tensor::zeros(DType::F32, tensor.shape());
-    let mut times = Times { staged: Vec::new(), in_host: Vec::new() };
+    let mut times = RunTimes { staged: Vec::new(), in_host: Vec::new() };
     for _ in 0..RUNS {
         store.barrier()?;
         let start = Instant::now();

@@ -11,17 +11,17 @@ use ringpull_base::config::Config;
 use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result, Tensor};
 use ringpull_device::{Collective, CollectiveKind, Devices, Slice, array_of};
 
-use super::{Check, LIMIT, check};
+use super::{GpuCheck, LIMIT, check};
 
 /// Several segments of staging, and no multiple of anything.
 const LEN: usize = (2 << 20) / 4 + 3;
 
-pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<Check> {
+pub(super) fn checks(name: &str, devices: &Arc<Devices>) -> Vec<GpuCheck> {
     vec![collectives(devices), joined(name, devices.count())]
 }
 
 /// Two ranks with one GPU each, joined by NCCL, which cannot join a GPU with itself.
-fn joined(name: &str, count: usize) -> Check {
+fn joined(name: &str, count: usize) -> GpuCheck {
     let title = "dist_sync_mpi: 2 ranks whose devices sum by themselves (nccl)".to_owned();
     let config = Config { timeout: LIMIT, algorithm: AlgorithmChoice::Nccl, ..Config::default() };
     if name.starts_with("sim") {
@@ -33,16 +33,16 @@ fn joined(name: &str, count: usize) -> Check {
     };
     let (first, second) = (of(0), of(1));
     if count < 2 || first == second {
-        return Check { name: title, found: "takes two GPUs".to_owned(), passed: None };
+        return GpuCheck { name: title, found: "takes two GPUs".to_owned(), passed: None };
     }
     check(title, share(&[&first, &second], &config))
 }
 
 /// Each collective over all devices; one device is enough.
-fn collectives(devices: &Arc<Devices>) -> Check {
+fn collectives(devices: &Arc<Devices>) -> GpuCheck {
     let name = format!("collectives over {} device(s)", devices.count());
     if !devices.platform().has_collectives() {
-        return Check { name, found: "NCCL is not here, or a GPU was named twice".to_owned(), passed: None };
+        return GpuCheck { name, found: "NCCL is not here, or a GPU was named twice".to_owned(), passed: None };
     }
     let count = devices.count();
     let run = || -> Result<String> {

@@ -18,7 +18,7 @@ use ringpull_base::{Error, Result};
 use rustix::process::Pid;
 use tempfile::NamedTempFile;
 
-use super::control::{Control, Ending, RankHosts};
+use super::control::{Ending, RankControl, RankHosts};
 use super::host::{quote, working_folder};
 use super::{Sink, Spec, Variables, wrapper};
 use crate::child;
@@ -29,7 +29,7 @@ use ringpull_lab::ends::{MpirunEnd, code_of, of_mpirun};
 
 /// The batch system.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Batch {
+pub(crate) enum BatchSystem {
     Slurm,
     /// Grid Engine, with the name of the parallel environment for the job's slots.
     Sge {
@@ -39,7 +39,7 @@ pub(crate) enum Batch {
 
 #[derive(Debug, Clone)]
 pub(crate) struct BatchJob {
-    pub batch: Batch,
+    pub batch: BatchSystem,
     /// Without servers it starts MPI ranks.
     pub spec: Spec,
     /// Whether each line of output begins with the task or the process that wrote it.
@@ -95,12 +95,12 @@ impl BatchJob {
             if self.spec.servers == 0 { None } else { Some(put(secret.reveal(), ".ringpull-secret-", &folder)?) };
         let job = file.as_ref().map_or_else(|| self.clone(), |file| self.with_secret_in(file.path()));
         let script = match self.batch {
-            Batch::Slurm => None,
-            Batch::Sge { .. } => Some(put(&job.sge_script(meet), ".ringpull-job-", &folder)?),
+            BatchSystem::Slurm => None,
+            BatchSystem::Sge { .. } => Some(put(&job.sge_script(meet), ".ringpull-job-", &folder)?),
         };
-        if self.batch == Batch::Slurm {
+        if self.batch == BatchSystem::Slurm {
             let sink = if self.is_tagged { Sink::Tagged } else { Sink::Plain };
-            let control = Control::listen(RankHosts::Anywhere, secret, sink, Box::new(|_| ()))?;
+            let control = RankControl::listen(RankHosts::Anywhere, secret, sink, Box::new(|_| ()))?;
             let wrapper = control.words_before(&job.name())?;
             let words = job.words(meet, (process_manager(), &wrapper), None);
             let end = job.run_srun(&words, &control, &interrupt);
@@ -124,7 +124,7 @@ impl BatchJob {
 
     /// Runs `srun` to its end; the exit code. After a process has failed the others may report whom they
     /// lost.
-    fn run_srun(&self, words: &[OsString], control: &Control, interrupt: &Interrupt) -> Result<i32> {
+    fn run_srun(&self, words: &[OsString], control: &RankControl, interrupt: &Interrupt) -> Result<i32> {
         let mut command = Command::new(&words[0]);
         let names = [vec![config::SECRET], self.by_name()].concat();
         command.env(config::SECRET, control.secret.reveal());
@@ -192,7 +192,7 @@ impl BatchJob {
     fn words(&self, meet: &Path, (manager, wrapper): (&str, &[OsString]), script: Option<&Path>) -> Vec<OsString> {
         let tasks = self.tasks();
         match &self.batch {
-            Batch::Slurm => {
+            BatchSystem::Slurm => {
                 let manager = if self.spec.servers == 0 { manager } else { "none" };
                 // MPI's ranks wait for a lost one for ever. Servers and workers do not.
                 let ends = format!("--kill-on-bad-exit={}", u8::from(self.spec.servers == 0));
@@ -209,7 +209,7 @@ impl BatchJob {
                 }
                 words
             }
-            Batch::Sge { environment } => {
+            BatchSystem::Sge { environment } => {
                 let words = [
                     "qsub", "-sync", "y", "-N", "ringpull", "-cwd", "-V", "-j", "y", "-S", "/bin/sh", "-b", "y",
                     "-shell", "n", "-pe",
@@ -337,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    fn job(batch: Batch, servers: usize) -> BatchJob {
+    fn job(batch: BatchSystem, servers: usize) -> BatchJob {
         let command = ["echo", "it's $DMLC_ROLE"].map(OsString::from).into();
         let variables = Variables {
             env: vec![("A".to_owned(), "1 2".to_owned())],
@@ -356,17 +356,17 @@ mod tests {
 
     #[test]
     fn slurm_starts_ranks_as_its_tasks() {
-        let mut ranks = job(Batch::Slurm, 0);
+        let mut ranks = job(BatchSystem::Slurm, 0);
         ranks.is_tagged = false;
         let expected = "srun --kill-on-bad-exit=1 --mpi=pmix -n 2 WRAPPER env A=1 2 B=3 echo it's $DMLC_ROLE";
         assert_eq!(words(&ranks, "/m").join(" "), expected);
-        let roles = words(&job(Batch::Slurm, 1), "/m");
+        let roles = words(&job(BatchSystem::Slurm, 1), "/m");
         assert_eq!(roles[1..6], ["--kill-on-bad-exit=0", "--mpi=none", "-n", "4", "WRAPPER"]);
     }
 
     #[test]
     fn grid_engine_runs_mpirun_in_its_slots() {
-        let sge = Batch::Sge { environment: "orte".to_owned() };
+        let sge = BatchSystem::Sge { environment: "orte".to_owned() };
         let mut job = job(sge, 0);
         let tagged = words(&job, "/m");
         let expected = "qsub -sync y -N ringpull -cwd -V -j y -S /bin/sh -b y -shell n -pe orte 2 /bin/sh /job";
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn grid_engine_tags_each_line_with_its_process() {
         let folder = tempfile::tempdir().unwrap();
-        let mut job = job(Batch::Sge { environment: "orte".to_owned() }, 1);
+        let mut job = job(BatchSystem::Sge { environment: "orte".to_owned() }, 1);
         let program = "echo one; echo two >&2; [ \"$DMLC_WORKER_ID\" != 1 ] || exit 3";
         job.spec.command = ["sh", "-c", program].map(OsString::from).into();
         let file = |name: &str, text: &str| {
@@ -412,8 +412,8 @@ mod tests {
     #[test]
     fn values_from_the_environment_are_not_in_command_lines() {
         let path = config::text("PATH").unwrap();
-        let sge = Batch::Sge { environment: "orte".to_owned() };
-        for (batch, servers) in [(Batch::Slurm, 0), (Batch::Slurm, 1), (sge.clone(), 0), (sge, 1)] {
+        let sge = BatchSystem::Sge { environment: "orte".to_owned() };
+        for (batch, servers) in [(BatchSystem::Slurm, 0), (BatchSystem::Slurm, 1), (sge.clone(), 0), (sge, 1)] {
             let mut job = job(batch, servers);
             job.spec.variables.env.push(("PATH".to_owned(), path.clone()));
             let words = words(&job, "/m").join(" ") + &job.sge_script(Path::new("/m"));
@@ -435,7 +435,7 @@ mod tests {
         let file = put(secret.reveal(), ".ringpull-secret-", folder.path()).unwrap();
         assert_eq!(std::fs::read_to_string(file.path()).unwrap(), secret.reveal());
         assert_eq!(file.as_file().metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        let words = words(&job(Batch::Slurm, 1).with_secret_in(file.path()), "/m").join(" ");
+        let words = words(&job(BatchSystem::Slurm, 1).with_secret_in(file.path()), "/m").join(" ");
         assert!(words.contains(&format!("RINGPULL_SECRET_FILE={}", file.path().display())), "{words}");
         assert!(!words.contains(secret.reveal()));
         drop(file);
@@ -446,7 +446,7 @@ mod tests {
     fn a_tasks_number_gives_its_role_and_a_file_the_schedulers_address() {
         let folder = tempfile::tempdir().unwrap();
         let meet = folder.path().join("meet");
-        let mut job = job(Batch::Slurm, 1);
+        let mut job = job(BatchSystem::Slurm, 1);
         let words = "echo $DMLC_ROLE $DMLC_SERVER_ID$DMLC_WORKER_ID of $DMLC_NUM_SERVER $DMLC_NUM_WORKER at ${DMLC_PS_ROOT_PORT:+port} A=$A B=$B";
         job.spec.command = ["sh", "-c", words].map(OsString::from).into();
         let script = job.script(&meet, "$SLURM_PROCID");
@@ -476,7 +476,7 @@ mod tests {
         std::fs::write(at("precious"), "precious").unwrap();
         std::os::unix::fs::symlink(at("precious"), at("meet.new")).unwrap();
         for meet in [at("meet"), at("none/meet")] {
-            let script = job(Batch::Slurm, 1).script(&meet, "0");
+            let script = job(BatchSystem::Slurm, 1).script(&meet, "0");
             let output = Command::new("sh").args(["-c", &script]).output().unwrap();
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.code() == Some(1) && text.contains("the scheduler cannot write"), "{text}");

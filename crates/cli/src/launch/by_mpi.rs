@@ -19,7 +19,7 @@ use ringpull_base::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
-use super::control::{Control, Ending, OnLine, RankHosts, is_enough};
+use super::control::{Ending, OnLine, RankControl, RankHosts, is_enough};
 use super::output::{Feed, OutputStream, Pieces, Pipe, WholeLines};
 use super::wrapper::TORCH_PLACE;
 use super::{Host, Port, Sink, Spec, address_towards, claim_port, own_address, process_name};
@@ -42,7 +42,7 @@ pub(crate) fn run(spec: &Spec, hosts: &[Host], sink: Sink) -> Result<i32> {
 pub(super) struct MpiJob {
     pub(super) parts: Vec<Ranks>,
     workers: usize,
-    control: Control,
+    control: RankControl,
     /// The scheduler's, or that of PyTorch's rank 0, which is claimed until the job has ended.
     _port: Option<Port>,
 }
@@ -50,7 +50,7 @@ pub(super) struct MpiJob {
 impl MpiJob {
     /// A job on these hosts. `on_line` gets each line that `mpirun` and its processes write to stderr.
     pub(super) fn new(spec: &Spec, hosts: &[Host], sink: Sink, on_line: OnLine) -> Result<Self> {
-        let control = Control::listen(RankHosts::Hosts(hosts), config::secret_or_new()?, sink, on_line)?;
+        let control = RankControl::listen(RankHosts::Hosts(hosts), config::secret_or_new()?, sink, on_line)?;
         let (parts, port) = parts(spec, hosts, &control)?;
         Ok(MpiJob { parts, workers: spec.workers, control, _port: port })
     }
@@ -169,7 +169,7 @@ struct Activity {
 }
 
 impl Output {
-    fn of(child: &mut Child, control: &Control, aborts: &Arc<AtomicBool>) -> Self {
+    fn of(child: &mut Child, control: &RankControl, aborts: &Arc<AtomicBool>) -> Self {
         let activity = Arc::new(Activity { last: Mutex::new(Instant::now()), busy: AtomicUsize::new(0) });
         let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Pipe>, OutputStream::Out));
         let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Pipe>, OutputStream::Err));
@@ -201,7 +201,7 @@ impl Output {
     }
 
     /// Waits for what is left. A process that the job has left behind may hold the pipes for ever.
-    fn finish(&self, control: &Control, interrupt: &Interrupt) {
+    fn finish(&self, control: &RankControl, interrupt: &Interrupt) {
         let ended = Instant::now();
         let mut until = Instant::now() + LAST_LINES;
         while !self.readers.iter().all(JoinHandle::is_finished)
@@ -247,7 +247,7 @@ fn pass_on(
 }
 
 /// The words and variables of the ranks, and the port of the scheduler or of PyTorch's rank 0.
-fn parts(spec: &Spec, hosts: &[Host], control: &Control) -> Result<(Vec<Ranks>, Option<Port>)> {
+fn parts(spec: &Spec, hosts: &[Host], control: &RankControl) -> Result<(Vec<Ranks>, Option<Port>)> {
     let ranks = |count, name: &str, env: Vec<(String, String)>| wrapped(spec, count, control, name, env);
     if spec.servers == 0 {
         // MPI counts helpers among the ranks.
@@ -298,7 +298,7 @@ fn meeting_of_torch(hosts: Option<&[Host]>) -> Result<(Option<Port>, NamesAndVal
 pub(super) fn workers_alone(
     spec: &Spec,
     hosts: &[Host],
-    control: &Control,
+    control: &RankControl,
     env: &[(String, String)],
 ) -> Result<MpiCommand> {
     let ranks = wrapped(spec, spec.workers, control, "rank", env.to_vec())?;
@@ -306,7 +306,7 @@ pub(super) fn workers_alone(
 }
 
 /// Ranks of the job's program, which are connected to the launcher.
-fn wrapped(spec: &Spec, count: usize, control: &Control, name: &str, env: Vec<(String, String)>) -> Result<Ranks> {
+fn wrapped(spec: &Spec, count: usize, control: &RankControl, name: &str, env: Vec<(String, String)>) -> Result<Ranks> {
     let command = [control.words_before(name)?, spec.command.clone()].concat();
     Ok(Ranks { count, command, env })
 }

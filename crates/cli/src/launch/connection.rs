@@ -20,7 +20,7 @@ use super::output::PIECE;
 
 /// The frames that the rank's side sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Frame {
+pub(super) enum RankFrame {
     /// First: the rank's name, such as `rank 3`.
     Name(String),
     Out(Vec<u8>),
@@ -33,7 +33,7 @@ pub(super) enum Frame {
 
 /// The order that a rank's side may end, as its rank did. Every other order is the number of a signal.
 pub(super) const LEAVE: u8 = 0;
-/// The answer to [`Frame::Ended`]: everything before it was read. A rank's side that ended before, and so
+/// The answer to [`RankFrame::Ended`]: everything before it was read. A rank's side that ended before, and so
 /// closed the connection, would lose what is on its way if an order came then.
 pub(super) const RECEIVED: u8 = u8::MAX;
 
@@ -121,31 +121,31 @@ impl Write for &Stream {
 
 /// The place where the launcher listens.
 #[derive(Debug)]
-pub(super) enum Listener {
+pub(super) enum RankListener {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
-impl Listener {
+impl RankListener {
     pub(super) fn at(path: &Path) -> Result<Self> {
-        UnixListener::bind(path).map(Listener::Unix)
+        UnixListener::bind(path).map(RankListener::Unix)
     }
 
     /// The next connection, if there is one.
     pub(super) fn accept(&self) -> Result<Stream> {
         let stream = match self {
-            Listener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
-            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
+            RankListener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
+            RankListener::Unix(listener) => Stream::Unix(listener.accept()?.0),
         };
         Ok(stream)
     }
 }
 
-impl AsFd for Listener {
+impl AsFd for RankListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Tcp(listener) => listener.as_fd(),
-            Listener::Unix(listener) => listener.as_fd(),
+            RankListener::Tcp(listener) => listener.as_fd(),
+            RankListener::Unix(listener) => listener.as_fd(),
         }
     }
 }
@@ -211,18 +211,18 @@ fn stranger() -> Error {
     Error::new(ErrorKind::PermissionDenied, "the other end is not of this job")
 }
 
-impl Frame {
+impl RankFrame {
     pub(super) fn send(&self, mut to: impl Write) -> Result<()> {
         let code;
         let (kind, bytes): (u8, &[u8]) = match self {
-            Frame::Name(name) => (0, name.as_bytes()),
-            Frame::Out(bytes) => (1, bytes),
-            Frame::Err(bytes) => (2, bytes),
-            Frame::Ended(ended) => {
+            RankFrame::Name(name) => (0, name.as_bytes()),
+            RankFrame::Out(bytes) => (1, bytes),
+            RankFrame::Err(bytes) => (2, bytes),
+            RankFrame::Ended(ended) => {
                 code = ended.to_be_bytes();
                 (3, &code)
             }
-            Frame::Outlived => (4, &[]),
+            RankFrame::Outlived => (4, &[]),
         };
         let length = u32::try_from(bytes.len()).map_err(Error::other)?;
         let mut frame = Vec::with_capacity(5 + bytes.len());
@@ -243,11 +243,11 @@ impl Frame {
         let mut bytes = vec![0; length];
         from.read_exact(&mut bytes)?;
         Ok(match kind {
-            0 => Frame::Name(String::from_utf8_lossy(&bytes).into_owned()),
-            1 => Frame::Out(bytes),
-            2 => Frame::Err(bytes),
-            3 => Frame::Ended(i32::from_be_bytes(bytes.try_into().map_err(|_| ErrorKind::InvalidData)?)),
-            4 => Frame::Outlived,
+            0 => RankFrame::Name(String::from_utf8_lossy(&bytes).into_owned()),
+            1 => RankFrame::Out(bytes),
+            2 => RankFrame::Err(bytes),
+            3 => RankFrame::Ended(i32::from_be_bytes(bytes.try_into().map_err(|_| ErrorKind::InvalidData)?)),
+            4 => RankFrame::Outlived,
             _ => return Err(Error::from(ErrorKind::InvalidData)),
         })
     }
@@ -274,16 +274,16 @@ mod tests {
     #[test]
     fn frames_arrive_as_they_were_sent_and_no_longer_one_is_read() {
         let frames = [
-            Frame::Name("rank 3".to_owned()),
-            Frame::Out(vec![0, 255, b'\n']),
-            Frame::Err(vec![7; PIECE]),
-            Frame::Ended(-1),
-            Frame::Outlived,
+            RankFrame::Name("rank 3".to_owned()),
+            RankFrame::Out(vec![0, 255, b'\n']),
+            RankFrame::Err(vec![7; PIECE]),
+            RankFrame::Ended(-1),
+            RankFrame::Outlived,
         ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.send(&mut bytes).unwrap());
         let mut from = &bytes[..];
-        assert_eq!(frames.each_ref().map(|_| Frame::receive(&mut from).unwrap()), frames);
-        assert!(Frame::receive(&[1, 255, 255, 255, 255][..]).is_err());
+        assert_eq!(frames.each_ref().map(|_| RankFrame::receive(&mut from).unwrap()), frames);
+        assert!(RankFrame::receive(&[1, 255, 255, 255, 255][..]).is_err());
     }
 }

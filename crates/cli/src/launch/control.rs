@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::connection::{Frame, LEAVE, Listener, RECEIVED, Stream, answer};
+use super::connection::{LEAVE, RECEIVED, RankFrame, RankListener, Stream, answer};
 use super::host::temporary_folder;
 use super::output::{Feed, OutputStream, Printer, Sink, WholeLines};
 use super::{Host, SshHost, address_towards, wrapper};
@@ -49,19 +49,19 @@ pub(super) enum RankHosts<'a> {
 }
 
 /// The ranks of a job that have connected.
-pub(super) struct Control {
+pub(super) struct RankControl {
     pub(super) secret: Secret,
     pub(super) printer: Printer,
     pub(super) sink: Sink,
     addresses: Vec<String>,
-    state: Arc<Connections>,
+    state: Arc<RankConnections>,
     /// Its end is that of `accepts`.
     ends: Option<UnixStream>,
     accepts: Option<JoinHandle<()>>,
     _folder: Option<TempDir>,
 }
 
-struct Connections {
+struct RankConnections {
     ranks: Mutex<ConnectedRanks>,
     on_line: Mutex<OnLine>,
 }
@@ -93,7 +93,7 @@ struct ConnectedRank {
     is_gone: bool,
 }
 
-impl Control {
+impl RankControl {
     /// Listens for the ranks of a job.
     pub(super) fn listen(reach: RankHosts, secret: Secret, sink: Sink, on_line: OnLine) -> Result<Self> {
         let failed = |cause: std::io::Error| Error::io("listen", "for the job's ranks", &cause);
@@ -102,7 +102,7 @@ impl Control {
                 // Emulated hosts have a network of their own, and this host's files.
                 let folder = temporary_folder("ringpull-", &std::env::temp_dir()).map_err(failed)?;
                 let path = folder.path().join("launcher");
-                let listener = Listener::at(&path).map_err(failed)?;
+                let listener = RankListener::at(&path).map_err(failed)?;
                 (listener, vec![path.display().to_string()], Some(folder))
             }
             reach => {
@@ -119,14 +119,14 @@ impl Control {
                 let addresses = names
                     .iter()
                     .map(|name| if name.contains(':') { format!("[{name}]:{port}") } else { format!("{name}:{port}") });
-                (Listener::Tcp(listener), addresses.collect(), None)
+                (RankListener::Tcp(listener), addresses.collect(), None)
             }
         };
-        let state = Arc::new(Connections { ranks: Mutex::default(), on_line: Mutex::new(on_line) });
+        let state = Arc::new(RankConnections { ranks: Mutex::default(), on_line: Mutex::new(on_line) });
         let (ends, over) = UnixStream::pair().map_err(failed)?;
         let printer = Printer::start();
         let mut control =
-            Control { secret, printer, sink, addresses, state, ends: Some(ends), accepts: None, _folder: folder };
+            RankControl { secret, printer, sink, addresses, state, ends: Some(ends), accepts: None, _folder: folder };
         let (state, secret, feed) = (Arc::clone(&control.state), control.secret.clone(), control.printer.feed());
         control.accepts = Some(std::thread::spawn(move || {
             while is_next(&listener, &over) {
@@ -267,7 +267,7 @@ pub(super) fn is_enough(interrupt: &Interrupt, ended: Instant) -> bool {
     interrupt.count() > 1 || (interrupt.count() == 1 && ended.elapsed() > GRACE)
 }
 
-impl Drop for Control {
+impl Drop for RankControl {
     fn drop(&mut self) {
         self.ends = None;
         if self.accepts.take().is_some_and(|accepts| accepts.join().is_err()) {
@@ -292,7 +292,7 @@ impl ConnectedRank {
     }
 }
 
-impl Connections {
+impl RankConnections {
     fn lock(&self) -> MutexGuard<'_, ConnectedRanks> {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -303,7 +303,7 @@ impl Connections {
             tracing::debug!(%cause, "a stranger has connected in place of a rank");
             return;
         }
-        let Ok(Frame::Name(name)) = Frame::receive(&**stream) else { return };
+        let Ok(RankFrame::Name(name)) = RankFrame::receive(&**stream) else { return };
         let number = {
             let mut ranks = self.lock();
             let is_worker = ["rank", "worker"].iter().any(|role| name.starts_with(role));
@@ -318,24 +318,24 @@ impl Connections {
         let [out, err] = [OutputStream::Out, OutputStream::Err].map(|stream| feed.source(stream, Some(&name)));
         let mut lines = WholeLines::default();
         let mut from = std::io::BufReader::with_capacity(1 << 16, &**stream);
-        while let Ok(frame) = Frame::receive(&mut from) {
+        while let Ok(frame) = RankFrame::receive(&mut from) {
             match frame {
-                Frame::Out(bytes) => out.write(bytes),
-                Frame::Err(bytes) => {
+                RankFrame::Out(bytes) => out.write(bytes),
+                RankFrame::Err(bytes) => {
                     lines.push(&bytes, |line| self.on_line(&format!("[{name}] {line}")));
                     err.write(bytes);
                 }
-                Frame::Ended(code) => {
+                RankFrame::Ended(code) => {
                     let mut ranks = self.lock();
                     ranks.all[number].code = Some(code);
                     ranks.failure = ranks.failure.or(Some(code).filter(|code| *code != 0));
                     ranks.all[number].send(RECEIVED);
                 }
-                Frame::Outlived => feed.say(&format!(
+                RankFrame::Outlived => feed.say(&format!(
                     "ringpull: {name} has ended, and a process that it has started still holds its output: the job \
                      ends when that does"
                 )),
-                Frame::Name(_) => {}
+                RankFrame::Name(_) => {}
             }
         }
         self.lock().all[number].is_gone = true;
@@ -347,7 +347,7 @@ impl Connections {
 }
 
 /// Waits for a connection; whether there may be one, and the job is not over.
-fn is_next(listener: &Listener, over: &UnixStream) -> bool {
+fn is_next(listener: &RankListener, over: &UnixStream) -> bool {
     let mut both = [PollFd::new(listener, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
     match poll(&mut both, None) {
         Ok(_) => both[1].revents().is_empty(),
@@ -404,7 +404,7 @@ enum Stage {
 /// Ends an interrupted job, its ranks before its `mpirun`, and passes on signals that are for them. To be
 /// polled.
 pub(super) struct Ending<'a> {
-    control: &'a Control,
+    control: &'a RankControl,
     interrupt: &'a Interrupt,
     mpirun: Pid,
     seen: usize,
@@ -415,7 +415,7 @@ pub(super) struct Ending<'a> {
 }
 
 impl<'a> Ending<'a> {
-    pub(super) fn new(control: &'a Control, interrupt: &'a Interrupt, mpirun: Pid) -> Self {
+    pub(super) fn new(control: &'a RankControl, interrupt: &'a Interrupt, mpirun: Pid) -> Self {
         let (seen, due) = (interrupt.count(), Instant::now());
         Ending { control, interrupt, mpirun, seen, stage: Stage::Running, due, until: None }
     }
@@ -485,9 +485,9 @@ mod tests {
     #[test]
     fn a_rank_that_has_ended_hears_when_all_of_its_output_was_received() {
         let secret = Secret::new_random().unwrap();
-        let control = Control::listen(RankHosts::Hosts(&[]), secret.clone(), Sink::Kept, Box::new(|_| ())).unwrap();
+        let control = RankControl::listen(RankHosts::Hosts(&[]), secret.clone(), Sink::Kept, Box::new(|_| ())).unwrap();
         let rank = connect(&control.addresses, &secret).unwrap();
-        for frame in [Frame::Name("rank 0".to_owned()), Frame::Ended(3)] {
+        for frame in [RankFrame::Name("rank 0".to_owned()), RankFrame::Ended(3)] {
             frame.send(&rank).unwrap();
         }
         let mut heard = [0];

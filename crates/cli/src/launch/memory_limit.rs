@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 /// The control group of this process.
 #[derive(Debug)]
 pub(super) struct MemoryLimit {
-    group: Group,
+    group: MemoryGroup,
     /// The number of kills when this was made.
     before: u64,
 }
 
 /// The files of a group: the one that counts kills, in a line `oom_kill N`, and the limit.
 #[derive(Debug)]
-struct Group {
+struct MemoryGroup {
     kills: PathBuf,
     limit: PathBuf,
 }
@@ -34,8 +34,10 @@ impl MemoryLimit {
                 controllers.split(',').any(|it| it == controller).then(|| path.trim_start_matches('/').to_owned())
             })
         };
-        let group =
-            |folder: PathBuf, kills: &str, limit: &str| Group { kills: folder.join(kills), limit: folder.join(limit) };
+        let group = |folder: PathBuf, kills: &str, limit: &str| MemoryGroup {
+            kills: folder.join(kills),
+            limit: folder.join(limit),
+        };
         let two = [path_in("").unwrap_or_default(), String::new()].map(|path| root.join(path));
         let one = [path_in("memory").unwrap_or_default(), String::new()].map(|path| root.join("memory").join(path));
         let all = two
@@ -60,7 +62,7 @@ impl MemoryLimit {
     }
 }
 
-impl Group {
+impl MemoryGroup {
     fn kills(&self) -> Option<u64> {
         let text = std::fs::read_to_string(&self.kills).ok()?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())

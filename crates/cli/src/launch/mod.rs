@@ -37,7 +37,7 @@ use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
-use self::control::{Control, RankHosts};
+use self::control::{RankControl, RankHosts};
 pub use self::host::Host;
 pub use self::hostfile::SshHost;
 pub(crate) use self::output::Sink;
@@ -236,7 +236,7 @@ impl Launch {
         processes.retain(|process| process.role != Role::Worker);
         // Ranks learn their own numbers and addresses.
         mpirun.env.retain(|(name, _)| !["DMLC_WORKER_ID", "DMLC_NODE_HOST"].contains(&name.as_str()));
-        let control = Control::listen(RankHosts::Hosts(&self.workers), secret, self.sink, Box::new(|_| ()))?;
+        let control = RankControl::listen(RankHosts::Hosts(&self.workers), secret, self.sink, Box::new(|_| ()))?;
         // It lasts until the job has ended, as do the files that it names.
         let ready = by_mpi::workers_alone(&self.spec, &self.workers, &control, &mpirun.env)?;
         mpirun.env.extend(ready.env());

@@ -48,14 +48,14 @@ pub(super) const PIECE: usize = 64 << 10;
 /// One stream of a process, to a [`Printer`].
 #[derive(Debug)]
 pub(super) struct OutputSource {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
     stream: OutputStream,
     number: usize,
 }
 
 #[derive(Debug)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct SharedQueue {
+    queue: Mutex<OutputQueue>,
     /// There is an event.
     more: Condvar,
     /// There is room, or nothing is left to write.
@@ -65,7 +65,7 @@ struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct OutputQueue {
     events: VecDeque<Event>,
     /// The bytes of `events`, and of those that are being written.
     bytes: usize,
@@ -91,12 +91,13 @@ pub(super) struct Printer {
 
 /// A way to add streams to a [`Printer`].
 #[derive(Debug, Clone)]
-pub(super) struct Feed(Arc<Shared>);
+pub(super) struct Feed(Arc<SharedQueue>);
 
 impl Printer {
     pub(super) fn start() -> Self {
         let is_one = are_one(std::io::stdout(), std::io::stderr());
-        let shared = Arc::new(Shared { queue: Mutex::default(), more: Condvar::new(), less: Condvar::new(), is_one });
+        let shared =
+            Arc::new(SharedQueue { queue: Mutex::default(), more: Condvar::new(), less: Condvar::new(), is_one });
         let feed = Feed(Arc::clone(&shared));
         Printer { feed, thread: Some(std::thread::spawn(move || shared.print())) }
     }
@@ -166,7 +167,7 @@ impl OutputSource {
 
     /// Adds bytes to what is printed, unless the job is over: a process that it has left behind may write on
     /// and on.
-    fn put(&self, mut queue: MutexGuard<'_, Queue>, bytes: Vec<u8>) {
+    fn put(&self, mut queue: MutexGuard<'_, OutputQueue>, bytes: Vec<u8>) {
         if !queue.is_closed {
             queue.bytes += bytes.len();
             queue.events.push_back(Event::Bytes(self.stream, self.number, bytes));
@@ -232,8 +233,8 @@ impl Drop for OutputSource {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl SharedQueue {
+    fn lock(&self) -> MutexGuard<'_, OutputQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -243,7 +244,7 @@ impl Shared {
 
     fn print(&self) {
         let mut texts = [Lines::default(), Lines::default()];
-        let mut targets = [Target::default(), Target::default()];
+        let mut targets = [OutputFile::default(), OutputFile::default()];
         let mut queue = self.lock();
         loop {
             let (events, bytes) = (std::mem::take(&mut queue.events), queue.bytes);
@@ -305,7 +306,7 @@ fn are_one(one: impl AsFd, other: impl AsFd) -> bool {
 
 /// The worst that was met at a file.
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Loss {
+enum OutputLoss {
     #[default]
     Nothing,
     /// It could not be written for a while.
@@ -316,8 +317,8 @@ enum Loss {
 
 /// One of the two files that this program writes to.
 #[derive(Debug, Default)]
-struct Target {
-    loss: Loss,
+struct OutputFile {
+    loss: OutputLoss,
     /// True if a line was begun and not ended.
     is_within_line: bool,
     /// True if what came last is lost.
@@ -327,7 +328,7 @@ struct Target {
 }
 
 /// Writes everything to stdout and stderr, as far as it can be, and says what cannot.
-fn write_both((out, err): (&impl AsFd, &impl AsFd), texts: [&[u8]; 2], targets: &mut [Target; 2], is_one: bool) {
+fn write_both((out, err): (&impl AsFd, &impl AsFd), texts: [&[u8]; 2], targets: &mut [OutputFile; 2], is_one: bool) {
     let to = [out.as_fd(), err.as_fd()];
     for at in 0..2 {
         targets[at].write(to[at], texts[at], ["stdout", "stderr"][at]);
@@ -340,9 +341,9 @@ fn write_both((out, err): (&impl AsFd, &impl AsFd), texts: [&[u8]; 2], targets: 
     }
 }
 
-impl Target {
+impl OutputFile {
     fn write(&mut self, to: BorrowedFd, bytes: &[u8], name: &str) {
-        if bytes.is_empty() || self.loss == Loss::Reader {
+        if bytes.is_empty() || self.loss == OutputLoss::Reader {
             return;
         }
         // The line that was lost has no end there.
@@ -351,12 +352,12 @@ impl Target {
         self.is_broken = written.is_err();
         let Err(cause) = written else { return };
         if matches!(cause, Errno::PIPE | Errno::BADF) {
-            self.loss = Loss::Reader;
+            self.loss = OutputLoss::Reader;
             self.owed = Some(format!(
                 "ringpull: nobody reads {name} any more: what comes for it is dropped, and the job goes on"
             ));
-        } else if self.loss == Loss::Nothing {
-            self.loss = Loss::Some;
+        } else if self.loss == OutputLoss::Nothing {
+            self.loss = OutputLoss::Some;
             self.owed = Some(format!(
                 "warning: output is lost: {name} cannot be written: {}\n  hint: make room, or end the job and send its \
                  output elsewhere; the job goes on, and what comes later is written if it can be",
@@ -368,7 +369,7 @@ impl Target {
     /// Writes a line of its own; whether it is there.
     fn say(&mut self, to: BorrowedFd, words: &str) -> bool {
         let begin = if self.is_within_line { "\n" } else { "" };
-        self.loss != Loss::Reader && self.write_all(to, format!("{begin}{words}\n").as_bytes()).is_ok()
+        self.loss != OutputLoss::Reader && self.write_all(to, format!("{begin}{words}\n").as_bytes()).is_ok()
     }
 
     /// Also to a terminal that somebody else has told not to block.
@@ -422,7 +423,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let [full, log] = ["/dev/full".into(), folder.path().join("log")]
                 .map(|path| File::options().append(true).create(true).open(path).unwrap());
-            let mut targets = [Target::default(), Target::default()];
+            let mut targets = [OutputFile::default(), OutputFile::default()];
             write_both((&log, &log), [b"1 %", b""], &mut targets, is_one);
             // Nobody can be told yet.
             for _ in 0..2 {

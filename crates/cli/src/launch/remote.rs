@@ -13,7 +13,7 @@ use super::host::{ssh_to, ssh_words, working_folder};
 use super::hostfile::{HostList, SshHost};
 
 /// What a host answered, how long it took, and when the answer arrived.
-pub(crate) struct Answer {
+pub(crate) struct TimedAnswer {
     pub(crate) output: Output,
     pub(crate) took: Duration,
     pub(crate) arrived: SystemTime,
@@ -21,7 +21,7 @@ pub(crate) struct Answer {
 
 /// Runs the commands of all hosts, each with its input, in parallel. One that has not ended within `limit` is
 /// killed and an error.
-pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Result<Vec<Result<Answer, String>>> {
+pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Result<Vec<Result<TimedAnswer, String>>> {
     let (sender, answers) = channel();
     let mut pids = Vec::new();
     for (number, (mut command, input)) in commands.into_iter().enumerate() {
@@ -39,12 +39,12 @@ pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Res
             let output = child.wait_with_output();
             sender.send((
                 number,
-                output.map(|output| Answer { output, took: asked.elapsed(), arrived: SystemTime::now() }),
+                output.map(|output| TimedAnswer { output, took: asked.elapsed(), arrived: SystemTime::now() }),
             ))
         });
     }
     let deadline = Instant::now() + limit;
-    let mut ended: Vec<Option<Result<Answer, String>>> = pids.iter().map(|_| None).collect();
+    let mut ended: Vec<Option<Result<TimedAnswer, String>>> = pids.iter().map(|_| None).collect();
     while ended.iter().any(Option::is_none) {
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok((number, answer)) = answers.recv_timeout(left) else { break };
@@ -60,7 +60,7 @@ pub(crate) fn ask_all(commands: Vec<(Command, Vec<u8>)>, limit: Duration) -> Res
 }
 
 /// Runs `true` on every host, in parallel; each one's answer.
-fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<Answer, String>>> {
+fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<TimedAnswer, String>>> {
     /// By when every host must have answered.
     const ANSWER: Duration = Duration::from_secs(8);
     let command = |host| {
@@ -73,7 +73,7 @@ fn call_all(hosts: &[SshHost]) -> Result<Vec<Result<Answer, String>>> {
 
 /// Returns true if each host answers.
 pub(crate) fn answering(hosts: &[SshHost]) -> Result<Vec<bool>> {
-    let is_well = |answer: Result<Answer, String>| answer.is_ok_and(|answer| answer.output.status.success());
+    let is_well = |answer: Result<TimedAnswer, String>| answer.is_ok_and(|answer| answer.output.status.success());
     Ok(call_all(hosts)?.into_iter().map(is_well).collect())
 }
 
@@ -81,9 +81,9 @@ pub(crate) fn answering(hosts: &[SshHost]) -> Result<Vec<bool>> {
 pub(crate) fn check(hosts: &[SshHost], list: &HostList) -> Result<()> {
     for (host, answer) in hosts.iter().zip(call_all(hosts)?) {
         let words = match answer {
-            Ok(Answer { output, .. }) if output.status.success() => continue,
-            Ok(Answer { output, .. }) if output.stderr.trim_ascii().is_empty() => output.status.to_string(),
-            Ok(Answer { output, .. }) => String::from_utf8_lossy(&output.stderr).trim().replace(['\r', '\n'], " "),
+            Ok(TimedAnswer { output, .. }) if output.status.success() => continue,
+            Ok(TimedAnswer { output, .. }) if output.stderr.trim_ascii().is_empty() => output.status.to_string(),
+            Ok(TimedAnswer { output, .. }) => String::from_utf8_lossy(&output.stderr).trim().replace(['\r', '\n'], " "),
             Err(cause) => cause,
         };
         let login = &host.login;

@@ -24,7 +24,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_pro
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Result};
 
-use super::control::{Addressees, Control, GRACE, is_enough};
+use super::control::{Addressees, GRACE, RankControl, is_enough};
 use super::output::{Feed, OutputStream, PIPE, Pieces, Pipe, Printer, WholeLines};
 use super::wrapper::parent_of;
 use super::{Host, Launch, Process, Sink, process_name};
@@ -127,7 +127,7 @@ struct Supervisor {
 }
 
 /// Runs the processes to their end. `control` is for those that are ranks of an `mpirun`.
-pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&Control>) -> Result<JobEnd> {
+pub(super) fn run(launch: &Launch, processes: &[Process], control: Option<&RankControl>) -> Result<JobEnd> {
     // It prints what has come when it is dropped.
     let own = control.is_none().then(Printer::start);
     let printer = own.as_ref().or(control.map(|control| &control.printer)).expect("one of the two is there");
@@ -323,7 +323,7 @@ fn pass_on(mut input: ChildStdin, first: Vec<u8>, name: String) -> Sender<u8> {
 
 impl Supervisor {
     /// Waits a while for the end of a process.
-    fn wait(&mut self, launch: &Launch, control: Option<&Control>) {
+    fn wait(&mut self, launch: &Launch, control: Option<&RankControl>) {
         let next = self.early.pop_front().map_or_else(|| self.events.recv_timeout(POLL), Ok);
         let (number, code) = match next {
             Ok(SupervisorEvent::Ended(number, code)) => (number, code),
@@ -355,7 +355,7 @@ impl Supervisor {
     /// The exit code of a process that has ended in a job of ranks, as far as it is the job's: a rank that
     /// has failed before is the cause of other failures, and `mpirun` knows less of the ranks than they
     /// themselves.
-    fn code_beside_ranks(&self, number: usize, code: i32, control: &Control, launch: &Launch) -> i32 {
+    fn code_beside_ranks(&self, number: usize, code: i32, control: &RankControl, launch: &Launch) -> i32 {
         let first_failure = control.first_failure();
         if self.running[number].role != Role::Worker {
             return first_failure.filter(|_| code != 0).unwrap_or(code);
@@ -372,7 +372,7 @@ impl Supervisor {
     }
 
     /// Kills an `mpirun` that does not end although its ranks have, or have failed, for so long.
-    fn end_stuck_mpirun(&mut self, control: &Control, launch: &Launch) {
+    fn end_stuck_mpirun(&mut self, control: &RankControl, launch: &Launch) {
         let is_over = control.has_ranks() && !control.is_any_running();
         let is_over = is_over && (control.have_all_ended(launch.spec.workers) || control.first_failure().is_some());
         let since = *self.ranks_over.get_or_insert_with(Instant::now);
@@ -527,7 +527,7 @@ impl Supervisor {
     }
 
     /// Passes on a signal to the workers.
-    fn pass_on(&mut self, signal: Signal, control: Option<&Control>) {
+    fn pass_on(&mut self, signal: Signal, control: Option<&RankControl>) {
         if let Some(control) = control {
             // What is started here is above ranks.
             return control.pass_on(signal);
@@ -536,9 +536,9 @@ impl Supervisor {
         workers.for_each(|one| one.order(signal));
     }
 
-    fn escalate(&mut self, control: Option<&Control>) {
+    fn escalate(&mut self, control: Option<&RankControl>) {
         if self.is_interrupted {
-            control.into_iter().for_each(Control::let_go);
+            control.into_iter().for_each(RankControl::let_go);
         }
         let Some(due) = self.due.filter(|due| Instant::now() >= *due) else { return };
         tracing::debug!(late_s = due.elapsed().as_secs_f64(), stage = self.stage, "ending what still runs");

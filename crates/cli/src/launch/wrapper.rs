@@ -31,7 +31,7 @@ use ringpull_base::{Error, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process, setrlimit};
 use signal_hook::consts;
 
-use super::connection::{self, Frame, LEAVE, RECEIVED, Stream};
+use super::connection::{self, LEAVE, RECEIVED, RankFrame, Stream};
 use super::lines::Lines;
 use super::memory_limit::MemoryLimit;
 use super::output::{Pieces, Pipe, Sink};
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
     let killed_for_memory = memory.filter(|_| status.signal() == Some(consts::SIGKILL)).and_then(|it| it.kills());
     if let Some(said) = killed_for_memory.map(|said| format!("{name} {said}\n")) {
         // Behind what it has written, by the way of its output.
-        let is_sent = link.as_ref().is_some_and(|link| link.send(&Frame::Err(said.clone().into_bytes())));
+        let is_sent = link.as_ref().is_some_and(|link| link.send(&RankFrame::Err(said.clone().into_bytes())));
         if !is_sent && let Err(cause) = write_here(false, said.as_bytes()) {
             tracing::debug!(%cause, "nobody hears that memory was short");
         }
@@ -179,7 +179,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         return Ok(u8::try_from(code_of(status)).unwrap_or(1));
     }
     rank.await_output(&ends, &relayed, code_of(status) != 0, link.as_deref());
-    let is_sent = link.is_some_and(|link| link.send(&Frame::Ended(code_of(status))));
+    let is_sent = link.is_some_and(|link| link.send(&RankFrame::Ended(code_of(status))));
     // The launcher knows how the rank has ended, and `mpirun` would only complain.
     Ok(if rank.await_leave(is_sent) { 0 } else { end_as(status) })
 }
@@ -239,7 +239,7 @@ struct Link {
 
 impl Link {
     /// Sends a frame, in one piece; whether the launcher is there.
-    fn send(&self, frame: &Frame) -> bool {
+    fn send(&self, frame: &RankFrame) -> bool {
         let mut is_well = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
         *is_well = *is_well && frame.send(&self.stream).is_ok();
         *is_well
@@ -258,7 +258,7 @@ fn connect(to: &[String], name: &str) -> Option<Arc<Link>> {
     match connected {
         Ok(stream) => {
             let link = Arc::new(Link { stream, sending: Mutex::new(true) });
-            link.send(&Frame::Name(name.to_owned())).then_some(link)
+            link.send(&RankFrame::Name(name.to_owned())).then_some(link)
         }
         Err(cause) => {
             eprintln!(
@@ -295,12 +295,12 @@ fn relay(from: impl Pipe, is_out: bool, link: Option<&Link>, name: &str, relayed
     lines.add(Some(name));
     let mut link = link;
     for piece in Pieces::of(from) {
-        let frame = if is_out { Frame::Out(piece) } else { Frame::Err(piece) };
+        let frame = if is_out { RankFrame::Out(piece) } else { RankFrame::Err(piece) };
         if link.is_some_and(|link| relayed.pass(|| link.send(&frame))) {
             continue;
         }
         link = None;
-        let (Frame::Out(piece) | Frame::Err(piece)) = frame else { return };
+        let (RankFrame::Out(piece) | RankFrame::Err(piece)) = frame else { return };
         let mut text = Vec::new();
         lines.push(0, &piece, Instant::now(), &mut text);
         if relayed.pass(|| write_here(is_out, &text)).is_err() {
@@ -390,7 +390,7 @@ impl RankProcess {
                 }
                 if let Some(link) = link.filter(|_| !is_said) {
                     is_said = true;
-                    link.send(&Frame::Outlived);
+                    link.send(&RankFrame::Outlived);
                 }
             }
         }

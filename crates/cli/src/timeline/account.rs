@@ -84,7 +84,7 @@ struct Timed {
     bytes: u64,
 }
 
-struct Rank {
+struct RankSpans {
     number: usize,
     host: String,
     spans: Vec<Timed>,
@@ -96,14 +96,14 @@ struct Rank {
 pub(crate) fn account(merged: &Merged) -> Account {
     let workers = merged.processes.iter().filter(|about| about.role == Role::Worker);
     let mut marked = true;
-    let ranks: Vec<Rank> = workers
+    let ranks: Vec<RankSpans> = workers
         .map(|about| {
             let spans: Vec<Timed> =
                 merged.events.iter().filter(|event| event.pid == about.number()).filter_map(timed).collect();
             let caller = caller(&spans);
             let (steps, by_mark) = steps(&spans);
             marked &= by_mark;
-            Rank { number: about.rank.unwrap_or_default(), host: about.host.clone(), spans, caller, steps }
+            RankSpans { number: about.rank.unwrap_or_default(), host: about.host.clone(), spans, caller, steps }
         })
         .collect();
     let last_calls = last_calls(&ranks);
@@ -157,7 +157,7 @@ fn steps(spans: &[Timed]) -> (Vec<(f64, f64)>, bool) {
 /// For each name and ordinal: when the last rank called it, and which rank that was.
 type LastCalls = BTreeMap<(String, usize), (f64, usize)>;
 
-fn last_calls(ranks: &[Rank]) -> LastCalls {
+fn last_calls(ranks: &[RankSpans]) -> LastCalls {
     let mut last = LastCalls::new();
     for rank in ranks {
         for (call, start) in calls(rank) {
@@ -171,7 +171,7 @@ fn last_calls(ranks: &[Rank]) -> LastCalls {
 }
 
 /// A rank's pushes and barriers, each with its ordinal among those of its name.
-fn calls(rank: &Rank) -> Vec<((String, usize), f64)> {
+fn calls(rank: &RankSpans) -> Vec<((String, usize), f64)> {
     let mut ordinals: BTreeMap<&str, usize> = BTreeMap::new();
     let mut calls: Vec<&Timed> =
         rank.spans.iter().filter(|span| span.phase == Phase::Push || is_barrier(span)).collect();
@@ -190,7 +190,7 @@ fn is_barrier(span: &Timed) -> bool {
     span.phase == Phase::Wait && span.name == "barrier"
 }
 
-fn of_rank(rank: &Rank, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f64>) -> RankAccount {
+fn of_rank(rank: &RankSpans, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f64>) -> RankAccount {
     let of = |wanted: &[Phase]| {
         let chosen = rank.spans.iter().filter(|span| wanted.contains(&span.phase));
         Intervals::of(chosen.map(|span| (span.start, span.end)))
@@ -226,7 +226,7 @@ fn of_rank(rank: &Rank, last_calls: &LastCalls, awaited: &mut BTreeMap<usize, f6
 }
 
 /// Whether a span is of the thread that calls the store, or a wait of the program's in its framework.
-fn blocks(span: &Timed, rank: &Rank) -> bool {
+fn blocks(span: &Timed, rank: &RankSpans) -> bool {
     span.tid == rank.caller || is_for_results(span)
 }
 
@@ -235,7 +235,7 @@ fn is_for_results(span: &Timed) -> bool {
 }
 
 /// The parts of this rank's waits in which another rank had not called yet what is awaited, by that rank.
-fn waits_for_others(rank: &Rank, last_calls: &LastCalls) -> BTreeMap<usize, Intervals> {
+fn waits_for_others(rank: &RankSpans, last_calls: &LastCalls) -> BTreeMap<usize, Intervals> {
     let mut of_name: BTreeMap<&str, Vec<(f64, usize)>> = BTreeMap::new();
     let (mut late, mut pending) = (BTreeMap::<usize, Vec<_>>::new(), BTreeMap::<usize, Vec<_>>::new());
     let calls = calls(rank);
@@ -263,7 +263,7 @@ fn waits_for_others(rank: &Rank, last_calls: &LastCalls) -> BTreeMap<usize, Inte
     late.into_iter().map(|(culprit, spans)| (culprit, Intervals::of(spans))).collect()
 }
 
-fn keys(ranks: &[Rank]) -> Vec<KeyAccount> {
+fn keys(ranks: &[RankSpans]) -> Vec<KeyAccount> {
     let mut keys: BTreeMap<&str, KeyAccount> = BTreeMap::new();
     let steps: usize = ranks.iter().map(|rank| rank.steps.len()).sum();
     for rank in ranks {

@@ -39,7 +39,7 @@ fn a_conversion_is_valid_and_names_what_is_lost() {
         }
         assert!(String::from_utf8_lossy(&output.stderr).contains("warning: Server: servers run on the workers"));
         let errors = ringpull_kube::lint::lint(&text, None).findings;
-        assert!(errors.iter().all(|it| it.level != ringpull_kube::lint::Level::Error), "{errors:?}");
+        assert!(errors.iter().all(|it| it.level != ringpull_kube::lint::LintLevel::Error), "{errors:?}");
     }
     let output = super::ringpull(&["manifest", "convert", "mpijob/base/mpijob.yaml", "--to", "mpijob"]);
     assert_eq!(output.status.code(), Some(1));

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use ringpull_base::{Error, Result, config, file_limit};
 
 use super::super::failed;
-use super::super::kernels::{ARCHITECTURES, OPTIONS, Unit};
+use super::super::kernels::{ARCHITECTURES, OPTIONS, TranslationUnit};
 use super::Version;
 
 /// Returns true if NVRTC is here. Nothing else of this file may be called before this was asked.
@@ -66,7 +66,7 @@ fn form(nvrtc: Version, driver: Version) -> Result<&'static str> {
 }
 
 /// Compiles code that the driver loads for `architecture`: PTX, or a cubin for one that begins with `sm_`.
-pub(super) fn compile(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
+pub(super) fn compile(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u8>> {
     if !is_present() {
         return Err(missing());
     }
@@ -115,7 +115,7 @@ unsafe fn cubin(program: sys::nvrtcProgram) -> std::result::Result<Vec<u8>, resu
 
 /// As [`compile`], from the cache if it has it, and ended by a zero, as the driver wants PTX. A device that
 /// is newer than NVRTC runs the code for an older one.
-pub(super) fn cached(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
+pub(super) fn cached(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u8>> {
     let place = cache_file(unit, architecture);
     let kept = place.as_ref().and_then(|place| fs::read(place).ok());
     let mut image = match kept {
@@ -131,7 +131,7 @@ pub(super) fn cached(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
 }
 
 /// Compiles for `architecture`, or for the newest older one that NVRTC knows and whose image runs there too.
-fn compile_for(unit: &Unit, architecture: &str) -> Result<Vec<u8>> {
+fn compile_for(unit: &TranslationUnit, architecture: &str) -> Result<Vec<u8>> {
     compile(unit, architecture).or_else(|cause| {
         let older = older(architecture);
         older.iter().rev().find_map(|older| compile(unit, older).ok()).ok_or(cause)
@@ -147,7 +147,7 @@ fn older(than: &str) -> Vec<String> {
     ARCHITECTURES.into_iter().filter(runs).map(|known| format!("{form}_{known}")).collect()
 }
 
-fn cache_file(unit: &Unit, architecture: &str) -> Option<PathBuf> {
+fn cache_file(unit: &TranslationUnit, architecture: &str) -> Option<PathBuf> {
     let content = format!("{} {OPTIONS:?} {}", unit.source(), version().unwrap_or_default());
     let end = if is_cubin(architecture) { "cubin" } else { "ptx" };
     let name = format!("{}-{architecture}-{:016x}.{end}", unit.name, xxh3_64(content.as_bytes()));

@@ -21,18 +21,18 @@ const BLOCKS_EACH: u32 = 16;
 
 /// `Addends` of sum.cu.
 #[repr(C)]
-struct Addends([u64; ADDENDS]);
+struct SumArguments([u64; ADDENDS]);
 
 /// `Pairs` of copy.cu.
 #[repr(C)]
-struct Pairs {
+struct CopyArguments {
     from: [u64; PAIRS],
     to: [u64; PAIRS],
     bytes: [u64; PAIRS],
 }
 
 /// A stream whose GPU is current.
-pub(super) struct Queue<'a> {
+pub(super) struct StreamQueue<'a> {
     pub(super) gpus: &'a [Gpu],
     pub(super) gpu: &'a Gpu,
     pub(super) stream: sys::CUstream,
@@ -43,7 +43,7 @@ macro_rules! arguments {
     ($($value:expr),* $(,)?) => { [$((&raw const $value).cast_mut().cast::<c_void>()),*] };
 }
 
-impl Queue<'_> {
+impl StreamQueue<'_> {
     /// Queues `work`.
     pub(super) fn put(&self, work: &Work) -> Result<()> {
         let (reads, writes) = (&work.reads[..], &work.writes[..]);
@@ -112,7 +112,7 @@ impl Queue<'_> {
     }
 
     fn copy_many(&self, from: &[Slice], to: &[Slice]) -> Result<()> {
-        let mut pairs = Pairs { from: [0; PAIRS], to: [0; PAIRS], bytes: [0; PAIRS] };
+        let mut pairs = CopyArguments { from: [0; PAIRS], to: [0; PAIRS], bytes: [0; PAIRS] };
         for (index, (from, to)) in from.iter().zip(to).enumerate() {
             (pairs.from[index], pairs.to[index]) = (from.address(), to.address());
             pairs.bytes[index] = to.len_bytes() as u64;
@@ -130,7 +130,7 @@ impl Queue<'_> {
         while !rest.is_empty() {
             let room = ADDENDS - usize::from(started);
             let (now, later) = rest.split_at(room.min(rest.len()));
-            let mut list = Addends([target; ADDENDS]);
+            let mut list = SumArguments([target; ADDENDS]);
             let first = usize::from(started);
             now.iter().enumerate().for_each(|(index, slice)| list.0[first + index] = slice.address());
             let count = (now.len() + first) as i32;

@@ -418,7 +418,7 @@ impl Platform for Cuda {
             return Ok(());
         }
         let gpu = self.current(stream.device())?;
-        launch::Queue { gpus: &self.gpus, gpu, stream: stream.id() as sys::CUstream }.put(work)
+        launch::StreamQueue { gpus: &self.gpus, gpu, stream: stream.id() as sys::CUstream }.put(work)
     }
 
     fn turn(&self) -> Turn<'_> {

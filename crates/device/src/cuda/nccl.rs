@@ -56,7 +56,7 @@ const NOT_BLOCKING: Settings =
     Settings { size: size_of::<Settings>(), magic: 0xcafe_beef, version: 2 * 10_000 + 14 * 100, blocking: 0 };
 
 /// The library's functions.
-struct Api {
+struct NcclFunctions {
     version: unsafe extern "C" fn(*mut c_int) -> c_int,
     error: unsafe extern "C" fn(c_int) -> *const c_char,
     init_all: unsafe extern "C" fn(*mut Comm, c_int, *const c_int) -> c_int,
@@ -78,8 +78,8 @@ struct Api {
     _library: Library,
 }
 
-impl Api {
-    fn load() -> Option<Api> {
+impl NcclFunctions {
+    fn load() -> Option<NcclFunctions> {
         // SAFETY: NCCL's initialisers have no conditions; the types above are those of its header.
         unsafe {
             let library = NAMES.into_iter().find_map(|name| Library::new(name).ok())?;
@@ -88,7 +88,7 @@ impl Api {
                     *library.get(concat!($name, "\0").as_bytes()).ok()?
                 };
             }
-            Some(Api {
+            Some(NcclFunctions {
                 version: function!("ncclGetVersion"),
                 error: function!("ncclGetErrorString"),
                 init_all: function!("ncclCommInitAll"),
@@ -123,9 +123,9 @@ impl Api {
     }
 }
 
-fn api() -> Option<&'static Api> {
-    static API: OnceLock<Option<Api>> = OnceLock::new();
-    API.get_or_init(Api::load).as_ref()
+fn api() -> Option<&'static NcclFunctions> {
+    static API: OnceLock<Option<NcclFunctions>> = OnceLock::new();
+    API.get_or_init(NcclFunctions::load).as_ref()
 }
 
 /// NCCL's version, if the library is here.
@@ -199,7 +199,7 @@ unsafe impl Send for UnusedComms {}
 /// A communicator of each device of this process: with each other, or each with those of its number in the
 /// other ranks.
 pub(super) struct Group {
-    api: &'static Api,
+    api: &'static NcclFunctions,
     is_joined: bool,
     /// Set before the first communicator is aborted: kernels end half way from then on, while aborting still
     /// holds the lock.

@@ -25,13 +25,13 @@ use self::ranks::Link;
 use self::stream::{Bytes, Rendezvous, Task, serve};
 use super::handle::{Event, Home, Slice, Stream};
 use super::loan::{self, Loan};
-use super::races::{Clock, HOST, Races, Span};
+use super::races::{ByteRange, Clock, HOST, Races};
 use super::work::{Collective, CollectiveKind, Work};
 use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
 
 /// A step that goes wrong.
 #[derive(Debug, Clone, Copy)]
-pub struct Fault {
+pub struct DeviceFault {
     /// The number of the step, from 0.
     pub step: u64,
     /// The manner of the fault.
@@ -50,7 +50,7 @@ pub enum Manner {
 }
 
 #[derive(Default)]
-struct State {
+struct DeviceState {
     memory: BTreeMap<u64, Pinned>,
     streams: BTreeMap<u64, Sender<Task>>,
     joined: BTreeMap<u64, Vec<Arc<Link>>>,
@@ -64,9 +64,9 @@ struct State {
 pub struct Simulated {
     count: usize,
     health: Arc<Health>,
-    state: Mutex<State>,
+    state: Mutex<DeviceState>,
     next: AtomicU64,
-    fault: Option<Fault>,
+    fault: Option<DeviceFault>,
     turn: Mutex<()>,
     counts: Counts,
 }
@@ -78,7 +78,7 @@ impl Simulated {
     }
 
     /// `count` devices of which one step goes wrong.
-    pub fn faulty(count: usize, fault: Option<Fault>) -> Arc<Self> {
+    pub fn faulty(count: usize, fault: Option<DeviceFault>) -> Arc<Self> {
         let (health, next, counts) = (Arc::default(), AtomicU64::new(1), Counts::default());
         Arc::new(Simulated { count, health, state: Mutex::default(), next, fault, turn: Mutex::default(), counts })
     }
@@ -124,7 +124,7 @@ impl Simulated {
     }
 }
 
-impl State {
+impl DeviceState {
     fn bytes_of(&self, slices: &[Slice]) -> Vec<Bytes> {
         let bytes = |slice: &Slice| {
             let pinned = match slice.memory().home() {
@@ -142,7 +142,7 @@ impl State {
     }
 }
 
-fn spans(slices: &[Slice]) -> Vec<Span> {
+fn spans(slices: &[Slice]) -> Vec<ByteRange> {
     slices.iter().map(|slice| (slice.memory().address(), slice.range())).collect()
 }
 
@@ -292,7 +292,7 @@ impl Platform for Simulated {
 
     fn expose(&self, slice: &Slice, writes: bool) -> Result<*mut u8> {
         self.step("expose memory", true)?;
-        let State { memory, races, collectives, .. } = &mut *self.state.lock();
+        let DeviceState { memory, races, collectives, .. } = &mut *self.state.lock();
         self.check_turn("memory is given to MPI")?;
         if let Some((stream, _)) = collectives.iter().find(|(stream, number)| !races.host_knows(**stream, **number)) {
             let text = format!("memory is given to MPI while a collective may be under way on stream {stream}");

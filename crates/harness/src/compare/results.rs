@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use crate::compare::Environment;
 use crate::compare::published::{self, Training};
 use crate::cost::{self, Links};
-use crate::late::Late;
+use crate::late::LateWorkers;
 use crate::link::LinkRate;
 use crate::record::{Record, Train};
 use crate::rounds::TrainSetup;
-use crate::shape::{HostRate, Racks};
+use crate::shape::{HostRate, RackShape};
 use crate::size::format_size;
 use crate::statistics::{self, Relation, Summary};
 use crate::text::several;
@@ -47,7 +47,7 @@ pub struct Setup {
     pub slow_hosts: Vec<HostRate>,
     /// The racks that the hosts stand in, if there are two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub racks: Option<Racks>,
+    pub racks: Option<RackShape>,
     /// The payload in words.
     pub payload: String,
     /// Payload bytes of one worker.
@@ -63,7 +63,7 @@ pub struct Setup {
     pub sparse: Option<SparseSetup>,
     /// The late rank, without training: an iteration's time counts from its arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<Late>,
+    pub late: Option<LateWorkers>,
     /// The elements from which servers divide a key, of a model that is scaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bigarray_bound: Option<usize>,

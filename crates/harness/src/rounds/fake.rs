@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ringpull_base::{DType, Error, Result};
 
-use super::{Job, Runner};
+use super::{Job, JobRunner};
 use crate::hardware::ProcessorTime;
 use crate::record::Record;
 use crate::usage::Usage;
@@ -28,7 +28,7 @@ impl Fake {
     pub const SECONDS_A_BYTE: f64 = 1e-9;
 }
 
-impl Runner for Fake {
+impl JobRunner for Fake {
     fn missing(&mut self, variant: Variant) -> Option<String> {
         (variant.peer == Some(Peer::Horovod)).then(|| "scripts/peers/setup --horovod".to_owned())
     }

@@ -4,7 +4,7 @@ use ringpull_workload::models::ModelKey;
 use ringpull_workload::sparse::SparseSetup;
 use serde::{Deserialize, Serialize};
 
-use crate::late::Late;
+use crate::late::LateWorkers;
 use crate::layers::Network;
 use crate::size::format_payload;
 use crate::text::several;
@@ -29,7 +29,7 @@ pub enum Work {
         /// The arguments of `ringpull bench` that name them, such as `--sizes 25000000`.
         named: Vec<String>,
         /// Who comes late to every iteration.
-        late: Option<Late>,
+        late: Option<LateWorkers>,
     },
     /// Push and pull of rows of a table.
     Rows { table: SparseSetup, named: Vec<String> },
@@ -47,7 +47,7 @@ pub struct TrainSetup {
     pub batch: Option<usize>,
     /// Who begins steps late.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub late: Option<Late>,
+    pub late: Option<LateWorkers>,
 }
 
 impl Job {

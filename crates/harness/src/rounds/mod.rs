@@ -4,7 +4,7 @@
 //! drift on the machine affects all variants equally. A variant still follows the same other one in nearly
 //! every round, so a wait before each job lets the effects of the last one end.
 //!
-//! [`job`] is what a job measures. A [`Runner`] starts it; [`peers`] are the programs of others.
+//! [`job`] is what a job measures. A [`JobRunner`] starts it; [`peers`] are the programs of others.
 
 #[cfg(test)]
 pub mod fake;
@@ -25,7 +25,7 @@ use crate::usage::Usage;
 use crate::variant::Variant;
 
 /// Starts jobs. One implementation starts processes; the tests have another.
-pub trait Runner {
+pub trait JobRunner {
     /// How to install what the variant needs, if it is missing.
     fn missing(&mut self, variant: Variant) -> Option<String>;
 
@@ -83,7 +83,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
 /// variant that fails is not run again with the same number of ranks; the others go on. A signal ends the
 /// rounds, and what was measured until then stays.
 pub fn run(
-    runner: &mut dyn Runner,
+    runner: &mut dyn JobRunner,
     variants: &[Variant],
     rounds: &[Vec<Job>],
     known: Vec<Measurement>,

@@ -15,7 +15,7 @@ use crate::compare::Environment;
 use crate::cost::Links;
 use crate::link::LinkRate;
 use crate::record::Record;
-use crate::rounds::{self, Job, NextJob, Runner, Work};
+use crate::rounds::{self, Job, JobRunner, NextJob, Work};
 use crate::statistics::Summary;
 use crate::text::several;
 use crate::variant::Variant;
@@ -104,7 +104,7 @@ pub struct Sweep {
 
 /// Runs every contender in every round, on hosts of their own or as processes of one machine.
 pub fn run(
-    runner: &mut dyn Runner,
+    runner: &mut dyn JobRunner,
     contenders: &[Variant],
     plan: &SweepPlan,
     own_hosts: bool,

@@ -2,10 +2,10 @@
 //! that are there and that another one can replace, workers that come back, and memory for its commits.
 
 use super::Findings;
-use super::job::Mpi;
+use super::job::MpiJobSpec;
 use super::store::launch_words;
 
-pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
+pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     let words = job.launcher.words();
     let Some(own) = launch_words(&words) else { return };
     let own: Vec<&str> = own.iter().take_while(|word| *word != "--").map(String::as_str).collect();
@@ -57,7 +57,7 @@ pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
 }
 
 /// Checks that the workers have a volume in memory for commits.
-fn memory(job: &Mpi, folder: &str, findings: &mut Findings) {
+fn memory(job: &MpiJobSpec, folder: &str, findings: &mut Findings) {
     let mounts = job.worker.container.get("volumeMounts");
     let mounted = mounts.items().into_iter().find(|mount| mount.get("mountPath").text() == Some(folder));
     let name = mounted.as_ref().and_then(|mount| mount.get("name").text());

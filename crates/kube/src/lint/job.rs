@@ -26,7 +26,7 @@ pub(super) struct RoleView<'a> {
 
 /// An MPIJob, or a runtime with the MPI policy, with the changes of a TrainJob.
 #[derive(Debug)]
-pub(super) struct Mpi<'a> {
+pub(super) struct MpiJobSpec<'a> {
     pub(super) spec: Node<'a>,
     pub(super) is_runtime: bool,
     pub(super) launcher: RoleView<'a>,
@@ -145,7 +145,7 @@ impl<'a> Job<'a> {
     }
 }
 
-impl<'a> Mpi<'a> {
+impl<'a> MpiJobSpec<'a> {
     /// Nothing if MPI does not run it.
     pub(super) fn of(job: &Job<'a>) -> Option<Self> {
         let spec = job.spec.clone();
@@ -157,7 +157,7 @@ impl<'a> Mpi<'a> {
             let role =
                 |name: &str| job.role(name).cloned().unwrap_or_else(|| absent(&format!("mpiReplicaSpecs.{name}")));
             let worker = role("Worker");
-            return Some(Mpi {
+            return Some(MpiJobSpec {
                 launcher: role("Launcher"),
                 worker_pods: worker.replica.get("replicas").number().unwrap_or(0),
                 worker,
@@ -184,7 +184,7 @@ impl<'a> Mpi<'a> {
         let launcher_works = policy.get("runLauncherAsNode").is_true();
         let nodes = spec.down("mlPolicy.numNodes").number().unwrap_or(1);
         let waits = launcher.replica.get("dependsOn").items().iter().any(|it| it.get("status").text() == Some("Ready"));
-        Some(Mpi {
+        Some(MpiJobSpec {
             worker_pods: if launcher_works { (nodes - 1).max(1) } else { nodes },
             launcher,
             worker,

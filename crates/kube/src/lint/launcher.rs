@@ -2,7 +2,7 @@
 //! their hosts are ready.
 
 use super::Findings;
-use super::job::{Mpi, RoleView};
+use super::job::{MpiJobSpec, RoleView};
 use crate::command::is_mpirun;
 
 /// Variables that the operator sets itself, after the user's.
@@ -18,7 +18,7 @@ const OPERATORS: [&str; 9] = [
     "HYDRA_LAUNCH_EXTRA_ARGS",
 ];
 
-pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
+pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     ranks(job, findings);
     open_mpi_5(job, findings);
     environment(job, findings);
@@ -38,7 +38,7 @@ fn has(words: &[String], options: &[&str]) -> bool {
     words.iter().any(|word| options.contains(&word.as_str()))
 }
 
-fn ranks(job: &Mpi, findings: &mut Findings) {
+fn ranks(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
     // The ranks of several programs add up.
     let counts = words.windows(2).filter_map(|pair| match pair[0].split_once('=') {
@@ -109,7 +109,7 @@ fn reads(role: &RoleView, name: &str) -> bool {
     role.raw_words().iter().any(|word| word.split('$').skip(1).any(uses))
 }
 
-fn open_mpi_5(job: &Mpi, findings: &mut Findings) {
+fn open_mpi_5(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher) else { return };
     let named = has(
         &words,
@@ -139,7 +139,7 @@ fn brings_open_mpi_5(image: &str) -> bool {
     ["base", "openmpi", "openmpi-builder"].contains(&name) && numbers.len() >= 2 && (numbers[0], numbers[1]) >= (0, 7)
 }
 
-fn environment(job: &Mpi, findings: &mut Findings) {
+fn environment(job: &MpiJobSpec, findings: &mut Findings) {
     for (name, at) in job.worker.env() {
         let known = job.launcher.has_env(name) || name.starts_with("NVIDIA_") || reads(&job.worker, name);
         // Without a command, arguments go to the image's entrypoint.
@@ -178,7 +178,7 @@ fn environment(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn readiness(job: &Mpi, findings: &mut Findings) {
+fn readiness(job: &MpiJobSpec, findings: &mut Findings) {
     if !job.worker.template.is_there() {
         return;
     }
@@ -223,7 +223,7 @@ fn readiness(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn root(job: &Mpi, findings: &mut Findings) {
+fn root(job: &MpiJobSpec, findings: &mut Findings) {
     let Some(words) = mpirun(&job.launcher).filter(|_| job.launcher.has_command()) else { return };
     let allowed =
         has(&words, &["--allow-run-as-root", "-allow-run-as-root"]) || job.launcher.has_env("OMPI_ALLOW_RUN_AS_ROOT");
@@ -238,7 +238,7 @@ fn root(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn first_container(job: &Mpi, findings: &mut Findings) {
+fn first_container(job: &MpiJobSpec, findings: &mut Findings) {
     let others = job.launcher.pod.get("containers").items();
     for container in others.iter().filter(|it| it.path != job.launcher.container.path) {
         let words = [container.get("command").words(), container.get("args").words()].concat();

@@ -17,12 +17,12 @@ enum Place {
 
 /// The lines of all documents of a stream.
 #[derive(Debug, Default)]
-pub(super) struct Lines(Vec<Spanned<Place>>);
+pub(super) struct SourceLines(Vec<Spanned<Place>>);
 
-impl Lines {
+impl SourceLines {
     /// The lines of a text that can be read.
-    pub(super) fn of(text: &str) -> Lines {
-        Lines(serde_saphyr::from_multiple(text).unwrap_or_default())
+    pub(super) fn of(text: &str) -> SourceLines {
+        SourceLines(serde_saphyr::from_multiple(text).unwrap_or_default())
     }
 
     /// Returns the line of a path in a document, both as a finding has them; for a missing value the line of
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_path_leads_to_the_line_of_its_name_or_of_what_should_hold_it() {
         let text = "# first\nkind: A\nspec:\n  list:\n  - a: 1\n    b: {c: 2}\n  -\n    a: true\n  dotted.name: x\n  empty:\n---\n\nkind: B\nitems:\n- kind: C\n  on: null\n";
-        let lines = Lines::of(text);
+        let lines = SourceLines::of(text);
         let expected = [
             (1, "kind", 2),
             (1, "", 2),

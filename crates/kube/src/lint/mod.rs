@@ -25,10 +25,10 @@ mod trainer;
 use serde::Serialize;
 use serde_json::Value;
 
-use self::job::{Job, Mpi};
-use self::lines::Lines;
+use self::job::{Job, MpiJobSpec};
+use self::lines::SourceLines;
 use self::node::Node;
-pub use self::rules::Level;
+pub use self::rules::LintLevel;
 use crate::options::PodSecurity;
 use crate::schema;
 
@@ -36,7 +36,7 @@ use crate::schema;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// The level of the finding.
-    pub level: Level,
+    pub level: LintLevel,
     /// The rule's name.
     pub rule: &'static str,
     /// The place: the number of the document, counted from 1, and the path in it.
@@ -53,14 +53,14 @@ pub struct Finding {
 #[derive(Debug, Default)]
 struct Findings {
     document: usize,
-    lines: Lines,
+    lines: SourceLines,
     list: Vec<Finding>,
 }
 
 impl Findings {
     /// A finding of the rule of this name, which `rules` must have.
     fn add(&mut self, rule: &'static str, at: &Node, what: impl Into<String>, fix: impl Into<String>) {
-        let level = rules::rule_of(rule).map_or(Level::Error, |rule| rule.level);
+        let level = rules::rule_of(rule).map_or(LintLevel::Error, |rule| rule.level);
         let line = self.lines.line(self.document, &at.path);
         let at = format!("document {}: {}", self.document, at.path);
         self.list.push(Finding { level, rule, at, line, what: what.into(), fix: fix.into() });
@@ -96,7 +96,7 @@ pub const KINDS: [&str; 6] = ["MPIJob", "TrainJob", "TrainingRuntime", "ClusterT
 /// Checks every job of a YAML stream, and its pods against a level of Pod Security if one is given. Invalid
 /// YAML is a finding too.
 pub fn lint(text: &str, security: Option<PodSecurity>) -> Report {
-    let mut findings = Findings { document: 1, lines: Lines::of(text), list: Vec::new() };
+    let mut findings = Findings { document: 1, lines: SourceLines::of(text), list: Vec::new() };
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(documents) => documents,
         Err(cause) => {
@@ -162,7 +162,7 @@ fn check(object: &Node, whole: &Node, security: Option<PodSecurity>, findings: &
     structure::check(&job, findings);
     pods::check(&job, security, findings);
     store::check_pods(&job, findings);
-    if let Some(mpi) = Mpi::of(&job) {
+    if let Some(mpi) = MpiJobSpec::of(&job) {
         structure::check_mpi(&mpi, findings);
         ssh::check(&mpi, findings);
         pods::check_mpi(&mpi, findings);

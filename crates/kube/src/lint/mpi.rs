@@ -2,7 +2,7 @@
 //! the command's options.
 
 use super::Findings;
-use super::job::Mpi;
+use super::job::MpiJobSpec;
 use crate::command::is_mpirun;
 
 /// Options that only Open MPI's `mpirun` knows.
@@ -33,7 +33,7 @@ const HYDRA: [&str; 10] = [
     "-prepend-rank",
 ];
 
-pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
+pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     let implementation = job.implementation;
     let image = job.launcher.container.get("image");
     if let Some(other) = image.text().and_then(named_in).filter(|other| *other != implementation) {

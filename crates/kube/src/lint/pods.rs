@@ -1,7 +1,7 @@
 //! The pods' devices, shared memory, volumes and images, and the proxy of a mesh.
 
 use super::Findings;
-use super::job::{Job, Mpi, RoleView};
+use super::job::{Job, MpiJobSpec, RoleView};
 use super::node::Node;
 use crate::options::PodSecurity;
 use crate::security;
@@ -31,7 +31,7 @@ pub(super) fn check(job: &Job, security: Option<PodSecurity>, findings: &mut Fin
 }
 
 /// Checks the rules for launcher and workers.
-pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
+pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
     gpus(job, findings);
     for (_, role) in job.roles() {
         for volume in role.pod.get("volumes").items() {
@@ -53,7 +53,7 @@ pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn gpus(job: &Mpi, findings: &mut Findings) {
+fn gpus(job: &MpiJobSpec, findings: &mut Findings) {
     let (launcher, worker) = (job.launcher.gpu(), job.worker.gpu());
     if let Some((_, at, 1..)) = launcher.as_ref().filter(|_| !job.launcher_works) {
         findings.add(
@@ -271,7 +271,7 @@ fn shell_variables(role: &RoleView, findings: &mut Findings) {
     }
 }
 
-fn two_paths(job: &Mpi, findings: &mut Findings) {
+fn two_paths(job: &MpiJobSpec, findings: &mut Findings) {
     let of = |role: &RoleView| -> Vec<(String, String)> {
         let mounts = claims(role).into_iter().filter_map(|(claim, volume)| {
             let mount = role.mount_of(volume.get("name").text()?)?;

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// The level of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
+pub enum LintLevel {
     /// The job would fail, or not do as it says.
     Error,
     /// It works, and costs something or is probably not meant so.
@@ -15,25 +15,25 @@ pub enum Level {
     Note,
 }
 
-use Level::{Error, Note, Warning};
+use LintLevel::{Error, Note, Warning};
 
 /// A rule.
 #[derive(Debug)]
-pub struct Rule {
+pub struct LintRule {
     /// Its name, which is also its anchor in the book.
     pub name: &'static str,
     /// Its level.
-    pub level: Level,
+    pub level: LintLevel,
     /// The fault that the rule finds.
     pub finds: &'static str,
 }
 
-const fn rule(name: &'static str, level: Level, finds: &'static str) -> Rule {
-    Rule { name, level, finds }
+const fn rule(name: &'static str, level: LintLevel, finds: &'static str) -> LintRule {
+    LintRule { name, level, finds }
 }
 
 /// Every rule, by the subject of its file.
-pub const RULES: &[Rule] = &[
+pub const RULES: &[LintRule] = &[
     rule("yaml", Error, "text that is not YAML, or a key that occurs twice"),
     rule("schema", Error, "a field that the kind does not have, or a value of another type"),
     rule("negative", Error, "a negative number where only a count makes sense"),
@@ -112,6 +112,6 @@ pub const RULES: &[Rule] = &[
 ];
 
 /// The rule of this name.
-pub fn rule_of(name: &str) -> Option<&'static Rule> {
+pub fn rule_of(name: &str) -> Option<&'static LintRule> {
     RULES.iter().find(|rule| rule.name == name)
 }

@@ -1,21 +1,21 @@
 //! The ssh logins of `mpirun`: the users of both sides, the folder and modes of the key, and the server.
 
 use super::Findings;
-use super::job::{Mpi, RoleView};
+use super::job::{MpiJobSpec, RoleView};
 use super::node::Node;
 use crate::options::USER;
 
 /// Capabilities that root's sshd needs and a pod has by default.
 const SSHD_CAPABILITIES: [&str; 3] = ["SYS_CHROOT", "SETUID", "SETGID"];
 
-pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
+pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     users(job, findings);
     names(job, findings);
     key(job, findings);
     server(job, findings);
 }
 
-fn users(job: &Mpi, findings: &mut Findings) {
+fn users(job: &MpiJobSpec, findings: &mut Findings) {
     let (launcher, worker) = (job.user(&job.launcher), job.user(&job.worker));
     if let (Some(launcher), Some(worker), 2) = (launcher, worker, job.roles().len())
         && launcher != worker
@@ -30,7 +30,7 @@ fn users(job: &Mpi, findings: &mut Findings) {
 }
 
 /// Images have names for root and for one user; `OpenShift` gives each namespace numbers of its own.
-fn names(job: &Mpi, findings: &mut Findings) {
+fn names(job: &MpiJobSpec, findings: &mut Findings) {
     for (name, role) in job.roles() {
         let at = role.container.down("securityContext.runAsUser");
         let at = if at.is_there() { at } else { role.pod.down("securityContext.runAsUser") };
@@ -84,7 +84,7 @@ fn no_number(name: &str, role: &RoleView, findings: &mut Findings) {
     }
 }
 
-fn key(job: &Mpi, findings: &mut Findings) {
+fn key(job: &MpiJobSpec, findings: &mut Findings) {
     let path = job.key_folder();
     let user = if job.launcher.template.is_there() { job.user(&job.launcher) } else { job.user(&job.worker) };
     if user == Some(0) && path != "/root/.ssh" {
@@ -117,7 +117,7 @@ fn key(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn server(job: &Mpi, findings: &mut Findings) {
+fn server(job: &MpiJobSpec, findings: &mut Findings) {
     let worker = &job.worker;
     if !worker.template.is_there() {
         return;
@@ -168,7 +168,7 @@ fn server(job: &Mpi, findings: &mut Findings) {
 }
 
 /// Checks that the readiness probe asks at the port of sshd, if that is known.
-fn probe(job: &Mpi, words: &[String], findings: &mut Findings) {
+fn probe(job: &MpiJobSpec, words: &[String], findings: &mut Findings) {
     let container = &job.worker.container;
     let at = container.down("readinessProbe.tcpSocket.port");
     let named = || container.get("ports").items().into_iter().find(|port| port.get("name").text() == at.text());

@@ -3,7 +3,7 @@
 use ringpull_base::{Kind, closest};
 
 use super::Findings;
-use super::job::{Job, Mpi, RoleView};
+use super::job::{Job, MpiJobSpec, RoleView};
 use crate::command::{example, is_mpirun, store_of};
 use crate::suitability::{Need, PeerSetup, misfits, needs};
 
@@ -34,7 +34,7 @@ pub(super) fn check_pods(job: &Job, findings: &mut Findings) {
     }
 }
 
-pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
+pub(crate) fn check(job: &MpiJobSpec, findings: &mut Findings) {
     let split = |word: &String| word.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let words: Vec<String> = job.launcher.words().iter().flat_map(split).collect();
     let starts_ranks = words.iter().any(|word| is_mpirun(word)) || launch_words(&words).is_some();
@@ -74,7 +74,7 @@ pub(crate) fn check(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn has_its_servers(kind: Kind, job: &Mpi, words: &[String], findings: &mut Findings) {
+fn has_its_servers(kind: Kind, job: &MpiJobSpec, words: &[String], findings: &mut Findings) {
     let at = job.launcher_words();
     // Without -s there are as many servers as workers, so at least one, if the kind has servers.
     match launch_words(words).map(|own| servers(own).unwrap_or(u64::from(kind.has_servers()))) {
@@ -118,7 +118,7 @@ fn servers(words: &[String]) -> Option<u64> {
 }
 
 /// Returns true if `mpirun` starts a single program whose processes get no role.
-fn starts_workers_alone(job: &Mpi, words: &[String]) -> bool {
+fn starts_workers_alone(job: &MpiJobSpec, words: &[String]) -> bool {
     let told = |word: &String| word == ":" || word.contains("DMLC_") || word.ends_with("launch.py");
     words.iter().any(|word| is_mpirun(word)) && !words.iter().any(told) && !job.launcher.has_env("DMLC_ROLE")
 }

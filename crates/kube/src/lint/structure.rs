@@ -2,7 +2,7 @@
 //! stays, with an event, and nothing runs.
 
 use super::Findings;
-use super::job::{Job, Mpi, RoleView};
+use super::job::{Job, MpiJobSpec, RoleView};
 use super::node::Node;
 use crate::names::{LONGEST_LABEL, is_label};
 use crate::quantity::Quantity;
@@ -147,7 +147,7 @@ fn one_of(at: &Node, known: &[&str], what: &str, findings: &mut Findings) {
 }
 
 /// Checks the rules for MPIJobs and for runtimes with the MPI policy.
-pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
+pub(super) fn check_mpi(job: &MpiJobSpec, findings: &mut Findings) {
     if job.slots.is_there() && job.slots.number().is_some_and(|count| count < 1) {
         let what = format!("{} slots in each worker: no rank can run", job.slots.value);
         findings.add("slots", &job.slots, what, "write the number of ranks in a worker, at least 1");
@@ -162,7 +162,7 @@ pub(super) fn check_mpi(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn runtime(job: &Mpi, findings: &mut Findings) {
+fn runtime(job: &MpiJobSpec, findings: &mut Findings) {
     for (name, role, rule) in [("launcher", &job.launcher, "no-launcher"), ("node", &job.worker, "no-workers")] {
         if !role.template.is_there() {
             let what = format!("no replicated job is named {name}: Trainer sets up no pod as its {name}");
@@ -209,7 +209,7 @@ fn name(job: &Job, findings: &mut Findings) {
     }
 }
 
-fn mpi_replicas(job: &Mpi, findings: &mut Findings) {
+fn mpi_replicas(job: &MpiJobSpec, findings: &mut Findings) {
     for (name, field) in job.spec.get("mpiReplicaSpecs").fields() {
         if ["Launcher", "Worker"].contains(&name) {
             continue;
@@ -268,13 +268,13 @@ fn mpi_replicas(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn words(job: &Mpi, findings: &mut Findings) {
+fn words(job: &MpiJobSpec, findings: &mut Findings) {
     let policy = job.spec.get("launcherCreationPolicy");
     one_of(&policy, &["AtStartup", "WaitForWorkersReady"], "is not a policy; it acts as WaitForWorkersReady", findings);
     one_of(&job.spec.down("runPolicy.cleanPodPolicy"), &["None", "Running", "All"], "is not a policy", findings);
 }
 
-fn run_policy(job: &Mpi, findings: &mut Findings) {
+fn run_policy(job: &MpiJobSpec, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.cleanPodPolicy");
     if matches!(policy.text(), None | Some("None")) {
         findings.add(
@@ -290,7 +290,7 @@ fn run_policy(job: &Mpi, findings: &mut Findings) {
     }
 }
 
-fn scheduling(job: &Mpi, findings: &mut Findings) {
+fn scheduling(job: &MpiJobSpec, findings: &mut Findings) {
     let policy = job.spec.down("runPolicy.schedulingPolicy");
     let least = policy.get("minAvailable");
     let all = job.worker_pods().saturating_add(1);

@@ -8,7 +8,7 @@ use crate::advise::Choice;
 use crate::advise::predict::Setting;
 use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
-use ringpull_harness::rounds::{self, Job, NextJob, Runner, TrainSetup, Work};
+use ringpull_harness::rounds::{self, Job, JobRunner, NextJob, TrainSetup, Work};
 use ringpull_harness::shape::{HostRate, Shape, own_words};
 use ringpull_harness::statistics::Summary;
 use ringpull_harness::variant::Variant;
@@ -103,7 +103,7 @@ impl Plan {
 pub fn run(
     plan: &Plan,
     choices: &[Choice],
-    runner: &mut dyn Runner,
+    runner: &mut dyn JobRunner,
     progress: &mut dyn FnMut(NextJob),
 ) -> Result<Checked> {
     let (scale, own) = (plan.scale()?, plan.own()?);

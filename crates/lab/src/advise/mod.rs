@@ -17,47 +17,47 @@ use ringpull_base::Result;
 
 use crate::advise::predict::Setting;
 use ringpull_harness::cost;
-use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::mode::{Mode, ServerPlacement};
 use ringpull_harness::variant::{Family, Variant};
 
 /// A mode, whose servers may depend on the number of hosts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     pub name: String,
-    of: Kind,
+    of: ModelKind,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
+enum ModelKind {
     Fixed(Variant),
     /// As many servers as there are hosts, divided by this and at least one.
-    Servers(usize, Placement),
+    Servers(usize, ServerPlacement),
     /// As many helpers as there are hosts.
     Helpers,
 }
 
 impl Choice {
     pub fn fixed(variant: Variant) -> Self {
-        Choice { name: variant.to_string(), of: Kind::Fixed(variant) }
+        Choice { name: variant.to_string(), of: ModelKind::Fixed(variant) }
     }
 
     /// The modes that are predicted unless some are named.
     pub fn all() -> Vec<Self> {
         let fixed = |name: &str| name.parse().ok().map(Choice::fixed);
         let servers = |name: &str, divisor, placement| {
-            Some(Choice { name: name.to_owned(), of: Kind::Servers(divisor, placement) })
+            Some(Choice { name: name.to_owned(), of: ModelKind::Servers(divisor, placement) })
         };
         [
             fixed("dist_sync_mpi"),
             fixed("dist_sync_mpi+fp16"),
             fixed("dist_sync_mpi+2bit:0.5"),
             fixed("dist_sync:1shared"),
-            servers("dist_sync:Kshared, K=n/2", 2, Placement::Shared),
-            servers("dist_sync:Kshared, K=n", 1, Placement::Shared),
+            servers("dist_sync:Kshared, K=n/2", 2, ServerPlacement::Shared),
+            servers("dist_sync:Kshared, K=n", 1, ServerPlacement::Shared),
             fixed("dist_sync:1"),
-            servers("dist_sync:K, K=n/2", 2, Placement::Dedicated),
-            servers("dist_sync:K, K=n", 1, Placement::Dedicated),
-            Some(Choice { name: "dist_sync_mpi:Khelpers, K=n".to_owned(), of: Kind::Helpers }),
+            servers("dist_sync:K, K=n/2", 2, ServerPlacement::Dedicated),
+            servers("dist_sync:K, K=n", 1, ServerPlacement::Dedicated),
+            Some(Choice { name: "dist_sync_mpi:Khelpers, K=n".to_owned(), of: ModelKind::Helpers }),
         ]
         .into_iter()
         .flatten()
@@ -66,11 +66,11 @@ impl Choice {
 
     pub fn variant(&self, hosts: usize) -> Variant {
         match self.of {
-            Kind::Fixed(variant) => variant,
-            Kind::Servers(divisor, placement) => {
+            ModelKind::Fixed(variant) => variant,
+            ModelKind::Servers(divisor, placement) => {
                 Variant::ours(Mode::Servers { sync: true, servers: (hosts / divisor).max(1), placement })
             }
-            Kind::Helpers => Variant::ours(Mode::Helped { helpers: hosts }),
+            ModelKind::Helpers => Variant::ours(Mode::Helped { helpers: hosts }),
         }
     }
 }

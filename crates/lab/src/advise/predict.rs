@@ -8,13 +8,15 @@ use ringpull_allreduce::progress::{Operation, Terms, Topic, Transfer};
 use ringpull_base::config::Config;
 use ringpull_base::{Algorithm, AlgorithmChoice, DType, Error, Key, Reduction, Result};
 use ringpull_kernels::compress::{Codec, Compression};
-use ringpull_plan::simulate::{self, Codes, Exchange, Layer, Network, Segment, Servers, Unit};
+use ringpull_plan::simulate::{
+    self, Codes, ComputedLayer, Exchange, Network, PushedUnit, SimulatedSegment, SimulatedServers,
+};
 use ringpull_plan::{LinkRates, Links, Model, Schedule, Segments, allreduce, auto, part_in_turns, predict};
 use ringpull_ps::shard;
 
 use ringpull_harness::layers;
 use ringpull_harness::link::LinkRate;
-use ringpull_harness::mode::{Mode, Placement};
+use ringpull_harness::mode::{Mode, ServerPlacement};
 use ringpull_harness::shape::HostRate;
 use ringpull_harness::train::BACKWARD;
 use ringpull_harness::variant::Variant;
@@ -65,7 +67,7 @@ impl Setting {
         let codec = codec(variant)?;
         let model = self.model();
         let network = Network { own: self.own_links(workers), ..Network::even(workers, &model) };
-        let layers = self.network.layers.iter().map(|layer| Layer {
+        let layers = self.network.layers.iter().map(|layer| ComputedLayer {
             backward_us: 1e6 * self.compute_s * BACKWARD * layer.part,
             forward_us: 1e6 * self.compute_s * (1.0 - BACKWARD) * layer.part,
         });
@@ -82,8 +84,8 @@ impl Setting {
             },
             Mode::Servers { servers, placement, .. } => {
                 let window = ringpull_ps::window(workers, servers);
-                let is_shared = placement == Placement::Shared;
-                (self.on_servers(codec, servers), Some(Servers { count: servers, is_shared, window }))
+                let is_shared = placement == ServerPlacement::Shared;
+                (self.on_servers(codec, servers), Some(SimulatedServers { count: servers, is_shared, window }))
             }
         };
         let step = simulate::Step { layers: layers.collect(), units, servers };
@@ -107,7 +109,7 @@ impl Setting {
 
     /// Sums over all ranks, short ones together. A helper's schedule stands behind those of the workers: it
     /// begins when they do.
-    fn sums(&self, network: &Network, model: &Model, helpers: usize) -> Vec<Unit> {
+    fn sums(&self, network: &Network, model: &Model, helpers: usize) -> Vec<PushedUnit> {
         let (workers, calls) = (network.workers, self.calls());
         let segments = Segments { most_bytes: Config::default().segment_bytes, is_fixed: false };
         let len_bytes = |key: usize| 4 * self.network.keys[key].len();
@@ -161,7 +163,7 @@ impl Setting {
     }
 
     /// Sums of codes, each key by itself and one after another.
-    fn coded_sums(&self, codec: Codec, workers: usize) -> Vec<Unit> {
+    fn coded_sums(&self, codec: Codec, workers: usize) -> Vec<PushedUnit> {
         const LONG: usize = 1 << 20;
         let ratio = |bytes: usize| bytes as f64 / (4 * LONG) as f64;
         let sum = |(layer, key): (usize, usize)| {
@@ -179,7 +181,7 @@ impl Setting {
         self.calls().into_iter().map(sum).collect()
     }
 
-    fn on_servers(&self, codec: Option<Codec>, servers: usize) -> Vec<Unit> {
+    fn on_servers(&self, codec: Option<Codec>, servers: usize) -> Vec<PushedUnit> {
         let bound = self.network.bigarray_bound;
         let key = |(layer, key): (usize, usize)| {
             let key = &self.network.keys[key];
@@ -187,7 +189,7 @@ impl Setting {
             let segments = layout.segments.iter().enumerate().map(|(index, segment)| {
                 let bytes = layout.bytes_of(index).len();
                 let pushed_bytes = codec.map_or(bytes, |codec| codec.code_bytes(bytes / 4));
-                Segment { server: segment.server, pushed_bytes, answered_bytes: bytes }
+                SimulatedSegment { server: segment.server, pushed_bytes, answered_bytes: bytes }
             });
             unit([layer].into_iter(), false, Exchange::Servers(segments.collect()))
         };
@@ -206,10 +208,10 @@ fn priority(layer: usize) -> i32 {
     -(layer as i32)
 }
 
-fn unit(layers: impl Iterator<Item = usize>, is_alone: bool, exchange: Exchange) -> Unit {
+fn unit(layers: impl Iterator<Item = usize>, is_alone: bool, exchange: Exchange) -> PushedUnit {
     let layers: Vec<usize> = layers.collect();
     let priority = layers.iter().map(|layer| priority(*layer)).max().unwrap_or(0);
-    Unit { layers, priority, is_alone, exchange }
+    PushedUnit { layers, priority, is_alone, exchange }
 }
 
 /// The ranks of a job in which they are not alike: with helpers, or on links of their own.

@@ -29,7 +29,7 @@ use self::network::LinkAddresses;
 use ringpull_base::{Error, Result};
 use ringpull_harness::link::LinkRate;
 use ringpull_harness::progress::Progress;
-pub use ringpull_harness::shape::{HostRate, Racks, Shape};
+pub use ringpull_harness::shape::{HostRate, RackShape, Shape};
 
 /// The network of the lab's hosts, for programs that have an option for the interface to use.
 pub const NETWORK: &str = "10.55.0.0/24";
@@ -73,7 +73,7 @@ impl Lab {
     }
 
     /// The two racks, if the hosts stand in any.
-    pub fn racks(&self) -> Option<Racks> {
+    pub fn racks(&self) -> Option<RackShape> {
         self.shape.racks
     }
 

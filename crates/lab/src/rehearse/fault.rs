@@ -18,7 +18,7 @@ pub struct Fault {
     pub what: FaultKind,
     pub at: Moment,
     /// The required end. Without it any end but a hang will do.
-    pub expect: Option<Expected>,
+    pub expect: Option<ExpectedEnd>,
 }
 
 /// The kind of a fault.
@@ -91,7 +91,7 @@ pub enum Moment {
 /// The ways in which a job may have to end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Expected {
+pub enum ExpectedEnd {
     /// With exit code 0.
     GoesOn,
     /// With an error.
@@ -104,7 +104,7 @@ pub enum Expected {
 /// An entry of a file of faults.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct FaultEntry {
     kill: Option<String>,
     fail: Option<String>,
     delay: Option<String>,
@@ -122,7 +122,7 @@ struct Entry {
     r#for: Option<String>,
     to: Option<LinkRate>,
     r#as: Option<PlantedFile>,
-    expect: Option<Expected>,
+    expect: Option<ExpectedEnd>,
 }
 
 /// The moment of a fault that gives none, in a job whose steps cannot be counted.
@@ -134,7 +134,7 @@ const LONG: Duration = Duration::from_secs(10);
 /// Reads a file of faults: a YAML list.
 pub fn read(text: &str) -> Result<Vec<Fault>> {
     let wrong = |what: String| Error::argument(what, "see the examples of `ringpull rehearse --help`");
-    let entries: Vec<Entry> =
+    let entries: Vec<FaultEntry> =
         serde_saphyr::from_str(text).map_err(|cause| wrong(format!("the faults cannot be read: {cause}")))?;
     if entries.is_empty() {
         return Err(wrong("the list of faults is empty".to_owned()));
@@ -143,8 +143,8 @@ pub fn read(text: &str) -> Result<Vec<Fault>> {
     numbered.map(|(at, entry)| fault(&entry).map_err(|cause| wrong(format!("fault {}: {cause}", at + 1)))).collect()
 }
 
-fn fault(entry: &Entry) -> std::result::Result<Fault, String> {
-    let Entry { at, r#for: time, to, r#as: planted, expect, .. } = entry;
+fn fault(entry: &FaultEntry) -> std::result::Result<Fault, String> {
+    let FaultEntry { at, r#for: time, to, r#as: planted, expect, .. } = entry;
     let time = time.as_deref().map(seconds).transpose()?;
     let named = [
         ("kill", &entry.kill),
@@ -203,8 +203,8 @@ fn fault(entry: &Entry) -> std::result::Result<Fault, String> {
 pub fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool) -> Vec<Fault> {
     let last = Member { role: Role::Worker, index: ranks - 1 };
     let first = Member { role: Role::Worker, index: 0 };
-    let goes_on = Some(Expected::GoesOn);
-    let without_a_rank = Some(if is_elastic { Expected::GoesOn } else { Expected::Ends });
+    let goes_on = Some(ExpectedEnd::GoesOn);
+    let without_a_rank = Some(if is_elastic { ExpectedEnd::GoesOn } else { ExpectedEnd::Ends });
     let fault = |what, expect| Fault { what, at: Moment::Usual, expect };
     let mut faults = vec![
         fault(FaultKind::Kill(last), without_a_rank.clone()),
@@ -213,11 +213,11 @@ pub fn usual(ranks: usize, servers: usize, hosts: usize, is_elastic: bool) -> Ve
         fault(FaultKind::Terminate(last, GRACE), None),
     ];
     if servers > 0 {
-        faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), Some(Expected::Ends)));
+        faults.push(fault(FaultKind::Kill(Member { role: Role::Server, index: 0 }), Some(ExpectedEnd::Ends)));
     }
     if hosts > 1 {
         faults.push(fault(FaultKind::Cut(hosts, Some(Duration::from_secs(5))), goes_on));
-        faults.push(fault(FaultKind::Cut(hosts, None), if is_elastic { None } else { Some(Expected::Ends) }));
+        faults.push(fault(FaultKind::Cut(hosts, None), if is_elastic { None } else { Some(ExpectedEnd::Ends) }));
     }
     faults
 }
@@ -433,7 +433,7 @@ mod tests {
             ]
         );
         let expected = [&faults[0], &faults[1]].map(|fault| fault.expect.clone());
-        assert_eq!(expected, [Some(Expected::Ends), Some(Expected::GoesOn)]);
+        assert_eq!(expected, [Some(ExpectedEnd::Ends), Some(ExpectedEnd::GoesOn)]);
     }
 
     #[test]
@@ -467,7 +467,7 @@ mod tests {
             let kills = usual(4, 2, 0, is_elastic).into_iter().filter(|fault| matches!(fault.what, FaultKind::Kill(_)));
             kills.map(|fault| fault.expect).collect::<Vec<_>>()
         };
-        let (ends, goes_on) = (Some(Expected::Ends), Some(Expected::GoesOn));
+        let (ends, goes_on) = (Some(ExpectedEnd::Ends), Some(ExpectedEnd::GoesOn));
         assert_eq!(killed(false), [ends.clone(), ends.clone(), ends.clone()]);
         assert_eq!(killed(true), [goes_on.clone(), goes_on, ends]);
     }

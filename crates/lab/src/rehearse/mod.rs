@@ -22,7 +22,7 @@ use serde::Serialize;
 use ringpull_base::config::{Config, Role};
 use ringpull_base::{Error, Result};
 
-use self::fault::{Expected, Fault, FaultKind, USUAL};
+use self::fault::{ExpectedEnd, Fault, FaultKind, USUAL};
 use self::job::{End, JobOutcome, Rehearsal};
 pub use self::said::Said;
 use ringpull_harness::interrupt::Interrupt;
@@ -56,7 +56,7 @@ const SLACK: Duration = Duration::from_secs(60);
 /// Runs the job without a fault, and then once for each of these, or once for all of them `together`. A job
 /// that takes longer than three times the undisturbed one, its faults and a minute has hung.
 pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> Result<Rehearsed> {
-    let ends = |fault: &&Fault| fault.what.is_from_the_start() || fault.expect == Some(Expected::Ends);
+    let ends = |fault: &&Fault| fault.what.is_from_the_start() || fault.expect == Some(ExpectedEnd::Ends);
     if let Some(fault) = faults.iter().find(ends).filter(|_| together) {
         return Err(Error::argument(
             format!("\"{fault}\" ends the job or is there from its start, so no other fault can follow"),
@@ -88,7 +88,7 @@ pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> 
         rehearsed.interrupted = interrupt.signal();
         let mut judged = of_job[of_job.len() - 1].clone();
         if together {
-            judged.expect = Some(Expected::GoesOn);
+            judged.expect = Some(ExpectedEnd::GoesOn);
         }
         let wrong = wrong(&judged, rehearsal.shape.workers, &outcome);
         rehearsed.jobs.push(FaultRow { fault: names, wrong, outcome });
@@ -109,7 +109,7 @@ fn wrong(fault: &Fault, ranks: usize, outcome: &JobOutcome) -> Option<String> {
     let ends_a_rank =
         matches!(fault.what, FaultKind::Kill(who) | FaultKind::Terminate(who, _) if who.role == Role::Worker);
     // A random fault may come before the program has begun, or when it is done.
-    let is_random = matches!(fault.expect, Some(Expected::Codes(_)));
+    let is_random = matches!(fault.expect, Some(ExpectedEnd::Codes(_)));
     let has_survivors = !is_random && !fault.what.is_from_the_start() && (ranks > 1 || !ends_a_rank);
     let unexpected = |text: &str| Some(format!("expected that it {text}"));
     let code = match outcome.end {
@@ -120,12 +120,12 @@ fn wrong(fault: &Fault, ranks: usize, outcome: &JobOutcome) -> Option<String> {
     match (&outcome.end, &fault.expect) {
         (End::Hung, _) => Some("it did not end in its time".to_owned()),
         (End::Early(_), _) => Some("it ended before the fault: let it come earlier".to_owned()),
-        (_, Some(Expected::Codes(codes))) if code.is_some_and(|code| !codes.contains(&code)) => {
+        (_, Some(ExpectedEnd::Codes(codes))) if code.is_some_and(|code| !codes.contains(&code)) => {
             let codes: BTreeSet<i32> = codes.iter().copied().collect();
             unexpected(&format!("ends with one of {codes:?}"))
         }
-        (End::WentOn, Some(Expected::Ends)) => unexpected("ends with an error"),
-        (End::Ended(_), Some(Expected::GoesOn)) => unexpected("goes on"),
+        (End::WentOn, Some(ExpectedEnd::Ends)) => unexpected("ends with an error"),
+        (End::Ended(_), Some(ExpectedEnd::GoesOn)) => unexpected("goes on"),
         (End::Ended(_), _) if outcome.said.ranks == 0 && has_survivors => Some("no rank said why".to_owned()),
         _ => match outcome.left {
             0 => outcome.harm.clone(),

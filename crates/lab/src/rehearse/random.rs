@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use ringpull_workload::sparse::mixed;
 
-use super::fault::{Expected, Fault, FaultKind, Moment, PlantedFile};
+use super::fault::{ExpectedEnd, Fault, FaultKind, Moment, PlantedFile};
 use super::shape::JobShape;
 
 /// Numbers that look random and follow from a seed.
-struct Random(u64);
+struct RandomFaults(u64);
 
-impl Random {
+impl RandomFaults {
     fn below(&mut self, count: usize) -> usize {
         self.0 = mixed(self.0);
         (self.0 >> 33) as usize % count
@@ -24,13 +24,13 @@ impl Random {
 /// Draws faults for a job whose processes are lost after `silence`, each with the exit codes that have to
 /// follow. `may_mount` is true if folders can be full or forbidden.
 pub fn draw(count: usize, seed: u64, shape: &JobShape, silence: Duration, may_mount: bool) -> Vec<Fault> {
-    let mut random = Random(seed);
+    let mut random = RandomFaults(seed);
     (0..count).map(|_| one(&mut random, shape, silence, may_mount)).collect()
 }
 
 /// Draws faults for one job that has to go on after each of them.
 pub fn draw_together(count: usize, seed: u64, shape: &JobShape, silence: Duration) -> Vec<Fault> {
-    let mut random = Random(seed);
+    let mut random = RandomFaults(seed);
     let names: &[&str] = if shape.hosts > 1 { &["stop", "cut", "block"] } else { &["stop"] };
     let mut one = || {
         let (who, host) = (random.of(&shape.members()), 1 + random.below(shape.hosts.max(1)));
@@ -41,12 +41,12 @@ pub fn draw_together(count: usize, seed: u64, shape: &JobShape, silence: Duratio
             _ => FaultKind::Stop(who, time),
         };
         let at = Moment::After(silence * (1 + random.below(8) as u32) / 4);
-        Fault { what, at, expect: Some(Expected::GoesOn) }
+        Fault { what, at, expect: Some(ExpectedEnd::GoesOn) }
     };
     (0..count).map(|_| one()).collect()
 }
 
-fn one(random: &mut Random, shape: &JobShape, silence: Duration, may_mount: bool) -> Fault {
+fn one(random: &mut RandomFaults, shape: &JobShape, silence: Duration, may_mount: bool) -> Fault {
     let who = random.of(&shape.members());
     let (short, long) = (silence * 2 / 5, silence * 5 / 2);
     let time = random.of(&[short, short, long]);
@@ -85,7 +85,7 @@ fn one(random: &mut Random, shape: &JobShape, silence: Duration, may_mount: bool
         // A process that has no store yet is waited for, and then it is only late.
         codes.iter_mut().for_each(|codes| codes.extend(shape.codes(&what, false).into_iter().flatten()));
     }
-    Fault { what, at, expect: codes.map(Expected::Codes) }
+    Fault { what, at, expect: codes.map(ExpectedEnd::Codes) }
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@
 
 use crate::Schedule;
 use crate::schedule::{Action, Lane};
-use crate::simulate::engine::{Engine, Hop, Task, TaskKind, Transit, ns};
+use crate::simulate::engine::{Hop, Simulation, Task, TaskKind, Transit, ns};
 use crate::simulate::{Codes, Costs};
 
 /// The stations of one rank's host.
-pub(super) struct Host {
+pub(super) struct SimulatedHost {
     pub out: usize,
     pub into: usize,
     pub processor: usize,
@@ -20,8 +20,8 @@ pub(super) struct Host {
 /// rank. One schedule stands for those of all ranks, which are alike: what the rank sends to another is what
 /// it receives from a third.
 pub(super) fn add(
-    engine: &mut Engine,
-    (hosts, costs): (&[Host], &Costs),
+    engine: &mut Simulation,
+    (hosts, costs): (&[SimulatedHost], &Costs),
     (schedules, codes): (&[Schedule], Option<&Codes>),
     begin: &[Task],
     priority: i32,

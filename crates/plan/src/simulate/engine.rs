@@ -63,7 +63,7 @@ impl Hop {
     }
 }
 
-struct Entry {
+struct QueuedEvent {
     pending: u32,
     then: Vec<Task>,
     act: TaskKind,
@@ -74,7 +74,7 @@ struct Station {
     free: Ns,
 }
 
-struct Window {
+struct SimulatedWindow {
     waiting: BinaryHeap<(i32, Reverse<Task>)>,
     messages: usize,
     bytes: usize,
@@ -90,10 +90,10 @@ enum Event {
     Head(Task, usize, Ns),
 }
 
-pub(super) struct Engine {
-    tasks: Vec<Entry>,
+pub(super) struct Simulation {
+    tasks: Vec<QueuedEvent>,
     stations: Vec<Station>,
-    windows: Vec<Window>,
+    windows: Vec<SimulatedWindow>,
     events: BinaryHeap<Reverse<(Ns, u64, Event)>>,
     posted: u64,
     latency: Ns,
@@ -104,9 +104,9 @@ pub(super) fn ns(us: f64) -> Ns {
     (us * 1e3).round() as Ns
 }
 
-impl Engine {
+impl Simulation {
     pub(super) fn new(latency_us: f64) -> Self {
-        Engine {
+        Simulation {
             tasks: Vec::new(),
             stations: Vec::new(),
             windows: Vec::new(),
@@ -124,14 +124,19 @@ impl Engine {
 
     /// A window with room while fewer messages or fewer bytes than these are under way.
     pub(super) fn window(&mut self, messages: usize, bytes: usize) -> usize {
-        self.windows.push(Window { waiting: BinaryHeap::new(), messages: 0, bytes: 0, most: (messages, bytes) });
+        self.windows.push(SimulatedWindow {
+            waiting: BinaryHeap::new(),
+            messages: 0,
+            bytes: 0,
+            most: (messages, bytes),
+        });
         self.windows.len() - 1
     }
 
     /// A task that waits for these.
     pub(super) fn task(&mut self, act: TaskKind, after: &[Task]) -> Task {
         let task = self.tasks.len() as Task;
-        self.tasks.push(Entry { pending: 0, then: Vec::new(), act });
+        self.tasks.push(QueuedEvent { pending: 0, then: Vec::new(), act });
         after.iter().for_each(|earlier| self.wait(task, *earlier));
         task
     }
@@ -228,7 +233,7 @@ impl Engine {
     /// Sends what there is room for.
     fn leave(&mut self, window: usize, now: Ns) {
         loop {
-            let Window { waiting, messages, bytes, most } = &mut self.windows[window];
+            let SimulatedWindow { waiting, messages, bytes, most } = &mut self.windows[window];
             if *messages >= most.0 && *bytes >= most.1 {
                 return;
             }
@@ -275,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_message_takes_the_time_of_its_slowest_station_and_the_latency() {
-        let mut engine = Engine::new(5.0);
+        let mut engine = Simulation::new(5.0);
         let (fast, slow) = (engine.station(100.0), engine.station(50.0));
         let hops = |stations: [usize; 2]| stations.map(|station| Hop::at(station, 1000.0)).to_vec();
         let up = engine.task(message(None, 0, hops([fast, slow])), &[]);
@@ -286,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_station_serves_one_after_another_and_a_lane_the_urgent_first() {
-        let mut engine = Engine::new(0.0);
+        let mut engine = Simulation::new(0.0);
         let station = engine.station(1.0);
         let window = engine.window(1, 0);
         let sent: Vec<Task> = [0, 1, 2]
@@ -298,11 +303,11 @@ mod tests {
 
     #[test]
     fn an_answer_makes_room_in_a_lane() {
-        let mut engine = Engine::new(0.0);
+        let mut engine = Simulation::new(0.0);
         let station = engine.station(1.0);
         let window = engine.window(1, 0);
         let hops = || vec![Hop::at(station, 10.0)];
-        let push = |engine: &mut Engine| {
+        let push = |engine: &mut Simulation| {
             let act = TaskKind::Send(Transit {
                 window: Some(window),
                 priority: 0,

@@ -18,10 +18,10 @@ mod tests;
 use std::ops::Range;
 
 use crate::{Algorithm, Model};
-use collective::Host;
-use engine::Engine;
-pub use servers::Segment;
-pub use step::{Exchange, Layer, Servers, Step, Unit, step_us};
+use collective::SimulatedHost;
+use engine::Simulation;
+pub use servers::SimulatedSegment;
+pub use step::{ComputedLayer, Exchange, PushedUnit, SimulatedServers, Step, step_us};
 
 /// The time for which a link sends what its host has handed over: a more urgent message waits for that.
 /// Measured steps fit it, whatever limits connections have (docs/decisions/short-queues.md).
@@ -109,10 +109,10 @@ impl Network {
     }
 
     /// Stations for so many of the workers' hosts.
-    fn hosts(&self, engine: &mut Engine, count: usize) -> Vec<Host> {
+    fn hosts(&self, engine: &mut Simulation, count: usize) -> Vec<SimulatedHost> {
         let of = (0..count).map(|worker| {
             let (sends, receives) = self.link(worker);
-            Host {
+            SimulatedHost {
                 out: engine.station(sends),
                 into: engine.station(receives),
                 processor: engine.station(1.0),

@@ -9,11 +9,11 @@
 use std::ops::Range;
 
 use crate::simulate::Costs;
-use crate::simulate::engine::{Engine, Hop, Task, TaskKind, Transit, ns};
+use crate::simulate::engine::{Hop, Simulation, Task, TaskKind, Transit, ns};
 
 /// A segment of a key, as `ringpull-ps` cuts it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Segment {
+pub struct SimulatedSegment {
     /// Its server.
     pub server: usize,
     /// The bytes that every worker sends.
@@ -26,14 +26,14 @@ pub struct Segment {
 pub(super) struct Stations {
     /// Those of the workers' hosts that are not alike: what they send, and what they receive.
     pub workers: (Range<usize>, Range<usize>),
-    pub servers: Vec<Server>,
+    pub servers: Vec<SimulatedServer>,
     /// Workers whose messages reach a server over its link.
     pub remote: usize,
     pub worker_count: usize,
     pub is_shared: bool,
 }
 
-pub(super) struct Server {
+pub(super) struct SimulatedServer {
     pub out: usize,
     pub into: usize,
     pub processor: usize,
@@ -43,16 +43,16 @@ pub(super) struct Server {
 
 /// Adds the tasks of one key that the workers begin after `begin`; what ends with it.
 pub(super) fn add(
-    engine: &mut Engine,
+    engine: &mut Simulation,
     (stations, costs): (&Stations, &Costs),
-    segments: &[Segment],
+    segments: &[SimulatedSegment],
     begin: Task,
     priority: i32,
 ) -> Task {
     let (senders, receivers) = &stations.workers;
     let mut ends = vec![begin];
     for segment in segments {
-        let Server { out, into, processor, window } = stations.servers[segment.server];
+        let SimulatedServer { out, into, processor, window } = stations.servers[segment.server];
         let (remote, count) = (stations.remote as f64, stations.worker_count as f64);
         let (pushed, answered) = (segment.pushed_bytes as f64, segment.answered_bytes as f64);
         let of_workers = |links: &Range<usize>, own: usize, bytes: f64| Hop {

@@ -5,9 +5,9 @@
 //! sums of its units. Nothing else keeps ranks together. So it is in `ringpull bench train`.
 
 use crate::Schedule;
-use crate::simulate::collective::{self, Host};
-use crate::simulate::engine::{Engine, Task, TaskKind, ns};
-use crate::simulate::servers::{self, Segment, Server, Stations};
+use crate::simulate::collective::{self, SimulatedHost};
+use crate::simulate::engine::{Simulation, Task, TaskKind, ns};
+use crate::simulate::servers::{self, SimulatedSegment, SimulatedServer, Stations};
 use crate::simulate::{Codes, Network};
 
 /// Steps that are simulated; the last one counts. From the second step on, the same work of a step is left
@@ -17,7 +17,7 @@ const STEPS: usize = 3;
 /// The computing of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the words say it")]
-pub struct Layer {
+pub struct ComputedLayer {
     pub backward_us: f64,
     pub forward_us: f64,
 }
@@ -27,11 +27,11 @@ pub enum Exchange {
     /// A sum over all ranks: the schedules of all, or of the one that stands for all, and how they are coded.
     Sum(Vec<Schedule>, Option<Codes>),
     /// A key on servers.
-    Servers(Vec<Segment>),
+    Servers(Vec<SimulatedSegment>),
 }
 
 /// The layers that are pushed together.
-pub struct Unit {
+pub struct PushedUnit {
     /// The layers whose gradients these are.
     pub layers: Vec<usize>,
     /// The highest goes first.
@@ -44,7 +44,7 @@ pub struct Unit {
 
 /// The servers of a job, and their hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Servers {
+pub struct SimulatedServers {
     /// The number of servers.
     pub count: usize,
     /// True if they are on the workers' hosts, in order from the first, rather than each on its own.
@@ -56,11 +56,11 @@ pub struct Servers {
 /// A step of training.
 pub struct Step {
     /// The layers, in the order of the forward pass.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<ComputedLayer>,
     /// The units, in the order in which they begin.
-    pub units: Vec<Unit>,
+    pub units: Vec<PushedUnit>,
     /// If there are any.
-    pub servers: Option<Servers>,
+    pub servers: Option<SimulatedServers>,
 }
 
 /// The time of a step among many, in microseconds.
@@ -69,8 +69,9 @@ pub struct Step {
 /// If a sum has several schedules, but not one for each worker, or they do not fit together, or if units are of
 /// servers that the step does not have.
 pub fn step_us(network: &Network, step: &Step) -> f64 {
-    let mut engine = Engine::new(network.latency_us);
-    let schedules = |unit: &Unit| if let Exchange::Sum(schedules, _) = &unit.exchange { schedules.len() } else { 1 };
+    let mut engine = Simulation::new(network.latency_us);
+    let schedules =
+        |unit: &PushedUnit| if let Exchange::Sum(schedules, _) = &unit.exchange { schedules.len() } else { 1 };
     let ranks = step.units.iter().map(schedules).max().unwrap_or(1);
     let hosts = network.hosts(&mut engine, ranks);
     let stations = step.servers.map(|servers| stations(&mut engine, network, servers));
@@ -88,13 +89,13 @@ pub fn step_us(network: &Network, step: &Step) -> f64 {
 
 /// Adds one step behind the earlier work of each rank's device.
 fn one(
-    engine: &mut Engine,
+    engine: &mut Simulation,
     network: &Network,
-    (hosts, stations): (&[Host], Option<&Stations>),
+    (hosts, stations): (&[SimulatedHost], Option<&Stations>),
     step: &Step,
     device: &mut [Option<Task>],
 ) {
-    let mut compute = |engine: &mut Engine, rank: usize, us: f64, after: &[Task]| {
+    let mut compute = |engine: &mut Simulation, rank: usize, us: f64, after: &[Task]| {
         let after: Vec<Task> = device[rank].iter().chain(after).copied().collect();
         let task = engine.task(TaskKind::Delay(ns(us)), &after);
         device[rank] = Some(task);
@@ -144,8 +145,8 @@ fn one(
 
 /// Stations for all servers, and for the workers' hosts that are not alike: those with a server or a link of
 /// their own, those before them, and one for all others.
-fn stations(engine: &mut Engine, network: &Network, servers: Servers) -> Stations {
-    let Servers { count, is_shared, window } = servers;
+fn stations(engine: &mut Simulation, network: &Network, servers: SimulatedServers) -> Stations {
+    let SimulatedServers { count, is_shared, window } = servers;
     let with_server = if is_shared { count.min(network.workers) } else { 0 };
     let apart = network.own.iter().map(|own| own.0 + 1).fold(with_server, usize::max);
     let hosts = (apart + 1).min(network.workers);
@@ -159,7 +160,7 @@ fn stations(engine: &mut Engine, network: &Network, servers: Servers) -> Station
     let servers = (0..count).map(|at| {
         let at = if is_shared { at % with_server.max(1) } else { at };
         let (processor, window) = (engine.station(1.0), engine.window(window.0, window.1));
-        Server { out: own.0.start + at, into: own.1.start + at, processor, window }
+        SimulatedServer { out: own.0.start + at, into: own.1.start + at, processor, window }
     });
     Stations {
         servers: servers.collect(),

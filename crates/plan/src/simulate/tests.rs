@@ -27,7 +27,7 @@ fn schedules(
 
 /// The time of a collective of which these are the schedules of all ranks, or of the one that stands for all.
 fn collective_us(network: &Network, schedules: &[Schedule]) -> f64 {
-    let mut engine = Engine::new(network.latency_us);
+    let mut engine = Simulation::new(network.latency_us);
     let hosts = network.hosts(&mut engine, schedules.len());
     let begin: Vec<_> = schedules.iter().map(|_| engine.task(engine::TaskKind::Nothing, &[])).collect();
     let ends = collective::add(&mut engine, (&hosts, &network.costs), (schedules, None), &begin, 0);
@@ -109,11 +109,11 @@ const WINDOW: (usize, usize) = (4, 128 << 10);
 fn on_servers(network: &Network, count: usize, is_shared: bool, bytes: usize) -> f64 {
     let segment = 16 << 10;
     let each = bytes / segment;
-    let segment = |at| Segment { server: at % count, pushed_bytes: segment, answered_bytes: segment };
+    let segment = |at| SimulatedSegment { server: at % count, pushed_bytes: segment, answered_bytes: segment };
     let exchange = Exchange::Servers((0..each).map(segment).collect());
-    let unit = Unit { layers: vec![0], priority: 0, is_alone: false, exchange };
-    let layers = vec![Layer { backward_us: 0.0, forward_us: 0.0 }];
-    let step = Step { layers, units: vec![unit], servers: Some(Servers { count, is_shared, window: WINDOW }) };
+    let unit = PushedUnit { layers: vec![0], priority: 0, is_alone: false, exchange };
+    let layers = vec![ComputedLayer { backward_us: 0.0, forward_us: 0.0 }];
+    let step = Step { layers, units: vec![unit], servers: Some(SimulatedServers { count, is_shared, window: WINDOW }) };
     step_us(network, &step)
 }
 
@@ -139,8 +139,8 @@ fn servers_take_the_time_of_the_busiest_link() {
 
 fn training(network: &Network, compute_us: f64, priority: impl Fn(usize) -> i32) -> f64 {
     let (layers, len) = (8, 4_000_000);
-    let layer = Layer { backward_us: compute_us * 2.0 / 24.0, forward_us: compute_us / 24.0 };
-    let unit = |index| Unit {
+    let layer = ComputedLayer { backward_us: compute_us * 2.0 / 24.0, forward_us: compute_us / 24.0 };
+    let unit = |index| PushedUnit {
         layers: vec![index],
         priority: priority(index),
         is_alone: false,
@@ -175,13 +175,13 @@ fn what_is_urgent_waits_for_as_long_on_a_slow_link_as_on_a_fast_one() {
     let step = |times: f64| {
         let network = Network { bytes_per_us: 25.0 * times, ..network(4) };
         let len = (250_000.0 * times) as usize;
-        let unit = |layer: usize| Unit {
+        let unit = |layer: usize| PushedUnit {
             layers: vec![layer],
             priority: -(layer as i32),
             is_alone: false,
             exchange: Exchange::Sum(schedules(&network, 0..1, Algorithm::Direct, len, 256 << 10), None),
         };
-        let layers = vec![Layer { backward_us: 20_000.0, forward_us: 100_000.0 }; 8];
+        let layers = vec![ComputedLayer { backward_us: 20_000.0, forward_us: 100_000.0 }; 8];
         step_us(&network, &Step { layers, units: (0..8).rev().map(unit).collect(), servers: None })
     };
     // Megabytes in a queue would make it a quarter longer.
@@ -197,8 +197,8 @@ fn codes_take_their_own_bytes() {
     let codes = |code, sum| Codes { own: vec![own.clone()], code, sum };
     let time = |codes| {
         let exchange = Exchange::Sum(vec![Schedule::of(&plan, DType::F32, usize::MAX)], Some(codes));
-        let unit = Unit { layers: vec![0], priority: 0, is_alone: true, exchange };
-        let layers = vec![Layer { backward_us: 0.0, forward_us: 0.0 }];
+        let unit = PushedUnit { layers: vec![0], priority: 0, is_alone: true, exchange };
+        let layers = vec![ComputedLayer { backward_us: 0.0, forward_us: 0.0 }];
         step_us(&network(n), &Step { layers, units: vec![unit], servers: None })
     };
     let wire = 7.0 / 8.0 * 4.0 * len as f64 / RATE;

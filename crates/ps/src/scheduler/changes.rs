@@ -19,7 +19,7 @@ use std::time::Duration;
 use ringpull_base::config::Role;
 use ringpull_base::{Error, Kind, notice};
 
-use super::{Identity, JobPhase, Node, Scheduler};
+use super::{JobPhase, Node, NodeIdentity, Scheduler};
 use crate::message::{CallsMade, FromScheduler, Job, NodeInfo, ToScheduler, WholeKeys};
 
 /// How much longer than a silence a worker beyond the number of the job waits for a rank to become free.
@@ -57,7 +57,7 @@ struct Loss {
 }
 
 struct Surplus {
-    identity: Identity,
+    identity: NodeIdentity,
     info: NodeInfo,
     preferred: Option<usize>,
     since: Duration,
@@ -389,7 +389,7 @@ impl Scheduler {
     /// The job has ended: workers that have come for it take no part any more.
     pub(super) fn refuse_joining(&mut self) {
         let waiting = self.changes.waiting.drain(..).map(|waiting| waiting.identity);
-        let mut refused: Vec<Identity> = waiting.collect();
+        let mut refused: Vec<NodeIdentity> = waiting.collect();
         let error = if let JobPhase::Failed(error) = &self.phase {
             // Nodes that have a rank know of it.
             error.clone()

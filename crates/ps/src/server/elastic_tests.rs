@@ -24,7 +24,7 @@ enum Notice {
 type OnTheWay = VecDeque<(Request, Vec<u8>)>;
 
 /// Two servers, what is on its way to them, and what workers know.
-struct Simulated {
+struct SimulatedServers {
     servers: Vec<Server>,
     requests: BTreeMap<(usize, usize), OnTheWay>,
     orders: Vec<VecDeque<Notice>>,
@@ -41,7 +41,7 @@ fn contribution(rank: usize, round: u64) -> f32 {
     10f32.powi(rank as i32) * round as f32
 }
 
-impl Simulated {
+impl SimulatedServers {
     fn new(sync: bool) -> Self {
         let mut requests: BTreeMap<_, OnTheWay> = BTreeMap::new();
         for rank in 0..WORKERS {
@@ -68,7 +68,7 @@ impl Simulated {
                 }
             }
         }
-        Simulated {
+        SimulatedServers {
             servers: (0..2).map(|_| Server::elastic(WORKERS, sync)).collect(),
             requests,
             orders: (0..2).map(|_| VecDeque::new()).collect(),
@@ -154,7 +154,7 @@ proptest! {
         choices in proptest::collection::vec(0usize..64, 10..60),
         kills in proptest::collection::vec((0usize..90, 0..WORKERS), 0..3),
     ) {
-        let mut job = Simulated::new(true);
+        let mut job = SimulatedServers::new(true);
         let mut delivered = 0;
         for choice in choices.iter().cycle() {
             kills.iter().filter(|(when, _)| *when == delivered).for_each(|(_, rank)| job.kill(*rank));

@@ -59,12 +59,12 @@ pub(super) struct Queued {
 
 /// What is under way of pushes, or of pulls.
 #[derive(Default)]
-struct Window {
+struct PeerWindow {
     messages: usize,
     bytes: usize,
 }
 
-impl Window {
+impl PeerWindow {
     fn is_open(&self, most: (usize, usize)) -> bool {
         self.messages < most.0 || self.bytes < most.1
     }
@@ -77,8 +77,8 @@ pub(super) struct Queue {
     waiting: BTreeMap<Position, VecDeque<Queued>>,
     /// The messages under way, by call.
     open: BTreeMap<u64, usize>,
-    pushes: Window,
-    pulls: Window,
+    pushes: PeerWindow,
+    pulls: PeerWindow,
     /// True if this worker leaves: what it has called goes out, whatever the others have called.
     is_leaving: bool,
 }
@@ -86,7 +86,7 @@ pub(super) struct Queue {
 impl Queue {
     /// With a window of so many messages or bytes.
     pub(super) fn new(most: (usize, usize)) -> Self {
-        let (pushes, pulls) = (Window::default(), Window::default());
+        let (pushes, pulls) = (PeerWindow::default(), PeerWindow::default());
         Queue { most, waiting: BTreeMap::new(), open: BTreeMap::new(), pushes, pulls, is_leaving: false }
     }
 

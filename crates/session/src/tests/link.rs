@@ -14,7 +14,7 @@ const LIMITS: Limits = Limits { header: 4, payload: 4, waiting_bytes: 0, waiting
 
 /// An event that may happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Move {
+pub enum LinkEvent {
     /// This end sends its next frame.
     Send(usize),
     /// The system takes at most this many bytes from this end.
@@ -102,15 +102,15 @@ impl Link {
     ///
     /// If a frame arrives twice, not at all before a later one, or changed, or an end refuses what the other
     /// says.
-    pub fn make(&mut self, next: Move) -> bool {
+    pub fn make(&mut self, next: LinkEvent) -> bool {
         match next {
-            Move::Send(end) => {
+            LinkEvent::Send(end) => {
                 let number = self.sent[end];
                 let Frame { header, payload } = frame(end, number);
                 self.sent[end] += 1;
                 self.ends[end].frames.push(Frame { header, payload: payload.into() });
             }
-            Move::Write(end, most) => {
+            LinkEvent::Write(end, most) => {
                 let LinkEnd { frames, out, .. } = &mut self.ends[end];
                 let has_more = !out.is_empty() || frames.uncomposed() > 0;
                 if !self.is_attached(end) || !has_more || most == 0 {
@@ -125,7 +125,7 @@ impl Link {
                     }
                 }
             }
-            Move::Arrive(end, most) => {
+            LinkEvent::Arrive(end, most) => {
                 let mut left = most.min(self.flying[end].len());
                 if !self.is_attached(end) || left == 0 {
                     return false;
@@ -151,7 +151,7 @@ impl Link {
                 }
                 assert!(self.ends[end].frames.received <= self.sent[1 - end]);
             }
-            Move::Confirm(end) => {
+            LinkEvent::Confirm(end) => {
                 let is_attached = self.is_attached(end);
                 let LinkEnd { frames, out, .. } = &mut self.ends[end];
                 if !is_attached || !out.is_empty() || !frames.is_unconfirmed() {
@@ -159,14 +159,14 @@ impl Link {
                 }
                 frames.compose_control(false, out);
             }
-            Move::Break => {
+            LinkEvent::Break => {
                 if self.leaf == Leaf::Detached {
                     return false;
                 }
                 self.leaf = Leaf::Detached;
                 self.flying[1].clear();
             }
-            Move::Greet => {
+            LinkEvent::Greet => {
                 if self.leaf != Leaf::Detached {
                     return false;
                 }
@@ -176,7 +176,7 @@ impl Link {
                 self.is_admitted = true;
                 self.flying = Default::default();
             }
-            Move::Welcome => {
+            LinkEvent::Welcome => {
                 let Leaf::Greeted(theirs) = self.leaf else { return false };
                 self.ends[1].begin(theirs);
                 self.leaf = Leaf::Attached;
@@ -200,10 +200,11 @@ impl Link {
     ///
     /// If it does not arrive.
     pub fn settle(&mut self) {
-        self.make(Move::Greet);
-        self.make(Move::Welcome);
+        self.make(LinkEvent::Greet);
+        self.make(LinkEvent::Welcome);
         let all = usize::MAX;
-        let moves = [Move::Write(0, all), Move::Write(1, all), Move::Arrive(0, all), Move::Arrive(1, all)];
+        let moves =
+            [LinkEvent::Write(0, all), LinkEvent::Write(1, all), LinkEvent::Arrive(0, all), LinkEvent::Arrive(1, all)];
         while moves.into_iter().any(|next| self.make(next)) {}
         let received = self.ends.each_ref().map(|end| end.frames.received);
         assert!(self.is_complete(), "{received:?} of {:?}", self.sent);
@@ -236,9 +237,9 @@ mod unit_tests {
     /// and frames that stay behind because `composed` is not counted down.
     fn explore(frames: [u64; 2], breaks: usize) -> (usize, usize) {
         let mut seen = HashSet::new();
-        let mut queue: VecDeque<(Vec<Move>, usize)> = VecDeque::from([(Vec::new(), 0)]);
+        let mut queue: VecDeque<(Vec<LinkEvent>, usize)> = VecDeque::from([(Vec::new(), 0)]);
         let mut complete = 0;
-        let again = |path: &[Move]| {
+        let again = |path: &[LinkEvent]| {
             let mut link = Link::default();
             path.iter().for_each(|next| assert!(link.make(*next)));
             link
@@ -246,8 +247,8 @@ mod unit_tests {
         while let Some((path, broken)) = queue.pop_front() {
             for next in moves() {
                 let mut link = again(&path);
-                let is_send = matches!(next, Move::Send(end) if link.sent[end] == frames[end]);
-                let broken = broken + usize::from(next == Move::Break);
+                let is_send = matches!(next, LinkEvent::Send(end) if link.sent[end] == frames[end]);
+                let broken = broken + usize::from(next == LinkEvent::Break);
                 if is_send || broken > breaks || !link.make(next) || !seen.insert((link.snapshot(), broken)) {
                     continue;
                 }
@@ -260,14 +261,14 @@ mod unit_tests {
     }
 
     /// Bytes are taken and arrive all at once or in pieces that end within a prefix.
-    fn moves() -> Vec<Move> {
-        let both = |of: fn(usize) -> Move| [of(0), of(1)];
-        let mut moves = vec![Move::Break, Move::Greet, Move::Welcome];
-        moves.extend(both(Move::Send));
-        moves.extend(both(Move::Confirm));
+    fn moves() -> Vec<LinkEvent> {
+        let both = |of: fn(usize) -> LinkEvent| [of(0), of(1)];
+        let mut moves = vec![LinkEvent::Break, LinkEvent::Greet, LinkEvent::Welcome];
+        moves.extend(both(LinkEvent::Send));
+        moves.extend(both(LinkEvent::Confirm));
         for most in [17, usize::MAX] {
-            moves.extend([0, 1].map(|end| Move::Write(end, most)));
-            moves.extend([0, 1].map(|end| Move::Arrive(end, most)));
+            moves.extend([0, 1].map(|end| LinkEvent::Write(end, most)));
+            moves.extend([0, 1].map(|end| LinkEvent::Arrive(end, most)));
         }
         moves
     }

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use ringpull_base::Secret;
 use ringpull_base::strangers::GREETING;
 
-use crate::handshake::{CHALLENGE, Failure, HELLO, Hello, PROOF, Resumption, VERDICT};
+use crate::handshake::{CHALLENGE, HELLO, HandshakeFailure, Hello, PROOF, Resumption, VERDICT};
 use crate::*;
 
 const LIMITS: Limits =
@@ -68,9 +68,9 @@ impl Sink for Inbox {
     }
 }
 
-struct Server(Endpoint, Bell);
+struct TestServer(Endpoint, Bell);
 
-impl Server {
+impl TestServer {
     fn send(&self, identity: &[u8], frame: Frame) -> bool {
         self.0.session(identity).is_some_and(|session| session.send(frame))
     }
@@ -84,12 +84,12 @@ impl Server {
     }
 }
 
-struct Client(Endpoint, Arc<Session>, Bell);
+struct TestClient(Endpoint, Arc<Session>, Bell);
 
-impl Client {
-    fn open(target: Target, bell: &Bell) -> Self {
+impl TestClient {
+    fn open(target: DialTarget, bell: &Bell) -> Self {
         let (endpoint, session) = Endpoint::connect(target, Arc::clone(bell) as Arc<dyn Sink>).unwrap();
-        Client(endpoint, session, Arc::clone(bell))
+        TestClient(endpoint, session, Arc::clone(bell))
     }
 
     fn send(&self, frame: impl Into<Frame>) -> bool {
@@ -122,26 +122,26 @@ fn secret(text: &str) -> Secret {
     Secret::within(&text.repeat(16)).unwrap()
 }
 
-fn listener(secret: Option<Secret>, bell: &Bell) -> (Server, SocketAddr) {
+fn listener(secret: Option<Secret>, bell: &Bell) -> (TestServer, SocketAddr) {
     listener_on(Ipv4Addr::LOCALHOST.into(), secret, bell)
 }
 
-fn listener_on(ip: IpAddr, secret: Option<Secret>, bell: &Bell) -> (Server, SocketAddr) {
+fn listener_on(ip: IpAddr, secret: Option<Secret>, bell: &Bell) -> (TestServer, SocketAddr) {
     let socket = listen(SocketAddr::from((ip, 0))).unwrap();
     let address = socket.local_addr().unwrap();
     let admits = Box::new(|identity: &[u8]| identity.starts_with(b"node"));
     let door = Door { name: "the server".to_owned(), secret, admits, most: 4, settings: SETTINGS };
     (
-        Server(Endpoint::listen(vec![socket], door, Arc::clone(bell) as Arc<dyn Sink>).unwrap(), Arc::clone(bell)),
+        TestServer(Endpoint::listen(vec![socket], door, Arc::clone(bell) as Arc<dyn Sink>).unwrap(), Arc::clone(bell)),
         address,
     )
 }
 
-fn target(to: SocketAddr, identity: &[u8], secret: Option<Secret>) -> Target {
+fn target(to: SocketAddr, identity: &[u8], secret: Option<Secret>) -> DialTarget {
     let limits = Limits { unwritten_bytes: usize::MAX, ..LIMITS };
     let settings = Settings { limits, linger: Duration::from_secs(1), ..SETTINGS };
     let (name, identity) = ("the server".to_owned(), identity.to_vec());
-    Target { to: vec![to], name, identity, secret, settings, has_port: false }
+    DialTarget { to: vec![to], name, identity, secret, settings, has_port: false }
 }
 
 /// Waits for `some`, for at most ten seconds.
@@ -165,7 +165,7 @@ fn frame(number: usize) -> Frame {
 }
 
 /// Sends `count` frames from each end to the other and checks what arrives.
-fn exchange(listener: &Server, server_bell: &Bell, connection: &Client, bell: &Bell, count: usize) {
+fn exchange(listener: &TestServer, server_bell: &Bell, connection: &TestClient, bell: &Bell, count: usize) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..count {
@@ -197,7 +197,7 @@ fn frames_arrive_in_order_and_whole() {
         }
         let (bell, server_bell) = (Bell::default(), Bell::default());
         let (listener, address) = listener_on(ip, secret.clone(), &server_bell);
-        let connection = Client::open(target(address, b"node 1", secret), &bell);
+        let connection = TestClient::open(target(address, b"node 1", secret), &bell);
         exchange(&listener, &server_bell, &connection, &bell, 300);
         connection.0.close(Duration::from_secs(5));
         assert!(is_gone(&until(&server_bell, || listener.event())));
@@ -209,7 +209,7 @@ fn frames_arrive_in_order_and_whole() {
 fn what_was_sent_before_a_close_arrives() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
     let (listener, address) = listener(None, &server_bell);
-    let connection = Client::open(target(address, b"node 1", None), &bell);
+    let connection = TestClient::open(target(address, b"node 1", None), &bell);
     for number in 0..40 {
         connection.send(frame(number));
     }
@@ -231,7 +231,7 @@ fn nodes_with_other_secrets_are_refused_and_both_ends_know_why() {
     ] {
         let (bell, server_bell) = (Bell::default(), Bell::default());
         let (listener, address) = listener(server.map(secret), &server_bell);
-        let connection = Client::open(target(address, b"node 1", client.map(secret)), &bell);
+        let connection = TestClient::open(target(address, b"node 1", client.map(secret)), &bell);
         connection.send(frame(3));
         let Event::Refused(error) = until(&bell, || connection.event()) else { panic!("it was admitted") };
         let error = error.to_string();
@@ -246,7 +246,7 @@ fn a_server_without_the_secret_is_no_server() {
     let foreign = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let to = foreign.local_addr().unwrap();
     let bell = Bell::default();
-    let connection = Client::open(target(to, b"node 1", Some(secret("a"))), &bell);
+    let connection = TestClient::open(target(to, b"node 1", Some(secret("a"))), &bell);
     let (mut stream, _) = foreign.accept().unwrap();
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello).unwrap();
@@ -266,7 +266,7 @@ fn a_proof_that_was_overheard_is_refused() {
     let (listener, address) = listener(Some(secret("a")), &server_bell);
     let spy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let to = spy.local_addr().unwrap();
-    let connection = Client::open(target(to, b"node 1", Some(secret("a"))), &bell);
+    let connection = TestClient::open(target(to, b"node 1", Some(secret("a"))), &bell);
     let (mut client, _) = spy.accept().unwrap();
     let mut server = TcpStream::connect(address).unwrap();
     let (mut hello, mut challenge, mut proof, mut verdict) = ([0; HELLO], [0; CHALLENGE], [0; PROOF], [0; VERDICT]);
@@ -304,7 +304,7 @@ fn strangers_of_every_kind_delay_nobody_and_leave_nothing() {
         strangers.extend(told);
     }
     let start = Instant::now();
-    let connection = Client::open(target(address, b"node 1", Some(secret("a"))), &bell);
+    let connection = TestClient::open(target(address, b"node 1", Some(secret("a"))), &bell);
     exchange(&listener, &server_bell, &connection, &bell, 10);
     assert!(start.elapsed() < GREETING / 2, "{:?}", start.elapsed());
 }
@@ -333,7 +333,7 @@ fn who_is_crowded_out_by_strangers_has_some_time_and_meets_a_broken_connection()
 fn a_node_that_sends_more_than_was_agreed_is_cut_off() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
     let (listener, address) = listener(None, &server_bell);
-    let connection = Client::open(target(address, b"node 1", None), &bell);
+    let connection = TestClient::open(target(address, b"node 1", None), &bell);
     connection.send(Frame { header: vec![0; LIMITS.header + 1], payload: Bytes::new() });
     assert!(is_gone(&until(&server_bell, || listener.event())));
     assert!(is_gone(&until(&bell, || connection.event())));
@@ -345,7 +345,7 @@ fn a_node_that_sends_more_than_was_agreed_is_cut_off() {
 fn a_peer_that_asks_and_does_not_read_is_not_read_any_more() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
     let (listener, address) = listener(None, &server_bell);
-    let connection = Client::open(target(address, b"node 1", None), &bell);
+    let connection = TestClient::open(target(address, b"node 1", None), &bell);
     let (mut sent, mut answered) = (0, 0);
     let mut quiet = Instant::now();
     // What has been taken by nobody fills the peer's memory, then the sockets, and then the limit holds.
@@ -381,11 +381,11 @@ fn a_peer_that_asks_and_does_not_read_is_not_read_any_more() {
 fn names_that_no_node_has_or_another_has_are_refused() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
     let (listener, address) = listener(None, &server_bell);
-    let first = Client::open(target(address, b"node 1", None), &bell);
+    let first = TestClient::open(target(address, b"node 1", None), &bell);
     first.send(frame(1));
     until(&server_bell, || listener.receive());
     for name in [b"node 1", b"nobody"] {
-        let second = Client::open(target(address, name, None), &bell);
+        let second = TestClient::open(target(address, name, None), &bell);
         assert!(matches!(until(&bell, || second.event()), Event::Refused(_)));
     }
     exchange(&listener, &server_bell, &first, &bell, 0);
@@ -398,7 +398,7 @@ fn a_peer_that_is_gone_is_noticed_by_both_ends() {
     let (bell, server_bell) = (Bell::default(), Bell::default());
     let (listener, address) = listener(None, &server_bell);
     let network = Network::new(address);
-    let connection = Client::open(target(network.address, b"node 1", None), &bell);
+    let connection = TestClient::open(target(network.address, b"node 1", None), &bell);
     exchange(&listener, &server_bell, &connection, &bell, 3);
     drop(network);
     assert!(is_gone(&until(&server_bell, || listener.event())));
@@ -412,7 +412,7 @@ fn connections_that_are_reset_again_and_again_lose_nothing_and_repeat_nothing() 
     let (bell, server_bell) = (Bell::default(), Bell::default());
     let (listener, address) = listener(Some(secret("a")), &server_bell);
     let network = Network::new(address);
-    let connection = Client::open(target(network.address, b"node 1", Some(secret("a"))), &bell);
+    let connection = TestClient::open(target(network.address, b"node 1", Some(secret("a"))), &bell);
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -435,7 +435,7 @@ fn a_connection_that_is_reset_while_there_is_no_way_is_made_again_when_there_is_
     let (bell, server_bell) = (Bell::default(), Bell::default());
     let (listener, address) = listener(Some(secret("a")), &server_bell);
     let network = Network::new(address);
-    let connection = Client::open(target(network.address, b"node 1", Some(secret("a"))), &bell);
+    let connection = TestClient::open(target(network.address, b"node 1", Some(secret("a"))), &bell);
     exchange(&listener, &server_bell, &connection, &bell, 10);
     network.reset();
     let cut = Instant::now();
@@ -454,7 +454,7 @@ fn a_connection_that_is_reset_while_there_is_no_way_is_made_again_when_there_is_
 }
 
 /// Connects by hand. Returns the connection after the verdict, and the verdict.
-fn connect(to: SocketAddr, resumption: Resumption) -> (TcpStream, Result<u64, Failure>) {
+fn connect(to: SocketAddr, resumption: Resumption) -> (TcpStream, Result<u64, HandshakeFailure>) {
     let mut stream = TcpStream::connect(to).unwrap();
     let hello = Hello { session: [1; 16], port: 0, identity: b"node".to_vec() };
     let (mut client, hello) = crate::handshake::Client::new(&hello, None, [1; 32]);
@@ -507,7 +507,7 @@ fn a_handshake_that_is_cut_off_is_no_end_of_the_peer() {
     let network = Network::new(address);
     let mut target = target(network.address, b"node 1", None);
     target.settings.resume = Duration::ZERO;
-    let connection = Client::open(target, &bell);
+    let connection = TestClient::open(target, &bell);
     exchange(&listener, &server_bell, &connection, &bell, 3);
     network.reset();
     until(&bell, || (!network.held.lock().as_ref()?.is_empty()).then_some(()));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::sums::Kind;
+use super::sums::ElementKind;
 use super::{INVALID_USAGE, LOOK, REMOTE_ERROR, SYSTEM_ERROR};
 use crate::findings::report;
 
@@ -17,7 +17,7 @@ use crate::findings::report;
 pub(super) struct Call {
     /// The number of the collective in its communicator.
     pub(super) number: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: ElementKind,
     pub(super) dtype: c_int,
     pub(super) root: usize,
     /// The bytes that the call counts.
@@ -27,17 +27,17 @@ pub(super) struct Call {
 }
 
 #[derive(Default)]
-struct Round {
+struct NcclRound {
     given: Vec<Option<Call>>,
     taken: usize,
 }
 
 #[derive(Default)]
-struct State {
+struct HubState {
     size: usize,
     /// Each rank's device, once it has come.
     members: Vec<Option<usize>>,
-    rounds: HashMap<u64, Round>,
+    rounds: HashMap<u64, NcclRound>,
     /// The ranks that will send nothing more.
     parted: Vec<bool>,
     /// Ranks that contradict each other, or one that is gone.
@@ -45,12 +45,12 @@ struct State {
 }
 
 #[derive(Default)]
-pub(super) struct Hub {
-    state: Mutex<State>,
+pub(super) struct NcclHub {
+    state: Mutex<HubState>,
     changed: Condvar,
 }
 
-impl Hub {
+impl NcclHub {
     pub(super) fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -90,7 +90,7 @@ impl Hub {
     }
 
     /// Waits until `ready`.
-    fn wait<T>(&self, is_aborted: &AtomicBool, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, c_int> {
+    fn wait<T>(&self, is_aborted: &AtomicBool, mut ready: impl FnMut(&mut HubState) -> Option<T>) -> Result<T, c_int> {
         let mut state = self.state.lock();
         loop {
             if let Some(found) = ready(&mut state) {

@@ -12,8 +12,8 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-use super::hub::{Call, Hub};
-use super::sums::Kind;
+use super::hub::{Call, NcclHub};
+use super::sums::ElementKind;
 use super::{REMOTE_ERROR, SUCCESS, SYSTEM_ERROR};
 
 const JOIN: u64 = 0;
@@ -24,7 +24,7 @@ const PART: u64 = 2;
 const NUMBERS: usize = 7;
 
 pub(super) enum Link {
-    Here(Arc<Hub>),
+    Here(Arc<NcclHub>),
     /// A collective and its rank's parting do not come at once; ending may.
     There {
         stream: Mutex<TcpStream>,
@@ -33,7 +33,7 @@ pub(super) enum Link {
 }
 
 impl Link {
-    pub(super) fn here(hub: Arc<Hub>) -> Self {
+    pub(super) fn here(hub: Arc<NcclHub>) -> Self {
         Link::Here(hub)
     }
 
@@ -86,7 +86,7 @@ impl Link {
         match self {
             Link::Here(hub) => hub.exchange(rank, call, is_aborted),
             Link::There { .. } => {
-                let kind = Kind::ALL.iter().position(|kind| *kind == call.kind).unwrap_or(0) as u64;
+                let kind = ElementKind::ALL.iter().position(|kind| *kind == call.kind).unwrap_or(0) as u64;
                 let (root, len, given) = (call.root as u64, call.len_bytes as u64, call.bytes.len() as u64);
                 self.ask([EXCHANGE, call.number, kind, call.dtype as u64, root, len, given], &call.bytes, is_aborted)
             }
@@ -128,7 +128,7 @@ fn read_numbers<const COUNT: usize>(from: &mut TcpStream) -> io::Result<[u64; CO
 }
 
 /// Listens for the ranks of `hub` for as long as the process lives; the name to come under.
-pub(super) fn serve(hub: Arc<Hub>) -> io::Result<[u8; 128]> {
+pub(super) fn serve(hub: Arc<NcclHub>) -> io::Result<[u8; 128]> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?.to_string();
     let mut id = [0; 128];
@@ -142,7 +142,7 @@ pub(super) fn serve(hub: Arc<Hub>) -> io::Result<[u8; 128]> {
     Ok(id)
 }
 
-fn serve_one(hub: &Hub, mut stream: TcpStream) {
+fn serve_one(hub: &NcclHub, mut stream: TcpStream) {
     let Ok([JOIN, rank, size, device, ..]) = read_numbers::<NUMBERS>(&mut stream) else { return };
     let rank = rank as usize;
     let never = AtomicBool::new(false);
@@ -151,7 +151,7 @@ fn serve_one(hub: &Hub, mut stream: TcpStream) {
     while is_well {
         is_well = match read_numbers::<NUMBERS>(&mut stream) {
             Ok([EXCHANGE, number, kind, dtype, root, len_bytes, given]) => {
-                let (kind, dtype, root) = (Kind::ALL[kind as usize], dtype as c_int, root as usize);
+                let (kind, dtype, root) = (ElementKind::ALL[kind as usize], dtype as c_int, root as usize);
                 let bytes = vec![0; given as usize];
                 let mut call = Call { number, kind, dtype, root, len_bytes: len_bytes as usize, bytes };
                 stream.read_exact(&mut call.bytes).is_ok() && answer(&mut stream, hub.exchange(rank, call, &never))

@@ -25,14 +25,14 @@ use crate::calls::{self, entries};
 use crate::codes::Outcome;
 use crate::findings::report;
 use crate::machine;
-use crate::memory::{self, Home};
-use crate::order::{self, Stamp};
+use crate::memory::{self, MemoryHome};
+use crate::order::{self, WorkStamp};
 use crate::settings::{Effect, SETTINGS};
 use crate::streams::{self, Stream};
 use crate::work;
-use hub::{Call, Hub};
+use hub::{Call, NcclHub};
 use link::Link;
-use sums::Kind;
+use sums::ElementKind;
 
 const SUCCESS: c_int = 0;
 const SYSTEM_ERROR: c_int = 2;
@@ -71,7 +71,7 @@ impl Settings {
     }
 }
 
-pub(crate) struct Comm {
+pub(crate) struct NcclComm {
     rank: usize,
     size: usize,
     device: usize,
@@ -87,13 +87,13 @@ pub(crate) struct Comm {
     ran: AtomicU64,
 }
 
-impl Comm {
+impl NcclComm {
     /// Of ranks that have still to join, or of some that this process has together.
     fn new(rank: usize, size: usize, device: usize, is_joined: bool) -> Arc<Self> {
         let state = AtomicI32::new(if is_joined { IN_PROGRESS } else { SUCCESS });
         let (link, is_aborted) = (OnceLock::new(), AtomicBool::new(false));
         let (queued, ran) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Comm { rank, size, device, is_joined, link, state, is_aborted, queued, ran })
+        Arc::new(NcclComm { rank, size, device, is_joined, link, state, is_aborted, queued, ran })
     }
 
     fn is_aborted(&self) -> bool {
@@ -117,16 +117,16 @@ impl Comm {
     }
 }
 
-static COMMS: LazyLock<Mutex<HashMap<usize, Arc<Comm>>>> = LazyLock::new(Mutex::default);
+static COMMS: LazyLock<Mutex<HashMap<usize, Arc<NcclComm>>>> = LazyLock::new(Mutex::default);
 
-fn comm(call: &str, id: usize) -> Outcome<Arc<Comm>> {
+fn comm(call: &str, id: usize) -> Outcome<Arc<NcclComm>> {
     COMMS.lock().get(&id).map(Arc::clone).ok_or_else(|| {
         report("wrong handle", &format!("{call}: {id:#x} is no communicator; was it destroyed?"));
         INVALID_ARGUMENT
     })
 }
 
-fn register(comm: Arc<Comm>) -> usize {
+fn register(comm: Arc<NcclComm>) -> usize {
     let id = streams::fresh();
     COMMS.lock().insert(id, comm);
     id
@@ -138,9 +138,9 @@ fn wrong<T>(code: c_int, text: &str) -> Outcome<T> {
 }
 
 /// A call that waits for the end of its group.
-enum Pending {
-    Join { comm: Arc<Comm>, id: UniqueId, is_blocking: bool },
-    Collective { comm: Arc<Comm>, stream: Arc<Stream>, call: Prepared, effect: Option<Effect> },
+enum GroupedCall {
+    Join { comm: Arc<NcclComm>, id: UniqueId, is_blocking: bool },
+    Collective { comm: Arc<NcclComm>, stream: Arc<Stream>, call: Prepared, effect: Option<Effect> },
 }
 
 /// A collective of one rank.
@@ -153,18 +153,18 @@ struct Prepared {
 }
 
 #[derive(Default)]
-struct Group {
+struct NcclGroup {
     depth: u32,
-    pending: Vec<Pending>,
+    pending: Vec<GroupedCall>,
     failed: Option<c_int>,
 }
 
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    static GROUP: RefCell<NcclGroup> = RefCell::default();
 }
 
 /// Does `pending` now, or at the end of the group that was begun.
-fn put(pending: Pending) {
+fn put(pending: GroupedCall) {
     let alone = GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
             return Some(pending);
@@ -175,16 +175,16 @@ fn put(pending: Pending) {
     alone.into_iter().for_each(|alone| launch(vec![alone]));
 }
 
-fn launch(pending: Vec<Pending>) {
+fn launch(pending: Vec<GroupedCall>) {
     let mut together: Vec<usize> = Vec::new();
     for one in pending {
         match one {
-            Pending::Join { comm, id, .. } => {
+            GroupedCall::Join { comm, id, .. } => {
                 thread::spawn(move || join(&comm, &id));
             }
-            Pending::Collective { comm, stream, call, effect } => {
+            GroupedCall::Collective { comm, stream, call, effect } => {
                 // The hub is one for devices of one process: their streams wait for each other.
-                if !matches!(call.call.kind, Kind::Broadcast | Kind::Reduce) {
+                if !matches!(call.call.kind, ElementKind::Broadcast | ElementKind::Reduce) {
                     together.push(stream.id);
                 }
                 let number = comm.queued.fetch_add(1, Ordering::AcqRel);
@@ -195,13 +195,13 @@ fn launch(pending: Vec<Pending>) {
             }
         }
     }
-    let clocks: Vec<order::Clock> = together.iter().map(|stream| order::known_to(*stream)).collect();
+    let clocks: Vec<order::VectorClock> = together.iter().map(|stream| order::known_to(*stream)).collect();
     for stream in &together {
         clocks.iter().for_each(|clock| order::learn(*stream, clock));
     }
 }
 
-fn join(comm: &Arc<Comm>, id: &UniqueId) {
+fn join(comm: &Arc<NcclComm>, id: &UniqueId) {
     let physical = machine::known(comm.device).physical;
     match Link::to(&id.0, [comm.rank, comm.size, physical], &comm.is_aborted) {
         Ok(link) => {
@@ -214,8 +214,8 @@ fn join(comm: &Arc<Comm>, id: &UniqueId) {
 
 /// A collective, on its stream.
 fn run(
-    stamp: &Stamp,
-    comm: &Comm,
+    stamp: &WorkStamp,
+    comm: &NcclComm,
     Prepared { call, send, receive, send_len, receive_len }: &Prepared,
     number: u64,
 ) -> Result<(), c_int> {
@@ -259,17 +259,17 @@ fn run(
 }
 
 /// Queues a collective; a wrong one fails its group.
-fn collective(prepared: Outcome<Pending>) -> Outcome<()> {
+fn collective(prepared: Outcome<GroupedCall>) -> Outcome<()> {
     prepared.map(put).inspect_err(|code| GROUP.with_borrow_mut(|group| group.failed = group.failed.or(Some(*code))))
 }
 
 fn prepare(
-    kind: Kind,
+    kind: ElementKind,
     (send, receive, len): (u64, u64, usize),
     (dtype, operation, root): (c_int, c_int, c_int),
     comm_id: usize,
     stream: usize,
-) -> Outcome<Pending> {
+) -> Outcome<GroupedCall> {
     let name = &format!("nccl{kind:?}");
     let comm = comm(name, comm_id)?;
     match comm.state.load(Ordering::Acquire) {
@@ -296,7 +296,7 @@ fn prepare(
             continue;
         }
         match memory::find(address, len) {
-            Ok(region) if matches!(region.home, Home::Device(device) if device != comm.device) => {
+            Ok(region) if matches!(region.home, MemoryHome::Device(device) if device != comm.device) => {
                 return wrong(
                     INVALID_ARGUMENT,
                     &format!("{name} of GPU {} on memory of {:?}", comm.device, region.home),
@@ -308,7 +308,7 @@ fn prepare(
     }
     let call = Call { number: 0, kind, dtype, root, len_bytes: len * size, bytes: Vec::new() };
     let call = Prepared { call, send, receive, send_len, receive_len };
-    Ok(Pending::Collective { comm, stream, call, effect: calls::later() })
+    Ok(GroupedCall::Collective { comm, stream, call, effect: calls::later() })
 }
 
 /// Writes a result.
@@ -344,7 +344,7 @@ entries! {
     }
 
     fn ncclGetUniqueId(id: *mut UniqueId) {
-        let made = link::serve(Hub::new()).map_err(|_| SYSTEM_ERROR)?;
+        let made = link::serve(NcclHub::new()).map_err(|_| SYSTEM_ERROR)?;
         write(id, UniqueId(made))
     }
 
@@ -352,15 +352,15 @@ entries! {
         let size = count as usize;
         // SAFETY: there is a number for each communicator.
         let devices = unsafe { std::slice::from_raw_parts(devices, size) };
-        let known = machine::devices().map_or(0, <[machine::Device]>::len);
+        let known = machine::devices().map_or(0, <[machine::FakeDevice]>::len);
         let is_wrong = |at: usize| devices[at] as usize >= known || devices[..at].contains(&devices[at]);
         if size == 0 || (0..size).any(is_wrong) {
             return wrong(INVALID_USAGE, &format!("ncclCommInitAll of {devices:?}"));
         }
-        let hub = Hub::new();
+        let hub = NcclHub::new();
         for (rank, device) in devices.iter().enumerate() {
             hub.expect(rank, size, machine::known(*device as usize).physical).map_err(|_| INVALID_USAGE)?;
-            let comm = Comm::new(rank, size, *device as usize, false);
+            let comm = NcclComm::new(rank, size, *device as usize, false);
             drop(comm.link.set(Link::here(Arc::clone(&hub))));
             // SAFETY: there is a place for each.
             write(unsafe { made.add(rank) }, register(comm))?;
@@ -385,9 +385,9 @@ entries! {
             return wrong(INVALID_USAGE, "ncclCommInitRankConfig without a current context");
         };
         let is_blocking = settings.is_none_or(|one| one.blocking != 0);
-        let comm = Comm::new(rank as usize, size as usize, device, true);
+        let comm = NcclComm::new(rank as usize, size as usize, device, true);
         write(made, register(Arc::clone(&comm)))?;
-        put(Pending::Join { comm: Arc::clone(&comm), id, is_blocking });
+        put(GroupedCall::Join { comm: Arc::clone(&comm), id, is_blocking });
         let is_in_group = GROUP.with_borrow(|group| group.depth > 0);
         while is_blocking && !is_in_group && comm.state.load(Ordering::Acquire) == IN_PROGRESS {
             thread::sleep(LOOK);
@@ -464,13 +464,13 @@ entries! {
             // None of a group that holds a wrong call is done.
             return Err(code);
         }
-        let joining = |one: &Pending| match one {
-            Pending::Join { comm, is_blocking, .. } => Some((Arc::clone(comm), *is_blocking)),
-            Pending::Collective { .. } => None,
+        let joining = |one: &GroupedCall| match one {
+            GroupedCall::Join { comm, is_blocking, .. } => Some((Arc::clone(comm), *is_blocking)),
+            GroupedCall::Collective { .. } => None,
         };
-        let joining: Vec<(Arc<Comm>, bool)> = pending.iter().filter_map(joining).collect();
+        let joining: Vec<(Arc<NcclComm>, bool)> = pending.iter().filter_map(joining).collect();
         launch(pending);
-        let is_joining = |comm: &Comm| comm.state.load(Ordering::Acquire) == IN_PROGRESS;
+        let is_joining = |comm: &NcclComm| comm.state.load(Ordering::Acquire) == IN_PROGRESS;
         while joining.iter().any(|(comm, is_blocking)| *is_blocking && is_joining(comm)) {
             thread::sleep(LOOK);
         }
@@ -480,24 +480,24 @@ entries! {
     fn ncclReduceScatter(
         send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, comm: usize, stream: usize,
     ) {
-        collective(prepare(Kind::ReduceScatter, (send, receive, len), (dtype, operation, 0), comm, stream))
+        collective(prepare(ElementKind::ReduceScatter, (send, receive, len), (dtype, operation, 0), comm, stream))
     }
 
     fn ncclAllGather(send: u64, receive: u64, len: usize, dtype: c_int, comm: usize, stream: usize) {
-        collective(prepare(Kind::AllGather, (send, receive, len), (dtype, 0, 0), comm, stream))
+        collective(prepare(ElementKind::AllGather, (send, receive, len), (dtype, 0, 0), comm, stream))
     }
 
     fn ncclAllReduce(send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, comm: usize, stream: usize) {
-        collective(prepare(Kind::AllReduce, (send, receive, len), (dtype, operation, 0), comm, stream))
+        collective(prepare(ElementKind::AllReduce, (send, receive, len), (dtype, operation, 0), comm, stream))
     }
 
     fn ncclReduce(
         send: u64, receive: u64, len: usize, dtype: c_int, operation: c_int, root: c_int, comm: usize, stream: usize,
     ) {
-        collective(prepare(Kind::Reduce, (send, receive, len), (dtype, operation, root), comm, stream))
+        collective(prepare(ElementKind::Reduce, (send, receive, len), (dtype, operation, root), comm, stream))
     }
 
     fn ncclBroadcast(send: u64, receive: u64, len: usize, dtype: c_int, root: c_int, comm: usize, stream: usize) {
-        collective(prepare(Kind::Broadcast, (send, receive, len), (dtype, 0, root), comm, stream))
+        collective(prepare(ElementKind::Broadcast, (send, receive, len), (dtype, 0, root), comm, stream))
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use half::{bf16, f16};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ElementKind {
     ReduceScatter,
     AllGather,
     AllReduce,
@@ -14,38 +14,43 @@ pub(super) enum Kind {
     Broadcast,
 }
 
-impl Kind {
-    pub(super) const ALL: [Kind; 5] =
-        [Kind::ReduceScatter, Kind::AllGather, Kind::AllReduce, Kind::Reduce, Kind::Broadcast];
+impl ElementKind {
+    pub(super) const ALL: [ElementKind; 5] = [
+        ElementKind::ReduceScatter,
+        ElementKind::AllGather,
+        ElementKind::AllReduce,
+        ElementKind::Reduce,
+        ElementKind::Broadcast,
+    ];
 
     /// The bytes that a rank sends and receives, where a call counts `len`.
     pub(super) fn lengths(self, len: usize, size: usize) -> (usize, usize) {
         match self {
-            Kind::ReduceScatter => (len * size, len),
-            Kind::AllGather => (len, len * size),
+            ElementKind::ReduceScatter => (len * size, len),
+            ElementKind::AllGather => (len, len * size),
             _ => (len, len),
         }
     }
 
     pub(super) fn gives(self, rank: usize, root: usize) -> bool {
-        self != Kind::Broadcast || rank == root
+        self != ElementKind::Broadcast || rank == root
     }
 
     pub(super) fn gets(self, rank: usize, root: usize) -> bool {
-        self != Kind::Reduce || rank == root
+        self != ElementKind::Reduce || rank == root
     }
 
     /// Returns the bytes that rank `rank` receives of those that all have given.
     pub(super) fn result(self, dtype: c_int, given: &[&[u8]], root: usize, rank: usize) -> Vec<u8> {
         match self {
-            Kind::AllReduce | Kind::Reduce => sum(dtype, given),
-            Kind::ReduceScatter => {
+            ElementKind::AllReduce | ElementKind::Reduce => sum(dtype, given),
+            ElementKind::ReduceScatter => {
                 let part = given[0].len() / given.len();
                 let parts: Vec<&[u8]> = given.iter().map(|bytes| &bytes[rank * part..(rank + 1) * part]).collect();
                 sum(dtype, &parts)
             }
-            Kind::AllGather => given.concat(),
-            Kind::Broadcast => given[root].to_vec(),
+            ElementKind::AllGather => given.concat(),
+            ElementKind::Broadcast => given[root].to_vec(),
         }
     }
 }
@@ -99,10 +104,10 @@ mod tests {
     fn every_rank_gets_its_share_in_every_type() {
         let [one, two] = [[1.5f32, 2.0], [0.5, 4.0]].map(|values| values.map(f32::to_le_bytes).concat());
         let given: [&[u8]; 2] = [&one, &two];
-        assert_eq!(Kind::ReduceScatter.result(7, &given, 0, 1), 6f32.to_le_bytes());
-        assert_eq!(Kind::AllReduce.result(7, &given, 0, 0), [2f32, 6.0].map(f32::to_le_bytes).concat());
-        assert_eq!(Kind::AllGather.result(7, &given, 0, 0), [&one[..], &two].concat());
-        assert_eq!(Kind::Broadcast.result(7, &given, 1, 0), two);
+        assert_eq!(ElementKind::ReduceScatter.result(7, &given, 0, 1), 6f32.to_le_bytes());
+        assert_eq!(ElementKind::AllReduce.result(7, &given, 0, 0), [2f32, 6.0].map(f32::to_le_bytes).concat());
+        assert_eq!(ElementKind::AllGather.result(7, &given, 0, 0), [&one[..], &two].concat());
+        assert_eq!(ElementKind::Broadcast.result(7, &given, 1, 0), two);
         let halves = [f16::from_f32(2048.0).to_le_bytes(), f16::from_f32(1.0).to_le_bytes()];
         assert_eq!(sum(6, &[&halves[0], &halves[1], &halves[1]]), f16::from_f32(2048.0).to_le_bytes());
         assert_eq!(sum(0, &[&[200], &[100]]), [44]);

@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub(crate) use parse::module;
-pub(crate) use run::{Access, Fault, run};
+pub(crate) use run::{Fault, KernelMemory, run};
 
 /// The kernels of a module by their names.
-pub(crate) type Kernels = HashMap<String, Arc<Kernel>>;
+pub(crate) type Kernels = HashMap<String, Arc<PtxKernel>>;
 
 /// A register, by its place in the file of a thread.
 type Register = u16;
@@ -27,7 +27,7 @@ type Three = fn(u64, u64, u64) -> u64;
 
 /// One parameter of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Parameter {
+pub(crate) struct PtxParameter {
     /// Its position in the memory of all parameters.
     pub(crate) offset: usize,
     /// Its size.
@@ -35,9 +35,9 @@ pub(crate) struct Parameter {
 }
 
 /// A kernel, ready to run.
-pub(crate) struct Kernel {
+pub(crate) struct PtxKernel {
     pub(crate) name: String,
-    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) parameters: Vec<PtxParameter>,
     /// The registers of a thread at its start: zero, but for constants.
     registers: Vec<u64>,
     /// The registers of `%tid`, `%ctaid`, `%ntid` and `%nctaid`, if they are read.
@@ -47,10 +47,10 @@ pub(crate) struct Kernel {
     code: Vec<Instruction>,
 }
 
-impl Kernel {
+impl PtxKernel {
     /// A kernel whose name alone is known.
     pub(crate) fn named(name: String) -> Self {
-        Kernel {
+        PtxKernel {
             name,
             parameters: Vec::new(),
             registers: Vec::new(),

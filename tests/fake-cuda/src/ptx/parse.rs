@@ -1,4 +1,4 @@
-//! PTX to [`Kernel`]s.
+//! PTX to [`PtxKernel`]s.
 //!
 //! The text is cut into statements; a register gets its place in the file when its name is first seen, and so
 //! does a constant, so that an instruction has registers alone.
@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Instruction, Kernel, Kernels, LOCAL, Operation, Parameter, Register, Space, Special, arithmetic};
+use super::{Instruction, Kernels, LOCAL, Operation, PtxKernel, PtxParameter, Register, Space, Special, arithmetic};
 
 /// The kernels of a module; what is wrong with it if something is.
 pub(crate) fn module(text: &str) -> Result<Kernels, String> {
@@ -56,7 +56,7 @@ fn size_of_type(kind: &str) -> Option<u8> {
 }
 
 struct Builder {
-    kernel: Kernel,
+    kernel: PtxKernel,
     names: HashMap<String, Register>,
     constants: HashMap<u64, Register>,
     /// Offsets of parameters, and addresses of the thread's own memory.
@@ -84,10 +84,10 @@ impl Builder {
             };
             let offset = end.next_multiple_of(align);
             symbols.insert(symbol.to_owned(), offset as u64);
-            places.push(Parameter { offset, len });
+            places.push(PtxParameter { offset, len });
             end = offset + len;
         }
-        let kernel = Kernel {
+        let kernel = PtxKernel {
             name: name.to_owned(),
             parameters: places,
             registers: Vec::new(),
@@ -99,7 +99,7 @@ impl Builder {
         Ok(Builder { kernel, names, constants, symbols, labels, branches: Vec::new() })
     }
 
-    fn body(mut self, body: &str) -> Result<Kernel, String> {
+    fn body(mut self, body: &str) -> Result<PtxKernel, String> {
         let mut statement = String::new();
         for character in body.chars() {
             let is_fresh = statement.trim().is_empty();
@@ -351,7 +351,7 @@ fn number(text: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn kernel(body: &str) -> Result<Arc<Kernel>, String> {
+    fn kernel(body: &str) -> Result<Arc<PtxKernel>, String> {
         let parameters = ".param .u64 k_0, .param .align 16 .b8 k_1[24], .param .u32 k_2, .param .u8 k_3";
         let text =
             format!(".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k({parameters})\n{{{body}}}");

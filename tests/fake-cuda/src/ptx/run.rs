@@ -6,7 +6,7 @@
 // Addresses are checked to be multiples of what is accessed.
 #![allow(clippy::cast_ptr_alignment)]
 
-use super::{Instruction, Kernel, LOCAL, Operation, Register, Space};
+use super::{Instruction, LOCAL, Operation, PtxKernel, Register, Space};
 
 /// Why a kernel was ended: what a GPU does is an illegal or a misaligned address.
 pub(crate) enum Fault {
@@ -15,7 +15,7 @@ pub(crate) enum Fault {
 }
 
 /// The memory that a kernel reaches.
-pub(crate) trait Access {
+pub(crate) trait KernelMemory {
     /// Returns the place of `len` bytes at `address` in this process. `site` is the instruction, a hint for
     /// caches.
     fn reach(&mut self, site: usize, address: u64, len: usize, writes: bool) -> Result<*mut u8, Fault>;
@@ -23,11 +23,11 @@ pub(crate) trait Access {
 
 /// Runs `kernel` with the memory of its parameters.
 pub(crate) fn run(
-    kernel: &Kernel,
+    kernel: &PtxKernel,
     grid: [u32; 3],
     block: [u32; 3],
     parameters: &[u8],
-    memory: &mut impl Access,
+    memory: &mut impl KernelMemory,
 ) -> Result<(), Fault> {
     let mut registers = kernel.registers.clone();
     let mut local = vec![0u64; kernel.local_len.div_ceil(8)];
@@ -50,11 +50,11 @@ fn place(index: u64, of: [u32; 3]) -> [u32; 3] {
 }
 
 fn run_thread(
-    kernel: &Kernel,
+    kernel: &PtxKernel,
     registers: &mut [u64],
     parameters: &[u8],
     local: &mut [u64],
-    memory: &mut impl Access,
+    memory: &mut impl KernelMemory,
 ) -> Result<(), Fault> {
     let mut at = 0;
     loop {
@@ -123,13 +123,13 @@ fn run_thread(
 }
 
 fn reach(
-    kernel: &Kernel,
+    kernel: &PtxKernel,
     site: usize,
     address: u64,
     len: usize,
     writes: bool,
     local: &mut [u64],
-    memory: &mut impl Access,
+    memory: &mut impl KernelMemory,
 ) -> Result<*mut u8, Fault> {
     if !address.is_multiple_of(len as u64) {
         return Err(Fault::Misaligned(format!("{} accesses {len} bytes at {address:#x}", kernel.name)));

@@ -2,7 +2,7 @@
 
 use ringpull_base::{Error, Key};
 
-use crate::progress::agreement::{Agreement, OutstandingCall, PendingOperation, Phase};
+use crate::progress::agreement::{Agreement, AgreementPhase, OutstandingCall, PendingOperation};
 use crate::progress::messages::{Stuck, Topic};
 
 /// The time without any change on a rank, in seconds, after which the rank reports that it stands still.
@@ -131,7 +131,8 @@ impl Agreement {
     /// must wait for a call. The limit counts from `heard_s`, the time at which some rank was last silent for
     /// a while: after a link was down, TCP waits at most as long again before it resends.
     pub fn lost_data(&self, orders: &[u64], now_s: f64, limit_s: f64, heard_s: f64) -> Option<Vec<usize>> {
-        let all_have_called = matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none);
+        let all_have_called =
+            matches!(self.phase, AgreementPhase::Open) && self.outstanding.iter().all(Option::is_none);
         let ranks = || (0..self.size).filter(|rank| !self.left.contains(rank));
         let is_still = |rank: usize| self.still_s[rank].is_some_and(|since_s| now_s - since_s.max(heard_s) >= limit_s);
         let waits = |rank: usize| self.is_stuck(rank, orders, now_s);

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::progress::agreement::{Agreement, Phase};
+use crate::progress::agreement::{Agreement, AgreementPhase};
 use crate::progress::messages::{Call, Order, Topic};
 
 /// The number of names above which the oldest are forgotten.
@@ -72,8 +72,9 @@ impl Agreement {
             return None;
         }
         // A name of all ranks may be part of a cycle, or be left to begin when one was stopped.
-        let is_open =
-            matches!(self.phase, Phase::Open) && self.outstanding.iter().all(Option::is_none) && self.joined.is_empty();
+        let is_open = matches!(self.phase, AgreementPhase::Open)
+            && self.outstanding.iter().all(Option::is_none)
+            && self.joined.is_empty();
         let pending: BTreeSet<&Topic> =
             self.pending.keys().chain(self.of_sets.keys()).map(|(topic, _)| topic).collect();
         let names = &mut self.names;

@@ -139,7 +139,7 @@ fn a_peer_that_takes_nothing_blocks_nobody_and_is_named() {
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (to, settings) = (vec![socket.local_addr().unwrap()], settings(PATIENCE.silence));
     let (name, identity) = ("rank 0".to_owned(), identity(1));
-    let target = Target { to, name, identity, secret: None, settings, has_port: false };
+    let target = DialTarget { to, name, identity, secret: None, settings, has_port: false };
     let sink = StarSink::new(1).0;
     let links = Links { endpoint: Endpoint::connect(target, sink.clone()).unwrap().0, sink };
     let frame = vec![0; 32 << 20];

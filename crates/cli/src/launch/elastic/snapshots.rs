@@ -172,7 +172,7 @@ impl Snapshots {
 }
 
 /// The answer of another host, whose shell may print something first.
-fn read_answer(said: &remote::Answer) -> Result<HostAnswer, String> {
+fn read_answer(said: &remote::TimedAnswer) -> Result<HostAnswer, String> {
     let words = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().replace(['\r', '\n'], " ");
     last_line(&said.output.stdout).ok_or_else(|| format!("no answer {}", words(&said.output.stderr)).trim().to_owned())
 }
