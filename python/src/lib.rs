@@ -126,7 +126,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         drop(tracing_subscriber::registry().with(lines).with(filter).try_init());
     }
     ringpull_base::notice::to_stderr();
-    place::tell();
+    place::install();
     ringpull_mpi::run_in(module.py().import("sys")?.getattr("prefix")?.extract()?);
     // It may be imported after MPI was initialised, and its calls come from other threads then.
     let found = module.py().import("importlib.util")?.call_method1("find_spec", ("mpi4py",));

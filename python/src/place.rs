@@ -7,7 +7,7 @@ use ringpull_base::waits::{self, Place};
 use crate::interpreter::attached;
 
 /// Lets the library ask where the program's main thread is.
-pub(crate) fn tell() {
+pub(crate) fn install() {
     type Answer = (Option<String>, bool, Vec<u32>);
     waits::look_with(|| {
         let ask =

@@ -251,7 +251,7 @@ impl Scheduler {
                 self.questions += 1;
                 self.asker = Some((from.to_vec(), question));
                 let asked = FromScheduler::Describe { question: self.questions };
-                [Role::Worker, Role::Server].into_iter().for_each(|role| self.tell(role, &asked));
+                [Role::Worker, Role::Server].into_iter().for_each(|role| self.send_to_role(role, &asked));
             }
             ToScheduler::Described { question, status } => {
                 if let Some((asker, number)) = self.asker.as_ref().filter(|_| question == self.questions) {
@@ -264,7 +264,7 @@ impl Scheduler {
                 node.left = true;
                 let (why, is_joining) = (node.failing.clone(), node.is_joining);
                 if role == Role::Worker && !is_joining && self.phase == JobPhase::Running {
-                    self.tell(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
+                    self.send_to_role(Role::Worker, &FromScheduler::WorkerLeft { rank, why });
                     // Nobody waits for its connections any more.
                     self.is_connected(rank);
                 }
@@ -291,7 +291,7 @@ impl Scheduler {
         let mut workers = self.nodes.iter().filter(|node| node.info.role == Role::Worker);
         if self.complete && workers.all(|node| node.left || node.is_joining) && self.phase == JobPhase::Running {
             self.phase = JobPhase::Ended;
-            self.tell(Role::Server, &FromScheduler::Farewell);
+            self.send_to_role(Role::Server, &FromScheduler::Farewell);
             self.refuse_joining();
         }
     }
@@ -572,13 +572,13 @@ impl Scheduler {
     /// told.
     fn is_connected(&mut self, rank: usize) {
         if self.connected.insert(rank) && self.connected.len() == self.settings.num_workers {
-            self.tell(Role::Worker, &FromScheduler::AllConnected);
+            self.send_to_role(Role::Worker, &FromScheduler::AllConnected);
         }
     }
 
     /// Those of this host are told last: a worker that leaves a barrier gives the link at once what it
     /// pushes, and the word for other hosts would wait behind that.
-    fn tell(&mut self, role: Role, message: &FromScheduler) {
+    fn send_to_role(&mut self, role: Role, message: &FromScheduler) {
         let all = self.nodes.iter().filter(|node| node.info.role == role && !node.left);
         let (near, far): (Vec<_>, Vec<_>) = all.partition(|node| node.info.host == self.settings.host);
         self.outputs.extend(far.into_iter().chain(near).map(|node| (node.identity.clone(), message.clone())));

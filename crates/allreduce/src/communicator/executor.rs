@@ -156,7 +156,7 @@ impl Executor {
     }
 
     /// Replaces `words` by those of rank 0. Their number is the same on every rank.
-    pub(super) fn tell<T: Pod>(&mut self, words: &mut [T], stamp: Stamp) -> Result<()> {
+    pub(super) fn broadcast_words<T: Pod>(&mut self, words: &mut [T], stamp: Stamp) -> Result<()> {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
         let schedule = self.schedule(&ringpull_plan::broadcast(0, self.rank(), self.size(), bytes.len()));
         let mut data = Buffer::zeroed(bytes.len());

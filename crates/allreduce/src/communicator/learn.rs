@@ -163,13 +163,13 @@ pub(super) fn learn(
     let job = JobHosts::gather(executor, hosts)?;
     let found = if rank == 0 { find(source, &job) } else { FoundSource::Nothing };
     let mut head = found.head();
-    executor.tell(&mut head, STAMP)?;
+    executor.broadcast_words(&mut head, STAMP)?;
     let mut text = match &found {
         FoundSource::Text { text, .. } => text.clone().into_bytes(),
         FoundSource::Nothing | FoundSource::Wrong(_) => vec![0; head[1] as usize],
     };
     if head[1] > 0 {
-        executor.tell(&mut text, STAMP)?;
+        executor.broadcast_words(&mut text, STAMP)?;
     }
     if let FoundSource::Wrong(cause) = found {
         return Err(cause);

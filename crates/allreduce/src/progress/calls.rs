@@ -182,7 +182,7 @@ impl Calls {
             // not all.
             self.made += 1;
             self.of_sets += 1;
-            let mut acts = if self.shuns_cycle() { self.deviate() } else { Vec::new() };
+            let mut acts = if self.must_leave_cycle() { self.deviate() } else { Vec::new() };
             acts.push(Act::Announce(Call { topic, ordinal, operation, terms, transfer, waited: false }));
             return acts;
         }
@@ -207,7 +207,7 @@ impl Calls {
             acts.extend(self.make_up());
             acts.extend(self.begin());
         }
-        acts.extend(self.tell());
+        acts.extend(self.announce_join());
         acts
     }
 
@@ -222,7 +222,7 @@ impl Calls {
     }
 
     /// Returns the report that this rank has joined, once its earlier calls have been announced.
-    fn tell(&mut self) -> Option<Act> {
+    fn announce_join(&mut self) -> Option<Act> {
         if self.data != DataState::Ended || matches!(self.mode, RankPhase::Stopped) {
             return None;
         }
@@ -322,7 +322,7 @@ impl Calls {
         let mut acts = self.launched(freeze.last.clone());
         self.frozen = Some(FrozenCycle::new(freeze));
         self.mode = RankPhase::Frozen;
-        if self.shuns_cycle() {
+        if self.must_leave_cycle() {
             acts.extend(self.deviate());
         }
         let open: Vec<u64> = self.open.keys().copied().collect();
@@ -365,7 +365,7 @@ impl Calls {
             acts.extend(self.make_up());
         }
         acts.extend(self.begin());
-        acts.extend(self.tell());
+        acts.extend(self.announce_join());
         acts
     }
 
@@ -480,7 +480,7 @@ impl Calls {
     /// Returns true if this rank must begin no unit of the cycle, which blocks, because it sends or receives.
     /// A unit that it begins could not go on before another rank has called that unit, and that rank may wait
     /// for the message first.
-    fn shuns_cycle(&self) -> bool {
+    fn must_leave_cycle(&self) -> bool {
         let frozen = self.frozen.as_ref().filter(|_| matches!(self.mode, RankPhase::Frozen));
         self.messages > 0 && frozen.is_some_and(|frozen| self.sums_block || frozen.runs_alone())
     }

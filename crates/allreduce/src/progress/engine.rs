@@ -277,7 +277,7 @@ impl Engine {
         if shared.rank == 0 {
             notice(&(status::heading(0) + &self.status().lines()));
         } else {
-            shared.tell(0, &ControlMessage::Describe(0));
+            shared.send(0, &ControlMessage::Describe(0));
         }
     }
 
@@ -455,7 +455,7 @@ impl Engine {
             return;
         }
         let note = || ControlMessage::Failing(why.map(str::to_owned));
-        shared.tell_everyone(&note());
+        shared.send_to_peers(&note());
         if shared.rank == 0 {
             drop(shared.own_notes.send(note()));
         }

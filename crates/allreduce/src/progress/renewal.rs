@@ -248,7 +248,7 @@ fn finish(shared: &Shared, finished: &Receiver<Submission>) {
     let _guard = AbortOnPanic;
     finished.iter().for_each(|job| shared.finish(job));
     if shared.condition.is_well() && !shared.is_helper() {
-        shared.tell_rank_0(ControlMessage::Done);
+        shared.send_to_rank_0(ControlMessage::Done);
     }
 }
 

@@ -288,7 +288,7 @@ impl Shared {
 
     /// Asks all helpers to take part in a sum. Called on rank 0.
     pub(super) fn ask_helpers(&self, asked: &Asked) {
-        (self.size..self.ranks()).for_each(|helper| self.tell(helper, &ControlMessage::Help(asked.clone())));
+        (self.size..self.ranks()).for_each(|helper| self.send(helper, &ControlMessage::Help(asked.clone())));
     }
 
     /// Takes part in a sum. Called on a helper.
@@ -303,7 +303,7 @@ impl Shared {
         self.callers.serving.lock().take().into_iter().for_each(|result| drop(result.send(Ok(()))));
     }
 
-    pub(super) fn tell(&self, to: usize, note: &ControlMessage) {
+    pub(super) fn send(&self, to: usize, note: &ControlMessage) {
         let bytes = postcard::to_stdvec(note).expect("control messages are plain data");
         if note.is_counted() {
             self.counters.control_messages.fetch_add(1, Ordering::Relaxed);
@@ -312,29 +312,29 @@ impl Shared {
             // Too long, or too many that the peer has not taken: others would wait for it without end. Kept
             // first, so that reporting it does not come here again.
             if self.condition.fail(&fault, self.goes_on_after(&fault)) {
-                self.tell_everyone(&ControlMessage::Failed(fault));
+                self.send_to_peers(&ControlMessage::Failed(fault));
                 self.fail_waiting();
             }
         }
     }
 
     /// Sends a message: from rank 0 to every other rank, from another rank to rank 0.
-    pub(super) fn tell_everyone(&self, note: &ControlMessage) {
+    pub(super) fn send_to_peers(&self, note: &ControlMessage) {
         let peers = if self.rank == 0 { 1..self.ranks() } else { 0..1 };
-        peers.for_each(|peer| self.tell(peer, note));
+        peers.for_each(|peer| self.send(peer, note));
     }
 
     /// Tells rank 0, which may be this one.
-    pub(super) fn tell_rank_0(&self, note: ControlMessage) {
+    pub(super) fn send_to_rank_0(&self, note: ControlMessage) {
         if self.rank == 0 {
             drop(self.own_notes.send(note));
         } else {
-            self.tell(0, &note);
+            self.send(0, &note);
         }
     }
 
     /// Carries out an order of rank 0.
-    pub(super) fn obey(&self, order: Order) {
+    pub(super) fn apply(&self, order: Order) {
         let mut calls = self.calls.lock();
         self.counters.orders.fetch_add(1, Ordering::Relaxed);
         let acts = match order {
@@ -348,7 +348,7 @@ impl Shared {
             }
             Order::Freeze(freeze) => calls.freeze(freeze),
             Order::Stop(epoch) => {
-                calls.stop(epoch).into_iter().for_each(|stopped| self.tell_rank_0(ControlMessage::Stopped(stopped)));
+                calls.stop(epoch).into_iter().for_each(|stopped| self.send_to_rank_0(ControlMessage::Stopped(stopped)));
                 Vec::new()
             }
             Order::RunTo(end) => calls.run_to(end),
@@ -372,7 +372,7 @@ impl Shared {
                 }
                 // A job that cannot be sent is a fault, which takes the lock.
                 drop(waiting);
-                self.tell_rank_0(ControlMessage::Forgot);
+                self.send_to_rank_0(ControlMessage::Forgot);
                 Vec::new()
             }
         };
@@ -384,16 +384,16 @@ impl Shared {
     pub(super) fn act(&self, acts: Vec<Act>) {
         for act in acts {
             match act {
-                Act::Announce(call) => self.tell_rank_0(ControlMessage::Called(call)),
+                Act::Announce(call) => self.send_to_rank_0(ControlMessage::Called(call)),
                 Act::Begin(unit) => self.begin(unit),
                 Act::Run(launch) => self.launch(launch),
                 Act::StandIn(call) => match self.stand_in(&call) {
                     Ok(job) => drop(self.waiting.lock().insert((call.topic, call.ordinal), job)),
                     Err(fault) => self.poison(&fault, true),
                 },
-                Act::Join => self.tell_rank_0(ControlMessage::Joined),
-                Act::CaughtUp => self.tell_rank_0(ControlMessage::CaughtUp),
-                Act::Invalidate(epoch) => self.tell_rank_0(ControlMessage::Invalidate(epoch, None)),
+                Act::Join => self.send_to_rank_0(ControlMessage::Joined),
+                Act::CaughtUp => self.send_to_rank_0(ControlMessage::CaughtUp),
+                Act::Invalidate(epoch) => self.send_to_rank_0(ControlMessage::Invalidate(epoch, None)),
                 Act::Fault(fault) => self.poison(&fault, true),
             }
         }
@@ -468,7 +468,7 @@ impl Shared {
     fn publish(&self, fault: &Error, spread: bool) {
         tracing::debug!(rank = self.rank, %fault, "poisoned");
         if spread {
-            self.tell_everyone(&ControlMessage::Failed(fault.clone()));
+            self.send_to_peers(&ControlMessage::Failed(fault.clone()));
         }
         self.condition.call_hook(fault);
         self.fail_waiting();
@@ -479,7 +479,7 @@ impl Shared {
     }
 
     /// Makes these ranks lost to MPI too. Nothing is heard from them, and their processes may live.
-    pub(super) fn forsake(&self, ranks: &[usize]) {
+    pub(super) fn sever(&self, ranks: &[usize]) {
         self.losses.is_silent.store(true, Ordering::Release);
         if let Some(sever) = &self.losses.sever {
             sever(ranks);
@@ -505,7 +505,7 @@ impl Shared {
         let orphans = self.elastic.as_ref().map(RetryStore::end).unwrap_or_default();
         match before {
             Before::Well => self.publish(fault, true),
-            Before::Renewing if !is_loss(fault) => self.tell_everyone(&ControlMessage::Failed(fault.clone())),
+            Before::Renewing if !is_loss(fault) => self.send_to_peers(&ControlMessage::Failed(fault.clone())),
             Before::Renewing | Before::Failed => {}
         }
         orphans.into_iter().for_each(|(_, orphan)| orphan.job.fail(fault));
@@ -578,7 +578,7 @@ impl Shared {
         }
         if self.condition.is_well() && self.ranks() > 1 && !self.is_helper() {
             let begun = self.calls.lock().begun();
-            self.tell_everyone(&ControlMessage::Leaving(begun.clone()));
+            self.send_to_peers(&ControlMessage::Leaving(begun.clone()));
             if self.rank == 0 {
                 drop(self.own_notes.send(ControlMessage::Leaving(begun)));
             }

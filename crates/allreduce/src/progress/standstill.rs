@@ -48,25 +48,25 @@ struct StillnessStart {
 }
 
 impl Standstill {
-    /// Looks, and reports a change to rank 0 by `tell`.
-    pub(super) fn tell(&mut self, shared: &Shared, now_s: f64, tell: impl FnOnce(Option<Stuck>)) {
+    /// Looks, and reports a change to rank 0 by `report`.
+    pub(super) fn report(&mut self, shared: &Shared, now_s: f64, report: impl FnOnce(Option<Stuck>)) {
         let stuck = self.look(shared, now_s);
         if stuck != self.told {
             self.told.clone_from(&stuck);
-            tell(stuck);
+            report(stuck);
         }
     }
 
     /// Looks if messages of MPI are under way and none has moved, and reports a change of that to rank 0 by
-    /// `tell`.
-    pub(super) fn tell_data(&mut self, now_s: f64, tell: impl FnOnce(bool)) {
+    /// `report`.
+    pub(super) fn report_data(&mut self, now_s: f64, report: impl FnOnce(bool)) {
         let moved = messages();
         let (_, since_s) =
             *self.data.insert(self.data.filter(|(before, _)| *before == moved).unwrap_or((moved, now_s)));
         let is_still = open_messages() > 0 && now_s - since_s >= STILL_S;
         if is_still != self.told_data {
             self.told_data = is_still;
-            tell(is_still);
+            report(is_still);
         }
     }
 

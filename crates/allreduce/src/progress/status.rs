@@ -29,7 +29,7 @@ fn ask_once(shared: &Shared) -> JobStatus {
     };
     let fault = shared.condition.fault().as_ref().map(ToString::to_string);
     if fault.is_none() && !shared.condition.is_leaving() {
-        (1..shared.ranks()).for_each(|peer| shared.tell(peer, &ControlMessage::Describe(question)));
+        (1..shared.ranks()).for_each(|peer| shared.send(peer, &ControlMessage::Describe(question)));
     }
     drop(shared.own_notes.send(ControlMessage::Describe(question)));
     let deadline = Instant::now() + PATIENCE;
@@ -53,11 +53,11 @@ pub(super) fn answer(shared: &Shared, weak: &Weak<Shared>, rank: usize) {
     let answer = move || {
         if let Some(shared) = weak.upgrade() {
             let lines = heading(rank) + &ask_everybody(&shared).lines();
-            shared.tell(rank, &ControlMessage::Everybody(lines));
+            shared.send(rank, &ControlMessage::Everybody(lines));
         }
     };
     if std::thread::Builder::new().name("ringpull-status".to_owned()).spawn(answer).is_err() {
-        shared.tell(rank, &ControlMessage::Everybody(heading(rank) + "  rank 0 could not start a thread\n"));
+        shared.send(rank, &ControlMessage::Everybody(heading(rank) + "  rank 0 could not start a thread\n"));
     }
 }
 
@@ -87,6 +87,6 @@ pub(super) fn describe(shared: &Shared, question: u32, late: Option<LateRanks>) 
         shared.answers.come.lock().late = late;
         shared.answers.take(question, 0, status);
     } else {
-        shared.tell(0, &ControlMessage::Described(question, Box::new(status)));
+        shared.send(0, &ControlMessage::Described(question, Box::new(status)));
     }
 }

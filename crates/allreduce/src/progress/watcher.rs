@@ -133,11 +133,11 @@ impl Watcher {
         let _guard = AbortOnPanic;
         let Some(events) = weak.upgrade().map(|shared| {
             let peer = shared.peer();
-            shared.tell_everyone(&ControlMessage::Here(peer.clone()));
+            shared.send_to_peers(&ControlMessage::Here(peer.clone()));
             if timeline::is_on() {
                 timeline::introduce(peer.role, peer.rank, shared.size);
                 if shared.rank > 0 {
-                    shared.tell(0, &ControlMessage::Asked(timeline::clock_ns()));
+                    shared.send(0, &ControlMessage::Asked(timeline::clock_ns()));
                 }
             }
             shared.control.events().clone()
@@ -238,7 +238,7 @@ impl Watcher {
                     self.asked = Some(Instant::now());
                     waits::look();
                 } else {
-                    shared.tell(from, &ControlMessage::At(String::new()));
+                    shared.send(from, &ControlMessage::At(String::new()));
                 }
                 Ok(())
             }
@@ -264,7 +264,7 @@ impl Watcher {
                 Ok(())
             }
             ControlMessage::Order(order) => {
-                shared.obey(order);
+                shared.apply(order);
                 Ok(())
             }
             // After a loss: a rank says why it does not go on.
@@ -283,7 +283,7 @@ impl Watcher {
             ControlMessage::Done => {
                 self.done[from] = true;
                 if self.done.iter().all(|done| *done) {
-                    shared.tell_everyone(&ControlMessage::Ending);
+                    shared.send_to_peers(&ControlMessage::Ending);
                     shared.condition.close();
                 }
                 Ok(())
@@ -298,12 +298,12 @@ impl Watcher {
                 Ok(())
             }
             ControlMessage::Asked(sent_ns) => {
-                shared.tell(from, &ControlMessage::Answered(sent_ns, timeline::clock_ns()));
+                shared.send(from, &ControlMessage::Answered(sent_ns, timeline::clock_ns()));
                 Ok(())
             }
             ControlMessage::Answered(sent_ns, there_ns) => {
                 if self.offset.answered(sent_ns, there_ns, timeline::clock_ns()) {
-                    shared.tell(0, &ControlMessage::Asked(timeline::clock_ns()));
+                    shared.send(0, &ControlMessage::Asked(timeline::clock_ns()));
                 } else if let Some((ahead_ns, round_trip_ns)) = self.offset.found() {
                     timeline::set_clock(ahead_ns, round_trip_ns);
                 }
@@ -323,7 +323,7 @@ impl Watcher {
                 Ok(())
             }
             ControlMessage::Silent(ranks) => {
-                shared.forsake(&ranks);
+                shared.sever(&ranks);
                 Ok(())
             }
             ControlMessage::Alive => Ok(()),
@@ -337,7 +337,7 @@ impl Watcher {
         self.hang.check(shared);
         self.check_renewal(shared);
         if shared.ranks() > 1 && shared.condition.is_well() {
-            shared.tell_everyone(&ControlMessage::Alive);
+            shared.send_to_peers(&ControlMessage::Alive);
             let now_s = self.clock.now_s();
             let watched = if shared.rank == 0 { 1..shared.ranks() } else { 0..1 };
             for peer in watched {
@@ -397,8 +397,8 @@ impl Watcher {
             }
             self.say_where(shared);
             self.look(shared, now_s);
-            self.still.tell(shared, now_s, |stuck| shared.tell_rank_0(ControlMessage::Stuck(stuck)));
-            self.still.tell_data(now_s, |is_still| shared.tell_rank_0(ControlMessage::DataStill(is_still)));
+            self.still.report(shared, now_s, |stuck| shared.send_to_rank_0(ControlMessage::Stuck(stuck)));
+            self.still.report_data(now_s, |is_still| shared.send_to_rank_0(ControlMessage::DataStill(is_still)));
         }
     }
 
@@ -409,7 +409,7 @@ impl Watcher {
             return;
         };
         let since = *self.renewed.get_or_insert_with(Instant::now);
-        shared.tell_everyone(&ControlMessage::Alive);
+        shared.send_to_peers(&ControlMessage::Alive);
         let limit_s = self.silence_s + ALMOST * self.interval.as_secs_f64() + LEARNING.as_secs_f64();
         if since.elapsed().as_secs_f64() > limit_s
             && elastic.waits()
@@ -441,7 +441,7 @@ impl Watcher {
             self.asked_s = Some(now_s);
             for rank in &late.missing {
                 if *rank > 0 {
-                    shared.tell(*rank, &ControlMessage::Where);
+                    shared.send(*rank, &ControlMessage::Where);
                 } else if waits::has_looker() {
                     self.asked = Some(Instant::now());
                     waits::look();
@@ -488,7 +488,7 @@ impl Watcher {
             if shared.rank == 0 {
                 self.sites.insert(0, site);
             } else {
-                shared.tell(0, &ControlMessage::At(site));
+                shared.send(0, &ControlMessage::At(site));
             }
         } else if self.asked.is_some_and(|asked| asked.elapsed() > 3 * self.interval) {
             self.asked = None;
@@ -513,7 +513,7 @@ impl Watcher {
         }
         self.standstill = None;
         let CycleSnapshot { epoch, has_begun, .. } = sight;
-        shared.tell_rank_0(ControlMessage::Invalidate(epoch, Some(Overdue { has_begun, waited_s })));
+        shared.send_to_rank_0(ControlMessage::Invalidate(epoch, Some(Overdue { has_begun, waited_s })));
     }
 
     fn gone(&mut self, shared: &Shared, rank: usize, cause: &str) {
@@ -533,8 +533,8 @@ impl Watcher {
         let is_silent = |peer: usize| now_s - self.heard_s[peer] > almost_s && !self.has_left(shared, peer);
         let silent: Vec<usize> = watched.filter(|peer| *peer == first || is_silent(*peer)).collect();
         if shared.elastic.is_some() {
-            shared.tell_everyone(&ControlMessage::Silent(silent.clone()));
-            shared.forsake(&silent);
+            shared.send_to_peers(&ControlMessage::Silent(silent.clone()));
+            shared.sever(&silent);
         }
         silent
     }
@@ -573,11 +573,11 @@ fn spread(shared: &Shared, given: &mut [u64], orders: Vec<Order>) {
     for order in orders {
         for peer in (1..shared.size).filter(|peer| order.concerns(*peer)) {
             given[peer] += 1;
-            shared.tell(peer, &ControlMessage::Order(order.clone()));
+            shared.send(peer, &ControlMessage::Order(order.clone()));
         }
         if order.concerns(0) {
             given[0] += 1;
-            shared.obey(order);
+            shared.apply(order);
         }
     }
 }

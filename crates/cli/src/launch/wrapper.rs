@@ -414,11 +414,11 @@ impl RankProcess {
                 _ if order[0] == LEAVE => self.change(|state| state.may_leave = true),
                 _ if order[0] == RECEIVED => self.change(|state| state.is_received = true),
                 consts::SIGKILL => self.kill(),
-                consts::SIGTERM => self.tell_to_end(),
+                consts::SIGTERM => self.begin_to_end(),
                 signal => self.pass_on(self.pid, signal),
             }
         }
-        self.tell_to_end();
+        self.begin_to_end();
         let state = self.lock();
         let waited = self.changed.wait_timeout_while(state, ALONE, |state| !state.has_ended);
         drop(waited);
@@ -448,7 +448,7 @@ impl RankProcess {
     }
 
     /// Sends SIGTERM to the rank; to what it runs first, if it is a shell.
-    fn tell_to_end(self: &Arc<Self>) {
+    fn begin_to_end(self: &Arc<Self>) {
         let mut state = self.lock();
         if state.end > Termination::Own {
             return;
@@ -459,7 +459,7 @@ impl RankProcess {
         std::thread::spawn(move || {
             let mut told = Told::default();
             loop {
-                rank.tell(rank.pid, &mut told);
+                rank.terminate(rank.pid, &mut told);
                 let state = rank.lock();
                 let (state, _) = rank
                     .changed
@@ -479,7 +479,7 @@ impl RankProcess {
 
     /// Sends SIGTERM to a process, once. A shell with a trap gets it before what it runs, or it could reach the
     /// end of its script without the trap; one without a trap gets it when what it runs has ended.
-    fn tell(&self, pid: Pid, told: &mut Told) {
+    fn terminate(&self, pid: Pid, told: &mut Told) {
         if told.processes.contains(&pid) {
             return;
         }
@@ -495,7 +495,7 @@ impl RankProcess {
             end(told);
         }
         for child in &children {
-            self.tell(*child, told);
+            self.terminate(*child, told);
         }
         if !told.processes.contains(&pid) && !children.iter().any(|child| group_of(*child).is_some()) {
             end(told);

@@ -148,13 +148,13 @@ impl Scheduler {
         let unanswered = (0..self.settings.num_servers).collect();
         let loss = Loss { unanswered, whole: WholeKeys::new(), is_settled: false };
         self.changes.losses.insert(rank, loss);
-        self.tell(Role::Server, &FromScheduler::Lost { rank, incarnation: node.incarnation });
+        self.send_to_role(Role::Server, &FromScheduler::Lost { rank, incarnation: node.incarnation });
         if !node.is_joining {
             self.changes.generation += 1;
             let left = self.members().len();
             notice(&said_of_loss(&error, left));
             let changed = FromScheduler::Changed { generation: self.changes.generation, workers: self.members() };
-            self.tell(Role::Worker, &changed);
+            self.send_to_role(Role::Worker, &changed);
         }
         self.ask_another(rank);
         self.go_on();
@@ -203,7 +203,7 @@ impl Scheduler {
                     loss.is_settled = true;
                     loss.unanswered = (0..self.settings.num_servers).collect();
                     let whole = std::mem::take(&mut loss.whole);
-                    self.tell(Role::Server, &FromScheduler::Settle { rank, whole });
+                    self.send_to_role(Role::Server, &FromScheduler::Settle { rank, whole });
                 }
             }
             ToScheduler::Settled { rank } if role == Role::Server => {
@@ -257,7 +257,7 @@ impl Scheduler {
         self.barriers.remove(&number);
         self.changes.barriers = self.changes.barriers.max(number);
         self.next_warning = self.settings.warn;
-        self.tell(Role::Worker, &FromScheduler::BarrierDone { number });
+        self.send_to_role(Role::Worker, &FromScheduler::BarrierDone { number });
     }
 
     fn admit(&mut self, barrier: Option<u64>) {
@@ -288,7 +288,7 @@ impl Scheduler {
         admission.joining = joined.iter().map(|(rank, _)| *rank).collect();
         for (rank, incarnation) in joined {
             admission.unanswered.extend((0..self.settings.num_servers).map(|server| (server, rank)));
-            self.tell(Role::Server, &FromScheduler::Join { rank, incarnation, after: calls.pushes.clone() });
+            self.send_to_role(Role::Server, &FromScheduler::Join { rank, incarnation, after: calls.pushes.clone() });
         }
         admission.calls = Some(calls);
         self.changes.admission = Some(admission);

@@ -171,7 +171,7 @@ impl World {
     pub(in crate::progress::tests) fn make(&mut self, what: usize) {
         match what % 3 {
             0 => self.deliver(what / 3),
-            1 => self.obey(what / 3),
+            1 => self.apply_order(what / 3),
             _ => self.step(what / 3),
         }
     }
@@ -402,7 +402,7 @@ impl World {
         }
     }
 
-    fn obey(&mut self, rank: usize) {
+    fn apply_order(&mut self, rank: usize) {
         let Some(order) = self.down[rank].pop_front() else { return };
         let acts = match order {
             Order::Launch(launch) => self.ranks[rank].launched(launch),
