@@ -12,8 +12,8 @@ use ringpull_base::config::{Config, Dmlc};
 use ringpull_base::{Buffer, Error, Key, Kind, Result, Tensor, TensorMut, waits};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::{Optimizer, State};
-use ringpull_ps::coded::Coded;
-use ringpull_ps::message::Want;
+use ringpull_ps::coded::KeyCodes;
+use ringpull_ps::message::PullTarget;
 use ringpull_ps::shard::{Batch, Layout};
 use ringpull_ps::worker::{Bytes, Command, ServerAnswer, Task, Worker, WorkersChanged};
 
@@ -56,7 +56,7 @@ struct KeyCalls {
     applied: Arc<AtomicU64>,
     len_bytes: u64,
     /// The request for a push that the caller waited for without success.
-    asked: Option<Asked>,
+    asked: Option<ConfirmationRequest>,
 }
 
 impl KeyCalls {
@@ -79,7 +79,7 @@ impl RoundCalls {
 }
 
 /// A confirmation was requested from the servers for when this many rounds are done.
-struct Asked {
+struct ConfirmationRequest {
     rounds: u64,
     /// Answers still to come, one for each segment.
     left: usize,
@@ -203,11 +203,11 @@ impl Servers {
     }
 
     /// Requests a confirmation for when `rounds` of this worker's pushes of the key are done.
-    fn ask_for(&self, entry: &Entry, layout: &Arc<Layout>, rounds: u64, priority: i32) -> Result<Asked> {
+    fn ask_for(&self, entry: &Entry, layout: &Arc<Layout>, rounds: u64, priority: i32) -> Result<ConfirmationRequest> {
         let (sender, answers) = channel();
-        let task = Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers: sender };
+        let task = Task::Pull { rounds, want: PullTarget::Word, units: Vec::new(), answers: sender };
         self.run(entry, layout, priority, task)?;
-        Ok(Asked { rounds, left: layout.batches(&[], true).len(), answers })
+        Ok(ConfirmationRequest { rounds, left: layout.batches(&[], true).len(), answers })
     }
 
     /// Records that this many pushes of the key are done.
@@ -314,7 +314,7 @@ impl Backend for Servers {
             // Encoded in the order in which rounds are counted.
             return self.push_task(entry, priority, |layout, round| {
                 let elements = bytemuck::cast_slice(gradient.bytes(&outs));
-                round.push(Bytes::Coded(Coded::new(compression, elements, &mut feedback.lock(), layout)), outs)
+                round.push(Bytes::Coded(KeyCodes::new(compression, elements, &mut feedback.lock(), layout)), outs)
             });
         }
         let gradient = match gradient {
@@ -341,7 +341,7 @@ impl Backend for Servers {
 
     fn pull(&self, entry: &Entry, mut outs: Vec<TensorMut>, priority: i32) -> Result<()> {
         let (layout, rounds) = self.layout(&entry.key)?;
-        let task = |answers| Task::Pull { rounds, want: Want::Value, units: Vec::new(), answers };
+        let task = |answers| Task::Pull { rounds, want: PullTarget::Value, units: Vec::new(), answers };
         self.worker.ask(
             &entry.key,
             &layout,
@@ -365,7 +365,7 @@ impl Backend for Servers {
         let batches = layout.batches(&units, false);
         let size = layout.unit_bytes;
         let mut rows = vec![0; units.len() * size];
-        let task = |answers| Task::Pull { rounds, want: Want::Rows, units, answers };
+        let task = |answers| Task::Pull { rounds, want: PullTarget::Rows, units, answers };
         self.worker.ask(
             &entry.key,
             &layout,
@@ -417,7 +417,7 @@ impl Backend for Servers {
         let mut saved = SavedStates { optimizer: Some(optimizer), states: BTreeMap::new() };
         for (key, layout, rounds) in keys {
             let mut parts = vec![State::default(); layout.segments.len()];
-            let task = |answers| Task::Pull { rounds, want: Want::State, units: Vec::new(), answers };
+            let task = |answers| Task::Pull { rounds, want: PullTarget::State, units: Vec::new(), answers };
             self.worker.ask(
                 &key,
                 &layout,
@@ -488,7 +488,7 @@ impl Backend for Servers {
             .collect()
         };
         for (key, layout, rounds) in keys {
-            let task = |answers| Task::Pull { rounds, want: Want::Word, units: Vec::new(), answers };
+            let task = |answers| Task::Pull { rounds, want: PullTarget::Word, units: Vec::new(), answers };
             self.worker.ask(&key, &layout, i32::MIN, layout.batches(&[], true).len(), task, |_| Ok(()))?;
             self.note_applied(&key, rounds);
         }

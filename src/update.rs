@@ -311,8 +311,8 @@ impl Drop for InUpdater {
 
 /// Lends `value` to the updater as a tensor and takes it back, also when the updater unwinds.
 fn call(updater: &Mutex<Updater>, entry: &Entry, received: &Tensor, value: &mut Arc<Buffer>) -> Result<()> {
-    struct Lent<'a>(&'a mut Arc<Buffer>, Tensor);
-    impl Drop for Lent<'_> {
+    struct LentValue<'a>(&'a mut Arc<Buffer>, Tensor);
+    impl Drop for LentValue<'_> {
         fn drop(&mut self) {
             // An updater that keeps a handle and goes on writing writes to a copy of its own.
             if let Ok(stored) = self.1.read() {
@@ -322,7 +322,7 @@ fn call(updater: &Mutex<Updater>, entry: &Entry, received: &Tensor, value: &mut 
     }
     let _inside = InUpdater::begin();
     let data = std::mem::replace(value, Arc::new(Buffer::zeroed(0)));
-    let lent = Lent(value, Tensor::from_snapshot(entry.dtype, &entry.shape, data));
+    let lent = LentValue(value, Tensor::from_snapshot(entry.dtype, &entry.shape, data));
     updater.lock()(&entry.key, received, &lent.1)
 }
 

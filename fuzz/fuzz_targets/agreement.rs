@@ -11,7 +11,7 @@ use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use ringpull_allreduce::progress::agreement::Agreement;
 use ringpull_allreduce::progress::messages::{
-    Call, Envelope, Operation, Order, Overdue, Peering, Stopped, Stuck, Terms, Topic, Transfer,
+    Call, Envelope, Operation, Order, Overdue, Peering, StoppedCycle, Stuck, Terms, Topic, Transfer,
 };
 use ringpull_base::{DType, Key, Reduction};
 
@@ -158,7 +158,7 @@ enum Delivery {
     Forgot,
     Barrier,
     Invalidate { epoch: u8, has_begun: Option<bool> },
-    Stopped { epoch: u8, begun: u64, is_missing: bool },
+    StoppedCycle { epoch: u8, begun: u64, is_missing: bool },
     Leave { epoch: Option<u8>, begun: u64 },
     Join,
     CaughtUp,
@@ -235,7 +235,7 @@ fn table(size: usize, messages: Vec<(u8, Delivery)>) {
                 let overdue = has_begun.map(|has_begun| Overdue { has_begun, waited_s: 5.0 });
                 Ok(agreement.invalidate(u32::from(epoch), overdue))
             }
-            Delivery::Stopped { epoch, begun, is_missing } => {
+            Delivery::StoppedCycle { epoch, begun, is_missing } => {
                 agreement.stopped(rank, stopped(epoch, begun, is_missing), now_s)
             }
             Delivery::Leave { epoch, begun } => {
@@ -273,7 +273,7 @@ fn table(size: usize, messages: Vec<(u8, Delivery)>) {
     }
 }
 
-fn stopped(epoch: u8, begun: u64, is_missing: bool) -> Stopped {
+fn stopped(epoch: u8, begun: u64, is_missing: bool) -> StoppedCycle {
     let missing = is_missing.then(|| (Key::Int(1), Operation::Push));
-    Stopped { epoch: u32::from(epoch), begun, missing }
+    StoppedCycle { epoch: u32::from(epoch), begun, missing }
 }

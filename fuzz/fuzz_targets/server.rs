@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use ringpull_base::{DType, Key};
 use ringpull_kernels::compress::{Codec, Compression, TopK};
 use ringpull_kernels::optim::{Optimizer, Rule, State};
-use ringpull_ps::message::{Place, Places, Request, Want, WholePushes, decode, encode};
+use ringpull_ps::message::{Place, Places, Request, PullTarget, WholePushes, decode, encode};
 use ringpull_ps::server::{Output, Server};
 
 #[derive(Arbitrary, Debug)]
@@ -234,7 +234,7 @@ fn request(step: &Step, reply: u64) -> Option<Request> {
             round: round.number(),
             optimizer: optimizer.number(),
             compression: compression.as_ref().map(coding),
-            reply: has_reply.then_some((Want::Value, reply)),
+            reply: has_reply.then_some((PullTarget::Value, reply)),
         },
         ServerAction::PushRows { round, optimizer, ids_bytes } => Request::PushRows {
             places,
@@ -244,7 +244,7 @@ fn request(step: &Step, reply: u64) -> Option<Request> {
             word: Some(reply),
         },
         ServerAction::Pull { rounds, want } => {
-            let want = [Want::Value, Want::Rows, Want::Word, Want::State][usize::from(*want) % 4];
+            let want = [PullTarget::Value, PullTarget::Rows, PullTarget::Word, PullTarget::State][usize::from(*want) % 4];
             Request::Pull { places, rounds: rounds.number(), want, reply }
         }
         ServerAction::SetOptimizer { version, oldest, optimizer } => Request::SetOptimizer {

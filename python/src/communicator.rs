@@ -38,7 +38,7 @@ pub(crate) struct Called {
 
 /// A result: a new array if there was no output, and the rows that came from each rank in an alltoall, or the
 /// rank that a message came from.
-type Given = (Option<Array>, Option<Vec<usize>>);
+type ResultParts = (Option<Array>, Option<Vec<usize>>);
 
 /// The same before Python has it.
 type Found = (Option<Tensor>, Option<Vec<usize>>);
@@ -78,7 +78,7 @@ impl Called {
     }
 
     /// The result, once.
-    fn outcome(&self, patience: ResultWait) -> Result<Option<Given>> {
+    fn outcome(&self, patience: ResultWait) -> Result<Option<ResultParts>> {
         // Another thread may wait for the same.
         let mut place = self.under.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(under) = place.as_ref() else { return Ok(None) };
@@ -89,7 +89,7 @@ impl Called {
     }
 
     /// Gives the memory back once there is a result.
-    fn settled(&self, found: Option<Given>) -> Option<Given> {
+    fn settled(&self, found: Option<ResultParts>) -> Option<ResultParts> {
         if found.is_some() {
             self.tensors.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
@@ -105,14 +105,14 @@ impl Called {
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = seconds)] timeout: Option<Duration>,
-    ) -> PyResult<Option<Given>> {
+    ) -> PyResult<Option<ResultParts>> {
         let patience = timeout.map_or(ResultWait::Endless, ResultWait::Within);
         interruptible(py, || self.outcome(patience)).map(|found| self.settled(found))
     }
 
     /// As `wait`, if the result is there; else None. Does not count as a wait: earlier calls go on as they
     /// would.
-    fn take(&self, py: Python<'_>) -> PyResult<Option<Given>> {
+    fn take(&self, py: Python<'_>) -> PyResult<Option<ResultParts>> {
         let found = py.detach(|| self.outcome(ResultWait::None));
         found.map(|found| self.settled(found)).map_err(|error| raise(py, &error))
     }
@@ -130,14 +130,14 @@ impl Called {
 }
 
 /// A reduction to be checked: the call in words, by what its input is reduced, and whether there are factors.
-type Reduced = (String, Reduction, bool);
+type ReductionCheck = (String, Reduction, bool);
 
 /// The tensors of a call: the input, and the output if there is one, which may be the input.
 fn tensors(
     py: Python<'_>,
     array: &Bound<'_, PyAny>,
     out: Option<&Bound<'_, PyAny>>,
-    reduced: Option<Reduced>,
+    reduced: Option<ReductionCheck>,
 ) -> PyResult<(Tensor, Option<Tensor>)> {
     let input = Foreign::of(array, Access::Read, None)?;
     if let Some((what, reduction, is_scaled)) = reduced {
@@ -188,7 +188,7 @@ impl CallKeywords<'_> {
 
     /// Returns the checked form of a reduction.
     #[allow(clippy::float_cmp)] // Exactly 1 is no factor.
-    fn reduced(&self, operation: &str, reduction: Reduction) -> Reduced {
+    fn reduced(&self, operation: &str, reduction: Reduction) -> ReductionCheck {
         (self.in_words(operation), reduction, self.prescale != 1.0 || self.postscale != 1.0)
     }
 
@@ -212,7 +212,7 @@ impl Communicator {
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
         options: &CallKeywords<'_>,
-        reduced: Option<Reduced>,
+        reduced: Option<ReductionCheck>,
         work: impl FnOnce(&ringpull::Communicator, &Tensor, &CallOptions) -> Result<Under> + Send,
     ) -> PyResult<Called> {
         let (input, output) = tensors(py, array, out, reduced)?;

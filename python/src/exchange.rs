@@ -48,13 +48,13 @@ enum Value {
 }
 
 /// The memory of a `push_pull` of one key.
-pub(crate) struct Borrowed {
+pub(crate) struct BorrowedMemory {
     key: Key,
     values: Vec<Value>,
     outs: Vec<Foreign>,
 }
 
-impl Borrowed {
+impl BorrowedMemory {
     /// Of these values and these outputs, which are the values if there are none.
     pub(crate) fn of(
         key: Key,
@@ -66,7 +66,7 @@ impl Borrowed {
             let mut outs = Vec::with_capacity(values.len());
             let values = values.iter().map(|value| place(&key, &mut outs, value, devices).map(Value::Output));
             let values = values.collect::<PyResult<_>>()?;
-            return Ok(Borrowed { key, values, outs });
+            return Ok(BorrowedMemory { key, values, outs });
         };
         let outs = outputs(&key, outs, devices)?;
         let values = values.iter().map(|value| {
@@ -75,13 +75,13 @@ impl Borrowed {
             Ok(output.map_or(Value::Other(foreign), Value::Output))
         });
         let values = values.collect::<PyResult<_>>()?;
-        Ok(Borrowed { key, values, outs })
+        Ok(BorrowedMemory { key, values, outs })
     }
 }
 
 /// Returns the places of the outputs of all keys, in the order of their addresses. An error if two of them
 /// share memory.
-fn places_of_outputs(py: Python<'_>, what: &str, all: &[Borrowed], rank: usize) -> PyResult<Vec<(usize, usize)>> {
+fn places_of_outputs(py: Python<'_>, what: &str, all: &[BorrowedMemory], rank: usize) -> PyResult<Vec<(usize, usize)>> {
     let outs = all.iter().enumerate().flat_map(|(index, one)| one.outs.iter().map(move |out| (out.range(), index)));
     let mut outs: Vec<_> = outs.filter(|(range, _)| !range.is_empty()).collect();
     outs.sort_unstable_by_key(|(range, _)| range.start);
@@ -113,7 +113,7 @@ impl Exchange {
     pub(crate) fn all(
         py: Python<'_>,
         what: &str,
-        borrowed: Vec<Borrowed>,
+        borrowed: Vec<BorrowedMemory>,
         keep: bool,
         rank: usize,
     ) -> PyResult<Vec<Self>> {
@@ -123,7 +123,7 @@ impl Exchange {
             let before = written.partition_point(|(start, _)| *start < range.end);
             !range.is_empty() && before > 0 && written[before - 1].1 > range.start
         };
-        let exchange = |Borrowed { key, values, outs }: Borrowed| {
+        let exchange = |BorrowedMemory { key, values, outs }: BorrowedMemory| {
             let outs = outs.into_iter().map(|out| {
                 let out = out.into_tensor(py)?;
                 Ok(if keep { out } else { out.unkept() })

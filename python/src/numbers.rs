@@ -11,7 +11,7 @@ use pyo3::types::PyString;
 use crate::errors::argument;
 
 /// A number in the range of its type. For arguments: `#[pyo3(from_py_with = number)]`.
-pub(crate) fn number<'py, T: FromPyObjectOwned<'py> + Bounded>(object: &Bound<'py, PyAny>) -> PyResult<T> {
+pub(crate) fn number<'py, T: FromPyObjectOwned<'py> + NumberRange>(object: &Bound<'py, PyAny>) -> PyResult<T> {
     object.extract::<T>().map_err(|error| {
         let (py, error) = (object.py(), error.into());
         if !error.is_instance_of::<PyOverflowError>(py) {
@@ -23,26 +23,26 @@ pub(crate) fn number<'py, T: FromPyObjectOwned<'py> + Bounded>(object: &Bound<'p
 }
 
 /// The same of an argument that may be None.
-pub(crate) fn optional_number<'py, T: FromPyObjectOwned<'py> + Bounded>(
+pub(crate) fn optional_number<'py, T: FromPyObjectOwned<'py> + NumberRange>(
     object: &Bound<'py, PyAny>,
 ) -> PyResult<Option<T>> {
     if object.is_none() { Ok(None) } else { number(object).map(Some) }
 }
 
 /// The same of each of a list.
-pub(crate) fn numbers<'py, T: FromPyObjectOwned<'py> + Bounded>(object: &Bound<'py, PyAny>) -> PyResult<Vec<T>> {
+pub(crate) fn numbers<'py, T: FromPyObjectOwned<'py> + NumberRange>(object: &Bound<'py, PyAny>) -> PyResult<Vec<T>> {
     object.try_iter()?.map(|one| number(&one?)).collect()
 }
 
 /// The same of a list that may be None.
-pub(crate) fn optional_numbers<'py, T: FromPyObjectOwned<'py> + Bounded>(
+pub(crate) fn optional_numbers<'py, T: FromPyObjectOwned<'py> + NumberRange>(
     object: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Vec<T>>> {
     if object.is_none() { Ok(None) } else { numbers(object).map(Some) }
 }
 
 /// A type with a range.
-pub(crate) trait Bounded {
+pub(crate) trait NumberRange {
     const LEAST: Self::Words;
     const MOST: Self::Words;
     type Words: Display;
@@ -50,7 +50,7 @@ pub(crate) trait Bounded {
 
 macro_rules! bounded {
     ($($type:ty),*) => {$(
-        impl Bounded for $type {
+        impl NumberRange for $type {
             type Words = $type;
             const LEAST: $type = <$type>::MIN;
             const MOST: $type = <$type>::MAX;

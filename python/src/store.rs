@@ -20,7 +20,7 @@ use ringpull_kernels::optim::Optimizer;
 
 use crate::array::Array;
 use crate::errors::{argument, raise};
-use crate::exchange::{Borrowed, Exchange, Pairs};
+use crate::exchange::{BorrowedMemory, Exchange, Pairs};
 use crate::foreign::{Access, Foreign};
 use crate::handle::Handle;
 use crate::interpreter;
@@ -304,7 +304,7 @@ impl Store {
                 .iter()
                 .enumerate()
                 .filter(|(_, (_, values))| !values.is_empty())
-                .map(|(index, (key, values))| Borrowed::of(key_of(key)?, values, outs_of(index), devices))
+                .map(|(index, (key, values))| BorrowedMemory::of(key_of(key)?, values, outs_of(index), devices))
                 .collect::<PyResult<Vec<_>>>()?;
             let exchanges = Exchange::all(py, "pushpull", borrowed, keep, store.rank())?;
             detached(py, store, |store| exchanges.iter().try_for_each(|each| each.make(store, priority)))?;
@@ -317,7 +317,7 @@ impl Store {
     fn pull(&self, py: Python<'_>, outs: Pairs<'_>, #[pyo3(from_py_with = number)] priority: i32) -> PyResult<()> {
         self.reporting(py, |store| {
             let devices = store.devices();
-            let borrowed = outs.iter().map(|(key, outs)| Borrowed::of(key_of(key)?, &[], Some(outs), devices));
+            let borrowed = outs.iter().map(|(key, outs)| BorrowedMemory::of(key_of(key)?, &[], Some(outs), devices));
             let exchanges = Exchange::all(py, "pull", borrowed.collect::<PyResult<_>>()?, true, store.rank())?;
             detached(py, store, |store| {
                 for Exchange { key, outs, .. } in &exchanges {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use ringpull_allreduce::communicator::{Begun, Communicator, Parts, Passage};
+use ringpull_allreduce::communicator::{BegunOperation, Communicator, Parts, Passage};
 use ringpull_allreduce::interpreter::Memory;
 use ringpull_allreduce::progress::{Job, Launch, Reply, Transfer};
 use ringpull_base::{Buffer, DType, Error, Reduction, Result, Tensor, TensorMut, TensorRef};
@@ -182,7 +182,7 @@ pub(super) struct CollectiveState {
 }
 
 /// Begins messages of a collective.
-type Begin = Box<dyn FnOnce(&mut Communicator, &Launch, &mut CollectiveState) -> Result<Begun> + Send>;
+type Begin = Box<dyn FnOnce(&mut Communicator, &Launch, &mut CollectiveState) -> Result<BegunOperation> + Send>;
 type Next = Box<dyn FnOnce(&Memory) -> Begin + Send>;
 
 impl CollectiveState {
@@ -219,7 +219,7 @@ impl<T> Collective<T> {
         transfer: Transfer,
         out: Option<Output>,
         reply: Reply<T>,
-        begin: impl FnOnce(&mut Communicator, &Launch, &mut CollectiveState) -> Result<Begun> + Send + 'static,
+        begin: impl FnOnce(&mut Communicator, &Launch, &mut CollectiveState) -> Result<BegunOperation> + Send + 'static,
     ) -> Self {
         let state = CollectiveState { input: Memory::Nothing, out, numbers: Vec::new(), next: None };
         Collective { transfer, state, arrival: Arrival::default(), begin: Some(Box::new(begin)), reply }
@@ -249,7 +249,7 @@ impl<T: Outcome> Job for Collective<T> {
         }
     }
 
-    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<Begun>> {
+    fn advance(&mut self, comm: &mut Communicator, launch: &Launch) -> Result<Option<BegunOperation>> {
         self.begin.take().map(|begin| begin(comm, launch, &mut self.state)).transpose()
     }
 
@@ -432,6 +432,6 @@ pub(super) fn broadcast<T>(site: Site, root: usize, travels: Travels, reply: Rep
 /// A collective without work: it is done when every rank has called it, such as a barrier or a split.
 pub(super) fn rendezvous(site: &Site, reply: Reply<()>) -> Collective<()> {
     let transfer = site.transfer_of_sum((Reduction::Sum, DType::U8), 1);
-    let done = |_: &mut Communicator, _: &Launch, _: &mut CollectiveState| Ok(Begun::Done(Memory::Nothing));
+    let done = |_: &mut Communicator, _: &Launch, _: &mut CollectiveState| Ok(BegunOperation::Done(Memory::Nothing));
     Collective::new(transfer, None, reply, done)
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::communicator::Parts;
 use ringpull_base::{AlgorithmChoice, Error, Result};
-use ringpull_device::{Joined, Meeting, UniqueId, may_be_of_a_peer};
+use ringpull_device::{JoinedDevices, Meeting, UniqueId, may_be_of_a_peer};
 
 use super::sum::Sum;
 
@@ -35,7 +35,7 @@ pub(super) struct NotJoined {
 
 /// Joins the devices of all ranks; each rank has the same number of them. Either all ranks have joined, or
 /// each gets an error of its own and none has. Collective. The outer error is one of the transport.
-pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result::Result<Joined, NotJoined>> {
+pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result::Result<JoinedDevices, NotJoined>> {
     let (rank, size, platform) = (comm.rank(), comm.size(), sum.devices.platform());
     let own: Result<Vec<UniqueId>> = match rank {
         0 => (0..sum.devices.count()).map(|_| platform.unique_id()).collect(),
@@ -58,7 +58,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result
         Ok(_) if is_nameless => Err(Error::on_rank(0, "rank 0 could not create an address at which devices join")),
         Ok(_) => sum.devices.without_collectives(sum.limit, || {
             let until = Instant::now() + limit;
-            Ok(Joined::at(platform, &Meeting { ids, rank, size }, &|| go_on(comm, until, limit)))
+            Ok(JoinedDevices::at(platform, &Meeting { ids, rank, size }, &|| go_on(comm, until, limit)))
         })?,
         Err(cause) => Err(cause),
     };
@@ -88,7 +88,7 @@ pub(super) fn join(comm: &mut Communicator, sum: &Sum<'_>) -> Result<std::result
 }
 
 /// The parts become the sums over all ranks. Blocks; collective.
-pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, joined: &Joined) -> Result<()> {
+pub(super) fn allreduce(comm: &mut Communicator, sum: &Sum<'_>, joined: &JoinedDevices) -> Result<()> {
     let (until, limit) = (Instant::now() + comm.limit(), comm.limit());
     let outcome =
         sum.devices.sum_over_ranks(joined, (sum.dtype, sum.parts), sum.limit, (limit, &|| go_on(comm, until, limit)));

@@ -24,7 +24,7 @@ use ringpull_allreduce::communicator::Communicator;
 use ringpull_allreduce::communicator::Parts;
 use ringpull_allreduce::transport::Stamp;
 use ringpull_base::{AlgorithmChoice, Error, Result};
-use ringpull_device::{Joined, Pool};
+use ringpull_device::{JoinedDevices, Pool};
 
 use super::joined::NotJoined;
 use super::sum::Sum;
@@ -73,7 +73,7 @@ pub(crate) fn allreduce(comm: &mut Communicator, route: &Route, sum: &Sum<'_>) -
 /// The possible routes, on which all ranks have agreed.
 struct Ways {
     open: Vec<SumRoute>,
-    joined: Option<Joined>,
+    joined: Option<JoinedDevices>,
     /// By the power of two.
     classes: BTreeMap<u32, Class>,
 }

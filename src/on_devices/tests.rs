@@ -11,7 +11,7 @@ use ringpull_allreduce::transport::inproc::{Inproc, world};
 use ringpull_allreduce::transport::{SendMode, Stamp, Transport};
 use ringpull_base::config::Config;
 use ringpull_base::{DType, Result, Tensor};
-use ringpull_device::{Devices, Joined, Layout, Meeting, Simulated, Slice, SumScratch};
+use ringpull_device::{Devices, JoinedDevices, Layout, Meeting, Simulated, Slice, SumScratch};
 
 use super::routes::{Route, allreduce};
 use super::sum::Sum;
@@ -215,7 +215,7 @@ fn turn_is_held_while_devices_sum_over_ranks() {
     let devices = Devices::over(platform.clone(), LIMIT).unwrap();
     let id = devices.platform().unique_id().unwrap();
     let meeting = Meeting { ids: vec![id], rank: 0, size: 1 };
-    let joined = Joined::at(devices.platform(), &meeting, &|| Ok(())).unwrap();
+    let joined = JoinedDevices::at(devices.platform(), &meeting, &|| Ok(())).unwrap();
     let tensor = devices.upload(0, &Tensor::full(DType::F32, &[8], 1.0)).unwrap();
     let part = devices.array(tensor.remote()).unwrap().slice().clone();
     devices.lane(0).follow(devices.array(tensor.remote()).unwrap().stream()).unwrap();

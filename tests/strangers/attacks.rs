@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use ringpull_ps::message::{Place, Places, Request, ToScheduler, Want, encode};
+use ringpull_ps::message::{Place, Places, PullTarget, Request, ToScheduler, encode};
 
 use crate::greetings::{CHALLENGE, CLIENT_MAGIC, GivenName, PROOF, Speaks, frame, hello, proof};
 use crate::overheard::{Overheard, reset_connections};
@@ -214,9 +214,9 @@ fn messages(speaks: Speaks) -> Vec<Vec<u8>> {
             let place = Place { key: "key 1".into(), segment: 0 };
             let poison: Vec<u8> = [1e30f32; 7].into_iter().flat_map(f32::to_le_bytes).collect();
             let places = Places { key: "key 1".into(), segments: vec![0] };
-            let reply = Some((Want::Value, 1));
+            let reply = Some((PullTarget::Value, 1));
             let push = Request::Push { place, round: 1, optimizer: 0, compression: None, reply };
-            let pull = Request::Pull { places, rounds: 0, want: Want::Value, reply: 2 };
+            let pull = Request::Pull { places, rounds: 0, want: PullTarget::Value, reply: 2 };
             let said = [
                 (encode(&ToScheduler::Heartbeat { moved: 1 }), Vec::new()),
                 (encode(&push), poison),

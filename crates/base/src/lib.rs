@@ -65,4 +65,4 @@ pub use secret::Secret;
 pub use shares::split;
 pub use sparse::{RowSparse, check_row_ids};
 pub use spelling::{closest, did_you_mean};
-pub use tensor::{Released, Tensor, TensorMut, TensorRef, Waiter, unshare};
+pub use tensor::{OnRelease, Tensor, TensorMut, TensorRef, Waiter, unshare};

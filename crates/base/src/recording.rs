@@ -37,7 +37,7 @@ pub enum RecordedLine {
         /// Its shape.
         shape: Vec<usize>,
         /// The time of the call.
-        when: When,
+        when: CallTime,
     },
     /// A gradient was pushed, with or without an output.
     Push {
@@ -56,7 +56,7 @@ pub enum RecordedLine {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hash: Option<u64>,
         /// The time of the call.
-        when: When,
+        when: CallTime,
     },
     /// A value was pulled.
     Pull {
@@ -65,7 +65,7 @@ pub enum RecordedLine {
         /// The priority of the call.
         priority: i32,
         /// The time of the call.
-        when: When,
+        when: CallTime,
     },
     /// From now on the store updates its values by gradients: it was given an optimizer or an updater.
     Updates,
@@ -90,7 +90,7 @@ pub enum RecordedLine {
 
 /// The time of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct When {
+pub struct CallTime {
     /// Seconds since the store was created.
     pub at_s: f64,
     /// The seconds for which this process's threads have waited in calls before.
@@ -146,8 +146,8 @@ impl Recording {
     }
 
     /// Now.
-    pub fn when(&self) -> When {
-        When { at_s: self.begun.elapsed().as_secs_f64(), waited_s: waits::waited().as_secs_f64() }
+    pub fn when(&self) -> CallTime {
+        CallTime { at_s: self.begun.elapsed().as_secs_f64(), waited_s: waits::waited().as_secs_f64() }
     }
 
     /// The hash of `parts`, one after the other, if hashes are wanted.

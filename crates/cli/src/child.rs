@@ -15,7 +15,7 @@ use super::launch::Host;
 
 /// The end of a child process, and its output.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct ChildEnd {
     pub(crate) status: ExitStatus,
     pub(crate) was_killed: bool,
     pub(crate) stdout: String,
@@ -23,7 +23,7 @@ pub(crate) struct Finished {
 }
 
 /// Runs `command`, named `what` in errors, to its end, or until `is_over` says so, which gets its process id.
-pub(crate) fn run(command: &mut Command, what: &str, mut is_over: impl FnMut(u32) -> bool) -> Result<Finished> {
+pub(crate) fn run(command: &mut Command, what: &str, mut is_over: impl FnMut(u32) -> bool) -> Result<ChildEnd> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|cause| Error::io("run", what, &cause))?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
@@ -32,7 +32,7 @@ pub(crate) fn run(command: &mut Command, what: &str, mut is_over: impl FnMut(u32
     let pid = child.id();
     let (status, was_killed) = wait(&mut child, what, || is_over(pid))?;
     let (stdout, stderr) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-    Ok(Finished { status, was_killed, stdout, stderr })
+    Ok(ChildEnd { status, was_killed, stdout, stderr })
 }
 
 fn read_all(mut from: impl std::io::Read) -> String {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ringpull_base::{Buffer, DType, Error, Remote, Result, Tensor};
 
-use super::handle::{Event, Joined, Memory, Slice, Stream};
+use super::handle::{Event, JoinedDevices, Memory, Slice, Stream};
 use super::layout::Layout;
 use super::work::{Collective, Work};
 use super::{GoOn, Platform, Simulated};
@@ -211,7 +211,7 @@ impl Devices {
     /// `patience` at most. Collective.
     pub fn sum_over_ranks(
         &self,
-        joined: &Joined,
+        joined: &JoinedDevices,
         (dtype, parts): (DType, &[Slice]),
         limit: Duration,
         (patience, go_on): (Duration, GoOn<'_>),

@@ -12,7 +12,7 @@ use parking_lot::{MappedRwLockReadGuard, MappedRwLockWriteGuard, RwLockReadGuard
 use ringpull_base::{Error, Result};
 
 use super::loan::Loan;
-use super::{GoOn, Meeting, Pinned, Platform, failed};
+use super::{GoOn, Meeting, PinnedHost, Platform, failed};
 
 /// The place of memory.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub enum Home {
     /// On a device.
     Device(usize),
     /// On the host, pinned.
-    Host(Pinned),
+    Host(PinnedHost),
 }
 
 /// A run of bytes that devices work on. Its content is not defined until something was written to it.
@@ -173,7 +173,7 @@ impl Slice {
         Ok(RwLockWriteGuard::map(pinned.write(), |buffer| &mut buffer.bytes_mut()[self.range.clone()]))
     }
 
-    fn pinned(&self) -> Result<&Pinned> {
+    fn pinned(&self) -> Result<&PinnedHost> {
         match &self.memory.home {
             Home::Host(pinned) => Ok(pinned),
             Home::Device(device) => Err(Error::argument(
@@ -292,16 +292,16 @@ impl Event {
 }
 
 /// The devices of this process, each joined with the devices of its number in the other ranks.
-pub struct Joined {
+pub struct JoinedDevices {
     platform: Arc<dyn Platform>,
     id: u64,
 }
 
-impl Joined {
+impl JoinedDevices {
     /// Joins them. Blocks until every rank has come; collective.
     pub fn at(platform: &Arc<dyn Platform>, meeting: &Meeting, go_on: GoOn<'_>) -> Result<Self> {
         let id = platform.join(meeting, go_on)?;
-        Ok(Joined { platform: Arc::clone(platform), id })
+        Ok(JoinedDevices { platform: Arc::clone(platform), id })
     }
 
     /// Its name in the platform.
@@ -310,7 +310,7 @@ impl Joined {
     }
 }
 
-impl Drop for Joined {
+impl Drop for JoinedDevices {
     fn drop(&mut self) {
         self.platform.leave(self.id);
     }

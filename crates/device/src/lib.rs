@@ -40,7 +40,7 @@ use parking_lot::{MutexGuard, RwLock};
 
 pub use check::check_operations;
 pub use devices::{Array, Devices, array_of};
-pub use handle::{Event, Home, Joined, Memory, Slice, Stream};
+pub use handle::{Event, Home, JoinedDevices, Memory, Slice, Stream};
 pub use layout::Layout;
 pub use loan::{CUDA, Loan};
 pub use open::{open, survey};
@@ -54,7 +54,7 @@ pub use work::{Collective, CollectiveKind, Operation, Work};
 use ringpull_base::{Buffer, DType, Error, Result};
 
 /// Host memory that devices copy from and to by themselves.
-pub type Pinned = Arc<RwLock<Buffer>>;
+pub type PinnedHost = Arc<RwLock<Buffer>>;
 
 /// A name that devices of several processes meet under, as long as NCCL's.
 pub type UniqueId = [u8; 128];
@@ -99,7 +99,7 @@ pub trait Platform: Send + Sync {
     /// Forgets memory that was taken in.
     fn disown(&self, address: u64);
     /// Host memory that the devices can reach, and its address.
-    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)>;
+    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, PinnedHost)>;
     /// Gives host memory back.
     fn free_pinned(&self, address: u64);
     /// A new stream of a device.

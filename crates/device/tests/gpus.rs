@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 use ringpull_base::{DType, Error, Result, Tensor};
 use ringpull_device::{
-    Collective, CollectiveKind, Devices, Joined, Layout, Loan, Meeting, Memory, Operation, Slice, Stream, SumScratch,
-    Work, array_of,
+    Collective, CollectiveKind, Devices, JoinedDevices, Layout, Loan, Meeting, Memory, Operation, Slice, Stream,
+    SumScratch, Work, array_of,
 };
 use ringpull_processes::{FakeGpus, Processes, own_path};
 
@@ -344,7 +344,7 @@ fn one_rank(devices: &Arc<Devices>, meeting: &Meeting) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(2);
     let go_on = || if Instant::now() < until { Ok(()) } else { Err(Error::argument("another rank is late", "wait")) };
     assert!(devices.platform().can_join());
-    let joined = Joined::at(devices.platform(), meeting, &go_on)?;
+    let joined = JoinedDevices::at(devices.platform(), meeting, &go_on)?;
     for _ in 0..3 {
         let tensor = upload(devices, 0, (meeting.rank + 1) as f64)?;
         let array = devices.array(tensor.remote())?;

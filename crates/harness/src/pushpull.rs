@@ -10,7 +10,7 @@ use ringpull_base::config::{self, Dmlc};
 use ringpull_base::{AlgorithmChoice, DType, Error, Kind, Result};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
-use ringpull_workload::expected::Expected;
+use ringpull_workload::expected::ExpectedSums;
 use ringpull_workload::iterations::{Iterations, LateRank};
 use ringpull_workload::models::ModelKey;
 use ringpull_workload::sparse::{SparseIterations, SparseSetup, adding};
@@ -19,7 +19,7 @@ use crate::cost::SparseRows;
 use crate::kept;
 use crate::late::LateWorkers;
 use crate::progress::Progress;
-use crate::ranks::{RankReport, Spent, gather, record_of};
+use crate::ranks::{RankReport, ResourceUse, gather, record_of};
 use crate::record::Record;
 use crate::usage::Memory;
 
@@ -93,7 +93,7 @@ pub fn run_sparse(
                 let words = format!("payload {} of {}", index + 1, tables.len());
                 progress.part(index * each + iteration, tables.len() * each, words);
             }
-            let (seconds, before, after) = iterations.take(store, iteration, Spent::now)?;
+            let (seconds, before, after) = iterations.take(store, iteration, ResourceUse::now)?;
             if iteration >= plan.warmup {
                 found.seconds.push(seconds);
                 found.spent.add(before, after);
@@ -115,7 +115,7 @@ fn measure(
     plan: &StoreOptions,
     begun: impl Fn(usize),
 ) -> Result<RankReport> {
-    let mut expected = Expected::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
+    let mut expected = ExpectedSums::new(store.num_workers(), plan.dtype, store.kind(), plan.compression)?;
     if let Some(optimizer) = &plan.optimizer {
         plan.optimize(store, optimizer)?;
         expected = expected.updated_by(optimizer);
@@ -130,7 +130,7 @@ fn measure(
         if iteration == plan.warmup {
             memory.stop();
         }
-        let (seconds, before, after) = iterations.take(store, iteration, Spent::now)?;
+        let (seconds, before, after) = iterations.take(store, iteration, ResourceUse::now)?;
         if iteration >= plan.warmup {
             found.seconds.push(seconds);
             found.spent.add(before, after);

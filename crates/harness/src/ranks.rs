@@ -25,7 +25,7 @@ pub struct RankReport {
     /// Those of steps of training before them, since a barrier.
     pub warmup_s: f64,
     /// The resources that all of them used.
-    pub spent: Spent,
+    pub spent: ResourceUse,
     /// The part of a core that the rank used while it waited for a late one.
     pub waiting_cpu: Option<f64>,
     /// The growth of its memory.
@@ -36,7 +36,7 @@ pub struct RankReport {
 
 /// The resources that a process and its host have used.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct Spent {
+pub struct ResourceUse {
     /// Processor seconds of the process.
     pub cpu_s: f64,
     /// Bytes that the host's network interfaces sent and received.
@@ -44,14 +44,14 @@ pub struct Spent {
     received_bytes: f64,
 }
 
-impl Spent {
+impl ResourceUse {
     pub fn now() -> Self {
         let (sent_bytes, received_bytes) = traffic();
-        Spent { cpu_s: cpu_s(), sent_bytes, received_bytes }
+        ResourceUse { cpu_s: cpu_s(), sent_bytes, received_bytes }
     }
 
     /// Adds what was used between two moments.
-    pub fn add(&mut self, before: Spent, after: Spent) {
+    pub fn add(&mut self, before: ResourceUse, after: ResourceUse) {
         self.cpu_s += after.cpu_s - before.cpu_s;
         self.sent_bytes += after.sent_bytes - before.sent_bytes;
         self.received_bytes += after.received_bytes - before.received_bytes;
@@ -65,7 +65,7 @@ impl Default for RankReport {
             hardware: Hardware::survey(),
             seconds: Vec::new(),
             warmup_s: 0.0,
-            spent: Spent::default(),
+            spent: ResourceUse::default(),
             waiting_cpu: None,
             extra_rss_bytes: None,
             state_bytes: None,
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_record_has_the_slowest_seconds_the_busiest_host_and_the_mean_of_the_waiting_ranks() {
-        let spent = |cpu_s, sent_bytes| Spent { cpu_s, sent_bytes, received_bytes: 10.0 };
+        let spent = |cpu_s, sent_bytes| ResourceUse { cpu_s, sent_bytes, received_bytes: 10.0 };
         let late = RankReport { seconds: vec![1.0, 4.0], spent: spent(3.0, 30.0), ..RankReport::default() };
         let waiting = |part| RankReport {
             seconds: vec![2.0, 3.0],

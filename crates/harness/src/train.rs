@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 use ringpull::KvStore;
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Error, Kind, Result, Tensor};
-use ringpull_workload::expected::Expected;
+use ringpull_workload::expected::ExpectedSums;
 
 use crate::compute::Compute;
 use crate::late::LateWorkers;
 use crate::layers::{Layer, Network};
 use crate::progress::Progress;
 use crate::pushpull;
-use crate::ranks::{RankReport, Spent, gather};
+use crate::ranks::{RankReport, ResourceUse, gather};
 use crate::record::Record;
 use crate::usage::Usage;
 
@@ -58,7 +58,7 @@ pub fn run(
     let mut found = RankReport::default();
     store.barrier()?;
     let (iters, warmup) = (plan.keys.iters, plan.keys.warmup);
-    let mut before = Spent::default();
+    let mut before = ResourceUse::default();
     // One device for all steps: it makes up for a delay in the next step.
     let mut device = Compute::start();
     for number in 0..warmup + iters {
@@ -66,7 +66,7 @@ pub fn run(
             progress.part(number, warmup + iters, "training steps");
         }
         if number == warmup {
-            before = Spent::now();
+            before = ResourceUse::now();
         }
         let _span = timeline::span(Phase::Step, || if number < warmup { WARMUP } else { "step" });
         let seconds = replay.step(&mut device, number)?;
@@ -76,7 +76,7 @@ pub fn run(
             found.warmup_s += seconds;
         }
     }
-    found.spent.add(before, Spent::now());
+    found.spent.add(before, ResourceUse::now());
     replay.check_total(warmup + iters - 1)?;
     let mut ranks = gather(store, "ringpull.steps", &found)?;
     if plan.late.is_some() {
@@ -128,7 +128,7 @@ struct Replay<'a> {
     network: &'a Network,
     plan: &'a ReplayOptions,
     tensors: Vec<Tensor>,
-    expected: Expected,
+    expected: ExpectedSums,
     /// True if the store adds pushes up, so that only the total of all steps can be checked.
     accumulates: bool,
 }
@@ -142,7 +142,7 @@ impl<'a> Replay<'a> {
         for (key, tensor) in network.keys.iter().zip(&tensors) {
             store.init(key.name.as_str(), tensor)?;
         }
-        let expected = Expected::new(store.num_workers(), dtype, store.kind(), compression)?;
+        let expected = ExpectedSums::new(store.num_workers(), dtype, store.kind(), compression)?;
         let accumulates = store.kind() == Kind::DistAsync;
         Ok(Replay { store, network, plan, tensors, expected, accumulates })
     }

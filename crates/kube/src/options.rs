@@ -291,16 +291,16 @@ pub struct Request {
 /// A request as it is read from a command line: with a note at each option of some kinds only, and with the
 /// options that were given.
 #[derive(Debug)]
-pub struct Asked(pub Request);
+pub struct JobRequest(pub Request);
 
-impl clap::FromArgMatches for Asked {
+impl clap::FromArgMatches for JobRequest {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut request = <Request as clap::FromArgMatches>::from_arg_matches(matches)?;
         for (option, _) in USED_BY.iter().filter(|(option, _)| is_given(matches, option)) {
             let word = if *option == "command" { "the command".to_owned() } else { format!("--{option}") };
             request.given.insert((*option).to_owned(), word);
         }
-        Ok(Asked(request))
+        Ok(JobRequest(request))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -315,7 +315,7 @@ fn is_given(matches: &ArgMatches, option: &str) -> bool {
     known && matches.value_source(&id) == Some(ValueSource::CommandLine)
 }
 
-impl clap::Args for Asked {
+impl clap::Args for JobRequest {
     fn augment_args(command: clap::Command) -> clap::Command {
         <Request as clap::Args>::augment_args(command).mut_args(|arg| {
             let kinds = USED_BY.iter().find(|(option, _)| Some(*option) == arg.get_long());

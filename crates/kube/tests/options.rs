@@ -7,11 +7,11 @@ use clap::{Args as _, Command, FromArgMatches as _, ValueEnum as _};
 use serde_json::Value;
 
 use ringpull_kube::lint::lint;
-use ringpull_kube::options::{Asked, JobKind, PodSecurity, Request};
+use ringpull_kube::options::{JobKind, JobRequest, PodSecurity, Request};
 use ringpull_kube::{documents, schema, security, to_yaml};
 
 fn command() -> Command {
-    Asked::augment_args(Command::new("manifest").no_binary_name(true))
+    JobRequest::augment_args(Command::new("manifest").no_binary_name(true))
 }
 
 fn command_of(kind: JobKind) -> &'static [&'static str] {
@@ -31,7 +31,7 @@ fn command_of(kind: JobKind) -> &'static [&'static str] {
 
 fn written(kind: JobKind, words: &[&str]) -> Result<(Request, Vec<Value>), String> {
     let matches = command().try_get_matches_from(words).map_err(|error| error.to_string())?;
-    let Asked(request) = Asked::from_arg_matches(&matches).map_err(|error| error.to_string())?;
+    let JobRequest(request) = JobRequest::from_arg_matches(&matches).map_err(|error| error.to_string())?;
     let request = Request { kind, ..request };
     let objects = documents(&request).map_err(|error| error.to_string())?;
     Ok((request, objects))

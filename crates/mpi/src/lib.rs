@@ -25,7 +25,7 @@ mod process;
 mod requests;
 mod table;
 
-pub use choice::Missing;
+pub use choice::MissingMpi;
 pub use load::{is_rank, load, run_in};
 pub use requests::Requests;
 pub use table::{Api, Comm, End, SendCall, element};

@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::choice::{self, Missing};
+use crate::choice::{self, MissingMpi};
 use crate::family::MpiFamily;
 use crate::process::{self, Process};
 use crate::table::Api;
@@ -32,7 +32,7 @@ pub fn run_in(prefix: PathBuf) {
 /// The MPI that this process uses. The first call that finds one loads it, for all libraries that are loaded
 /// later, and it is the same ever after. An error says why there is none, and what helps: the next call looks
 /// again.
-pub fn load() -> Result<&'static Api, Missing> {
+pub fn load() -> Result<&'static Api, MissingMpi> {
     let mut loaded = API.lock().unwrap_or_else(PoisonError::into_inner);
     if loaded.is_none() {
         *loaded = Some(find()?);
@@ -45,7 +45,7 @@ pub fn is_rank() -> bool {
     process::family_of_launcher().is_some()
 }
 
-fn find() -> Result<&'static Api, Missing> {
+fn find() -> Result<&'static Api, MissingMpi> {
     let program = std::env::current_exe().unwrap_or_default();
     let prefix = PREFIX.get().map(PathBuf::as_path).or_else(|| program.parent().and_then(Path::parent));
     let process = Process::this(prefix.map(|prefix| prefix.join("lib")).as_deref());
@@ -82,7 +82,7 @@ fn find() -> Result<&'static Api, Missing> {
 
 /// An error unless the functions that the plugin has found are those of the library that it was made for:
 /// another MPI that the process has loaded for all comes first.
-fn check_family(api: &Api, family: MpiFamily, path: &Path) -> Result<(), Missing> {
+fn check_family(api: &Api, family: MpiFamily, path: &Path) -> Result<(), MissingMpi> {
     let mut text = vec![0u8; 16384];
     let mut len = 0;
     // SAFETY: may be called at any time; the text is longer than MPI_MAX_LIBRARY_VERSION_STRING of any MPI.
@@ -92,15 +92,15 @@ fn check_family(api: &Api, family: MpiFamily, path: &Path) -> Result<(), Missing
         return Ok(());
     }
     let first = text.split(['\0', '\n', ',']).next().unwrap_or_default().trim();
-    Err(Missing {
+    Err(MissingMpi {
         reason: format!("two MPIs are in this process: {}, and {first}, which comes first", path.display()),
         remedy: "start the program with the mpirun of the MPI that it loads itself, by a library or LD_PRELOAD"
             .to_owned(),
     })
 }
 
-fn unloadable(family: MpiFamily, cause: &str) -> Missing {
-    Missing {
+fn unloadable(family: MpiFamily, cause: &str) -> MissingMpi {
+    MissingMpi {
         reason: format!("the part of ringpull that calls {family} cannot be loaded: {cause}"),
         remedy: "let TMPDIR name a folder from which programs may run, and start the program again".to_owned(),
     }

@@ -26,7 +26,7 @@
 //! messages to issue per rank and segment.
 
 use super::parts::Parts;
-use super::plan::{Plan, Then};
+use super::plan::{Plan, ReceiveAction};
 
 /// Segments from all other ranks together that may be on their way to one. With [`SEGMENT_BYTES`] that is
 /// 1.25 MiB, about the size of a queue of a switch or a shaper.
@@ -58,7 +58,7 @@ pub(super) fn alltoall(rank: usize, size: usize, blocks: &Parts, segment: usize)
                 plan.after.extend(receives[to].get(turn - ahead).map(|receive| (place, *receive)));
             }
             let place = plan.moves.len();
-            plan.recv(from, segment_of(size + from), Then::Copy);
+            plan.recv(from, segment_of(size + from), ReceiveAction::Copy);
             if plan.moves.len() > place {
                 receives[from].push(place);
             }

@@ -22,7 +22,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-use super::plan::{Move, Plan, Then};
+use super::plan::{Move, Plan, ReceiveAction};
 
 /// The goal of the plans: the contributions that each part of each rank ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -300,7 +300,7 @@ fn longest_chain(plans: &[Plan], messages: &[MatchedMessage]) -> Result<usize, F
                 if follow_on_one_wire(before, step) {
                     waits.add(done(rank, earlier), posted(rank, index), false);
                 }
-                let is_reduce = matches!(step, Move::Recv { then: Then::Reduce, .. });
+                let is_reduce = matches!(step, Move::Recv { then: ReceiveAction::Reduce, .. });
                 if conflict(before, step) && is_reduce {
                     waits.add(done(rank, earlier), done(rank, index), false);
                 } else if conflict(before, step) {
@@ -430,7 +430,7 @@ fn execute(plans: &[Plan], symbols: &mut Symbols) -> Result<Vec<Vec<usize>>, Fau
                 Move::Recv { from, parts, then } => {
                     let Some(arrived) = wires[from * size + rank].pop_front() else { break };
                     for (own, arrived) in values[rank][parts.clone()].iter_mut().zip(arrived) {
-                        *own = if *then == Then::Copy { arrived } else { symbols.sum(*own, arrived) };
+                        *own = if *then == ReceiveAction::Copy { arrived } else { symbols.sum(*own, arrived) };
                     }
                 }
             }

@@ -52,7 +52,7 @@
 
 use std::ops::Range;
 
-use super::plan::{Plan, Then};
+use super::plan::{Plan, ReceiveAction};
 
 /// Buffers of at least this many elements (512 KiB of f32, two segments) send a round as two messages.
 const SPLIT_LEN: usize = 128 << 10;
@@ -69,7 +69,7 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
                 plan.send(to, parts);
             }
             for parts in parts_at(rank, places, size) {
-                plan.recv(from, parts, Then::Reduce);
+                plan.recv(from, parts, ReceiveAction::Reduce);
             }
         }
     }
@@ -85,7 +85,7 @@ pub(super) fn allgather(plan: &mut Plan, rank: usize, size: usize) {
             plan.send(to, parts);
         }
         for parts in parts_at(from, 0..above - skip, size) {
-            plan.recv(from, parts, Then::Copy);
+            plan.recv(from, parts, ReceiveAction::Copy);
         }
     }
 }

@@ -26,14 +26,14 @@
 //! bytes per rank; but `2(n-1)` messages per rank to issue, and as many flows that meet in the switch. It is
 //! the traffic of parameter servers with one server on every worker's host.
 
-use super::plan::{Plan, Then};
+use super::plan::{Plan, ReceiveAction};
 
 /// Appends the first half: afterwards rank `r` holds the sum of part `r`.
 pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
     for distance in 1..size {
         let (to, from) = ((rank + distance) % size, (rank + size - distance) % size);
         plan.send(to, to..to + 1);
-        plan.recv(from, rank..rank + 1, Then::Reduce);
+        plan.recv(from, rank..rank + 1, ReceiveAction::Reduce);
     }
 }
 
@@ -42,6 +42,6 @@ pub(super) fn allgather(plan: &mut Plan, rank: usize, size: usize) {
     for distance in 1..size {
         let (to, from) = ((rank + distance) % size, (rank + size - distance) % size);
         plan.send(to, rank..rank + 1);
-        plan.recv(from, from..from + 1, Then::Copy);
+        plan.recv(from, from..from + 1, ReceiveAction::Copy);
     }
 }

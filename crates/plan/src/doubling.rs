@@ -26,7 +26,7 @@
 //! Cost, for `S` bytes: `log2 n` messages one after the other, two more if `n` is not a power of two, and `S`
 //! bytes in each of them. It is for buffers so small that only the number of messages counts.
 
-use super::plan::{Plan, Then};
+use super::plan::{Plan, ReceiveAction};
 
 /// Appends the moves on the only part of `plan`.
 pub(super) fn allreduce(plan: &mut Plan, rank: usize, size: usize) {
@@ -34,12 +34,12 @@ pub(super) fn allreduce(plan: &mut Plan, rank: usize, size: usize) {
     let excess = size - core;
     if rank < 2 * excess && rank.is_multiple_of(2) {
         plan.send(rank + 1, 0..1);
-        plan.recv(rank + 1, 0..1, Then::Copy);
+        plan.recv(rank + 1, 0..1, ReceiveAction::Copy);
         return;
     }
     let folded = (rank < 2 * excess).then(|| rank - 1);
     if let Some(folded) = folded {
-        plan.recv(folded, 0..1, Then::Reduce);
+        plan.recv(folded, 0..1, ReceiveAction::Reduce);
     }
     let position = if folded.is_some() { rank / 2 } else { rank - excess };
     let mut distance = 1;
@@ -47,7 +47,7 @@ pub(super) fn allreduce(plan: &mut Plan, rank: usize, size: usize) {
         let partner = position ^ distance;
         let partner = if partner < excess { 2 * partner + 1 } else { partner + excess };
         plan.send(partner, 0..1);
-        plan.recv(partner, 0..1, Then::Reduce);
+        plan.recv(partner, 0..1, ReceiveAction::Reduce);
         distance *= 2;
     }
     if let Some(folded) = folded {

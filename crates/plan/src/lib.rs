@@ -78,7 +78,7 @@ pub use check::{Fault, Goal, PartContent, Traffic, check};
 pub use choose::{Prediction, Segments, WeightedChoice, auto, choose, choose_reduce_scatter, choose_weighted, predict};
 pub use model::Model;
 pub use parts::Parts;
-pub use plan::{Move, Plan, Then};
+pub use plan::{Move, Plan, ReceiveAction};
 pub use ringpull_base::Algorithm;
 pub use rows::{Owners, RowWay, choose_rows};
 pub use schedule::{Action, Lane, Message, Schedule};
@@ -195,7 +195,7 @@ pub fn exchange(rank: usize, other: usize, len: usize) -> Plan {
     let mut plan = Plan::new(Parts::even(2 * len, 2));
     let (own, theirs) = if rank < other { (0, 1) } else { (1, 0) };
     plan.send(other, own..own + 1);
-    plan.recv(other, theirs..theirs + 1, Then::Copy);
+    plan.recv(other, theirs..theirs + 1, ReceiveAction::Copy);
     plan
 }
 

@@ -25,7 +25,7 @@
 //! *A reduce-scatter* has one part for each rank. The parts run up the line, and the last rank gives each sum
 //! to its owner: `n` messages in a row and `S` bytes from each rank but the last.
 
-use super::plan::{Parts, Plan, Then};
+use super::plan::{Parts, Plan, ReceiveAction};
 use super::{star, tree};
 
 /// Buffers of at most this many elements (16 KiB of f32) take the star: fewer messages in a row.
@@ -45,7 +45,7 @@ pub(super) fn allreduce(rank: usize, size: usize, len: usize) -> Plan {
     let mut plan = Plan::new(Parts::even(len, len.div_ceil(piece)));
     for piece in 0..plan.parts.count() {
         if rank > 0 {
-            plan.recv(rank - 1, piece..piece + 1, Then::Reduce);
+            plan.recv(rank - 1, piece..piece + 1, ReceiveAction::Reduce);
         }
         if rank + 1 < size {
             plan.send(rank + 1, piece..piece + 1);
@@ -53,7 +53,7 @@ pub(super) fn allreduce(rank: usize, size: usize, len: usize) -> Plan {
     }
     for piece in 0..plan.parts.count() {
         if rank + 1 < size {
-            plan.recv(rank + 1, piece..piece + 1, Then::Copy);
+            plan.recv(rank + 1, piece..piece + 1, ReceiveAction::Copy);
         }
         if rank > 0 {
             plan.send(rank - 1, piece..piece + 1);
@@ -67,7 +67,7 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
     let last = size - 1;
     for part in 0..size {
         if rank > 0 {
-            plan.recv(rank - 1, part..part + 1, Then::Reduce);
+            plan.recv(rank - 1, part..part + 1, ReceiveAction::Reduce);
         }
         if rank < last {
             plan.send(rank + 1, part..part + 1);
@@ -76,6 +76,6 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
         }
     }
     if rank < last {
-        plan.recv(last, rank..rank + 1, Then::Copy);
+        plan.recv(last, rank..rank + 1, ReceiveAction::Copy);
     }
 }

@@ -5,7 +5,7 @@ mod committed;
 
 use std::fmt::Write as _;
 
-use crate::{Algorithm, Move, Plan, Then, allreduce};
+use crate::{Algorithm, Move, Plan, ReceiveAction, allreduce};
 
 const RANKS: usize = 4;
 const LEN: usize = 1200;
@@ -16,7 +16,7 @@ struct Arrow {
     from: usize,
     to: usize,
     elements: usize,
-    then: Then,
+    then: ReceiveAction,
 }
 
 /// Returns the round of each message, if all take one round, and a rank sends one and receives one at a time.
@@ -76,7 +76,7 @@ fn panel(algorithm: Algorithm, x: usize, y: usize, svg: &mut String) {
     }
     let column = |round: usize| left + (right - left) * round / count;
     for Arrow { round, from, to, elements, then } in messages {
-        let class = if then == Then::Reduce { "reduce" } else { "copy" };
+        let class = if then == ReceiveAction::Reduce { "reduce" } else { "copy" };
         let width = 1.2 + 2.8 * elements as f64 / LEN as f64;
         let at = format!(
             "x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\"",

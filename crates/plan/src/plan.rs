@@ -11,7 +11,7 @@ pub(crate) use super::parts::Parts;
 
 /// The use that a receiver makes of the elements that arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum ReceiveAction {
     /// Adds them to its own: `own = own + arrived`; or what else the operation makes of two elements.
     Reduce,
     /// Puts them in the place of its own.
@@ -35,7 +35,7 @@ pub enum Move {
         /// The parts, consecutive, with at least one element among them.
         parts: Range<usize>,
         /// The use of the elements.
-        then: Then,
+        then: ReceiveAction,
     },
 }
 
@@ -95,7 +95,7 @@ impl Plan {
     }
 
     /// Appends a receive, unless the parts are empty: then the sender leaves its send out as well.
-    pub fn recv(&mut self, from: usize, parts: Range<usize>, then: Then) {
+    pub fn recv(&mut self, from: usize, parts: Range<usize>, then: ReceiveAction) {
         if !self.parts.range(parts.clone()).is_empty() {
             self.moves.push(Move::Recv { from, parts, then });
         }
@@ -130,7 +130,7 @@ mod tests {
     fn moves_without_elements_are_left_out() {
         let mut plan = Plan::new(Parts::even(2, 3));
         plan.send(1, 2..3);
-        plan.recv(1, 2..3, Then::Copy);
+        plan.recv(1, 2..3, ReceiveAction::Copy);
         assert_eq!(plan.moves, []);
         plan.send(1, 1..3);
         assert_eq!((plan.moves.len(), plan.sent_len()), (1, 1));

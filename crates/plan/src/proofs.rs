@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::check::{Fault, Goal, Traffic, check};
 use super::plan::Parts;
 use super::{
-    Algorithm, LinkRates, Links, Move, Plan, ReduceScatter, Then, allgather, allreduce, allreduce_in_halves,
+    Algorithm, LinkRates, Links, Move, Plan, ReceiveAction, ReduceScatter, allgather, allreduce, allreduce_in_halves,
     allreduce_in_order, allreduce_in_turns, allreduce_weighted, alltoall, broadcast, reduce_scatter,
 };
 
@@ -59,7 +59,7 @@ fn executed(plans: &[Plan], mut buffers: Vec<Vec<f32>>, mut turns: impl FnMut(us
                 let arrived = wires[from * size + rank].pop_front().expect("it can move");
                 assert_eq!(arrived.len(), range.len());
                 for (own, arrived) in buffers[rank][range].iter_mut().zip(arrived) {
-                    *own = if *then == Then::Copy { arrived } else { *own + arrived };
+                    *own = if *then == ReceiveAction::Copy { arrived } else { *own + arrived };
                 }
             }
         }
@@ -205,7 +205,7 @@ fn the_checker_finds_helpers_that_contribute_or_leave_something_out() {
             wrong[rank].after.clear();
             assert!(check(&wrong, goal).is_err(), "rank {rank} without move {index}");
             if let Move::Recv { from, parts, then } = step.clone() {
-                let then = if then == Then::Copy { Then::Reduce } else { Then::Copy };
+                let then = if then == ReceiveAction::Copy { ReceiveAction::Reduce } else { ReceiveAction::Copy };
                 let mut wrong = good.clone();
                 wrong[rank].moves[index] = Move::Recv { from, parts, then };
                 assert!(check(&wrong, goal).is_err(), "rank {rank}, move {index}: {then:?}");
@@ -648,7 +648,7 @@ fn the_checker_finds_what_is_wrong() {
     let mut copied = good();
     for step in &mut copied[2].moves {
         if let Move::Recv { then, .. } = step {
-            *then = Then::Copy;
+            *then = ReceiveAction::Copy;
         }
     }
     assert!(matches!(check(&copied, Goal::Allreduce), Err(Fault::WrongSum { .. })));
@@ -672,8 +672,8 @@ fn the_checker_finds_every_move_that_is_left_out_and_every_reduce_that_became_a_
                     let mut wrong = good.clone();
                     wrong[rank].moves.remove(index);
                     assert!(check(&wrong, Goal::Allreduce).is_err(), "{algorithm}, {size}: {rank} without {index}");
-                    let Move::Recv { from, parts, then: Then::Reduce } = step.clone() else { continue };
-                    wrong[rank].moves.insert(index, Move::Recv { from, parts, then: Then::Copy });
+                    let Move::Recv { from, parts, then: ReceiveAction::Reduce } = step.clone() else { continue };
+                    wrong[rank].moves.insert(index, Move::Recv { from, parts, then: ReceiveAction::Copy });
                     assert!(check(&wrong, Goal::Allreduce).is_err(), "{algorithm}, {size}: {rank} copies {index}");
                 }
             }
@@ -689,7 +689,7 @@ fn the_checker_finds_additions_in_another_order() {
             plan.send(peer, 0..1);
         }
         for peer in (0..3).filter(|peer| *peer != rank) {
-            plan.recv(peer, 0..1, Then::Reduce);
+            plan.recv(peer, 0..1, ReceiveAction::Reduce);
         }
         plan
     };
@@ -713,7 +713,7 @@ fn the_checker_finds_a_plan_that_needs_buffers_and_one_that_stops_for_ever() {
     let swap = |rank: usize| {
         let mut plan = Plan::new(Parts::even(1, 1));
         plan.send(1 - rank, 0..1);
-        plan.recv(1 - rank, 0..1, Then::Copy);
+        plan.recv(1 - rank, 0..1, ReceiveAction::Copy);
         plan
     };
     let plans: Vec<Plan> = (0..2).map(swap).collect();
@@ -721,7 +721,7 @@ fn the_checker_finds_a_plan_that_needs_buffers_and_one_that_stops_for_ever() {
 
     let wait = |rank: usize| {
         let mut plan = Plan::new(Parts::even(1, 1));
-        plan.recv(1 - rank, 0..1, Then::Copy);
+        plan.recv(1 - rank, 0..1, ReceiveAction::Copy);
         plan.send(1 - rank, 0..1);
         plan
     };

@@ -22,7 +22,7 @@
 
 use std::ops::Range;
 
-use super::plan::{Parts, Plan, Then};
+use super::plan::{Parts, Plan, ReceiveAction};
 
 /// The blocks of one piece: member `i` of a rack holds `bounds[rack][i]..bounds[rack][i + 1]`, in elements.
 struct RackBlocks {
@@ -86,7 +86,7 @@ impl RackPosition<'_> {
         let size = self.ranks[self.rack].len();
         for step in 0..size - 1 {
             self.send_right(plan, blocks, step + 1);
-            self.recv_left(plan, blocks, step + 2, Then::Reduce);
+            self.recv_left(plan, blocks, step + 2, ReceiveAction::Reduce);
         }
     }
 
@@ -95,7 +95,7 @@ impl RackPosition<'_> {
         let size = self.ranks[self.rack].len();
         for step in 0..size - 1 {
             self.send_right(plan, blocks, step);
-            self.recv_left(plan, blocks, step + 1, Then::Copy);
+            self.recv_left(plan, blocks, step + 1, ReceiveAction::Copy);
         }
     }
 
@@ -107,7 +107,7 @@ impl RackPosition<'_> {
             let common = own.start.max(theirs.start)..own.end.min(theirs.end);
             if !common.is_empty() {
                 plan.send(*peer, self.parts(&common));
-                plan.recv(*peer, self.parts(&common), Then::Reduce);
+                plan.recv(*peer, self.parts(&common), ReceiveAction::Reduce);
             }
         }
     }
@@ -118,7 +118,7 @@ impl RackPosition<'_> {
         plan.send(ranks[(self.member + 1) % ranks.len()], self.parts(&block));
     }
 
-    fn recv_left(&self, plan: &mut Plan, blocks: &RackBlocks, behind: usize, then: Then) {
+    fn recv_left(&self, plan: &mut Plan, blocks: &RackBlocks, behind: usize, then: ReceiveAction) {
         let ranks = self.ranks[self.rack];
         let block = blocks.block(self.rack, (self.member + ranks.len() - behind) % ranks.len());
         plan.recv(ranks[(self.member + ranks.len() - 1) % ranks.len()], self.parts(&block), then);

@@ -30,7 +30,7 @@
 //! first step to the last. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations", JPDC 69 (2009).
 
-use super::plan::{Plan, Then};
+use super::plan::{Plan, ReceiveAction};
 
 /// Appends the first half: afterwards rank `r` holds the sum of part `r`.
 pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
@@ -39,7 +39,7 @@ pub(super) fn reduce_scatter(plan: &mut Plan, rank: usize, size: usize) {
         let leaves = behind(rank, step + 1, size);
         let arrives = behind(rank, step + 2, size);
         plan.send(right, leaves..leaves + 1);
-        plan.recv(left, arrives..arrives + 1, Then::Reduce);
+        plan.recv(left, arrives..arrives + 1, ReceiveAction::Reduce);
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) fn allgather(plan: &mut Plan, rank: usize, size: usize) {
         let leaves = behind(rank, step, size);
         let arrives = behind(rank, step + 1, size);
         plan.send(right, leaves..leaves + 1);
-        plan.recv(left, arrives..arrives + 1, Then::Copy);
+        plan.recv(left, arrives..arrives + 1, ReceiveAction::Copy);
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use ringpull_base::{DType, Reduction};
 
-use crate::plan::{Move, Plan, Then};
+use crate::plan::{Move, Plan, ReceiveAction};
 
 /// The action of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,8 +100,8 @@ impl Schedule {
             let awaited = after.next_if(|(send, _)| *send == at).map(|(_, receive)| last[*receive]);
             let (peer, parts, action) = match step {
                 Move::Send { to, parts } => (*to, parts, Action::Send),
-                Move::Recv { from, parts, then: Then::Reduce } => (*from, parts, Action::Reduce),
-                Move::Recv { from, parts, then: Then::Copy } => (*from, parts, Action::Copy),
+                Move::Recv { from, parts, then: ReceiveAction::Reduce } => (*from, parts, Action::Reduce),
+                Move::Recv { from, parts, then: ReceiveAction::Copy } => (*from, parts, Action::Copy),
             };
             let lanes = if action == Action::Send { &mut schedule.out } else { &mut schedule.into };
             let lane = Lane::of(lanes, peer);

@@ -14,17 +14,17 @@
 //! allreduce. But rank 0 takes and sends all of them, `(n-1) S` bytes in each direction. It is for the
 //! smallest buffers, above all if ranks share cores: then every message costs every rank time.
 
-use super::plan::{Plan, Then};
+use super::plan::{Plan, ReceiveAction};
 
 /// Appends the moves on the only part of `plan`.
 pub(super) fn allreduce(plan: &mut Plan, rank: usize, size: usize) {
     if rank > 0 {
         plan.send(0, 0..1);
-        plan.recv(0, 0..1, Then::Copy);
+        plan.recv(0, 0..1, ReceiveAction::Copy);
         return;
     }
     for peer in 1..size {
-        plan.recv(peer, 0..1, Then::Reduce);
+        plan.recv(peer, 0..1, ReceiveAction::Reduce);
     }
     for peer in 1..size {
         plan.send(peer, 0..1);

@@ -27,7 +27,7 @@
 //! arrives. `n - 1` messages lie between the root and the last rank, but every link carries only `S` bytes,
 //! all at the same time.
 
-use super::plan::{Plan, Then};
+use super::plan::{Plan, ReceiveAction};
 
 /// The length, in elements, of the pieces of a chain: 256 KiB of f32, one segment.
 pub(super) const PIECE_LEN: usize = 64 << 10;
@@ -46,7 +46,7 @@ pub(super) fn broadcast(plan: &mut Plan, root: usize, rank: usize, size: usize) 
     let whole = 0..plan.parts.count();
     let number = (rank + size - root) % size;
     if number > 0 {
-        plan.recv((root + parent(number)) % size, whole.clone(), Then::Copy);
+        plan.recv((root + parent(number)) % size, whole.clone(), ReceiveAction::Copy);
     }
     for child in children(number, size).into_iter().rev() {
         plan.send((root + child) % size, whole.clone());
@@ -58,7 +58,7 @@ pub(super) fn reduce(plan: &mut Plan, root: usize, rank: usize, size: usize) {
     let whole = 0..plan.parts.count();
     let number = (rank + size - root) % size;
     for child in children(number, size) {
-        plan.recv((root + child) % size, whole.clone(), Then::Reduce);
+        plan.recv((root + child) % size, whole.clone(), ReceiveAction::Reduce);
     }
     if number > 0 {
         plan.send((root + parent(number)) % size, whole);
@@ -70,7 +70,7 @@ pub(super) fn chain(plan: &mut Plan, root: usize, rank: usize, size: usize) {
     let number = (rank + size - root) % size;
     for piece in 0..plan.parts.count() {
         if number > 0 {
-            plan.recv((rank + size - 1) % size, piece..piece + 1, Then::Copy);
+            plan.recv((rank + size - 1) % size, piece..piece + 1, ReceiveAction::Copy);
         }
         if number + 1 < size {
             plan.send((rank + 1) % size, piece..piece + 1);

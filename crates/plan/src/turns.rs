@@ -18,7 +18,7 @@
 use std::ops::Range;
 
 use crate::parts::Parts;
-use crate::plan::{Plan, Then};
+use crate::plan::{Plan, ReceiveAction};
 
 /// Contributions that leave before the first sum: enough for the slowest of ranks that share cores to have
 /// made its first ones.
@@ -45,13 +45,13 @@ pub(super) fn allreduce(rank: usize, size: usize, len: usize, block: usize, segm
         if let Some(at) = turn.checked_sub(LEAD) {
             for (to, from) in peers.clone() {
                 plan.send(to, segment_of(rank, at));
-                plan.recv(from, segment_of(from, at), Then::Copy);
+                plan.recv(from, segment_of(from, at), ReceiveAction::Copy);
             }
         }
         if turn < count {
             for (to, from) in peers {
                 plan.send(to, segment_of(to, turn));
-                plan.recv(from, segment_of(rank, turn), Then::Reduce);
+                plan.recv(from, segment_of(rank, turn), ReceiveAction::Reduce);
             }
         }
     }

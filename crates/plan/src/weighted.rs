@@ -77,7 +77,7 @@ use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use super::parts::Parts;
-use super::plan::{Move, Plan, Then};
+use super::plan::{Move, Plan, ReceiveAction};
 
 /// Rates that differ by less count as equal: a probe on busy hosts is not more exact, and even parts take
 /// fewer messages.
@@ -533,11 +533,13 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
             let up = |sender: usize, other: usize| (turn + to_root.heights[sender], slot(other));
             let down = |sender: usize, other: usize| (turn + height + from_root.depths[sender], slot(other));
             let send = |to: usize| Move::Send { to, parts: parts.clone() };
-            let recv = |from: usize, then: Then| Move::Recv { from, parts: parts.clone(), then };
+            let recv = |from: usize, then: ReceiveAction| Move::Recv { from, parts: parts.clone(), then };
             let children = &to_root.children[rank];
-            moves.extend(children.iter().map(|child| (up(*child, *child), recv(*child, Then::Reduce))));
+            moves.extend(children.iter().map(|child| (up(*child, *child), recv(*child, ReceiveAction::Reduce))));
             moves.extend(to_root.parents[rank].map(|parent| (up(rank, parent), send(parent))));
-            moves.extend(from_root.parents[rank].map(|parent| (down(parent, parent), recv(parent, Then::Copy))));
+            moves.extend(
+                from_root.parents[rank].map(|parent| (down(parent, parent), recv(parent, ReceiveAction::Copy))),
+            );
             moves.extend(from_root.children[rank].iter().map(|child| (down(rank, *child), send(*child))));
         }
     }
@@ -562,7 +564,7 @@ pub(super) fn allreduce(rank: usize, links: &Links, len: usize, turns: usize) ->
             }
             Move::Recv { from, parts, then } => {
                 plan.recv(from, parts, then);
-                if then == Then::Copy && plan.moves.len() > place {
+                if then == ReceiveAction::Copy && plan.moves.len() > place {
                     sums[at] = Some(place);
                 }
             }
@@ -578,7 +580,7 @@ fn begin_with_copies<'a>(moves: impl Iterator<Item = &'a mut Move>) {
         if let Move::Recv { parts, then, .. } = step
             && begun.insert(parts.start)
         {
-            *then = Then::Copy;
+            *then = ReceiveAction::Copy;
         }
     }
 }
@@ -659,7 +661,7 @@ mod tests {
                 .unzip();
             let of_tree: Vec<usize> = sends.iter().map(|send| send.parts().start).filter(|at| *at < turns).collect();
             assert_eq!(of_tree, (ahead..turns).collect::<Vec<_>>(), "rank {rank}");
-            assert!(receives.iter().all(|receive| matches!(receive, Move::Recv { then: Then::Copy, .. })));
+            assert!(receives.iter().all(|receive| matches!(receive, Move::Recv { then: ReceiveAction::Copy, .. })));
             for (send, receive) in plan.after {
                 assert!(schedule.dependents(receive as u32).contains(&(send as u32)), "rank {rank}, move {send}");
             }

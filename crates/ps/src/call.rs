@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 use ringpull_base::{Buffer, DType, Error, Key, OnFault, Result, TensorMut, TensorRef};
 use ringpull_kernels::optim::{Optimizer, State};
 
-use crate::coded::Coded;
-use crate::message::{CallsMade, Job, Want};
+use crate::coded::KeyCodes;
+use crate::message::{CallsMade, Job, PullTarget};
 use crate::scheduler::lost_node;
 use crate::shard::Layout;
-use crate::status::Described;
+use crate::status::NodeStatus;
 
 /// Where a gradient's bytes stand while they leave.
 pub enum Bytes {
@@ -25,7 +25,7 @@ pub enum Bytes {
     /// In this output.
     InPlace(usize),
     /// In memory of our own, compressed.
-    Coded(Coded),
+    Coded(KeyCodes),
     /// Nowhere.
     Nothing,
 }
@@ -54,7 +54,7 @@ pub enum Task {
     /// As `Push` of some rows, named by `units`.
     PushRows { units: Vec<usize>, rows: Arc<Buffer>, round: u64, optimizer: u64 },
     /// The value after `rounds` of this worker's pushes, or some rows of it; an answer for each message.
-    Pull { rounds: u64, want: Want, units: Vec<usize>, answers: Sender<Result<ServerAnswer>> },
+    Pull { rounds: u64, want: PullTarget, units: Vec<usize>, answers: Sender<Result<ServerAnswer>> },
     /// The optimizer's states of the segments; an answer for each.
     SetState { optimizer: u64, states: Vec<State>, answers: Sender<Result<ServerAnswer>> },
 }
@@ -86,7 +86,7 @@ pub enum Command {
     /// End with a fault from elsewhere, which every node is told.
     Fail(Error),
     /// Ask every node what it does.
-    Describe { answers: Sender<Described> },
+    Describe { answers: Sender<NodeStatus> },
     /// Say goodbye, or not, and end.
     Close { panicked: bool },
 }

@@ -72,7 +72,7 @@ pub enum Request {
         /// How the payload is compressed, if it is.
         compression: Option<Compression>,
         /// What to send when the round is done, and where to.
-        reply: Option<(Want, u64)>,
+        reply: Option<(PullTarget, u64)>,
     },
     /// A row-sparse gradient of some segments: the payload is the code of its units' ids
     /// ([`row_ids`](ringpull_kernels::row_ids)), and then the units.
@@ -95,7 +95,7 @@ pub enum Request {
         /// The rounds that must have been applied.
         rounds: u64,
         /// What to send.
-        want: Want,
+        want: PullTarget,
         /// Where to send the value.
         reply: u64,
     },
@@ -144,7 +144,7 @@ pub enum Request {
 
 /// What a pull asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Want {
+pub enum PullTarget {
     /// All of it.
     Value,
     /// The units whose ids the payload is the code of, as in [`Request::PushRows`].
@@ -172,7 +172,7 @@ pub enum Reply {
         /// The ranks.
         ranks: Vec<usize>,
     },
-    /// The answer to `Pull` of `Want::State`.
+    /// The answer to `Pull` of `PullTarget::State`.
     State {
         /// The number the request gave.
         reply: u64,
@@ -507,7 +507,7 @@ mod tests {
 
     fn push() -> Request {
         let place = Place { key: Key::from("conv1_weight"), segment: 3 };
-        Request::Push { place, round: 7, optimizer: 1, compression: None, reply: Some((Want::Value, 12)) }
+        Request::Push { place, round: 7, optimizer: 1, compression: None, reply: Some((PullTarget::Value, 12)) }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ringpull_kernels::optim::State;
 use ringpull_kernels::row_ids;
 
 use crate::call::{Bytes, ServerAnswer, Task, answer};
-use crate::message::{Place, Places, Request, Want};
+use crate::message::{Place, Places, PullTarget, Request};
 use crate::shard::{Batch, Layout};
 
 /// A call on its way.
@@ -60,10 +60,10 @@ impl TaskTraits {
             }
             Task::Pull { want, rounds, .. } => {
                 let name = match want {
-                    Want::Rows => "pull_rows",
-                    Want::Word => "wait_all",
-                    Want::State => "states",
-                    Want::Value => "pull",
+                    PullTarget::Rows => "pull_rows",
+                    PullTarget::Word => "wait_all",
+                    PullTarget::State => "states",
+                    PullTarget::Value => "pull",
                 };
                 TaskTraits { name, rounds: *rounds, is_answered: true, is_pull: true, ..plain }
             }
@@ -78,8 +78,8 @@ impl Operation {
     pub(crate) fn new(key: Key, layout: Arc<Layout>, task: Task) -> Self {
         let batches = match &task {
             Task::PushRows { units, .. } => layout.batches(units, true),
-            Task::Pull { want: Want::Rows, units, .. } => layout.batches(units, false),
-            Task::Pull { want: Want::Word, .. } => layout.batches(&[], true),
+            Task::Pull { want: PullTarget::Rows, units, .. } => layout.batches(units, false),
+            Task::Pull { want: PullTarget::Word, .. } => layout.batches(&[], true),
             _ => layout.segment_by_segment(),
         };
         let mut on_servers = BTreeMap::new();
@@ -128,8 +128,10 @@ impl Operation {
     pub(crate) fn answered_bytes(&self, batch: usize) -> Option<usize> {
         let Batch { segments, positions } = &self.batches[batch];
         let bytes = match &self.task {
-            Task::Pull { want: Want::Word, .. } => 0,
-            Task::PushRows { .. } | Task::Pull { want: Want::Rows, .. } => positions.len() * self.layout.unit_bytes,
+            Task::Pull { want: PullTarget::Word, .. } => 0,
+            Task::PushRows { .. } | Task::Pull { want: PullTarget::Rows, .. } => {
+                positions.len() * self.layout.unit_bytes
+            }
             _ => self.layout.bytes_of(segments[0]).len(),
         };
         (self.traits.is_answered || self.has_word(batch)).then_some(bytes)
@@ -169,8 +171,8 @@ impl Operation {
                 (request, value.bytes(&[]).get(bytes).unwrap_or_default().to_vec())
             }
             Task::Push { gradient, outs, round, optimizer, .. } => {
-                let want = if outs.is_empty() { Want::Word } else { Want::Value };
-                let reply = (want == Want::Value || self.has_word(batch)).then_some((want, reply));
+                let want = if outs.is_empty() { PullTarget::Word } else { PullTarget::Value };
+                let reply = (want == PullTarget::Value || self.has_word(batch)).then_some((want, reply));
                 let (compression, payload) = match gradient {
                     Bytes::Coded(coded) => (Some(coded.compression), coded.segment(segment)),
                     plain => (None, &plain.bytes(outs)[bytes]),
@@ -188,7 +190,7 @@ impl Operation {
                 (Request::PushRows { places, round, optimizer, ids_bytes, word }, payload)
             }
             Task::Pull { rounds, want, .. } => {
-                let ids = if *want == Want::Rows { self.ids(batch) } else { Vec::new() };
+                let ids = if *want == PullTarget::Rows { self.ids(batch) } else { Vec::new() };
                 (Request::Pull { places: self.places(batch), rounds: *rounds, want: *want, reply }, ids)
             }
             Task::SetState { optimizer, states, .. } => {
@@ -222,8 +224,8 @@ impl Operation {
         let segment = segments[0];
         let bytes = self.layout.bytes_of(segment);
         let expected = match &self.task {
-            Task::Push { .. } | Task::Pull { want: Want::Value, .. } => bytes.len(),
-            Task::Pull { want: Want::Rows, .. } => positions.len() * self.layout.unit_bytes,
+            Task::Push { .. } | Task::Pull { want: PullTarget::Value, .. } => bytes.len(),
+            Task::Pull { want: PullTarget::Rows, .. } => positions.len() * self.layout.unit_bytes,
             _ => 0,
         };
         if payload.len() != expected {

@@ -20,7 +20,7 @@ use self::members::Members;
 use self::payload::{broken_code, check_code, check_init, ids_of, in_words, rows_of};
 use self::segment::{Pull, ServedSegment};
 use crate::merge::{self, Geometry, Gradient};
-use crate::message::{Place, Places, Reply, Request, Want};
+use crate::message::{Place, Places, PullTarget, Reply, Request};
 
 /// The most segments of a server: what workers may declare before they send any value.
 const MAX_SEGMENTS: usize = 1 << 20;
@@ -144,9 +144,9 @@ impl Server {
                         Gradient::Coded(compression, payload)
                     }
                 };
-                let value = reply.filter(|(want, _)| *want == Want::Value).map(|(_, reply)| reply);
+                let value = reply.filter(|(want, _)| *want == PullTarget::Value).map(|(_, reply)| reply);
                 self.push(rank, &place, round, optimizer, value, gradient)?;
-                if let Some((Want::Word, reply)) = reply {
+                if let Some((PullTarget::Word, reply)) = reply {
                     self.passing.push(Pull::for_a_word(rank, round, reply, vec![place]));
                 }
                 Ok(())
@@ -167,12 +167,15 @@ impl Server {
             }
             Request::Pull { places, rounds, want, reply } => {
                 let found = self.find(&places).ok_or("a pull before init")?;
-                if want == Want::State && found.len() > 1 {
+                if want == PullTarget::State && found.len() > 1 {
                     return Err(format!("a pull of the state of {} segments", found.len()));
                 }
                 let geometries: Vec<Geometry> = found.iter().map(|(_, segment)| segment.geometry).collect();
-                let ids =
-                    if want == Want::Rows { ids_of(&payload, &geometries)? } else { vec![Vec::new(); found.len()] };
+                let ids = if want == PullTarget::Rows {
+                    ids_of(&payload, &geometries)?
+                } else {
+                    vec![Vec::new(); found.len()]
+                };
                 let pulls = |segment: &ServedSegment| segment.pulls.iter().filter(|pull| pull.rank == rank).count();
                 if found.iter().any(|(_, segment)| pulls(segment) >= MAX_PULLS) {
                     return Err(format!("more than {MAX_PULLS} pulls of one segment at a time"));

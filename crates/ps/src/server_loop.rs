@@ -38,7 +38,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
     let new = if job.is_elastic { Server::elastic } else { Server::new };
     let mut server = new(job.workers.len(), sync);
     let started = Instant::now();
-    let mut moved = Moved::default();
+    let mut moved = ServerTraffic::default();
     let ended = loop {
         bell.wait(link.interval());
         for left in (0..BATCH).rev() {
@@ -111,7 +111,7 @@ pub(super) fn run(config: &Config, dmlc: &Dmlc) -> Result<()> {
 
 /// What a server has had to do.
 #[derive(Default)]
-struct Moved {
+struct ServerTraffic {
     requests: u64,
     received_bytes: u64,
     /// Of payload.

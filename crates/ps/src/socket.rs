@@ -75,11 +75,11 @@ impl Bell {
 }
 
 /// A frame, and the session that it came over.
-pub(crate) type Received = (Arc<Session>, Frame<Vec<u8>>);
+pub(crate) type ReceivedFrame = (Arc<Session>, Frame<Vec<u8>>);
 
 /// Frames and events that wait for the node's thread.
 struct Mail {
-    frames: Mutex<VecDeque<Received>>,
+    frames: Mutex<VecDeque<ReceivedFrame>>,
     events: Mutex<VecDeque<Event>>,
     bell: Bell,
 }
@@ -90,7 +90,7 @@ impl Mail {
     }
 
     /// The next frame that is there, and the session that it came over.
-    fn frame(&self) -> Option<Received> {
+    fn frame(&self) -> Option<ReceivedFrame> {
         let (session, frame) = self.frames.lock().pop_front()?;
         session.taken(frame.size());
         Some((session, frame))
@@ -204,7 +204,7 @@ impl Listener {
     }
 
     /// The next frame that is there, and the session that it came over.
-    pub(crate) fn receive(&self) -> Option<Received> {
+    pub(crate) fn receive(&self) -> Option<ReceivedFrame> {
         self.mail.frame()
     }
 

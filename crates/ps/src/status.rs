@@ -14,7 +14,7 @@ use crate::message::{Job, short};
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What one node does.
-pub struct Described {
+pub struct NodeStatus {
     /// Its role.
     pub(crate) role: Role,
     /// Its rank in that role.
@@ -26,11 +26,11 @@ pub struct Described {
 /// A worker's question that is not answered by all.
 pub(crate) struct Question {
     pub(crate) number: u64,
-    pub(crate) answers: Sender<Described>,
+    pub(crate) answers: Sender<NodeStatus>,
 }
 
 /// The status of `job`, from the answers that come in time, and who is late. Blocks, for 500 ms at most.
-pub(crate) fn collect(job: &Job, fault: Option<String>, answers: &Receiver<Described>) -> JobStatus {
+pub(crate) fn collect(job: &Job, fault: Option<String>, answers: &Receiver<NodeStatus>) -> JobStatus {
     let mut status = JobStatus {
         placement: job.description(),
         library: "parameter servers".to_owned(),

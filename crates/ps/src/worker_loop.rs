@@ -14,7 +14,7 @@ mod start;
 
 use elastic::Membership;
 pub(super) use patience::Patience;
-use start::Connecting;
+use start::StartState;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,9 +34,9 @@ use crate::link::Link;
 use crate::message::{FromScheduler, Job, Reply, Request, ToScheduler, decode, encode, short};
 use crate::operation::Operation;
 use crate::socket::{Bell, Connection};
-use crate::status::{self, Described, Question};
+use crate::status::{self, NodeStatus, Question};
 pub use crate::worker_loop::queue::window;
-use crate::worker_loop::queue::{Queue, Queued, weight};
+use crate::worker_loop::queue::{PendingMessage, Queue, weight};
 
 /// Messages taken from one server before the others have their turn.
 const BATCH: usize = 32;
@@ -53,8 +53,8 @@ struct ServerConnection {
 }
 
 /// A request that a server has not answered.
-struct Waiting {
-    item: Queued,
+struct OpenRequest {
+    item: PendingMessage,
     server: usize,
     since: Instant,
     /// The same by the timeline's clock.
@@ -98,10 +98,10 @@ pub(super) struct WorkerLoop {
     shared: Arc<WorkerState>,
     patience: Patience,
     operations: BTreeMap<u64, Operation>,
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, OpenRequest>,
     /// Messages of pushes that no caller waits for, each with its server, until a word says that they are
     /// done.
-    words: BTreeMap<u64, (usize, Queued)>,
+    words: BTreeMap<u64, (usize, PendingMessage)>,
     barriers: Vec<(u64, Sender<Result<()>>)>,
     barrier_count: u64,
     next: u64,
@@ -121,7 +121,7 @@ pub(super) struct WorkerLoop {
     left_since: Option<Instant>,
     flush: Flush,
     /// Until values may leave.
-    connecting: Option<Connecting>,
+    connecting: Option<StartState>,
     closing_since: Option<Instant>,
     closing: bool,
     elastic: Option<Membership>,
@@ -150,7 +150,7 @@ impl WorkerLoop {
             // A round is answered when all of the key is there: no segment of it may wait for an answer.
             servers.iter_mut().for_each(|server: &mut ServerConnection| server.queue.leave());
         }
-        let connecting = (job.incarnation == 0).then(|| Connecting::new(&patience));
+        let connecting = (job.incarnation == 0).then(|| StartState::new(&patience));
         WorkerLoop {
             job,
             link,
@@ -270,7 +270,7 @@ impl WorkerLoop {
                 FromScheduler::Described { question, role, rank, status } => {
                     if let Some(asked) = self.question.as_ref().filter(|asked| asked.number == question) {
                         // Whoever asked may have stopped waiting.
-                        drop(asked.answers.send(Described { role, rank, status: *status }));
+                        drop(asked.answers.send(NodeStatus { role, rank, status: *status }));
                     }
                 }
                 FromScheduler::Changed { generation, workers } => {
@@ -377,7 +377,7 @@ impl WorkerLoop {
     /// Puts the messages of a call into the queues of their servers.
     fn put_in_queues(&mut self, id: u64, priority: i32, operation: &Operation) {
         for (batch, server) in operation.batch_servers().into_iter().enumerate() {
-            let item = Queued {
+            let item = PendingMessage {
                 operation: id,
                 batch,
                 is_pull: operation.traits.is_pull,
@@ -428,7 +428,7 @@ impl WorkerLoop {
         self.progress = Instant::now();
         if operation.traits.is_answered {
             let since = self.progress;
-            self.waiting.insert(reply, Waiting { item, server: to, since, since_ns, sent_bytes, vouched: false });
+            self.waiting.insert(reply, OpenRequest { item, server: to, since, since_ns, sent_bytes, vouched: false });
         } else if item.answered_bytes.is_some() {
             self.words.insert(reply, (to, item));
         }

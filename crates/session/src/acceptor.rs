@@ -17,7 +17,7 @@ use ringpull_base::strangers::{GREETING, QUEUE, SPARED};
 use ringpull_base::{Secret, forked};
 
 use crate::Settings;
-use crate::handshake::{Examination, HandshakeFailure, Proved, Verdict};
+use crate::handshake::{Examination, HandshakeFailure, ProvedClient, Verdict};
 
 /// The number of connections that have not proved the secret and are kept beside those of the job.
 const MOST_PENDING: usize = 64;
@@ -73,7 +73,7 @@ struct Pending {
 pub(crate) struct ProvedConnection {
     pub(crate) stream: TcpStream,
     pub(crate) from: SocketAddr,
-    pub(crate) proved: Proved,
+    pub(crate) proved: ProvedClient,
 }
 
 impl Acceptor {
@@ -188,7 +188,7 @@ fn room(there: impl ExactSizeIterator<Item = Instant>, most: usize, now: Instant
 
 impl Pending {
     /// Reads and answers what has come. Returns the client once it has proved the secret.
-    fn read(&mut self, secret: Option<&Secret>) -> Result<Option<Proved>, HandshakeFailure> {
+    fn read(&mut self, secret: Option<&Secret>) -> Result<Option<ProvedClient>, HandshakeFailure> {
         let mut piece = [0; 256];
         loop {
             let most = self.examination.missing().min(piece.len());

@@ -49,7 +49,7 @@ pub(crate) struct Dialer {
 }
 
 /// The outcome of an attempt.
-pub(crate) enum Dialled {
+pub(crate) enum DialOutcome {
     /// A connection, and the number of the last frame that the peer has received.
     Connected(TcpStream, u64),
     /// There is none yet.
@@ -64,28 +64,28 @@ impl Dialer {
     }
 
     /// Tries once. Blocks for the time limits of an attempt and of a handshake at most.
-    pub(crate) fn dial(&mut self, received: u64) -> Dialled {
+    pub(crate) fn dial(&mut self, received: u64) -> DialOutcome {
         let outcome = self.connect(received);
         self.next = Instant::now() + RECONNECT;
         let is_only = self.target.to.len() == 1;
         let is_closing = match outcome {
             Ok((stream, theirs)) => {
                 (self.goes_on, self.closed) = (true, None);
-                return Dialled::Connected(stream, theirs);
+                return DialOutcome::Connected(stream, theirs);
             }
             Err(HandshakeFailure::Io(cause)) => {
                 tracing::debug!(%cause, "{} is not reached yet at {}", self.target.name, self.target.to[0]);
                 is_closed(&cause, self.target.settings.resume)
             }
             // It has ended the session.
-            Err(HandshakeFailure::Refused(Verdict::Forgotten)) => return Dialled::Never(gone()),
+            Err(HandshakeFailure::Refused(Verdict::Forgotten)) => return DialOutcome::Never(gone()),
             // Another process may have its port by now, or somebody answers in its place. If a closed
             // connection is not the end of a peer at once, there is time to find out.
             Err(refusal) if self.goes_on => {
                 tracing::debug!(?refusal, "{} does not answer as it did", self.target.name);
                 !self.target.settings.resume.is_zero()
             }
-            Err(refusal) if is_only => return Dialled::Never(Event::Refused(explain(&refusal, &self.target))),
+            Err(refusal) if is_only => return DialOutcome::Never(Event::Refused(explain(&refusal, &self.target))),
             Err(_) => false,
         };
         if !self.goes_on {
@@ -96,10 +96,10 @@ impl Dialer {
     }
 
     /// The peer's system has closed a connection, or has not: decides if the peer is gone.
-    pub(crate) fn has_closed(&mut self, is_closing: bool) -> Dialled {
+    pub(crate) fn has_closed(&mut self, is_closing: bool) -> DialOutcome {
         self.closed = self.closed.or_else(|| Some(Instant::now())).filter(|_| is_closing);
         let is_gone = self.closed.is_some_and(|since| since.elapsed() >= self.target.settings.resume);
-        if self.goes_on && is_gone { Dialled::Never(gone()) } else { Dialled::Again }
+        if self.goes_on && is_gone { DialOutcome::Never(gone()) } else { DialOutcome::Again }
     }
 
     fn connect(&mut self, received: u64) -> Result<(TcpStream, u64), HandshakeFailure> {

@@ -19,9 +19,9 @@ use ringpull_base::strangers::Refusals;
 use ringpull_base::{Error, Result};
 
 use crate::acceptor::{Acceptor, Door, ProvedConnection, reason, reset};
-use crate::dialer::{DialTarget, Dialer, Dialled, gone};
+use crate::dialer::{DialOutcome, DialTarget, Dialer, gone};
 use crate::frames::{End, Incoming};
-use crate::handshake::{HandshakeFailure, Proved, Verdict};
+use crate::handshake::{HandshakeFailure, ProvedClient, Verdict};
 use crate::session::{Session, TURN_BYTES, Waker};
 use crate::{Event, Frame, Settings, Sink};
 
@@ -310,13 +310,13 @@ impl Driver {
             return;
         }
         match dialer.dial(session.received()) {
-            Dialled::Connected(stream, theirs) => {
+            DialOutcome::Connected(stream, theirs) => {
                 if let Err(cause) = self.attach(&name, stream, theirs) {
                     self.end(&name, cause);
                 }
             }
-            Dialled::Again => {}
-            Dialled::Never(event) => self.finish(&name, event),
+            DialOutcome::Again => {}
+            DialOutcome::Never(event) => self.finish(&name, event),
         }
     }
 
@@ -474,7 +474,7 @@ impl Driver {
     }
 
     /// Decides on a client, and begins its session if it is admitted and has none.
-    fn judge(&mut self, proved: &Proved, from: SocketAddr) -> Verdict {
+    fn judge(&mut self, proved: &ProvedClient, from: SocketAddr) -> Verdict {
         let (hello, goes_on) = (&proved.hello, proved.resumption.goes_on);
         let Some(door) = self.acceptor.as_ref().map(|acceptor| &acceptor.door) else { return Verdict::Forgotten };
         let (known, count) = {

@@ -189,7 +189,7 @@ pub(crate) struct Examination {
 
 /// A client that has proved itself, and waits for the verdict.
 #[derive(Debug)]
-pub(crate) struct Proved {
+pub(crate) struct ProvedClient {
     pub(crate) hello: Hello,
     pub(crate) resumption: Resumption,
     said: Vec<u8>,
@@ -212,7 +212,7 @@ impl Examination {
         bytes: &[u8],
         secret: Option<&Secret>,
         reply: &mut Vec<u8>,
-    ) -> Result<Option<Proved>, HandshakeFailure> {
+    ) -> Result<Option<ProvedClient>, HandshakeFailure> {
         self.said.extend_from_slice(bytes);
         let len = self.said.len();
         if !MAGIC.starts_with(&self.said[..len.min(MAGIC.len())]) {
@@ -251,11 +251,11 @@ impl Examination {
             attempt: u32::from_le_bytes(proof[1..5].try_into().expect("four bytes")),
             received: u64::from_le_bytes(proof[5..13].try_into().expect("eight bytes")),
         };
-        Ok(Some(Proved { hello, resumption, said: std::mem::take(&mut self.said) }))
+        Ok(Some(ProvedClient { hello, resumption, said: std::mem::take(&mut self.said) }))
     }
 }
 
-impl Proved {
+impl ProvedClient {
     /// Encodes the verdict.
     pub(crate) fn answer(&self, verdict: Verdict, secret: Option<&Secret>) -> [u8; VERDICT] {
         let mut bytes = [0; VERDICT];

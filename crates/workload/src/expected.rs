@@ -14,7 +14,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 use crate::pattern::Pattern;
 
 /// The reference for one list of keys, which all hold the same pattern.
-pub struct Expected {
+pub struct ExpectedSums {
     pattern: Pattern,
     codec: Option<Codec>,
     kind: Kind,
@@ -27,7 +27,7 @@ pub struct Expected {
     optimizer: Option<(Optimizer, State)>,
 }
 
-impl Expected {
+impl ExpectedSums {
     /// The reference for `ranks` ranks of a store of `kind`; an error if the results cannot be checked
     /// exactly.
     pub fn new(ranks: usize, dtype: DType, kind: Kind, compression: Option<Compression>) -> Result<Self> {
@@ -51,13 +51,13 @@ impl Expected {
         let pattern = Pattern::sparse(ranks, dtype, stride)?;
         let values = vec![0.0; pattern.period()];
         let residuals = vec![vec![0.0; values.len()]; if codec.is_some() { ranks } else { 0 }];
-        Ok(Expected { pattern, codec, kind, ranks, residuals, values, optimizer: None })
+        Ok(ExpectedSums { pattern, codec, kind, ranks, residuals, values, optimizer: None })
     }
 
     /// The same, for a store whose values, f32 and 0 at first, `optimizer` updates by the sums.
     #[must_use]
     pub fn updated_by(self, optimizer: &Optimizer) -> Self {
-        Expected { optimizer: Some((optimizer.clone(), State::default())), ..self }
+        ExpectedSums { optimizer: Some((optimizer.clone(), State::default())), ..self }
     }
 
     /// Writes this rank's input of `iteration`.
@@ -121,7 +121,8 @@ mod tests {
 
     #[test]
     fn two_bit_sums_of_the_pattern_are_multiples_of_the_threshold() {
-        let mut expected = Expected::new(3, DType::F32, Kind::DistSyncMpi, Some("2bit:0.5".parse().unwrap())).unwrap();
+        let mut expected =
+            ExpectedSums::new(3, DType::F32, Kind::DistSyncMpi, Some("2bit:0.5".parse().unwrap())).unwrap();
         expected.advance(0).unwrap();
         // Elements 0, 1 and 2 of ranks 0, 1, 2 are e + r: only rank 0's first is below the threshold.
         assert_eq!(expected.values[..3], [1.0, 1.5, 1.5]);
@@ -130,16 +131,16 @@ mod tests {
     #[test]
     fn what_cannot_be_checked_is_an_error() {
         let two_bit: Compression = "2bit:0.1".parse().unwrap();
-        assert!(Expected::new(2, DType::F64, Kind::DistSync, Some(two_bit)).is_err());
-        assert!(Expected::new(2, DType::F32, Kind::DistAsync, Some(two_bit)).is_err());
-        assert!(Expected::new(2, DType::F32, Kind::DistSync, Some(two_bit)).is_ok());
+        assert!(ExpectedSums::new(2, DType::F64, Kind::DistSync, Some(two_bit)).is_err());
+        assert!(ExpectedSums::new(2, DType::F32, Kind::DistAsync, Some(two_bit)).is_err());
+        assert!(ExpectedSums::new(2, DType::F32, Kind::DistSync, Some(two_bit)).is_ok());
     }
 
     #[test]
     fn topk_is_given_no_more_than_it_sends() {
         let topk: Compression = "topk:0.03".parse().unwrap();
         let Compression::TopK(entries) = topk else { panic!("{topk}") };
-        let expected = Expected::new(2, DType::F32, Kind::DistSyncMpi, Some(topk)).unwrap();
+        let expected = ExpectedSums::new(2, DType::F32, Kind::DistSyncMpi, Some(topk)).unwrap();
         for (len, iteration) in [(1000, 0), (1000, 7), (35, 3), (1, 0)] {
             let tensor = Tensor::zeros(DType::F32, &[len]);
             expected.fill(&tensor, 1, iteration);

@@ -9,7 +9,7 @@ use ringpull::KvStore;
 use ringpull_base::{DType, Kind, Result, Tensor};
 use ringpull_kernels::compress::Compression;
 
-use crate::expected::Expected;
+use crate::expected::ExpectedSums;
 use crate::models::ModelKey;
 
 /// A rank that comes late to every iteration.
@@ -38,7 +38,7 @@ impl LateRank {
 /// them.
 pub struct Iterations {
     keys: Vec<KeyTensors>,
-    expected: Expected,
+    expected: ExpectedSums,
     /// True if the store adds pushed values to its own.
     accumulates: bool,
     late: Option<LateRank>,
@@ -100,7 +100,7 @@ impl Iterations {
         dtype: DType,
         compression: Option<Compression>,
     ) -> Result<Self> {
-        let expected = Expected::new(store.num_workers(), dtype, store.kind(), compression)?;
+        let expected = ExpectedSums::new(store.num_workers(), dtype, store.kind(), compression)?;
         Self::expecting(store, keys, prefix, dtype, expected)
     }
 
@@ -110,7 +110,7 @@ impl Iterations {
         keys: &[ModelKey],
         prefix: &str,
         dtype: DType,
-        expected: Expected,
+        expected: ExpectedSums,
     ) -> Result<Self> {
         // Nobody pulls these keys again, as nobody pulls a gradient.
         let tensor = |key: &ModelKey| Tensor::zeros(dtype, &key.shape).unkept();

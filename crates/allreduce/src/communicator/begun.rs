@@ -33,7 +33,7 @@ pub struct Passage {
 }
 
 /// An operation that was begun. After an error in its place, the runner has its memory.
-pub enum Begun {
+pub enum BegunOperation {
     /// Under way: its memory comes with the ticket from [`take_finished`](super::Executor::take_finished).
     UnderWay(Ticket),
     /// Done.
@@ -42,10 +42,10 @@ pub enum Begun {
 
 impl Communicator {
     /// Returns the memory of what was begun when that is finished. Blocks.
-    pub(super) fn complete(&mut self, begun: Begun) -> Result<Memory> {
+    pub(super) fn complete(&mut self, begun: BegunOperation) -> Result<Memory> {
         match begun {
-            Begun::Done(memory) => Ok(memory),
-            Begun::UnderWay(ticket) => self.executor.until(ticket),
+            BegunOperation::Done(memory) => Ok(memory),
+            BegunOperation::UnderWay(ticket) => self.executor.until(ticket),
         }
     }
 
@@ -55,9 +55,9 @@ impl Communicator {
         &mut self,
         mut memory: Memory,
         work: impl FnOnce(&mut Self, &mut Memory) -> Result<()>,
-    ) -> Result<Begun> {
+    ) -> Result<BegunOperation> {
         match work(self, &mut memory) {
-            Ok(()) => Ok(Begun::Done(memory)),
+            Ok(()) => Ok(BegunOperation::Done(memory)),
             Err(cause) => {
                 self.executor.runner.lose(memory);
                 Err(cause)
@@ -72,7 +72,7 @@ impl Communicator {
         memory: Memory,
         stamp: Stamp,
         work: impl FnOnce(&mut Node, &mut Memory, WaitLimits) -> Result<()>,
-    ) -> Result<Begun> {
+    ) -> Result<BegunOperation> {
         let (stop, limit) = (Arc::clone(&self.executor.stop), self.executor.runner.limit);
         self.at_once(memory, |own, memory| {
             let node = own.placement.node.as_mut().expect("ranks that share memory have a window");
@@ -146,29 +146,41 @@ impl Communicator {
         (reduction, dtype): Arithmetic,
         data: Memory,
         passage: Passage,
-    ) -> Begun {
+    ) -> BegunOperation {
         let (place, size) = self.place_in(Some(set));
         let sum = Sum { reduction, ..Sum::of(self.choice, dtype, data.bytes().len()) };
         let (plan, segment_bytes) =
             sum.plan((place, size), &Placement::apart(size), (&self.learned.model, None), self.cuts);
         let schedule = Arc::new(Self::cut(plan, Some(set), dtype, segment_bytes).by(reduction));
-        Begun::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
+        BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority))
     }
 
     /// Begins to make `data` that of the `root` of the set, whose own is only read.
-    pub fn begin_broadcast(&mut self, set: ProcessSet, root: usize, data: Memory, passage: Passage) -> Result<Begun> {
+    pub fn begin_broadcast(
+        &mut self,
+        set: ProcessSet,
+        root: usize,
+        data: Memory,
+        passage: Passage,
+    ) -> Result<BegunOperation> {
         if self.is_in_memory(set) {
             // On one host a rank is its local rank.
             return self.in_memory(data, passage.stamp, |node, data, limits| node.broadcast(root, data, limits));
         }
         let (place, size) = self.place_in(set);
         let schedule = self.cut_bytes(ringpull_plan::broadcast(root, place, size, data.bytes().len()), set);
-        Ok(Begun::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
+        Ok(BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
     }
 
     /// Begins to give every rank of the set all parts of `data`, bounded in bytes, of which each has brought
     /// its own.
-    pub fn begin_allgather(&mut self, set: ProcessSet, parts: Parts, data: Memory, passage: Passage) -> Result<Begun> {
+    pub fn begin_allgather(
+        &mut self,
+        set: ProcessSet,
+        parts: Parts,
+        data: Memory,
+        passage: Passage,
+    ) -> Result<BegunOperation> {
         assert_eq!(parts.len(), data.bytes().len(), "the parts of a buffer have its length");
         if self.is_in_memory(set) {
             let work = |node: &mut Node, data: &mut Memory, limits: WaitLimits| {
@@ -178,7 +190,7 @@ impl Communicator {
         }
         let (place, size) = self.place_in(set);
         let schedule = self.cut_bytes(ringpull_plan::allgather(place, size, parts), set);
-        Ok(Begun::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
+        Ok(BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, passage.stamp, passage.priority)))
     }
 
     /// Begins to make the output the reduction of this rank's part of every rank's input, which has `parts`,
@@ -190,7 +202,7 @@ impl Communicator {
         parts: Parts,
         (input, mut out): (Memory, Memory),
         passage: Passage,
-    ) -> Result<Begun> {
+    ) -> Result<BegunOperation> {
         let ((place, size), element) = (self.place_in(set), dtype.size_bytes());
         assert_eq!(parts.len() * element, input.bytes().len(), "the parts of a buffer have its length");
         assert_eq!(parts.range(place..place + 1).len() * element, out.bytes().len(), "an output has its part's length");
@@ -208,7 +220,12 @@ impl Communicator {
         let plan = ringpull_plan::reduce_scatter(way, place, size, parts);
         let schedule = Arc::new(Self::cut(plan, set, dtype, segment_bytes).by(reduction));
         let endpoint = Box::new(ReduceScatterEnd::new((reduction, dtype), input, out, own));
-        Ok(Begun::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, passage.stamp, passage.priority)))
+        Ok(BegunOperation::UnderWay(self.executor.runner.begin_between(
+            &schedule,
+            endpoint,
+            passage.stamp,
+            passage.priority,
+        )))
     }
 
     /// Begins to give each rank of the set its block of the input, which stays as it is, and to take its own
@@ -221,7 +238,7 @@ impl Communicator {
         are_equal: bool,
         (input, out): (Memory, Memory),
         passage: Passage,
-    ) -> Result<Begun> {
+    ) -> Result<BegunOperation> {
         let lens = (input.bytes().len(), out.bytes().len());
         assert_eq!((given.iter().sum::<usize>(), taken.iter().sum::<usize>()), lens, "blocks fill their buffers");
         if are_equal && self.is_in_memory(set) {
@@ -239,6 +256,11 @@ impl Communicator {
         let schedule = self.cut_bytes(ringpull_plan::alltoall(place, size, &parts, segment_bytes), set);
         let own = (own, kept.start - input.bytes().len());
         let endpoint = Box::new(BlockExchange::new(input, out, own, schedule.arrivals()));
-        Ok(Begun::UnderWay(self.executor.runner.begin_between(&schedule, endpoint, passage.stamp, passage.priority)))
+        Ok(BegunOperation::UnderWay(self.executor.runner.begin_between(
+            &schedule,
+            endpoint,
+            passage.stamp,
+            passage.priority,
+        )))
     }
 }

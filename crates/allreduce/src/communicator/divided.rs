@@ -15,7 +15,7 @@ use ringpull_base::{Algorithm, AlgorithmChoice, DType, Reduction, Result};
 use ringpull_plan::{Parts, ReduceScatter, Schedule, choose_reduce_scatter};
 
 use crate::communicator::Communicator;
-use crate::communicator::begun::{Begun, Passage};
+use crate::communicator::begun::{BegunOperation, Passage};
 use crate::interpreter::{Memory, PartUpdate};
 
 /// The schedules of such sums, by element type, parts and length of the step.
@@ -32,7 +32,7 @@ impl Communicator {
         mut update: PartUpdate,
         Passage { stamp, priority }: Passage,
         step_bytes: usize,
-    ) -> Result<Begun> {
+    ) -> Result<BegunOperation> {
         let bytes = bytes_of(&parts, dtype);
         assert_eq!(bytes.len(), data.bytes().len(), "the parts of a buffer have its length");
         let own = bytes.range(self.rank()..self.rank() + 1);
@@ -46,7 +46,7 @@ impl Communicator {
         }
         let schedule = self.divided_schedule(dtype, parts, step_bytes);
         let ticket = self.executor.runner.begin_updating(&schedule, data, (own, update), stamp, priority);
-        Ok(Begun::UnderWay(ticket))
+        Ok(BegunOperation::UnderWay(ticket))
     }
 
     fn divided_schedule(&mut self, dtype: DType, parts: Parts, step_bytes: usize) -> Arc<Schedule> {

@@ -17,7 +17,7 @@ use ringpull_base::{Result, notice};
 use ringpull_plan::Schedule;
 
 use super::Communicator;
-use super::begun::Begun;
+use super::begun::BegunOperation;
 use super::executor::Executor;
 use super::placement::Placement;
 use super::schedules::Sum;
@@ -31,13 +31,13 @@ const WORKERS: usize = 3;
 
 /// Rank 0's request to the helpers to take part in a sum.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct HelpRequest {
     sum: Sum,
     stamp: Stamp,
     priority: i32,
 }
 
-impl Asked {
+impl HelpRequest {
     /// The length of the buffer.
     pub fn len_bytes(&self) -> usize {
         self.sum.len_bytes
@@ -55,7 +55,7 @@ impl Asked {
 }
 
 /// A function that sends the request to every helper.
-pub(super) type Ask = Box<dyn Fn(Asked)>;
+pub(super) type Ask = Box<dyn Fn(HelpRequest)>;
 
 /// The helpers of a job.
 #[derive(Debug, Default)]
@@ -110,7 +110,7 @@ impl Helpers {
 
 impl Communicator {
     /// Sets the function by which rank 0 asks the helpers.
-    pub fn ask_helpers_by(&mut self, ask: Box<dyn Fn(Asked)>) {
+    pub fn ask_helpers_by(&mut self, ask: Box<dyn Fn(HelpRequest)>) {
         self.ask = Some(ask);
     }
 
@@ -123,14 +123,14 @@ impl Communicator {
             && sum.may_be_helped
             && schedule.into.iter().any(|lane| lane.peer >= workers)
         {
-            ask(Asked { sum, stamp, priority });
+            ask(HelpRequest { sum, stamp, priority });
         }
         schedule
     }
 
     /// Begins a helper's part of a sum. The content of `data` has no meaning before and after.
-    pub fn begin_help(&mut self, asked: &Asked, data: Memory) -> Begun {
+    pub fn begin_help(&mut self, asked: &HelpRequest, data: Memory) -> BegunOperation {
         let schedule = self.schedule(asked.sum);
-        Begun::UnderWay(self.executor.runner.begin(&schedule, data, asked.stamp, asked.priority))
+        BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, asked.stamp, asked.priority))
     }
 }

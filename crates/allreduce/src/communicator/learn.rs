@@ -28,7 +28,7 @@ const NAME_BYTES: usize = 64;
 
 /// A model and its origin in words.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Learned {
+pub struct LearnedModel {
     /// The numbers.
     pub model: Model,
     /// The hosts' links, if they are not alike.
@@ -39,13 +39,13 @@ pub struct Learned {
     pub age: Option<Duration>,
 }
 
-impl Default for Learned {
+impl Default for LearnedModel {
     fn default() -> Self {
-        Learned { model: Model::default(), links: None, source: "the default".to_owned(), age: None }
+        LearnedModel { model: Model::default(), links: None, source: "the default".to_owned(), age: None }
     }
 }
 
-impl Learned {
+impl LearnedModel {
     /// Logs the numbers learned, and the choices that follow on `size` ranks, of which one talks for each of
     /// `hosts` hosts.
     pub(super) fn explain(&self, hosts: usize, size: usize, has_racks: bool, segments: Segments) {
@@ -155,10 +155,10 @@ pub(super) fn learn(
     hosts: &[Vec<usize>],
     source: &ClusterSource,
     (helpers, goes_by_racks): (usize, bool),
-) -> Result<(Learned, Option<Racks>)> {
+) -> Result<(LearnedModel, Option<Racks>)> {
     let (rank, size) = (executor.rank(), executor.size());
     if size == 1 {
-        return Ok((Learned::default(), None));
+        return Ok((LearnedModel::default(), None));
     }
     let job = JobHosts::gather(executor, hosts)?;
     let found = if rank == 0 { find(source, &job) } else { FoundSource::Nothing };
@@ -180,7 +180,7 @@ pub(super) fn learn(
         }
         FoundSource::NOTHING => {
             let links = links_of(&[], hosts.len(), helpers);
-            return Ok((Learned { links, ..Learned::default() }, None));
+            return Ok((LearnedModel { links, ..LearnedModel::default() }, None));
         }
         _ => {}
     }
@@ -203,7 +203,7 @@ pub(super) fn learn(
     };
     // The plan for racks knows no rates of hosts.
     let links = if racks.is_some() { None } else { links_of(&cluster.links(&job.names), hosts.len(), helpers) };
-    Ok((Learned { model: cluster.model(&job.names), links, source, age }, racks))
+    Ok((LearnedModel { model: cluster.model(&job.names), links, source, age }, racks))
 }
 
 /// Returns the links of `hosts` hosts. Without rates they are alike.
@@ -256,11 +256,11 @@ mod tests {
     use super::*;
     use crate::transport::inproc;
 
-    fn learned(size: usize, source: &ClusterSource) -> Vec<Result<Learned>> {
+    fn learned(size: usize, source: &ClusterSource) -> Vec<Result<LearnedModel>> {
         learned_if(size, source, true)
     }
 
-    fn learned_if(size: usize, source: &ClusterSource, goes_by_racks: bool) -> Vec<Result<Learned>> {
+    fn learned_if(size: usize, source: &ClusterSource, goes_by_racks: bool) -> Vec<Result<LearnedModel>> {
         let hosts: Vec<Vec<usize>> = (0..size).map(|rank| vec![rank]).collect();
         let run = |end| {
             let mut executor = Executor::new(Box::new(end), 256 << 10, Duration::from_secs(20), Arc::default());
@@ -276,7 +276,7 @@ mod tests {
     fn without_a_file_every_start_has_the_same_numbers() {
         for size in [1, 2, 3, 5] {
             for learned in learned(size, &ClusterSource::None) {
-                assert_eq!(learned.unwrap(), Learned::default());
+                assert_eq!(learned.unwrap(), LearnedModel::default());
             }
         }
     }

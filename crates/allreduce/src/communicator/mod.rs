@@ -57,11 +57,11 @@ use crate::communicator::schedules::Schedules;
 use crate::transport::Transport;
 
 pub use crate::interpreter::{PartUpdate, Ticket};
-pub use begun::{Begun, Passage, ProcessSet};
+pub use begun::{BegunOperation, Passage, ProcessSet};
 pub use cluster::{Cluster, ClusterHost, Network};
 pub use executor::Executor;
-pub use helped::Asked;
-pub use learn::Learned;
+pub use helped::HelpRequest;
+pub use learn::LearnedModel;
 pub use ringpull_plan::{Owners, Parts, RowWay, choose_rows};
 pub use schedules::plan_of_codes;
 
@@ -71,7 +71,7 @@ pub use schedules::plan_of_codes;
 pub struct Communicator {
     executor: Executor,
     choice: AlgorithmChoice,
-    learned: Learned,
+    learned: LearnedModel,
     /// The lengths into which messages are cut.
     cuts: Segments,
     schedules: Schedules,
@@ -98,7 +98,7 @@ impl Communicator {
             Placement::find(&mut executor, config.read_memory)?
         };
         let links = Links::with_helpers(&vec![LinkRates::both(1.0); executor.transport.size()], helpers.active());
-        let learned = Learned { links, ..Learned::default() };
+        let learned = LearnedModel { links, ..LearnedModel::default() };
         // The library's own allreduce sends no message of ours.
         let takes_device_memory = choice != AlgorithmChoice::Native
             && config.mpi_device_memory.unwrap_or_else(|| executor.transport.takes_device_memory());
@@ -158,9 +158,9 @@ impl Communicator {
     }
 
     /// Uses the numbers that ranks of the same cluster have learned. Nothing is measured.
-    pub fn go_on_from(&mut self, learned: &Learned) {
+    pub fn go_on_from(&mut self, learned: &LearnedModel) {
         // Racks and links are those of hosts of which some may be gone.
-        self.learned = Learned { links: None, ..learned.clone() };
+        self.learned = LearnedModel { links: None, ..learned.clone() };
         self.forget_schedules();
     }
 
@@ -181,7 +181,7 @@ impl Communicator {
     }
 
     /// The model of the cluster, and its source.
-    pub fn learned(&self) -> &Learned {
+    pub fn learned(&self) -> &LearnedModel {
         &self.learned
     }
 

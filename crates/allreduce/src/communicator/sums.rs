@@ -8,7 +8,7 @@ use ringpull_kernels::reduce::Arithmetic;
 use ringpull_plan::Schedule;
 
 use crate::communicator::Communicator;
-use crate::communicator::begun::Begun;
+use crate::communicator::begun::BegunOperation;
 use crate::communicator::hierarchy::{self, Hosts};
 use crate::communicator::node::WaitLimits;
 use crate::communicator::schedules::Sum;
@@ -65,7 +65,7 @@ impl Communicator {
         data: Memory,
         stamp: Stamp,
         (priority, step_bytes): (i32, usize),
-    ) -> Result<Begun> {
+    ) -> Result<BegunOperation> {
         self.begin_by(self.choice, (reduction, dtype), data, stamp, (priority, step_bytes))
     }
 
@@ -98,7 +98,7 @@ impl Communicator {
         data: Memory,
         stamp: Stamp,
         (priority, step_bytes): (i32, usize),
-    ) -> Result<Begun> {
+    ) -> Result<BegunOperation> {
         let choice = Self::choice_for(choice, reduction);
         if self.sums_at_once(choice) {
             return self.at_once(data, |own, data| match choice {
@@ -108,7 +108,7 @@ impl Communicator {
         }
         let sum = Sum { reduction, step_bytes, ..Sum::of(choice, dtype, data.bytes().len()) };
         let schedule = self.helped_schedule(sum, stamp, priority);
-        Ok(Begun::UnderWay(self.executor.runner.begin(&schedule, data, stamp, priority)))
+        Ok(BegunOperation::UnderWay(self.executor.runner.begin(&schedule, data, stamp, priority)))
     }
 
     /// Returns true if [`allreduce_between`](Self::allreduce_between) accepts addresses in the memory of

@@ -38,11 +38,11 @@ use crate::progress::agreement::disagreement::disagreement;
 use crate::progress::agreement::names::Names;
 use crate::progress::freezing::{Logs, PendingFreeze};
 use crate::progress::messages::{
-    Call, Freeze, Launch, Operation, Order, Overdue, Refusal, RunTo, Stopped, Stuck, Topic, Transfer,
+    Call, Freeze, Launch, Operation, Order, Overdue, Refusal, RunTo, StoppedCycle, Stuck, Topic, Transfer,
 };
 use crate::transport::OF_A_SET;
 
-pub use late::{Late, STILL_S};
+pub use late::{LateCall, STILL_S};
 
 #[cfg_attr(test, derive(Clone, serde::Serialize))]
 struct PendingOperation {
@@ -79,7 +79,7 @@ enum AgreementPhase {
     /// No rank announces anything. The cycle has this many units.
     Frozen { epoch: u32, units: u64 },
     /// The ranks report how many units they have begun.
-    Stopping { epoch: u32, units: u64, answers: Vec<Option<Stopped>>, overdue: Option<Overdue> },
+    Stopping { epoch: u32, units: u64, answers: Vec<Option<StoppedCycle>>, overdue: Option<Overdue> },
 }
 
 /// A cycle is frozen when it has come this many times. Each time that this was too early, the number doubles,
@@ -354,7 +354,7 @@ impl Agreement {
 
     /// Records the number of units that a rank has begun. Orders all ranks to run to the furthest, when all
     /// have answered.
-    pub fn stopped(&mut self, rank: usize, stopped: Stopped, now_s: f64) -> Result<Vec<Order>, Error> {
+    pub fn stopped(&mut self, rank: usize, stopped: StoppedCycle, now_s: f64) -> Result<Vec<Order>, Error> {
         let AgreementPhase::Stopping { epoch, units, answers, overdue } = &mut self.phase else {
             return Ok(Vec::new());
         };
@@ -362,7 +362,9 @@ impl Agreement {
             return Ok(Vec::new());
         }
         answers[rank].get_or_insert(stopped);
-        let Some(answers) = answers.iter().cloned().collect::<Option<Vec<Stopped>>>() else { return Ok(Vec::new()) };
+        let Some(answers) = answers.iter().cloned().collect::<Option<Vec<StoppedCycle>>>() else {
+            return Ok(Vec::new());
+        };
         let by = (0..answers.len()).max_by_key(|rank| (answers[*rank].begun, std::cmp::Reverse(*rank)));
         let by = by.expect("there is a rank");
         let end = RunTo { epoch: *epoch, until: answers[by].begun, by };
@@ -421,7 +423,7 @@ impl Agreement {
 
     /// Records that a rank has left in order, after it had begun these units of a frozen cycle. Returns an
     /// error if others wait for it.
-    pub fn leave(&mut self, rank: usize, begun: Option<Stopped>, now_s: f64) -> Result<Vec<Order>, Error> {
+    pub fn leave(&mut self, rank: usize, begun: Option<StoppedCycle>, now_s: f64) -> Result<Vec<Order>, Error> {
         self.left.insert(rank);
         // If it had called that, it would have reported it (`caught_up`) before.
         if let Some(OutstandingCall { key, operation, by, .. }) = self.outstanding[rank].take() {

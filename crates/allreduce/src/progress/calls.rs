@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use ringpull_base::Error;
 
 use crate::progress::frozen::{FrozenCycle, Unit};
-use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, Stopped, Terms, Topic, Transfer};
+use crate::progress::messages::{Call, Freeze, Launch, Operation, RunTo, Step, StoppedCycle, Terms, Topic, Transfer};
 use crate::progress::rest::{CatchUpQueue, QueuedOperation};
 
 /// An action that follows from a call or a message.
@@ -338,7 +338,7 @@ impl Calls {
     }
 
     /// Stops the frozen cycle of `epoch`. Returns this rank's progress in it.
-    pub fn stop(&mut self, epoch: u32) -> Option<Stopped> {
+    pub fn stop(&mut self, epoch: u32) -> Option<StoppedCycle> {
         let stopped = self.begun().filter(|stopped| stopped.epoch == epoch)?;
         self.mode = RankPhase::Stopped;
         Some(stopped)
@@ -412,10 +412,10 @@ impl Calls {
     }
 
     /// Returns the number of units that this rank has begun of the last frozen cycle.
-    pub fn begun(&self) -> Option<Stopped> {
+    pub fn begun(&self) -> Option<StoppedCycle> {
         let frozen = self.frozen.as_ref()?;
         let missing = frozen.missing().map(|step| (step.topic.key(), step.operation.clone()));
-        Some(Stopped { epoch: frozen.epoch(), begun: frozen.begun(), missing })
+        Some(StoppedCycle { epoch: frozen.epoch(), begun: frozen.begun(), missing })
     }
 
     /// Announces an open call, or begins the unit that it completes.

@@ -24,7 +24,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use ringpull_base::timeline::{self, Phase};
 use ringpull_base::{Buffer, Error, waits};
 
-use crate::communicator::{Begun, Communicator, PartUpdate, Passage};
+use crate::communicator::{BegunOperation, Communicator, PartUpdate, Passage};
 use crate::interpreter::{Memory, Ticket};
 use crate::progress::job::Submission;
 use crate::progress::layout::Layout;
@@ -43,7 +43,7 @@ struct RunningOperation {
     /// True if the job is asked for its next messages.
     advances: bool,
     priority: i32,
-    state: Begun,
+    state: BegunOperation,
     /// The time at which it began, by the timeline's clock.
     since_ns: u64,
 }
@@ -256,7 +256,7 @@ impl CommThread<'_> {
                 comm.begin_divided((arithmetic.1, parts), memory, update, passage, step_bytes)
             }
         };
-        if !matches!(begun, Ok(Begun::UnderWay(_))) {
+        if !matches!(begun, Ok(BegunOperation::UnderWay(_))) {
             timeline::record(Phase::Collective, || launch.topic.name(), since_ns, 0);
         }
         match begun {
@@ -295,7 +295,7 @@ impl CommThread<'_> {
             launch,
             advances: true,
             priority,
-            state: Begun::Done(Memory::Nothing),
+            state: BegunOperation::Done(Memory::Nothing),
             since_ns,
         });
         match self.advance(self.running.len() - 1) {
@@ -313,7 +313,7 @@ impl CommThread<'_> {
         let [(topic, job)] = &mut jobs[..] else { unreachable!("messages are one job's") };
         loop {
             match job.job.advance(&mut self.communicator, launch)? {
-                Some(Begun::Done(memory)) => job.job.receive(memory),
+                Some(BegunOperation::Done(memory)) => job.job.receive(memory),
                 Some(begun) => {
                     *state = begun;
                     return Ok(());
@@ -321,7 +321,7 @@ impl CommThread<'_> {
                 None => break,
             }
         }
-        *state = Begun::Done(Memory::Nothing);
+        *state = BegunOperation::Done(Memory::Nothing);
         timeline::record(Phase::Collective, || topic.name(), *since_ns, 0);
         Ok(())
     }
@@ -446,8 +446,7 @@ impl CommThread<'_> {
             }
             let mut outcome = Ok(());
             for (ticket, memory) in finished {
-                let is_of_it =
-                    |running: &RunningOperation| matches!(running.state, Begun::UnderWay(own) if own == ticket);
+                let is_of_it = |running: &RunningOperation| matches!(running.state, BegunOperation::UnderWay(own) if own == ticket);
                 let at = self.running.iter().position(is_of_it);
                 let at = at.expect("a ticket belongs to an operation under way");
                 let running = &mut self.running[at];
@@ -456,7 +455,7 @@ impl CommThread<'_> {
                     outcome = outcome.and_then(|()| self.advance(at));
                 } else {
                     timeline::record(Phase::Collective, || running.jobs[0].0.name(), running.since_ns, 0);
-                    running.state = Begun::Done(memory);
+                    running.state = BegunOperation::Done(memory);
                 }
             }
             if let Err(cause) = outcome {
@@ -468,7 +467,7 @@ impl CommThread<'_> {
         }
         while let Some(at) = (0..self.running.len()).find(|at| self.may_go(*at)) {
             let RunningOperation { mut jobs, bucket, launch, advances, state, .. } = self.running.remove(at);
-            let Begun::Done(memory) = state else { unreachable!("it is done") };
+            let BegunOperation::Done(memory) = state else { unreachable!("it is done") };
             if let Some(mut bucket) = bucket {
                 let _span = timeline::span(Phase::Unpack, || jobs[0].0.name());
                 self.empty(memory.into_buffer(), &mut bucket);
@@ -515,7 +514,7 @@ impl CommThread<'_> {
         for RunningOperation { mut jobs, bucket, advances, state, .. } in self.running.drain(..) {
             match (bucket, state) {
                 (Some(bucket), _) => bucket.give_back(&mut jobs),
-                (None, Begun::Done(memory)) if !advances => jobs[0].1.job.receive(memory),
+                (None, BegunOperation::Done(memory)) if !advances => jobs[0].1.job.receive(memory),
                 _ => {}
             }
             jobs.into_iter().for_each(|(_, job)| self.shared.abandon(job, fault));
@@ -535,7 +534,7 @@ impl RunningOperation {
     }
 
     fn is_done(&self) -> bool {
-        matches!(self.state, Begun::Done(_))
+        matches!(self.state, BegunOperation::Done(_))
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) struct Condition {
 
 /// The state of a job before `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Before {
+pub(super) enum EarlierState {
     Well,
     Renewing,
     Failed,
@@ -131,12 +131,12 @@ impl Condition {
     }
 
     /// Ends the job by this fault, unless another has. Returns the state before.
-    pub(super) fn end(&self, fault: &Error) -> Before {
+    pub(super) fn end(&self, fault: &Error) -> EarlierState {
         let mut job = self.job.lock();
         let before = match *job {
-            GenerationState::Well | GenerationState::Closing => Before::Well,
-            GenerationState::Renewing { .. } => Before::Renewing,
-            GenerationState::Failed(_) => return Before::Failed,
+            GenerationState::Well | GenerationState::Closing => EarlierState::Well,
+            GenerationState::Renewing { .. } => EarlierState::Renewing,
+            GenerationState::Failed(_) => return EarlierState::Failed,
         };
         *job = GenerationState::Failed(fault.clone());
         self.stop.store(true, Ordering::Release);
@@ -230,8 +230,8 @@ mod tests {
         assert!(!condition.is_well() && condition.is_closing() && condition.is_renewing());
         condition.close();
         assert!(condition.fatal().is_none() && condition.is_renewing());
-        assert_eq!(condition.end(&Error::bug("it cannot go on")), Before::Renewing);
-        assert_eq!(condition.end(&loss()), Before::Failed);
+        assert_eq!(condition.end(&Error::bug("it cannot go on")), EarlierState::Renewing);
+        assert_eq!(condition.end(&loss()), EarlierState::Failed);
         assert!(condition.fatal().unwrap().to_string().contains("it cannot go on") && !condition.is_renewing());
         assert!(!condition.is_closing());
     }

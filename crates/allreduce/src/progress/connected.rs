@@ -33,10 +33,10 @@ pub(super) fn check_start(ranks: &[usize], size: usize) -> Result<()> {
 }
 
 /// A function that connects a transport and its control star; called on the comm thread.
-pub type Connect = Box<dyn FnOnce() -> Result<Connected> + Send>;
+pub type Connect = Box<dyn FnOnce() -> Result<ReadyTransport> + Send>;
 
 /// A transport that is ready, and the function that ends it.
-pub struct Connected {
+pub struct ReadyTransport {
     /// The wire.
     pub transport: Box<dyn Transport>,
     /// The control star over the same ranks.
@@ -65,7 +65,7 @@ pub struct Succession {
 pub type Sever = Arc<dyn Fn(&[usize]) + Send + Sync>;
 
 /// Connects the ranks that are left, after a fault.
-pub type Next = Box<dyn FnOnce(&Error) -> Result<Connected>>;
+pub type Next = Box<dyn FnOnce(&Error) -> Result<ReadyTransport>>;
 
 #[cfg(test)]
 mod tests {

@@ -23,8 +23,8 @@ use ringpull_base::{Error, OnFault, Result, Waiter, last_words, notice, waits};
 
 use crate::communicator::Communicator;
 use crate::progress::changes::Changes;
-use crate::progress::connected::{Connect, Connected};
-use crate::progress::generation::{Change, Current};
+use crate::progress::connected::{Connect, ReadyTransport};
+use crate::progress::generation::{Change, CurrentGeneration};
 use crate::progress::job::{Answer, Barrier, CollectiveWork, DirectCollective, StandIn, Submission};
 use crate::progress::messages::{ControlMessage, Operation, Sums, Terms, Topic};
 use crate::progress::renewal::{self, Generation, spawn};
@@ -39,7 +39,7 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// One rank's engine. Ends in order when dropped.
 pub struct Engine {
-    pub(super) current: Arc<Current>,
+    pub(super) current: Arc<CurrentGeneration>,
     /// The comm thread, until it has been joined.
     comm: Mutex<Option<JoinHandle<()>>>,
     /// True when the comm thread has nothing left to do.
@@ -70,7 +70,7 @@ impl Engine {
                     Ok(generation) => generation,
                     Err(cause) => return drop(ready.send(Err(cause))),
                 };
-                let current = Arc::new(Current::new(Arc::clone(&generation.shared)));
+                let current = Arc::new(CurrentGeneration::new(Arc::clone(&generation.shared)));
                 if ready.send(Ok(Arc::clone(&current))).is_ok() {
                     let changes = Arc::clone(&generation.shared.condition.changes);
                     generation.run(&config, &current);
@@ -102,7 +102,7 @@ impl Engine {
         let ends = inproc::world(size).into_iter().zip(Control::in_process(size));
         let start = |transport: inproc::Inproc, control| {
             let connected = move || {
-                Ok(Connected {
+                Ok(ReadyTransport {
                     transport: Box::new(transport),
                     control,
                     helpers,
@@ -327,7 +327,7 @@ impl Engine {
     /// Returns the waiter by which a tensor reports the same.
     pub fn waiter(&self) -> Weak<dyn Waiter> {
         // The annotation makes the trait object out of a `Weak` of a sized type.
-        let current: Weak<Current> = Arc::downgrade(&self.current);
+        let current: Weak<CurrentGeneration> = Arc::downgrade(&self.current);
         current
     }
 

@@ -1,7 +1,7 @@
 //! The generations of an engine: each is the time between two losses of ranks.
 //!
 //! Each generation has a transport, a control star, a placement, an agreement and numbers of calls of its
-//! own. Two things last longer: [`Current`], which the callers hold, and the saved inputs of the operations
+//! own. Two things last longer: [`CurrentGeneration`], which the callers hold, and the saved inputs of the operations
 //! that are not done (`kept`).
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct Change {
 }
 
 /// The present generation, as callers see it.
-pub(super) struct Current {
+pub(super) struct CurrentGeneration {
     shared: RwLock<Arc<Shared>>,
     /// This rank, and the number of losses: asked at every call.
     rank: AtomicUsize,
@@ -39,9 +39,9 @@ pub(super) struct Current {
     as_first: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
-impl Current {
+impl CurrentGeneration {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Current {
+        CurrentGeneration {
             rank: AtomicUsize::new(shared.rank),
             generation: AtomicU64::new(0),
             is_elastic: shared.elastic.is_some(),
@@ -116,7 +116,7 @@ impl Current {
     }
 }
 
-impl Waiter for Current {
+impl Waiter for CurrentGeneration {
     fn wait(&self) {
         self.get().wait();
     }

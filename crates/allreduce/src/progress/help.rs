@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use ringpull_base::{Buffer, Error, Result};
 
-use crate::communicator::{Asked, Begun, Communicator};
+use crate::communicator::{BegunOperation, Communicator, HelpRequest};
 use crate::interpreter::Memory;
 use crate::progress::job::Job;
 use crate::progress::messages::{Launch, Transfer};
@@ -20,13 +20,13 @@ pub(super) type Rooms = Mutex<Vec<Buffer>>;
 
 /// A helper's part in one sum.
 pub(super) struct Help {
-    asked: Asked,
+    asked: HelpRequest,
     rooms: Arc<Rooms>,
     was_begun: bool,
 }
 
 impl Help {
-    pub(super) fn new(asked: Asked, rooms: Arc<Rooms>) -> Self {
+    pub(super) fn new(asked: HelpRequest, rooms: Arc<Rooms>) -> Self {
         Help { asked, rooms, was_begun: false }
     }
 
@@ -43,7 +43,7 @@ impl Job for Help {
         Transfer::Messages { priority: self.asked.priority() }
     }
 
-    fn advance(&mut self, comm: &mut Communicator, _launch: &Launch) -> Result<Option<Begun>> {
+    fn advance(&mut self, comm: &mut Communicator, _launch: &Launch) -> Result<Option<BegunOperation>> {
         if std::mem::replace(&mut self.was_begun, true) {
             return Ok(None);
         }

@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use ringpull_base::{Buffer, DType, Error, Key, Reduction, Result};
 
-use crate::communicator::{Begun, Communicator, PartUpdate};
+use crate::communicator::{BegunOperation, Communicator, PartUpdate};
 use crate::interpreter::Memory;
 use crate::progress::messages::{Launch, Operation, Terms, Topic, Transfer};
 
@@ -53,7 +53,7 @@ pub trait Job: Send {
     /// Begins the next messages of a job, for [`Transfer::Messages`], on the comm thread. Called again when
     /// those are done and their memory has been [received](Self::receive). Returns `None` if no message is
     /// left. It blocks only if it is of all ranks and [`sums_block`](Communicator::sums_block).
-    fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<Begun>> {
+    fn advance(&mut self, _comm: &mut Communicator, _launch: &Launch) -> Result<Option<BegunOperation>> {
         Ok(None)
     }
 

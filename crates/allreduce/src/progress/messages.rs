@@ -12,7 +12,7 @@ use ringpull_base::{AlgorithmChoice, DType, Error, Key, Reduction};
 use ringpull_kernels::compress::Compression;
 use ringpull_kernels::optim::Optimizer;
 
-use crate::communicator::Asked;
+use crate::communicator::HelpRequest;
 use crate::progress::topic_key::TopicKey;
 
 /// The subject of an operation: calls are counted by it.
@@ -378,7 +378,7 @@ pub struct Freeze {
 
 /// The progress of a rank in a frozen cycle that was stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stopped {
+pub struct StoppedCycle {
     /// The epoch of the cycle.
     pub epoch: u32,
     /// Units begun.
@@ -459,12 +459,12 @@ pub(super) enum ControlMessage {
     /// To rank 0: this rank has no data left.
     Joined,
     /// To rank 0: this rank's progress in a frozen cycle.
-    Stopped(Stopped),
+    Stopped(StoppedCycle),
     /// From rank 0.
     Order(Order),
     Failed(Error),
     /// This rank makes no more calls, and this is its progress in a frozen cycle.
-    Leaving(Option<Stopped>),
+    Leaving(Option<StoppedCycle>),
     /// To rank 0: this rank is leaving, and all that it has called is done.
     Done,
     /// From rank 0: every rank is done.
@@ -495,7 +495,7 @@ pub(super) enum ControlMessage {
     /// To rank 0: this rank has forgotten the names.
     Forgot,
     /// From rank 0 to a helper: take part in this sum.
-    Help(Asked),
+    Help(HelpRequest),
     /// From rank 0, or to it: nothing was heard from these ranks for `RINGPULL_SILENCE`, and the others go on
     /// without them.
     Silent(Vec<usize>),

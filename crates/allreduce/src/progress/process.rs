@@ -15,7 +15,7 @@ use ringpull_base::config::{self, AlikeValues, Config, Dmlc, Role, check_alike};
 use ringpull_base::forked::Process;
 use ringpull_base::{DType, Error, Kind, Result, notice, timeline};
 
-use crate::progress::connected::{Connect, Connected, LEARNING, Succession};
+use crate::progress::connected::{Connect, LEARNING, ReadyTransport, Succession};
 use crate::progress::engine::Engine;
 use crate::progress::messages::Sums;
 use crate::progress::termination;
@@ -117,7 +117,7 @@ fn connect(config: &Config, eager_bytes: Option<usize>) -> Connect {
             star::join(rank, size, &invitation, limits, &mut || Ok(()))?
         };
         let finalise = mpi.finaliser();
-        Ok(Connected { transport: Box::new(mpi), control, helpers, finalise, succession: None })
+        Ok(ReadyTransport { transport: Box::new(mpi), control, helpers, finalise, succession: None })
     })
 }
 
@@ -138,7 +138,12 @@ fn not_elastic(mpi: &Mpi) -> String {
 
 /// Connects the ranks of a job that goes on without lost ones. `ranks` are their numbers before. A rank that
 /// is lost meanwhile is left out.
-fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limits: StartLimits) -> Result<Connected> {
+fn without_the_lost(
+    mut mpi: Mpi,
+    mut ranks: Vec<usize>,
+    own: Introduction,
+    limits: StartLimits,
+) -> Result<ReadyTransport> {
     let among = ranks.len();
     loop {
         let heritage = mpi.heritage().ok_or_else(|| Error::bug("a job that is not elastic has lost a rank"))?;
@@ -153,7 +158,7 @@ fn without_the_lost(mut mpi: Mpi, mut ranks: Vec<usize>, own: Introduction, limi
                 // MPI is not finalised: it would wait without end for a rank that is lost meanwhile.
                 let finalise = Box::new(|| ());
                 let transport = Box::new(mpi);
-                return Ok(Connected { transport, control, helpers: 0, finalise, succession });
+                return Ok(ReadyTransport { transport, control, helpers: 0, finalise, succession });
             }
             Err(cause) => {
                 let (next, left) = heritage.successor(LEARNING).unwrap_or(Err(cause))?;

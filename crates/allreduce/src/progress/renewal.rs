@@ -26,11 +26,11 @@ use ringpull_base::config::Config;
 use ringpull_base::{Error, Result, last_words};
 use ringpull_plan::{Model, Parts};
 
-use crate::communicator::{Communicator, Learned};
+use crate::communicator::{Communicator, LearnedModel};
 use crate::progress::comm::{AbortOnPanic, communicate};
-use crate::progress::connected::{Connected, LEARNING, Succession, check_start, is_enough};
+use crate::progress::connected::{LEARNING, ReadyTransport, Succession, check_start, is_enough};
 use crate::progress::fusion::BUCKET_BYTES;
-use crate::progress::generation::{Change, Current};
+use crate::progress::generation::{Change, CurrentGeneration};
 use crate::progress::job::Submission;
 use crate::progress::kept::RetryStore;
 use crate::progress::messages::{ControlMessage, Topic};
@@ -66,7 +66,7 @@ pub(super) struct ReadyRanks {
 pub(super) struct EndedGeneration<'a> {
     shared: &'a Shared,
     generation: u64,
-    learned: &'a Learned,
+    learned: &'a LearnedModel,
 }
 
 /// The state in which a generation begins.
@@ -82,7 +82,7 @@ pub(super) struct GenerationStart {
 /// Makes a communicator of connected ranks, and brings survivors of a loss to the same operations. A rank
 /// without `before` starts. If a rank is lost meanwhile, begins again without it.
 pub(super) fn ready(
-    mut connected: Connected,
+    mut connected: ReadyTransport,
     config: &Config,
     before: Option<&EndedGeneration<'_>>,
 ) -> Result<(ReadyRanks, GenerationStart)> {
@@ -92,7 +92,7 @@ pub(super) fn ready(
     };
     let among = connected.succession.as_ref().map_or(ranks.len(), |succession| succession.among);
     loop {
-        let Connected { transport, control, helpers, finalise, succession } = connected;
+        let ReadyTransport { transport, control, helpers, finalise, succession } = connected;
         let stop = Arc::new(AtomicBool::new(false));
         if succession.is_some() {
             // MPI may tell the others of a loss, and not this rank, which would wait for them.
@@ -167,7 +167,7 @@ fn begin_alike(
         );
     } else {
         let source = "ranks that had begun".to_owned();
-        communicator.go_on_from(&Learned { model, source, ..Learned::default() });
+        communicator.go_on_from(&LearnedModel { model, source, ..LearnedModel::default() });
     }
     bring_level(before, ranks[communicator.rank()], communicator)
 }
@@ -216,7 +216,7 @@ impl Generation {
 
     /// Runs launched operations, over any number of generations, until this rank leaves or a fault ends the
     /// job.
-    pub(super) fn run(mut self, config: &Config, current: &Current) {
+    pub(super) fn run(mut self, config: &Config, current: &CurrentGeneration) {
         let _guard = AbortOnPanic;
         loop {
             let learned = self.communicator.learned().clone();
@@ -279,8 +279,8 @@ fn renew(
     (old, loss): (&Arc<Shared>, &Error),
     succession: Succession,
     config: &Config,
-    learned: &Learned,
-    current: &Current,
+    learned: &LearnedModel,
+    current: &CurrentGeneration,
 ) -> Result<Generation> {
     let connected = (succession.next)(loss)?;
     let before = EndedGeneration { shared: old, generation: current.generation(), learned };

@@ -12,11 +12,11 @@ use ringpull_base::config::{Config, Role};
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, Result, Waiter};
 
-use crate::communicator::{Asked, Communicator};
+use crate::communicator::{Communicator, HelpRequest};
 use crate::progress::answers::Answers;
 use crate::progress::calls::{Act, Calls};
 use crate::progress::changes::Changes;
-use crate::progress::condition::{Before, Condition};
+use crate::progress::condition::{Condition, EarlierState};
 use crate::progress::connected::Sever;
 use crate::progress::frozen::Unit;
 use crate::progress::handover::Handover;
@@ -287,12 +287,12 @@ impl Shared {
     }
 
     /// Asks all helpers to take part in a sum. Called on rank 0.
-    pub(super) fn ask_helpers(&self, asked: &Asked) {
+    pub(super) fn ask_helpers(&self, asked: &HelpRequest) {
         (self.size..self.ranks()).for_each(|helper| self.send(helper, &ControlMessage::Help(asked.clone())));
     }
 
     /// Takes part in a sum. Called on a helper.
-    pub(super) fn help(&self, asked: Asked) {
+    pub(super) fn help(&self, asked: HelpRequest) {
         let launch = Launch { topic: Topic::Direct, ordinal: 0, number: asked.stamp(), call: None, from: None };
         let job = Submission::new(Help::new(asked, Arc::clone(&self.rooms)));
         drop(self.commands.send(Command::of_one(job, launch)));
@@ -504,9 +504,9 @@ impl Shared {
         let before = self.condition.end(fault);
         let orphans = self.elastic.as_ref().map(RetryStore::end).unwrap_or_default();
         match before {
-            Before::Well => self.publish(fault, true),
-            Before::Renewing if !is_loss(fault) => self.send_to_peers(&ControlMessage::Failed(fault.clone())),
-            Before::Renewing | Before::Failed => {}
+            EarlierState::Well => self.publish(fault, true),
+            EarlierState::Renewing if !is_loss(fault) => self.send_to_peers(&ControlMessage::Failed(fault.clone())),
+            EarlierState::Renewing | EarlierState::Failed => {}
         }
         orphans.into_iter().for_each(|(_, orphan)| orphan.job.fail(fault));
         self.fail_waiting();

@@ -14,7 +14,7 @@ use ringpull_base::timeline::clock::Offset;
 use ringpull_base::topology::Peer;
 use ringpull_base::{Error, after_error, notice, timeline, waits};
 
-use crate::progress::agreement::{Agreement, Late};
+use crate::progress::agreement::{Agreement, LateCall};
 use crate::progress::comm::AbortOnPanic;
 use crate::progress::connected::LEARNING;
 use crate::progress::hang::{HangDetector, LOOK};
@@ -460,8 +460,8 @@ impl Watcher {
         }
     }
 
-    fn warning(&self, late: &Late, waited_s: f64) -> String {
-        let Late { operation, key, rank, missing, .. } = late;
+    fn warning(&self, late: &LateCall, waited_s: f64) -> String {
+        let LateCall { operation, key, rank, missing, .. } = late;
         let named = missing.iter().map(|rank| {
             self.sites
                 .get(rank)
@@ -590,8 +590,8 @@ fn see(shared: &Shared) -> Option<CycleSnapshot> {
     Some(CycleSnapshot { epoch, unit, has_begun: running == Some(unit), moved: shared.moved() })
 }
 
-fn in_status(late: Late, now_s: f64) -> LateRanks {
-    let Late { operation, key, rank, missing, since_s } = late;
+fn in_status(late: LateCall, now_s: f64) -> LateRanks {
+    let LateCall { operation, key, rank, missing, since_s } = late;
     let operation = format!("{operation} of key {key}");
     LateRanks { ranks: missing, operation, waiting: rank, waited_s: now_s - since_s }
 }

@@ -72,12 +72,12 @@ pub struct TensorMut {
     pub(super) content: ArcRwLockWriteGuard<RawRwLock, Content>,
     pub(super) remote: Option<Remote>,
     pub(super) touched: bool,
-    pub(super) then: Option<Then>,
+    pub(super) then: Option<AfterWrite>,
 }
 
 /// The function that follows the end of a write: it gets the bytes, or the error that kept them from being
 /// written.
-type Then = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
+type AfterWrite = Box<dyn FnOnce(Result<&[u8]>) + Send + Sync>;
 
 impl TensorMut {
     /// The element type.

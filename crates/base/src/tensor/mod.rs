@@ -37,7 +37,7 @@ use crate::{Buffer, DType, Element, Error, Key, Remote, Result, waits};
 
 /// A function that is called once, when nobody holds a tensor any more, with the error of its last write, if
 /// any.
-pub type Released = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
+pub type OnRelease = Box<dyn FnOnce(Option<Error>) + Send + Sync>;
 
 struct Content {
     data: Arc<Buffer>,
@@ -45,7 +45,7 @@ struct Content {
     fault: Option<Error>,
     /// The key that was written last, kept for the timeline only.
     written: Option<Key>,
-    released: Option<Released>,
+    released: Option<OnRelease>,
     /// True if a store that writes it may leave its key without a value.
     is_unkept: bool,
 }
@@ -139,7 +139,7 @@ impl Tensor {
     /// gone: no store uses the memory any more. The call may come on a store's thread and must not block it.
     /// Give the tensor to stores of one kind at a time: only the first that holds it is notified of its
     /// return.
-    pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: Released) -> Self {
+    pub fn watched(dtype: DType, shape: &[usize], buffer: Buffer, released: OnRelease) -> Self {
         let lent = Arc::new(StoreLoan::watched());
         let tensor = Tensor { lent: Arc::clone(&lent), ..Self::from_buffer(dtype, shape, buffer) };
         tensor.content.write().released = Some(Box::new(move |fault| {

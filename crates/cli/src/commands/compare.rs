@@ -16,7 +16,7 @@ use super::{Format, print, sizes, to_json, write};
 use crate::launch::host::quote;
 use crate::launch::hostfile::HostList;
 use crate::launched::{Launched, Testbed};
-use ringpull_harness::compare::results::Scaled;
+use ringpull_harness::compare::results::ScaledRows;
 use ringpull_harness::compare::rows::{measurements, rows};
 use ringpull_harness::compare::{Comparison, Environment, Setup, published, report, results, table, training, verdict};
 use ringpull_harness::late::LateWorkers;
@@ -217,7 +217,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Status> {
         let (job, setup) = (Job { ranks: workers, ..job.clone() }, Setup { workers, ..setup.clone() });
         rows(&found, &variants, &job, &setup)
     };
-    let scaling = fewer.iter().map(|workers| Scaled { workers: *workers, rows: of(*workers) }).collect();
+    let scaling = fewer.iter().map(|workers| ScaledRows { workers: *workers, rows: of(*workers) }).collect();
     let rows = of(ranks);
     let stolen = results::stolen(&rows);
     let command = command();

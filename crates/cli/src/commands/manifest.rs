@@ -11,7 +11,7 @@ use ringpull_base::{Error, Result};
 use ringpull_kube::convert::{self, Target};
 use ringpull_kube::lint::rules::{RULES, rule_of};
 use ringpull_kube::lint::{self, Finding, KINDS, LintLevel};
-use ringpull_kube::options::{Asked, JobKind, PodSecurity, Request};
+use ringpull_kube::options::{JobKind, JobRequest, PodSecurity, Request};
 use ringpull_kube::{documents, specification, to_yaml};
 
 use super::{FAILURE, SUCCESS, Status};
@@ -36,7 +36,7 @@ pub(crate) struct ManifestArgs {
     #[arg(value_enum, required = true)]
     kind: Option<JobKind>,
     #[command(flatten)]
-    job: Asked,
+    job: JobRequest,
 }
 
 #[derive(Debug, Subcommand)]
@@ -54,7 +54,7 @@ struct SpecificationArgs {
     /// The dictionary as JSON or YAML, a file with it, or - for stdin.
     specification: String,
     #[command(flatten)]
-    job: Asked,
+    job: JobRequest,
 }
 
 #[derive(Debug, Args)]

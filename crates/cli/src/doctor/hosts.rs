@@ -21,10 +21,10 @@ const ANSWER: Duration = Duration::from_secs(60);
 const SSH_PORT: u16 = 22;
 
 /// The facts that arrived, and the hosts that sent none, with the reason.
-pub(crate) type Asked = (Vec<Facts>, Vec<(String, String)>);
+pub(crate) type HostFacts = (Vec<Facts>, Vec<(String, String)>);
 
 /// The facts of each host of a hostfile, requested in parallel.
-pub(crate) fn ask(hosts: &[SshHost]) -> Result<Asked> {
+pub(crate) fn ask(hosts: &[SshHost]) -> Result<HostFacts> {
     let program = std::env::current_exe().map_err(|cause| Error::io("find", "this program", &cause))?;
     let places = placed(hosts.to_vec(), None);
     // How the others reach each of them: this host by its address on the way to the first of them, where an

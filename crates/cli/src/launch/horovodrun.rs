@@ -11,7 +11,7 @@ use clap::Command;
 use ringpull_base::{Error, Result};
 
 /// What an option of theirs becomes here.
-enum Meaning {
+enum OptionMeaning {
     /// This option of ours.
     Option(&'static str),
     /// This option of ours, in a job that is elastic.
@@ -26,10 +26,10 @@ enum Meaning {
     Refused(&'static str),
 }
 
-use Meaning::{Elastic, IfElastic, Nothing, Option as Ours, Refused, Variable};
+use OptionMeaning::{Elastic, IfElastic, Nothing, Option as Ours, Refused, Variable};
 
 /// Its names, how many values follow, and what it is.
-const OPTIONS: [(&[&str], usize, Meaning); 37] = [
+const OPTIONS: [(&[&str], usize, OptionMeaning); 37] = [
     (&["-np", "--num-proc"], 1, Ours("--num-workers")),
     (&["-hostfile"], 1, Ours("--hostfile")),
     (&["--hosts"], 1, Ours("--hostfile")),

@@ -91,7 +91,7 @@ impl HostList {
                 let text = String::from_utf8(std::fs::read(path).map_err(io)?).map_err(|_| {
                     Error::argument(format!("the hostfile {} is not text in UTF-8", path.display()), "save it as UTF-8")
                 })?;
-                parse(&text, &format!("the hostfile {}", path.display()), Reading { slots: 1, has_ports: true })
+                parse(&text, &format!("the hostfile {}", path.display()), Dialect { slots: 1, has_ports: true })
             }
         }
     }
@@ -131,7 +131,7 @@ impl HostList {
 
 /// The hosts of a discovery script's output: a line for each, which takes so many slots if it has no number.
 pub(crate) fn parse_output(text: &str, script: &Path, slots: usize) -> Result<Vec<SshHost>> {
-    parse(text, &format!("the script {}", script.display()), Reading { slots, has_ports: false })
+    parse(text, &format!("the script {}", script.display()), Dialect { slots, has_ports: false })
 }
 
 /// The hosts of a list on the command line, between commas, blanks or line feeds.
@@ -144,7 +144,7 @@ fn parse_list(text: &str) -> Result<Vec<SshHost>> {
             _ => items.push(vec![word]),
         }
     }
-    let reading = Reading { slots: 1, has_ports: false };
+    let reading = Dialect { slots: 1, has_ports: false };
     let hosts = items.iter().map(|words| {
         reading.host(words).map_err(|why| invalid(&format!("host {:?} of -H {text:?}", words.join(" ")), &why))
     });
@@ -152,7 +152,7 @@ fn parse_list(text: &str) -> Result<Vec<SshHost>> {
 }
 
 /// The hosts of lines that are `from` somewhere.
-fn parse(text: &str, from: &str, reading: Reading) -> Result<Vec<SshHost>> {
+fn parse(text: &str, from: &str, reading: Dialect) -> Result<Vec<SshHost>> {
     let lines = text.trim_start_matches('\u{feff}').split(['\n', '\r']);
     let hosts = lines.filter_map(|line| {
         let joined = without_blanks(line.split('#').next().unwrap_or_default());
@@ -189,7 +189,7 @@ fn merged(hosts: Vec<SshHost>) -> Vec<SshHost> {
 
 /// How words are read that several programs have different meanings for.
 #[derive(Debug, Clone, Copy)]
-struct Reading {
+struct Dialect {
     /// The slots of a host without a number.
     slots: usize,
     /// True if a number that can hardly be one of slots is a port.
@@ -199,7 +199,7 @@ struct Reading {
 /// The most slots that a host may have.
 const MOST_SLOTS: usize = 65_536;
 
-impl Reading {
+impl Dialect {
     /// The host that these words name, or why they name none.
     fn host(self, words: &[&str]) -> Result<SshHost, String> {
         let (address, rest) = words.split_first().ok_or("there is no host")?;
@@ -315,7 +315,7 @@ fn check(name: &str, user: Option<&str>) -> Result<(), String> {
 /// options of ssh, and what was read is written and read again as the same.
 #[cfg(fuzzing)]
 pub(crate) fn fuzz(text: &str) {
-    let of_file = |text: &str| parse(text, "the hostfile x", Reading { slots: 1, has_ports: true });
+    let of_file = |text: &str| parse(text, "the hostfile x", Dialect { slots: 1, has_ports: true });
     for hosts in [of_file(text), parse_list(text), parse_output(text, Path::new("x"), 2)] {
         for host in hosts.unwrap_or_default() {
             assert!(!host.name.is_empty() && !host.login.starts_with('-') && host.slots > 0, "{host:?}");
@@ -343,7 +343,7 @@ mod tests {
     }
 
     fn file(text: &str) -> Result<Vec<SshHost>> {
-        parse(text, "the hostfile hosts", Reading { slots: 1, has_ports: true })
+        parse(text, "the hostfile hosts", Dialect { slots: 1, has_ports: true })
     }
 
     #[test]

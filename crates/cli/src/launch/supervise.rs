@@ -31,7 +31,7 @@ use super::{Host, Launch, Process, Sink, process_name};
 use crate::child::PATIENCE;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_lab::ends::{
-    Awaited, EndEffect, EndOfProcess, JobState, MpirunEnd, awaited, code_of, is_of_signal, meaning, of_mpirun,
+    EndEffect, EndOfProcess, JobState, MpirunEnd, RemainingTime, awaited, code_of, is_of_signal, meaning, of_mpirun,
 };
 
 /// The time between SIGTERM and SIGKILL.
@@ -391,11 +391,11 @@ impl Supervisor {
         let only_surplus = left.all(|(number, one)| one.role == Role::Server || self.is_surplus(number));
         let left = match awaited(self.is_interrupted, self.state(0), only_surplus) {
             _ if self.stage > 0 => None,
-            Awaited::Unlimited => None,
-            Awaited::Grace => Some(grace),
-            Awaited::LastWords => Some(grace.min(LAST_WORDS)),
-            Awaited::Latecomer => Some(LATECOMER).filter(|_| self.due.is_none()),
-            Awaited::Ends => Some(Duration::ZERO),
+            RemainingTime::Unlimited => None,
+            RemainingTime::Grace => Some(grace),
+            RemainingTime::LastWords => Some(grace.min(LAST_WORDS)),
+            RemainingTime::Latecomer => Some(LATECOMER).filter(|_| self.due.is_none()),
+            RemainingTime::Ends => Some(Duration::ZERO),
         };
         if let Some(left) = left {
             self.end_by(Instant::now() + left);

@@ -151,7 +151,7 @@ pub(crate) fn run(args: &WrapperArgs) -> Result<u8> {
         std::thread::spawn(move || rank.take_orders(std::io::stdin()));
     }
     let (until_end, ends) = channel();
-    let relayed = Arc::new(Relayed::default());
+    let relayed = Arc::new(RelayProgress::default());
     let out = child.stdout.take().map(|from| (Box::new(from) as Box<dyn Pipe>, true));
     let err = child.stderr.take().map(|from| (Box::new(from) as Box<dyn Pipe>, false));
     for (from, is_out) in out.into_iter().chain(err) {
@@ -273,13 +273,13 @@ fn connect(to: &[String], name: &str) -> Option<Arc<Link>> {
 
 /// The progress of the rank's output.
 #[derive(Debug, Default)]
-struct Relayed {
+struct RelayProgress {
     pieces: AtomicUsize,
     /// The number of pieces that are on their way. They wait for a slow reader.
     sending: AtomicUsize,
 }
 
-impl Relayed {
+impl RelayProgress {
     fn pass<T>(&self, send: impl FnOnce() -> T) -> T {
         self.sending.fetch_add(1, Ordering::SeqCst);
         let sent = send();
@@ -290,7 +290,7 @@ impl Relayed {
 }
 
 /// Sends a stream of the rank to its end, or writes it here.
-fn relay(from: impl Pipe, is_out: bool, link: Option<&Link>, name: &str, relayed: &Relayed) {
+fn relay(from: impl Pipe, is_out: bool, link: Option<&Link>, name: &str, relayed: &RelayProgress) {
     let mut lines = Lines::default();
     lines.add(Some(name));
     let mut link = link;
@@ -350,7 +350,7 @@ enum Termination {
 
 /// The process that was told to end.
 #[derive(Debug, Default)]
-struct Told {
+struct TerminatedProcesses {
     processes: HashSet<Pid>,
     /// What a shell ran when it was looked at first.
     children: HashMap<Pid, Vec<Pid>>,
@@ -368,7 +368,7 @@ impl RankProcess {
 
     /// Waits for the end of the rank's output, which is that of the last process that holds it. The job of a
     /// rank that has failed is to end: then only for what is there, and what holds the output is killed.
-    fn await_output(&self, ends: &Receiver<()>, relayed: &Relayed, has_failed: bool, link: Option<&Link>) {
+    fn await_output(&self, ends: &Receiver<()>, relayed: &RelayProgress, has_failed: bool, link: Option<&Link>) {
         let (mut waited, mut quiet, mut idle) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
         let (mut before, mut is_said) = (0, false);
         while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
@@ -457,7 +457,7 @@ impl RankProcess {
         drop(state);
         let rank = Arc::clone(self);
         std::thread::spawn(move || {
-            let mut told = Told::default();
+            let mut told = TerminatedProcesses::default();
             loop {
                 rank.terminate(rank.pid, &mut told);
                 let state = rank.lock();
@@ -479,14 +479,14 @@ impl RankProcess {
 
     /// Sends SIGTERM to a process, once. A shell with a trap gets it before what it runs, or it could reach the
     /// end of its script without the trap; one without a trap gets it when what it runs has ended.
-    fn terminate(&self, pid: Pid, told: &mut Told) {
+    fn terminate(&self, pid: Pid, told: &mut TerminatedProcesses) {
         if told.processes.contains(&pid) {
             return;
         }
         let (is_shell, has_trap) = (is_shell(pid), catches(pid, consts::SIGTERM));
         let children = told.children.entry(pid).or_insert_with(|| if is_shell { children_of(pid) } else { Vec::new() });
         let children = children.clone();
-        let end = |told: &mut Told| {
+        let end = |told: &mut TerminatedProcesses| {
             told.processes.insert(pid);
             self.signal(pid, consts::SIGTERM);
             self.signal(pid, consts::SIGCONT);

@@ -18,7 +18,7 @@ use ringpull_base::timeline::trace::TraceEvent;
 use ringpull_base::timeline::{Phase, RESULTS};
 
 use super::intervals::Intervals;
-use super::merge::Merged;
+use super::merge::MergedTimeline;
 use ringpull_harness::train::WARMUP;
 
 /// The parts of one step in seconds, which add up to the step.
@@ -75,7 +75,7 @@ pub(crate) struct Account {
     pub keys: Vec<KeyAccount>,
 }
 
-struct Timed {
+struct TimedSpan {
     phase: Phase,
     name: String,
     start: f64,
@@ -87,18 +87,18 @@ struct Timed {
 struct RankSpans {
     number: usize,
     host: String,
-    spans: Vec<Timed>,
+    spans: Vec<TimedSpan>,
     caller: u32,
     steps: Vec<(f64, f64)>,
 }
 
 /// The account of a merged job.
-pub(crate) fn account(merged: &Merged) -> Account {
+pub(crate) fn account(merged: &MergedTimeline) -> Account {
     let workers = merged.processes.iter().filter(|about| about.role == Role::Worker);
     let mut marked = true;
     let ranks: Vec<RankSpans> = workers
         .map(|about| {
-            let spans: Vec<Timed> =
+            let spans: Vec<TimedSpan> =
                 merged.events.iter().filter(|event| event.pid == about.number()).filter_map(timed).collect();
             let caller = caller(&spans);
             let (steps, by_mark) = steps(&spans);
@@ -117,28 +117,28 @@ pub(crate) fn account(merged: &Merged) -> Account {
     Account { steps_by, mean: Share::mean(&shares), keys: keys(&ranks), ranks: accounts }
 }
 
-fn timed(event: &TraceEvent) -> Option<Timed> {
+fn timed(event: &TraceEvent) -> Option<TimedSpan> {
     let phase = Phase::of_name(&event.cat)?;
     let (start, length) = (event.ts / 1e6, event.dur? / 1e6);
     let bytes = event.args.bytes.unwrap_or_default();
-    Some(Timed { phase, name: event.name.clone(), start, end: start + length, tid: event.tid, bytes })
+    Some(TimedSpan { phase, name: event.name.clone(), start, end: start + length, tid: event.tid, bytes })
 }
 
 /// The thread that pushes most.
-fn caller(spans: &[Timed]) -> u32 {
+fn caller(spans: &[TimedSpan]) -> u32 {
     let mut pushes: BTreeMap<u32, usize> = BTreeMap::new();
     spans.iter().filter(|span| span.phase == Phase::Push).for_each(|span| *pushes.entry(span.tid).or_default() += 1);
     pushes.into_iter().max_by_key(|(_, count)| *count).map_or(0, |(tid, _)| tid)
 }
 
 /// The steps, and whether the program marked them.
-fn steps(spans: &[Timed]) -> (Vec<(f64, f64)>, bool) {
+fn steps(spans: &[TimedSpan]) -> (Vec<(f64, f64)>, bool) {
     let marks = spans.iter().filter(|span| span.phase == Phase::Step && span.name != WARMUP);
     let marks: Vec<(f64, f64)> = marks.map(|span| (span.start, span.end)).collect();
     if !marks.is_empty() {
         return (marks, true);
     }
-    let mut pushes: Vec<&Timed> = spans.iter().filter(|span| span.phase == Phase::Push).collect();
+    let mut pushes: Vec<&TimedSpan> = spans.iter().filter(|span| span.phase == Phase::Push).collect();
     pushes.sort_by(|a, b| a.start.total_cmp(&b.start));
     // A key that is pushed once was pushed before the first step.
     let mut times: BTreeMap<&str, usize> = BTreeMap::new();
@@ -173,7 +173,7 @@ fn last_calls(ranks: &[RankSpans]) -> LastCalls {
 /// A rank's pushes and barriers, each with its ordinal among those of its name.
 fn calls(rank: &RankSpans) -> Vec<((String, usize), f64)> {
     let mut ordinals: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut calls: Vec<&Timed> =
+    let mut calls: Vec<&TimedSpan> =
         rank.spans.iter().filter(|span| span.phase == Phase::Push || is_barrier(span)).collect();
     calls.sort_by(|a, b| a.start.total_cmp(&b.start));
     calls
@@ -186,7 +186,7 @@ fn calls(rank: &RankSpans) -> Vec<((String, usize), f64)> {
         .collect()
 }
 
-fn is_barrier(span: &Timed) -> bool {
+fn is_barrier(span: &TimedSpan) -> bool {
     span.phase == Phase::Wait && span.name == "barrier"
 }
 
@@ -226,11 +226,11 @@ fn of_rank(rank: &RankSpans, last_calls: &LastCalls, awaited: &mut BTreeMap<usiz
 }
 
 /// Whether a span is of the thread that calls the store, or a wait of the program's in its framework.
-fn blocks(span: &Timed, rank: &RankSpans) -> bool {
+fn blocks(span: &TimedSpan, rank: &RankSpans) -> bool {
     span.tid == rank.caller || is_for_results(span)
 }
 
-fn is_for_results(span: &Timed) -> bool {
+fn is_for_results(span: &TimedSpan) -> bool {
     span.phase == Phase::Wait && span.name == RESULTS
 }
 
@@ -267,7 +267,7 @@ fn keys(ranks: &[RankSpans]) -> Vec<KeyAccount> {
     let mut keys: BTreeMap<&str, KeyAccount> = BTreeMap::new();
     let steps: usize = ranks.iter().map(|rank| rank.steps.len()).sum();
     for rank in ranks {
-        let within = |span: &&Timed| rank.steps.iter().any(|(start, end)| span.end > *start && span.start < *end);
+        let within = |span: &&TimedSpan| rank.steps.iter().any(|(start, end)| span.end > *start && span.start < *end);
         for span in rank.spans.iter().filter(within) {
             let wanted = matches!(span.phase, Phase::Push | Phase::Collective | Phase::Request)
                 || (span.phase == Phase::Wait && span.tid == rank.caller && !is_for_results(span));

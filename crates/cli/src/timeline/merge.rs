@@ -7,7 +7,7 @@ use ringpull_base::{Error, Result};
 
 /// One job's events on one clock, which begins with the earliest of them.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Merged {
+pub(crate) struct MergedTimeline {
     /// Every process's events, in the order of time; times in microseconds.
     pub events: Vec<TraceEvent>,
     /// The processes, workers first.
@@ -16,7 +16,7 @@ pub(crate) struct Merged {
 
 /// Merges the files of one job: shifts every event by its process's start time and by the offset of its clock
 /// from rank 0's.
-pub(crate) fn merge(traces: Vec<Trace>) -> Result<Merged> {
+pub(crate) fn merge(traces: Vec<Trace>) -> Result<MergedTimeline> {
     if traces.is_empty() {
         return Err(Error::argument("no timeline was named", "name the files of all ranks"));
     }
@@ -55,10 +55,10 @@ pub(crate) fn merge(traces: Vec<Trace>) -> Result<Merged> {
         event.ts -= start;
     }
     events.sort_by(|a, b| a.ts.total_cmp(&b.ts));
-    Ok(Merged { events, processes })
+    Ok(MergedTimeline { events, processes })
 }
 
-impl Merged {
+impl MergedTimeline {
     /// The whole job as one file for a viewer.
     pub(crate) fn to_value(&self) -> Value {
         json!({

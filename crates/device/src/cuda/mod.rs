@@ -30,7 +30,7 @@ use ringpull_base::{Buffer, DType, Error, Result};
 use super::handle::{Event, Slice, Stream};
 use super::loan::{self, Loan};
 use super::work::{Collective, CollectiveKind, Work};
-use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
+use super::{GoOn, Meeting, PinnedHost, Platform, Turn, UniqueId, failed};
 pub(super) use survey::survey;
 
 /// GPUs of this process.
@@ -242,7 +242,7 @@ impl Drop for PinnedShare {
 impl Cuda {
     /// Pinned memory that the ranks of this host sum without a copy between; `None` if they share none, or
     /// the driver does not pin it.
-    fn share_pinned(&self, len_bytes: usize) -> Option<(u64, Pinned)> {
+    fn share_pinned(&self, len_bytes: usize) -> Option<(u64, PinnedHost)> {
         let mut buffer = Buffer::zeroed_for_peers(len_bytes)?;
         let start = buffer.bytes_mut().as_mut_ptr();
         // SAFETY: the memory is mapped, as long as that, and stays until it is unregistered; no other
@@ -335,7 +335,7 @@ impl Platform for Cuda {
         // Nothing is kept of it.
     }
 
-    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
+    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, PinnedHost)> {
         self.current(0)?;
         if let Some(pinned) = self.share_pinned(len_bytes) {
             return Ok(pinned);

@@ -27,7 +27,7 @@ use super::handle::{Event, Home, Slice, Stream};
 use super::loan::{self, Loan};
 use super::races::{ByteRange, Clock, HOST, Races};
 use super::work::{Collective, CollectiveKind, Work};
-use super::{GoOn, Meeting, Pinned, Platform, Turn, UniqueId, failed};
+use super::{GoOn, Meeting, PinnedHost, Platform, Turn, UniqueId, failed};
 
 /// A step that goes wrong.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +51,7 @@ pub enum Manner {
 
 #[derive(Default)]
 struct DeviceState {
-    memory: BTreeMap<u64, Pinned>,
+    memory: BTreeMap<u64, PinnedHost>,
     streams: BTreeMap<u64, Sender<Task>>,
     joined: BTreeMap<u64, Vec<Arc<Link>>>,
     events: BTreeMap<u64, (Arc<AtomicBool>, Clock)>,
@@ -105,7 +105,7 @@ impl Simulated {
     }
 
     /// Keeps `memory` under a new address.
-    fn keep(&self, memory: Buffer) -> (u64, Pinned) {
+    fn keep(&self, memory: Buffer) -> (u64, PinnedHost) {
         // Apart by more than any length, so that an address within names its allocation in messages.
         let (address, pinned) = (self.id() << 32, Arc::new(RwLock::new(memory)));
         self.state.lock().memory.insert(address, Arc::clone(&pinned));
@@ -203,7 +203,7 @@ impl Platform for Simulated {
         self.remove(address);
     }
 
-    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, Pinned)> {
+    fn allocate_pinned(&self, len_bytes: usize) -> Result<(u64, PinnedHost)> {
         self.step("allocate pinned", true)?;
         self.counts.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(self.keep(Buffer::zeroed(len_bytes)))

@@ -9,12 +9,12 @@ use std::sync::mpsc::Receiver;
 use ringpull_base::{Buffer, DType, Error, Result};
 
 use super::super::work::{CollectiveKind, Operation};
-use super::super::{Pinned, reference};
+use super::super::{PinnedHost, reference};
 use super::health::Health;
 use super::ranks::Link;
 
 /// Bytes of one allocation, by the allocation.
-pub(super) type Bytes = (Pinned, Range<usize>);
+pub(super) type Bytes = (PinnedHost, Range<usize>);
 
 /// The commands of a stream's thread.
 pub(super) enum Task {

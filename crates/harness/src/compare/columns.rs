@@ -1,7 +1,7 @@
 //! The columns of the comparison's table, in a terminal and on the page alike. A column without a cell is
 //! left out.
 
-use crate::compare::results::{Comparison, Measured};
+use crate::compare::results::{Comparison, MeasuredRow};
 use crate::text::format_seconds;
 
 /// A column behind the variant's name.
@@ -14,7 +14,7 @@ pub(super) struct Column {
     pub(super) cell: Cell,
 }
 
-type Cell = fn(&Measured<'_>, &Comparison) -> Option<String>;
+type Cell = fn(&MeasuredRow<'_>, &Comparison) -> Option<String>;
 
 const fn column(heading: &'static str, title: &'static str, cell: Cell) -> Column {
     Column { heading, title, cell }

@@ -13,7 +13,7 @@ use crate::charts::{Bar, Chart, Curve, Curves, Drawing, percent, plain};
 use crate::compare::columns::{columns, ratio};
 use crate::compare::notes::notes;
 use crate::compare::published;
-use crate::compare::results::{Comparison, Measured, Row};
+use crate::compare::results::{Comparison, MeasuredRow, Row};
 use crate::compare::table::{how, order, rounds};
 use crate::cost;
 use crate::statistics::FEWEST_ROUNDS;
@@ -144,7 +144,7 @@ fn scaling(results: &Comparison) -> Option<Curves> {
 }
 
 /// Length, label and samples of a row's bar, if it has one.
-type BarOf<'a> = &'a dyn Fn(&Measured<'_>) -> Option<(f64, String, Vec<f64>)>;
+type BarOf<'a> = &'a dyn Fn(&MeasuredRow<'_>) -> Option<(f64, String, Vec<f64>)>;
 
 /// The bar charts in the order of the page. All have their bars in the order of the ranking.
 fn charts(results: &Comparison) -> Vec<Chart> {
@@ -162,12 +162,12 @@ fn charts(results: &Comparison) -> Vec<Chart> {
         Some(_) => "seconds from the late worker's arrival; bar: median",
         None => "seconds, slowest worker; bar: median, ticks: samples",
     };
-    let median = |measured: &Measured<'_>| {
+    let median = |measured: &MeasuredRow<'_>| {
         let median = measured.summary.median;
         Some((median, format_seconds(median), measured.record.seconds.clone()))
     };
     let charts = if results.setup.train.is_some() {
-        let computing = ranking.first().and_then(Measured::train).map(|train| train.compute_s);
+        let computing = ranking.first().and_then(MeasuredRow::train).map(|train| train.compute_s);
         let computing = computing.map(|value| (value, format!("computing {}", format_seconds(value))));
         vec![
             efficiency(results, &ranking),
@@ -197,7 +197,7 @@ fn charts(results: &Comparison) -> Vec<Chart> {
                 "MB in the busier direction, one push and pull",
                 None,
                 plain,
-                &|Measured { row, .. }| {
+                &|MeasuredRow { row, .. }| {
                     let (bytes, _) = row.host_bytes(results.setup.own_hosts)?;
                     Some((bytes / 1e6, row.host_bytes_words(results.setup.own_hosts)?, Vec::new()))
                 },
@@ -220,7 +220,7 @@ fn charts(results: &Comparison) -> Vec<Chart> {
 }
 
 /// The scaling efficiencies, each next to the published one.
-fn efficiency(results: &Comparison, ranking: &[Measured<'_>]) -> Chart {
+fn efficiency(results: &Comparison, ranking: &[MeasuredRow<'_>]) -> Chart {
     let mut bars = Vec::new();
     for measured in ranking {
         let Some(train) = measured.train() else { continue };

@@ -26,7 +26,7 @@ pub struct Comparison {
     pub rows: Vec<Row>,
     /// The same variants with fewer workers, the fewest first, if that was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub scaling: Vec<Scaled>,
+    pub scaling: Vec<ScaledRows>,
     /// The part of this machine's processor time that its hypervisor took during the measured rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
@@ -71,7 +71,7 @@ pub struct Setup {
 
 /// The rows of a smaller number of workers, with servers as many as in the others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Scaled {
+pub struct ScaledRows {
     pub workers: usize,
     pub rows: Vec<Row>,
 }
@@ -168,9 +168,9 @@ impl Row {
     }
 
     /// The row with its samples, if the variant was measured.
-    pub fn measured(&self) -> Option<Measured<'_>> {
+    pub fn measured(&self) -> Option<MeasuredRow<'_>> {
         let record = self.record()?;
-        Some(Measured { row: self, record, summary: Summary::of(&record.seconds)? })
+        Some(MeasuredRow { row: self, record, summary: Summary::of(&record.seconds)? })
     }
 
     /// The meaning of its name, for readers who know no modes; empty if the name says it.
@@ -231,20 +231,20 @@ impl Row {
 
 /// A measured row.
 #[derive(Debug, Clone, Copy)]
-pub struct Measured<'a> {
+pub struct MeasuredRow<'a> {
     pub row: &'a Row,
     pub record: &'a Record,
     pub summary: Summary,
 }
 
-impl Measured<'_> {
+impl MeasuredRow<'_> {
     /// Its time over that of `other`.
-    pub(super) fn ratio_to(&self, other: &Measured<'_>) -> f64 {
+    pub(super) fn ratio_to(&self, other: &MeasuredRow<'_>) -> f64 {
         self.summary.median / other.summary.median
     }
 
     /// Returns true if their times differ.
-    pub(super) fn relation(&self, other: &Measured<'_>) -> Relation {
+    pub(super) fn relation(&self, other: &MeasuredRow<'_>) -> Relation {
         statistics::relation(&self.row.round_medians(), &other.row.round_medians())
     }
 
@@ -281,15 +281,15 @@ pub fn stolen(rows: &[Row]) -> Option<f64> {
 
 impl Comparison {
     /// The measured rows, the fastest or most efficient first.
-    pub fn ranking(&self) -> Vec<Measured<'_>> {
-        let mut ranking: Vec<Measured<'_>> = self.rows.iter().filter_map(Row::measured).collect();
+    pub fn ranking(&self) -> Vec<MeasuredRow<'_>> {
+        let mut ranking: Vec<MeasuredRow<'_>> = self.rows.iter().filter_map(Row::measured).collect();
         ranking.sort_by(|a, b| a.rank().total_cmp(&b.rank()));
         ranking
     }
 
     /// The first of the ranking that needs only the workers' machines and does not round gradients. The
     /// others' times are divided by its time.
-    pub fn home(&self) -> Option<Measured<'_>> {
+    pub fn home(&self) -> Option<MeasuredRow<'_>> {
         let mut ranking = self.ranking().into_iter();
         ranking.find(|it| !it.row.needs_more(&self.setup) && it.row.family != Family::Compressed)
     }

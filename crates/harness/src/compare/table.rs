@@ -3,7 +3,7 @@
 use crate::compare::columns::columns;
 use crate::compare::notes::notes;
 use crate::compare::published;
-use crate::compare::results::{Comparison, Measured, Outcome, Row};
+use crate::compare::results::{Comparison, MeasuredRow, Outcome, Row};
 use crate::cost::rows_words;
 use crate::rounds::TrainSetup;
 use crate::text::{format_seconds, grid, several};
@@ -59,7 +59,7 @@ fn scaling(results: &Comparison) -> Option<String> {
         return None;
     }
     let per_cent = |part: f64| format!("{part:.2} %");
-    let published = |measured: &Measured<'_>| results.published_scaling(&measured.row.variant);
+    let published = |measured: &MeasuredRow<'_>| results.published_scaling(&measured.row.variant);
     let ranking = results.ranking();
     let has_published = ranking.iter().any(|measured| published(measured).is_some());
     let title = if results.setup.train.is_some() { "efficiency by workers" } else { "workers" };
@@ -68,7 +68,7 @@ fn scaling(results: &Comparison) -> Option<String> {
     let rows = ranking.iter().map(|measured| {
         let cell = |(_, rows): &(usize, &[Row])| {
             let measured = rows.iter().find(|row| row.variant == measured.row.variant).and_then(Row::measured);
-            let words = |it: Measured<'_>| match it.train() {
+            let words = |it: MeasuredRow<'_>| match it.train() {
                 Some(train) => per_cent(100.0 * train.efficiency),
                 None => format_seconds(it.summary.median),
             };

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use ringpull_base::{DType, Error};
 use ringpull_workload::sparse::SparseSetup;
 
-use super::results::{Outcome, Row, Scaled};
+use super::results::{Outcome, Row, ScaledRows};
 use super::rows::rows;
 use super::{Comparison, Environment, Setup, report, table, verdict};
 use crate::committed;
@@ -127,7 +127,7 @@ fn scaled() -> Comparison {
         let done = variants.iter().flat_map(|variant| rounds(*variant, &setup, &[seconds(variant); 10]));
         let found = RoundsOutcome { done: done.collect(), ..RoundsOutcome::default() };
         let job = Job { ranks: workers, work: Work::Buffers(vec![25_000_000]), iters: 2, warmup: 1 };
-        results.scaling.push(Scaled { workers, rows: rows(&found, &variants, &job, &setup) });
+        results.scaling.push(ScaledRows { workers, rows: rows(&found, &variants, &job, &setup) });
     }
     results
 }
@@ -146,7 +146,7 @@ fn scaled_training() -> Comparison {
         let found = RoundsOutcome { done: done.collect(), ..RoundsOutcome::default() };
         let work = Work::Steps { network: layers::load("vgg16", 0.1).unwrap(), named: Vec::new(), train };
         let rows = rows(&found, &variants, &Job { ranks: workers, work, iters: 2, warmup: 1 }, &setup);
-        results.scaling.push(Scaled { workers, rows });
+        results.scaling.push(ScaledRows { workers, rows });
     }
     results
 }
@@ -195,7 +195,7 @@ fn efficiencies_by_workers_have_the_published_ones_beside_them_if_eight_are_amon
     let words: Vec<String> = all.records().iter().map(|it| format!("{} {}", it.ranks, it.train.is_some())).collect();
     assert_eq!(words, [1, 2, 4, 8].map(|ranks| vec![format!("{ranks} true"); 5]).concat());
     let mut four = all.clone();
-    let Scaled { workers, rows } = four.scaling.pop().unwrap();
+    let ScaledRows { workers, rows } = four.scaling.pop().unwrap();
     (four.setup.workers, four.rows) = (workers, rows);
     assert_eq!(circles(&four), (0, false));
     assert!(!table::render(&four).contains("published, 8"), "{}", table::render(&four));

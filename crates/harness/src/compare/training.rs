@@ -1,7 +1,7 @@
 //! The verdict on a comparison of training steps, next to the published rates.
 
 use crate::compare::published;
-use crate::compare::results::{Comparison, Measured};
+use crate::compare::results::{Comparison, MeasuredRow};
 use crate::cost;
 use crate::statistics::Relation;
 
@@ -26,7 +26,7 @@ fn ratio_words(results: &Comparison) -> Option<String> {
 }
 
 /// The sentences about `ranking` beside what was published, the most important first.
-pub(super) fn sentences(results: &Comparison, ranking: &[Measured<'_>]) -> Vec<String> {
+pub(super) fn sentences(results: &Comparison, ranking: &[MeasuredRow<'_>]) -> Vec<String> {
     let own = ranking.iter().find(|measured| measured.row.variant == "dist_sync_mpi");
     let reached = own.and_then(|own| {
         Some(format!(
@@ -39,9 +39,9 @@ pub(super) fn sentences(results: &Comparison, ranking: &[Measured<'_>]) -> Vec<S
 }
 
 /// Returns true if the rows with servers have the published order, as far as they differ.
-fn order_words(results: &Comparison, ranking: &[Measured<'_>]) -> Option<String> {
+fn order_words(results: &Comparison, ranking: &[MeasuredRow<'_>]) -> Option<String> {
     let served = ranking.iter().filter(|measured| measured.row.servers > 0);
-    let served: Vec<(&Measured<'_>, f64)> =
+    let served: Vec<(&MeasuredRow<'_>, f64)> =
         served.filter_map(|measured| Some((measured, measured.published(results)?.efficiency))).collect();
     if served.len() < 2 {
         return None;

@@ -2,7 +2,7 @@
 //! machines, and then says what more of them would bring.
 
 use crate::compare::columns::ratio;
-use crate::compare::results::{Comparison, Measured, Row};
+use crate::compare::results::{Comparison, MeasuredRow, Row};
 use crate::compare::training;
 use crate::statistics::{FEWEST_ROUNDS, Relation};
 use crate::text::{format_seconds, several};
@@ -33,7 +33,7 @@ pub fn sentences(results: &Comparison) -> Vec<String> {
 }
 
 /// The best on the machines that the workers need anyway, and what no difference to it was found for.
-fn own_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Comparison) -> String {
+fn own_machines(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &Comparison) -> String {
     let setup = &results.setup;
     let place = match (setup.own_hosts, setup.is_emulated()) {
         (true, false) => format!("On your {}", several(setup.workers, "machine")),
@@ -54,7 +54,7 @@ fn own_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Compari
 }
 
 /// What machines beyond the workers' own bring, and cost.
-fn more_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Comparison) -> Option<String> {
+fn more_machines(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &Comparison) -> Option<String> {
     let setup = &results.setup;
     let best = ranking.iter().find(|it| it.row.needs_more(setup) && it.row.family != Family::Compressed)?;
     let factor = best.ratio_to(home);
@@ -90,7 +90,7 @@ fn more_machines(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Compar
 }
 
 /// That differences cannot be told from noise, if that is so for all.
-fn few_rounds(home: &Measured<'_>, ranking: &[Measured<'_>]) -> Option<String> {
+fn few_rounds(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>]) -> Option<String> {
     let mut others = ranking.iter().filter(|it| it.row.variant != home.row.variant).peekable();
     others.peek()?;
     others.all(|it| it.relation(home) == Relation::TooFewRounds).then(|| {
@@ -99,7 +99,7 @@ fn few_rounds(home: &Measured<'_>, ranking: &[Measured<'_>]) -> Option<String> {
 }
 
 /// Why servers on the workers' hosts are at best level with an allreduce.
-fn same_bound(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Comparison) -> Option<String> {
+fn same_bound(home: &MeasuredRow<'_>, ranking: &[MeasuredRow<'_>], results: &Comparison) -> Option<String> {
     if results.setup.sparse.is_some() {
         return rows_bound(ranking);
     }
@@ -120,7 +120,7 @@ fn same_bound(home: &Measured<'_>, ranking: &[Measured<'_>], results: &Compariso
 }
 
 /// How far the best is from the least that rows cost on the workers' hosts alone.
-fn rows_bound(ranking: &[Measured<'_>]) -> Option<String> {
+fn rows_bound(ranking: &[MeasuredRow<'_>]) -> Option<String> {
     let best = ranking.iter().find(|it| it.row.family != Family::Peer)?;
     let own = best.record.ratio_to_mode_bound?;
     let name = &best.row.variant;

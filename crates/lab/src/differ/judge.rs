@@ -76,10 +76,10 @@ pub(super) struct Judgement {
 struct FirstLine {
     line: usize,
     rank: usize,
-    what: Thing,
+    what: DifferingThing,
 }
 
-enum Thing {
+enum DifferingThing {
     Gradient(GradientId),
     Value(ValueId),
 }
@@ -87,8 +87,8 @@ enum Thing {
 impl FirstLine {
     fn update(&self) -> u64 {
         match &self.what {
-            Thing::Gradient(id) => id.update,
-            Thing::Value(id) => id.update,
+            DifferingThing::Gradient(id) => id.update,
+            DifferingThing::Value(id) => id.update,
         }
     }
 }
@@ -109,7 +109,7 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
             found.gradients += 1;
             if seen.hash != beside.hash {
                 found.gradients_differ += 1;
-                lines.push(FirstLine { line: seen.line, rank, what: Thing::Gradient(id.clone()) });
+                lines.push(FirstLine { line: seen.line, rank, what: DifferingThing::Gradient(id.clone()) });
             }
         }
         for (id, seen) in &own.values {
@@ -122,7 +122,7 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
                 continue;
             }
             row.differ += 1;
-            lines.push(FirstLine { line: seen.line, rank, what: Thing::Value(id.clone()) });
+            lines.push(FirstLine { line: seen.line, rank, what: DifferingThing::Value(id.clone()) });
             if let Some(size) = size(one, other, rank, &id.key, (seen, beside))? {
                 row.relative = Some(row.relative.unwrap_or(0.0).max(size.relative));
             }
@@ -130,14 +130,14 @@ pub(super) fn judge(one: &JobRecording, other: &JobRecording) -> Result<Judgemen
         firsts.extend(lines.into_iter().min_by_key(|first| first.line));
     }
     found.updates = rows.into_values().collect();
-    let of_gradients = firsts.iter().filter(|first| matches!(first.what, Thing::Gradient(_)));
+    let of_gradients = firsts.iter().filter(|first| matches!(first.what, DifferingThing::Gradient(_)));
     let first = of_gradients.min_by_key(|first| first.update()).or(firsts.iter().min_by_key(|first| first.update()));
     found.first = match first {
         None => None,
-        Some(FirstLine { rank, what: Thing::Gradient(id), .. }) => {
+        Some(FirstLine { rank, what: DifferingThing::Gradient(id), .. }) => {
             Some(FirstDifference::Gradient { update: id.update, key: id.key.clone(), rank: *rank })
         }
-        Some(FirstLine { rank, what: Thing::Value(id), .. }) => {
+        Some(FirstLine { rank, what: DifferingThing::Value(id), .. }) => {
             let seen = (&one.workers[*rank].values[id], &other.workers[*rank].values[id]);
             let size = size(one, other, *rank, &id.key, seen)?;
             Some(FirstDifference::Value { update: id.update, key: id.key.clone(), size })

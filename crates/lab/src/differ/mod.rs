@@ -24,7 +24,7 @@ use self::judge::{FirstDifference, Judgement, judge};
 use self::read::JobRecording;
 pub use self::read::WorkerRecording;
 use crate::ends::code_of;
-use crate::rehearse::Said;
+use crate::rehearse::JobReport;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_harness::progress::Progress;
 use ringpull_harness::text::{format_seconds, grid, several};
@@ -79,7 +79,7 @@ struct JobRow {
 
 /// The comparison.
 #[derive(Debug, Serialize)]
-pub struct Differed {
+pub struct DifferResult {
     jobs: Vec<JobRow>,
     /// Of the kinds as they are.
     judgement: Judgement,
@@ -91,7 +91,7 @@ pub struct Differed {
 
 /// Runs the command with both kinds, and once more with sums in the order of the ranks if sums differ.
 /// Nothing if an interrupt has ended a job.
-pub fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<Differed>> {
+pub fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<DifferResult>> {
     let progress = Progress::start("the first job");
     let run = |at: usize, kind: Kind, ordered: bool| {
         progress.part(at, at.max(2) + 1, format!("{kind}{}", if ordered { " in the order of the ranks" } else { "" }));
@@ -129,7 +129,7 @@ pub fn differ(plan: &DifferPlan, interrupt: &Interrupt) -> Result<Option<Differe
             if is_same { Cause::OrderOfAddition } else { Cause::Unexplained }
         }
     };
-    Ok(Some(Differed { jobs, judgement, ordered, cause }))
+    Ok(Some(DifferResult { jobs, judgement, ordered, cause }))
 }
 
 impl DifferPlan {
@@ -154,7 +154,7 @@ impl DifferPlan {
         let (code, seconds) = (code_of(status), begun.elapsed().as_secs_f64());
         if code != 0 {
             let text = std::fs::read(&log).map_err(|cause| Error::io("read", log.display(), &cause))?;
-            let said = Said::of(&String::from_utf8_lossy(&text)).error.unwrap_or_default();
+            let said = JobReport::of(&String::from_utf8_lossy(&text)).error.unwrap_or_default();
             return Err(Error::argument(
                 format!("the job with {kind} ended with exit code {code}: {said}"),
                 format!("make it run to its end with each kind first; its output is in {}", log.display()),
@@ -195,7 +195,7 @@ impl DifferPlan {
     }
 }
 
-impl Differed {
+impl DifferResult {
     /// For a terminal: the jobs, the first difference, how differences grow, and why they are there.
     pub fn table(&self) -> String {
         let jobs = self.jobs.iter().map(|job| {

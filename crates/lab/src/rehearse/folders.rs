@@ -24,7 +24,7 @@ const SOMEBODY: u32 = 65534;
 /// The folder for the temporary files of one job, and what is wrong with a folder or a name.
 pub(super) struct JobFolders {
     disk: Option<SmallDisk>,
-    planted: Option<Planted>,
+    planted: Option<ForeignEntry>,
     /// Declared last, so removed last: mounts in it end first.
     own: TempDir,
 }
@@ -38,7 +38,7 @@ impl JobFolders {
             match &fault.what {
                 FaultKind::Fill(folder, _) => folders.mount(folder, false)?,
                 FaultKind::Forbid(folder) => folders.mount(folder, true)?,
-                FaultKind::Plant(path, kind) => folders.planted = Some(Planted::plant(&folders.of(path), *kind)?),
+                FaultKind::Plant(path, kind) => folders.planted = Some(ForeignEntry::plant(&folders.of(path), *kind)?),
                 _ => {}
             }
         }
@@ -72,7 +72,7 @@ impl JobFolders {
 
     /// The job's wrongs: files that it has left, or changes of somebody else's.
     pub(super) fn wrong(&self) -> Option<String> {
-        if let Some(harm) = self.planted.as_ref().and_then(Planted::harm) {
+        if let Some(harm) = self.planted.as_ref().and_then(ForeignEntry::harm) {
             return Some(harm);
         }
         let is_planted = |path: &Path| self.planted.as_ref().is_some_and(|planted| path.starts_with(&planted.path));
@@ -98,7 +98,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Something at a name that the job may use, which is somebody else's.
-struct Planted {
+struct ForeignEntry {
     path: PathBuf,
     kind: PlantedFile,
     /// A file that must stay as it is.
@@ -106,7 +106,7 @@ struct Planted {
     _folder: TempDir,
 }
 
-impl Planted {
+impl ForeignEntry {
     fn plant(path: &Path, kind: PlantedFile) -> Result<Self> {
         let failed = |cause: io::Error| Error::io("plant", path.display(), &cause);
         let folder = tempfile::tempdir().map_err(failed)?;
@@ -122,7 +122,7 @@ impl Planted {
         if kind == PlantedFile::Link {
             symlink(&precious, path).map_err(failed)?;
         }
-        Ok(Planted { path: path.to_owned(), kind, precious, _folder: folder })
+        Ok(ForeignEntry { path: path.to_owned(), kind, precious, _folder: folder })
     }
 
     /// A change that was made to it.
@@ -141,7 +141,7 @@ impl Planted {
     }
 }
 
-impl Drop for Planted {
+impl Drop for ForeignEntry {
     fn drop(&mut self) {
         let removed = match self.kind {
             PlantedFile::Folder => fs::remove_dir_all(&self.path),

@@ -16,7 +16,7 @@ use ringpull_base::{Error, Result};
 use super::fault::{FAILED, Fault, FaultKind, Member, Moment};
 use super::folders::{JobFolders, SmallDisk};
 use super::processes;
-use super::said::Said;
+use super::said::JobReport;
 use super::shape::JobShape;
 use crate::ends::code_of;
 use crate::hosts::Lab;
@@ -66,7 +66,7 @@ pub struct JobOutcome {
     pub left: usize,
     /// The wrong that it has done to files, if any.
     pub harm: Option<String>,
-    pub said: Said,
+    pub said: JobReport,
     /// The file of its output.
     pub log: PathBuf,
 }
@@ -96,7 +96,8 @@ impl Rehearsal<'_> {
             _ => FaultState::Before,
         };
         let (lab, workers) = (self.lab, self.shape.workers);
-        let mut course = Course { mark: &mark, faults, lab, folders: &folders, workers, usual, first: None, state };
+        let mut course =
+            FaultProgress { mark: &mark, faults, lab, folders: &folders, workers, usual, first: None, state };
         let (mut hung, waited) =
             (false, |child: &mut Child| child.try_wait().map_err(|cause| Error::io("wait for", "the job", &cause)));
         let status = loop {
@@ -132,7 +133,7 @@ impl Rehearsal<'_> {
             (.., code) => End::Ended(code),
         };
         let text = std::fs::read(&log).map_err(|cause| Error::io("read", log.display(), &cause))?;
-        let said = Said::of(&String::from_utf8_lossy(&text));
+        let said = JobReport::of(&String::from_utf8_lossy(&text));
         let seconds = |from: Instant| (ended - from).as_secs_f64();
         Ok(JobOutcome { end, seconds: seconds(begun), after_fault_s: at.map(seconds), step, left, harm, said, log })
     }
@@ -206,7 +207,7 @@ fn end(child: &mut Child, mark: &str) -> Result<std::process::ExitStatus> {
 }
 
 /// The progress of a job's faults.
-struct Course<'a> {
+struct FaultProgress<'a> {
     mark: &'a str,
     /// The one that is under way or over, or the next, and those behind it.
     faults: &'a [Fault],
@@ -253,7 +254,7 @@ enum FaultState {
     Over { at: Instant, step: Option<u64> },
 }
 
-impl Course<'_> {
+impl FaultProgress<'_> {
     /// Lets a fault begin or end, if it is time.
     fn look(&mut self) -> Result<()> {
         let Some((fault, rest)) = self.faults.split_first() else { return Ok(()) };

@@ -24,14 +24,14 @@ use ringpull_base::{Error, Result};
 
 use self::fault::{ExpectedEnd, Fault, FaultKind, USUAL};
 use self::job::{End, JobOutcome, Rehearsal};
-pub use self::said::Said;
+pub use self::said::JobReport;
 use ringpull_harness::interrupt::Interrupt;
 use ringpull_harness::progress::Progress;
 use ringpull_harness::text::{format_seconds, grid};
 
 /// Jobs that were run, with the fault of each; the first has none.
 #[derive(Debug, Serialize)]
-pub struct Rehearsed {
+pub struct RehearsalResult {
     jobs: Vec<FaultRow>,
     /// The signal that has ended the rehearsal before its last job.
     #[serde(skip)]
@@ -55,7 +55,7 @@ const SLACK: Duration = Duration::from_secs(60);
 
 /// Runs the job without a fault, and then once for each of these, or once for all of them `together`. A job
 /// that takes longer than three times the undisturbed one, its faults and a minute has hung.
-pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> Result<Rehearsed> {
+pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> Result<RehearsalResult> {
     let ends = |fault: &&Fault| fault.what.is_from_the_start() || fault.expect == Some(ExpectedEnd::Ends);
     if let Some(fault) = faults.iter().find(ends).filter(|_| together) {
         return Err(Error::argument(
@@ -74,7 +74,7 @@ pub fn rehearse(rehearsal: &Rehearsal<'_>, faults: &[Fault], together: bool) -> 
         ));
     }
     let usual = Duration::from_secs_f64(first.seconds);
-    let mut rehearsed = Rehearsed { interrupted: interrupt.signal(), jobs: Vec::new() };
+    let mut rehearsed = RehearsalResult { interrupted: interrupt.signal(), jobs: Vec::new() };
     rehearsed.jobs.push(FaultRow { fault: "nothing".to_owned(), wrong: None, outcome: first });
     let of_each = if together { faults.len().max(1) } else { 1 };
     for (at, of_job) in faults.chunks(of_each).enumerate() {
@@ -145,7 +145,7 @@ fn words(end: &End) -> String {
     }
 }
 
-impl Rehearsed {
+impl RehearsalResult {
     /// Returns true if every job ended as it may.
     pub fn is_well(&self) -> bool {
         self.jobs.iter().all(|row| row.wrong.is_none())

@@ -15,7 +15,7 @@ pub(super) const MARK: &str = "REHEARSED_JOB";
 const HELPERS: [&str; 6] = ["sh", "bash", "cat", "env", "nsenter", "ip"];
 
 /// A process of the job, as the kernel shows it.
-struct Seen {
+struct ObservedProcess {
     pid: Pid,
     parent: i32,
     name: String,
@@ -25,7 +25,7 @@ struct Seen {
 }
 
 /// Every process with this mark that has not ended.
-fn all(mark: &str) -> Vec<Seen> {
+fn all(mark: &str) -> Vec<ObservedProcess> {
     let wanted = format!("{MARK}={mark}");
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
@@ -39,12 +39,12 @@ fn all(mark: &str) -> Vec<Seen> {
         let mut fields = rest.split_whitespace();
         let parent = fields.nth(1)?.parse().ok()?;
         let begun = fields.nth(17)?.parse().ok()?;
-        Some(Seen { pid, parent, name: name.to_owned(), begun, environment })
+        Some(ObservedProcess { pid, parent, name: name.to_owned(), begun, environment })
     });
     seen.filter(|seen| seen.has(&wanted)).collect()
 }
 
-impl Seen {
+impl ObservedProcess {
     fn has(&self, variable: &str) -> bool {
         self.environment.split('\0').any(|other| other == variable)
     }
@@ -77,10 +77,10 @@ pub(super) fn find(mark: &str, member: Member, workers: usize) -> Option<(Pid, b
     let all = all(mark);
     let wrappers: Vec<i32> = all.iter().filter(|seen| is_wrapper(seen.pid)).map(|seen| seen.pid.as_raw_pid()).collect();
     let parent_of = |pid: i32| all.iter().find(|seen| seen.pid.as_raw_pid() == pid).map(|seen| seen.parent);
-    let is_below_one = |seen: &&Seen| {
+    let is_below_one = |seen: &&ObservedProcess| {
         std::iter::successors(Some(seen.parent), |pid| parent_of(*pid)).any(|pid| wrappers.contains(&pid))
     };
-    let is_meant = |seen: &&Seen| seen.is(member, workers) && !seen.is_helper();
+    let is_meant = |seen: &&ObservedProcess| seen.is(member, workers) && !seen.is_helper();
     let found = all.iter().filter(is_meant).filter(is_below_one).min_by_key(|seen| seen.begun)?;
     Some((found.pid, !found.environment.contains("DMLC_ROLE=")))
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// The report of a job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Said {
+pub struct JobReport {
     /// The number of ranks that wrote an error.
     pub ranks: usize,
     /// The first error with a remedy, or the last line.
@@ -15,7 +15,7 @@ pub struct Said {
     pub hint: Option<String>,
 }
 
-impl Said {
+impl JobReport {
     /// Reads the output of `ringpull launch`, whose lines begin with the name of their process: `[rank 2] `.
     pub fn of(output: &str) -> Self {
         let lines: Vec<(&str, &str)> = output.lines().filter(|line| !line.trim().is_empty()).map(tagged).collect();
@@ -30,7 +30,7 @@ impl Said {
         });
         let last = || lines.iter().rfind(|(who, _)| is_member(who)).map(|(_, text)| (*text).to_owned());
         let (error, hint) = hinted.map_or((None, None), |(error, hint)| (Some(error), Some(hint)));
-        Said { ranks, error: error.or_else(last), hint }
+        JobReport { ranks, error: error.or_else(last), hint }
     }
 }
 
@@ -57,12 +57,12 @@ mod tests {
 [rank 0]   hint: restart the job from its last checkpoint
 mpirun noticed that process rank 2 exited
 ";
-        let said = Said::of(output);
+        let said = JobReport::of(output);
         assert_eq!(said.ranks, 2);
         assert_eq!(said.error.unwrap(), "ringpull: rank 0: rank 2 (pid 7 on h3) is lost: its process ended");
         assert_eq!(said.hint.unwrap(), "restart the job from its last checkpoint");
-        let said = Said::of("[rank 0] epoch 1\n[rank 0] Segmentation fault\n");
+        let said = JobReport::of("[rank 0] epoch 1\n[rank 0] Segmentation fault\n");
         assert_eq!((said.ranks, said.error.as_deref(), said.hint), (0, Some("Segmentation fault"), None));
-        assert_eq!(Said::of(""), Said::default());
+        assert_eq!(JobReport::of(""), JobReport::default());
     }
 }

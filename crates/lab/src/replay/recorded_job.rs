@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ringpull_base::recording::{RecordedLine, When, lines_of};
+use ringpull_base::recording::{CallTime, RecordedLine, lines_of};
 use ringpull_base::{DType, Error, Key, Kind, Result};
 
 use ringpull_harness::statistics::Summary;
@@ -202,11 +202,12 @@ fn job(lines: impl Iterator<Item = Result<RecordedLine>>) -> Result<Option<Recor
             RecordedLine::Updates | RecordedLine::Value { .. } => continue,
         };
         let Some(key) = job.keys.iter().position(|known| known.key == key) else { continue };
-        let When { at_s, waited_s } = before.replace(when).map_or(When { at_s: 0.0, waited_s: 0.0 }, |before: When| {
-            // Several threads may have waited at a time.
-            let passed = (when.at_s - before.at_s).max(0.0);
-            When { at_s: passed, waited_s: (when.waited_s - before.waited_s).clamp(0.0, passed) }
-        });
+        let CallTime { at_s, waited_s } =
+            before.replace(when).map_or(CallTime { at_s: 0.0, waited_s: 0.0 }, |before: CallTime| {
+                // Several threads may have waited at a time.
+                let passed = (when.at_s - before.at_s).max(0.0);
+                CallTime { at_s: passed, waited_s: (when.waited_s - before.waited_s).clamp(0.0, passed) }
+            });
         job.calls.push(TimedCall { key, what, priority, compute_s: at_s - waited_s, waited_s, begins_step: false });
     }
     let pushed: Vec<usize> = job.calls.iter().filter(|call| call.pushes()).map(|call| call.key).collect();
@@ -225,12 +226,12 @@ mod tests {
     use super::*;
 
     fn push(key: &str, at_s: f64, waited_s: f64) -> RecordedLine {
-        let (key, when) = (key.into(), When { at_s, waited_s });
+        let (key, when) = (key.into(), CallTime { at_s, waited_s });
         RecordedLine::Push { key, update: 1, pulls: true, priority: 0, rows: None, hash: None, when }
     }
 
     fn init(key: &str) -> RecordedLine {
-        let when = When { at_s: 0.0, waited_s: 0.0 };
+        let when = CallTime { at_s: 0.0, waited_s: 0.0 };
         RecordedLine::Init { key: key.into(), dtype: DType::F32, shape: vec![2, 3], when }
     }
 
@@ -241,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_shape_that_cannot_be_counted_is_an_error() {
-        let when = When { at_s: 0.0, waited_s: 0.0 };
+        let when = CallTime { at_s: 0.0, waited_s: 0.0 };
         let init = RecordedLine::Init { key: "a".into(), dtype: DType::F32, shape: vec![1 << 40, 1 << 40], when };
         assert!(job(lines([init, push("a", 0.0, 0.0)])).is_err());
     }

@@ -56,9 +56,9 @@ impl SimulatedServers {
                     let init =
                         Request::Init { place: place.clone(), dtype, shape, len_bytes: 4, unit_bytes: 4, here, spans };
                     queue.push_back((init, bytes(rank as f32)));
-                    let reply = |round: u64| Some((Want::Value, round * 10 + number as u64));
+                    let reply = |round: u64| Some((PullTarget::Value, round * 10 + number as u64));
                     let places = Places { key: name.into(), segments: vec![segment as u32] };
-                    let first = Request::Pull { places, rounds: 0, want: Want::Value, reply: number as u64 };
+                    let first = Request::Pull { places, rounds: 0, want: PullTarget::Value, reply: number as u64 };
                     queue.push_back((first, Vec::new()));
                     for round in 1..=ROUNDS {
                         let place = place.clone();
@@ -194,7 +194,7 @@ fn init(rank: usize) -> (Request, Vec<u8>) {
 
 fn push(rank: usize, round: u64) -> (Request, Vec<u8>) {
     let place = Place { key: "w".into(), segment: 0 };
-    let push = Request::Push { place, round, optimizer: 0, compression: None, reply: Some((Want::Value, round)) };
+    let push = Request::Push { place, round, optimizer: 0, compression: None, reply: Some((PullTarget::Value, round)) };
     (push, contribution(rank, round).to_le_bytes().into())
 }
 

@@ -22,7 +22,7 @@ const MAX_WHOLE: usize = 1 << 20;
 
 /// How a worker of some rank stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum MemberState {
     /// Rounds wait for it.
     Member,
     /// It has come later and does not take part in rounds yet.
@@ -36,7 +36,7 @@ enum Standing {
 /// Who the workers are, and what of theirs is whole.
 pub(super) struct Members {
     /// By rank, with the incarnation of the last worker.
-    standings: Vec<(u32, Standing)>,
+    standings: Vec<(u32, MemberState)>,
     keys: BTreeMap<Key, KeyRounds>,
     /// By rank: workers that came later take part after this round of a key, which may not be known here yet.
     after: Vec<BTreeMap<Key, u64>>,
@@ -56,18 +56,18 @@ struct KeyRounds {
 
 impl Members {
     pub(super) fn new(workers: usize) -> Self {
-        let standings = vec![(0, Standing::Member); workers];
+        let standings = vec![(0, MemberState::Member); workers];
         Members { standings, keys: BTreeMap::new(), after: vec![BTreeMap::new(); workers] }
     }
 
     /// Returns true if a worker takes part in rounds.
     pub(super) fn is_member(&self, rank: usize) -> bool {
-        self.standings[rank].1 == Standing::Member
+        self.standings[rank].1 == MemberState::Member
     }
 
     /// Returns true if rounds wait for it, if only to learn which of its pushes count.
     fn counts(&self, rank: usize) -> bool {
-        matches!(self.standings[rank].1, Standing::Member | Standing::Lost)
+        matches!(self.standings[rank].1, MemberState::Member | MemberState::Lost)
     }
 
     pub(super) fn declare(&mut self, key: &Key, here: usize, spans: bool) {
@@ -94,7 +94,7 @@ impl Members {
 
     /// Returns true if a worker that is gone has left this push, which counts.
     fn left_whole(&self, rounds: &KeyRounds, round: u64, rank: usize) -> bool {
-        self.standings[rank].1 == Standing::Absent && rounds.whole.contains(&(round, rank))
+        self.standings[rank].1 == MemberState::Absent && rounds.whole.contains(&(round, rank))
     }
 
     /// Whose push of the round is not whole, of those that it waits for.
@@ -109,7 +109,7 @@ impl Members {
     }
 
     fn has_members(&self) -> bool {
-        self.standings.iter().any(|(_, standing)| *standing == Standing::Member)
+        self.standings.iter().any(|(_, standing)| *standing == MemberState::Member)
     }
 }
 
@@ -119,10 +119,10 @@ impl Server {
     pub fn meets(&mut self, rank: usize, incarnation: u32) -> bool {
         let Some(members) = &mut self.members else { return incarnation == 0 };
         let known = &mut members.standings[rank];
-        if known.1 == Standing::Absent && incarnation > known.0 {
-            *known = (incarnation, Standing::Joining);
+        if known.1 == MemberState::Absent && incarnation > known.0 {
+            *known = (incarnation, MemberState::Joining);
         }
-        *known == (incarnation, Standing::Joining) || *known == (incarnation, Standing::Member)
+        *known == (incarnation, MemberState::Joining) || *known == (incarnation, MemberState::Member)
     }
 
     /// The incarnation of the worker of this rank.
@@ -133,7 +133,7 @@ impl Server {
     /// The worker is lost: nothing more is taken from it. Which of its pushes are known to be whole.
     pub fn lose(&mut self, rank: usize, incarnation: u32) -> WholeKeys {
         let Some(members) = &mut self.members else { return WholeKeys::new() };
-        members.standings[rank] = (incarnation, Standing::Lost);
+        members.standings[rank] = (incarnation, MemberState::Lost);
         let spanning = members.keys.iter().filter(|(_, rounds)| rounds.spans);
         let whole = spanning.map(|(key, rounds)| {
             let own = rounds.whole.iter().filter(|(_, of)| *of == rank);
@@ -148,7 +148,7 @@ impl Server {
     /// Counts those pushes of the lost worker that are whole here or by `whole`, and drops the others.
     pub fn settle(&mut self, rank: usize, whole: &WholeKeys) -> Vec<Output> {
         let Some(members) = &mut self.members else { return Vec::new() };
-        members.standings[rank].1 = Standing::Absent;
+        members.standings[rank].1 = MemberState::Absent;
         let keys: Vec<Key> = members.keys.keys().cloned().collect();
         let workers = members.standings.len() as u64;
         for (place, segment) in &mut self.segments {
@@ -192,7 +192,7 @@ impl Server {
     /// The worker takes part in the rounds after `after`.
     pub fn join(&mut self, rank: usize, incarnation: u32, after: &BTreeMap<Key, u64>) -> Vec<Output> {
         let Some(members) = &mut self.members else { return Vec::new() };
-        members.standings[rank] = (incarnation, Standing::Member);
+        members.standings[rank] = (incarnation, MemberState::Member);
         members.after[rank].clone_from(after);
         let keys: Vec<Key> = members.keys.keys().cloned().collect();
         self.advance_all(&keys)

@@ -12,7 +12,7 @@ use ringpull_kernels::optim::{Optimizer, State};
 
 use super::Output;
 use crate::merge::{self, Geometry, Round, Sum};
-use crate::message::{Place, Reply, Want};
+use crate::message::{Place, PullTarget, Reply};
 
 /// A segment.
 pub(super) struct ServedSegment {
@@ -27,13 +27,13 @@ pub(super) struct ServedSegment {
     /// Rounds applied (sync), or pushes applied by rank (async).
     pub(super) completed: u64,
     pub(super) applied: Vec<u64>,
-    pub(super) rounds: BTreeMap<u64, Open>,
+    pub(super) rounds: BTreeMap<u64, OpenRound>,
     pub(super) pulls: Vec<Pull>,
 }
 
 /// A round that has begun.
 #[derive(Default)]
-pub(super) struct Open {
+pub(super) struct OpenRound {
     pub(super) merge: Round,
     pub(super) optimizer: Option<(usize, u64, Option<Arc<Optimizer>>)>,
     /// How dense gradients of this round are compressed, by the rank that came first.
@@ -45,7 +45,7 @@ pub(super) struct Open {
 pub(super) struct Pull {
     pub(super) rank: usize,
     pub(super) rounds: u64,
-    pub(super) want: Want,
+    pub(super) want: PullTarget,
     pub(super) reply: u64,
     /// The segments, each with the units that are wanted of it.
     pub(super) segments: Vec<(Place, Vec<i64>)>,
@@ -62,15 +62,15 @@ impl Pull {
     pub(super) fn for_a_word(rank: usize, rounds: u64, reply: u64, places: Vec<Place>) -> Self {
         let segments = places.into_iter().map(|place| (place, Vec::new())).collect();
         let (past, value, rows, state) = Default::default();
-        Pull { rank, rounds, want: Want::Word, reply, segments, past, value, rows, state }
+        Pull { rank, rounds, want: PullTarget::Word, reply, segments, past, value, rows, state }
     }
 
     /// The answer, when it is past all segments.
     pub(super) fn answer(self) -> Output {
         let Pull { rank, want, reply, value, rows, state, .. } = self;
         let payload = if rows.is_empty() { value } else { rows.into() };
-        let payload = matches!(want, Want::Value | Want::Rows).then_some(payload);
-        let reply = if want == Want::State { Reply::State { reply, state } } else { Reply::Value { reply } };
+        let payload = matches!(want, PullTarget::Value | PullTarget::Rows).then_some(payload);
+        let reply = if want == PullTarget::State { Reply::State { reply, state } } else { Reply::Value { reply } };
         Output::Reply { rank, reply, payload }
     }
 }
@@ -180,11 +180,11 @@ impl ServedSegment {
         let value = self.value.as_deref().unwrap_or_default();
         let size = self.geometry.unit_bytes;
         match pull.want {
-            Want::Word => {}
-            Want::State => pull.state = self.state.clone(),
-            Want::Value if pull.segments.len() > 1 => pull.rows.extend_from_slice(value),
-            Want::Value => pull.value = shared.get_or_insert_with(|| self.copy()).clone(),
-            Want::Rows => {
+            PullTarget::Word => {}
+            PullTarget::State => pull.state = self.state.clone(),
+            PullTarget::Value if pull.segments.len() > 1 => pull.rows.extend_from_slice(value),
+            PullTarget::Value => pull.value = shared.get_or_insert_with(|| self.copy()).clone(),
+            PullTarget::Rows => {
                 let ids = &pull.segments[pull.past].1;
                 pull.rows.reserve(ids.len() * size);
                 for id in ids {

@@ -30,7 +30,13 @@ fn init(rank: usize, values: &[f32]) -> (Request, Vec<u8>) {
 
 fn push(round: u64, value: f32, reply: u64) -> (Request, Vec<u8>) {
     (
-        Request::Push { place: place(), round, optimizer: 0, compression: None, reply: Some((Want::Value, reply)) },
+        Request::Push {
+            place: place(),
+            round,
+            optimizer: 0,
+            compression: None,
+            reply: Some((PullTarget::Value, reply)),
+        },
         message(&[value, 0.1 * value]),
     )
 }
@@ -60,11 +66,11 @@ fn push_rows(segments: &[u32], round: u64, ids: &[i64], value: f32, word: Option
 
 fn pull_rows(segments: &[u32], rounds: u64, ids: &[i64], reply: u64) -> (Request, Vec<u8>) {
     let code = row_ids::encode(ids, 4 * segments.len());
-    (Request::Pull { places: table(segments), rounds, want: Want::Rows, reply }, code)
+    (Request::Pull { places: table(segments), rounds, want: PullTarget::Rows, reply }, code)
 }
 
 fn word(rounds: u64, reply: u64) -> (Request, Vec<u8>) {
-    (Request::Pull { places: table(&[0, 1]), rounds, want: Want::Word, reply }, Vec::new())
+    (Request::Pull { places: table(&[0, 1]), rounds, want: PullTarget::Word, reply }, Vec::new())
 }
 
 /// What a server answers, by rank and reply, and nothing else.
@@ -130,7 +136,7 @@ fn an_init_of_other_bytes_than_the_first_ranks_is_a_fault_and_nothing_is_sliced_
     let (request, value) = init(0, &[1.0, 2.0]);
     let outputs = server.handle(0, request, value);
     assert!(matches!(&outputs[..], [Output::Fault(Error::Protocol { rank: Some(0), .. })]));
-    let rows = Request::Pull { places: places(), rounds: 0, want: Want::Rows, reply: 1 };
+    let rows = Request::Pull { places: places(), rounds: 0, want: PullTarget::Rows, reply: 1 };
     let far = row_ids::encode(&[1 << 30], usize::MAX);
     assert!(server.handle(0, rows, far).is_empty(), "there is no value to slice");
 }
@@ -168,7 +174,7 @@ fn what_an_init_declares_is_bounded_by_its_shape_and_by_the_longest_segment() {
 fn a_worker_that_pulls_or_pushes_far_ahead_is_bounded() {
     let mut server = Server::new(2, true);
     answers(&mut server, vec![(0, init(0, &[1.0, 2.0])), (1, init(1, &[1.0, 2.0]))]);
-    let pull = |reply| Request::Pull { places: places(), rounds: 1, want: Want::Value, reply };
+    let pull = |reply| Request::Pull { places: places(), rounds: 1, want: PullTarget::Value, reply };
     for reply in 0..MAX_PULLS as u64 {
         assert!(server.handle(1, pull(reply), Vec::new()).is_empty());
     }
@@ -190,7 +196,7 @@ fn a_push_of_a_round_that_cannot_be_counted_is_dropped() {
 #[test]
 fn a_pull_before_the_value_is_answered_when_it_comes() {
     let mut server = Server::new(2, true);
-    let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
+    let pull = Request::Pull { places: places(), rounds: 0, want: PullTarget::Value, reply: 1 };
     assert!(answers(&mut server, vec![(1, init(1, &[4.0, 2.0])), (1, (pull, Vec::new()))]).is_empty());
     assert_eq!(answers(&mut server, vec![(0, init(0, &[4.0, 2.0]))])[&(1, 1)], message(&[4.0, 2.0]));
 }
@@ -237,7 +243,7 @@ fn rows_that_do_not_fit_their_segments_are_dropped() {
         push_rows(&[0, 0], 1, &[0], 1.0, None),
         push_rows(&[], 1, &[], 1.0, None),
         pull_rows(&[1], 0, &[3, 4], 1),
-        (Request::Pull { places: table(&[0, 1]), rounds: 0, want: Want::State, reply: 1 }, Vec::new()),
+        (Request::Pull { places: table(&[0, 1]), rounds: 0, want: PullTarget::State, reply: 1 }, Vec::new()),
     ] {
         let words = format!("{request:?}");
         assert!(matches!(&server.handle(0, request, payload)[..], [Output::Dropped(_)]), "{words}");
@@ -270,7 +276,7 @@ proptest! {
         let request = match which {
             0 => Request::Push { place, round, optimizer, compression: None, reply: None },
             1 => Request::PushRows { places: places(), round, optimizer, ids_bytes: count, word: None },
-            2 => Request::Pull { places: places(), rounds: round, want: Want::Rows, reply: 1 },
+            2 => Request::Pull { places: places(), rounds: round, want: PullTarget::Rows, reply: 1 },
             3 => Request::WhoIsMissing { places: places(), rounds: round, reply: 1 },
             4 => {
                 let compression = Some(compression.parse().unwrap());
@@ -302,7 +308,7 @@ fn what_does_not_fit_is_dropped_and_changes_nothing() {
     assert!(matches!(&server.handle(0, wrong, message(&[1.0]))[..], [Output::Dropped(_)]));
     let unknown = Request::Push { place: place(), round: 1, optimizer: 3, compression: None, reply: None };
     assert!(matches!(&server.handle(0, unknown, message(&[1.0, 1.0]))[..], [Output::Dropped(_)]));
-    let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
+    let pull = Request::Pull { places: places(), rounds: 0, want: PullTarget::Value, reply: 1 };
     assert_eq!(answers(&mut server, vec![(0, (pull, Vec::new()))])[&(0, 1)], message(&[4.0, 2.0]));
 }
 
@@ -313,7 +319,7 @@ fn after_a_fault_nothing_is_answered() {
     let (request, payload) = init(1, &[4.0, 2.0, 1.0]);
     let outputs = server.handle(1, request, payload);
     assert!(matches!(&outputs[..], [Output::Fault(Error::Disagreement { views, .. })] if views.len() == 2));
-    let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
+    let pull = Request::Pull { places: places(), rounds: 0, want: PullTarget::Value, reply: 1 };
     assert!(server.handle(1, pull, Vec::new()).is_empty(), "rank 1 has three elements where this has two");
 }
 
@@ -332,7 +338,7 @@ fn coded(compression: Compression, round: u64, values: &[f32], feedback: &mut Fe
     let mut code = vec![0; compression.code_bytes(values.len())];
     compression.encode(values, feedback, &mut code);
     let compression = Some(compression);
-    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some((Want::Value, round)) }, code)
+    (Request::Push { place: place(), round, optimizer: 0, compression, reply: Some((PullTarget::Value, round)) }, code)
 }
 
 fn two_bit(threshold: f32) -> Compression {
@@ -392,7 +398,7 @@ fn codes_that_no_worker_sends_end_the_job_with_a_protocol_error() {
         let outputs = server.handle(0, request, code);
         let [Output::Fault(error @ Error::Protocol { .. })] = &outputs[..] else { panic!("{part}: no fault") };
         assert!(error.to_string().contains(part) && error.to_string().contains("key \"w\""), "{error}");
-        let pull = Request::Pull { places: places(), rounds: 0, want: Want::Value, reply: 1 };
+        let pull = Request::Pull { places: places(), rounds: 0, want: PullTarget::Value, reply: 1 };
         assert!(server.handle(0, pull, Vec::new()).is_empty(), "no worker gets a value that may be wrong");
     }
 }

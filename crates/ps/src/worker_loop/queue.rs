@@ -45,7 +45,7 @@ type Position = (Reverse<i32>, u64);
 
 /// A message of a call: about a segment, or a few of which only some rows travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Queued {
+pub(super) struct PendingMessage {
     /// The number of its call.
     pub(super) operation: u64,
     pub(super) batch: usize,
@@ -74,7 +74,7 @@ impl PeerWindow {
 pub(super) struct Queue {
     /// The [`window`].
     most: (usize, usize),
-    waiting: BTreeMap<Position, VecDeque<Queued>>,
+    waiting: BTreeMap<Position, VecDeque<PendingMessage>>,
     /// The messages under way, by call.
     open: BTreeMap<u64, usize>,
     pushes: PeerWindow,
@@ -91,7 +91,7 @@ impl Queue {
     }
 
     /// Puts a segment behind the earlier ones of its call, all of one priority.
-    pub(super) fn push(&mut self, priority: i32, item: Queued) {
+    pub(super) fn push(&mut self, priority: i32, item: PendingMessage) {
         self.waiting.entry((Reverse(priority), item.operation)).or_default().push_back(item);
     }
 
@@ -105,9 +105,9 @@ impl Queue {
     }
 
     /// Takes the segment that may be sent next, if any may.
-    pub(super) fn next(&mut self) -> Option<Queued> {
+    pub(super) fn next(&mut self) -> Option<PendingMessage> {
         let (pushes, pulls) = (self.pushes.is_open(self.most), self.pulls.is_open(self.most));
-        let may_leave = |(_, operation): &Position, items: &VecDeque<Queued>| {
+        let may_leave = |(_, operation): &Position, items: &VecDeque<PendingMessage>| {
             let is_open = if items[0].is_pull { pulls } else { pushes };
             self.is_leaving || is_open || items[0].answered_bytes.is_none() || !self.open.contains_key(operation)
         };
@@ -127,7 +127,7 @@ impl Queue {
     }
 
     /// A segment that was taken has been answered.
-    pub(super) fn answered(&mut self, item: Queued) {
+    pub(super) fn answered(&mut self, item: PendingMessage) {
         let Some(bytes) = item.answered_bytes else { return };
         let window = if item.is_pull { &mut self.pulls } else { &mut self.pushes };
         window.messages -= item.weight;
@@ -145,8 +145,8 @@ impl Queue {
 mod tests {
     use super::*;
 
-    fn item(operation: u64, batch: usize, answered_bytes: Option<usize>) -> Queued {
-        Queued { operation, batch, is_pull: false, answered_bytes, weight: 1 }
+    fn item(operation: u64, batch: usize, answered_bytes: Option<usize>) -> PendingMessage {
+        PendingMessage { operation, batch, is_pull: false, answered_bytes, weight: 1 }
     }
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
         for (workers, is_push_pull, count) in [(8, false, 2), (9, false, 2), (9, true, 2)] {
             let mut queue = Queue::new(window(workers, 1));
             let weight = weight(workers, 1, is_push_pull);
-            (0..9).for_each(|batch| queue.push(0, Queued { weight, ..item(1, batch, Some(WINDOW_BYTES / 4)) }));
+            (0..9).for_each(|batch| queue.push(0, PendingMessage { weight, ..item(1, batch, Some(WINDOW_BYTES / 4)) }));
             assert_eq!(taken(&mut queue).len(), count, "{workers} workers, {is_push_pull}");
         }
     }
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn pulls_do_not_wait_for_the_pushes_before_them() {
         let (mut queue, long) = (Queue::new(window(1, 1)), Some(WINDOW_BYTES));
-        let pull = |segment| Queued { is_pull: true, ..item(2, segment, long) };
+        let pull = |segment| PendingMessage { is_pull: true, ..item(2, segment, long) };
         (0..9).for_each(|segment| queue.push(0, item(1, segment, long)));
         (0..9).for_each(|segment| queue.push(0, pull(segment)));
         let both = [1, 2].map(|operation| (0..WINDOW).map(move |segment| (operation, segment)));

@@ -17,7 +17,7 @@ const MOST: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 3 });
 const PART: u32 = 4;
 
 /// Until this worker is connected to all servers, and while values wait until all workers are.
-pub(super) struct Connecting {
+pub(super) struct StartState {
     /// The time for which values wait at most, if they do.
     held_until: Option<Instant>,
     /// Shows when this worker is connected to all servers.
@@ -27,11 +27,11 @@ pub(super) struct Connecting {
     barriers: Vec<u64>,
 }
 
-impl Connecting {
+impl StartState {
     pub(super) fn new(patience: &Patience) -> Self {
         // The silence is no longer than the time-out.
         let held_until = Some(Instant::now() + MOST.min(patience.silence / PART));
-        Connecting { held_until, flush: Flush::default(), is_reported: false, barriers: Vec::new() }
+        StartState { held_until, flush: Flush::default(), is_reported: false, barriers: Vec::new() }
     }
 }
 

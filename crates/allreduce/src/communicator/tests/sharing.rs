@@ -12,7 +12,7 @@ use ringpull_base::{AlgorithmChoice, Buffer, DType, Element, Error, Reduction, R
 use ringpull_plan::Parts;
 
 use crate::communicator::begun::Passage;
-use crate::communicator::{Begun, Communicator};
+use crate::communicator::{BegunOperation, Communicator};
 use crate::interpreter::Memory;
 use crate::transport::inproc::world_on;
 use crate::transport::window::SLOT_BYTES;
@@ -142,9 +142,9 @@ fn collectives_of_one_host_give_the_same_in_any_memory() {
                 let out = |len: usize| Memory::Own(buffer(8 * len, shared(rank)));
                 let lens = vec![8 * len; size];
                 // In one memory all is done at once.
-                let done = |begun: Result<Begun>| match begun.unwrap() {
-                    Begun::Done(memory) => memory,
-                    Begun::UnderWay(_) => panic!("it is under way"),
+                let done = |begun: Result<BegunOperation>| match begun.unwrap() {
+                    BegunOperation::Done(memory) => memory,
+                    BegunOperation::UnderWay(_) => panic!("it is under way"),
                 };
                 let pair = |memory: Memory| match memory {
                     Memory::Pair(pair) => *pair,

@@ -8,7 +8,7 @@ use ringpull_base::{Buffer, DType, Result};
 
 use crate::interpreter::ahead::{UNASKED_BYTES, WINDOW};
 use crate::interpreter::run::STANDSTILL;
-use ringpull_plan::{Parts, Plan, Schedule, Then, broadcast};
+use ringpull_plan::{Parts, Plan, ReceiveAction, Schedule, broadcast};
 
 use crate::interpreter::*;
 use crate::transport::{SendMode, Stamp, Transport, inproc};
@@ -250,12 +250,12 @@ fn sum_without_answers(is_peer_early: bool) {
     near.unanswered = Some(Vec::new());
     let mut plan = Plan::new(Parts::even(PART, 1));
     plan.send(1, 0..1);
-    plan.recv(1, 0..1, Then::Reduce);
+    plan.recv(1, 0..1, ReceiveAction::Reduce);
     plan.send(1, 0..1);
     let mut theirs = Plan::new(Parts::even(3 * PART, 3));
-    theirs.recv(0, 1..2, Then::Copy);
+    theirs.recv(0, 1..2, ReceiveAction::Copy);
     theirs.send(0, 0..1);
-    theirs.recv(0, 2..3, Then::Copy);
+    theirs.recv(0, 2..3, ReceiveAction::Copy);
     let mut peer = Runner::new(64 << 10, LIMIT);
     runner.begin(&runner.schedule(&plan, DType::U8), ones(PART), 0, 0);
     let twos = Memory::Own(Buffer::copy_of(&vec![2; 3 * PART]));

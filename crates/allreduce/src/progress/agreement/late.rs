@@ -13,7 +13,7 @@ const CERTAIN_S: f64 = 2.0;
 
 /// An operation that some ranks wait for and others have not called.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Late {
+pub struct LateCall {
     /// The operation.
     pub operation: String,
     /// Its key.
@@ -26,9 +26,9 @@ pub struct Late {
     pub since_s: f64,
 }
 
-impl Late {
+impl LateCall {
     fn error(self, now_s: f64, why: String) -> Error {
-        let Late { operation, key, rank, missing, since_s } = self;
+        let LateCall { operation, key, rank, missing, since_s } = self;
         Error::Stalled { operation, key, rank, missing, waited_s: (now_s - since_s) as u64, why }
     }
 }
@@ -51,29 +51,29 @@ impl Agreement {
             Some(&rank) if now_s - self.heard_s > self.limit_s => {
                 let missing = (0..self.size).filter(|rank| !self.joined.contains(rank)).collect();
                 let (operation, key, since_s) = ("join".to_owned(), Key::from("join"), self.heard_s);
-                Err(Late { operation, key, rank, missing, since_s }.error(now_s, String::new()))
+                Err(LateCall { operation, key, rank, missing, since_s }.error(now_s, String::new()))
             }
             _ => Ok(()),
         }
     }
 
     /// Returns the operation that ranks have waited for longest.
-    pub fn late(&self) -> Option<Late> {
+    pub fn late(&self) -> Option<LateCall> {
         let pending = self.waiting().map(|pending| self.late_for(pending));
         let pending = pending.filter(|late| !late.missing.is_empty());
         self.late_in_cycle().chain(pending).min_by(|a, b| a.since_s.total_cmp(&b.since_s))
     }
 
-    fn late_for(&self, pending: &PendingOperation) -> Late {
+    fn late_for(&self, pending: &PendingOperation) -> LateCall {
         let ((rank, call), missing, since_s) = (pending.first(), self.lacking(pending), pending.since_s);
-        Late { operation: call.operation.to_string(), key: call.topic.key(), rank, missing, since_s }
+        LateCall { operation: call.operation.to_string(), key: call.topic.key(), rank, missing, since_s }
     }
 
     /// Returns the operations of the last frozen cycle that some ranks have begun and others have not called.
-    fn late_in_cycle(&self) -> impl Iterator<Item = Late> {
+    fn late_in_cycle(&self) -> impl Iterator<Item = LateCall> {
         self.outstanding.iter().enumerate().filter_map(|(rank, outstanding)| {
             let OutstandingCall { key, operation, by, since_s } = outstanding.clone()?;
-            Some(Late { operation: operation.to_string(), key, rank: by, missing: vec![rank], since_s })
+            Some(LateCall { operation: operation.to_string(), key, rank: by, missing: vec![rank], since_s })
         })
     }
 

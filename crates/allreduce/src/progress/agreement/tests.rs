@@ -120,7 +120,7 @@ fn a_rank_that_leaves_without_what_others_began_of_a_stopped_cycle_is_an_error_a
     assert_eq!(table.invalidate(1, None), [Order::Stop(1)]);
     for (rank, begun) in [(0, 0), (1, 3)] {
         let missing = Some((Key::from(1), Operation::Push));
-        table.stopped(rank, Stopped { epoch: 1, begun, missing }, 1.0).unwrap();
+        table.stopped(rank, StoppedCycle { epoch: 1, begun, missing }, 1.0).unwrap();
     }
     assert_eq!(table.leave(1, None, 2.0), Ok(vec![]), "rank 1 has called more");
     let text = table.leave(0, None, 3.0).unwrap_err().to_string();
@@ -165,7 +165,7 @@ fn a_cycle_that_stood_still_twice_is_the_last() {
         let stop = |table: &mut Agreement, epoch: u32| {
             let overdue = waited_s.map(|waited_s| Overdue { has_begun: false, waited_s });
             assert_eq!(table.invalidate(epoch, overdue), [Order::Stop(epoch)]);
-            let stopped = || Stopped { epoch, begun: 0, missing: None };
+            let stopped = || StoppedCycle { epoch, begun: 0, missing: None };
             assert_eq!(table.stopped(0, stopped(), 0.0), Ok(vec![]));
             assert!(matches!(table.stopped(1, stopped(), 0.0).unwrap()[..], [Order::RunTo(_)]));
         };
@@ -230,7 +230,7 @@ fn ranks_that_wait_for_data_are_no_deadlock() {
     assert_eq!(table.invalidate(1, Some(Overdue { has_begun: true, waited_s: 3.0 })), [Order::Stop(1)]);
     for (rank, begun) in [(0, 1), (1, 0), (2, 0)] {
         let missing = Some((Key::from(1), Operation::Push));
-        table.stopped(rank, Stopped { epoch: 1, begun, missing }, 4.0).unwrap();
+        table.stopped(rank, StoppedCycle { epoch: 1, begun, missing }, 4.0).unwrap();
     }
     assert_eq!(table.late().map(|late| late.missing), Some(vec![1]));
     (0..3).for_each(|rank| table.stuck(rank, Some(stuck(5)), 5.0));

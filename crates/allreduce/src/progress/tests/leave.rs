@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use ringpull_base::config::Config;
 
-use crate::progress::connected::Connected;
+use crate::progress::connected::ReadyTransport;
 use crate::progress::engine::Engine;
 use crate::transport::control::Control;
 use crate::transport::inproc;
@@ -23,7 +23,13 @@ fn held(limit: Duration) -> (Vec<Arc<Engine>>, Sender<()>) {
                 let (release, config) = (release.clone(), &config);
                 let connect = move || {
                     let finalise = Box::new(move || while release.recv().is_ok() {});
-                    Ok(Connected { transport: Box::new(transport), control, helpers: 0, finalise, succession: None })
+                    Ok(ReadyTransport {
+                        transport: Box::new(transport),
+                        control,
+                        helpers: 0,
+                        finalise,
+                        succession: None,
+                    })
                 };
                 scope.spawn(move || Engine::start(config, Box::new(connect)).unwrap())
             })

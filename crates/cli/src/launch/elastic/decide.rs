@@ -110,7 +110,7 @@ impl Failure {
 
 /// The knowledge of a job about its generations.
 #[derive(Debug, Default)]
-pub(super) struct Past {
+pub(super) struct GenerationHistory {
     pub(super) suspects: Suspects,
     repeats: Repeats,
     /// Hosts of generations that have made a snapshot.
@@ -126,9 +126,9 @@ pub(super) struct Consequence {
     pub(super) hopeless: Option<u32>,
 }
 
-impl Past {
+impl GenerationHistory {
     pub(super) fn new(cooldown: Cooldown) -> Self {
-        Past { suspects: Suspects { cooldown, ..Suspects::default() }, ..Past::default() }
+        GenerationHistory { suspects: Suspects { cooldown, ..Suspects::default() }, ..GenerationHistory::default() }
     }
 
     /// A generation went on without ranks that it has lost on these hosts at these times.
@@ -266,7 +266,7 @@ mod tests {
             |host: &str| Consequence { left_out: vec![(host.to_owned(), Cooldown::default().first)], hopeless: None };
         let nothing = Consequence { left_out: Vec::new(), hopeless: None };
         let at = Duration::from_secs;
-        let mut past = Past::default();
+        let mut past = GenerationHistory::default();
         assert_eq!(past.add(&hosts("a b"), failure(""), false, at(1)), nothing, "none has run well yet");
         assert_eq!(past.add(&hosts("a b"), None, true, at(2)), nothing);
         assert_eq!(past.add(&hosts("a b c"), failure(""), false, at(3)), out("c"));
@@ -281,7 +281,7 @@ mod tests {
         let failure = |hosts| Some(Failure { code: 1, hosts: names(hosts), is_exit: true });
         let at = Duration::from_secs;
         let cooldown = Cooldown { first: at(2), longest: at(3) };
-        let mut past = Past::new(cooldown);
+        let mut past = GenerationHistory::new(cooldown);
         let out = |times, hopeless| Consequence { left_out: times, hopeless };
         let all = hosts("a b");
         assert_eq!(past.add(&all, failure("a"), true, at(1)), out(Vec::new(), None));
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_snapshot_of_a_generation_that_ended_for_other_hosts_counts_too() {
         let hosts = |text: &str| names(text).into_iter().collect::<BTreeSet<_>>();
-        let mut past = Past::default();
+        let mut past = GenerationHistory::default();
         past.add(&hosts("a b"), None, true, Duration::from_secs(1));
         for turn in 1..20 {
             let failure = Some(Failure { code: 127, hosts: names("c"), is_exit: false });

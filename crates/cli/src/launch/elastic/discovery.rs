@@ -42,14 +42,14 @@ pub(crate) struct Discovery {
 
 /// A host, as decisions know it and as processes are started there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Present {
+pub(crate) struct PresentHost {
     pub(crate) offer: Offer,
     pub(crate) host: Host,
 }
 
 impl Discovery {
     /// The hosts that are listed, and wanted by their names.
-    pub(super) fn listed(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Present>> {
+    pub(super) fn listed(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PresentHost>> {
         let hosts = match &self.source {
             Source::Here(slots) => return Ok(vec![found(Host::Local, *slots)]),
             Source::Lab => return Ok((1..=lab::hosts_up()).map(|host| found(Host::Lab(host), 1)).collect()),
@@ -66,7 +66,7 @@ impl Discovery {
     }
 
     /// Those of them that answer; this one does.
-    pub(super) fn present(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Present>> {
+    pub(super) fn present(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PresentHost>> {
         let listed = self.listed(is_wanted)?;
         let by_ssh: Vec<hostfile::SshHost> = listed
             .iter()
@@ -89,8 +89,8 @@ impl Discovery {
     }
 }
 
-fn found(host: Host, slots: usize) -> Present {
-    Present { offer: Offer { name: host.to_string(), slots }, host }
+fn found(host: Host, slots: usize) -> PresentHost {
+    PresentHost { offer: Offer { name: host.to_string(), slots }, host }
 }
 
 /// The output of the script.

@@ -31,8 +31,8 @@ use ringpull_base::config::{self, Config};
 use ringpull_base::{Error, Result};
 
 pub(crate) use self::decide::Cooldown;
-use self::decide::{Failure, Offer, Past, Suspects, choose};
-use self::discovery::{Discovery, Present};
+use self::decide::{Failure, GenerationHistory, Offer, Suspects, choose};
+use self::discovery::{Discovery, PresentHost};
 use self::lost::Lost;
 use self::snapshots::{Begin, Newest, Snapshots};
 use self::watch::Watch;
@@ -112,7 +112,7 @@ impl Elastic {
 
     fn generations(&self, interrupt: &Interrupt, snapshots: &Snapshots, used: &mut Vec<Host>) -> Result<i32> {
         let begun = Instant::now();
-        let (mut past, mut failures, mut resets) = (Past::new(self.cooldown), 0, 0);
+        let (mut past, mut failures, mut resets) = (GenerationHistory::new(self.cooldown), 0, 0);
         let mut newest = Newest::default();
         let mut before = None;
         let mut next = None;
@@ -233,7 +233,7 @@ impl Elastic {
         begun: Instant,
         snapshots: &Snapshots,
         interrupt: &Interrupt,
-    ) -> Result<Option<Vec<Present>>> {
+    ) -> Result<Option<Vec<PresentHost>>> {
         let (since, mut said, mut failed) = (Instant::now(), Duration::ZERO, String::new());
         let mut enough_since: Option<Instant> = None;
         loop {
@@ -254,7 +254,7 @@ impl Elastic {
             };
             let offers: Vec<Offer> = found.iter().map(|found| found.offer.clone()).collect();
             let chosen = choose(&offers, self.most);
-            let ranks: Vec<Present> = chosen.into_iter().map(|at| found[at].clone()).collect();
+            let ranks: Vec<PresentHost> = chosen.into_iter().map(|at| found[at].clone()).collect();
             let gathers = if ranks.len() < self.least {
                 enough_since = None;
                 false
@@ -290,7 +290,7 @@ impl Elastic {
     fn generation(
         &self,
         number: u32,
-        ranks: &[Present],
+        ranks: &[PresentHost],
         lost: &Arc<Mutex<Lost>>,
         (suspects, begun): (&Suspects, Instant),
         snapshots: &Snapshots,
@@ -370,7 +370,7 @@ impl Elastic {
 }
 
 /// Reports hosts on which a generation cannot begin, and leaves them out for a while.
-fn go_without(without: &[(Host, String)], generation: u32, (past, begun): (&mut Past, Instant)) {
+fn go_without(without: &[(Host, String)], generation: u32, (past, begun): (&mut GenerationHistory, Instant)) {
     for (host, why) in without {
         event(&format!("generation {generation} cannot begin on {host}: {why}"));
     }
@@ -382,20 +382,20 @@ fn go_without(without: &[(Host, String)], generation: u32, (past, begun): (&mut 
 }
 
 /// The ranks that a job has not lost in place.
-fn left(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<Present> {
+fn left(ranks: &[PresentHost], lost: &Mutex<Lost>) -> Vec<PresentHost> {
     let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
     let is_left = |rank: &usize| !lost.in_place().contains_key(rank);
     ranks.iter().enumerate().filter(|(rank, _)| is_left(rank)).map(|(_, found)| found.clone()).collect()
 }
 
 /// The ranks that it has lost in place, and when.
-fn left_behind(ranks: &[Present], lost: &Mutex<Lost>) -> Vec<(Present, Instant)> {
+fn left_behind(ranks: &[PresentHost], lost: &Mutex<Lost>) -> Vec<(PresentHost, Instant)> {
     let lost = lost.lock().unwrap_or_else(PoisonError::into_inner);
     lost.in_place().iter().filter_map(|(rank, when)| Some((ranks.get(*rank)?.clone(), *when))).collect()
 }
 
 /// Each host once.
-fn distinct(ranks: &[Present]) -> Vec<Host> {
+fn distinct(ranks: &[PresentHost]) -> Vec<Host> {
     let mut hosts: Vec<Host> = Vec::new();
     for found in ranks {
         if !hosts.contains(&found.host) {
@@ -425,7 +425,7 @@ fn take_over(job: &str, found: &Newest) -> Result<u32> {
 }
 
 /// The line of a start.
-fn announce(generation: u32, before: Option<usize>, ranks: &[Present]) {
+fn announce(generation: u32, before: Option<usize>, ranks: &[PresentHost]) {
     let hosts: BTreeSet<&str> = ranks.iter().map(|found| &found.offer.name[..]).collect();
     let on = match hosts.len() {
         1 => hosts.into_iter().next().unwrap_or_default().to_owned(),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::decide::{Suspects, change};
-use super::discovery::{Discovery, Present};
+use super::discovery::{Discovery, PresentHost};
 use super::lost::Lost;
 use super::snapshots::Snapshots;
 use super::{Elastic, LOOK, count, distinct, event, left, left_behind};
@@ -19,7 +19,7 @@ pub(super) struct Watch {
 struct Watched {
     discovery: Discovery,
     generation: u32,
-    ranks: Vec<Present>,
+    ranks: Vec<PresentHost>,
     /// Those of them that are lost.
     lost: Arc<Mutex<Lost>>,
     /// The time for which a host that has lost a rank in place gets no other one.
@@ -41,7 +41,7 @@ impl Watch {
     pub(super) fn start(
         job: &Elastic,
         generation: u32,
-        ranks: &[Present],
+        ranks: &[PresentHost],
         lost: &Arc<Mutex<Lost>>,
         (suspects, begun): (Suspects, Instant),
         snapshots: &Snapshots,
@@ -119,9 +119,9 @@ impl Watched {
 
     /// The number of workers that the job, which has these left, would have on other hosts, if it should have
     /// them. Hosts that have just lost a rank in place get no other one.
-    fn workers(&self, left: &[Present], losers: &BTreeSet<String>) -> ringpull_base::Result<Option<usize>> {
+    fn workers(&self, left: &[PresentHost], losers: &BTreeSet<String>) -> ringpull_base::Result<Option<usize>> {
         let running: Vec<String> = left.iter().map(|found| found.offer.name.clone()).collect();
-        let wanted = |found: Vec<Present>| {
+        let wanted = |found: Vec<PresentHost>| {
             let mut offers: Vec<_> = found.into_iter().map(|found| found.offer).collect();
             for offer in offers.iter_mut().filter(|offer| losers.contains(&offer.name)) {
                 offer.slots = offer.slots.min(running.iter().filter(|name| **name == offer.name).count());

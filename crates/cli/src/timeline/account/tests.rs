@@ -4,7 +4,7 @@ use ringpull_base::config::Role;
 use ringpull_base::timeline::trace::{About, Args, Trace, TraceEvent};
 
 use super::account;
-use crate::timeline::merge::{Merged, merge};
+use crate::timeline::merge::{MergedTimeline, merge};
 
 /// A rank's spans as (category, name, start, end), in milliseconds; the caller is thread 1, all else happens
 /// on thread 2.
@@ -35,7 +35,7 @@ pub(in crate::timeline) fn rank(rank: usize, spans: &[(&str, &str, u32, u32)]) -
     Trace { events: spans.iter().map(event).collect(), unit: "ms".to_owned(), about }
 }
 
-fn two_ranks() -> Merged {
+fn two_ranks() -> MergedTimeline {
     // Rank 0 waits from 30 to 100: until 60 for rank 1's push, then for the wire, from 80 to 90 for the
     // copies, then for the update.
     let first = rank(

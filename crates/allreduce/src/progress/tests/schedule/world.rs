@@ -9,7 +9,7 @@ use ringpull_base::{DType, Error, Key, Reduction};
 use crate::progress::agreement::Agreement;
 use crate::progress::calls::{Act, Calls};
 use crate::progress::messages::{
-    Call, Envelope, Operation, Order, Overdue, Peering, Refusal, Stopped, Terms, Topic, Transfer,
+    Call, Envelope, Operation, Order, Overdue, Peering, Refusal, StoppedCycle, Terms, Topic, Transfer,
 };
 
 /// A step of a rank's program.
@@ -49,8 +49,8 @@ pub(in crate::progress::tests) enum ToRank0 {
     CaughtUp,
     Forgot,
     Invalidate(u32, Option<Overdue>),
-    Stopped(Stopped),
-    Leaving(Option<Stopped>),
+    Stopped(StoppedCycle),
+    Leaving(Option<StoppedCycle>),
 }
 
 pub(in crate::progress::tests) type Unit = Vec<(Topic, u64)>;
