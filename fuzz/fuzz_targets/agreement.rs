@@ -186,9 +186,9 @@ fn table(size: usize, messages: Vec<(u8, Message)>) {
         let outcome = match message {
             Message::Call { key, ordinal, terms, transfer, waited } => {
                 let key = key % 4;
-                let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)) };
+                let topic = Topic::Key { store: 0, key: Key::Int(i64::from(key)).into() };
                 let dtype = if terms { DType::F32 } else { DType::F16 };
-                let terms = Terms { value: Some((dtype, Vec::new())), ..Terms::default() };
+                let terms = Terms { value: Some((dtype, Vec::new().into())), ..Terms::default() };
                 let sum = |is_divided| Transfer::Sum {
                     dtype: DType::F32,
                     reduction: Reduction::Sum,
