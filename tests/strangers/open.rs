@@ -21,7 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Says at `port` that he is a node of this name: the connection, and the verdict.
 fn stranger(port: &Port, name: &[u8]) -> (TcpStream, u8) {
     let stream = port.connect().unwrap().expect("it is accepted");
-    let name = Name { identity: name.to_vec(), ..Name::default() };
+    let wanted = if port.owner == "scheduler" { "the scheduler" } else { &port.owner };
+    let name = Name { identity: name.to_vec(), wanted: wanted.as_bytes().to_vec(), ..Name::default() };
     let verdict = port.speaks.greet(&stream, &name).unwrap_or_else(|cause| panic!("{}: {cause}", port.owner));
     (stream, verdict[0])
 }
